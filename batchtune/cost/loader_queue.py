@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -25,12 +26,15 @@ _FITTED_BATCHES = 100
 _LEAST_BATCHES = 1000
 # By how much parameters are changed to see what that changes, as a share.
 _DIFFERENCE = np.array([1e-3])
+_CONVERGED = 1e-4
 # The relative error of a usual measurement.
 _USUAL_ERROR = 0.03
-# What counts less than a rate with workers: a rate without, the processors kept busy, and that small terms are 0.
+# What counts less than a rate with workers: a rate without, the processors kept busy, and where parameters are drawn.
 _WITHOUT_WORKERS = 0.3
 _OF_COMPUTING = 0.3
-_DRAWN = 1e-3
+_DRAWN = np.array([1e-3, 1e-2, 1e-2, 1e-2])
+# The first of these where no setting says how much it computed.
+_DRAWN_UNKNOWN = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +77,11 @@ def predict_waits(
     relative_costs: npt.ArrayLike,
     step_seconds: npt.ArrayLike,
     *,
-    processors: float,
     measured: QueueObservation | None = None,
 ) -> QueuePrediction:
     """Predict the waits of a setting, by simulating up to `SIMULATED_BATCHES`.
+
+    The steps are taken to leave the processors to the loader. If they do not, replace `queue.processors`.
 
     Args:
         queue: As fitted.
@@ -84,17 +89,15 @@ def predict_waits(
         relative_costs: How much more than the average each batch costs the loader, in the order of an epoch; only
             ratios count. One value stands for all.
         step_seconds: Of each batch, or one for all.
-        processors: That the loader may use: without those that the steps keep busy.
         measured: An observation of this setting, without steps; all times of the queue are then scaled alike such that
             the simulation agrees with it.
     """
     relative, steps = _epoch(setting, relative_costs, step_seconds)
-    free = _rate(queue, setting, relative, processors=processors)
+    free = _rate(queue, setting, relative, len(relative))
     if measured is not None:
-        like_it = _rate(queue, setting, relative, processors=processors, batches=measured.batches)
-        slower = like_it / measured.batches_per_second
+        slower = _rate(queue, setting, relative, measured.batches) / measured.batches_per_second
         queue, free = _scaled(queue, slower), free / slower
-    waits = simulate_waits(setting, _costs(queue, relative), steps, processors=processors)
+    waits = simulate_waits(setting, _costs(queue, relative), steps, processors=queue.processors or math.inf)
     waited, stepped = float(waits.seconds[1:].sum()), float(steps[waits.batches[1:]].sum())
     return QueuePrediction(waits=waits.seconds[1:], idle=waited / (waited + stepped), batches_per_second=free)
 
@@ -107,7 +110,9 @@ def fit_queue(
     Its times are those at which the simulated rates come closest to the measured ones, by least squares of the
     logarithms of their ratios, with a soft L1 loss (Huber 1964) that lets no single setting decide. The processors that
     a setting kept busy say how much of a batch's time computes. Settings without workers count less: there, nothing
-    is handed from process to process. Few settings say nothing of a small term: each is drawn to 0, but weakly.
+    is handed from process to process. Few settings say nothing of a small term: receiving and latency are drawn to 0,
+    and the processors to those that there are, but weakly. A setting with one worker and steps longer than a batch
+    takes shows receiving by itself; one with more workers than processors shows how many those really are.
 
     Args:
         observations: Those that failed left out.
@@ -124,38 +129,49 @@ def fit_queue(
     scale = float(max(_period(one) * max(1, one.setting.workers) for one in observations))
     fastest = min(map(_period, with_workers)) / scale
 
+    different = {_alike(one) for one in observations}
+
     def queue_of(values: FloatArray) -> LoaderQueue:
-        batch, busy, receive, latency = map(float, values)
+        batch, busy, receive, latency, share = map(float, values)
         return LoaderQueue(
             batch_seconds=batch * scale,
             busy=busy,
             receive_seconds=receive * scale,
             latency_seconds=latency * scale,
+            processors=share * processors,
             relative_error=0.0,
         )
 
     def log_ratios(queue: LoaderQueue) -> FloatArray:
-        return np.log([_simulated(queue, one, relative, processors) / one.batches_per_second for one in observations])
+        rates = {one: _simulated(queue, one, relative) for one in different}
+        return np.log([rates[_alike(one)] / one.batches_per_second for one in observations])
 
     def residuals(values: FloatArray) -> FloatArray:
         queue = queue_of(values)
         weights = [1.0 if one.setting.workers else _WITHOUT_WORKERS for one in observations]
         computing = [_computing_error(queue, one) for one in observations if _says_computing(one)]
-        drawn = _DRAWN * (values - [values[0], 1.0, 0.0, 0.0])[1:]
-        return np.concatenate((log_ratios(queue) * weights, np.multiply(computing, _OF_COMPUTING), drawn))
+        batch, busy, receive, latency, share = map(float, values)
+        drawn = [(1.0 - busy) * unsure, receive / batch, latency / batch, math.log(share)]
+        return np.concatenate(
+            (log_ratios(queue) * weights, np.multiply(computing, _OF_COMPUTING), np.multiply(drawn, _DRAWN))
+        )
 
+    unsure = 1.0 if any(map(_says_computing, observations)) else _DRAWN_UNKNOWN / _DRAWN[0]
     computing = [min(1.0, _computed(one) / scale) for one in with_workers if _says_computing(one)]
     busy = float(np.median(computing)) if computing else 1.0
-    bounds = ([1e-6, 0.0, 0.0, 0.0], [10.0, 1.0, 10.0, 10.0])
+    bounds = ([1e-6, 0.0, 0.0, 0.0, 0.01], [10.0, 1.0, 10.0, 10.0, 1.0])
     # Receiving shows in a rate only where it is the narrowest place: from below, least squares may not find that.
-    starts = [[1.0, busy, receive, 1e-3] for receive in (1e-3, fastest)]
-    fits = [
-        least_squares(residuals, start, "2-point", bounds, loss="soft_l1", f_scale=_USUAL_ERROR, diff_step=_DIFFERENCE)
-        for start in starts
-    ]
-    best = queue_of(min(fits, key=lambda fit: float(fit.cost)).x)
+    starts = [[1.0, busy, receive, 1e-3, 1.0] for receive in (1e-3, fastest)] + [[1.0, busy, 1e-3, 1e-3, 0.5]]
+    fit = partial(least_squares, residuals, bounds=bounds, loss="soft_l1", f_scale=_USUAL_ERROR)
+    fits = [fit(start, diff_step=_DIFFERENCE, ftol=_CONVERGED, xtol=_CONVERGED) for start in starts]
+    best = queue_of(min(fits, key=lambda one: float(one.cost)).x)
     error = float(np.mean(np.abs(np.expm1(log_ratios(best)))))
     return msgspec.structs.replace(best, relative_error=error)
+
+
+def _alike(one: QueueObservation) -> QueueObservation:
+    """Return what an observation's simulated rate depends on; other arguments of a loader do not change it."""
+    return replace(one, batches_per_second=0.0, processors=None)
 
 
 def _says_computing(one: QueueObservation) -> bool:
@@ -178,7 +194,7 @@ def _period(one: QueueObservation) -> float:
     return 1 / one.batches_per_second
 
 
-def _simulated(queue: LoaderQueue, one: QueueObservation, relative: FloatArray, processors: float) -> float:
+def _simulated(queue: LoaderQueue, one: QueueObservation, relative: FloatArray) -> float:
     """Return the rate that the queue says of an observation; of a long one, from its beginning."""
     costs, batches = np.resize(relative, one.batches), one.batches
     if batches > 2 * _FITTED_BATCHES:
@@ -186,7 +202,7 @@ def _simulated(queue: LoaderQueue, one: QueueObservation, relative: FloatArray, 
         workers = max(1, one.setting.workers)
         batches = 1 + workers * math.ceil(_FITTED_BATCHES / workers)
         costs = np.resize(costs, batches) * costs.mean() / np.resize(costs, batches).mean()
-    return _rate(queue, one.setting, costs, processors=processors, batches=batches, step=one.step_seconds)
+    return _rate(queue, one.setting, costs, batches, one.step_seconds)
 
 
 def _epoch(
@@ -217,17 +233,8 @@ def _scaled(queue: LoaderQueue, factor: float) -> LoaderQueue:
     return msgspec.structs.replace(queue, **{name: getattr(queue, name) * factor for name in names})
 
 
-def _rate(
-    queue: LoaderQueue,
-    setting: QueueSetting,
-    relative: FloatArray,
-    *,
-    processors: float,
-    batches: int | None = None,
-    step: float = 0.0,
-) -> float:
+def _rate(queue: LoaderQueue, setting: QueueSetting, relative: FloatArray, batches: int, step: float = 0.0) -> float:
     """Return batches per second between the first and the last of so many, with the same step after each."""
-    count = batches or len(relative)
-    costs = _costs(queue, np.resize(relative, count + _in_flight(setting)))  # as many as are asked for
-    delivered = simulate_waits(setting, costs, step, processors=processors).delivered
-    return float((count - 1) / (delivered[count - 1] - delivered[0]))
+    costs = _costs(queue, np.resize(relative, batches + _in_flight(setting)))  # as many as are asked for
+    delivered = simulate_waits(setting, costs, step, processors=queue.processors or math.inf).delivered
+    return float((batches - 1) / (delivered[batches - 1] - delivered[0]))

@@ -112,6 +112,10 @@ class OpenLoader(ABC):
         """Return what else can be said of an error that the last epoch raised: `item 17 of the dataset raises it`."""
         return None
 
+    def exit_codes(self) -> list[int]:
+        """Return the exit codes of its worker processes that died; a negative one is that of a signal."""
+        return []
+
     def emptiness(self) -> str | None:
         """Return why an epoch has no batch, as far as that can be told: `drop_last leaves all 3 examples out`."""
         return None

@@ -10,7 +10,8 @@ The user's function is called with those of these parameters that it takes:
 - `num_threads`, and each name that is swept besides (`batch_size`, the reader's `prefetch_queue_depth`).
 
 If it returns an iterator, as a generator function does, it is called anew for each epoch, and so reads its list of
-files again. An object with `__iter__` is made once in each thread, and iterated once an epoch: its readers live on.
+files again. An object with `__iter__` is made once in each thread, and iterated once an epoch: its readers live on,
+except after an epoch that was broken off if they capture a pipeline (`capture=True`), for then DALI gives them up.
 
 **Seeds.** A reader that shuffles without a `seed` of its own takes DALI's default: the same order in every process,
 and for a reader that is made for one epoch, in every epoch. Pass `seed` on, or keep the reader, if that is not meant.
@@ -29,7 +30,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from batchtune.errors import LoaderError
 from batchtune.loaders.base import BatchFacts, LoaderKind, Machine, OpenLoader, Target
@@ -57,6 +58,8 @@ class DaliKind(LoaderKind):
     """
 
     name = "dali"
+    # Parameters that the user's function gets though nothing sweeps them: they need no default.
+    GIVEN: ClassVar[frozenset[str]] = frozenset({"shard_id", "num_shards", "rng", "seed", "device"})
 
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
         """As in the base class: at most 36 settings, on a machine without a GPU at most 27."""
@@ -98,7 +101,7 @@ class DaliLoader(OpenLoader):
     """A user's function that makes batches with DALI, called in this thread or in reader threads."""
 
     def __init__(self, target: Target, arguments: Arguments) -> None:
-        self._ndd = ndd = _dynamic_mode()
+        self._ndd = ndd = _dynamic_mode(target.function)
         _check_device(ndd, target.device)
         mode = arguments.get("eval_mode", "eager")
         if mode not in _EVAL_MODES:
@@ -177,7 +180,8 @@ class DaliLoader(OpenLoader):
     def stages(self, seconds: float) -> list[LoaderStage]:
         """Measure each operator, one after the other (`sync_full`), without reader threads.
 
-        The rest of the time is Python's, and that of operators that DALI runs apart (padding).
+        The rest of the time is Python's, with what it runs besides operators. Operators of a captured pipeline can't be
+        told apart.
         """
         source = self._source(0, 1, "sync_full")
         source.start()
@@ -195,14 +199,11 @@ class DaliLoader(OpenLoader):
                         break
         finally:
             source.stop()
-        return times.stages(elapsed, examples)
+        return [] if self._watch.captured else times.stages(elapsed, examples)
 
     def explain(self, error: BaseException) -> str | None:
-        """Name what DALI's message about a missing or empty list of files does not say."""
-        message = str(error)
-        if "num_shards_ <= Size()" in message:
-            return "there are fewer files than reader threads"
-        return None
+        """As in the base class: DALI's own message stands; only its words for too many shards need more."""
+        return "there are fewer files than reader threads" if "num_shards_ <= Size()" in str(error) else None
 
     def close(self) -> None:
         """As in the base class. DALI may crash a process that ends while operators still run; they are awaited."""
@@ -217,8 +218,13 @@ class DaliLoader(OpenLoader):
         return Source(self._ndd, self._target, self._arguments, self._watch, (shard, shards), mode)
 
 
-def _dynamic_mode() -> Any:
-    """Import DALI's dynamic mode."""
+def _dynamic_mode(function: Callable[..., Any]) -> Any:
+    """Import DALI's dynamic mode, for a function that uses it."""
+    if _DYNAMIC not in sys.modules and not _mentions_dali(function):
+        raise LoaderError(
+            f"nothing that your code imports is {_DYNAMIC}, so it can't be measured as a loader of kind dali",
+            "Leave --kind out; DALI's pipelines, and all other iterables of batches, are measured as kind iterable.",
+        )
     try:
         return importlib.import_module(_DYNAMIC)
     except ImportError as error:

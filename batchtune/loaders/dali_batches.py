@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from batchtune.loaders.base import BatchFacts
 _DEEPEST = 8
 # Of a DALI layout: the axis along which time goes on, or frames of a video.
 _TIME = ("t", "T", "F")
+# DALI's types are i64 or u8, torch's torch.int64, numpy's int64.
+_WHOLE = re.compile(r"^(torch\.)?u?(i|u|int)\d+$")
 
 
 class DaliBatch:
@@ -103,14 +106,15 @@ class DaliBatch:
 
     def _whole_numbers(self, value: Any, examples: int) -> list[float]:
         """Return the numbers of a part that holds one whole number for each example; else nothing."""
-        if not self._is_tensor(value) or "float" in str(value.dtype) or str(value.dtype).startswith("f"):
+        if not self._is_tensor(value) or not _WHOLE.search(str(value.dtype)):
             return []
         if self._is_ragged(value):
             shapes = [math.prod(shape) for shape in value.shape]
             return [float(one.item()) for one in value.cpu().tensors] if shapes == [1] * examples else []
         if tuple(value.shape) != (examples,):
             return []
-        return [float(one) for one in (value.tolist() if hasattr(value, "tolist") else self._array(value).tolist())]
+        numbers = value if hasattr(value, "tolist") else self._array(value)
+        return [float(number) for number in numbers.tolist()]
 
     def _shape_words(self, value: Any) -> str:
         if not self._is_ragged(value):
@@ -140,9 +144,7 @@ class DaliBatch:
         if callable(getattr(value, "detach", None)):
             import torch
 
-            tensor = value.detach().cpu().contiguous()
-            # Types that numpy lacks, such as bfloat16, have bits all the same.
-            return tensor.numpy() if tensor.dtype != torch.bfloat16 else tensor.view(torch.int16).numpy()
+            return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         return numpy.asarray(value)
 
 

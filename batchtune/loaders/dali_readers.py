@@ -13,6 +13,8 @@ from typing import Any
 from batchtune.results import LoaderStage
 
 _REST = "Python"
+# The place of `capture` among the arguments of `next_epoch`.
+_CAPTURE = 2
 
 
 class ReaderWatch:
@@ -24,6 +26,8 @@ class ReaderWatch:
 
     def __init__(self, ndd: Any) -> None:
         self._local = threading.local()
+        # Of each reader: its metadata, which a captured one gives in its first epoch only, and the epochs it ended.
+        self._metadata: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._class = _class_with(ndd, "next_epoch")
         if self._class is None:
@@ -32,14 +36,22 @@ class ReaderWatch:
 
         @functools.wraps(original)
         def next_epoch(reader: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._watched(reader, original(reader, *args, **kwargs))
+            batches = original(reader, *args, **kwargs)
+            if kwargs.get("capture") or len(args) > _CAPTURE:
+                self._local.captured = True
+            return self._watched(reader, batches)
 
-        self._class.next_epoch = next_epoch
+        self._class.next_epoch = self._wrapper = next_epoch
 
     def close(self) -> None:
         """Leave DALI as it was."""
-        if self._class is not None:
-            self._class.next_epoch, self._class = self._original, None
+        if self._class is not None and self._class.next_epoch is self._wrapper:
+            self._class.next_epoch = self._original
+
+    @property
+    def captured(self) -> bool:
+        """Whether a reader in this thread captures a pipeline: it is lost when an epoch is broken off."""
+        return getattr(self._local, "captured", False)
 
     def forget(self) -> None:
         """Forget what was read in this thread."""
@@ -76,11 +88,10 @@ class ReaderWatch:
 
     def _epoch_size(self, reader: Any, batch_size: int) -> int:
         """Return the number of examples in the shard that this epoch reads, without those that pad it."""
-        try:
-            of = reader.get_metadata(batch_size)
-            shard, shards, size = of["shard_id"], of["number_of_shards"], of["epoch_size"]
-        except (RuntimeError, KeyError):  # the reader was taken over by a captured pipeline
-            return 1 << 62
+        if reader not in self._metadata:
+            self._metadata[reader] = reader.get_metadata(batch_size)
+        of = self._metadata[reader]
+        shard, shards, size = of["shard_id"], of["number_of_shards"], of["epoch_size"]
         if not of["stick_to_shard"]:
             shard = (shard + self._epochs.get(reader, 0)) % shards
         return int((shard + 1) * size // shards - shard * size // shards)
@@ -102,9 +113,7 @@ class OperatorTimes:
                 result = original(operator, ctx, *args, **kwargs)
                 if ctx is not None and ctx.cuda_stream is not None:
                     ctx.cuda_stream.synchronize()
-                name = str(
-                    getattr(operator, "_fn_path", None) or getattr(operator, "_op_path", type(operator).__name__)
-                )
+                name = _name(operator)
                 self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
                 return result
 

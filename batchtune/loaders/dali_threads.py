@@ -50,12 +50,14 @@ class Source:
         iterator = iter(made)
         self._made = None if iterator is made else made
         self._watch.forget()
+        complete = False
         try:
             for batch in iterator:
                 whole = DaliBatch(self._ndd, batch)
                 whole.finish()
                 synchronise(self._ndd, self._target.device)
                 yield batch, self._watch.surplus(whole.examples)
+            complete = True
         except Exception as error:
             if str(error) in _LATE and error.__cause__ is not None:
                 raise error.__cause__ from None  # it has the user's line, and DALI's own words
@@ -63,6 +65,8 @@ class Source:
         finally:
             if isinstance(iterator, types.GeneratorType):
                 iterator.close()
+            if not complete and self._watch.captured:
+                self._made = None
             self._settle()
 
     def epochs(self) -> Generator[Any, None, None]:
@@ -167,8 +171,9 @@ class ReaderThread:
 
 def synchronise(ndd: Any, device: str) -> None:
     """Wait for the streams of this thread, DALI's and torch's."""
+    if (stream := ndd.get_current_stream()) is not None:  # there is a GPU
+        stream.synchronize()
     if device.startswith("cuda"):
         import torch
 
-        ndd.get_current_stream().synchronize()
         torch.cuda.current_stream(device).synchronize()

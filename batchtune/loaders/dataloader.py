@@ -15,7 +15,7 @@ from batchtune.loaders import torch_arguments
 from batchtune.loaders.base import BatchFacts, LoaderKind, Machine, OpenLoader, Target
 from batchtune.loaders.batches import facts_of
 from batchtune.loaders.iterable import IterableLoader, call
-from batchtune.results import Argument, Arguments
+from batchtune.results import Argument, Arguments, LoaderStage
 
 # The arguments that a DataLoader keeps as attributes, from which the same one is built with others.
 _KEPT = (
@@ -76,14 +76,10 @@ class TorchKind(LoaderKind):
             return IterableLoader(target, arguments, made)
         elif isinstance(made, IterableDataset):
             given = {"dataset": made, "batch_size": None}
-        elif hasattr(made, "__getitem__") and not isinstance(made, (Mapping, Iterator, str)):
+        elif hasattr(made, "__getitem__") and hasattr(made, "__len__") and not isinstance(made, (Mapping, str)):
             given = {"dataset": made}
         else:
-            if isinstance(made, Mapping):
-                raise LoaderError(
-                    f"the target returns a dict without `dataset`: {', '.join(map(str, made)) or 'it is empty'}",
-                    "Give it the arguments of torch's DataLoader, with the data set under `dataset`.",
-                )
+            _refuse(made)
             return IterableLoader(target, arguments, made)
         if lengths is not None:
             given["batch_sampler"] = _recommended(target, given, lengths)
@@ -239,6 +235,10 @@ class TorchLoader(IterableLoader):
         in_order = getattr(self.loader, "in_order", True) or self.loader.num_workers < 2
         return self._culprit(error, list(self._noting.sent)[: 1 if in_order else None])
 
+    def stages(self, seconds: float) -> list[LoaderStage]:
+        """As the base class says."""
+        return self._stages_of(self.plain, seconds)
+
     def close(self) -> None:
         """As the base class says."""
         super().close()
@@ -284,6 +284,20 @@ class TorchLoader(IterableLoader):
                 inner = [key for key, one in getattr(value, "__dict__", {}).items() if fails(one)]
                 return f"`{'.'.join([name, *inner[:1]])}` can't be pickled"
         return None
+
+
+def _refuse(made: Any) -> None:
+    """Raise LoaderError for what is nearly a data set, or nearly the arguments of a DataLoader."""
+    if isinstance(made, Mapping):
+        raise LoaderError(
+            f"the target returns a dict without `dataset`: {', '.join(map(str, made)) or 'it is empty'}",
+            "Give it the arguments of torch's DataLoader, with the data set under `dataset`.",
+        )
+    if hasattr(made, "__getitem__") and not hasattr(made, "__iter__"):
+        raise LoaderError(
+            f"the target returns an object of type {type(made).__name__} without __len__, which a data set of items by index needs",
+            "Add that method, or return a dict with the `dataset` and a `sampler`.",
+        )
 
 
 def _arguments_of(loader: Any) -> dict[str, Any]:

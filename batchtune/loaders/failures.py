@@ -6,6 +6,8 @@ import contextlib
 import errno
 import re
 import shutil
+import signal
+import time
 from collections.abc import Iterator
 from multiprocessing import queues
 from typing import Any
@@ -22,6 +24,7 @@ _SHARED_MEMORY = "/dev/shm"
 # As torch, Python and the C library write them.
 _KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([\w ]+)")
 _EXITED = re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) exited unexpectedly")
+_CUT = re.compile(r"(?:Connection\w*|BrokenPipe|EOF|FileNotFound)Error: (?!Caught)")
 _EXIT_CODE = re.compile(r"exited unexpectedly with exit code (\d+)")
 _NO_SHARED_MEMORY = re.compile(
     r"unable to (?:allocate|open|resize) shared memory|(?:shm|torch_)\S*.*No space left on device|out of shared memory"
@@ -38,6 +41,8 @@ _PICKLE = (
     "the top level of the file and open files and locks in the worker, or use fork."
 )
 
+# How long a process may take to end after its connections are cut.
+_ENDING_SECONDS = 0.5
 _SENDING = "while a worker sent a batch"
 _UNSENT = "Return tensors, arrays and plain values from the data set and from collate_fn."
 
@@ -75,7 +80,7 @@ def failed(error: BaseException, loader: OpenLoader | None = None, *, kills: int
         fatal = isinstance(error, WorkloadError)
         return Failed(outcome="error", message=error.message, hint=error.hint, traceback=last_lines, fatal=fatal)
     said = "\n".join(f"{type(one).__name__}: {_text(one)}" for one in _linked(error))
-    outcome, message, hint = _known(said, kills)
+    outcome, message, hint = _known(said, loader, kills)
     if message is not None:
         return Failed(outcome=outcome, message=message, hint=hint)
     first, last_lines = raised_elsewhere(error) or (first_line(error), user_traceback(error))
@@ -99,10 +104,8 @@ def missing_library(error: BaseException, spec: str) -> LoaderError | None:
     return None
 
 
-def _known(said: str, kills: int | None) -> tuple[LoaderOutcome, str | None, str | None]:
+def _known(said: str, loader: OpenLoader | None, kills: int | None) -> tuple[LoaderOutcome, str | None, str | None]:
     """Recognise what torch and the system say; no message: it is the user's own error."""
-    killed, exited = _KILLED.search(said), _EXITED.search(said)
-    code = _EXIT_CODE.search(said)
     if _NO_FILES.search(said) or f"[Errno {errno.EMFILE}]" in said:
         return (
             "error",
@@ -110,32 +113,29 @@ def _known(said: str, kills: int | None) -> tuple[LoaderOutcome, str | None, str
             "Raise the limit (ulimit -n 65536), or call torch.multiprocessing.set_sharing_strategy('file_system') in "
             "your file.",
         )
-    if (killed and killed[1].startswith("Bus error")) or _NO_SHARED_MEMORY.search(said):
+    code = _exit_code(said, loader)
+    if code == -signal.SIGBUS or _NO_SHARED_MEMORY.search(said):
         size = ""
         with contextlib.suppress(OSError):
             size = f": it holds {format_size(shutil.disk_usage(_SHARED_MEMORY).total)}"
-        how = "a worker was killed by a bus error: " if killed else ""
+        how = "a worker was killed by a bus error: " if code == -signal.SIGBUS else ""
         return (
             "shared_memory",
             f"{how}{_SHARED_MEMORY} is too small for the batches in flight{size}",
             "Enlarge it (docker run --shm-size=8g, or --ipc=host), or use fewer workers or a lower prefetch_factor.",
         )
-    if killed and killed[1].strip() == "Killed":
+    if code == -signal.SIGKILL:
         now = oom_kills()
         if kills is not None and now is not None and now > kills:
             return "oom", "the kernel killed a worker for want of memory", "Use fewer workers or prefetch less."
-        return "crash", "a worker was killed by SIGKILL", None
-    if killed:
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        return "crash", f"a worker was killed by {name}", "Look at what it printed, and run it with num_workers=0."
+    if code is not None or _KILLED.search(said) or _EXITED.search(said):
         return (
             "crash",
-            f"a worker was killed by a signal: {killed[1].strip()}",
-            "Run it with num_workers=0 to see where.",
-        )
-    if exited:
-        return (
-            "crash",
-            "a worker ended unexpectedly" + (f" with exit code {code[1]}" if code else ""),
-            "It may have printed why. Under spawn and forkserver, workers import your file anew, by its name.",
+            "a worker ended unexpectedly" + (f" with exit code {code}" if code else ""),
+            "Look at what it printed. Under spawn and forkserver, workers import your file anew, by its name.",
         )
     if "MemoryError:" in said or _NO_MEMORY.search(said):
         return "oom", None, "Use fewer workers, a lower prefetch_factor or smaller batches."
@@ -146,6 +146,24 @@ def _known(said: str, kills: int | None) -> tuple[LoaderOutcome, str | None, str
     if "pickle" in said.lower():
         return "error", None, _PICKLE
     return "error", None, None
+
+
+def _exit_code(said: str, loader: OpenLoader | None) -> int | None:
+    """Return the exit code of a worker that died, negative for a signal; None: none has, or it can't be told.
+
+    torch knows it only if it looks at the worker before multiprocessing does, and may find its connection cut first.
+    """
+    if killed := _KILLED.search(said):
+        names = {signal.strsignal(number): -number for number in signal.Signals}
+        return names.get(killed[1].strip())
+    if code := _EXIT_CODE.search(said):
+        return int(code[1])
+    if loader is None or not (_EXITED.search(said) or _CUT.match(said)):
+        return None
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while not (codes := loader.exit_codes()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return codes[0] if codes else None
 
 
 def _text(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ from batchtune.errors import LoaderError
 from batchtune.loaders import torch_arguments
 from batchtune.loaders.base import BatchFacts, LoaderKind, Machine, OpenLoader, Target
 from batchtune.loaders.batches import digests_of, facts_of, moved, words_of
-from batchtune.results import Argument, Arguments
+from batchtune.results import Argument, Arguments, LoaderStage
 
 
 class IterableLoader(OpenLoader):
@@ -19,14 +20,15 @@ class IterableLoader(OpenLoader):
     kind: ClassVar[str | None] = "iterable"
 
     def __init__(self, target: Target, arguments: Arguments, made: Any) -> None:
-        if not hasattr(made, "__iter__"):
+        if not hasattr(made, "__iter__") or isinstance(made, (str, bytes)):
             raise LoaderError(
-                f"the target returns an object of type {type(made).__name__}: not a data set, and not iterable",
+                f"the target returns an object of type {type(made).__name__}: neither a data set nor an iterable",
                 "Return a data set, a dict of DataLoader arguments, a DataLoader, or any iterable of batches.",
             )
         self._target, self._arguments = target, arguments
         self._made, self._once = made, iter(made) is made if isinstance(made, Iterator) else False
         self._used = False
+        self._workers: list[Any] = []
         self.delivered = 0
 
     def epoch(self) -> Iterator[Any]:
@@ -34,7 +36,9 @@ class IterableLoader(OpenLoader):
         if self._once and self._used:
             self._made = call(self._target, self._arguments)
         self._used, self.delivered = True, 0
-        for batch in self._made:
+        iterator = iter(self._made)
+        self._workers = multiprocessing.active_children()
+        for batch in iterator:
             ready = self.to_device(batch)
             del batch
             self.delivered += 1
@@ -74,14 +78,27 @@ class IterableLoader(OpenLoader):
         except Exception:  # not known; a data set's own __len__ may raise anything
             return None
 
+    def exit_codes(self) -> list[int]:
+        """As the base class says."""
+        return [one.exitcode for one in self._workers if one.exitcode]
+
     def explain(self, error: BaseException) -> str | None:
         """As the base class says."""
         count = self.delivered
         return f"raised after {count:,} {'batch' if count == 1 else 'batches'}"
 
+    def stages(self, seconds: float) -> list[LoaderStage]:
+        """As the base class says."""
+        return self._stages_of(self._made, seconds)
+
+    def _stages_of(self, loader: Any, seconds: float) -> list[LoaderStage]:
+        from batchtune.loaders.stages import measure_stages
+
+        return measure_stages(loader, {}, seconds, lambda batch: facts_of(batch).examples)
+
     def close(self) -> None:
         """As the base class says."""
-        self._made = None
+        self._made, self._workers = None, []
 
 
 class IterableKind(LoaderKind):

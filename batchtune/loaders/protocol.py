@@ -18,6 +18,7 @@ class Open(Message, frozen=True):
         kind: As the user named it; None: recognised.
         processors: The processors that the process and all that it starts may use.
         device: `auto`, `cpu` or `cuda:N`.
+        inspect: Whether only those of the arguments count that the user's function takes.
         config: Path of the run's `sampler.yaml`; None without one.
     """
 
@@ -28,6 +29,7 @@ class Open(Message, frozen=True):
     processors: list[int]
     device: str
     seed: int
+    inspect: bool = False
     config: str | None = None
 
 

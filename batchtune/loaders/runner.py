@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import psutil
+
 from batchtune.errors import LoaderError
 from batchtune.loaders.base import LoaderKind
 from batchtune.loaders.memory import MemoryUse, MemoryWatch, shared_memory_free
@@ -55,6 +57,7 @@ class Measurement:
         trials: Of each, its epochs or parts of one; complete trials only, unless the first failed.
         memory: None where the loader was not built.
         started: When the first trial began, on `time.monotonic`'s clock.
+        busy_processors: How many all programs of the machine kept busy during the trials; None if it failed.
     """
 
     arguments: Arguments
@@ -64,6 +67,7 @@ class Measurement:
     trials: list[list[Taken]] = field(default_factory=list)
     memory: MemoryUse | None = None
     started: float = 0.0
+    busy_processors: float | None = None
 
     @property
     def epochs(self) -> list[Taken]:
@@ -88,7 +92,7 @@ class LoaderRunner:
         """Build the loader once, with the first of the values that the user named. Raises LoaderError if that fails."""
         self._nursery.start_worker()
         try:
-            return self._open({name: values[0] for name, values in self._settings.sweep.items()})
+            return self._inspect()
         except _Failure as failure:
             raise LoaderError(failure.message, failure.hint, failure.traceback) from None
         finally:
@@ -102,9 +106,10 @@ class LoaderRunner:
             opened = self._open(arguments)
             with MemoryWatch(opened.pid) as memory:
                 self._warm_up(kind.batches_in_flight(arguments), plan)
-                started = time.monotonic()
+                started, busy_before = time.monotonic(), _busy_seconds()
                 for _ in range(plan.trials):
                     trials.append(self._trial(plan))
+                busy = (_busy_seconds() - busy_before) / (time.monotonic() - started)
             if not any(taken.waits for trial in trials for taken in trial):
                 raise _Failure("empty", "the loader delivers no batch")
         except _Failure as failure:
@@ -122,14 +127,20 @@ class LoaderRunner:
         finally:
             self._nursery.end_worker()
         return Measurement(
-            arguments=arguments, outcome="ok", opened=opened, trials=trials, memory=memory, started=started
+            arguments=arguments,
+            outcome="ok",
+            opened=opened,
+            trials=trials,
+            memory=memory,
+            started=started,
+            busy_processors=busy,
         )
 
     def stages(self, seconds: float) -> list[LoaderStage]:
         """Measure the stages of making a batch in a fresh process. Raises LoaderError if a stage fails."""
         self._nursery.start_worker()
         try:
-            self._open({name: values[0] for name, values in self._settings.sweep.items()})
+            self._inspect()
             found = self._ask(Split(seconds=seconds), Stages, seconds * 2 + self._settings.timeout_seconds)
             assert isinstance(found, Stages)
             return found.stages
@@ -138,7 +149,10 @@ class LoaderRunner:
         finally:
             self._nursery.end_worker()
 
-    def _open(self, arguments: Arguments) -> Opened:
+    def _inspect(self) -> Opened:
+        return self._open({name: values[0] for name, values in self._settings.sweep.items()}, inspect=True)
+
+    def _open(self, arguments: Arguments, *, inspect: bool = False) -> Opened:
         settings = self._settings
         request = Open(
             spec=settings.target,
@@ -148,6 +162,7 @@ class LoaderRunner:
             processors=settings.processors,
             device=settings.device,
             seed=settings.seed,
+            inspect=inspect,
             config=settings.config,
         )
         opened = self._ask(request, Opened, settings.setup_timeout_seconds)
@@ -198,6 +213,12 @@ class LoaderRunner:
         if isinstance(reply, Failed):
             raise _Failure(reply.outcome, reply.message, reply.hint, reply.traceback, fatal=reply.fatal)
         return reply
+
+
+def _busy_seconds() -> float:
+    """Return for how long all processors together have been busy since the machine was started."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - times.guest)
 
 
 class _Failure(Exception):

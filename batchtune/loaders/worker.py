@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 from msgspec.structs import replace
 
-from batchtune.errors import LoaderError
+from batchtune.errors import BatchtuneError, LoaderError
 from batchtune.loaders import KINDS, kind_of, torch_arguments
 from batchtune.loaders.base import BatchFacts, OpenLoader, Target
 from batchtune.loaders.failures import failed, missing_library, report_unsent_batches
@@ -62,6 +62,7 @@ def work(channel: int) -> None:
     connection.set_inheritable(False)
     report_unsent_batches()
     served = Served()
+    _watch_workers_while_taking(served)
     with connection, connection.makefile("rb") as requests:
         for line in requests:
             connection.sendall(encode(served.answer(decode_request(line))) + b"\n")
@@ -80,11 +81,24 @@ def _pass_on(number: int, frame: object) -> None:
                 time.sleep(_PRINTING_SECONDS)
 
 
+def _watch_workers_while_taking(served: Served) -> None:
+    """Let torch raise its error for a worker that died only where the error is expected.
+
+    Its handler of SIGCHLD raises wherever this process happens to be.
+    """
+    from torch.utils.data._utils import signal_handling
+
+    signal_handling._set_SIGCHLD_handler()
+    raising: Any = signal.getsignal(signal.SIGCHLD)
+    signal.signal(signal.SIGCHLD, lambda number, frame: raising(number, frame) if served.taking else None)
+
+
 class Served:
-    """What one worker process holds: the loader that it opened."""
+    """What one worker process holds: the loader that it opened, and whether batches are being taken from it."""
 
     def __init__(self) -> None:
         self.loader: OpenLoader | None = None
+        self.taking = False
         self._kills: int | None = None
 
     def answer(self, request: Request) -> Reply:
@@ -111,12 +125,15 @@ class Served:
                 device, device_name = _device(request.device)
                 request = replace(request, device=device)
                 target = _target(request)
+                if request.inspect:
+                    taken = {name: value for name, value in request.arguments.items() if name in target.takes}
+                    request = replace(request, arguments=taken)
                 self.loader, kind = _opened(request, target)
                 batches, examples = self.loader.batches(), self.loader.examples()
             except BaseException as error:
                 found = missing_library(error, request.spec) or error
                 # Whether it is due to the arguments, others will show.
-                fatal = isinstance(found, LoaderError) or target is None or not request.arguments
+                fatal = isinstance(found, BatchtuneError) or target is None or not request.arguments
                 return replace(failed(found, kills=self._kills), fatal=fatal)
         return Opened(
             pid=os.getpid(),
@@ -138,11 +155,13 @@ class Served:
         started = time.perf_counter()
         epoch = loader.epoch()
         try:
+            self.taking = True
             record.take(loader, epoch, request, started)
+            self.taking = False
         except BaseException as raised:
+            self.taking = False
             error = raised
-        seconds = time.perf_counter() - started
-        taken = record.taken(seconds, _cpu_seconds() - busy_before)
+        taken = record.taken(_cpu_seconds() - busy_before)
         if error is not None:
             return replace(failed(error, loader, kills=self._kills), taken=taken, fatal=False)
         try:
@@ -194,10 +213,10 @@ class _Record:
                 break
         self.complete = len(self.waits) == loader.batches()
 
-    def taken(self, seconds: float, cpu_seconds: float) -> Taken:
+    def taken(self, cpu_seconds: float) -> Taken:
         return Taken(
             complete=self.complete,
-            seconds=seconds,
+            seconds=sum(self.waits) + sum(self.steps),  # at the end of an epoch, torch waits for its workers to end
             waits=self.waits,
             steps=self.steps,
             examples=[one.examples for one in self.facts],

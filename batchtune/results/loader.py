@@ -80,6 +80,7 @@ class LoaderRow(Record, frozen=True, kw_only=True):
         first_batch_seconds: From the start of an epoch to its first batch: the median.
         wait_p50_seconds, wait_p99_seconds: For one batch, the first of each epoch apart.
         processors: How many the loader kept busy on average, in all its processes.
+        other_processors: How many other programs kept busy meanwhile.
         memory_bytes: Of all its processes at most, each shared page counted once (proportional set size).
         worker_bytes: Of the largest worker at most, likewise.
         shared_bytes: Of that, memory that processes share, /dev/shm included.
@@ -107,6 +108,7 @@ class LoaderRow(Record, frozen=True, kw_only=True):
     wait_p50_seconds: Amount | None = None
     wait_p99_seconds: Amount | None = None
     processors: Amount | None = None
+    other_processors: Amount | None = None
     memory_bytes: Bytes | None = None
     worker_bytes: Bytes | None = None
     shared_bytes: Bytes | None = None
@@ -168,6 +170,8 @@ class LoaderQueue(Record, frozen=True, kw_only=True):
         busy: The share of it that computes; the rest waits for disks, networks or other processes.
         receive_seconds: What the training process itself spends on an average batch that a worker made.
         latency_seconds: How much later a batch is there if its worker had nothing to do when it was asked for it.
+        processors: How many of that speed all processes have at most: fewer than the machine has where programs or
+            threads share them, or where memory is the limit. None: as many as they need.
         relative_error: The mean relative error of its rates, for the settings that were measured.
     """
 
@@ -175,6 +179,7 @@ class LoaderQueue(Record, frozen=True, kw_only=True):
     busy: Share
     receive_seconds: Amount
     latency_seconds: Amount = 0.0
+    processors: Amount | None = None
     relative_error: Amount
 
 

@@ -94,10 +94,11 @@ class IdleModel:
             batch_seconds=row.workers / rate,
             busy=min(1.0, (row.processors or 0.0) / row.workers),
             receive_seconds=0.0,
+            processors=self._processors,
             relative_error=0.0,
         )
         setting, measured = self._setting(row.arguments), self._observed.get(row.name)
-        found = predict_waits(queue, setting, relative, steps, processors=self._processors, measured=measured)
+        found = predict_waits(queue, setting, relative, steps, measured=measured)
         return found.idle
 
     def _setting(self, arguments: Arguments) -> QueueSetting:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from batchtune.results import BUSY_IDLE, LoaderRow, LoaderTuning, argument_text
+from batchtune.loaders import kind_of
+from batchtune.results import BUSY_IDLE, LoaderRow, LoaderTuning
 from batchtune.units import counted, format_number, format_percent, format_seconds, format_size
 
 # Rates that differ by less are equal, unless the trials differ by more.
 _EQUAL = 0.02
 # Processors kept busy beyond which the machine, not the number of workers, limits the rate.
 _BUSY = 0.9
-_SHARED_MEMORY = 0.5
+# Other programs that take a larger share of the processors disturb the measurement.
+_OTHERS = 0.15
 
 
 def ranked(rows: Sequence[LoaderRow]) -> list[LoaderRow]:
@@ -76,6 +78,13 @@ def warnings_for(tuning: LoaderTuning, processors: int) -> Iterator[str]:
         )
     if row is None:
         return
+    others = row.other_processors or 0.0
+    machine = processors * tuning.measured_with.ranks_per_node
+    if others > _OTHERS * machine:
+        yield (
+            f"Other programs kept {others:.1f} of {counted(machine, 'processor')} busy: rates are too low, and waits too "
+            "long. Measure on an idle machine."
+        )
     if row.growth_bytes_per_batch:
         epoch = tuning.epoch_batches
         whole = f", {format_size(int(row.growth_bytes_per_batch * epoch))} in an epoch" if epoch else ""
@@ -98,16 +107,16 @@ def warnings_for(tuning: LoaderTuning, processors: int) -> Iterator[str]:
 def _how_to_go_on(tuning: LoaderTuning, row: LoaderRow, processors: int) -> Iterator[str]:
     slowest = max(tuning.stages, key=lambda stage: stage.share, default=None)
     stage = "" if slowest is None else f" {slowest.name} takes {format_percent(slowest.share)} of a batch's time."
-    if row.processors is not None and row.processors >= _BUSY * processors:
+    busy, axis = (row.processors or 0.0) + (row.other_processors or 0.0), kind_of(tuning.kind).WORKERS_AXIS
+    if busy >= _BUSY * processors:
         yield (
             f"All {counted(processors, 'processor')} are busy: more workers don't help.{stage} Make each example "
             "cheaper (decode less, prepare data before training), or train on a machine with more processors."
         )
-    elif row.workers and row.workers >= max(one.workers for one in tuning.rows):
-        more = argument_text(2 * row.workers)
+    elif axis and row.workers and row.workers >= max(one.workers for one in tuning.rows):
         yield (
-            f"The processors are not all busy ({row.processors or 0.0:.1f} of {processors}): try more workers, for "
-            f"example --sweep num_workers={argument_text(row.workers)},{more}.{stage}"
+            f"The processors are not all busy ({busy:.1f} of {processors}): try more workers, for example --sweep "
+            f"{axis}={row.workers},{2 * row.workers}.{stage}"
         )
     elif stage:
         yield stage.strip()

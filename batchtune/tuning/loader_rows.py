@@ -54,6 +54,7 @@ def row_of(measurement: Measurement, kind: LoaderKind, rounds: int) -> LoaderRow
         wait_p50_seconds=float(np.quantile(waits, 0.5)),
         wait_p99_seconds=float(np.quantile(waits, 0.99)),
         processors=busy,
+        other_processors=max(0.0, (measurement.busy_processors or 0.0) - busy),
         memory_bytes=memory.peak_bytes or None,
         worker_bytes=memory.worker_bytes if kind.workers(measurement.arguments) else None,
         shared_bytes=memory.shared_bytes,

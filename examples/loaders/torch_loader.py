@@ -3,6 +3,11 @@
     python examples/loaders/make_audio.py --out audio
     batchtune tune-loader examples/loaders/torch_loader.py:make_dataset --set folder=audio/wavs --step-ms 50
 
+With batches of at most 60 s, in buckets by length:
+
+    batchtune sweep-buckets audio/wavs --max-batch-length 60
+    batchtune tune-loader examples/loaders/torch_loader.py:make_dataset --set batch_size=0 --step-ms 50
+
 The features are Whisper's, up to their normalisation: windows of 25 ms every 10 ms, 80 mels.
 """
 
@@ -30,18 +35,12 @@ NOISE = 0.005
 
 
 def make_dataset(folder: str = "audio/wavs", batch_size: int = 16) -> dict[str, Any]:
-    """The arguments of a DataLoader, and the length of each clip, in seconds.
-
-    With the lengths, `--run` measures the batches of the run's `sampler.yaml` instead of `batch_size`.
-    """
+    """The arguments of a DataLoader; with `batch_size=0` for the batches that a run folder's `sampler.yaml` says."""
     clips = Clips(folder)
-    return {
-        "dataset": clips,
-        "batch_size": batch_size,
-        "shuffle": True,
-        "collate_fn": padded,
-        "lengths": [seconds_of(path) for path in clips.paths],
-    }
+    arguments = {"dataset": clips, "collate_fn": padded}
+    if batch_size:
+        return {**arguments, "batch_size": batch_size, "shuffle": True}
+    return {**arguments, "lengths": [seconds_of(path) for path in clips.paths]}
 
 
 class Clips(Dataset[torch.Tensor]):

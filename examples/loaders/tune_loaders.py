@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         found[name] = tune(options, name, target, place, f"{axis}={int(axis == 'num_threads')}:{options.workers}")
 
-    print(f"{'':12}{'clips/s':>8}{'GPU idle':>10}  recommended")
+    print(f"{'':15}{'clips/s':>8}{'GPU idle':>10}  recommended")
     for name, tuning in found.items():
         show(name, tuning["rows"][tuning["recommended"]])
     if "DALI" in found:
@@ -77,13 +77,14 @@ def tune(options: argparse.Namespace, name: str, target: str, place: str, sweep:
     """Runs `batchtune tune-loader`, which prints its report, and returns what it writes."""
     key, folder = place.split("=")
     run = options.out / f"run-{name.lower()}"
-    command = ["batchtune", "tune-loader", str(HERE / target), "--run", str(run), "--force", "--sweep", sweep]
+    command = ["batchtune", "tune-loader", str(HERE / target), "--run", str(run), "--force", "--stages"]
     command += ["--set", f"{key}={options.out / folder}", "--set", f"batch_size={options.batch_size}"]
     command += ["--step-ms", str(options.step_ms), "--seconds", str(options.seconds), "--trials", str(options.trials)]
-    if name != "DALI":
-        command += ["--stages", "--sweep", "persistent_workers=true", "--sweep", "multiprocessing_context=fork"]
-    else:
+    command += ["--sweep", sweep]
+    if name == "DALI":
         command += ["--sweep", "eval_mode=eager,sync_cpu"]
+    else:
+        command += ["--sweep", "persistent_workers=true", "--sweep", "multiprocessing_context=fork"]
     print(*command, flush=True)
     subprocess.run([sys.executable, "-m", *command], check=True)
     print(flush=True)
@@ -99,7 +100,7 @@ def fastest(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def show(name: str, row: dict[str, Any]) -> None:
     """Prints a line."""
     idle = row["gpu_idle"] if row["gpu_idle_measured"] is None else row["gpu_idle_measured"]
-    setting = " ".join(f"{key}={value}" for key, value in row["arguments"].items())
+    setting = " ".join(f"{key}={str(value).lower()}" for key, value in row["arguments"].items())
     print(f"{name:15}{row['examples_per_second']:>8.0f}{idle:>10.1%}  {setting}", flush=True)
 
 

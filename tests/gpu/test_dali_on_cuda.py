@@ -1,0 +1,82 @@
+"""Loaders of DALI's dynamic mode on a GPU: batches lie there, each reader thread has a stream, and seeds hold."""
+
+from __future__ import annotations
+
+import random
+import sys
+import wave
+from array import array
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "loaders"))
+
+from test_dali import EXAMPLE, MODES, digests, needs_dali, target_of
+
+from batchtune.loaders.base import OpenLoader
+from batchtune.loaders.dali import DaliKind
+
+pytestmark = needs_dali
+FILES = 11
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Wavs of 0.1 to 0.6 s, 16 kHz."""
+    folder, chance = tmp_path_factory.mktemp("clips"), random.Random(0)
+    for number in range(FILES):
+        with wave.open(str(folder / f"{number:02}.wav"), "wb") as file:
+            file.setparams((1, 2, 16_000, 0, "NONE", ""))
+            samples = [chance.randrange(-9999, 9999) for _ in range(1600 + 800 * number)]
+            file.writeframes(array("h", samples).tobytes())
+    return str(folder)
+
+
+def opened(name: str, folder: str, **arguments: Any) -> closing[OpenLoader]:
+    return closing(DaliKind().open(target_of(name, {"folder": folder}, device="cuda:0"), arguments))
+
+
+def where(loader: OpenLoader) -> Iterator[tuple[str, int | None]]:
+    for batch in loader.epoch():
+        yield batch["power"].device.device_type, batch["stream"]
+
+
+def test_each_reader_thread_has_a_stream_of_its_own(clips: str) -> None:
+    for threads in (0, 1, 2):
+        with opened("where", clips, reader_threads=threads) as loader:
+            found = list(where(loader))
+            assert {device for device, _ in found} == {"gpu"}
+            assert len({stream for _, stream in found}) == max(1, threads)
+
+
+def test_batches_are_the_same_in_all_modes(clips: str) -> None:
+    for threads in (0, 2):
+        found = []
+        for mode in MODES:
+            with opened(f"{EXAMPLE}:make_batches", clips, eval_mode=mode, reader_threads=threads) as loader:
+                found.append(digests(loader))
+        assert found[0] == found[1] == found[2] == found[3]
+
+
+def test_the_example_makes_on_the_gpu_what_it_makes_on_the_cpu(clips: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+    import dali_loader as example
+
+    paths = sorted(map(str, Path(clips).glob("*.wav")))
+    for encoded, _ in example.ndd.readers.File(files=paths).next_epoch(batch_size=FILES):
+        samples, _ = example.ndd.decoders.audio(encoded, dtype=example.ndd.float32, downmix=True)
+        on_cpu, on_gpu = (example.padded(example.log_mel(where)) for where in (samples, samples.gpu()))
+    assert on_gpu["log_mel"].device.type == "cuda"
+    torch.testing.assert_close(on_gpu["log_mel"].cpu(), on_cpu["log_mel"], rtol=0, atol=1e-2)
+
+
+def test_an_epoch_can_be_broken_off_and_the_stages_measured(clips: str) -> None:
+    with opened(f"{EXAMPLE}:make_batches", clips, reader_threads=2, batch_size=2) as loader:
+        assert len(digests(loader, 1)) == 1
+        assert sum(loader.facts(batch).examples or 0 for batch in loader.epoch()) == FILES
+        assert {"spectrogram", "decoders.audio"} <= {stage.name for stage in loader.stages(0.2)}

@@ -1,0 +1,44 @@
+"""Loaders whose batches go to a CUDA device."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from batchtune.loaders.protocol import Failed, Open, Opened, Reply, Take, Taken
+from batchtune.processes.worker import Nursery
+from batchtune.results import Arguments
+
+USERS = Path(__file__).parents[1] / "loaders" / "loaders_of_users.py"
+
+
+def epoch(nursery: Nursery, device: str, arguments: Arguments) -> tuple[Opened, Taken]:
+    nursery.start_worker()
+    asked: dict[str, Any] = {"spec": f"{USERS}:seeded", "options": {}, "kind": None, "seed": 1}
+    request = Open(arguments=arguments, processors=sorted(os.sched_getaffinity(0)), device=device, **asked)
+    opened = nursery.ask(request, (Opened, Failed), 120.0)
+    assert isinstance(opened, Opened), opened
+    taken = nursery.ask(Take(batches=None, seconds=60.0, digests=True), (Taken, Failed), 120.0)
+    assert isinstance(taken, Taken), taken
+    nursery.end_worker()
+    return opened, taken
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_batches_arrive_as_they_were_made(pinned: bool, context: str) -> None:
+    arguments: Arguments = {"num_workers": 2, "pin_memory": pinned, "multiprocessing_context": context}
+    nursery = Nursery("batchtune.loaders.worker", Reply, {})
+    try:
+        opened, there = epoch(nursery, "cuda:0", arguments)
+        _, here = epoch(nursery, "cpu", {"num_workers": 2})
+    finally:
+        nursery.close()
+    assert opened.device_name == torch.cuda.get_device_name(0)
+    assert there.complete
+    assert there.digests == here.digests
+    assert (there.examples, there.total_lengths) == (here.examples, here.total_lengths)

@@ -1,0 +1,138 @@
+"""What the tests of DALI loaders measure: functions and classes as users write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nvidia.dali.experimental.dynamic as ndd
+
+
+def reader_of(folder: str, files: int | None = None, **options: Any) -> Any:
+    paths = sorted(map(str, Path(folder).glob("*.wav")))[:files]
+    return ndd.readers.File(files=paths, labels=list(range(len(paths))), **options)
+
+
+def log_mel(encoded: Any, rng: Any = None) -> Any:
+    samples, _ = ndd.decoders.audio(encoded, dtype=ndd.float32, downmix=True)
+    loudness = ndd.random.uniform(batch_size=samples.batch_size, range=(0.5, 1.0), rng=rng)
+    power = ndd.spectrogram(samples * loudness, nfft=64, window_length=64, window_step=32)
+    return ndd.to_decibels(ndd.mel_filter_bank(power, nfilter=8, sample_rate=1000.0), cutoff_db=-80)
+
+
+def mels(
+    folder: str,
+    batch_size: int = 4,
+    shard_id: int = 0,
+    num_shards: int = 1,
+    rng: Any = None,
+    seed: int = 0,
+    shuffled_by: str = "seed",
+    padded: bool = False,
+) -> Iterator[dict[str, Any]]:
+    given = {"seed": seed} if shuffled_by == "seed" else {}
+    reader = reader_of(
+        folder,
+        random_shuffle=True,
+        initial_fill=8,
+        shard_id=shard_id,
+        num_shards=num_shards,
+        stick_to_shard=True,
+        **given,
+    )
+    for encoded, labels in reader.next_epoch(batch_size=batch_size):
+        mel = log_mel(encoded, rng if shuffled_by == "seed" else None)
+        if padded:
+            frames = ndd.as_batch([[extent] for _, extent in mel.shape], dtype=ndd.int64)
+            yield {"mel": mel.torch(pad=True), "frames": frames.torch()[:, 0], "label": labels}
+        else:
+            yield {"mel": mel, "label": labels}
+
+
+class Labels:
+    """Only reads, and keeps its reader."""
+
+    def __init__(
+        self, folder: str, batch_size: int, files: int, shard_id: int, num_shards: int, stick: bool, pad: bool
+    ) -> None:
+        self.batch_size = batch_size
+        self.reader = reader_of(
+            folder,
+            files,
+            shard_id=shard_id,
+            num_shards=num_shards,
+            stick_to_shard=stick,
+            pad_last_batch=pad,
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        for _, labels in self.reader.next_epoch(batch_size=self.batch_size):
+            yield labels
+
+
+class Captured:
+    """Keeps a reader that captures the operators in a pipeline."""
+
+    def __init__(self, folder: str, shard_id: int = 0, num_shards: int = 1) -> None:
+        self.reader = reader_of(folder, shard_id=shard_id, num_shards=num_shards, stick_to_shard=True)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for encoded, labels in self.reader.next_epoch(batch_size=4, capture=True):
+            yield {"mel": log_mel(encoded), "label": labels}
+
+
+def fails(folder: str, shard_id: int = 0, num_shards: int = 1) -> Iterator[Any]:
+    reader = reader_of(folder, shard_id=shard_id, num_shards=num_shards)
+    for number, (encoded, _) in enumerate(reader.next_epoch(batch_size=2)):
+        mel = log_mel(encoded)
+        if number == 1 and shard_id == num_shards - 1:
+            mel = ndd.slice(mel, start=[999], shape=[5], axes=[1])  # out of bounds
+        yield mel
+
+
+def raises(folder: str, shard_id: int = 0, num_shards: int = 1) -> Iterator[Any]:
+    for number, mel in enumerate(fails(folder, 0, num_shards + 1)):
+        if number == 1 and shard_id == num_shards - 1:
+            raise ValueError("no such speaker")
+        yield mel
+
+
+def drops_its_work(folder: str) -> Iterator[Any]:
+    """Begins far more than it yields."""
+    for encoded, labels in reader_of(folder).next_epoch(batch_size=8):
+        samples, _ = ndd.decoders.audio(encoded, dtype=ndd.float32)
+        begun = [ndd.spectrogram(samples, nfft=512, window_length=512, window_step=4) for _ in range(12)]
+        yield labels
+        del begun
+
+
+def no_files(folder: str) -> Iterator[Any]:
+    yield from ndd.readers.File(file_list=f"{folder}/missing.txt").next_epoch(batch_size=2)
+
+
+def nothing() -> Iterator[Any]:
+    yield from ()
+
+
+def a_number() -> int:
+    return 7
+
+
+def imports_when_called() -> Any:
+    from nvidia.dali.experimental.dynamic import readers
+
+    return readers
+
+
+def where(folder: str, device: str = "cpu", shard_id: int = 0, num_shards: int = 1) -> Iterator[Any]:
+    """On the GPU, if it is asked for; with the stream that the operators run on."""
+    reader = reader_of(folder, shard_id=shard_id, num_shards=num_shards, stick_to_shard=True)
+    for encoded, _ in reader.next_epoch(batch_size=4):
+        samples, _ = ndd.decoders.audio(encoded, dtype=ndd.float32, downmix=True)
+        samples = samples.gpu() if device == "gpu" else samples
+        stream = ndd.get_current_stream()
+        yield {
+            "power": ndd.spectrogram(samples, nfft=64, window_length=64, window_step=32),
+            "stream": stream and stream.handle,
+        }

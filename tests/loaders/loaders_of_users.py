@@ -1,0 +1,167 @@
+"""Data sets and loaders as users write them, good and bad. Example i is a clip of 100 + i samples, all of them i."""
+
+import os
+import signal
+import sys
+import threading
+import time
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import webdataset as wds
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+COUNT = 40
+
+
+class Clips(Dataset[torch.Tensor]):
+    """`bad` is the index of a clip that does `what`: raises, or gets its worker a signal."""
+
+    def __init__(self, count: int = COUNT, bad: int = -1, what: str = "") -> None:
+        self.count, self.bad, self.what = count, bad, what
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.bad:
+            match self.what:
+                case "memory":
+                    raise MemoryError("no room for a clip")
+                case "exit":
+                    os._exit(3)
+                case "hang":
+                    time.sleep(1000)
+                case "":
+                    raise ValueError("no such clip")
+                case name:
+                    os.kill(os.getpid(), getattr(signal, name))
+        return torch.full((100 + index,), float(index))
+
+
+def pad(clips: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    lengths = torch.tensor([len(clip) for clip in clips])
+    return {"wav": torch.nn.utils.rnn.pad_sequence(clips, batch_first=True), "lengths": lengths}
+
+
+def arguments(bad: int = -1, what: str = "", count: int = COUNT, drop_last: bool = False) -> dict[str, Any]:
+    made = Clips(count, bad, what)
+    return {"dataset": made, "batch_size": 8, "shuffle": True, "drop_last": drop_last, "collate_fn": pad, "timeout": 30}
+
+
+def with_lengths(batch_size: int | None = None) -> dict[str, Any]:
+    extra = {} if batch_size is None else {"batch_size": batch_size}
+    return {"dataset": Clips(), "lengths": [(100 + index) / 10 for index in range(COUNT)], "collate_fn": pad, **extra}
+
+
+def seeded() -> dict[str, Any]:
+    return {"dataset": Clips(), "batch_size": 8, "shuffle": True, "collate_fn": pad, "generator": torch.Generator()}
+
+
+def of_lambda() -> dict[str, Any]:
+    return {"dataset": Clips(), "collate_fn": lambda clips: pad(clips)}
+
+
+def with_lock() -> dict[str, Any]:
+    clips = Clips()
+    clips.lock = threading.Lock()  # type: ignore[attr-defined]
+    return {"dataset": clips, "collate_fn": pad}
+
+
+def of_generators() -> dict[str, Any]:
+    return {"dataset": Clips(), "collate_fn": lambda clips: (clip for clip in clips)}
+
+
+def half_of(clips: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return pad(clips[::2])
+
+
+def thinned() -> dict[str, Any]:
+    return {"dataset": Clips(), "batch_size": 8, "collate_fn": half_of}
+
+
+def of_speechbrain() -> dict[str, Any]:
+    """Its import reads no audio: where torchaudio does not load, an empty module takes its place."""
+    try:
+        import torchaudio  # noqa: F401
+    except (ImportError, OSError):
+        sys.modules["torchaudio"] = types.ModuleType("torchaudio")
+    from speechbrain.dataio.batch import PaddedBatch
+
+    clips = [{"id": str(index), "wav": Clips()[index]} for index in range(COUNT)]
+    return {"dataset": clips, "batch_size": 8, "collate_fn": PaddedBatch}
+
+
+def of_different_lengths() -> dict[str, Any]:
+    return {"dataset": Clips(), "batch_size": 4}
+
+
+def without_data() -> dict[str, Any]:
+    return {"batch_size": 4}
+
+
+def misspelt() -> dict[str, Any]:
+    return {"dataset": Clips(), "batch_sise": 4}
+
+
+class Batches(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for number in range(6):
+            yield torch.ones(3, 50 + number)
+
+
+class Breaks(Batches):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from list(super().__iter__())[:2]
+        raise OSError("the disk is gone")
+
+
+def loader() -> DataLoader[torch.Tensor]:
+    return DataLoader(Clips(), batch_size=4, shuffle=True, collate_fn=pad)
+
+
+class FolderLoader(DataLoader[torch.Tensor]):
+    def __init__(self, folder: str) -> None:
+        super().__init__(Clips(), batch_size=4, collate_fn=pad)
+
+
+def own_class() -> DataLoader[torch.Tensor]:
+    return FolderLoader("clips")
+
+
+def generator(rows: int = 3) -> Iterator[torch.Tensor]:
+    for number in range(5):
+        yield torch.ones(rows, 7 + number)
+
+
+class Endless(Dataset[torch.Tensor]):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(3)
+
+
+def number() -> int:
+    return 3
+
+
+def missing_dali() -> None:
+    import nvidia.dali_that_is_not_there  # noqa: F401
+
+
+def shards(folder: str, count: int = 2) -> list[str]:
+    names = [f"{folder}/{number}.tar" for number in range(count)]
+    for number, name in enumerate(names):
+        with wds.TarWriter(name) as writer:
+            for index in range(10):
+                writer.write({"__key__": f"{number}{index:03d}", "clip.npy": Clips()[index].numpy()})
+    return names
+
+
+def pipeline(folder: str, splits: bool = True) -> Any:
+    clips = wds.WebDataset(shards(folder), shardshuffle=False, empty_check=splits).decode().to_tuple("clip.npy")
+    return clips.batched(5, collation_fn=lambda made: pad([torch.as_tensor(clip) for (clip,) in made]))
+
+
+def web_loader(folder: str, num_workers: int, prefetch_factor: int | None) -> Any:
+    return wds.WebLoader(pipeline(folder), batch_size=None, num_workers=num_workers, prefetch_factor=prefetch_factor)

@@ -1,0 +1,135 @@
+"""What any batch is: how many examples, how long, how many bytes, in words, and bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import default_collate
+
+from batchtune.loaders.batches import digests_of, facts_of, leaves, moved, words_of
+
+
+class Padded(NamedTuple):
+    data: torch.Tensor
+    lengths: torch.Tensor
+
+
+@dataclass
+class Speech:
+    wav: torch.Tensor
+    text: list[str]
+
+
+class Thing:
+    def __init__(self) -> None:
+        self.wav, self._hidden, self.name = torch.ones(3, 40), torch.ones(99), "thing"
+        self.itself = self
+
+
+@pytest.mark.parametrize(
+    ("batch", "examples", "length", "total"),
+    [
+        (torch.ones(4, 100), 4, 100, 400),
+        (np.ones((4, 100, 80)), 4, 100, 400),
+        ((torch.ones(4, 100, 80), torch.tensor([100, 90, 80, 70])), 4, 100, 340),
+        ([torch.ones(4, 1, 300), torch.zeros(4, dtype=torch.long)], 4, 300, 1200),  # with channels, and labels
+        ({"x": torch.ones(100, 4, 80), "y": torch.ones(4, 7), "n": torch.tensor([100, 50, 50, 50])}, 4, 100, 250),
+        (Padded(torch.ones(2, 10), torch.tensor([1.0, 0.5])), 2, 10, 15),  # lengths as SpeechBrain writes them
+        (Speech(torch.ones(3, 40), ["a", "b", "c"]), 3, 40, 120),
+        (Thing(), 3, 40, 120),
+        ([torch.ones(5), torch.ones(9), torch.ones(7)], 3, 9, 21),  # examples that are not collated
+        ([{"x": torch.ones(5, 2)}, {"x": torch.ones(9, 2)}], 2, 9, None),
+        (["a", "b"], 2, None, None),
+        (torch.zeros(8), 8, None, None),
+        ("text", None, None, None),
+        (7, None, None, None),
+        ({}, None, None, None),
+    ],
+)
+def test_facts(batch: Any, examples: int | None, length: float | None, total: float | None) -> None:
+    facts = facts_of(batch)
+    assert (facts.examples, facts.length) == (examples, length)
+    if total is not None:
+        assert facts.total_length == total
+
+
+def test_the_expected_examples_count_unless_some_were_left_out() -> None:
+    packed = torch.ones(700, 80)  # all examples behind one another
+    assert facts_of(packed, 8).examples == 8
+    assert facts_of({"x": torch.ones(5, 70), "n": torch.ones(5)}, 8).examples == 5
+
+
+def test_bytes_are_those_of_all_tensors() -> None:
+    batch = {"x": torch.ones(4, 10, dtype=torch.float64), "y": [np.ones(3, np.int16), "text"]}
+    assert facts_of(batch).size_bytes == 4 * 10 * 8 + 3 * 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (torch.ones(32, 1600), "32 × 1600"),
+        ({"wav": torch.ones(4, 9), "id": ["a"] * 4, "n": torch.ones(4)}, "4 × 9 (wav), 4 (n)"),
+        ([torch.ones(2, size) for size in (5, 4, 3, 2)], "2 × 5 (0), 2 × 4 (1), 2 × 3 (2), and 1 more"),
+        ("text", "a str without tensors"),
+        ({"loss": torch.tensor(1.0)}, "a number (loss)"),
+    ],
+)
+def test_words(batch: Any, words: str) -> None:
+    assert words_of(batch) == words
+
+
+def test_leaves_have_names() -> None:
+    nested = {"audio": Padded(torch.ones(2, 3), torch.ones(2)), "meta": [{"id": "a"}, {"id": "b"}], 5: None}
+    assert [name for name, _ in leaves(nested)] == ["audio.data", "audio.lengths", "meta.0.id", "meta.1.id", "5"]
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8, torch.complex64]
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=20), st.sampled_from(DTYPES), st.data())
+def test_digests_are_equal_only_if_all_bits_are(values: list[int], dtype: torch.dtype, data: st.DataObject) -> None:
+    one = torch.tensor(values).to(dtype)
+    assert digests_of({"x": one}) == digests_of({"x": one.clone()})
+    other = one.clone()
+    place = data.draw(st.integers(0, len(values) - 1))
+    other[place] = 1 - values[place]
+    assert digests_of(one) != digests_of(other)
+    assert digests_of(one) != digests_of(one.unsqueeze(0))
+    assert digests_of(one) != digests_of(one.to(torch.complex128))
+
+
+def test_digests_of_other_values() -> None:
+    assert digests_of({"id": ["a", "b"]}) != digests_of({"id": ["b", "a"]})
+    assert digests_of(torch.eye(3).to_sparse()) == digests_of(torch.eye(3).to_sparse())
+    assert digests_of(torch.ones(4, 4).T) == digests_of(torch.ones(4, 4))
+    assert digests_of(np.array(["a", {}], dtype=object)) != digests_of(np.array(["b", {}], dtype=object))
+    assert digests_of(torch.tensor(0.0)) != digests_of(torch.tensor(-0.0))
+
+
+def test_a_batch_is_moved_with_its_structure() -> None:
+    batch = {
+        "pair": Padded(torch.ones(2), torch.ones(2)),
+        "list": [torch.ones(1), "a"],
+        "speech": Speech(torch.ones(1), []),
+    }
+    there = moved(batch, "meta", non_blocking=True)
+    assert isinstance(there["pair"], Padded) and isinstance(there["speech"], Speech)
+    assert {str(value.device) for _, value in leaves(there) if isinstance(value, torch.Tensor)} == {"meta"}
+    assert there["list"][1] == "a"
+
+
+@given(st.lists(st.integers(1, 50), min_size=2, max_size=9))
+def test_what_torch_collates_has_as_many_examples(lengths: list[int]) -> None:
+    padded = torch.zeros(len(lengths), max(lengths))
+    made = default_collate(
+        [{"x": row, "n": length, "id": str(length)} for row, length in zip(padded, lengths, strict=True)]
+    )
+    facts = facts_of(made)
+    assert facts.examples == len(lengths)
+    assert facts.total_length == sum(lengths) or max(lengths) in (1, len(lengths))

@@ -1,0 +1,346 @@
+"""Loaders of DALI's dynamic mode, against the real DALI, on the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import random
+import subprocess
+import sys
+import wave
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from batchtune.errors import LoaderError
+from batchtune.loaders.base import Machine, OpenLoader, Target
+from batchtune.loaders.dali import DaliKind
+from batchtune.workloads.loading import load_function, user_traceback
+
+TARGETS = Path(__file__).parent / "dali_targets.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "loaders" / "dali_loader.py"
+DYNAMIC = "nvidia.dali.experimental.dynamic"
+MODES = ("eager", "deferred", "sync_cpu", "sync_full")
+FILES = 11
+
+needs_dali = pytest.mark.skipif(
+    importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None,
+    reason="nvidia-dali is not installed",
+)
+
+
+@pytest.fixture(scope="module")
+def wavs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Wavs of different lengths, 1 kHz."""
+    folder, chance = tmp_path_factory.mktemp("wavs"), random.Random(0)
+    for number in range(FILES):
+        with wave.open(str(folder / f"{number:02}.wav"), "wb") as file:
+            file.setparams((1, 2, 1000, 0, "NONE", ""))
+            file.writeframes(array("h", [chance.randrange(-9999, 9999) for _ in range(100 + 37 * number)]).tobytes())
+    return str(folder)
+
+
+@pytest.fixture
+def opened(wavs: str) -> Iterator[Callable[..., OpenLoader]]:
+    """`opened(name, options, **arguments)`: a loader, closed when the test ends."""
+    loaders: list[OpenLoader] = []
+
+    def open_loader(name: str, options: dict[str, Any] | None = None, **arguments: Any) -> OpenLoader:
+        loaders.append(DaliKind().open(target_of(name, {"folder": wavs, **(options or {})}), arguments))
+        return loaders[-1]
+
+    yield open_loader
+    for loader in reversed(loaders):
+        loader.close()
+    if ndd := sys.modules.get(DYNAMIC):
+        ndd.set_num_threads(None)
+
+
+def target_of(name: str, options: dict[str, Any], device: str = "cpu", seed: int = 3) -> Target:
+    """Its options are those that it takes."""
+    function = load_function(name if ":" in name else f"{TARGETS}:{name}", {}, given={*DaliKind.GIVEN, *options})
+    takes = frozenset(inspect.signature(function).parameters)
+    options = {name: value for name, value in options.items() if name in takes}
+    return Target(function=function, options=options, takes=takes, seed=seed, device=device, config=None)
+
+
+def digests(loader: OpenLoader, batches: int | None = None) -> list[dict[str, str]]:
+    with closing(loader.epoch()) as epoch:  # type: ignore[type-var]
+        return [loader.digests(batch) for _, batch in zip(range(batches or 99), epoch, strict=False)]
+
+
+# Which functions, which settings
+
+
+@needs_dali
+def test_functions_that_use_the_dynamic_mode_are_recognised(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text("import torch\ndef make(): return torch.zeros(1)\n")
+    (tmp_path / "names.py").write_text(f"from {DYNAMIC} import readers\ndef make(): raise AssertionError\n")
+    (tmp_path / "pipelines.py").write_text("from nvidia.dali import fn, pipeline_def\ndef make(): return fn\n")
+    (tmp_path / "late.py").write_text(
+        f"class Make:\n    def __iter__(self):\n        from {DYNAMIC} import readers\n        yield readers\n"
+    )
+    found = {
+        spec: DaliKind().recognises(target_of(f"{tmp_path / spec}", {}))
+        for spec in ("other.py:make", "names.py:make", "pipelines.py:make", "late.py:Make")
+    }
+    assert found == {"other.py:make": False, "names.py:make": True, "pipelines.py:make": False, "late.py:Make": True}
+    assert DaliKind().recognises(target_of("mels", {"folder": ""}))
+
+
+def test_the_settings_are_few_and_none_is_the_same_twice() -> None:
+    kind = DaliKind()
+    for processors in (1, 2, 16, 200):
+        for accelerator in (False, True):
+            machine = Machine(processors=processors, accelerator=accelerator)
+            axes = kind.axes(machine, frozenset({"shard_id", "num_shards"}))
+            every = kind.settings(axes)
+            assert len(every) <= 27 + 9 * accelerator
+            assert every[0] == {"eval_mode": "eager", "num_threads": 1, "reader_threads": 0, "queue_depth": None}
+            assert {kind.workers(one) for one in every} == {0, 1, 2}
+            assert ("sync_full" in axes["eval_mode"]) == accelerator
+            assert max(axes["num_threads"]) == processors
+    alone = kind.axes(Machine(processors=2, accelerator=False), frozenset({"shard_id"}))
+    assert alone["reader_threads"] == [0, 1]
+    swept = kind.settings({"reader_threads": [0, 1], "queue_depth": [1, 2, 4], "batch_size": [8]})
+    assert [(one["reader_threads"], one["queue_depth"]) for one in swept] == [(0, None), (1, 1), (1, 2), (1, 4)]
+
+
+# What is delivered
+
+
+@needs_dali
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    files=st.integers(1, FILES),
+    batch_size=st.integers(1, 5),
+    threads=st.integers(0, 3),
+    stick=st.booleans(),
+    pad=st.booleans(),
+)
+def test_each_example_counts_once_in_an_epoch(
+    wavs: str, files: int, batch_size: int, threads: int, stick: bool, pad: bool
+) -> None:
+    threads = min(threads, files)
+    options = {"folder": wavs, "batch_size": batch_size, "files": files, "stick": stick, "pad": pad}
+    loader = DaliKind().open(target_of("Labels", options), {"reader_threads": threads, "queue_depth": 1})
+    with closing(loader):
+        for number in range(3):
+            counted: Counter[int] = Counter()
+            for labels in loader.epoch():
+                facts = loader.facts(labels)
+                assert len(labels.shape) == batch_size  # DALI's batches are full
+                assert facts.examples is not None
+                counted.update(int(label.item()) for label in list(labels.tensors)[: facts.examples])
+            assert counted.total() == files
+            if pad or number == 0:  # else the epoch starts behind the examples that filled up the last one
+                assert set(counted) == set(range(files))
+
+
+@needs_dali
+def test_lengths_are_those_of_each_example(opened: Callable[..., OpenLoader]) -> None:
+    ragged, padded = opened("mels"), opened("mels", {"padded": True})
+    for batch, other in zip(ragged.epoch(), padded.epoch(), strict=True):
+        facts = ragged.facts(batch)
+        assert facts.examples is not None
+        frames = [extent for _, extent in batch["mel"].shape]
+        assert facts.length == max(frames)
+        assert facts.total_length == sum(frames[: facts.examples])
+        assert facts.size_bytes == sum(8 * 4 * extent for extent in frames) + 4 * 4
+        same = padded.facts(other)
+        assert (same.examples, same.length, same.total_length) == (facts.examples, facts.length, facts.total_length)
+    assert facts.examples == FILES % 4
+    assert ragged.words(batch) == f"4 × 8 × {min(frames)} to {max(frames)} (mel), 4 × 1 (label)"
+    assert padded.words(other) == f"4 × 8 × {max(frames)} (mel), 4 (frames), 4 × 1 (label)"
+
+
+@needs_dali
+def test_equal_seeds_give_equal_batches_in_all_modes(opened: Callable[..., OpenLoader]) -> None:
+    for threads in (0, 2):
+        found = [digests(opened("mels", eval_mode=mode, reader_threads=threads, num_threads=2)) for mode in MODES]
+        assert found[0] == found[1] == found[2] == found[3]
+        assert len({one["mel"] for one in found[0]}) == len(found[0]) == (4 if threads else 3)
+    # A kept generator of random numbers goes on; a function that is called anew shuffles as before.
+    loader = opened("mels")
+    first, second = digests(loader), digests(loader)
+    assert [one["label"] for one in first] == [one["label"] for one in second]
+    assert all(one["mel"] != other["mel"] for one, other in zip(first, second, strict=True))
+
+
+@needs_dali
+def test_without_a_seed_the_reader_shuffles_as_ever(opened: Callable[..., OpenLoader], wavs: str) -> None:
+    options = {"folder": wavs, "shuffled_by": "default"}
+    loaders = [DaliKind().open(target_of("mels", options, seed=seed), {}) for seed in (1, 2)]
+    one, other = map(digests, loaders)
+    for loader in loaders:
+        loader.close()
+    assert [batch["label"] for batch in one] == [batch["label"] for batch in other]
+    assert [batch["mel"] for batch in one] != [batch["mel"] for batch in other]  # the default generator is seeded
+    assert [batch["label"] for batch in one] != [batch["label"] for batch in digests(opened("mels"))]
+
+
+@needs_dali
+def test_an_epoch_can_be_broken_off_and_begun_again(opened: Callable[..., OpenLoader]) -> None:
+    for threads in (0, 1, 2):
+        loader = opened("mels", reader_threads=threads, queue_depth=1)
+        assert len(digests(loader, 1)) == 1
+        assert len(digests(loader)) == 3 + (threads == 2)
+
+
+@needs_dali
+def test_a_captured_pipeline_is_measured_too(opened: Callable[..., OpenLoader]) -> None:
+    for threads, wanted in ((0, [4, 4, 3]), (2, [4, 4, 1, 2])):
+        loader = opened("Captured", reader_threads=threads)
+        for _ in range(2):
+            assert [loader.facts(batch).examples for batch in loader.epoch()] == wanted
+        assert len(digests(loader, 1)) == 1
+        assert [loader.facts(batch).examples for batch in loader.epoch()] == wanted
+
+
+@needs_dali
+def test_the_argument_batch_size_reaches_the_function(opened: Callable[..., OpenLoader]) -> None:
+    loader = opened("mels", batch_size=5)
+    assert [loader.facts(batch).examples for batch in loader.epoch()] == [5, 5, 1]
+    assert list(opened("nothing").epoch()) == []
+
+
+@needs_dali
+def test_the_stages_are_dalis_operators(opened: Callable[..., OpenLoader]) -> None:
+    stages = opened("mels", num_threads=1).stages(0.05)
+    assert [stage.name for stage in stages] == [
+        *("readers.File", "decoders.audio", "random.uniform", "arithmetic", "spectrogram"),
+        *("mel_filter_bank", "to_decibels", "Python"),
+    ]
+    assert sum(stage.share for stage in stages) == pytest.approx(1)
+    assert opened("nothing").stages(0.05) == opened("Captured").stages(0.05) == []
+
+
+# How it ends
+
+
+@needs_dali
+def test_a_process_ends_well_though_its_work_was_dropped(wavs: str) -> None:
+    code = f"""
+import inspect, sys
+from batchtune.loaders.base import Target
+from batchtune.loaders.dali import DaliKind
+sys.path.insert(0, {str(TARGETS.parent)!r})
+import dali_targets
+for threads in (0, 1):
+    target = Target(function=dali_targets.drops_its_work, options={{"folder": {wavs!r}}}, takes=frozenset({{"folder"}}),
+                    seed=0, device="cpu", config=None)
+    loader = DaliKind().open(target, {{"reader_threads": threads, "num_threads": 1}})
+    epoch = loader.epoch()
+    next(epoch)
+    epoch.close()
+    loader.close()
+print("done")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "done\n", "")
+
+
+# What goes wrong
+
+
+@needs_dali
+@pytest.mark.parametrize("mode", ["eager", "deferred", "sync_cpu"])
+@pytest.mark.parametrize("threads", [0, 2])
+def test_an_operators_error_names_the_line_of_the_user(
+    opened: Callable[..., OpenLoader], mode: str, threads: int
+) -> None:
+    loader = opened("fails", eval_mode=mode, reader_threads=threads)
+    for _ in range(2):  # it can be begun again
+        with pytest.raises(RuntimeError, match="Slice can't be placed out of bounds") as caught:
+            list(loader.epoch())
+    assert "mel = ndd.slice(mel, start=[999], shape=[5], axes=[1])" in user_traceback(caught.value)
+
+
+@needs_dali
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_an_error_of_the_users_own_reaches_training(opened: Callable[..., OpenLoader], threads: int) -> None:
+    delivered = 0
+    with pytest.raises(ValueError, match="no such speaker") as caught:
+        for _ in opened("raises", reader_threads=threads).epoch():
+            delivered += 1
+    assert delivered == (3 if threads == 2 else 1)  # in turns, and the last thread's second one fails
+    assert 'raise ValueError("no such speaker")' in user_traceback(caught.value)
+
+
+@needs_dali
+def test_bad_arguments_are_named(opened: Callable[..., OpenLoader], wavs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments, message in (
+        ({"num_threads": 10**6}, "num_threads=1000000: The number of threads per CPU core must not exceed 100"),
+        ({"num_threads": 0}, "must be positive"),
+        ({"eval_mode": "lazy"}, "eval_mode=lazy: DALI has eager, deferred, sync_cpu, sync_full"),
+        ({"reader_threads": -1}, "reader_threads=-1: a whole number from 0"),
+        ({"reader_threads": 1, "queue_depth": 0}, "a queue of 1 or more"),
+    ):
+        with pytest.raises(LoaderError, match=message):
+            opened("mels", **arguments)
+    with pytest.raises(LoaderError, match="does not take shard_id and num_shards"):
+        opened("drops_its_work", reader_threads=2)
+    with pytest.raises(LoaderError, match="returns a int, but an iterable of batches"):
+        opened("a_number")
+    with pytest.raises(LoaderError, match="returns a int"):
+        opened("a_number", reader_threads=1)
+    with pytest.raises(RuntimeError, match=r"Cannot open: .*missing\.txt"):
+        list(opened("no_files").epoch())
+    few = opened("mels", {"folder": wavs}, reader_threads=FILES + 1)
+    with pytest.raises(RuntimeError, match="number of input samples: 11") as caught:
+        list(few.epoch())
+    assert few.explain(caught.value) == "there are fewer files than reader threads"
+    import torch
+
+    if not torch.cuda.is_available():
+        with pytest.raises(LoaderError, match="to go to cuda:0, but DALI sees no such GPU"):
+            DaliKind().open(target_of("mels", {"folder": wavs}, device="cuda:0"), {})
+
+
+def test_a_function_without_dali_is_not_taken_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, DYNAMIC, raising=False)
+    (tmp_path / "plain.py").write_text("def make(): return [1]\n")
+    with pytest.raises(LoaderError, match="can't be measured as a loader of kind dali") as caught:
+        DaliKind().open(target_of(f"{tmp_path / 'plain.py'}:make", {}), {})
+    assert "--kind" in str(caught.value.hint)
+    (tmp_path / "late.py").write_text(f"def make():\n    import {DYNAMIC} as ndd\n    yield ndd\n")
+    monkeypatch.setitem(sys.modules, DYNAMIC, None)
+    target = target_of(f"{tmp_path / 'late.py'}:make", {})
+    with pytest.raises(LoaderError, match="dynamic mode can't be imported") as caught:
+        DaliKind().open(target, {})
+    assert "pip install 'batchtune[dali]'" in str(caught.value.hint)
+
+
+# The example
+
+
+@needs_dali
+def test_the_example_makes_what_torch_makes(wavs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+    import dali_loader
+    import torch
+
+    torch_loader = pytest.importorskip("torch_loader", reason="the example for torch is not there")
+    paths = sorted(Path(wavs).glob("*.wav"))[3:]
+    wanted = [torch_loader.log_mel(torch_loader.decoded(path.read_bytes())) for path in paths]
+    for encoded, _ in dali_loader.ndd.readers.File(files=list(map(str, paths))).next_epoch(batch_size=len(paths)):
+        samples, _ = dali_loader.ndd.decoders.audio(encoded, dtype=dali_loader.ndd.float32, downmix=True)
+        found = dali_loader.padded(dali_loader.log_mel(samples))
+    torch.testing.assert_close(found["log_mel"], torch_loader.pad_sequence(wanted, batch_first=True), rtol=0, atol=1e-3)
+    assert found["frames"].tolist() == [len(one) for one in wanted]
+
+
+@needs_dali
+def test_the_example_delivers_each_clip_once(opened: Callable[..., OpenLoader], wavs: str) -> None:
+    for threads in (0, 2):
+        loader = opened(f"{EXAMPLE}:make_batches", batch_size=4, reader_threads=threads)
+        assert sum(loader.facts(batch).examples or 0 for batch in loader.epoch()) == FILES
+    with pytest.raises(FileNotFoundError, match="make_audio"):
+        opened(f"{EXAMPLE}:make_batches", {"folder": "/nowhere"})

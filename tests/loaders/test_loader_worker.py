@@ -1,0 +1,344 @@
+"""The worker process of loaders: what it opens, what an epoch delivers, and how it says what went wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchtune.exports.sampler import render_sampler_yaml
+from batchtune.lengths import Lengths
+from batchtune.loaders.protocol import Failed, Open, Opened, Reply, Take, Taken
+from batchtune.processes.worker import Nursery, WorkerLost
+from batchtune.results import Arguments, SamplerConfig, SamplerEvidence
+
+USERS = Path(__file__).parent / "loaders_of_users.py"
+TWO: Arguments = {"num_workers": 2, "prefetch_factor": 2}
+SHAPES = {"loader": [(4, 139.0)], "Batches": [(3, 50.0 + number) for number in range(6)]}
+
+
+class Asker:
+    """Opens loaders in workers of one nursery, and asks them."""
+
+    def __init__(self) -> None:
+        self.nursery = Nursery("batchtune.loaders.worker", Reply, {})
+
+    def open(self, name: str, arguments: Arguments | None = None, **asked: Any) -> Opened | Failed:
+        self.nursery.start_worker()
+        spec = name if ":" in name else f"{USERS}:{name}"
+        every = {"spec": spec, "options": {}, "kind": None, "arguments": arguments or {}, "device": "cpu", "seed": 1}
+        request = Open(processors=sorted(os.sched_getaffinity(0))[:2], **{**every, **asked})
+        return self.nursery.ask(request, (Opened, Failed), 60.0)
+
+    def take(self, *, timeout: float = 60.0, **asked: Any) -> Taken | Failed:
+        request = Take(**{"batches": None, "seconds": 30.0, **asked})
+        return self.nursery.ask(request, (Taken, Failed), timeout)
+
+    def epoch(self, name: str, arguments: Arguments | None = None, **asked: Any) -> Taken:
+        opened = self.open(name, arguments, **asked)
+        assert isinstance(opened, Opened), opened
+        taken = self.take(digests=True)
+        assert isinstance(taken, Taken), taken
+        self.nursery.end_worker()
+        return taken
+
+    def failure(self, name: str, arguments: Arguments | None = None, **asked: Any) -> Failed:
+        reply = self.open(name, arguments, **asked)
+        if isinstance(reply, Opened):
+            reply = self.take()
+        assert isinstance(reply, Failed), reply
+        self.nursery.end_worker()
+        return reply
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Asker]:
+    asker = Asker()
+    yield asker
+    asker.nursery.close()
+
+
+@pytest.fixture
+def asker(nursery: Asker) -> Iterator[Asker]:
+    yield nursery
+    nursery.nursery.end_worker()
+
+
+# What it opens.
+
+
+def test_a_map_style_data_set_alone(asker: Asker) -> None:
+    opened = asker.open("Clips", options={"count": 5})
+    assert isinstance(opened, Opened)
+    assert (opened.kind, opened.batches, opened.examples, opened.device_name) == ("torch", 5, 5, "CPU")
+    assert opened.takes == ["bad", "count", "what"]
+    taken = asker.take()
+    assert isinstance(taken, Taken) and taken.complete
+    assert taken.examples == [1] * 5
+    assert taken.lengths == [100.0, 101.0, 102.0, 103.0, 104.0]
+
+
+@pytest.mark.parametrize("swept", [{}, TWO, {**TWO, "in_order": False}, {**TWO, "persistent_workers": True}])
+def test_a_dict_of_arguments_delivers_each_example_once(asker: Asker, swept: Arguments) -> None:
+    taken = asker.epoch("arguments", swept)
+    assert taken.complete and taken.examples == [8] * 5
+    assert sum(filter(None, taken.total_lengths)) == sum(range(100, 140))
+    assert taken.bytes == max(8 * 4 * length + 64 for length in taken.lengths if length)
+    assert taken.words is not None and re.fullmatch(r"8 × 1\d\d \(wav\), 8 \(lengths\)", taken.words)
+    assert len(taken.waits) == len(taken.steps) == len(taken.digests) == 5
+    assert taken.seconds == pytest.approx(sum(taken.waits) + sum(taken.steps))
+
+
+def test_the_users_own_loader_is_measured_with_other_workers(asker: Asker) -> None:
+    assert asker.epoch("loader", TWO).examples == [4] * 10
+
+
+def test_a_class_that_cant_be_made_anew_is_replaced_by_torchs(asker: Asker) -> None:
+    opened = asker.open("own_class", TWO)
+    assert isinstance(opened, Opened)
+    assert any("FolderLoader can't be made from the arguments of a DataLoader" in said for said in opened.warnings)
+
+
+@pytest.mark.parametrize(("name", "workers", "batches"), [("Batches", 0, 6), ("Batches", 2, 12), ("generator", 0, 5)])
+def test_iterables_deliver_their_own_batches_each_epoch(asker: Asker, name: str, workers: int, batches: int) -> None:
+    opened = asker.open(name, {"num_workers": workers} if workers else {})
+    assert isinstance(opened, Opened)
+    assert opened.kind == ("iterable" if name == "generator" else "torch")
+    for _ in range(2):
+        taken = asker.take()
+        assert isinstance(taken, Taken) and taken.complete
+        assert taken.examples == [3] * batches
+
+
+def test_what_the_function_takes_is_passed_to_it(asker: Asker) -> None:
+    assert asker.epoch("generator", {"rows": 9}).examples == [9] * 5
+
+
+def test_a_pipeline_of_shards(asker: Asker, tmp_path: Path) -> None:
+    taken = asker.epoch("pipeline", TWO, options={"folder": str(tmp_path)})
+    assert taken.examples == [5] * 4
+    assert sum(filter(None, taken.total_lengths)) == 2 * sum(range(100, 110))
+
+
+def test_a_web_loader_starts_its_workers_itself(asker: Asker, tmp_path: Path) -> None:
+    folder = {"folder": str(tmp_path)}
+    opened = asker.open("web_loader", options=folder)
+    assert isinstance(opened, Opened) and opened.kind == "iterable"
+    asker.nursery.end_worker()
+    assert asker.epoch("web_loader", TWO, options=folder).examples == [5] * 4
+
+
+def test_more_workers_than_shards_are_named(asker: Asker, tmp_path: Path) -> None:
+    four: Arguments = {"num_workers": 4}
+    opened = asker.open("pipeline", four, options={"folder": str(tmp_path), "splits": False})
+    assert isinstance(opened, Opened)
+    assert "UserWarning: 4 workers share 2 shards: 2 of them have nothing to read" in opened.warnings
+    asker.nursery.end_worker()
+    failed = asker.failure("pipeline", four, options={"folder": str(tmp_path)})
+    assert failed.outcome == "error" and "fewer shards than workers" in failed.message
+
+
+# The batches that a run recommends.
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    lengths = Lengths.of([(100 + index) / 10 for index in range(40)])
+    evidence = SamplerEvidence(
+        fingerprint=lengths.fingerprint, device=None, batches=10, padding_ratio=0.1, estimated_epoch_seconds=None
+    )
+    made = SamplerConfig(
+        format=SamplerConfig.FORMAT,
+        version=SamplerConfig.VERSION,
+        unit="s",
+        max_batch_length=100.0,
+        max_batch_size=7,
+        num_buckets=2,
+        bucket_boundaries=[12.0, 14.0],
+        bucket_batch_sizes=[7, 4],
+        shuffle=True,
+        batch_ordering="random",
+        drop_last=False,
+        seed=11,
+        evidence=evidence,
+    )
+    (tmp_path / "sampler.yaml").write_text(render_sampler_yaml(made), encoding="utf-8")
+    return str(tmp_path / "sampler.yaml")
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_lengths_give_the_recommended_batches_and_their_exact_shapes(asker: Asker, config: str, in_order: bool) -> None:
+    opened = asker.open("with_lengths", {**TWO, "in_order": in_order}, config=config)
+    assert isinstance(opened, Opened) and not opened.warnings
+    assert (opened.batches, opened.examples) == (8, 40)
+    taken = asker.take()
+    assert isinstance(taken, Taken)
+    assert sorted(filter(None, taken.examples)) == [3, 4, 4, 4, 4, 7, 7, 7]
+    assert set(filter(None, taken.lengths)) < {(100 + index) / 10 for index in range(40)}
+    assert sum(filter(None, taken.total_lengths)) == pytest.approx(sum(range(100, 140)) / 10)
+
+
+@pytest.mark.parametrize(
+    ("options", "has_run", "message"),
+    [({}, False, "no run folder with a sampler.yaml"), ({"batch_size": 4}, True, "both `lengths` and `batch_size`")],
+)
+def test_lengths_that_cant_be_used(
+    asker: Asker, config: str, options: dict[str, int], has_run: bool, message: str
+) -> None:
+    failed = asker.failure("with_lengths", options=options, config=config if has_run else None)
+    assert message in failed.message and failed.fatal and failed.hint
+
+
+# What is taken.
+
+
+def test_a_part_of_an_epoch_ends_where_it_was_asked_to(asker: Asker) -> None:
+    asker.open("arguments", {**TWO, "persistent_workers": True})
+    for _ in range(2):  # the second epoch begins anew
+        taken = asker.take(batches=3)
+        assert isinstance(taken, Taken) and not taken.complete
+        assert taken.examples == [8] * 3
+    asker.nursery.end_worker()
+    asker.open("arguments")
+    taken = asker.take(seconds=0.0)
+    assert isinstance(taken, Taken) and len(taken.waits) == 1
+
+
+def test_the_consumer_is_busy_for_each_step(asker: Asker) -> None:
+    asker.open("arguments")
+    taken = asker.take(steps=[0.02, 0.05])
+    assert isinstance(taken, Taken)
+    assert all(took >= asked for took, asked in zip(taken.steps, [0.02, 0.05, 0.02, 0.05, 0.02], strict=True))
+
+
+def test_the_same_seed_gives_the_same_batches(asker: Asker) -> None:
+    one, other, third = (asker.epoch("seeded", TWO, seed=seed).digests for seed in (1, 1, 2))
+    assert one == other != third
+
+
+def test_examples_that_collate_fn_leaves_out_do_not_count(asker: Asker) -> None:
+    assert asker.epoch("thinned").examples == [4] * 5
+
+
+# What goes wrong.
+
+
+@pytest.mark.parametrize("workers", [{}, TWO, {**TWO, "in_order": False}])
+def test_an_item_that_raises_is_named(asker: Asker, workers: Arguments) -> None:
+    failed = asker.failure("arguments", workers, options={"bad": 17})
+    assert (failed.outcome, failed.fatal) == ("error", False)
+    assert failed.message == "ValueError: no such clip (item 17 of the data set raises it)"
+    assert failed.traceback is not None and "in __getitem__" in failed.traceback
+    assert failed.traceback.count("File") == 1
+    assert failed.taken is not None and len(failed.taken.waits) < 5
+
+
+@pytest.mark.parametrize(
+    ("what", "outcome", "message"),
+    [
+        ("memory", "oom", "MemoryError: no room for a clip (item 17 of the data set raises it)"),
+        ("exit", "crash", "a worker ended unexpectedly with exit code 3"),
+        ("SIGKILL", "crash", "a worker was killed by SIGKILL"),
+        ("SIGSEGV", "crash", "a worker was killed by SIGSEGV"),
+        ("SIGBUS", "shared_memory", "a worker was killed by a bus error: /dev/shm is too small"),
+    ],
+)
+def test_a_worker_that_dies_is_named(asker: Asker, what: str, outcome: str, message: str) -> None:
+    failed = asker.failure("arguments", TWO, options={"bad": 17, "what": what})
+    assert failed.outcome == outcome and failed.message.startswith(message)
+    assert not failed.fatal
+
+
+def test_a_worker_that_hangs_shows_where(asker: Asker) -> None:
+    asker.open("arguments", TWO, options={"bad": 17, "what": "hang"})
+    with pytest.raises(WorkerLost) as lost:
+        asker.take(timeout=1.0)
+    assert lost.value.outcome == "timeout"
+    assert re.search(r"loaders_of_users\.py.* in __getitem__\n +time\.sleep\(1000\)", lost.value.output)
+
+
+@pytest.mark.parametrize(("name", "culprit"), [("of_lambda", "collate_fn"), ("with_lock", "dataset.lock")])
+def test_what_cant_be_pickled_under_spawn_is_named(asker: Asker, name: str, culprit: str) -> None:
+    failed = asker.failure(name, {**TWO, "multiprocessing_context": "spawn"})
+    assert f"(`{culprit}` can't be pickled)" in failed.message
+    assert failed.outcome == "error" and not failed.fatal and failed.hint and "fork" in failed.hint
+
+
+def test_a_batch_that_cant_be_sent_is_an_error_at_once(asker: Asker) -> None:
+    failed = asker.failure("of_generators", TWO)
+    assert failed.message.startswith("a batch can't be sent to the training process: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"count": 0}, "the data set has no examples"),
+        ({"count": 3, "drop_last": True}, "3 examples are fewer than a batch of 8, and drop_last leaves them out"),
+    ],
+)
+def test_an_epoch_without_batches_has_its_reason(asker: Asker, options: dict[str, Any], reason: str) -> None:
+    failed = asker.failure("arguments" if "drop_last" in options else "Clips", options=options)
+    assert failed.outcome == "empty" and reason in failed.message
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("number", "the target returns an object of type int: neither a data set nor an iterable"),
+        ("Endless", "the target returns an object of type Endless without __len__"),
+        ("without_data", "the target returns a dict without `dataset`: batch_size"),
+        ("misspelt", "unexpected keyword argument 'batch_sise'"),
+        ("nothing_of_that_name", "has no 'nothing_of_that_name'"),
+        ("missing_dali", "needs DALI, which is not installed"),
+        ("builtin:conformer-ctc", "names no class or function in a file"),
+    ],
+)
+def test_what_is_no_loader_is_fatal(asker: Asker, name: str, message: str) -> None:
+    failed = asker.failure(name)
+    assert message in failed.message and failed.fatal
+    if name == "missing_dali":
+        assert failed.hint is not None and "pip install 'batchtune[dali]'" in failed.hint
+
+
+def test_a_loader_of_another_kind_than_asked_for(asker: Asker) -> None:
+    assert "of the kind iterable, but torch was asked for" in asker.failure("generator", kind="torch").message
+
+
+def test_examples_that_do_not_fit_together_are_named(asker: Asker) -> None:
+    failed = asker.failure("of_different_lengths", TWO)
+    assert "(collate_fn raises it for the items 0, 1, 2, 3)" in failed.message
+
+
+def test_an_iterable_that_breaks_says_when(asker: Asker) -> None:
+    assert asker.failure("Breaks").message == "OSError: the disk is gone (raised after 2 batches)"
+
+
+def test_a_gpu_that_is_not_there(asker: Asker) -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("there may be one")
+    assert asker.failure("Clips", device="cuda:0").message == "--device cuda:0: no GPU can be used here"
+
+
+@pytest.mark.slow
+def test_speechbrains_own_batches(asker: Asker) -> None:
+    if importlib.util.find_spec("speechbrain") is None:
+        pytest.skip("speechbrain is not installed")
+    taken = asker.epoch("of_speechbrain")
+    assert taken.examples == [8] * 5
+    assert sum(filter(None, taken.total_lengths)) == pytest.approx(sum(range(100, 140)))
+    assert taken.words == "8 × 107 (wav.data), 8 (wav.lengths)"
+    assert set(taken.digests[0]) == {"id", "wav.data", "wav.lengths"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked_import_the_users_file(asker: Asker, context: str) -> None:
+    taken = asker.epoch("arguments", {**TWO, "multiprocessing_context": context})
+    assert taken.complete and taken.examples == [8] * 5
+    failed = asker.failure("arguments", {**TWO, "multiprocessing_context": context}, options={"bad": 17})
+    assert failed.message == "ValueError: no such clip (item 17 of the data set raises it)"

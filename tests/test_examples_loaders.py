@@ -1,0 +1,135 @@
+"""The example's three loaders: the same clips, the same features; each is tuned by the command."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "loaders"
+CLIPS = 40  # in batches of 16
+PACKAGES = {"torch": "torch", "webdataset": "webdataset", "dali": "nvidia.dali"}
+
+
+def installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+# Prints for each loader the largest difference from torch's features, the size of each batch, and how many clips lack.
+COMPARE = """
+import json, sys
+from pathlib import Path
+
+import torch
+import torch_loader
+from torch.utils.data import DataLoader
+
+folder, found = Path(sys.argv[1]), {}
+torch.set_num_threads(1)
+torch_loader.augmented = lambda samples: samples
+arguments = torch_loader.make_dataset(str(folder / "wavs"))
+wanted = [arguments["dataset"][number] for number in range(len(arguments["dataset"]))]
+for name in sys.argv[2:]:
+    if name == "torch":
+        batches = DataLoader(**arguments, num_workers=2)
+    elif name == "webdataset":
+        import webdataset_loader
+        webdataset_loader.augmented = torch_loader.augmented
+        batches = DataLoader(webdataset_loader.make_batches(str(folder / "shards")), batch_size=None, num_workers=2)
+    else:
+        import dali_loader
+        dali_loader.augmented = lambda samples, *others: samples
+        batches = dali_loader.make_batches(str(folder / "wavs"))
+    farthest, sizes, missing = 0.0, [], set(range(len(wanted)))
+    for batch in batches:
+        sizes.append(len(batch["frames"]))
+        assert batch["log_mel"].shape == (sizes[-1], batch["frames"].max(), 80)
+        for features, frames in zip(batch["log_mel"], batch["frames"].tolist()):
+            assert not features[frames:].any()
+            same = [(at, one) for at, one in enumerate(wanted) if len(one) == frames]
+            alike = {at: float((features[:frames] - one).abs().max()) for at, one in same}
+            nearest = min(alike, key=alike.get)
+            farthest = max(farthest, alike[nearest])
+            missing.discard(nearest)
+    found[name] = [farthest, sizes, len(missing)]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def audio(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("audio")
+    made = ran(["make_audio.py", "--out", str(folder), "--clips", str(CLIPS), "--seconds", "0.3", "1"], folder)
+    assert f"{CLIPS} clips" in made
+    return folder
+
+
+def ran(arguments: list[str], folder: Path) -> str:
+    """What a script of the example prints."""
+    path = os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parents[1])])
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=EXAMPLES,
+        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder), "OMP_WAIT_POLICY": "passive"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def compared(audio: Path) -> dict[str, tuple[float, list[int], int]]:
+    there = [name for name, package in PACKAGES.items() if installed(package)]
+    found: dict[str, tuple[float, list[int], int]] = json.loads(ran(["-c", COMPARE, str(audio), *there], audio))
+    return found
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_loaders_deliver_the_same_features(name: str, compared: dict[str, tuple[float, list[int], int]]) -> None:
+    if name not in compared:
+        pytest.skip(f"{PACKAGES[name]} is not installed")
+    farthest, sizes, missing = compared[name]
+    assert farthest < 1e-3  # of values around 1
+    assert missing == 0
+    if name == "torch":
+        assert sizes == [16, 16, 8]
+    elif name == "dali":
+        assert sizes == [16, 16, 16]  # the last is filled up
+    else:
+        assert sum(sizes) == CLIPS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not all(map(installed, PACKAGES.values())), reason="WebDataset and DALI are not both installed")
+def test_each_loader_is_tuned_by_the_command(tmp_path: Path) -> None:
+    small = ["--clips", "96", "--seconds", "0.3", "--trials", "1", "--workers", "1", "--out", str(tmp_path / "out")]
+    printed = ran(["tune_loaders.py", *small], tmp_path)
+    lines = printed[printed.index("clips/s") :].splitlines()
+    for name in ("torch", "WebDataset", "DALI", "DALI eager", "DALI sync_cpu"):
+        line = next(line for line in lines if line.startswith(f"{name} ") and line.split(name)[1].split()[0].isdigit())
+        rate, idle, *_ = line.removeprefix(name).split()
+        assert int(rate) > 0
+        assert 0 <= float(idle.rstrip("%")) <= 100
+    for name in ("torch", "webdataset", "dali"):
+        tuning = json.loads((tmp_path / "out" / f"run-{name}" / "loader.json").read_text())
+        assert tuning["epoch_examples"] == 96
+        assert tuning["kind"] == ("dali" if name == "dali" else "torch")
+        assert {row["outcome"] for row in tuning["rows"]} == {"ok"}
+        stages = [stage["name"] for stage in tuning["stages"]]
+        if name == "torch":
+            assert {"decoded", "augmented", "log_mel", "Clips.__getitem__", "collate (padded)"} <= set(stages)
+        elif name == "webdataset":
+            assert stages == ["reading", "decode", "augmented", "log_mel", "collate (padded)"]
+        else:
+            assert "decoders.audio" in " ".join(stages)
