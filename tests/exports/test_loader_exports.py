@@ -127,7 +127,7 @@ def test_without_workers_nothing_of_workers_is_written(name: str) -> None:
     assert "num_workers=0" in text and "pin_memory=True" in text and "prefetch_factor" not in text
 
 
-def test_what_the_code_makes_is_a_dataloader_with_these_arguments() -> None:
+def test_the_code_makes_a_dataloader_with_these_arguments() -> None:
     names: dict[str, Any] = {}
     code = exported("pytorch", recommending({"num_workers": 2, **BESIDE})).split("\n\n\ndef train(")[0]
     exec(code, names)
