@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -28,6 +28,7 @@ from batchtune.units import (
 
 # A sentence quotes no more of an error, or of a name.
 _QUOTED = 120
+_SILENT = {"in_order": True, "pin_memory": False, "persistent_workers": False}
 _OUTCOMES = {
     "error": "an error",
     "timeout": "no batch within the time limit",
@@ -63,7 +64,7 @@ def loader_sentences(loader: LoaderTuning) -> Iterator[str]:
     if row is None:
         return
     yield from brief_loader_sentences(loader)
-    if loader.reason:
+    if loader.reason and not loader.reason.startswith("The loader is the bottleneck"):  # the headline says so
         yield f"Why: {with_full_stop(loader.reason)}"
     needs = []
     if row.processors is not None:
@@ -84,10 +85,14 @@ def loader_sentences(loader: LoaderTuning) -> Iterator[str]:
         )
     queue = loader.queue
     if queue is not None:
+        receives = ""
+        if queue.receive_seconds >= 1e-6:
+            receives = (
+                f"; the training process spends {format_seconds(queue.receive_seconds)} on one that a worker made"
+            )
         yield (
             f"One process makes a batch in {format_seconds(queue.batch_seconds)}, {format_percent(queue.busy)} of it "
-            f"computing; the training process spends {format_seconds(queue.receive_seconds)} on a batch that a worker "
-            f"made. With these figures the queue gives the measured rates to within "
+            f"computing{receives}. With these figures the queue gives the measured rates to within "
             f"{format_percent(queue.relative_error)}."
         )
     if row.examples_per_second_spread is not None and row.trials > 1:
@@ -131,9 +136,12 @@ def argument_of(row: LoaderRow, name: str) -> str:
 
 
 def setting_name(loader: LoaderTuning, row: LoaderRow) -> str:
-    """Return which row it is, by the arguments that rows differ in, short enough for a sentence."""
-    varied = varied_arguments(loader)
-    differ = {name: value for name, value in row.arguments.items() if name in varied}
+    """Return which row it is, by the arguments that rows differ in, short enough for a sentence.
+
+    A DataLoader's defaults go without saying.
+    """
+    varied, silent = varied_arguments(loader), _SILENT if loader.kind == "torch" else {}
+    differ = {name: value for name, value in row.arguments.items() if name in varied and silent.get(name) is not value}
     return shown((replace(row, arguments=differ) if differ else row).name)
 
 
@@ -150,12 +158,13 @@ def slowest(loader: LoaderTuning) -> LoaderStage | None:
 
 def without_workers(loader: LoaderTuning) -> LoaderRow | None:
     """Return the fastest row in which the training process makes the batches itself; None where none was measured."""
-    return max(_delivered(row for row in loader.rows if row.workers == 0), key=_speed, default=None)
+    return max(_delivered(row for row in loader.rows if not row.workers), key=_speed, default=None)
 
 
 def fastest(loader: LoaderTuning) -> LoaderRow | None:
-    """Return the row with the most examples per second; None where all failed."""
-    return max(_delivered(iter(loader.rows)), key=_speed, default=None)
+    """Return the row with the most examples per second of those that were measured longest; None where all failed."""
+    rounds = max((row.rounds for row in _delivered(loader.rows)), default=0)
+    return max((row for row in _delivered(loader.rows) if row.rounds == rounds), key=_speed, default=None)
 
 
 def failed_settings(loader: LoaderTuning) -> list[LoaderRow]:
@@ -249,7 +258,7 @@ def _speed(row: LoaderRow) -> float:
     return row.examples_per_second or 0.0
 
 
-def _delivered(rows: Iterator[LoaderRow]) -> Iterator[LoaderRow]:
+def _delivered(rows: Iterable[LoaderRow]) -> Iterator[LoaderRow]:
     return (row for row in rows if row.outcome == "ok")
 
 

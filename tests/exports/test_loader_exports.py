@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,7 +127,7 @@ def test_without_workers_nothing_of_workers_is_written(name: str) -> None:
     assert "num_workers=0" in text and "pin_memory=True" in text and "prefetch_factor" not in text
 
 
-def test_what_the_code_makes_is_a_dataloader_with_these_arguments() -> None:
+def test_the_code_makes_a_dataloader_with_these_arguments() -> None:
     names: dict[str, Any] = {}
     code = exported("pytorch", recommending({"num_workers": 2, **BESIDE})).split("\n\n\ndef train(")[0]
     exec(code, names)
@@ -147,8 +149,10 @@ def test_transformers_gets_them_in_its_own_words() -> None:
     exec(text[text.index("LOADER = {") : text.index("class TunedTrainer")], names)
     assert names["LOADER"] == {f"dataloader_{name}": value for name, value in {"num_workers": 6, **BESIDE}.items()}
     assert keywords(text)["in_order"] == "False"
-    arguments = pytest.importorskip("transformers").TrainingArguments
-    assert set(names["LOADER"]) <= set(arguments.__dataclass_fields__)
+    found = find_spec("transformers")
+    if found is not None and found.origin is not None:  # read, not imported: that takes seconds
+        source = Path(found.origin).with_name("training_args.py").read_text(encoding="utf-8")
+        assert all(f"\n    {name}: " in source for name in names["LOADER"])
 
 
 @pytest.mark.parametrize(

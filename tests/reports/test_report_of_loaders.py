@@ -57,7 +57,7 @@ def test_a_loader_is_a_run_alone_and_beside_others(tmp_path: Path, others: dict[
     assert (results.main is results.loader) == (not others)
 
 
-def test_a_loader_of_other_data_is_refused_and_one_of_unknown_data_is_not(tmp_path: Path) -> None:
+def test_a_loader_of_other_data_is_refused(tmp_path: Path) -> None:
     loader = made_loader()
     assert loader.lengths is not None
     write_result(tmp_path / "probe.json", made_probe())
@@ -95,7 +95,7 @@ def test_a_recommended_row_that_failed_is_damage(tmp_path: Path) -> None:
 # Sentences
 
 
-def test_the_headline_says_what_to_set_and_whether_the_step_waits() -> None:
+def test_the_headline_says_what_to_set_and_if_the_step_waits() -> None:
     assert summary_sentences(loaded())[0] == (
         "num_workers=4 prefetch_factor=2 keeps the step busy: it waits for data 0.6% of the time. The loader makes "
         "870.7 examples/s; the step takes 833.3."
@@ -125,7 +125,24 @@ def test_a_row_is_named_by_what_tells_it_apart() -> None:
     assert "Set num_workers=2 pin_memory=true for" in said(replace(made_iterable(), rows=rows[1:], recommended=0))
 
 
-def test_sentences_beside_those_of_a_sweep_say_that_they_are_of_the_loader() -> None:
+def test_defaults_of_torch_go_without_saying() -> None:
+    rows = [
+        replace(row, arguments={**row.arguments, "in_order": in_order})
+        for row in made_loader().rows[:9]
+        for in_order in (True, False)
+    ]
+    first = [summary_sentences(loaded(replace(made_loader(), rows=rows, recommended=place)))[0] for place in (10, 11)]
+    assert first[0].startswith("num_workers=4 prefetch_factor=2 keeps the step busy")
+    assert first[1].startswith("num_workers=4 prefetch_factor=2 in_order=false keeps the step busy")
+
+
+def test_the_fastest_is_one_of_those_that_were_measured_longest() -> None:
+    fast = with_row(made_loader(), 3, examples_per_second=9000.0)  # in the first, short round
+    (table,) = brief_tables(loaded(fast))
+    assert table.rows[1][:3] == ("fastest", "6", "1234")
+
+
+def test_sentences_beside_a_sweep_name_the_loader() -> None:
     sentences = summary_sentences(loaded(sweep=True))
     assert sentences[0].startswith("Set 13 buckets") and "keeps the step busy" in sentences[1]
     assert "Loader: An epoch with the step is estimated at 34.3 s." in sentences
@@ -144,7 +161,7 @@ def test_evidence_is_said() -> None:
         assert part in text
 
 
-def test_failed_settings_are_counted_and_their_first_line_is_quoted() -> None:
+def test_failed_settings_are_counted_and_quoted() -> None:
     warnings = warning_sentences(loaded())
     assert warnings[0] == (
         "2 of 11 settings of the loader failed, such as num_workers=8 prefetch_factor=2: RuntimeError: DataLoader "
@@ -183,7 +200,7 @@ def test_what_comes_next(loader: LoaderTuning, expected: list[str]) -> None:
 # Tables
 
 
-def test_the_full_table_has_a_column_for_each_argument_that_varies() -> None:
+def test_the_full_table_has_a_column_for_what_varies() -> None:
     table = next(iter(full_tables(loaded())))
     titles = [column.title for column in table.columns]
     assert titles[:4] == ["num workers", "prefetch factor", "examples/s", "step waits"] and titles[-1] == "outcome"
@@ -192,13 +209,13 @@ def test_the_full_table_has_a_column_for_each_argument_that_varies() -> None:
     assert "The same for all that take it: pin_memory=true persistent_workers=true." in table.notes
 
 
-def test_an_argument_with_the_name_of_another_column_keeps_its_own() -> None:
+def test_an_argument_with_the_name_of_another_column() -> None:
     rows = [replace(row, arguments={**row.arguments, "memory": i}) for i, row in enumerate(made_dali().rows)]
     table = next(iter(full_tables(loaded(replace(made_dali(), rows=rows)))))
     assert [row[2] for row in table.rows] == ["0", "1", "2", "3"] and "1,020 MiB" in table.rows[1]
 
 
-def test_the_brief_table_compares_with_the_fastest_and_with_no_workers() -> None:
+def test_the_brief_table_compares_the_fastest_and_no_workers() -> None:
     (table,) = brief_tables(loaded())
     assert [row[:3] for row in table.rows] == [
         ("recommended", "4", "870.7"),
@@ -215,7 +232,7 @@ def traces(loader: LoaderTuning, view: int = 0) -> dict[str, dict[str, Any]]:
     return {trace["name"]: trace for trace in figure.views[view].data}
 
 
-def test_throughput_is_drawn_against_workers_with_the_steps_demand() -> None:
+def test_throughput_is_drawn_with_the_steps_demand() -> None:
     drawn = traces(made_loader())
     assert list(drawn) == [
         *("the step takes 833.3 examples/s", "other settings", "best of each number of workers", "failed"),
@@ -233,6 +250,13 @@ def test_arguments_that_matter_have_a_line_each() -> None:
     drawn = traces(faster)
     assert {"eval_mode=eager", "eval_mode=sync_cpu"} <= set(drawn)
     assert drawn["eval_mode=eager"]["x"] == [1, 2]
+
+
+def test_an_argument_varied_with_one_number_of_workers() -> None:
+    rows = [row for row in made_loader().rows[:9] if row.arguments.get("prefetch_factor") != 4]
+    spawned = replace(rows[3], arguments={**rows[3].arguments, "multiprocessing_context": "spawn"})
+    drawn = traces(made_loader(rows=[*rows, replace(spawned, examples_per_second=10.0)], recommended=3))
+    assert "best of each number of workers" in drawn and drawn["other settings"]["y"] == [10.0]
 
 
 def test_a_demand_far_above_all_is_named_above_the_scale() -> None:

@@ -29,6 +29,8 @@ from batchtune.units import format_number, format_percent, format_seconds, forma
 
 # Workers have a tick each up to so many.
 _MOST_TICKS = 12
+# More lines say no more.
+_MOST_LINES = 4
 # Settings whose best rates differ by less are one line.
 _MATTERS = 1.05
 # A step that takes so many times the fastest setting's examples would press all of them flat.
@@ -128,19 +130,19 @@ def _note(text: str) -> Layout:
 def _groups(loader: LoaderTuning, rows: Sequence[LoaderRow]) -> dict[str, list[LoaderRow]]:
     """Return the rows to join, by the name of their line: of each number of workers the best.
 
-    A line for each combination of the other arguments that change the rate, as far as there are colours for them. A row
-    that takes none of these, such as one without workers, is on all lines.
+    A line for each combination of the other arguments that change the rate, of a few lines at most. A row that takes
+    none of these, such as one without workers, is on all lines.
     """
     names = [name for name in varied_arguments(loader) if any(_other(row, name) for row in rows)]
     names.sort(key=lambda name: -_effect(rows, name))
     kept: list[str] = []
     for name in names:
-        if _effect(rows, name) >= _MATTERS and len(_combinations(rows, [*kept, name])) <= HUES:
+        if _effect(rows, name) >= _MATTERS and len(_combinations(rows, [*kept, name])) <= _MOST_LINES:
             kept.append(name)
     found: dict[str, list[LoaderRow]] = {}
     for values in _combinations(rows, kept):
         of = dict(zip(kept, values, strict=True))
-        members = [row for row in rows if all(argument_of(row, name) in (UNKNOWN, of[name]) for name in kept)]
+        members = [row for row in rows if all(_value(row, name) in (UNKNOWN, of[name]) for name in kept)]
         best: dict[int, LoaderRow] = {}
         for row in sorted(members, key=lambda row: -(row.examples_per_second or 0.0)):
             best.setdefault(row.workers, row)
@@ -157,21 +159,30 @@ def _other(row: LoaderRow, name: str) -> bool:
     return name in row.arguments and argument_of(row, name) != str(row.workers)
 
 
+def _value(row: LoaderRow, name: str) -> str:
+    """Return the value of an argument; a dash where it has none, or nothing to do without workers."""
+    return UNKNOWN if not row.workers and row.arguments.get(name) is None else argument_of(row, name)
+
+
 def _combinations(rows: Sequence[LoaderRow], names: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the values that these arguments have together, in the order of the rows."""
-    found = dict.fromkeys(tuple(argument_of(row, name) for name in names) for row in rows)
+    found = dict.fromkeys(tuple(_value(row, name) for name in names) for row in rows)
     return [values for values in found if UNKNOWN not in values] or list(found)[:1]
 
 
 def _effect(rows: Sequence[LoaderRow], name: str) -> float:
-    """Return by which factor the best rates of an argument's values differ, at most, with the same workers."""
+    """Return by which factor the best rates of an argument's values differ, at most, with the same workers.
+
+    It is 1 where only one of several numbers of workers was measured with more than one of its values.
+    """
     best: dict[int, dict[str, float]] = {}
     for row in rows:
-        if name in row.arguments:
+        if _value(row, name) != UNKNOWN:
             rates = best.setdefault(row.workers, {})
             value = argument_of(row, name)
             rates[value] = max(rates.get(value, 0.0), row.examples_per_second or 0.0)
-    return max((max(rates.values()) / max(min(rates.values()), 1e-9) for rates in best.values()), default=1.0)
+    found = [max(rates.values()) / max(min(rates.values()), 1e-9) for rates in best.values() if len(rates) > 1]
+    return max(found) if len(found) >= min(2, len(best)) and found else 1.0
 
 
 def _row_text(loader: LoaderTuning, row: LoaderRow) -> str:
