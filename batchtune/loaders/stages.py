@@ -162,11 +162,14 @@ def _codes(dataset: Any) -> frozenset[CodeType]:
 
 
 def _iterable_stages(dataset: Any) -> list[_Stage]:
-    webdataset = sys.modules.get("webdataset")
-    if webdataset is None or not isinstance(dataset, webdataset.DataPipeline):
+    """Return the stages of a WebDataset pipeline; of any other iterable, the one that it is."""
+    from torch.utils.data import DataLoader
+
+    pipeline = getattr(sys.modules.get("webdataset"), "DataPipeline", None)
+    if pipeline is None or not isinstance(dataset, pipeline) or type(dataset).__iter__ is not pipeline.__iter__:
         return [_Stage(name=f"{type(dataset).__name__}.__iter__", run=lambda _: dataset)]
     first, *others = dataset.pipeline
-    if isinstance(first, (webdataset.DataPipeline, webdataset.pipeline.DataLoader)):
+    if isinstance(first, (pipeline, DataLoader)):
         stages = _stages_of(first, {})
     else:
         stages = [_Stage(name=_READING, run=lambda _: dataset.invoke(copy.copy(first)))]
