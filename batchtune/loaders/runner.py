@@ -56,7 +56,7 @@ class Measurement:
     Attributes:
         trials: Of each, its epochs or parts of one; complete trials only, unless the first failed.
         memory: None where the loader was not built.
-        started: When the first trial began, on `time.monotonic`'s clock.
+        spans: When each epoch of the trials began and ended, on `time.monotonic`'s clock.
         busy_processors: How many all programs of the machine kept busy during the trials; None if it failed.
     """
 
@@ -66,7 +66,7 @@ class Measurement:
     opened: Opened | None = None
     trials: list[list[Taken]] = field(default_factory=list)
     memory: MemoryUse | None = None
-    started: float = 0.0
+    spans: list[tuple[float, float]] = field(default_factory=list)
     busy_processors: float | None = None
 
     @property
@@ -81,6 +81,7 @@ class LoaderRunner:
     def __init__(self, settings: LoaderSettings) -> None:
         self._settings = settings
         self._nursery = Nursery("batchtune.loaders.worker", Reply, {})
+        self._spans: list[tuple[float, float]] = []
 
     def __enter__(self) -> LoaderRunner:
         return self
@@ -101,11 +102,13 @@ class LoaderRunner:
     def measure(self, arguments: Arguments, plan: Plan, kind: LoaderKind) -> Measurement:
         """Measure one setting in a fresh process. Raises LoaderError if every other setting would fail alike."""
         self._nursery.start_worker()
-        opened, memory, started, trials = None, None, 0.0, list[list[Taken]]()
+        opened, memory, trials = None, None, list[list[Taken]]()
+        self._spans.clear()
         try:
             opened = self._open(arguments)
             with MemoryWatch(opened.pid) as memory:
                 self._warm_up(kind.batches_in_flight(arguments), plan)
+                self._spans.clear()
                 started, busy_before = time.monotonic(), _busy_seconds()
                 for _ in range(plan.trials):
                     trials.append(self._trial(plan))
@@ -122,7 +125,7 @@ class LoaderRunner:
                 opened=opened,
                 trials=trials,
                 memory=memory,
-                started=started,
+                spans=list(self._spans),
             )
         finally:
             self._nursery.end_worker()
@@ -132,7 +135,7 @@ class LoaderRunner:
             opened=opened,
             trials=trials,
             memory=memory,
-            started=started,
+            spans=list(self._spans),
             busy_processors=busy,
         )
 
@@ -190,8 +193,10 @@ class LoaderRunner:
     def _take(self, request: Take) -> Taken:
         longest_step = max(request.steps or [0.0])
         limit = request.seconds + longest_step + self._settings.timeout_seconds
+        began = time.monotonic()
         taken = self._ask(request, Taken, limit)
         assert isinstance(taken, Taken)
+        self._spans.append((began, began + taken.seconds))
         return taken
 
     def _ask(self, request: Open | Take | Split, kind: type[Opened | Taken | Stages], timeout: float) -> Reply:

@@ -130,8 +130,8 @@ class LoaderRow(Record, frozen=True, kw_only=True):
 
     def problems(self) -> Iterator[str]:
         """As for every record."""
-        if self.outcome == "ok" and self.examples_per_second is None:
-            yield "outcome is ok, but examples_per_second is missing"
+        if self.outcome == "ok" and self.first_batch_seconds is None:
+            yield "outcome is ok, but first_batch_seconds is missing"
 
 
 class LoaderStage(Record, frozen=True, kw_only=True):

@@ -59,7 +59,7 @@ def row_of(measurement: Measurement, kind: LoaderKind, rounds: int) -> LoaderRow
         worker_bytes=memory.worker_bytes if kind.workers(measurement.arguments) else None,
         shared_bytes=memory.shared_bytes,
         batch_bytes=max(taken.bytes for taken in epochs),
-        growth_bytes_per_batch=growth(memory, measurement.started, total),
+        growth_bytes_per_batch=growth(memory, measurement.spans, total),
     )
 
 
@@ -78,15 +78,22 @@ def _rates(trial: Sequence[Taken], workers: int) -> tuple[float, float, float]:
     return float(batches), float(examples), float(length)
 
 
-def growth(memory: MemoryUse, started: float, batches: int) -> float | None:
-    """Return by how many bytes memory grew with each batch since the warm-up; 0 if by no more than noise.
+def growth(memory: MemoryUse, spans: Sequence[tuple[float, float]], batches: int) -> float | None:
+    """Return by how many bytes memory grew with each batch; 0 if by no more than noise, None with too few looks.
 
-    It is the median of the slopes between any two looks (Theil 1950, Sen 1968) × the time. None with too few looks.
+    It is the median of the slopes between any two looks at one epoch (Theil 1950, Sen 1968), its first third left out,
+    × the time of a batch. Between epochs, workers end and their memory is free.
     """
-    looks = [(seconds, size) for seconds, size in memory.history if seconds >= started]
-    if len(looks) < _LEAST_LOOKS or not batches:
+    slopes, looked, first = [], 0, None
+    for began, ended in spans:
+        looks = [look for look in memory.history if began + (ended - began) / 3 <= look[0] <= ended]
+        looks = looks[:: max(1, len(looks) // 100)]
+        looked += len(looks)
+        first = first or (looks[0][1] if looks else None)
+        slopes += [(b - a) / (t - s) for (s, a), (t, b) in itertools.combinations(looks, 2) if t > s]
+    if looked < _LEAST_LOOKS or not batches or not slopes:
         return None
-    slopes = [(b - a) / (t - s) for (s, a), (t, b) in itertools.combinations(looks[-200:], 2) if t > s]
-    grown = float(np.median(slopes)) * (looks[-1][0] - looks[0][0])
-    noise = max(_LEAST_GROWTH_BYTES, _LEAST_GROWTH * looks[0][1])
+    seconds = sum(ended - began for began, ended in spans)
+    grown = float(np.median(slopes)) * seconds
+    noise = max(_LEAST_GROWTH_BYTES, _LEAST_GROWTH * (first or 0))
     return grown / batches if grown > noise else 0.0

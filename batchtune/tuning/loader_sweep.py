@@ -34,6 +34,10 @@ from batchtune.tuning.loader_recommend import ranked, reason_for, warnings_for
 from batchtune.tuning.loader_reproduce import reproduced
 from batchtune.tuning.loader_rows import row_of
 
+_OF_RATES = (
+    *("examples_per_second", "batches_per_second", "length_per_second", "examples_per_second_spread"),
+    *("wait_p50_seconds", "wait_p99_seconds", "processors", "other_processors", "gpu_idle", "estimated_epoch_seconds"),
+)
 # So many settings are measured most closely, and as many are run as training would.
 _FINALISTS = 3
 # Where the step still waits and processors are idle, workers wait for disks or networks: their number is doubled as
@@ -206,7 +210,8 @@ class _Tuner:
 
     def _with_more_workers(self, first: LoaderRow) -> list[LoaderRow]:
         """Return a row, and of those with more workers, the best with each number, in ascending order."""
-        more = ranked([row for row in self.rows.values() if row.outcome == "ok" and row.workers > first.workers])
+        rated = [row for row in self.rows.values() if row.examples_per_second is not None]
+        more = ranked([row for row in rated if row.outcome == "ok" and row.workers > first.workers])
         by_workers: dict[int, LoaderRow] = {}
         for row in more:
             by_workers.setdefault(row.workers, row)
@@ -221,6 +226,8 @@ class _Tuner:
         plan = Plan(seconds=self._settings.seconds, epochs=_STARTS, batches=2 * max(1, row.workers))
         found = [self._measure(arguments, plan, 1, done, len(ways), "starting") for done, arguments in enumerate(ways)]
         working = [one for one in found if one.outcome == "ok"]
+        # A few batches say nothing of rates.
+        self.rows.update({one.name: replace(one, **dict.fromkeys(_OF_RATES)) for one in working})
         if not working:
             return {}
         soonest = min(one.first_batch_seconds or 0.0 for one in working)
@@ -252,7 +259,7 @@ class _Tuner:
         """Return the record of what is known now."""
         rows = list(self.rows.values())
         if self._chosen is None and interrupted:
-            best = ranked([row for row in rows if row.outcome == "ok"])
+            best = ranked([row for row in rows if row.outcome == "ok" and row.examples_per_second is not None])
             self._chosen = best[0].name if best else None
         recommended = next((index for index, row in enumerate(rows) if row.name == self._chosen), None)
         epochs = [taken for one in self._measured.values() for taken in one.epochs]
