@@ -30,6 +30,7 @@ _WITHOUT_WORKERS: dict[str, Any] = {
     "multiprocessing_context": None,
     "timeout": 0,
 }
+_RECENT = 64
 # How long to look for the example that raises an error.
 _EXPLAINING_SECONDS = 10.0
 
@@ -93,21 +94,25 @@ class NotingSampler:
 
     Attributes:
         sent: Their indices, in order.
+        recent: The indices of the last batches that were asked for, delivered or not.
         stopped: Whether to ask for no more.
     """
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
         self.sent: deque[Any] = deque()
+        self.recent: deque[Any] = deque(maxlen=_RECENT)
         self.stopped = False
 
     def __iter__(self) -> Iterator[Any]:
         self.sent.clear()
+        self.recent.clear()
         self.stopped = False
         for indices in self.sampler:
             if self.stopped:
                 return
             self.sent.append(indices)
+            self.recent.append(indices)
             yield indices
 
     def __len__(self) -> int:
@@ -231,7 +236,8 @@ class TorchLoader(IterableLoader):
         if self._noting is None:
             return super().explain(error)
         in_order = getattr(self.loader, "in_order", True) or self.loader.num_workers < 2
-        return self._culprit(error, list(self._noting.sent)[: 1 if in_order else None])
+        # Out of order, a batch may have been taken for another one.
+        return self._culprit(error, list(self._noting.sent)[:1] if in_order else list(self._noting.recent)[::-1])
 
     def close(self) -> None:
         """As the base class says."""
@@ -289,7 +295,7 @@ def _refuse(made: Any) -> None:
         )
     if hasattr(made, "__getitem__") and not hasattr(made, "__iter__"):
         raise LoaderError(
-            f"the target returns an object of type {type(made).__name__} without __len__, which a data set of items by index needs",
+            f"the target returns an object of type {type(made).__name__} without __len__, so its items can't be counted",
             "Add that method, or return a dict with the `dataset` and a `sampler`.",
         )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
 import inspect
 import os
 import random
@@ -143,7 +142,6 @@ class Served:
 
     def _take(self, loader: OpenLoader, request: Take) -> Taken | Failed:
         record = _Record()
-        gc.collect()
         busy_before = _cpu_seconds()
         error: BaseException | None = None
         started = time.perf_counter()

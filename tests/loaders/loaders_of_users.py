@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import webdataset as wds
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 COUNT = 40
@@ -150,6 +149,8 @@ def missing_dali() -> None:
 
 
 def shards(folder: str, count: int = 2) -> list[str]:
+    import webdataset as wds  # slow to import: only where it is used
+
     names = [f"{folder}/{number}.tar" for number in range(count)]
     for number, name in enumerate(names):
         with wds.TarWriter(name) as writer:
@@ -159,9 +160,13 @@ def shards(folder: str, count: int = 2) -> list[str]:
 
 
 def pipeline(folder: str, splits: bool = True) -> Any:
+    import webdataset as wds
+
     clips = wds.WebDataset(shards(folder), shardshuffle=False, empty_check=splits).decode().to_tuple("clip.npy")
     return clips.batched(5, collation_fn=lambda made: pad([torch.as_tensor(clip) for (clip,) in made]))
 
 
 def web_loader(folder: str, num_workers: int, prefetch_factor: int | None) -> Any:
+    import webdataset as wds
+
     return wds.WebLoader(pipeline(folder), batch_size=None, num_workers=num_workers, prefetch_factor=prefetch_factor)
