@@ -58,7 +58,7 @@ class TorchKind(LoaderKind):
         return torch_arguments.batches_in_flight(arguments)
 
     def recognises(self, target: Target) -> bool:
-        """As the base class says; only the call shows, and `open` opens what is none as another kind."""
+        """As the base class says: any may be, until it is called. `open` opens other iterables as their own kind."""
         return True
 
     def open(self, target: Target, arguments: Arguments) -> OpenLoader:
@@ -82,7 +82,8 @@ class TorchKind(LoaderKind):
             _refuse(made)
             return IterableLoader(target, arguments, made)
         if lengths is not None:
-            given["batch_sampler"] = _recommended(target, given, lengths)
+            sampler = _recommended(target, given, lengths)
+            given = {name: value for name, value in given.items() if name not in _BATCHING} | {"batch_sampler": sampler}
         if given.get("generator") is not None:
             given["generator"].manual_seed(target.seed)
         maker = type(made) if isinstance(made, DataLoader) else DataLoader
@@ -295,7 +296,7 @@ def _refuse(made: Any) -> None:
         )
     if hasattr(made, "__getitem__") and not hasattr(made, "__iter__"):
         raise LoaderError(
-            f"the target returns an object of type {type(made).__name__} without __len__, so its items can't be counted",
+            f"the target returns an object of type {type(made).__name__} without __len__: how many items has it?",
             "Add that method, or return a dict with the `dataset` and a `sampler`.",
         )
 
@@ -323,6 +324,12 @@ def _recommended(target: Target, given: Mapping[str, Any], lengths: Any) -> Any:
         raise LoaderError(
             "the target gives `lengths`, but no run folder with a sampler.yaml says how to batch them",
             "Name one with --run, or give a batch_size or a batch_sampler instead of `lengths`.",
+        )
+    dataset = given["dataset"]
+    if hasattr(dataset, "__len__") and len(dataset) != len(lengths):
+        raise LoaderError(
+            f"the target gives {len(lengths):,} `lengths` for a data set of {len(dataset):,} examples",
+            "Let lengths[i] be the length of dataset[i], in the unit of the run.",
         )
     try:
         return batchtune.sampler_from_config(target.config, lengths)

@@ -50,9 +50,9 @@ def arguments(bad: int = -1, what: str = "", count: int = COUNT, drop_last: bool
     return {"dataset": made, "batch_size": 8, "shuffle": True, "drop_last": drop_last, "collate_fn": pad, "timeout": 30}
 
 
-def with_lengths(batch_size: int | None = None) -> dict[str, Any]:
-    extra = {} if batch_size is None else {"batch_size": batch_size}
-    return {"dataset": Clips(), "lengths": [(100 + index) / 10 for index in range(COUNT)], "collate_fn": pad, **extra}
+def with_lengths(batch_size: int | None = None, count: int = COUNT) -> dict[str, Any]:
+    lengths = [(100 + index) / 10 for index in range(count)]
+    return {"dataset": Clips(), "lengths": lengths, "collate_fn": pad, "batch_size": batch_size}
 
 
 def seeded() -> dict[str, Any]:
