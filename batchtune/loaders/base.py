@@ -132,9 +132,11 @@ class LoaderKind(ABC):
 
     Attributes:
         START_AXES: The arguments that matter for the start of an epoch only.
+        GIVEN: Parameters that a function may have without a default: the kind gives them, besides what is swept.
     """
 
     name: ClassVar[str]
+    GIVEN: ClassVar[tuple[str, ...]] = ()
     START_AXES: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod

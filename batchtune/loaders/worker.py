@@ -26,7 +26,7 @@ import psutil
 from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, LoaderError
-from batchtune.loaders import KINDS, kind_of, torch_arguments
+from batchtune.loaders import KINDS, kind_of
 from batchtune.loaders.base import BatchFacts, OpenLoader, Target
 from batchtune.loaders.failures import failed, missing_library, report_unsent_batches
 from batchtune.loaders.protocol import (
@@ -44,8 +44,6 @@ from batchtune.loaders.protocol import (
 from batchtune.processes.worker import encode, oom_kills
 from batchtune.workloads.loading import load_function
 
-# What a target is given without being asked to name it.
-_GIVEN = {"seed", "device", *torch_arguments.DEFAULTS}
 
 # So that the stacks of two processes do not mix.
 _PRINTING_SECONDS = 0.02
@@ -246,7 +244,8 @@ def _target(request: Open) -> Target:
     """Import what the request names."""
     if not request.spec.rpartition(":")[0].endswith(".py"):
         raise LoaderError(f"{request.spec!r} names no class or function in a file", "Write path/to/file.py:NAME.")
-    function = load_function(request.spec, request.options, given=_GIVEN | request.arguments.keys())
+    given = {"seed", "device", *request.arguments, *(name for kind in map(kind_of, KINDS) for name in kind.GIVEN)}
+    function = load_function(request.spec, request.options, given=given)
     takes: set[str] = set()
     try:
         takes = {
