@@ -44,7 +44,6 @@ from batchtune.loaders.protocol import (
 from batchtune.processes.worker import encode, oom_kills
 from batchtune.workloads.loading import load_function
 
-
 # So that the stacks of two processes do not mix.
 _PRINTING_SECONDS = 0.02
 
