@@ -135,9 +135,11 @@ class LoaderKind(ABC):
     Attributes:
         START_AXES: The arguments that matter for the start of an epoch only.
         WORKERS_AXIS: The number of workers, if there may be more of them than processors.
+        GIVEN: Parameters that a function may have without a default: the kind gives them, besides what is swept.
     """
 
     name: ClassVar[str]
+    GIVEN: ClassVar[tuple[str, ...]] = ()
     START_AXES: ClassVar[tuple[str, ...]] = ()
     WORKERS_AXIS: ClassVar[str | None] = None
 

@@ -59,7 +59,7 @@ class DaliKind(LoaderKind):
 
     name = "dali"
     # Parameters that the user's function gets though nothing sweeps them: they need no default.
-    GIVEN: ClassVar[frozenset[str]] = frozenset({"shard_id", "num_shards", "rng", "seed", "device"})
+    GIVEN: ClassVar[tuple[str, ...]] = ("shard_id", "num_shards", "rng", "num_threads")
 
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
         """As in the base class: at most 36 settings, on a machine without a GPU at most 27."""

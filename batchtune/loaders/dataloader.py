@@ -30,6 +30,7 @@ _WITHOUT_WORKERS: dict[str, Any] = {
     "multiprocessing_context": None,
     "timeout": 0,
 }
+_RECENT = 64
 # How long to look for the example that raises an error.
 _EXPLAINING_SECONDS = 10.0
 
@@ -40,6 +41,7 @@ class TorchKind(LoaderKind):
     name: ClassVar[str] = "torch"
     START_AXES: ClassVar[tuple[str, ...]] = torch_arguments.START_AXES
     WORKERS_AXIS: ClassVar[str | None] = torch_arguments.WORKERS_AXIS
+    GIVEN: ClassVar[tuple[str, ...]] = tuple(torch_arguments.DEFAULTS)
 
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
         """As the base class says."""
@@ -58,7 +60,7 @@ class TorchKind(LoaderKind):
         return torch_arguments.batches_in_flight(arguments)
 
     def recognises(self, target: Target) -> bool:
-        """As the base class says; only the call shows, and `open` opens what is none as another kind."""
+        """As the base class says: any may be, until it is called. `open` opens other iterables as their own kind."""
         return True
 
     def open(self, target: Target, arguments: Arguments) -> OpenLoader:
@@ -82,7 +84,8 @@ class TorchKind(LoaderKind):
             _refuse(made)
             return IterableLoader(target, arguments, made)
         if lengths is not None:
-            given["batch_sampler"] = _recommended(target, given, lengths)
+            sampler = _recommended(target, given, lengths)
+            given = {name: value for name, value in given.items() if name not in _BATCHING} | {"batch_sampler": sampler}
         if given.get("generator") is not None:
             given["generator"].manual_seed(target.seed)
         maker = type(made) if isinstance(made, DataLoader) else DataLoader
@@ -94,21 +97,25 @@ class NotingSampler:
 
     Attributes:
         sent: Their indices, in order.
+        recent: The indices of the last batches that were asked for, delivered or not.
         stopped: Whether to ask for no more.
     """
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
         self.sent: deque[Any] = deque()
+        self.recent: deque[Any] = deque(maxlen=_RECENT)
         self.stopped = False
 
     def __iter__(self) -> Iterator[Any]:
         self.sent.clear()
+        self.recent.clear()
         self.stopped = False
         for indices in self.sampler:
             if self.stopped:
                 return
             self.sent.append(indices)
+            self.recent.append(indices)
             yield indices
 
     def __len__(self) -> int:
@@ -233,7 +240,8 @@ class TorchLoader(IterableLoader):
         if self._noting is None:
             return super().explain(error)
         in_order = getattr(self.loader, "in_order", True) or self.loader.num_workers < 2
-        return self._culprit(error, list(self._noting.sent)[: 1 if in_order else None])
+        # Out of order, a batch may have been taken for another one.
+        return self._culprit(error, list(self._noting.sent)[:1] if in_order else list(self._noting.recent)[::-1])
 
     def stages(self, seconds: float) -> list[LoaderStage]:
         """As the base class says."""
@@ -295,7 +303,7 @@ def _refuse(made: Any) -> None:
         )
     if hasattr(made, "__getitem__") and not hasattr(made, "__iter__"):
         raise LoaderError(
-            f"the target returns an object of type {type(made).__name__} without __len__, which a data set of items by index needs",
+            f"the target returns an object of type {type(made).__name__} without __len__: how many items has it?",
             "Add that method, or return a dict with the `dataset` and a `sampler`.",
         )
 
@@ -323,6 +331,12 @@ def _recommended(target: Target, given: Mapping[str, Any], lengths: Any) -> Any:
         raise LoaderError(
             "the target gives `lengths`, but no run folder with a sampler.yaml says how to batch them",
             "Name one with --run, or give a batch_size or a batch_sampler instead of `lengths`.",
+        )
+    dataset = given["dataset"]
+    if hasattr(dataset, "__len__") and len(dataset) != len(lengths):
+        raise LoaderError(
+            f"the target gives {len(lengths):,} `lengths` for a data set of {len(dataset):,} examples",
+            "Let lengths[i] be the length of dataset[i], in the unit of the run.",
         )
     try:
         return batchtune.sampler_from_config(target.config, lengths)

@@ -106,6 +106,7 @@ class IterableKind(LoaderKind):
 
     name: ClassVar[str] = "iterable"
     START_AXES: ClassVar[tuple[str, ...]] = torch_arguments.START_AXES
+    GIVEN: ClassVar[tuple[str, ...]] = tuple(torch_arguments.DEFAULTS)
 
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
         """As the base class says."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
 import inspect
 import os
 import random
@@ -27,7 +26,7 @@ import psutil
 from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, LoaderError
-from batchtune.loaders import KINDS, kind_of, torch_arguments
+from batchtune.loaders import KINDS, kind_of
 from batchtune.loaders.base import BatchFacts, OpenLoader, Target
 from batchtune.loaders.failures import failed, missing_library, report_unsent_batches
 from batchtune.loaders.protocol import (
@@ -44,9 +43,6 @@ from batchtune.loaders.protocol import (
 )
 from batchtune.processes.worker import encode, oom_kills
 from batchtune.workloads.loading import load_function
-
-# What a target is given without being asked to name it.
-_GIVEN = {"seed", "device", *torch_arguments.DEFAULTS}
 
 # So that the stacks of two processes do not mix.
 _PRINTING_SECONDS = 0.02
@@ -149,7 +145,6 @@ class Served:
 
     def _take(self, loader: OpenLoader, request: Take) -> Taken | Failed:
         record = _Record()
-        gc.collect()
         busy_before = _cpu_seconds()
         error: BaseException | None = None
         started = time.perf_counter()
@@ -261,7 +256,8 @@ def _target(request: Open) -> Target:
     """Import what the request names."""
     if not request.spec.rpartition(":")[0].endswith(".py"):
         raise LoaderError(f"{request.spec!r} names no class or function in a file", "Write path/to/file.py:NAME.")
-    function = load_function(request.spec, request.options, given=_GIVEN | request.arguments.keys())
+    given = {"seed", "device", *request.arguments, *(name for kind in map(kind_of, KINDS) for name in kind.GIVEN)}
+    function = load_function(request.spec, request.options, given=given)
     takes: set[str] = set()
     try:
         takes = {

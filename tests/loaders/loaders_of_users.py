@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import webdataset as wds
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 COUNT = 40
@@ -51,9 +50,9 @@ def arguments(bad: int = -1, what: str = "", count: int = COUNT, drop_last: bool
     return {"dataset": made, "batch_size": 8, "shuffle": True, "drop_last": drop_last, "collate_fn": pad, "timeout": 30}
 
 
-def with_lengths(batch_size: int | None = None) -> dict[str, Any]:
-    extra = {} if batch_size is None else {"batch_size": batch_size}
-    return {"dataset": Clips(), "lengths": [(100 + index) / 10 for index in range(COUNT)], "collate_fn": pad, **extra}
+def with_lengths(batch_size: int | None = None, count: int = COUNT) -> dict[str, Any]:
+    lengths = [(100 + index) / 10 for index in range(count)]
+    return {"dataset": Clips(), "lengths": lengths, "collate_fn": pad, "batch_size": batch_size}
 
 
 def seeded() -> dict[str, Any]:
@@ -150,6 +149,8 @@ def missing_dali() -> None:
 
 
 def shards(folder: str, count: int = 2) -> list[str]:
+    import webdataset as wds  # slow to import: only where it is used
+
     names = [f"{folder}/{number}.tar" for number in range(count)]
     for number, name in enumerate(names):
         with wds.TarWriter(name) as writer:
@@ -159,9 +160,13 @@ def shards(folder: str, count: int = 2) -> list[str]:
 
 
 def pipeline(folder: str, splits: bool = True) -> Any:
+    import webdataset as wds
+
     clips = wds.WebDataset(shards(folder), shardshuffle=False, empty_check=splits).decode().to_tuple("clip.npy")
     return clips.batched(5, collation_fn=lambda made: pad([torch.as_tensor(clip) for (clip,) in made]))
 
 
 def web_loader(folder: str, num_workers: int, prefetch_factor: int | None) -> Any:
+    import webdataset as wds
+
     return wds.WebLoader(pipeline(folder), batch_size=None, num_workers=num_workers, prefetch_factor=prefetch_factor)

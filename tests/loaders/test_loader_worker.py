@@ -185,7 +185,11 @@ def test_lengths_give_the_recommended_batches_and_their_exact_shapes(asker: Aske
 
 @pytest.mark.parametrize(
     ("options", "has_run", "message"),
-    [({}, False, "no run folder with a sampler.yaml"), ({"batch_size": 4}, True, "both `lengths` and `batch_size`")],
+    [
+        ({}, False, "no run folder with a sampler.yaml"),
+        ({"batch_size": 4}, True, "both `lengths` and `batch_size`"),
+        ({"count": 39}, True, "39 `lengths` for a data set of 40 examples"),
+    ],
 )
 def test_lengths_that_cant_be_used(
     asker: Asker, config: str, options: dict[str, int], has_run: bool, message: str
