@@ -34,8 +34,10 @@ _HEADERS = {
 # what makes its batches.
 """,
     "dali": """\
-# batchtune's recommendation for a generator of batches that uses DALI's dynamic mode: pass `arguments` to it.
-# Threads are set once for a process, before the first batch.
+# batchtune's recommendation for a function that makes batches with DALI's dynamic mode (ndd):
+# call ndd.set_num_threads(num_threads) once, before anything else; take batches within
+# `with ndd.EvalMode.<eval_mode>:`; with reader_threads, call the function in so many threads, each with its
+# shard_id and num_shards, and let each keep queue_depth batches ready. All else is passed to the function.
 """,
 }
 _HEADER = """\

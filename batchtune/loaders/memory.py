@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 # Reading it holds the lock of a process's memory for a moment: it may take this share of the time at most.
-_SHARE = 0.02
+_SHARE = 0.05
 _LEAST_SECONDS = 0.25
 SHARED_MEMORY = Path("/dev/shm")
 

@@ -36,14 +36,23 @@ class IdleModel:
 
     def learn(self, row: LoaderRow, epochs: Sequence[Taken]) -> None:
         """Take in a measured setting; a later measurement of the same takes its place."""
+        self._note(row.name, row, epochs, 0.0)
+
+    def learn_paced(self, row: LoaderRow, epochs: Sequence[Taken]) -> None:
+        """Take in how a consumer fared that computed as long as the step takes: that shows what receiving costs."""
+        steps = [step for taken in epochs for step in taken.steps]
+        self._note(f"{row.name} with steps", row, epochs, float(np.mean(steps)))
+
+    def _note(self, name: str, row: LoaderRow, epochs: Sequence[Taken], step: float) -> None:
         longest = max(epochs, key=lambda taken: len(taken.waits))
         seconds = sum(longest.waits[1:]) + sum(longest.steps[:-1])
         if seconds:
-            self._observed[row.name] = QueueObservation(
+            self._observed[name] = QueueObservation(
                 setting=self._setting(row.arguments),
                 batches=len(longest.waits),
                 batches_per_second=(len(longest.waits) - 1) / seconds,
-                processors=row.processors,
+                processors=None if step else row.processors,
+                step_seconds=step,
             )
 
     @property

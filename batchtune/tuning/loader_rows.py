@@ -17,7 +17,7 @@ from batchtune.results import LoaderRow
 # Memory that grew by less over all trials, in bytes and as a share of what was there, is noise: allocators keep some.
 _LEAST_GROWTH_BYTES = 32 << 20
 _LEAST_GROWTH = 0.05
-_LEAST_LOOKS = 8
+_LEAST_LOOKS = 6
 
 
 def row_of(measurement: Measurement, kind: LoaderKind, rounds: int) -> LoaderRow:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -33,6 +33,7 @@ from batchtune.tuning.loader_idle import IdleModel
 from batchtune.tuning.loader_recommend import ranked, reason_for, warnings_for
 from batchtune.tuning.loader_reproduce import reproduced
 from batchtune.tuning.loader_rows import row_of
+from batchtune.units import counted, format_number
 
 _OF_RATES = (
     *("examples_per_second", "batches_per_second", "length_per_second", "examples_per_second_spread"),
@@ -250,6 +251,7 @@ class _Tuner:
         if paced.outcome != "ok":
             row = replace(row, outcome=paced.outcome, error=paced.error)
         else:
+            self._idle.learn_paced(row, paced.epochs)
             row = replace(row, gpu_idle_measured=measured_idle(paced.epochs, row.workers))
             row = replace(row, estimated_epoch_seconds=self._idle.epoch_seconds(row, epochs))
         self.rows[row.name] = row
@@ -287,8 +289,27 @@ class _Tuner:
         return replace(
             found,
             reason=reason_for(found, interrupted=interrupted),
-            warnings=[*notes, *self._opened.warnings, *warnings_for(found, processors)],
+            warnings=[*notes, *self._opened.warnings, *self._unequal_epochs(), *warnings_for(found, processors)],
         )
+
+    def _unequal_epochs(self) -> Iterator[str]:
+        """Yield a warning if an epoch has more examples with some numbers of workers than with others."""
+        counts: dict[int, int] = {}
+        for name, measurement in self._measured.items():
+            examples = self._idle.epoch_examples(measurement.epochs)
+            if examples is not None and self._kind.WORKERS_AXIS:
+                counts.setdefault(self.rows[name].workers, examples)
+        if not counts:
+            return
+        (few, least), (many, most) = (choose(counts.items(), key=lambda item: item[1]) for choose in (min, max))
+        if most > least:
+            whole = least > 0 and most % least == 0
+            yield (
+                f"An epoch has {format_number(least)} examples with {counted(few, 'worker')}, and "
+                f"{format_number(most)} with {counted(many, 'worker')}: "
+                f"{'each worker delivers the whole data set' if whole else 'workers share the data set wrongly'}. Split "
+                "it by torch.utils.data.get_worker_info()."
+            )
 
 
 def measured_idle(epochs: Sequence[Taken], workers: int) -> float:
