@@ -304,11 +304,11 @@ class _Tuner:
         (few, least), (many, most) = (choose(counts.items(), key=lambda item: item[1]) for choose in (min, max))
         if most > least:
             whole = least > 0 and most % least == 0
+            what = "each worker delivers the whole data set" if whole else "workers share the data set wrongly"
             yield (
                 f"An epoch has {format_number(least)} examples with {counted(few, 'worker')}, and "
-                f"{format_number(most)} with {counted(many, 'worker')}: "
-                f"{'each worker delivers the whole data set' if whole else 'workers share the data set wrongly'}. Split "
-                "it by torch.utils.data.get_worker_info()."
+                f"{format_number(most)} with {counted(many, 'worker')}: {what}. Split it by "
+                "torch.utils.data.get_worker_info()."
             )
 
 
