@@ -76,7 +76,7 @@ def one_nursery() -> Iterator[None]:
     from shared_nursery import SHARED
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("batchtune.probe.supervisor.Nursery", lambda: SHARED)
+        patch.setattr("batchtune.probe.supervisor.Nursery", lambda *_: SHARED)
         yield
 
 

@@ -93,7 +93,16 @@ def made_dali() -> LoaderTuning:
 
 def made_iterable() -> LoaderTuning:
     """Any iterable of batches, measured as it is, with nothing to compare and nothing else known."""
-    row = LoaderRow(arguments={}, workers=0, outcome="ok", examples_per_second=52.5, trials=1, batches=3, examples=96)
+    row = LoaderRow(
+        arguments={},
+        workers=0,
+        outcome="ok",
+        examples_per_second=52.5,
+        trials=1,
+        batches=3,
+        examples=96,
+        first_batch_seconds=0.4,
+    )
     return made_loader(
         **{"lengths": None, "kind": "iterable", "rows": [row], "recommended": 0, "demand": None, "queue": None},
         **{"stages": [], "reproduced": None, "settings": {}, "batch": None, "reason": "", "warnings": []},

@@ -100,7 +100,7 @@ def test_without_arguments_the_help_is_shown(batchtune: Run) -> None:
         ("sweep_buckets", "Did you mean sweep-buckets?"),
         ("sweep", "Did you mean sweep-buckets or sweep-stream?"),
         ("probe", "Did you mean probe-oom?"),
-        ("Tune", "Did you mean tune?"),
+        ("Tune", "Did you mean tune or tune-loader?"),
         ("xyz", "Commands: tune, probe-oom,"),
     ],
 )

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from shared_nursery import SHARED
+from shared_nursery import OF_LOADERS, SHARED
 
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
@@ -81,4 +81,4 @@ def wait_for(path: Path, seconds: float = 60.0) -> str:
 
 def ours() -> set[int]:
     """The processes of this process's supervisors, but for what tests share."""
-    return processes_of(os.getpid()) - SHARED.pids()
+    return processes_of(os.getpid()) - SHARED.pids() - OF_LOADERS.pids()
