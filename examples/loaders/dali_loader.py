@@ -17,6 +17,7 @@ import torch
 
 SAMPLE_RATE = 16_000
 WINDOW = 400  # samples: 25 ms
+FFT = 512
 HOP = 160  # 10 ms
 MELS = 80
 FLOOR_DB = -100.0
@@ -79,7 +80,7 @@ def augmented(samples: ndd.Batch, rng: ndd.random.RNG | None) -> ndd.Batch:
 def log_mel(samples: ndd.Batch) -> ndd.Batch:
     """Frames × mels in dB, each mel with mean 0 and variance 1 over the clip."""
     power = ndd.spectrogram(
-        samples, nfft=WINDOW, window_length=WINDOW, window_step=HOP, window_fn=torch.hann_window(WINDOW).tolist()
+        samples, nfft=FFT, window_length=WINDOW, window_step=HOP, window_fn=torch.hann_window(WINDOW).tolist()
     )
     mels = ndd.mel_filter_bank(power, nfilter=MELS, sample_rate=float(SAMPLE_RATE))
     decibels = ndd.to_decibels(mels, multiplier=10.0, reference=1.0, cutoff_db=FLOOR_DB)

@@ -8,7 +8,7 @@ With batches of at most 60 s, in buckets by length:
     batchtune sweep-buckets audio/wavs --max-batch-length 60
     batchtune tune-loader examples/loaders/torch_loader.py:make_dataset --set batch_size=0 --step-ms 50
 
-The features are Whisper's, up to their normalisation: windows of 25 ms every 10 ms, 80 mels.
+The features are in windows of 25 ms every 10 ms, with 80 mels.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch.utils.data import Dataset
 
 SAMPLE_RATE = 16_000
 WINDOW = 400  # samples: 25 ms
+FFT = 512  # a power of 2, for which alone DALI is fast on the CPU
 HOP = 160  # 10 ms
 MELS = 80
 FLOOR = 1e-10  # of a mel's power: -100 dB
@@ -80,7 +81,7 @@ def augmented(samples: torch.Tensor) -> torch.Tensor:
 
 def log_mel(samples: torch.Tensor) -> torch.Tensor:
     """Frames × mels in dB, each mel with mean 0 and variance 1 over the clip."""
-    spectrum = torch.stft(samples, WINDOW, HOP, window=window(), return_complex=True)
+    spectrum = torch.stft(samples, FFT, HOP, WINDOW, window(), return_complex=True)
     mels = mel_filters() @ spectrum.abs().square()
     decibels = 10 * mels.clamp(min=FLOOR).log10()
     variance, mean = torch.var_mean(decibels, dim=1, correction=0, keepdim=True)
@@ -102,7 +103,7 @@ def window() -> torch.Tensor:
 @cache
 def mel_filters() -> torch.Tensor:
     """Triangles of area 1, evenly spaced in mels after Slaney: mels × frequencies."""
-    frequencies = torch.linspace(0, SAMPLE_RATE / 2, WINDOW // 2 + 1)
+    frequencies = torch.linspace(0, SAMPLE_RATE / 2, FFT // 2 + 1)
     top = 15 + 27 * math.log(SAMPLE_RATE / 2 / 1000) / math.log(6.4)
     mels = torch.linspace(0, top, MELS + 2)
     # Linear up to 1 kHz, which is 15 mels.

@@ -328,7 +328,7 @@ def test_the_example_makes_what_torch_makes(wavs: str, monkeypatch: pytest.Monke
     import torch
 
     torch_loader = pytest.importorskip("torch_loader", reason="the example for torch is not there")
-    paths = sorted(Path(wavs).glob("*.wav"))[3:]
+    paths = sorted(Path(wavs).glob("*.wav"))[4:]  # the shortest have fewer samples than a window
     wanted = [torch_loader.log_mel(torch_loader.decoded(path.read_bytes())) for path in paths]
     for encoded, _ in dali_loader.ndd.readers.File(files=list(map(str, paths))).next_epoch(batch_size=len(paths)):
         samples, _ = dali_loader.ndd.decoders.audio(encoded, dtype=dali_loader.ndd.float32, downmix=True)
