@@ -98,9 +98,12 @@ def warnings_for(tuning: LoaderTuning, processors: int) -> Iterator[str]:
         yield from _how_to_go_on(tuning, row, processors)
     predicted, measured = row.gpu_idle, row.gpu_idle_measured
     if predicted is not None and measured is not None and abs(predicted - measured) > max(0.05, 0.25 * measured):
+        why = "step times or the machine's load vary, or the loader holds batches back"
+        if (row.processors or 0.0) >= _BUSY * processors:
+            why = "the loader keeps all processors busy, so the training process waits for one too"
         yield (
             f"The step waited for {format_percent(measured)} of the time, where the queue of workers predicts "
-            f"{format_percent(predicted)}: step times or the machine's load vary, or the loader holds batches back."
+            f"{format_percent(predicted)}: {why}."
         )
 
 

@@ -14,9 +14,9 @@ from batchtune.loaders.protocol import Taken
 from batchtune.loaders.runner import Measurement
 from batchtune.results import LoaderRow
 
-# Memory that grew by less over all trials, in bytes and as a share of what was there, is noise: allocators keep some.
+# Memory that grew by less, in bytes and as a share of what was there, is noise: allocators keep some.
 _LEAST_GROWTH_BYTES = 32 << 20
-_LEAST_GROWTH = 0.05
+_LEAST_GROWTH = 0.1
 _LEAST_LOOKS = 6
 
 
@@ -81,19 +81,21 @@ def _rates(trial: Sequence[Taken], workers: int) -> tuple[float, float, float]:
 def growth(memory: MemoryUse, spans: Sequence[tuple[float, float]], batches: int) -> float | None:
     """Return by how many bytes memory grew with each batch; 0 if by no more than noise, None with too few looks.
 
-    It is the median of the slopes between any two looks at one epoch (Theil 1950, Sen 1968), its first third left out,
-    × the time of a batch. Between epochs, workers end and their memory is free.
+    Within an epoch it is the median of the slopes between any two looks (Theil 1950, Sen 1968), the first third left
+    out, × its time: workers that end with their epoch free their memory. From the first to the last epoch it is the
+    difference of the medians.
     """
-    slopes, looked, first = [], 0, None
+    slopes, levels = [], []
     for began, ended in spans:
         looks = [look for look in memory.history if began + (ended - began) / 3 <= look[0] <= ended]
         looks = looks[:: max(1, len(looks) // 100)]
-        looked += len(looks)
-        first = first or (looks[0][1] if looks else None)
+        levels += [[size for _, size in looks]] if looks else []
         slopes += [(b - a) / (t - s) for (s, a), (t, b) in itertools.combinations(looks, 2) if t > s]
-    if looked < _LEAST_LOOKS or not batches or not slopes:
+    if sum(map(len, levels)) < _LEAST_LOOKS or not batches or not slopes:
         return None
-    seconds = sum(ended - began for began, ended in spans)
-    grown = float(np.median(slopes)) * seconds
-    noise = max(_LEAST_GROWTH_BYTES, _LEAST_GROWTH * (first or 0))
-    return grown / batches if grown > noise else 0.0
+    each = batches / len(spans)
+    within = float(np.median(slopes)) * float(np.median([ended - began for began, ended in spans]))
+    across = float(np.median(levels[-1]) - np.median(levels[0]))
+    noise = max(_LEAST_GROWTH_BYTES, _LEAST_GROWTH * levels[0][0])
+    found = [grown / count for grown, count in ((within, each), (across, batches - each)) if grown > noise and count]
+    return max(found, default=0.0)

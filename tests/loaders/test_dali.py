@@ -322,22 +322,6 @@ def test_a_function_without_dali_is_not_taken_for_one(tmp_path: Path, monkeypatc
 
 
 @needs_dali
-def test_the_example_makes_what_torch_makes(wavs: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
-    import dali_loader
-    import torch
-
-    torch_loader = pytest.importorskip("torch_loader", reason="the example for torch is not there")
-    paths = sorted(Path(wavs).glob("*.wav"))[4:]  # the shortest have fewer samples than a window
-    wanted = [torch_loader.log_mel(torch_loader.decoded(path.read_bytes())) for path in paths]
-    for encoded, _ in dali_loader.ndd.readers.File(files=list(map(str, paths))).next_epoch(batch_size=len(paths)):
-        samples, _ = dali_loader.ndd.decoders.audio(encoded, dtype=dali_loader.ndd.float32, downmix=True)
-        found = dali_loader.padded(dali_loader.log_mel(samples))
-    torch.testing.assert_close(found["log_mel"], torch_loader.pad_sequence(wanted, batch_first=True), rtol=0, atol=1e-3)
-    assert found["frames"].tolist() == [len(one) for one in wanted]
-
-
-@needs_dali
 def test_the_example_delivers_each_clip_once(opened: Callable[..., OpenLoader], wavs: str) -> None:
     for threads in (0, 2):
         loader = opened(f"{EXAMPLE}:make_batches", batch_size=4, reader_threads=threads)
