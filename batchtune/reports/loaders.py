@@ -53,6 +53,11 @@ def loader_headline(loader: LoaderTuning) -> str:
         needs = "" if loader.demanded is None else f"; the step takes {format_number(loader.demanded)}"
         which = name if row.arguments else "The loader as it is"
         return f"{which} keeps the step busy: it waits for data {waits} of the time. The loader makes {rate}{needs}."
+    if loader.keeps_up:
+        return (
+            f"{name} keeps up: it makes {rate}, and the step takes {format_number(loader.demanded or 0.0)}. The step "
+            f"waits {waits} of the time all the same, mostly to receive batches from the workers."
+        )
     slow = "" if (stage := slowest(loader)) is None else f"; {_stage(stage)}"
     best = f"with the best setting, {name}" if len(loader.rows) > 1 else f"with {name}" if row.arguments else "as it is"
     return f"The loader is the bottleneck: {best}, the step waits for data {waits} of the time{slow}."

@@ -25,6 +25,8 @@ Argument: TypeAlias = bool | int | float | str | None
 """A value of an argument that loaders are compared by."""
 Arguments: TypeAlias = dict[str, Argument]
 
+# A loader that delivers so many times what the step takes has time to spare.
+_MORE = 1.1
 BUSY_IDLE = 0.01
 """A step that waits for at most this share of the time is kept busy."""
 
@@ -263,6 +265,12 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
         if self.demand is None or not self.demand.step_seconds or not examples or not batches:
             return None
         return examples / batches / self.demand.step_seconds
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the recommended row delivers more than the step takes, so that only receiving batches holds it up."""
+        row, demanded = self.recommended_row, self.demanded
+        return bool(row and row.workers and demanded and (row.examples_per_second or 0.0) > _MORE * demanded)
 
     @property
     def reproducible(self) -> bool | None:

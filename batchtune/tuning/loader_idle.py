@@ -28,6 +28,7 @@ class IdleModel:
     def __init__(self, steps: Steps | None, kind: LoaderKind, processors: int, *, exact: bool) -> None:
         self.steps, self._kind, self._processors, self._exact = steps, kind, processors, exact
         self._observed: dict[str, QueueObservation] = {}
+        self._receive_seconds = 0.0
 
     @property
     def has_steps(self) -> bool:
@@ -37,6 +38,16 @@ class IdleModel:
     def learn(self, row: LoaderRow, epochs: Sequence[Taken]) -> None:
         """Take in a measured setting; a later measurement of the same takes its place."""
         self._note(row.name, row, epochs, 0.0)
+
+    def learn_receiving(self, row: LoaderRow, epochs: Sequence[Taken]) -> None:
+        """Take in how long a consumer waited that left its workers more than enough time: so long it receives a batch.
+
+        That is no small time where workers compute in Python: to hand over a tensor, a thread of theirs needs the
+        interpreter's lock, for which it waits up to 5 ms.
+        """
+        self.learn_paced(row, epochs)
+        waits = [wait for taken in epochs for wait in taken.waits[row.workers :]]
+        self._receive_seconds = float(np.mean(waits)) if waits else 0.0
 
     def learn_paced(self, row: LoaderRow, epochs: Sequence[Taken]) -> None:
         """Take in how a consumer fared that computed as long as the step takes: that shows what receiving costs."""
@@ -102,7 +113,7 @@ class IdleModel:
         queue = LoaderQueue(  # of this setting alone
             batch_seconds=row.workers / rate,
             busy=min(1.0, (row.processors or 0.0) / row.workers),
-            receive_seconds=0.0,
+            receive_seconds=self._receive_seconds,
             processors=self._processors,
             relative_error=0.0,
         )

@@ -10,6 +10,8 @@ from batchtune.units import counted, format_number, format_percent, format_secon
 
 # Rates that differ by less are equal, unless the trials differ by more.
 _EQUAL = 0.02
+# Idle shares that differ by less are equal.
+_EQUAL_IDLE = 0.01
 # Processors kept busy beyond which the machine, not the number of workers, limits the rate.
 _BUSY = 0.9
 # Other programs that take a larger share of the processors disturb the measurement.
@@ -19,23 +21,21 @@ _OTHERS = 0.15
 def ranked(rows: Sequence[LoaderRow]) -> list[LoaderRow]:
     """Return rows that work, the best first; `rows` are in the order of their settings, the cheapest first.
 
-    Where step times are known: those that keep the device busy, by their number of workers; then the others, the least
-    idle first. Otherwise those that deliver as many examples a second as the fastest, by their number of workers, then
-    the others by their rate. What is equal in this keeps its order.
+    Where step times are known: those with which the step waits no longer than it must, by their number of workers;
+    then the others, the shortest waits first. Otherwise those that deliver as many examples a second as the fastest, by
+    their number of workers, then the others by their rate. What is equal in this keeps its order.
     """
     if not rows:
         return []
+    idle = [row.idle for row in rows if row.idle is not None]
+    if len(idle) == len(rows):
+        enough = max(BUSY_IDLE, min(idle) + _EQUAL_IDLE)
+        return sorted(rows, key=lambda row: (0, row.workers) if (row.idle or 0) <= enough else (1, row.idle or 0))
     fastest = max(rows, key=_rate)
     equal = max(_EQUAL, min(0.1, fastest.examples_per_second_spread or 0.0))
 
-    def key(row: LoaderRow) -> tuple[int, float]:
-        if row.idle is not None and row.idle <= BUSY_IDLE:
-            return 0, row.workers
-        if _rate(row) >= (1 - equal) * _rate(fastest):
-            return 1, row.workers
-        return 2, -_rate(row)
-
-    return sorted(rows, key=key)
+    enough = (1 - equal) * _rate(fastest)
+    return sorted(rows, key=lambda row: (0, row.workers) if _rate(row) >= enough else (1, -_rate(row)))
 
 
 def _rate(row: LoaderRow) -> float:
@@ -61,6 +61,12 @@ def reason_for(tuning: LoaderTuning, *, interrupted: bool) -> str:
     if idle <= BUSY_IDLE:
         fewer = "" if not row.workers else " Fewer workers don't."
         return f"{begun}With {row.name} a step of {step} waits for {format_percent(idle)} of the time.{fewer}"
+    if tuning.keeps_up:
+        receiving = "" if tuning.queue is None else f": {format_seconds(tuning.queue.receive_seconds)} for each batch"
+        return (
+            f"{begun}{row.name} delivers {rate}, more than the step takes; it waits for {format_percent(idle)} of the "
+            f"time all the same, mostly while the training process receives batches from its workers{receiving}."
+        )
     return (
         f"{begun}The loader is the bottleneck: with {row.name}, the best setting, a step of {step} waits for "
         f"{format_percent(idle)} of the time."
@@ -94,7 +100,12 @@ def warnings_for(tuning: LoaderTuning, processors: int) -> Iterator[str]:
             "arrays or tensors)."
         )
     idle = row.idle
-    if idle is not None and idle > BUSY_IDLE:
+    if tuning.keeps_up and idle is not None and idle > BUSY_IDLE:
+        yield (
+            "Receiving a batch takes the training process some milliseconds, however many workers there are. On a GPU, "
+            "pin_memory=true does it in a thread of its own, and steps that are not waited for hide it."
+        )
+    elif idle is not None and idle > BUSY_IDLE:
         yield from _how_to_go_on(tuning, row, processors)
     predicted, measured = row.gpu_idle, row.gpu_idle_measured
     if predicted is not None and measured is not None and abs(predicted - measured) > max(0.05, 0.25 * measured):

@@ -48,6 +48,9 @@ _IDLE_PROCESSORS = 0.7
 # A consumer that computes as long as the step takes is run for so many batches, but not longer than this.
 _PACED_BATCHES = 50
 _PACED_SECONDS = 20.0
+# To see how long it takes to receive a batch, steps are so many times as long as a worker takes for one.
+_LONG_STEP = 2.0
+_RECEIVED = 30
 # To see how an epoch starts, so many are begun.
 _STARTS = 3
 _STAGES_SECONDS = 3.0
@@ -151,11 +154,31 @@ class _Tuner:
             while rounds == 1 and (more := self._more_workers(found, once)):
                 of = len(found) + len(more)
                 found += [self._measure(one, plan, rounds, len(found) + done, of) for done, one in enumerate(more)]
+            if rounds == 1:
+                found = self._receiving(found)
             best = ranked([row for row in found if row.outcome == "ok"])
             if last or not best:
                 return best
-            left = [row.arguments for row in best[: max(_FINALISTS, -(-len(found) // 2))]]
+            kept = {row.name for row in best[: max(_FINALISTS, -(-len(found) // 2))]}
+            left = [row.arguments for row in found if row.name in kept]  # still the cheapest first
             seconds, rounds = 2 * seconds, rounds + 1
+
+    def _receiving(self, found: list[LoaderRow]) -> list[LoaderRow]:
+        """Measure how long it takes to receive a batch, and return the rows with the idle shares that follow."""
+        with_workers = [row for row in found if row.outcome == "ok" and row.workers and row.batches_per_second]
+        if not (self._idle.has_steps and self._kind.WORKERS_AXIS and with_workers):
+            return found
+        row = min(with_workers, key=lambda row: row.workers)
+        step = _LONG_STEP * row.workers / (row.batches_per_second or 1.0)
+        plan = Plan(seconds=min(_PACED_SECONDS, max(self._settings.seconds, _RECEIVED * step)), steps=[step])
+        self._on_progress(LoaderProgress(doing="confirming", arguments=row.arguments))
+        paced = self._runner.measure(row.arguments, plan, self._kind)
+        if paced.outcome != "ok":
+            return found
+        self._idle.learn_receiving(row, paced.epochs)
+        for one in with_workers:
+            self.rows[one.name] = self._idle.priced(one, self._measured[one.name].epochs)
+        return [self.rows[one.name] for one in found]
 
     def _more_workers(self, found: Sequence[LoaderRow], axes: dict[str, Sequence[Argument]]) -> list[Arguments]:
         """Return settings with twice as many workers as any, where these may help and the user named no number."""
@@ -207,7 +230,7 @@ class _Tuner:
                 break
         working = [row for row in tried if row.outcome == "ok"]
         if working:
-            self._chosen = min(working, key=lambda row: row.idle or 0.0).name
+            self._chosen = ranked(working)[0].name
 
     def _with_more_workers(self, first: LoaderRow) -> list[LoaderRow]:
         """Return a row, and of those with more workers, the best with each number, in ascending order."""
