@@ -81,6 +81,8 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             probing = ctx.invoked_subcommand in ("tune", "probe-oom")
             kept = " All measurements are kept: the same command continues there." if probing else ""
+            if ctx.invoked_subcommand == "tune-loader":
+                kept = " The settings that were measured are in loader.json; the same command starts anew."
             console.note(f"Interrupted.{kept}")
             raise typer.Exit(130) from None
 

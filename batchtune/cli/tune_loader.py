@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -66,6 +67,7 @@ def tune_loader(
     if json:
         console.write_json(found)
     else:
-        console.show(load_run(run), full=full)
+        # What else the run holds, `report` shows.
+        console.show(replace(load_run(run), probe=None, sweep=None, stream=None, verification=None), full=full)
     if found.recommended_row is None:
         raise typer.Exit(1)

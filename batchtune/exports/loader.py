@@ -53,7 +53,6 @@ def loader_config(tuning: LoaderTuning) -> LoaderConfig:
             f"No setting of the loader is recommended: {tuning.reason}",
             "Make one work, and run `batchtune tune-loader` again.",
         )
-    assert row.examples_per_second is not None  # its outcome is ok
     return LoaderConfig(
         format=LoaderConfig.FORMAT,
         version=LoaderConfig.VERSION,
@@ -148,10 +147,10 @@ def loading_fields(tuned: Tuned, swept_workers: int | None = None, workers: str 
 
 def _about(row: LoaderRow) -> str:
     waits = "" if row.idle is None else f", and a step that waits for data {format_percent(row.idle)} of the time"
-    rate = format_number(row.examples_per_second or 0.0)
+    rate = f"{format_number(row.examples_per_second or row.batches_per_second or 0.0)} {row.rate_unit}"
     return (
-        f"The loader's arguments are those of {LOADER_CONFIG_FILE}, as `batchtune tune-loader` measured them: {rate} "
-        f"examples/s{waits}"
+        f"The loader's arguments are those of {LOADER_CONFIG_FILE}, as `batchtune tune-loader` measured them: "
+        f"{rate}{waits}"
     )
 
 

@@ -134,6 +134,7 @@ class LoaderKind(ABC):
 
     Attributes:
         START_AXES: The arguments that matter for the start of an epoch only.
+        ARGUMENTS: Name → type of all that it can be swept by.
         WORKERS_AXIS: The number of workers, if there may be more of them than processors.
         GIVEN: Parameters that a function may have without a default: the kind gives them, besides what is swept.
     """
@@ -142,6 +143,7 @@ class LoaderKind(ABC):
     GIVEN: ClassVar[tuple[str, ...]] = ()
     START_AXES: ClassVar[tuple[str, ...]] = ()
     WORKERS_AXIS: ClassVar[str | None] = None
+    ARGUMENTS: ClassVar[Mapping[str, Any]] = {}
 
     @abstractmethod
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:

@@ -15,7 +15,7 @@ from batchtune.loaders import torch_arguments
 from batchtune.loaders.base import BatchFacts, LoaderKind, Machine, OpenLoader, Target
 from batchtune.loaders.batches import facts_of
 from batchtune.loaders.iterable import IterableLoader, call
-from batchtune.results import Argument, Arguments, LoaderStage
+from batchtune.results import TORCH_TYPES, Argument, Arguments, LoaderStage
 
 # The arguments that a DataLoader keeps as attributes, from which the same one is built with others.
 _KEPT = (
@@ -41,6 +41,7 @@ class TorchKind(LoaderKind):
     name: ClassVar[str] = "torch"
     START_AXES: ClassVar[tuple[str, ...]] = torch_arguments.START_AXES
     WORKERS_AXIS: ClassVar[str | None] = torch_arguments.WORKERS_AXIS
+    ARGUMENTS: ClassVar[Mapping[str, Any]] = TORCH_TYPES
     GIVEN: ClassVar[tuple[str, ...]] = tuple(torch_arguments.DEFAULTS)
 
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
@@ -78,6 +79,8 @@ class TorchKind(LoaderKind):
             return IterableLoader(target, arguments, made)
         elif isinstance(made, IterableDataset):
             given = {"dataset": made, "batch_size": None}
+        elif isinstance(made, (list, tuple)):  # of batches
+            return IterableLoader(target, arguments, made)
         elif hasattr(made, "__getitem__") and hasattr(made, "__len__") and not isinstance(made, (Mapping, str)):
             given = {"dataset": made}
         else:

@@ -118,10 +118,10 @@ def _known(said: str, loader: OpenLoader | None, kills: int | None) -> tuple[Loa
         size = ""
         with contextlib.suppress(OSError):
             size = f": it holds {format_size(shutil.disk_usage(_SHARED_MEMORY).total)}"
-        how = "a worker was killed by a bus error: " if code == -signal.SIGBUS else ""
+        small = f"{_SHARED_MEMORY} is too small for the batches in flight{size}"
         return (
             "shared_memory",
-            f"{how}{_SHARED_MEMORY} is too small for the batches in flight{size}",
+            f"a worker was killed by a bus error: probably {small}" if code == -signal.SIGBUS else small,
             "Enlarge it (docker run --shm-size=8g, or --ipc=host), or use fewer workers or a lower prefetch_factor.",
         )
     if code == -signal.SIGKILL:

@@ -214,7 +214,9 @@ class LoaderRunner:
                     fatal=isinstance(request, Open),
                 ) from None
             printed = "\n".join(lost.output.strip().splitlines()[-_LAST_LINES:])
-            raise _Failure(lost.outcome, f"the process that trains {lost}", traceback=printed or None) from None
+            raise _Failure(
+                lost.outcome, f"the process that takes the batches {lost}", traceback=printed or None
+            ) from None
         if isinstance(reply, Failed):
             raise _Failure(reply.outcome, reply.message, reply.hint, reply.traceback, fatal=reply.fatal)
         return reply

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from batchtune.errors import UsageError
 from batchtune.loaders import KINDS
-from batchtune.results import Argument
+from batchtune.results import Argument, argument_text
 
 _WORDS: dict[str, Argument] = {"true": True, "false": False, "none": None}
 _MOST_VALUES = 64
@@ -66,6 +68,8 @@ class LoaderSettings:
         ):
             if not least <= number <= most or not math.isfinite(number):
                 raise UsageError(f"{name} must be from {least:g} to {most:g}, got {number:g}")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"--seed must be from 0 to 2**63 - 1, got {self.seed}")
         if self.ranks_per_node < 1:
             raise UsageError(f"--ranks-per-node must be at least 1, got {self.ranks_per_node}")
         if self.ranks_per_node > len(all_processors()):
@@ -144,19 +148,32 @@ def _value(word: str) -> Argument:
 
 
 def swept_axes(
-    axes: Mapping[str, Sequence[Argument]], sweep: Mapping[str, Sequence[Argument]], takes: Sequence[str], kind: str
+    axes: Mapping[str, Sequence[Argument]],
+    sweep: Mapping[str, Sequence[Argument]],
+    takes: Sequence[str],
+    types: Mapping[str, Any],
 ) -> dict[str, Sequence[Argument]]:
     """Return the kind's axes, with the user's values in their place; further ones that the function takes come last.
 
+    `types` are those of the kind's arguments.
+
     Raises:
-        UsageError: An argument is neither the kind's nor one of the function's parameters.
+        UsageError: An argument is neither the kind's nor one of the function's parameters, or a value can't be.
     """
-    for name in sweep:
-        if name not in axes and name not in takes:
+    for name, values in sweep.items():
+        if name not in axes and name not in takes and name not in types:
             known = [*axes, *(other for other in takes if other not in axes)]
             near = difflib.get_close_matches(name, known, n=1)
             raise UsageError(
-                f"--sweep {name}: neither an argument of a {kind} loader nor a parameter of your function",
-                f"Did you mean {near[0]}?" if near else f"Arguments: {', '.join(known) or 'none'}.",
+                f"--sweep {name}: neither an argument of this loader nor a parameter of your function",
+                f"Did you mean {near[0]}?"
+                if near
+                else f"Let your function take it. Arguments now: {', '.join(known) or 'none'}.",
             )
+        if name in types and name not in takes:
+            for value in values:
+                try:
+                    msgspec.convert(value, types[name])
+                except msgspec.ValidationError as error:
+                    raise UsageError(f"--sweep {name}: {argument_text(value)} can't be: {error}") from None
     return {**axes, **sweep}

@@ -140,7 +140,13 @@ class Served:
             batches=batches,
             examples=examples,
             exact=self.loader.exact,
-            warnings=list(dict.fromkeys(f"{one.category.__name__}: {one.message}" for one in caught)),
+            warnings=list(
+                dict.fromkeys(
+                    f"{one.category.__name__}: {one.message}"
+                    for one in caught
+                    if not issubclass(one.category, ResourceWarning)
+                )
+            ),
         )
 
     def _take(self, loader: OpenLoader, request: Take) -> Taken | Failed:

@@ -28,7 +28,10 @@ from batchtune.units import (
 
 # A sentence quotes no more of an error, or of a name.
 _QUOTED = 120
-_SILENT = {"in_order": True, "pin_memory": False, "persistent_workers": False}
+_SILENT = {
+    **{"in_order": True, "pin_memory": False, "persistent_workers": False},
+    **{"prefetch_factor": None, "multiprocessing_context": None},
+}
 _OUTCOMES = {
     "error": "an error",
     "timeout": "no batch within the time limit",
@@ -44,7 +47,7 @@ def loader_headline(loader: LoaderTuning) -> str:
     row = loader.recommended_row
     if row is None:
         return f"Loader: {with_full_stop(loader.reason) or 'no setting is recommended.'}"
-    rate, idle, name = f"{format_number(_speed(row))} examples/s", row.idle, setting_name(loader, row)
+    rate, idle, name = f"{format_number(_speed(row))} {row.rate_unit}", row.idle, setting_name(loader, row)
     if idle is None:
         set_it = f"Set {name} for the loader: {rate}" if row.arguments else f"The loader as it is makes {rate}"
         return f"{set_it}{_against(loader, row)}."
@@ -146,7 +149,9 @@ def setting_name(loader: LoaderTuning, row: LoaderRow) -> str:
     A DataLoader's defaults go without saying.
     """
     varied, silent = varied_arguments(loader), _SILENT if loader.kind == "torch" else {}
-    differ = {name: value for name, value in row.arguments.items() if name in varied and silent.get(name) is not value}
+    differ = {
+        name: value for name, value in row.arguments.items() if name in varied and silent.get(name, ...) is not value
+    }
     return shown((replace(row, arguments=differ) if differ else row).name)
 
 
@@ -167,9 +172,8 @@ def without_workers(loader: LoaderTuning) -> LoaderRow | None:
 
 
 def fastest(loader: LoaderTuning) -> LoaderRow | None:
-    """Return the row with the most examples per second of those that were measured longest; None where all failed."""
-    rounds = max((row.rounds for row in _delivered(loader.rows)), default=0)
-    return max((row for row in _delivered(loader.rows) if row.rounds == rounds), key=_speed, default=None)
+    """Return the row with the most examples per second; None where all failed."""
+    return max(_delivered(loader.rows), key=_speed, default=None)
 
 
 def failed_settings(loader: LoaderTuning) -> list[LoaderRow]:
@@ -260,7 +264,7 @@ def _stage(stage: LoaderStage) -> str:
 
 
 def _speed(row: LoaderRow) -> float:
-    return row.examples_per_second or 0.0
+    return row.examples_per_second or row.batches_per_second or 0.0
 
 
 def _delivered(rows: Iterable[LoaderRow]) -> Iterator[LoaderRow]:

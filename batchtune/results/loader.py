@@ -31,7 +31,7 @@ BUSY_IDLE = 0.01
 """A step that waits for at most this share of the time is kept busy."""
 
 # What torch's DataLoader takes for its arguments, where an export writes them.
-_TORCH_TYPES = {
+TORCH_TYPES: dict[str, Any] = {
     "num_workers": Annotated[int, msgspec.Meta(ge=0, le=100_000)],
     "prefetch_factor": Annotated[int, msgspec.Meta(ge=1, le=10**9)] | None,
     "pin_memory": bool,
@@ -39,7 +39,7 @@ _TORCH_TYPES = {
     "multiprocessing_context": Literal["fork", "spawn", "forkserver"] | None,
     "in_order": bool,
 }
-TORCH_ARGUMENTS = tuple(_TORCH_TYPES)
+TORCH_ARGUMENTS = tuple(TORCH_TYPES)
 
 LoaderOutcome = Literal["ok", "error", "timeout", "crash", "oom", "shared_memory", "empty"]
 """How the measurement of a setting ended: `shared_memory`: /dev/shm is too small for its batches; `empty`: it delivered
@@ -124,6 +124,11 @@ class LoaderRow(Record, frozen=True, kw_only=True):
     def name(self) -> str:
         """Which row it is, as sentences say it: `num_workers=4 prefetch_factor=2`."""
         return " ".join(f"{name}={argument_text(value)}" for name, value in self.arguments.items()) or "as it is"
+
+    @property
+    def rate_unit(self) -> str:
+        """What its rate counts: examples, or batches where these can't be counted."""
+        return "batches/s" if self.examples_per_second is None else "examples/s"
 
     @property
     def idle(self) -> float | None:
@@ -238,7 +243,7 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
             for index, row in enumerate(self.rows):
                 for name, value in row.arguments.items():
                     try:
-                        msgspec.convert(value, _TORCH_TYPES.get(name, Argument))
+                        msgspec.convert(value, TORCH_TYPES.get(name, Argument))
                     except msgspec.ValidationError as error:
                         yield f"rows, entry {index}: arguments: {name}: {error}"
         if self.recommended is None:
@@ -285,7 +290,7 @@ class LoaderEvidence(Record, frozen=True, kw_only=True):
     device_name: str
     processors: Size
     ranks_per_node: Size
-    examples_per_second: Amount
+    examples_per_second: Amount | None
     step_seconds: Annotated[StepSeconds, msgspec.Meta(description="Of a batch on average; null without a step.")] | None
     gpu_idle: Share | None
 

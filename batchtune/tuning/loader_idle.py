@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from batchtune.cost import QueueObservation, QueueSetting, fit_queue, predict_waits
 from batchtune.lengths import FloatArray
 from batchtune.loaders.base import LoaderKind
-from batchtune.loaders.protocol import Taken
+from batchtune.loaders.protocol import Opened, Taken
 from batchtune.results import Arguments, LoaderQueue, LoaderRow
 from batchtune.tuning.loader_demand import Steps
 
@@ -22,11 +22,11 @@ class IdleModel:
         steps: How long the step takes; None: not known.
         kind: Of the loader.
         processors: Of this rank.
-        exact: Whether the lengths of batches are in the unit of the run.
+        opened: What the worker told of the loader.
     """
 
-    def __init__(self, steps: Steps | None, kind: LoaderKind, processors: int, *, exact: bool) -> None:
-        self.steps, self._kind, self._processors, self._exact = steps, kind, processors, exact
+    def __init__(self, steps: Steps | None, kind: LoaderKind, processors: int, opened: Opened) -> None:
+        self.steps, self._kind, self._processors, self._opened = steps, kind, processors, opened
         self._observed: dict[str, QueueObservation] = {}
         self._receive_seconds = 0.0
 
@@ -74,7 +74,7 @@ class IdleModel:
     def steps_of(self, epochs: Sequence[Taken]) -> FloatArray:
         """Return the seconds of a step with each delivered batch."""
         assert self.steps is not None
-        return self.steps.of(epochs, exact=self._exact)[0]
+        return self.steps.of(epochs, exact=self._opened.exact)[0]
 
     def priced(self, row: LoaderRow, epochs: Sequence[Taken]) -> LoaderRow:
         """Return a row that works, with its idle share and the time of an epoch, as far as they are known."""
@@ -94,8 +94,10 @@ class IdleModel:
         return start + batches * step / max(1e-9, 1 - row.idle)
 
     def epoch_batches(self, epochs: Sequence[Taken]) -> int | None:
-        """Return how many batches an epoch has that came to its end; None where none did."""
-        return next((len(taken.waits) for taken in epochs if taken.complete and taken.waits), None)
+        """Return how many batches an epoch has, as the loader says or one that came to its end; None: not known."""
+        return self._opened.batches or next(
+            (len(taken.waits) for taken in epochs if taken.complete and taken.waits), None
+        )
 
     def epoch_examples(self, epochs: Sequence[Taken]) -> int | None:
         """Return how many examples such an epoch has."""

@@ -39,7 +39,7 @@ def ranked(rows: Sequence[LoaderRow]) -> list[LoaderRow]:
 
 
 def _rate(row: LoaderRow) -> float:
-    return row.examples_per_second or 0.0
+    return row.examples_per_second or row.batches_per_second or 0.0
 
 
 def reason_for(tuning: LoaderTuning, *, interrupted: bool) -> str:
@@ -51,7 +51,7 @@ def reason_for(tuning: LoaderTuning, *, interrupted: bool) -> str:
     if row is None:
         which = "no setting was measured" if not tuning.rows else f"all {counted(failed, 'setting')} failed"
         return f"{begun}Nothing is recommended: {which}."
-    rate = f"{format_number(_rate(row))} examples/s"
+    rate = f"{format_number(_rate(row))} {row.rate_unit}"
     if tuning.demand is None:
         if len(working) == 1:
             return f"{begun}{row.name} delivers {rate}; nothing else was compared."
@@ -77,7 +77,7 @@ def warnings_for(tuning: LoaderTuning, processors: int) -> Iterator[str]:
     """Yield what the user should know of the rows."""
     row = tuning.recommended_row
     most = max((one.workers for one in tuning.rows), default=0)
-    if most > processors:
+    if most > processors and kind_of(tuning.kind).WORKERS_AXIS in tuning.settings.get("sweep", {}):
         yield (
             f"Up to {most} workers shared {counted(processors, 'processor')}: more workers than processors help only "
             "if they wait for disks or networks."
@@ -105,7 +105,7 @@ def warnings_for(tuning: LoaderTuning, processors: int) -> Iterator[str]:
             "Receiving a batch takes the training process some milliseconds, however many workers there are. On a GPU, "
             "pin_memory=true does it in a thread of its own, and steps that are not waited for hide it."
         )
-    elif idle is not None and idle > BUSY_IDLE:
+    elif idle is not None and idle > BUSY_IDLE and others <= _OTHERS * machine:
         yield from _how_to_go_on(tuning, row, processors)
     predicted, measured = row.gpu_idle, row.gpu_idle_measured
     if predicted is not None and measured is not None and abs(predicted - measured) > max(0.05, 0.25 * measured):

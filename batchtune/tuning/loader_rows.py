@@ -47,7 +47,7 @@ def row_of(measurement: Measurement, kind: LoaderKind, rounds: int) -> LoaderRow
         batches=total,
         examples=sum(count or 0 for taken in epochs for count in taken.examples),
         batches_per_second=batches,
-        examples_per_second=examples if counted else batches,
+        examples_per_second=examples if counted else None,
         length_per_second=length if measured else None,
         examples_per_second_spread=(max(spread) - min(spread)) / examples if counted and examples else None,
         first_batch_seconds=float(np.median([taken.waits[0] for taken in epochs if taken.waits])),

@@ -10,7 +10,6 @@ from typing import Literal
 from msgspec.structs import replace
 
 from batchtune.errors import ResultError
-from batchtune.files import unwritable
 from batchtune.loaders import kind_of
 from batchtune.loaders.base import LoaderKind, Machine
 from batchtune.loaders.protocol import Opened, Taken
@@ -33,11 +32,13 @@ from batchtune.tuning.loader_idle import IdleModel
 from batchtune.tuning.loader_recommend import ranked, reason_for, warnings_for
 from batchtune.tuning.loader_reproduce import reproduced
 from batchtune.tuning.loader_rows import row_of
+from batchtune.tuning.run_folder import alone_in
 from batchtune.units import counted, format_number
 
 _OF_RATES = (
     *("examples_per_second", "batches_per_second", "length_per_second", "examples_per_second_spread"),
     *("wait_p50_seconds", "wait_p99_seconds", "processors", "other_processors", "gpu_idle", "estimated_epoch_seconds"),
+    "growth_bytes_per_batch",
 )
 # So many settings are measured most closely, and as many are run as training would.
 _FINALISTS = 3
@@ -92,7 +93,7 @@ def run_loader_tuning(
     """
     check_folder(folder, settings, force=force)
     steps, missing = steps_of_run(folder, settings.step_seconds)
-    with LoaderRunner(settings) as runner:
+    with alone_in(folder), LoaderRunner(settings) as runner:
         on_progress(LoaderProgress(doing="opening"))
         opened = runner.inspect()
         tuner = _Tuner(settings, runner, opened, steps, on_progress)
@@ -122,9 +123,9 @@ class _Tuner:
         self._kind: LoaderKind = kind_of(opened.kind)
         machine = Machine(processors=len(settings.processors), accelerator=opened.device != "cpu")
         axes = self._kind.axes(machine, frozenset(opened.takes))
-        self._axes = swept_axes(axes, settings.sweep, opened.takes, opened.kind)
+        self._axes = swept_axes(axes, settings.sweep, opened.takes, self._kind.ARGUMENTS)
         self._measured: dict[str, Measurement] = {}
-        self._idle = IdleModel(steps, self._kind, machine.processors, exact=opened.exact)
+        self._idle = IdleModel(steps, self._kind, machine.processors, opened)
         self.rows: dict[str, LoaderRow] = {}
         self._chosen: str | None = None
         self._extras: dict[str, object] = {}
@@ -151,11 +152,11 @@ class _Tuner:
             last = len(left) <= _FINALISTS
             plan = Plan(seconds=seconds, trials=self._settings.trials if last else 1)
             found = [self._measure(arguments, plan, rounds, done, len(left)) for done, arguments in enumerate(left)]
+            if rounds == 1:
+                found = self._receiving(found)
             while rounds == 1 and (more := self._more_workers(found, once)):
                 of = len(found) + len(more)
                 found += [self._measure(one, plan, rounds, len(found) + done, of) for done, one in enumerate(more)]
-            if rounds == 1:
-                found = self._receiving(found)
             best = ranked([row for row in found if row.outcome == "ok"])
             if last or not best:
                 return best
@@ -190,7 +191,7 @@ class _Tuner:
         most = max(row.workers for row in found)
         if best.idle is not None and best.idle <= BUSY_IDLE:
             return []
-        fastest = max(working, key=lambda row: row.examples_per_second or 0.0)
+        fastest = max(working, key=lambda row: row.batches_per_second or 0.0)
         busy = (fastest.processors or 0.0) / processors
         if fastest.workers < most or busy > _IDLE_PROCESSORS or 2 * most > _WORKERS_PER_PROCESSOR * processors:
             return []
@@ -234,7 +235,7 @@ class _Tuner:
 
     def _with_more_workers(self, first: LoaderRow) -> list[LoaderRow]:
         """Return a row, and of those with more workers, the best with each number, in ascending order."""
-        rated = [row for row in self.rows.values() if row.examples_per_second is not None]
+        rated = [row for row in self.rows.values() if row.batches_per_second is not None]
         more = ranked([row for row in rated if row.outcome == "ok" and row.workers > first.workers])
         by_workers: dict[int, LoaderRow] = {}
         for row in more:
@@ -284,7 +285,7 @@ class _Tuner:
         """Return the record of what is known now."""
         rows = list(self.rows.values())
         if self._chosen is None and interrupted:
-            best = ranked([row for row in rows if row.outcome == "ok" and row.examples_per_second is not None])
+            best = ranked([row for row in rows if row.outcome == "ok" and row.batches_per_second is not None])
             self._chosen = best[0].name if best else None
         recommended = next((index for index, row in enumerate(rows) if row.name == self._chosen), None)
         epochs = [taken for one in self._measured.values() for taken in one.epochs]
@@ -298,8 +299,8 @@ class _Tuner:
             settings=self._settings.record(),
             device_name=self._opened.device_name,
             batch=next((taken.words for taken in epochs if taken.words), None),
-            epoch_batches=self._opened.batches or self._idle.epoch_batches(epochs),
-            epoch_examples=self._opened.examples or self._idle.epoch_examples(epochs),
+            epoch_batches=self._idle.epoch_batches(epochs),
+            epoch_examples=self._opened.examples or self._idle.epoch_examples(epochs) or None,
             demand=None if chosen is None or steps is None else steps.demand(chosen.epochs, exact=self._opened.exact),
             rows=rows,
             recommended=recommended,
@@ -357,7 +358,3 @@ def check_folder(folder: Path, settings: LoaderSettings, *, force: bool) -> None
                 f"{path} is of another loader: {theirs.words}",
                 "Give another folder with --run, or --force to replace it.",
             )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(folder, error) from error

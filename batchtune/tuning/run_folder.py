@@ -220,7 +220,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
     except BlockingIOError:
         raise ResultError(
-            f"another probe is at work in {folder}", "Wait for it, or give another folder with --run."
+            f"another batchtune is at work in {folder}", "Wait for it, or give another folder with --run."
         ) from None
     finally:
         os.close(handle)

@@ -211,7 +211,7 @@ def test_a_second_probe_in_the_same_folder_is_refused(batchtune: Run, manifest: 
     process.send_signal(signal.SIGINT)
     process.wait()
     assert ran.returncode == 1
-    assert "another probe is at work" in ran.stderr
+    assert "another batchtune is at work" in ran.stderr
 
 
 @pytest.mark.slow

@@ -60,9 +60,8 @@ def few():
     return {"dataset": Clips(0.0), "batch_size": 500, "drop_last": True}
 
 
-class Nothing:
-    def __iter__(self):
-        return iter(())
+def words():
+    return [["one", "two"]] * 40
 
 
 def broken():
@@ -138,6 +137,16 @@ def test_no_batch_has_its_reason(tuning: Run) -> None:
     assert "240 examples" in ran.stdout and "500" in ran.stdout
 
 
+def test_batches_that_cant_be_counted_are_batches(tuning: Run, tmp_path: Path) -> None:
+    ran = tuning("tune-loader", "loaders.py:words", *QUICK, "--full")
+    assert ran.returncode == 0, ran.stderr
+    (row,) = written(tmp_path)["rows"]
+    if row["examples_per_second"] is None:
+        assert "batches/s" in ran.stdout and "examples/s." not in ran.stdout
+    else:
+        assert row["examples"] == 2 * row["batches"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
@@ -145,8 +154,10 @@ def test_no_batch_has_its_reason(tuning: Run) -> None:
         (["loaders.py:mak"], 1, "Did you mean make?"),
         (["loaders.py:broken"], 1, "the corpus is not mounted"),
         (["loaders.py:make", "--sweep", "worker=1"], 2, "num_workers"),
+        (["loaders.py:make", "--sweep", "num_workers=two"], 2, "two can't be: Expected `int`"),
+        (["loaders.py:make", "--sweep", "multiprocessing_context=spwan"], 2, "spwan can't be"),
     ],
-    ids=["file", "name", "raises", "argument"],
+    ids=["file", "name", "raises", "argument", "number", "word"],
 )
 def test_a_target_that_cant_be_used_is_explained(tuning: Run, arguments: list[str], code: int, expected: str) -> None:
     ran = tuning("tune-loader", *arguments)
@@ -165,6 +176,7 @@ def test_a_target_that_cant_be_used_is_explained(tuning: Run, arguments: list[st
         (["--step-ms", "0"], "--step-ms must be from"),
         (["--seconds", "nan"], "--seconds must be from"),
         (["--trials", "0"], "--trials must be from"),
+        (["--seed", "-1"], "--seed must be from 0"),
     ],
 )
 def test_wrong_options_are_refused(tuning: Run, arguments: list[str], expected: str) -> None:

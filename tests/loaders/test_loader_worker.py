@@ -249,7 +249,7 @@ def test_an_item_that_raises_is_named(asker: Asker, workers: Arguments) -> None:
         ("exit", "crash", "a worker ended unexpectedly with exit code 3"),
         ("SIGKILL", "crash", "a worker was killed by SIGKILL"),
         ("SIGSEGV", "crash", "a worker was killed by SIGSEGV"),
-        ("SIGBUS", "shared_memory", "a worker was killed by a bus error: /dev/shm is too small"),
+        ("SIGBUS", "shared_memory", "a worker was killed by a bus error: probably /dev/shm is too small"),
     ],
 )
 def test_a_worker_that_dies_is_named(asker: Asker, what: str, outcome: str, message: str) -> None:

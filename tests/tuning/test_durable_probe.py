@@ -264,7 +264,7 @@ def test_a_second_probe_in_the_folder_is_refused_without_harm(probing: Probing, 
         process.wait()
     assert second.returncode == 1
     assert len(errors(second.stderr)) == 1
-    assert f"another probe is at work in {probing.folder / 'run'}" in second.stderr
+    assert f"another batchtune is at work in {probing.folder / 'run'}" in second.stderr
     assert before == after
     assert process.returncode == 0, probing.stderr()
     assert frontier(probing.folder / "run") == frontier(undisturbed)
