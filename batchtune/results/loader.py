@@ -25,8 +25,8 @@ Argument: TypeAlias = bool | int | float | str | None
 """A value of an argument that loaders are compared by."""
 Arguments: TypeAlias = dict[str, Argument]
 
-# A loader that delivers so many times what the step takes has time to spare.
-_MORE = 1.1
+MORE_THAN_NEEDED = 1.1
+"""A loader that delivers so many times what the step takes has time to spare."""
 BUSY_IDLE = 0.01
 """A step that waits for at most this share of the time is kept busy."""
 
@@ -275,7 +275,7 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
     def keeps_up(self) -> bool:
         """Whether the recommended row delivers more than the step takes, so that only receiving batches holds it up."""
         row, demanded = self.recommended_row, self.demanded
-        return bool(row and row.workers and demanded and (row.examples_per_second or 0.0) > _MORE * demanded)
+        return bool(row and row.workers and demanded and (row.examples_per_second or 0.0) > MORE_THAN_NEEDED * demanded)
 
     @property
     def reproducible(self) -> bool | None:

@@ -11,7 +11,7 @@ from batchtune.cost import QueueObservation, QueueSetting, fit_queue, predict_wa
 from batchtune.lengths import FloatArray
 from batchtune.loaders.base import LoaderKind
 from batchtune.loaders.protocol import Opened, Taken
-from batchtune.results import Arguments, LoaderQueue, LoaderRow
+from batchtune.results import BUSY_IDLE, MORE_THAN_NEEDED, Arguments, LoaderQueue, LoaderRow
 from batchtune.tuning.loader_demand import Steps
 
 
@@ -75,6 +75,12 @@ class IdleModel:
         """Return the seconds of a step with each delivered batch."""
         assert self.steps is not None
         return self.steps.of(epochs, exact=self._opened.exact)[0]
+
+    def keeps_up(self, row: LoaderRow, epochs: Sequence[Taken]) -> bool:
+        """Return whether a row delivers clearly more than the step takes; what it still waits is not for batches."""
+        if self.steps is None or not row.workers:
+            return row.idle is not None and row.idle <= BUSY_IDLE
+        return (row.batches_per_second or 0.0) * float(self.steps_of(epochs).mean()) > MORE_THAN_NEEDED
 
     def priced(self, row: LoaderRow, epochs: Sequence[Taken]) -> LoaderRow:
         """Return a row that works, with its idle share and the time of an epoch, as far as they are known."""

@@ -11,7 +11,7 @@ from batchtune.units import counted, format_number, format_percent, format_secon
 # Rates that differ by less are equal, unless the trials differ by more.
 _EQUAL = 0.02
 # Idle shares that differ by less are equal.
-_EQUAL_IDLE = 0.01
+_EQUAL_IDLE = 0.02
 # Processors kept busy beyond which the machine, not the number of workers, limits the rate.
 _BUSY = 0.9
 # Other programs that take a larger share of the processors disturb the measurement.

@@ -47,7 +47,7 @@ _FINALISTS = 3
 _WORKERS_PER_PROCESSOR = 8
 _IDLE_PROCESSORS = 0.7
 # A consumer that computes as long as the step takes is run for so many batches, but not longer than this.
-_PACED_BATCHES = 50
+_PACED_BATCHES = 150
 _PACED_SECONDS = 20.0
 # To see how long it takes to receive a batch, steps are so many times as long as a worker takes for one.
 _LONG_STEP = 2.0
@@ -187,11 +187,10 @@ class _Tuner:
         working = [row for row in found if row.outcome == "ok"]
         if name is None or name in self._settings.sweep or not working:
             return []
-        best, processors = ranked(working)[0], len(self._settings.processors)
-        most = max(row.workers for row in found)
-        if best.idle is not None and best.idle <= BUSY_IDLE:
-            return []
+        processors, most = len(self._settings.processors), max(row.workers for row in found)
         fastest = max(working, key=lambda row: row.batches_per_second or 0.0)
+        if self._idle.keeps_up(fastest, self._measured[fastest.name].epochs):
+            return []
         busy = (fastest.processors or 0.0) / processors
         if fastest.workers < most or busy > _IDLE_PROCESSORS or 2 * most > _WORKERS_PER_PROCESSOR * processors:
             return []
