@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from msgspec.structs import replace
 
-from batchtune.errors import ResultError
+from batchtune.errors import LoaderError, ResultError
 from batchtune.loaders import kind_of
 from batchtune.loaders.base import LoaderKind, Machine
 from batchtune.loaders.protocol import Opened, Taken
@@ -128,6 +129,7 @@ class _Tuner:
         self._idle = IdleModel(steps, self._kind, machine.processors, opened)
         self.rows: dict[str, LoaderRow] = {}
         self._chosen: str | None = None
+        self._notes: list[str] = []
         self._extras: dict[str, object] = {}
 
     def tune(self) -> None:
@@ -137,11 +139,21 @@ class _Tuner:
             self._choose(finalists)
         if self._settings.stages:
             self._on_progress(LoaderProgress(doing="stages"))
-            self._extras["stages"] = self._runner.stages(max(_STAGES_SECONDS, self._settings.seconds))
+            with self._noting("The stages can't be measured"):
+                self._extras["stages"] = self._runner.stages(max(_STAGES_SECONDS, self._settings.seconds))
         if self._settings.check_reproducible and self._chosen is not None:
             arguments = self.rows[self._chosen].arguments
             self._on_progress(LoaderProgress(doing="reproducing", arguments=arguments))
-            self._extras["reproduced"] = reproduced(self._runner, arguments, self._kind)
+            with self._noting("Two epochs can't be compared"):
+                self._extras["reproduced"] = reproduced(self._runner, arguments, self._kind)
+
+    @contextmanager
+    def _noting(self, what: str) -> Iterator[None]:
+        """Make a warning of an error, so that what was measured before is kept."""
+        try:
+            yield
+        except LoaderError as error:
+            self._notes.append(f"{what}: {error.message}.")
 
     def _halve(self) -> list[LoaderRow]:
         """Return the settings of the last round that work, the best first."""
@@ -173,7 +185,7 @@ class _Tuner:
         step = _LONG_STEP * row.workers / (row.batches_per_second or 1.0)
         plan = Plan(seconds=min(_PACED_SECONDS, max(self._settings.seconds, _RECEIVED * step)), steps=[step])
         self._on_progress(LoaderProgress(doing="confirming", arguments=row.arguments))
-        paced = self._runner.measure(row.arguments, plan, self._kind)
+        paced = self._runner_measures(row.arguments, plan)
         if paced.outcome != "ok":
             return found
         self._idle.learn_receiving(row, paced.epochs)
@@ -205,16 +217,29 @@ class _Tuner:
         if reason is not None:
             measurement = Measurement(arguments=arguments, outcome="shared_memory", error=reason)
         else:
-            measurement = self._runner.measure(arguments, plan, self._kind)
+            measurement = self._runner_measures(arguments, plan)
         row = row_of(measurement, self._kind, rounds)
-        key = row.name
-        if measurement.outcome == "ok":
-            self._measured[key] = measurement
-            self._idle.learn(row, measurement.epochs)
-            row = self._idle.priced(row, measurement.epochs)
-        self.rows[key] = row
+        if doing == "starting":
+            row = replace(row, **dict.fromkeys(_OF_RATES))  # a few batches say nothing of rates
+            self.rows.setdefault(row.name, row)
+        else:
+            if measurement.outcome == "ok":
+                self._measured[row.name] = measurement
+                self._idle.learn(row, measurement.epochs)
+                row = self._idle.priced(row, measurement.epochs)
+            self.rows[row.name] = row
         self._on_progress(LoaderProgress(doing=doing, arguments=arguments, done=done + 1, total=total, row=row))
         return row
+
+    def _runner_measures(self, arguments: Arguments, plan: Plan) -> Measurement:
+        """Measure a setting; what would end the command is an error of this setting alone, once another one worked."""
+        try:
+            return self._runner.measure(arguments, plan, self._kind)
+        except LoaderError as error:
+            if not self._measured:
+                raise
+            text = "\n".join(part for part in (error.message, error.hint, error.traceback) if part)
+            return Measurement(arguments=arguments, outcome="error", error=text)
 
     def _choose(self, finalists: Sequence[LoaderRow]) -> None:
         """Choose how epochs start, then run the best settings as training would, until one keeps its promise."""
@@ -250,8 +275,6 @@ class _Tuner:
         plan = Plan(seconds=self._settings.seconds, epochs=_STARTS, batches=2 * max(1, row.workers))
         found = [self._measure(arguments, plan, 1, done, len(ways), "starting") for done, arguments in enumerate(ways)]
         working = [one for one in found if one.outcome == "ok"]
-        # A few batches say nothing of rates.
-        self.rows.update({one.name: replace(one, **dict.fromkeys(_OF_RATES)) for one in working})
         if not working:
             return {}
         soonest = min(one.first_batch_seconds or 0.0 for one in working)
@@ -270,7 +293,7 @@ class _Tuner:
         steps = [float(step) for step in self._idle.steps_of(epochs)]
         period = sum(steps) / len(steps) / max(1e-3, 1 - (row.gpu_idle or 0.0))
         plan = Plan(seconds=min(_PACED_SECONDS, max(self._settings.seconds, _PACED_BATCHES * period)), steps=steps)
-        paced = self._runner.measure(arguments, plan, self._kind)
+        paced = self._runner_measures(arguments, plan)
         if paced.outcome != "ok":
             row = replace(row, outcome=paced.outcome, error=paced.error)
         else:
@@ -312,7 +335,13 @@ class _Tuner:
         return replace(
             found,
             reason=reason_for(found, interrupted=interrupted),
-            warnings=[*notes, *self._opened.warnings, *self._unequal_epochs(), *warnings_for(found, processors)],
+            warnings=[
+                *notes,
+                *self._notes,
+                *self._opened.warnings,
+                *self._unequal_epochs(),
+                *warnings_for(found, processors),
+            ],
         )
 
     def _unequal_epochs(self) -> Iterator[str]:

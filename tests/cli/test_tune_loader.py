@@ -197,3 +197,12 @@ def test_interrupted_it_keeps_what_it_has_measured(tuning: Run, tmp_path: Path) 
     assert started.returncode == 130, said
     found = written(tmp_path)
     assert found["rows"] and found["reason"].startswith("Interrupted after")
+
+
+def test_stages_that_fail_lose_nothing(tuning: Run, tmp_path: Path) -> None:
+    swept = [*PLAIN, "--sweep", "num_workers=0", "--sweep", "fault=raises,none"]
+    ran = tuning("tune-loader", "loaders.py:faulty", *swept, *QUICK, "--stages", "--check-reproducible")
+    assert ran.returncode == 0, ran.stderr
+    found = written(tmp_path)
+    assert (found["recommended"], found["stages"], found["reproduced"]["first_difference"]) == (1, [], None)
+    assert "clip 37 is no audio" in "".join(found["warnings"])
