@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from batchtune.errors import LoaderError, listed
 from batchtune.loaders import torch_arguments
-from batchtune.loaders.base import BatchFacts, LoaderKind, Machine, OpenLoader, Target
+from batchtune.loaders.base import BatchFacts, Machine, OpenLoader, Target
 from batchtune.loaders.batches import facts_of
-from batchtune.loaders.iterable import IterableLoader, call
+from batchtune.loaders.iterable import IterableKind, IterableLoader, call
 from batchtune.results import TORCH_TYPES, Argument, Arguments, LoaderStage
 
 # The arguments that a DataLoader keeps as attributes, from which the same one is built with others.
@@ -35,34 +35,16 @@ _RECENT = 64
 _EXPLAINING_SECONDS = 10.0
 
 
-class TorchKind(LoaderKind):
-    """A DataLoader over a data set, with a dict of arguments, or the user's own."""
+class TorchKind(IterableKind):
+    """A DataLoader over a data set, with a dict of arguments, or the user's own: which, its call shows."""
 
     name: ClassVar[str] = "torch"
-    START_AXES: ClassVar[tuple[str, ...]] = torch_arguments.START_AXES
     WORKERS_AXIS: ClassVar[str | None] = torch_arguments.WORKERS_AXIS
     ARGUMENTS: ClassVar[Mapping[str, Any]] = TORCH_TYPES
-    GIVEN: ClassVar[tuple[str, ...]] = tuple(torch_arguments.DEFAULTS)
 
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
         """As the base class says."""
         return torch_arguments.axes(machine)
-
-    def settings(self, axes: Mapping[str, Sequence[Argument]]) -> list[Arguments]:
-        """As the base class says."""
-        return torch_arguments.distinct(super().settings(axes))
-
-    def workers(self, arguments: Arguments) -> int:
-        """As the base class says."""
-        return torch_arguments.workers(arguments)
-
-    def batches_in_flight(self, arguments: Arguments) -> int:
-        """As the base class says."""
-        return torch_arguments.batches_in_flight(arguments)
-
-    def recognises(self, target: Target) -> bool:
-        """As the base class says: any may be, until it is called. `open` opens other iterables as their own kind."""
-        return True
 
     def open(self, target: Target, arguments: Arguments) -> OpenLoader:
         """As the base class says; any other iterable of batches is opened as such."""
