@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from batchtune.loaders.base import BatchFacts
+from batchtune.loaders.batches import bytes_of, is_tensor, leaves
 
-# Deeper than any batch.
-_DEEPEST = 8
 # Of a DALI layout: the axis along which time goes on, or frames of a video.
 _TIME = ("t", "T", "F")
 # DALI's types are i64 or u8, torch's torch.int64, numpy's int64.
@@ -24,7 +21,7 @@ class DaliBatch:
 
     def __init__(self, ndd: Any, batch: Any) -> None:
         self._ndd, self.batch = ndd, batch
-        self._leaves = list(_leaves("", batch, _DEEPEST))
+        self._leaves = list(leaves(batch))
 
     def finish(self) -> None:
         """Wait for the operators that make it; a stream of a GPU may still be busy."""
@@ -63,7 +60,7 @@ class DaliBatch:
 
     def words(self) -> str:
         """Say what it is: `8 × 80 × 23 to 151 (mel), 8 (lengths)`."""
-        parts = [value for value in self._leaves if self._is_tensor(value[1])]
+        parts = [value for value in self._leaves if is_tensor(value[1])]
         if not parts:
             return f"a {type(self.batch).__name__} without tensors"
         parts.sort(key=lambda named: -self._bytes(named[1]))
@@ -76,19 +73,16 @@ class DaliBatch:
 
     def _main(self) -> tuple[str, Any] | None:
         """Return the largest part that may hold several examples."""
-        parts = [named for named in self._leaves if self._is_tensor(named[1]) and len(named[1].shape)]
+        parts = [named for named in self._leaves if is_tensor(named[1]) and len(named[1].shape)]
         return max(parts, key=lambda named: self._bytes(named[1]), default=None)
 
     def _is_ragged(self, value: Any) -> bool:
         return isinstance(value, self._ndd.Batch)
 
-    def _is_tensor(self, value: Any) -> bool:
-        return hasattr(value, "shape") and hasattr(value, "dtype")
-
     def _bytes(self, value: Any) -> int:
         if self._is_ragged(value):
             return sum(map(math.prod, value.shape)) * int(value.dtype.bytes)
-        return int(getattr(value, "nbytes", 0))
+        return bytes_of(value)
 
     def _dense_lengths(self, tensor: Any, examples: int) -> list[float]:
         """Return the lengths of a tensor's examples: true ones, if another part holds a whole number for each.
@@ -106,7 +100,7 @@ class DaliBatch:
 
     def _whole_numbers(self, value: Any, examples: int) -> list[float]:
         """Return the numbers of a part that holds one whole number for each example; else nothing."""
-        if not self._is_tensor(value) or not _WHOLE.search(str(value.dtype)):
+        if not is_tensor(value) or not _WHOLE.search(str(value.dtype)):
             return []
         if self._is_ragged(value):
             shapes = [math.prod(shape) for shape in value.shape]
@@ -126,7 +120,7 @@ class DaliBatch:
 
     def _digest(self, value: Any) -> str:
         digest = hashlib.blake2b(digest_size=16)
-        if not self._is_tensor(value):
+        if not is_tensor(value):
             digest.update(repr(value).encode("utf-8", "backslashreplace"))
             return digest.hexdigest()
         digest.update(str(value.dtype).encode())
@@ -159,21 +153,3 @@ def _ragged_lengths(batch: Any) -> list[float]:
     by_time = [layout.index(letter) for letter in _TIME if letter in layout]
     axis = max(vary or by_time[:1] or range(len(extents)), key=lambda axis: max(extents[axis]))
     return [float(extent) for extent in extents[axis]]
-
-
-def _leaves(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a nest of dicts, lists, tuples and records, each with its name: `0`, `mel`, `meta.id`."""
-    members: Any = ()
-    if isinstance(value, Mapping):
-        members = value.items()
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        members = zip(value._fields, value, strict=True)
-    elif isinstance(value, (list, tuple)):
-        members = enumerate(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        members = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
-    else:
-        yield name, value
-        return
-    for key, inner in members if depth else ():
-        yield from _leaves(f"{name}.{key}" if name else str(key), inner, depth - 1)
