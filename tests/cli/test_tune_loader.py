@@ -86,12 +86,12 @@ def written(folder: Path) -> dict[str, Any]:
 
 def test_the_fewest_workers_that_keep_up_are_recommended(tuning: Run, tmp_path: Path) -> None:
     swept = [*PLAIN, "--sweep", "num_workers=0,1", "--sweep", "prefetch_factor=2"]
-    ran = tuning("tune-loader", "loaders.py:make", "--step-ms", "60", *swept, *QUICK, "--stages")
+    ran = tuning("tune-loader", "loaders.py:make", "--step-ms", "30", *swept, *QUICK, "--stages")
     assert ran.returncode == 0, ran.stderr
     found = written(tmp_path)
     alone, one = (next(row for row in found["rows"] if row["workers"] == workers) for workers in (0, 1))
-    # 16 ms to make a batch, 60 ms to train with it, one after the other or at the same time.
-    assert 0.18 < alone["gpu_idle"] < 0.5
+    # 16 ms to make a batch, 30 ms to train with it, one after the other or at the same time.
+    assert 0.3 < alone["gpu_idle"] < 0.7
     assert one["gpu_idle"] < alone["gpu_idle"] / 2
     row = found["rows"][found["recommended"]]
     assert row["workers"] == 1 and row["gpu_idle_measured"] < alone["gpu_idle"]
@@ -185,6 +185,7 @@ def test_wrong_options_are_refused(tuning: Run, arguments: list[str], expected: 
     assert expected in ran.stderr
 
 
+@pytest.mark.slow
 def test_interrupted_it_keeps_what_it_has_measured(tuning: Run, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "batchtune", "tune-loader", "loaders.py:make", "--seconds", "0.3"]
     started = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ)
@@ -199,6 +200,7 @@ def test_interrupted_it_keeps_what_it_has_measured(tuning: Run, tmp_path: Path) 
     assert found["rows"] and found["reason"].startswith("Interrupted after")
 
 
+@pytest.mark.slow
 def test_stages_that_fail_lose_nothing(tuning: Run, tmp_path: Path) -> None:
     swept = [*PLAIN, "--sweep", "num_workers=0", "--sweep", "fault=raises,none"]
     ran = tuning("tune-loader", "loaders.py:faulty", *swept, *QUICK, "--stages", "--check-reproducible")

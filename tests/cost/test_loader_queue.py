@@ -215,7 +215,7 @@ def off_by(run: Measured, wait: float) -> float:
 
 
 @MORE_WORKERS
-@pytest.mark.parametrize("name", ["sleeping", "sharing"])
+@pytest.mark.parametrize("name", ["sleeping", pytest.param("sharing", marks=pytest.mark.slow)])
 def test_waits_for_a_real_loader_that_sleeps(name: str) -> None:
     """Fitted to no worker, 1 and 2; predicted for 3 and 4.
 
