@@ -1,24 +1,17 @@
-"""The cost of a batch shape: models of peak memory and step time, the frontier; how long steps wait for a loader."""
+"""The cost of a batch shape: models of peak memory and step time, the frontier; `loader_queue`: waits for a loader."""
 
 from batchtune.cost.fitting import fit_cost, needs_targets, predict, scaled
 from batchtune.cost.frontier import Frontier, JointFrontier, largest_max_batch_length
-from batchtune.cost.loader_queue import QueueObservation, QueuePrediction, fit_queue, predict_waits
-from batchtune.cost.loader_simulation import QueueSetting
 from batchtune.cost.step_times import StepTimes, fit_step_seconds
 
 __all__ = [
     "Frontier",
     "JointFrontier",
-    "QueueObservation",
-    "QueuePrediction",
-    "QueueSetting",
     "StepTimes",
     "fit_cost",
-    "fit_queue",
     "fit_step_seconds",
     "largest_max_batch_length",
     "needs_targets",
     "predict",
-    "predict_waits",
     "scaled",
 ]

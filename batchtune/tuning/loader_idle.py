@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from batchtune.cost import QueueObservation, QueueSetting, fit_queue, predict_waits
+from batchtune.cost.loader_queue import QueueObservation, fit_queue, predict_waits
+from batchtune.cost.loader_simulation import QueueSetting
 from batchtune.lengths import FloatArray
 from batchtune.loaders.base import LoaderKind
 from batchtune.loaders.protocol import Opened, Taken

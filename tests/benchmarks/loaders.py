@@ -34,7 +34,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from batchtune.cost import QueueObservation, QueueSetting, fit_queue, predict_waits
+from batchtune.cost.loader_queue import QueueObservation, fit_queue, predict_waits
+from batchtune.cost.loader_simulation import QueueSetting
 from batchtune.results import LoaderQueue
 
 TOLERANCE = 0.1

@@ -11,8 +11,8 @@ from benchmarks.loaders import QUIET, TOLERANCE, Measured, known_datasets, measu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.cost import QueueObservation, QueueSetting, fit_queue, predict_waits
-from batchtune.cost.loader_simulation import BatchCosts, Waits, simulate_waits
+from batchtune.cost.loader_queue import QueueObservation, fit_queue, predict_waits
+from batchtune.cost.loader_simulation import BatchCosts, QueueSetting, Waits, simulate_waits
 from batchtune.lengths import FloatArray
 from batchtune.results import LoaderQueue
 
