@@ -63,7 +63,6 @@ class Measurement:
     arguments: Arguments
     outcome: LoaderOutcome
     error: str | None = None
-    opened: Opened | None = None
     trials: list[list[Taken]] = field(default_factory=list)
     memory: MemoryUse | None = None
     spans: list[tuple[float, float]] = field(default_factory=list)
@@ -102,7 +101,7 @@ class LoaderRunner:
     def measure(self, arguments: Arguments, plan: Plan, kind: LoaderKind) -> Measurement:
         """Measure one setting in a fresh process. Raises LoaderError if every other setting would fail alike."""
         self._nursery.start_worker()
-        opened, memory, trials = None, None, list[list[Taken]]()
+        memory, trials = None, list[list[Taken]]()
         self._spans.clear()
         try:
             opened = self._open(arguments)
@@ -122,7 +121,6 @@ class LoaderRunner:
                 arguments=arguments,
                 outcome=failure.outcome,
                 error=failure.text,
-                opened=opened,
                 trials=trials,
                 memory=memory,
                 spans=list(self._spans),
@@ -132,7 +130,6 @@ class LoaderRunner:
         return Measurement(
             arguments=arguments,
             outcome="ok",
-            opened=opened,
             trials=trials,
             memory=memory,
             spans=list(self._spans),

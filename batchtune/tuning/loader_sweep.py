@@ -185,7 +185,7 @@ class _Tuner:
         step = _LONG_STEP * row.workers / (row.batches_per_second or 1.0)
         plan = Plan(seconds=min(_PACED_SECONDS, max(self._settings.seconds, _RECEIVED * step)), steps=[step])
         self._on_progress(LoaderProgress(doing="confirming", arguments=row.arguments))
-        paced = self._runner_measures(row.arguments, plan)
+        paced = self._run(row.arguments, plan)
         if paced.outcome != "ok":
             return found
         self._idle.learn_receiving(row, paced.epochs)
@@ -217,7 +217,7 @@ class _Tuner:
         if reason is not None:
             measurement = Measurement(arguments=arguments, outcome="shared_memory", error=reason)
         else:
-            measurement = self._runner_measures(arguments, plan)
+            measurement = self._run(arguments, plan)
         row = row_of(measurement, self._kind, rounds)
         if doing == "starting":
             row = replace(row, **dict.fromkeys(_OF_RATES))  # a few batches say nothing of rates
@@ -231,7 +231,7 @@ class _Tuner:
         self._on_progress(LoaderProgress(doing=doing, arguments=arguments, done=done + 1, total=total, row=row))
         return row
 
-    def _runner_measures(self, arguments: Arguments, plan: Plan) -> Measurement:
+    def _run(self, arguments: Arguments, plan: Plan) -> Measurement:
         """Measure a setting; what would end the command is an error of this setting alone, once another one worked."""
         try:
             return self._runner.measure(arguments, plan, self._kind)
@@ -293,7 +293,7 @@ class _Tuner:
         steps = [float(step) for step in self._idle.steps_of(epochs)]
         period = sum(steps) / len(steps) / max(1e-3, 1 - (row.gpu_idle or 0.0))
         plan = Plan(seconds=min(_PACED_SECONDS, max(self._settings.seconds, _PACED_BATCHES * period)), steps=steps)
-        paced = self._runner_measures(arguments, plan)
+        paced = self._run(arguments, plan)
         if paced.outcome != "ok":
             row = replace(row, outcome=paced.outcome, error=paced.error)
         else:
