@@ -120,7 +120,7 @@ def brief_loader_sentences(loader: LoaderTuning) -> Iterator[str]:
         yield f"An epoch {what} is estimated at {format_seconds(row.estimated_epoch_seconds)}."
     stage = slowest(loader)
     if stage is not None and (row.idle is None or row.idle <= BUSY_IDLE):  # else the headline says so
-        yield f"{_capital(_stage(stage))}."
+        yield f"The slowest stage: {_stage(stage)}."
     if loader.reproducible and loader.reproduced is not None:
         same = batches_words(loader.reproduced.batches)
         yield f"Reproducible: two epochs from one seed gave the same {same}, bit for bit."
@@ -269,7 +269,3 @@ def _speed(row: LoaderRow) -> float:
 
 def _delivered(rows: Iterable[LoaderRow]) -> Iterator[LoaderRow]:
     return (row for row in rows if row.outcome == "ok")
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
