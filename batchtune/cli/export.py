@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from batchtune.cli import console
 from batchtune.cli.options import DEFAULT_RUN_FOLDER, Json, Output, Quiet, RunFolder, expand, option
-from batchtune.cli.settings import nearest
-from batchtune.errors import ResultError, UsageError, shortened
+from batchtune.errors import ResultError, UsageError
 
 if TYPE_CHECKING:
     from batchtune.exports import Export, Tuned
@@ -57,8 +56,7 @@ def export(
         return
     framework = _framework(to, patch, key_path)
     results = load_run(run)
-    console.warn_of_edited_config(results.sweep, run)
-    console.warn_of_edited_stream(results.stream, run)
+    console.warn_of_edited_configs(results)
     tuned = tuned_run(results)
     to_stdout = str(output) == "-" or (output is None and patch is None)
     target = patch if output is None or to_stdout else output
@@ -87,15 +85,11 @@ def export(
 
 
 def _framework(to: str | None, patch: Path | None, key_path: str | None) -> Export:
-    """Return the framework that `--to` names. Raises UsageError if it is unknown, or for options that exclude it."""
+    """Return the framework that `--to` names. Raises UsageError if it is unknown, or other options exclude it."""
     from batchtune.exports import FRAMEWORKS, export_of
 
-    known = f"Known frameworks: {', '.join(FRAMEWORKS)}."
     if to is None:
-        raise UsageError("no framework to export to", f"Name it with --to. {known}")
-    if to not in FRAMEWORKS:
-        near = nearest(to.lower(), FRAMEWORKS)
-        raise UsageError(f"unknown framework {shortened(to)}", f"Did you mean {near!r}? {known}" if near else known)
+        raise UsageError("no framework to export to", f"Name it with --to. Known frameworks: {', '.join(FRAMEWORKS)}.")
     framework = export_of(to)
     if patch is not None and framework.patch is None:
         patching = " or ".join(name for name in FRAMEWORKS if export_of(name).patch is not None)

@@ -115,21 +115,15 @@ class BlockPatch:
                 self._insert(after, key, written)
         self._refuse_other_uses()
 
-    def comment(self, text: str, above: str) -> None:
-        """Add comments above a setting, indented as it is; `text` has their lines."""
+    def comment(self, above: str, render: Callable[[str], str]) -> None:
+        """Add comments above a setting; `render` makes their lines, indented by the given spaces."""
         pair = self.block.pair(above)
         place = (self.block if self.block.style == "flow" or pair is None else pair[0]).start
         start = self._line_start(place)
-        text = text.replace("\n", self._line_break)
+        indent = re.match(" *", self.text[start:place])
+        text = render(indent[0] if indent else "").replace("\n", self._line_break)
         if text and not self.text[:start].endswith(text):
             self.edits.append((start, start, text))
-
-    def indent(self, above: str) -> str:
-        """Return the spaces before a setting."""
-        pair = self.block.pair(above)
-        place = (self.block if self.block.style == "flow" or pair is None else pair[0]).start
-        line = self.text[self._line_start(place) : place]
-        return line[: len(line) - len(line.lstrip(" "))]
 
     def wrong(self, node: Node, problem: str, hint: str | None = None) -> ResultError:
         """Return the error to raise where a node can't be patched."""
@@ -218,7 +212,7 @@ class BlockPatch:
         key, value = pair
         own = value.target is None
         if (own and isinstance(value.value, dict)) or value.style in ("|", ">"):
-            raise self.wrong(value, f"{key.text} is no number or list that could be replaced")
+            raise self.wrong(value, f"{key.text} is not a number or a list that could be replaced")
         anchor = "" if value.anchor is None else f"&{value.anchor} "
         if own and isinstance(value.value, list) and value.style != "flow":
             self._replace_lines(pair, f" {written}")

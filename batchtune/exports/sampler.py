@@ -134,7 +134,7 @@ def render_yaml(document: dict[str, Any], header: str) -> str:
 
 
 def read_sampler_yaml(path: Path) -> SamplerConfig:
-    """Read and check a `sampler.yaml`; errors are those of `read_config`."""
+    """Read and check a `sampler.yaml`; raises ResultError as `read_config` does."""
 
     def check(config: SamplerConfig) -> None:
         sizes = config.bucket_batch_sizes
@@ -160,8 +160,7 @@ def read_config(
     """Read a config with a bucket table, which `command` writes as `name`; `check` raises ValueError on contradictions.
 
     Raises:
-        ResultError: Missing, unreadable, not YAML, of another format, newer, or damaged; the message names
-            the field.
+        ResultError: Missing, unreadable, not YAML, of another format, newer, or damaged; the message names the field.
     """
     if not path.exists():
         raise ResultError(f"{path} does not exist", f"`batchtune {command}` writes it.")

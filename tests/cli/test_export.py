@@ -65,7 +65,7 @@ def test_an_edited_sampler_yaml_is_pointed_out(batchtune: Run, run_folder: Path)
 def test_pools_that_the_sweep_does_not_recommend_are_pointed_out(batchtune: Run, run_folder: Path) -> None:
     config = run_folder / "sampler.yaml"
     config.write_text(config.read_text() + "sampler: pooled\npool_size: 20000\n")
-    warned = "Warning: batchtune-run/sampler.yaml was edited: its pools differ from those of sweep.json"
+    warned = "Warning: batchtune-run/sampler.yaml was edited: pool_size differs from that of sweep.json"
     assert warned in batchtune("report").stderr
 
 
@@ -158,7 +158,7 @@ def training(run_folder: Path) -> Path:
 
 
 def patched() -> str:
-    from batchtune.exports.patch import patch_speechbrain
+    from batchtune.exports.speechbrain import patch_speechbrain
 
     return patch_speechbrain(TRAINING, Tuned(sweep=made_sweep()), name="train.yaml").text
 

@@ -20,7 +20,7 @@ from batchtune.batching.samplers import speechbrain_boundaries
 from batchtune.batching.table import batch_sizes_for
 from batchtune.errors import ResultError
 from batchtune.exports.base import Tuned
-from batchtune.exports.patch import patch_speechbrain
+from batchtune.exports.speechbrain import patch_speechbrain
 from batchtune.lengths import Lengths
 from batchtune.results import BucketUse, Row, Sweep
 from batchtune.tuning.costs import Costs
