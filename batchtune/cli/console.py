@@ -103,8 +103,7 @@ def describe(lengths: Lengths, *, quiet: bool) -> None:
 
 def warn_of_edited_configs(results: RunResults) -> None:
     """Warn if `sampler.yaml` or `stream.yaml` differs from the recommendation that reports and exports show."""
-    from batchtune.exports.sampler import read_sampler_yaml, sampler_config
-    from batchtune.exports.stream import read_stream_yaml, stream_config
+    from batchtune.exports.run_configs import read_sampler_yaml, read_stream_yaml, sampler_config, stream_config
     from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE, STREAM_FILE, SWEEP_FILE
 
     checks: tuple[tuple[Any, ...], ...] = (

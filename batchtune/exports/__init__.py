@@ -44,9 +44,13 @@ def export_of(name: str) -> Export:
 
 def configs_of(tuned: Tuned) -> dict[str, str]:
     """Return the recommendation as batchtune's own files and for each framework that can express it, by title."""
-    from batchtune.exports.loader import render_loader_yaml
-    from batchtune.exports.sampler import render_sampler_yaml, sampler_config
-    from batchtune.exports.stream import render_stream_yaml, stream_config
+    from batchtune.exports.run_configs import (
+        render_loader_yaml,
+        render_sampler_yaml,
+        render_stream_yaml,
+        sampler_config,
+        stream_config,
+    )
 
     renders: dict[str, Callable[[], str]] = {
         SAMPLER_FILE: lambda: render_sampler_yaml(sampler_config(tuned.needed_sweep, tuned.probe)),

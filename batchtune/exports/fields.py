@@ -107,7 +107,7 @@ class Loading(NamedTuple):
         if named := _named({name: value for name, value in beyond.items() if _DEFAULTS.get(name) != value}):
             remarks.append(f"{who} has no setting for what else was recommended: {named}")
         if named := _named(self.others):
-            remarks.append(f"Recommended besides, for the function that was tuned: {named}")
+            remarks.append(f"Also recommended, for the function that was tuned: {named}")
         return remarks
 
     def beside(self, workers: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ from functools import partial
 
 from batchtune.exports.base import Chosen, Export, Tuned, choose_stream, recommended_row
 from batchtune.exports.fields import LengthLimits, Loading, stream_fields, table_fields
-from batchtune.exports.stream import OWN
+from batchtune.exports.run_configs import OWN_STREAM
 from batchtune.exports.text import from_template, literal
 from batchtune.results import STREAM_ALGORITHMS, ReadingRecord
 
@@ -42,7 +42,7 @@ def _render_stream(tuned: Tuned, *, name: str, title: str) -> str:
         title=title,
         config=tuned.stream_config,
         nominal=sweep.batches_per_rank is not None,
-        **stream_fields(choose_stream(sweep, OWN, *STREAM_ALGORITHMS), tuned),
+        **stream_fields(choose_stream(sweep, OWN_STREAM, *STREAM_ALGORITHMS), tuned),
     )
 
 

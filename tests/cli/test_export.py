@@ -12,8 +12,7 @@ from exports.stream_runs import made_stream
 from report_records import made_probe, made_sweep, without_recommendation
 
 from batchtune.exports import FRAMEWORKS, Tuned, export_of
-from batchtune.exports.sampler import render_sampler_yaml, sampler_config
-from batchtune.exports.stream import render_stream_yaml, stream_config
+from batchtune.exports.run_configs import render_sampler_yaml, render_stream_yaml, sampler_config, stream_config
 from batchtune.results import PROBE_FILE, SAMPLER_FILE, STREAM_FILE, SWEEP_FILE, write_result
 
 TRAINING = """\
