@@ -25,7 +25,7 @@ from ruamel.yaml import YAML
 from batchtune.cli.verify import sampler_plan, verify_with_progress
 from batchtune.errors import BatchtuneError
 from batchtune.exports import FRAMEWORKS
-from batchtune.exports.sampler import read_sampler_yaml
+from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Probe, WorkloadRecord, read_result, write_result

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from batchtune import BucketBatchSampler, PooledBatchSampler, sampler_from_config
 from batchtune.errors import ManifestError, ResultError, UsageError
-from batchtune.exports.sampler import render_sampler_yaml
+from batchtune.exports.run_configs import render_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions
 from batchtune.manifests.reading import load_ordered_lengths

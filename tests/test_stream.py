@@ -18,8 +18,7 @@ from batchtune import BucketedStream
 from batchtune.batching.streams import StreamBatching, stream_batches, stream_random
 from batchtune.batching.table import BucketTable
 from batchtune.errors import ResultError
-from batchtune.exports.sampler import render_sampler_yaml
-from batchtune.exports.stream import render_stream_yaml
+from batchtune.exports.run_configs import render_sampler_yaml, render_stream_yaml
 from batchtune.results import SamplerConfig, SamplerEvidence
 from batchtune.results.stream import StreamConfig
 

@@ -17,7 +17,7 @@ from made_once import MadeOnce
 from msgspec import structs
 
 from batchtune.batching.sharding import sample_random
-from batchtune.exports.stream import read_stream_yaml, render_stream_yaml
+from batchtune.exports.run_configs import read_stream_yaml, render_stream_yaml
 from batchtune.manifests import load_stream
 from batchtune.results import StreamSweep, read_result, write_result
 from batchtune.tuning.verify_stream import stored_stream, stream_epoch

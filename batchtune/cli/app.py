@@ -30,6 +30,11 @@ COMMANDS = {
     "doctor": "Show the devices, memory and software of this machine.",
     "schema": "Print the JSON Schema of a result file.",
 }
+# What an interrupted command leaves.
+_KEPT = {
+    **dict.fromkeys(("tune", "probe-oom"), " All measurements are kept: the same command continues there."),
+    "tune-loader": " The settings that were measured are in loader.json; the same command starts anew.",
+}
 
 
 class Commands(TyperGroup):
@@ -49,9 +54,9 @@ class Commands(TyperGroup):
         """Find the command that the first argument names; for a misspelt one, suggest others."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            near = [command for command in COMMANDS if command.startswith(name.lower().replace("_", "-"))]
-            meant = near or [one for one in [settings.nearest(name, COMMANDS)] if one]
-            hint = f"Did you mean {' or '.join(meant)}?" if meant else f"Commands: {', '.join(COMMANDS)}."
+            begun = [command for command in COMMANDS if command.startswith(name.lower().replace("_", "-"))]
+            meant = " or ".join(begun) or settings.nearest(name, COMMANDS)
+            hint = f"Did you mean {meant}?" if meant else f"Commands: {', '.join(COMMANDS)}."
             ctx.fail(f"Unknown command {shortened(name)}. {hint}")
         return super().resolve_command(ctx, args)
 
@@ -79,11 +84,7 @@ class Commands(TyperGroup):
             _report(error)
             raise typer.Exit(error.exit_code if isinstance(error, BatchtuneError) else 1) from None
         except KeyboardInterrupt:
-            probing = ctx.invoked_subcommand in ("tune", "probe-oom")
-            kept = " All measurements are kept: the same command continues there." if probing else ""
-            if ctx.invoked_subcommand == "tune-loader":
-                kept = " The settings that were measured are in loader.json; the same command starts anew."
-            console.note(f"Interrupted.{kept}")
+            console.note(f"Interrupted.{_KEPT.get(ctx.invoked_subcommand, '')}")
             raise typer.Exit(130) from None
 
 

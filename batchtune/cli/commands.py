@@ -1,7 +1,6 @@
 """How commands behave on the command line: their manual page, and the messages about wrong usage.
 
-`click` is not imported: newer releases of typer carry their own copy of it, older ones need it. Everything needed of it
-is reached through typer.
+`click` is reached through typer alone: newer releases of typer carry their own copy of it, older ones need it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+|inf|nan)(e[-+]?\d+)?", re.IGNORECAS
 
 # Set by batchtune itself for the processes that it starts.
 _INTERNAL = {"BATCHTUNE_WORKER"}
-_LAST_PANEL = "Common"
+COMMON = "Common"
 _EXIT_3 = {
     "tune": "with --verify: the recommended batches do not hold",
     "verify": "the recommended batches do not hold",
@@ -71,10 +70,10 @@ class Command(TyperCommand):
             panel = getattr(parameter, "rich_help_panel", None) or "Options"
             if parameter.param_type_name == "argument":
                 panel, record = "Arguments", (record[0].partition(" <")[0], record[1])  # without its type
-            elif parameter.name == "help" and _LAST_PANEL in panels:
-                panel = _LAST_PANEL
+            elif parameter.name == "help" and COMMON in panels:
+                panel = COMMON
             panels.setdefault(panel, []).append(record)
-        for name in sorted(panels, key=lambda name: name == _LAST_PANEL):
+        for name in sorted(panels, key=lambda name: name == COMMON):  # the last
             if panels[name]:
                 with formatter.section(name):
                     formatter.write_dl(panels[name])
@@ -150,12 +149,12 @@ def _meant(option: str, ctx: Any) -> str:
         having = [one.name for one in _siblings(ctx) if any(option in parameter.opts for parameter in one.params)]
         if having:
             return f"It is an option of {', '.join(f'`batchtune {name}`' for name in having)}. {lists}"
-    near = bare if bare in own else settings.nearest(bare, own)
+    near = settings.nearest(bare, own)
     return f"Did you mean {own[near]}?" if near is not None else lists
 
 
 def _origins(error: BatchtuneError, ctx: Any) -> str:
-    """Say where the options that an error names, or if of usage all, were set, if not on the command line."""
+    """Say where the options that an error names were set, if not on the command line; of a UsageError, any option."""
     text = f"{error.message} {error.hint or ''}"
     elsewhere, concerned = [], []
     for parameter in ctx.command.params:
@@ -172,9 +171,11 @@ def _origins(error: BatchtuneError, ctx: Any) -> str:
 
 def _warn_of_variables(ctx: Any) -> None:
     """Warn of environment variables that look like batchtune's and set nothing."""
-    suspects, known = {name for name in os.environ if name.startswith(settings.PREFIX)} - _INTERNAL, set()
-    for command in (ctx.command, *([ctx.parent.command] if ctx.parent else []), *(_siblings(ctx) if suspects else [])):
-        known |= {parameter.envvar for parameter in command.params if parameter.envvar}
+    suspects = {name for name in os.environ if name.startswith(settings.PREFIX)} - _INTERNAL
+    if not suspects:
+        return
+    commands = [ctx.command, *([ctx.parent.command] if ctx.parent else []), *_siblings(ctx)]
+    known = {parameter.envvar for command in commands for parameter in command.params if parameter.envvar}
     for name in sorted(suspects - known):
         near = settings.nearest(name, known)
         hint = f"Did you mean {near}?" if near else "`batchtune COMMAND --help` lists the names."

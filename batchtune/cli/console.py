@@ -7,15 +7,20 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from batchtune.errors import ResultError, UsageError, without_commands
 
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.reports import RunResults
-    from batchtune.results import StreamSweep, Sweep
     from batchtune.results.shared import Result
+
+# The fields of sampler.yaml and stream.yaml that decide which examples form a batch.
+_MAKE_BATCHES = {
+    *("algorithm", "buffer_size", "max_padding_ratio", "bucket_boundaries", "bucket_batch_sizes"),
+    *("pool_size", "batch_overhead"),
+}
 
 
 def note(text: str, *, quiet: bool = False) -> None:
@@ -96,43 +101,28 @@ def describe(lengths: Lengths, *, quiet: bool) -> None:
     notes(headline(lengths, ascii=not encodes_blocks(sys.stderr)), quiet=quiet)
 
 
-def warn_of_edited_config(sweep: Sweep | None, folder: Path) -> None:
-    """Warn if the run's `sampler.yaml` does not make the batches that `sweep.json` recommends, which reports show."""
-    from batchtune.exports.sampler import read_sampler_yaml
-    from batchtune.results import SAMPLER_FILE
+def warn_of_edited_configs(results: RunResults) -> None:
+    """Warn if `sampler.yaml` or `stream.yaml` differs from the recommendation that reports and exports show."""
+    from batchtune.exports.run_configs import read_sampler_yaml, read_stream_yaml, sampler_config, stream_config
+    from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE, STREAM_FILE, SWEEP_FILE
 
-    path, row = folder / SAMPLER_FILE, sweep.recommended_row if sweep is not None else None
-    if row is None or not path.exists():
-        return
-    try:
-        config = read_sampler_yaml(path)
-    except ResultError as error:
-        note(f"Warning: {error.message}. This shows sweep.json.")
-        return
-    pools = (config.pool_size, config.batch_overhead), (row.pool_size, row.batch_overhead)
-    if pools[0] != pools[1]:
-        note(f"Warning: {path} was edited: its pools differ from those of sweep.json, which this shows.")
-    elif (config.bucket_boundaries, config.bucket_batch_sizes) != (row.boundaries, row.batch_sizes):
-        note(f"Warning: {path} was edited: its bucket table differs from that of sweep.json, which this shows.")
-
-
-def warn_of_edited_stream(stream: StreamSweep | None, folder: Path) -> None:
-    """Warn if the run's `stream.yaml` does not make the batches of `stream.json`, which reports show."""
-    from batchtune.exports.stream import read_stream_yaml, stream_config
-    from batchtune.results import STREAM_CONFIG_FILE
-
-    path = folder / STREAM_CONFIG_FILE
-    if stream is None or stream.recommended_row is None or not path.exists():
-        return
-    try:
-        written, config = stream_config(stream), read_stream_yaml(path)
-    except ResultError as error:
-        note(f"Warning: {error.message}. This shows stream.json.")
-        return
-    fields = ("algorithm", "buffer_size", "bucket_boundaries", "bucket_batch_sizes", "max_padding_ratio")
-    if differ := [name for name in fields if getattr(config, name) != getattr(written, name)]:
-        differs = "differs from that" if len(differ) == 1 else "differ from those"
-        note(f"Warning: {path} was edited: {', '.join(differ)} {differs} of stream.json, which this shows.")
+    checks: tuple[tuple[Any, ...], ...] = (
+        (results.sweep, SAMPLER_FILE, SWEEP_FILE, sampler_config, read_sampler_yaml),
+        (results.stream, STREAM_CONFIG_FILE, STREAM_FILE, stream_config, read_stream_yaml),
+    )
+    for sweep, name, shown, config_of, read in checks:
+        path = results.folder / name
+        if sweep is None or sweep.recommended_row is None or not path.exists():
+            continue
+        try:
+            written, config = config_of(sweep), read(path)
+        except ResultError as error:
+            note(f"Warning: {error.message}. This shows {shown}.")
+            continue
+        fields = [field for field in written.__struct_fields__ if field in _MAKE_BATCHES]
+        if differ := [field for field in fields if getattr(config, field) != getattr(written, field)]:
+            differs = "differs from that" if len(differ) == 1 else "differ from those"
+            note(f"Warning: {path} was edited: {', '.join(differ)} {differs} of {shown}, which this shows.")
 
 
 def encodes_blocks(stream: TextIO) -> bool:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from batchtune.cli import console
 from batchtune.cli.options import DEFAULT_RUN_FOLDER, Json, Output, Quiet, RunFolder, expand, option
-from batchtune.cli.settings import nearest
-from batchtune.errors import ResultError, UsageError, shortened
+from batchtune.errors import ResultError, UsageError
 
 if TYPE_CHECKING:
     from batchtune.exports import Export, Tuned
@@ -46,9 +45,6 @@ def export(
     json: Json = False,
 ) -> None:
     """Write the recommendation as a config for another framework."""
-    import difflib
-
-    from batchtune.files import write_whole
     from batchtune.reports import load_run
     from batchtune.results import Exported, meta_of
 
@@ -57,45 +53,61 @@ def export(
         return
     framework = _framework(to, patch, key_path)
     results = load_run(run)
-    console.warn_of_edited_config(results.sweep, run)
-    console.warn_of_edited_stream(results.stream, run)
-    tuned = tuned_run(results)
+    console.warn_of_edited_configs(results)
     to_stdout = str(output) == "-" or (output is None and patch is None)
-    target = patch if output is None or to_stdout else output
-    if patch is None:
-        text = framework.render(tuned)
+    target = None if to_stdout else output or patch
+    if patch is not None:
+        text = _patch(framework, tuned_run(results), patch, target, key_path=key_path, quiet=quiet)
+    else:
+        text = framework.render(tuned_run(results))
         if target is not None:
             console.write_result(text, target)
-    else:
-        assert framework.patch is not None  # _framework has checked
-        before = _text_of(patch)
-        patched = framework.patch(before, tuned, key_path=key_path, name=str(patch))
-        text, lines = patched.text, (before.splitlines(), patched.text.splitlines())
-        difference = "\n".join(difflib.unified_diff(*lines, str(patch), f"{patch} (tuned)", lineterm=""))
-        console.notes([difference or f"{patch} has these values already.", *patched.notes], quiet=quiet)
-        if not to_stdout and target is not None and (text != before or target != patch):
-            permissions = (target if target.exists() else patch).stat().st_mode & 0o7777
-            write_whole(target, text)
-            if target.is_file():
-                target.chmod(permissions)
     if json:
-        file = str(target or framework.file).encode(errors="backslashreplace").decode()  # a name may not be UTF-8
+        file = str(target or patch or framework.file).encode(errors="backslashreplace").decode()  # perhaps not UTF-8
         named = {"framework": framework.name, "title": framework.title, "file": file}
         console.write_json(Exported(meta=meta_of(Exported), content=text, **named))
     elif to_stdout:
         sys.stdout.write(text)
 
 
+def _patch(
+    framework: Export, tuned: Tuned, file: Path, target: Path | None, *, key_path: str | None, quiet: bool
+) -> str:
+    """Return a user's file with the recommended numbers, show the changes, and write it to the target if there is one.
+
+    Raises:
+        ResultError: The file is missing, unreadable, not UTF-8, or can't be patched.
+    """
+    import difflib
+
+    from batchtune.files import write_whole
+
+    assert framework.patch is not None  # _framework has checked
+    try:
+        before = file.read_bytes().decode()  # with its line ends
+    except OSError as error:
+        why = f"{file} can't be read: {error.strerror or error}"
+        raise ResultError(why, "Give the training's YAML file.") from None
+    except UnicodeDecodeError as error:
+        raise ResultError(f"{file} is not UTF-8 text: {error}", "Nothing was changed.") from None
+    text, notes = framework.patch(before, tuned, key_path=key_path, name=str(file))
+    lines = before.splitlines(), text.splitlines()
+    difference = "\n".join(difflib.unified_diff(*lines, str(file), f"{file} (tuned)", lineterm=""))
+    console.notes([difference or f"{file} has these values already.", *notes], quiet=quiet)
+    if target is not None and (text != before or target != file):
+        permissions = (target if target.exists() else file).stat().st_mode & 0o7777
+        write_whole(target, text)
+        if target.is_file():
+            target.chmod(permissions)
+    return text
+
+
 def _framework(to: str | None, patch: Path | None, key_path: str | None) -> Export:
-    """Return the framework that `--to` names. Raises UsageError if it is unknown, or for options that exclude it."""
+    """Return the framework that `--to` names. Raises UsageError if it is unknown, or other options exclude it."""
     from batchtune.exports import FRAMEWORKS, export_of
 
-    known = f"Known frameworks: {', '.join(FRAMEWORKS)}."
     if to is None:
-        raise UsageError("no framework to export to", f"Name it with --to. {known}")
-    if to not in FRAMEWORKS:
-        near = nearest(to.lower(), FRAMEWORKS)
-        raise UsageError(f"unknown framework {shortened(to)}", f"Did you mean {near!r}? {known}" if near else known)
+        raise UsageError("no framework to export to", f"Name it with --to. Known frameworks: {', '.join(FRAMEWORKS)}.")
     framework = export_of(to)
     if patch is not None and framework.patch is None:
         patching = " or ".join(name for name in FRAMEWORKS if export_of(name).patch is not None)
@@ -108,7 +120,6 @@ def _framework(to: str | None, patch: Path | None, key_path: str | None) -> Expo
 def tuned_run(results: RunResults) -> Tuned:
     """Return a run as exports need it; paths are relative to the working folder if the run lies in it."""
     from batchtune.exports import Tuned
-    from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE
 
     here = Path.cwd()
     folder = results.folder.relative_to(here) if results.folder.is_relative_to(here) else results.folder
@@ -117,21 +128,9 @@ def tuned_run(results: RunResults) -> Tuned:
         stream=results.stream,
         probe=results.probe,
         loader=results.loader,
-        config=(folder / SAMPLER_FILE).as_posix(),
-        stream_config=(folder / STREAM_CONFIG_FILE).as_posix(),
+        config=(folder / "sampler.yaml").as_posix(),
+        stream_config=(folder / "stream.yaml").as_posix(),
     )
-
-
-def _text_of(path: Path) -> str:
-    """Return a file's text with its line ends. Raises ResultError if it is missing, unreadable, or not UTF-8."""
-    try:
-        return path.read_bytes().decode()
-    except OSError as error:
-        raise ResultError(
-            f"{path} can't be read: {error.strerror or error}", "Give the training's YAML file."
-        ) from None
-    except UnicodeDecodeError as error:
-        raise ResultError(f"{path} is not UTF-8 text: {error}", "Nothing was changed.") from None
 
 
 def _list(*, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hi
 import typer
 
 from batchtune.cli import console
+from batchtune.cli.commands import COMMON
 from batchtune.errors import UsageError
 from batchtune.probe.devices import DEVICE_FORMS, device_names
 from batchtune.units import parse_size
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 AnyLengths = TypeVar("AnyLengths")
 
 DEFAULT_RUN_FOLDER = Path("batchtune-run")
-COMMON = "Common"
 BUCKETS = "Bucket tables"
 _VARIABLE = "BATCHTUNE_"
 

@@ -6,13 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from batchtune.cli import console
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds, format_size
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
+    from rich.progress import TaskID
 
     from batchtune.results import Device, LoaderRow, Row, StreamRow, Trial
     from batchtune.shapes import BatchShape
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 _BAR_AFTER_SECONDS = 1.0
 _FIRST_LINE_AFTER_SECONDS = 10.0
+_TASK = cast("TaskID", 0)  # each bar has one
 _VERIFYING = {"worst": "Worst batches", "shuffled": "Shuffled batches", "proposal": "Trying smaller batches"}
-
 _TUNING = {
     "opening": "Building the loader",
     "measuring": "Measuring",
@@ -36,7 +37,8 @@ _TUNING = {
 
 
 @contextmanager
-def _bar(*, quiet: bool) -> Iterator[Bar]:
+def _bar(doing: str, total: float | None = None, *, quiet: bool) -> Iterator[Bar]:
+    """Show a bar with one task on a terminal, and none elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -45,11 +47,12 @@ def _bar(*, quiet: bool) -> Iterator[Bar]:
     shown = stderr.is_terminal and not quiet
     silent = Console(stderr=True, quiet=True)
     with Progress(*columns, console=stderr if shown else silent, transient=True, disable=not shown) as bar:
+        bar.add_task(doing, total=total)
         yield bar
 
 
 def _lines() -> Callable[[], float | None]:
-    """Return a clock for where there is no bar: the seconds if a line is due, after 10 s and when that doubled."""
+    """Return a clock for lines in place of a bar: the seconds if one is due, after 10 s and each time they double."""
     started, due = time.monotonic(), _FIRST_LINE_AFTER_SECONDS
 
     def seconds_if_due() -> float | None:
@@ -78,12 +81,11 @@ def reading_bar(*, quiet: bool) -> Iterator[Callable[[float, int], None] | None]
         def in_a_bar(share: float, examples: int) -> None:
             seconds = time.monotonic() - started
             if not bars and seconds > _BAR_AFTER_SECONDS:
-                bars.append(stack.enter_context(_bar(quiet=quiet)))
-                bars[0].add_task("Reading", total=1.0)
+                bars.append(stack.enter_context(_bar("Reading", 1.0, quiet=quiet)))
             for bar in bars:
                 left = format_seconds(seconds * (1 - share) / max(share, 1e-9))
                 rate = f"{counted(examples, 'example')}, {examples / seconds:,.0f}/s"
-                bar.update(bar.task_ids[0], completed=share, description=f"Reading: {rate}, about {left} left")
+                bar.update(_TASK, completed=share, description=f"Reading: {rate}, about {left} left")
 
         yield None if quiet else in_a_bar if sys.stderr.isatty() else in_lines
 
@@ -91,34 +93,31 @@ def reading_bar(*, quiet: bool) -> Iterator[Callable[[float, int], None] | None]
 @contextmanager
 def sweep_bar(settings: SweepSettings, *, quiet: bool) -> Iterator[Callable[[Row], None]]:
     """Show a bar that counts the rows of a sweep."""
-    with _bar(quiet=quiet) as bar:
-        task = bar.add_task("Sweeping", total=len(settings.strategies) * len(settings.num_buckets))
-        yield lambda row: bar.update(task, advance=1, description=row.name)
+    with _bar("Sweeping", len(settings.strategies) * len(settings.num_buckets), quiet=quiet) as bar:
+        yield lambda row: bar.update(_TASK, advance=1, description=row.name)
 
 
 @contextmanager
 def stream_bar(*, quiet: bool) -> Iterator[Callable[[StreamRow, int], None]]:
     """Show a bar that counts the rows of a stream's sweep."""
-    with _bar(quiet=quiet) as bar:
-        task = bar.add_task("Simulating", total=None)
-        yield lambda row, rows: bar.update(task, advance=1, total=rows, description=row.name)
+    with _bar("Simulating", quiet=quiet) as bar:
+        yield lambda row, rows: bar.update(_TASK, advance=1, total=rows, description=row.name)
 
 
 @contextmanager
 def loader_bar(*, quiet: bool) -> Iterator[Callable[[LoaderProgress], None]]:
     """Show a bar for the settings of a loader, with a line for each that was measured."""
-    with _bar(quiet=quiet) as bar:
-        from batchtune.results import argument_text
+    from batchtune.results import argument_text
 
-        task = bar.add_task("Building the loader", total=None)
+    with _bar("Building the loader", quiet=quiet) as bar:
         due = None if quiet or not bar.disable else _lines()
 
         def show(progress: LoaderProgress) -> None:
             words = " ".join(f"{name}={argument_text(value)}" for name, value in progress.arguments.items())
             what = f"{_TUNING[progress.doing]} {words}".strip()
-            if progress.row is not None and not bar.disable:
+            if progress.row is not None:
                 bar.console.print(_loader_line(progress.row), highlight=False, markup=False)
-            bar.update(task, completed=progress.done, total=progress.total, description=what)
+            bar.update(_TASK, completed=progress.done, total=progress.total, description=what)
             if due and (seconds := due()):
                 console.note(f"{what}, {progress.done} of {progress.total} in this round, {format_seconds(seconds)}.")
 
@@ -135,7 +134,7 @@ def _loader_line(row: LoaderRow) -> str:
 @contextmanager
 def worker_bar(unit: str | None, *, ddp: bool, quiet: bool) -> Iterator[WorkerBar]:
     """Show a bar for the training steps of a worker process; `unit` is that of the lengths."""
-    with _bar(quiet=quiet) as bar:
+    with _bar("Building the workload", quiet=quiet) as bar:
         yield WorkerBar(bar, unit, ddp=ddp, quiet=quiet)
 
 
@@ -147,7 +146,6 @@ class WorkerBar:
         self._unit = unit
         self._ddp = ddp
         self._quiet = quiet
-        self._task = bar.add_task("Building the workload", total=None)
         self._introduced = False
         self._lines = None if quiet or not bar.disable else _lines()
 
@@ -157,7 +155,7 @@ class WorkerBar:
             self._introduce(progress.device)
             line = _trial_line(progress.trial, self._shape(progress.shape))
             self._bar.console.print(line, highlight=False, markup=False)
-            self._bar.update(self._task, completed=progress.done, total=progress.total)
+            self._bar.update(_TASK, completed=progress.done, total=progress.total)
         elif progress.confirming:
             self._update(progress, "Confirming in turns:")
         else:
@@ -182,7 +180,7 @@ class WorkerBar:
         left = f", about {format_seconds(progress.seconds_left)} left" if progress.seconds_left else ""
         if self._lines is not None and (seconds := self._lines()):
             console.note(f"{doing}, after {format_seconds(seconds)}{left}; Ctrl-C stops it.")
-        self._bar.update(self._task, description=doing + left, completed=progress.done, total=progress.total)
+        self._bar.update(_TASK, description=doing + left, completed=progress.done, total=progress.total)
 
 
 def _about(device: Device, *, ddp: bool) -> Iterator[str]:

@@ -119,12 +119,7 @@ def report(
 
     report_format = _format_of(new.format, output, as_json=json)
     rules = parse_rules(_written_rules(ctx, fail_if))
-    _check(rules, baseline, junit_xml, output)
-    if github and not os.environ.get(_SUMMARY_VARIABLE):
-        raise UsageError(
-            f"--github needs ${_SUMMARY_VARIABLE}, which is not set: this is not a step of GitHub Actions",
-            "Leave --github out here; --format markdown writes the same.",
-        )
+    _check(rules, baseline, junit_xml, output, github=github)
     new.read_options()  # an invalid one is reported before anything is read
     inputs = tuple(new.manifest or ())
     if output is not None and str(output) != "-":
@@ -142,8 +137,7 @@ def report(
         if junit_xml is not None:
             console.write_result(render_junit(results.verdicts, results.name), junit_xml, inputs=inputs)
         _show(results, report_format, output, full=full)
-        console.warn_of_edited_config(results.sweep, run)
-        console.warn_of_edited_stream(results.stream, run)
+        console.warn_of_edited_configs(results)
         if github:
             _publish(results, Path(os.environ[_SUMMARY_VARIABLE]))
     finally:  # an error of writing must not hide a rule that fails
@@ -176,17 +170,22 @@ def _written_rules(ctx: typer.Context, given: list[str] | None) -> list[str]:
     return rules
 
 
-def _check(rules: Sequence[Rule], baseline: Path | None, junit: Path | None, output: Path | None) -> None:
+def _check(
+    rules: Sequence[Rule], baseline: Path | None, junit: Path | None, output: Path | None, *, github: bool
+) -> None:
     """Warn of an option that does nothing. Raises UsageError for options that contradict each other."""
     if baseline is not None and all(rule.needs != "baseline" for rule in rules):
         console.note("Warning: no rule compares with --baseline. Add one, such as --fail-if 'batches worse 2%'.")
-    if junit is None:
-        return
-    if not rules:
+    if junit is not None and not rules:
         raise UsageError("--junit-xml needs rules: without one there is nothing to test", "Add --fail-if RULE.")
-    same = output is not None and output.resolve() == junit.resolve()
+    same = junit is not None and output is not None and output.resolve() == junit.resolve()
     if same or (str(junit) == "-" and output is None):
         raise UsageError("--junit-xml and the report go to the same place", "Give -o or --junit-xml another file.")
+    if github and not os.environ.get(_SUMMARY_VARIABLE):
+        raise UsageError(
+            f"--github needs ${_SUMMARY_VARIABLE}, which is not set: this is not a step of GitHub Actions",
+            "Leave --github out here; --format markdown writes the same.",
+        )
 
 
 def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: NewLengths) -> RunResults:
@@ -208,7 +207,7 @@ def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: N
     except BatchtuneError as error:
         if "baseline" not in needed:
             raise
-        missing["baseline"] = error.message
+        theirs, missing["baseline"] = None, error.message
     try:
         drift = _drift(results, new) if new.manifest else None
     except BatchtuneError as error:
@@ -218,10 +217,10 @@ def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: N
     inputs = RuleInputs(
         sweep=results.sweep,
         stream=results.stream,
+        loader=results.loader,
         verification=results.verification,
         baseline=theirs.sweep if theirs is not None else None,
         baseline_stream=theirs.stream if theirs is not None else None,
-        loader=results.loader,
         baseline_loader=theirs.loader if theirs is not None else None,
         drift=drift,
         missing=missing,
@@ -264,40 +263,16 @@ def _show(results: RunResults, report_format: str, output: Path | None, *, full:
 
         text = render_text(results, full=full)
     elif report_format == "html":
+        from batchtune.cli.export import tuned_run
+        from batchtune.exports import configs_of
         from batchtune.reports import html
 
-        text = html.render(results, _configs(results))
+        text = html.render(results, configs_of(tuned_run(results)))
     else:
         from batchtune.reports import render
 
         text = render(report_format, results)
     console.write_result(text, output)
-
-
-def _configs(results: RunResults) -> dict[str, str]:
-    """Return the recommendation as a config for each framework that can express it."""
-    from contextlib import suppress
-
-    from batchtune.cli.export import tuned_run
-    from batchtune.exports import FRAMEWORKS, export_of
-    from batchtune.exports.loader import render_loader_yaml
-    from batchtune.exports.sampler import render_sampler_yaml, sampler_config
-    from batchtune.exports.stream import render_stream_yaml, stream_config
-    from batchtune.results import LOADER_CONFIG_FILE, SAMPLER_FILE, STREAM_CONFIG_FILE
-
-    configs: dict[str, str] = {}
-    tuned = tuned_run(results)
-    with suppress(ResultError):
-        configs[SAMPLER_FILE] = render_sampler_yaml(sampler_config(tuned.needed_sweep, tuned.probe))
-    with suppress(ResultError):
-        configs[STREAM_CONFIG_FILE] = render_stream_yaml(stream_config(tuned.needed_stream, tuned.probe))
-    if results.loader is not None:
-        with suppress(ResultError):
-            configs[LOADER_CONFIG_FILE] = render_loader_yaml(results.loader)
-    for framework in map(export_of, FRAMEWORKS):
-        with suppress(ResultError):
-            configs[framework.title] = framework.render(tuned)
-    return configs
 
 
 def _publish(results: RunResults, summary: Path) -> None:

@@ -52,9 +52,9 @@ def _read(path: Path) -> Mapping[str, Any]:
 def _project(table: Mapping[str, Any], path: Path, commands: Mapping[str, Any]) -> Project:
     """Return what `[tool.batchtune]` sets.
 
-    A key in it has the name of the environment variable and holds for every command that has the option; a key in
-    `[tool.batchtune.COMMAND]` has the name of the option and holds for that command alone. They differ if commands
-    mean different things by one name, such as `--format`.
+    A key in it is named like the environment variable and sets the option of every command; one in
+    `[tool.batchtune.COMMAND]` is named like the option and sets it for that command alone. The names differ if commands
+    mean different things by one, such as `--format`.
     """
     project: Project = {command: {} for command in commands}
     of_commands = {key: value for key, value in table.items() if isinstance(value, Mapping) and key in commands}
@@ -91,17 +91,18 @@ def _checked(key: str, known: Collection[str], where: str, tables: Collection[st
 
 
 def _as_text(value: Any, parameter: Any) -> Any:
+    """Return a value of TOML as the command line would give it."""
+
+    def word(value: Any) -> str:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
     if isinstance(value, Mapping):  # set = { layers = 12 }
-        value = [f"{key}={_word(one)}" for key, one in value.items()]
+        value = [f"{key}={word(one)}" for key, one in value.items()]
     if getattr(parameter, "multiple", False):  # arguments don't have it
-        return list(map(_word, value if isinstance(value, list) else [value]))
+        return list(map(word, value if isinstance(value, list) else [value]))
     if isinstance(value, list):
-        return ",".join(map(_word, value))
+        return ",".join(map(word, value))
     return value if isinstance(value, bool) else str(value)
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def origin_of(ctx: Any, parameter: Any) -> tuple[Any, str] | None:

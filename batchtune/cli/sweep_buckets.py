@@ -58,7 +58,7 @@ def sweep_and_write(
 ) -> Sweep:
     """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`, or remove an earlier one."""
     from batchtune.cli.progress import sweep_bar
-    from batchtune.exports.sampler import render_sampler_yaml, sampler_config
+    from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
     from batchtune.results import SAMPLER_FILE
     from batchtune.tuning.sweep import run_sweep
 

@@ -33,7 +33,7 @@ def sweep_stream(
     costs come from the run folder's probe.json, or from --max-batch-length. Writes stream.json and stream.yaml there.
     """
     from batchtune.cli.progress import stream_bar
-    from batchtune.exports.stream import render_stream_yaml, stream_config
+    from batchtune.exports.run_configs import render_stream_yaml, stream_config
     from batchtune.reports import load_run
     from batchtune.results import STREAM_CONFIG_FILE
     from batchtune.tuning.current.stream import stream_current

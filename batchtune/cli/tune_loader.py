@@ -50,7 +50,7 @@ def tune_loader(
     it busy, or the fastest setting. Writes loader.json and loader.yaml.
     """
     from batchtune.cli.progress import loader_bar
-    from batchtune.exports.loader import render_loader_yaml
+    from batchtune.exports.run_configs import render_loader_yaml
     from batchtune.files import write_whole
     from batchtune.reports import load_run
     from batchtune.results import LOADER_CONFIG_FILE

@@ -28,7 +28,7 @@ from batchtune.units import counted
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.manifests import StreamLengths
-    from batchtune.results import Probe, SamplerEvidence, StreamSweep, Sweep, Verification
+    from batchtune.results import Probe, StreamSweep, Sweep, Verification
     from batchtune.tuning.verify_plan import VerifyPlan, VerifySettings
     from batchtune.tuning.verifying import VerifyProgress
 
@@ -39,6 +39,7 @@ batchtune verify train.csv --workload train.py:MyStep --epoch --json > verified.
 batchtune verify --stream 'shards/train-{000..127}.tar' --workload train.py:MyStep
 """
 EXIT_DOES_NOT_HOLD = 3
+_PASSED = {"worst": "of the worst batches", "shuffled": "with shuffled batches"}
 _RUN_FILES = ("run.json", "probe.json", "sweep.json", "sampler.yaml", "stream.json", "stream.yaml")
 
 
@@ -139,15 +140,15 @@ def verify(
 def sampler_plan(
     lengths: Lengths, folder: Path, settings: VerifySettings, seed: int | None = None, *, quiet: bool
 ) -> VerifyPlan:
-    """Return the plan to run what the folder's `sampler.yaml` says, whose seed is taken without `seed`."""
-    from batchtune.exports.sampler import read_sampler_yaml
+    """Return the plan to run the batches of the folder's `sampler.yaml`; without `seed`, with the seed in it."""
+    from batchtune.exports.run_configs import read_sampler_yaml
     from batchtune.results import SAMPLER_FILE, SWEEP_FILE, Sweep
     from batchtune.tuning.verify_plan import VerifyPlan
 
+    path = folder / SAMPLER_FILE
     other = "Sweep other numbers of buckets with --num-buckets, or keep the fixed batch size."
-    _check_recommended(folder / SWEEP_FILE, Sweep, folder / SAMPLER_FILE, "sweep-buckets", other)
-    config = read_sampler_yaml(folder / SAMPLER_FILE)
-    probe = _probe_of(lengths, folder, folder / SAMPLER_FILE, config.evidence)
+    _check_recommended(path, folder / SWEEP_FILE, Sweep, "sweep-buckets", other)
+    config = read_sampler_yaml(path)
     if not config.shuffle:
         console.note(
             "sampler.yaml has shuffle: false, but the order of the manifest is unknown here: batches are formed of "
@@ -155,32 +156,31 @@ def sampler_plan(
             quiet=quiet,
         )
     settings = replace(settings, seed=config.seed if seed is None else seed)
+    probe = _probe_of(lengths, path, config.evidence.fingerprint)
     return VerifyPlan(lengths=lengths, config=config, settings=settings, probe=probe)
 
 
 def _stream_plan(found: StreamLengths, folder: Path, settings: VerifySettings, seed: int | None) -> VerifyPlan:
     """Return the plan to run the batches that the folder's `stream.yaml` makes of a stream, likewise."""
-    from batchtune.exports.stream import read_stream_yaml
+    from batchtune.exports.run_configs import read_stream_yaml
     from batchtune.results import STREAM_CONFIG_FILE, STREAM_FILE, StreamSweep
     from batchtune.tuning.verify_plan import VerifyPlan
     from batchtune.tuning.verify_stream import stored_stream
 
+    path = folder / STREAM_CONFIG_FILE
     other = "Sweep other buffers with --buffer-size, or leave out --min-randomness."
-    _check_recommended(folder / STREAM_FILE, StreamSweep, folder / STREAM_CONFIG_FILE, "sweep-stream", other)
-    config = read_stream_yaml(folder / STREAM_CONFIG_FILE)
-    probe = _probe_of(found.lengths, folder, folder / STREAM_CONFIG_FILE, config.evidence)
+    _check_recommended(path, folder / STREAM_FILE, StreamSweep, "sweep-stream", other)
+    config = read_stream_yaml(path)
     settings = replace(settings, seed=config.seed if seed is None else seed)
-    return VerifyPlan(
-        lengths=found.lengths,
-        config=config,
-        settings=settings,
-        probe=probe,
-        stream=stored_stream(found, folder, settings.seed),
+    probe, stream = (
+        _probe_of(found.lengths, path, config.evidence.fingerprint),
+        stored_stream(found, folder, settings.seed),
     )
+    return VerifyPlan(lengths=found.lengths, config=config, settings=settings, probe=probe, stream=stream)
 
 
-def _check_recommended(sweep: Path, kind: type[Sweep | StreamSweep], config: Path, command: str, instead: str) -> None:
-    """Raise ResultError if a config does not exist, with the sweep's own reason if that recommends nothing."""
+def _check_recommended(config: Path, sweep: Path, kind: type[Sweep | StreamSweep], command: str, instead: str) -> None:
+    """Raise ResultError if a config does not exist, with the sweep's own reason if it recommends nothing."""
     from batchtune.results import read_result
 
     if config.exists():
@@ -196,15 +196,16 @@ def _check_recommended(sweep: Path, kind: type[Sweep | StreamSweep], config: Pat
     )
 
 
-def _probe_of(lengths: Lengths, folder: Path, config: Path, evidence: SamplerEvidence) -> Probe | None:
-    """Return the folder's probe, if it has one; raise ResultError if it, or the config, is of other lengths."""
+def _probe_of(lengths: Lengths, config: Path, fingerprint: str) -> Probe | None:
+    """Return the probe next to a config, if any; raise ResultError if it, or the config, is of other lengths."""
     from batchtune.results import PROBE_FILE, Probe, read_result
     from batchtune.tuning.run_folder import check_lengths, lengths_of
 
-    check_lengths(lengths, evidence.fingerprint, config, lengths_of(folder))
-    probe = read_result(folder / PROBE_FILE, Probe) if (folder / PROBE_FILE).exists() else None
+    path = config.with_name(PROBE_FILE)
+    check_lengths(lengths, fingerprint, config, lengths_of(config.parent))
+    probe = read_result(path, Probe) if path.exists() else None
     if probe is not None:
-        check_lengths(lengths, probe.lengths.fingerprint, folder / PROBE_FILE, probe.lengths)
+        check_lengths(lengths, probe.lengths.fingerprint, path, probe.lengths)
     return probe
 
 
@@ -216,20 +217,18 @@ def verify_with_progress(plan: VerifyPlan, folder: Path, asked: Mapping[str, Any
 
     subject = subject_of(plan.lengths, plan.probe, asked, folder)
     console.notes(subject.notes, quiet=quiet)
-    shown: list[VerifyProgress] = []
+    on_note, passed = partial(console.note, quiet=quiet), ""
     try:
         with worker_bar(plan.lengths.unit, ddp=subject.settings.ddp, quiet=quiet) as bar:
 
             def on_progress(progress: VerifyProgress) -> None:
-                shown[:] = [progress]
+                nonlocal passed
+                batches = _PASSED.get(progress.doing)
+                passed = f"{counted(progress.done, 'step')} {batches} had passed. " if batches else ""
                 bar.verifying(progress)
 
-            on_note = partial(console.note, quiet=quiet)
             return run_verify(plan, subject, folder, on_note=on_note, on_progress=on_progress)
     except KeyboardInterrupt:
-        batches = {"worst": "of the worst batches", "shuffled": "with shuffled batches"}
-        last = next((one for one in shown if one.doing in batches), None)
-        passed = f"{counted(last.done, 'step')} {batches[last.doing]} had passed. " if last else ""
         console.note(
             f"{passed}No verify.json was written: that takes a whole verification. "
             f"`batchtune report {shlex.quote(str(folder))}` shows what was to be verified."

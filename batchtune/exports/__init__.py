@@ -1,27 +1,32 @@
-"""A recommendation → one framework's config.
+"""Turn a recommendation into one framework's config.
 
-To add one: an `Export` in `EXPORTS` of a module, and a line in `_MODULES`.
+To add a framework: an `Export` in `EXPORTS` of a module, and a line in `_MODULES`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 
-from batchtune.errors import UsageError, shortened
+from batchtune.errors import ResultError, UsageError, shortened
 from batchtune.exports.base import Export, Tuned
+from batchtune.results import LOADER_CONFIG_FILE, SAMPLER_FILE, STREAM_CONFIG_FILE
 
-__all__ = ["FRAMEWORKS", "Export", "Tuned", "export_of"]
+__all__ = ["FRAMEWORKS", "Export", "Tuned", "configs_of", "export_of"]
 
-# Name of --to → the module that has it in its `EXPORTS`, imported when it is asked for.
+# Name of --to → the module with it in `EXPORTS`, imported when needed.
 _MODULES = {
     "speechbrain": "speechbrain",
     "nemo": "nemo",
     "lhotse": "lhotse",
     "espnet": "espnet",
     "fairseq": "fairseq",
-    **dict.fromkeys(("transformers", "accelerate", "lightning", "pytorch"), "trainers"),
+    **dict.fromkeys(("transformers", "accelerate", "lightning", "pytorch"), "own"),
     "speechbrain-stream": "speechbrain_stream",
-    **dict.fromkeys(("webdataset", "hf-streaming"), "streaming"),
+    **dict.fromkeys(("webdataset", "hf-streaming"), "own"),
     "lhotse-shar": "lhotse",
     "nemo-tarred": "nemo",
 }
@@ -31,7 +36,30 @@ FRAMEWORKS: tuple[str, ...] = tuple(_MODULES)
 def export_of(name: str) -> Export:
     """Return the export for a framework; raise UsageError if the name is unknown."""
     if name not in _MODULES:
-        known = f"Known ones: {', '.join(FRAMEWORKS)}."
-        raise UsageError(f"{shortened(name)} is no framework that batchtune exports to", known)
+        near = "".join(f"Did you mean {one!r}? " for one in get_close_matches(name.lower(), FRAMEWORKS, n=1))
+        raise UsageError(f"unknown framework {shortened(name)}", f"{near}Known frameworks: {', '.join(FRAMEWORKS)}.")
     exports: tuple[Export, ...] = import_module(f"batchtune.exports.{_MODULES[name]}").EXPORTS
     return next(export for export in exports if export.name == name)
+
+
+def configs_of(tuned: Tuned) -> dict[str, str]:
+    """Return the recommendation as batchtune's own files and for each framework that can express it, by title."""
+    from batchtune.exports.run_configs import (
+        render_loader_yaml,
+        render_sampler_yaml,
+        render_stream_yaml,
+        sampler_config,
+        stream_config,
+    )
+
+    renders: dict[str, Callable[[], str]] = {
+        SAMPLER_FILE: lambda: render_sampler_yaml(sampler_config(tuned.needed_sweep, tuned.probe)),
+        STREAM_CONFIG_FILE: lambda: render_stream_yaml(stream_config(tuned.needed_stream, tuned.probe)),
+        **({} if tuned.loader is None else {LOADER_CONFIG_FILE: partial(render_loader_yaml, tuned.loader)}),
+        **{export.title: partial(export.render, tuned) for export in map(export_of, FRAMEWORKS)},
+    }
+    configs: dict[str, str] = {}
+    for title, render in renders.items():
+        with suppress(ResultError):
+            configs[title] = render()
+    return configs

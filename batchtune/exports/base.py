@@ -1,4 +1,4 @@
-"""The input and the output of an export, and the row that a framework can express."""
+"""What an export reads and returns, and which row of a sweep it writes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import NamedTuple, overload
+from typing import Generic, NamedTuple, TypeVar, overload
 
 from batchtune.errors import ResultError
 from batchtune.results import (
@@ -14,6 +14,7 @@ from batchtune.results import (
     STREAM_CONFIG_FILE,
     STREAM_FILE,
     SWEEP_FILE,
+    Algorithm,
     LoaderTuning,
     Probe,
     Row,
@@ -24,17 +25,14 @@ from batchtune.results import (
 )
 from batchtune.units import format_number, format_seconds
 
+AnyRow = TypeVar("AnyRow", Row, StreamRow)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
     """A run, as exports see it.
 
-    Attributes:
-        sweep: Its sweep; None without one.
-        stream: Its sweep of a stream; None without one.
-        probe: Its probe; None without one.
-        loader: The tuning of its data loader; None without one.
-        config, stream_config: The paths of its `sampler.yaml` and `stream.yaml`, as a snippet should name them.
+    `config` and `stream_config` are the paths of its `sampler.yaml` and `stream.yaml`, as a snippet should name them.
     """
 
     sweep: Sweep | None = None
@@ -71,7 +69,7 @@ class Tuned:
 
 
 class Patched(NamedTuple):
-    """A patched file: its new text, the same if it holds these numbers already, and full sentences for the user."""
+    """A patched file: its new text, unchanged if it holds these numbers already, and full sentences for the user."""
 
     text: str
     notes: tuple[str, ...]
@@ -85,10 +83,10 @@ class Export:
         name: The value of `--to`.
         title: The framework's own name.
         file: What to call the file.
-        render: A tuned run -> the config or snippet, ready to write; raises ResultError if the run lacks the sweep that
-            it needs, or the framework can express no row. Comments in it name what the framework can't express.
-        patch: A user's own file as text, a tuned run, key_path, name -> the file with the recommended numbers, all
-            else as it was (`--patch`); None where batchtune can't.
+        render: Returns the config or snippet for a tuned run, ready to write, with comments on what the framework can't
+            express. Raises ResultError if the run lacks the sweep, or the framework can express no row.
+        patch: Called with a user's own file as text, a tuned run, key_path and name (`--patch`): puts the recommended
+            numbers into it and changes nothing else. None if batchtune can't.
     """
 
     name: str
@@ -98,13 +96,14 @@ class Export:
     patch: Callable[..., Patched] | None = None
 
 
-class Chosen(NamedTuple):
-    """The bucket table that an export writes, the best that the framework can express.
+@dataclass(frozen=True, slots=True)
+class Chosen(Generic[AnyRow]):
+    """The best row that a framework can express.
 
-    `remarks`, sentences without a full stop, say which it is instead of the recommended row, and what that costs.
+    `remarks`, sentences without a full stop, say how it differs from the recommended row, and what that costs.
     """
 
-    row: Row
+    row: AnyRow
     remarks: tuple[str, ...] = ()
 
 
@@ -125,13 +124,13 @@ def recommended_row(sweep: Sweep | StreamSweep) -> Row | StreamRow:
 
 def choose_table(
     sweep: Sweep, framework: str, expresses: Callable[[Row], bool] = lambda row: True, why: str = ""
-) -> Chosen:
+) -> Chosen[Row]:
     """Choose the recommended row if it is a bucket table that the framework can express; else the best such table.
 
-    Pools run in batchtune's own sampler alone: where they are recommended, the best table is the one that the sweep
-    names next to them. If the framework can't express that, it is one whose batch sizes are all proven, if there is
-    one; then that with the lowest estimated time (number of batches, where a time is unknown), then the fewest buckets.
-    `why` says why the framework can't express others: "SpeechBrain derives batch sizes from max_batch_length".
+    Only batchtune's own sampler runs pools: where they are recommended, the best table is the one that the sweep names
+    next to them. If the framework can't express that, prefer tables whose batch sizes are all proven, then the lowest
+    estimated time (number of batches, if a time is unknown), then the fewest buckets. `why` says why the framework
+    can't express others: "SpeechBrain derives batch sizes from max_batch_length".
 
     Raises:
         ResultError: The sweep recommends nothing, or holds no table that the framework can express.
@@ -139,38 +138,68 @@ def choose_table(
     recommended, timed = recommended_row(sweep), sweep.has_times
     tables = [row for row in sweep.rows if row.pool_size is None]
     remarks: list[str] = []
-    best: Row | None = recommended
+    row: Row | None = recommended
     if recommended.pool_size is not None:
-        best = None if sweep.recommended_table is None else sweep.rows[sweep.recommended_table]
-        remarks.append(f"batchtune recommends {described(recommended)}, which only its own sampler runs")
-    if best is not None and not expresses(best):
-        which = "batchtune recommends" if best is recommended else "the best table is"
-        remarks.append(f"{which} {described(best)}, which {framework} can't express: {why}")
-    if not any(map(expresses, tables)):
+        row = None if sweep.recommended_table is None else sweep.rows[sweep.recommended_table]
+        remarks.append(f"batchtune recommends {_described(recommended)}, which only its own sampler runs")
+    if row is not None and not expresses(row):
+        which = "batchtune recommends" if row is recommended else "the best table is"
+        remarks.append(f"{which} {_described(row)}, which {framework} can't express: {why}")
+        row = None
+    expressed = list(filter(expresses, tables))
+    if not expressed:
         raise ResultError(
             f"The sweep holds no row that {framework} can express: {why if tables else 'all of them are pools'}",
             "Sweep again with all strategies, without --strategy.",
         )
-    row = best
-    if row is None or not expresses(row):
+    if row is None:
         row = min(
-            filter(expresses, tables),
-            key=lambda row: (bool(row.unproven), cost_of(row, timed=timed) or 0.0, len(row.boundaries)),
+            expressed, key=lambda row: (bool(row.unproven), cost_of(row, timed=timed) or 0.0, len(row.boundaries))
         )
     if not remarks:
         return Chosen(row)
-    return Chosen(row, ("; ".join([*remarks, this_instead(row, recommended, timed=timed)]),))
+    return Chosen(row, ("; ".join([*remarks, _this_instead(row, recommended, timed=timed)]),))
 
 
-def this_instead(row: Row | StreamRow, recommended: Row | StreamRow, *, timed: bool) -> str:
+def choose_stream(sweep: StreamSweep, who: str, *runs: Algorithm) -> Chosen[StreamRow]:
+    """Choose the recommended row if `who` runs its algorithm; else the best row of the algorithms that it runs.
+
+    For SpeechBrain's own algorithm, that is the row that the sweep names. For others, prefer rows whose batches are all
+    proven, then the lowest estimated time (number of batches, if a time is unknown), then the smallest buffer.
+
+    Raises:
+        ResultError: The sweep recommends nothing, or holds no such row.
+    """
+    recommended, timed = recommended_row(sweep), sweep.has_times
+    rows = [row for row in sweep.rows if row.algorithm in runs]
+    if not rows:
+        raise ResultError(
+            f"The sweep of the stream holds no row that {who} can run (algorithm {' or '.join(runs)})",
+            "Sweep again with all algorithms: `batchtune sweep-stream`.",
+        )
+    if recommended.algorithm in runs:
+        return Chosen(recommended)
+    row = sweep.speechbrain_row if all(row.by_speechbrain for row in rows) else None
+    row = row or min(rows, key=lambda row: (bool(row.unproven), cost_of(row, timed=timed) or 0.0, row.buffer_size))
+    instead = _this_instead(row, recommended, timed=timed)
+    return Chosen(row, (f"batchtune recommends {_described(recommended)}, which {who} does not run; {instead}",))
+
+
+def batches_per_rank(row: StreamRow, sweep: StreamSweep) -> int:
+    """Return the batches of a nominal epoch on each rank."""
+    counted = sweep.batches_per_rank if row is sweep.recommended_row else None
+    return counted or max(1, row.batches // sweep.world_size)
+
+
+def _this_instead(row: Row | StreamRow, recommended: Row | StreamRow, *, timed: bool) -> str:
     """Say what a row is, and what it costs more than the recommended one."""
     ours, instead = cost_of(recommended, timed=timed), cost_of(row, timed=timed)
     more = instead / ours - 1 if ours and instead is not None else 0.0
     what = ("more time" if more >= 0 else "less time") if timed else ("more" if more >= 0 else "fewer") + " batches"
-    return f"this is {described(row)}, {abs(more):.1%} {what}"
+    return f"this is {_described(row)}, {abs(more):.1%} {what}"
 
 
-def described(row: Row | StreamRow) -> str:
+def _described(row: Row | StreamRow) -> str:
     """Return a row's name and what an epoch costs: `bucket with a buffer of 1024 (120 batches, 3 s an epoch)`."""
     name = row.sized_name if isinstance(row, Row) else row.name
     time = f", {format_seconds(row.estimated_epoch_seconds)} an epoch" if row.estimated_epoch_seconds else ""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from batchtune.exports.base import Export, Tuned
-from batchtune.exports.cutting import AUDIO_UNITS, at_least, at_most, counting_remark, what_runs
-from batchtune.exports.loader import Loading
-from batchtune.exports.text import LengthLimits, from_template
-from batchtune.units import format_length
+from batchtune.exports.cutting import AUDIO_UNITS, at_least, at_most, cutting_fields
+from batchtune.exports.fields import LengthLimits, Loading
+from batchtune.exports.text import from_template
 
 _FILE = "batchtune_fairseq.txt"
 
@@ -14,15 +13,12 @@ _FILE = "batchtune_fairseq.txt"
 def render(tuned: Tuned) -> str:
     """Return the flags, on one line below the comments, and the same for Hydra as a comment.
 
-    Reproduced from fairseq 0.12.2: `batch_by_size_vec` (data/data_utils_fast.pyx) adds examples, sorted by length, to
+    Source: fairseq 0.12.2. `batch_by_size_vec` (data/data_utils_fast.pyx) adds examples, sorted by length, to
     a batch while examples × longest ≤ max_tokens and stops where an example exceeds it by itself;
     required_batch_size_multiple (8 unless given) would cut more batches. `FileAudioDataset` leaves out what is shorter
     than min_sample_size, and crops what is longer than max_sample_size; `FairseqTask.filter_indices_by_size` leaves
     training examples beyond max_source_positions out, and those of validation only with
-    skip_invalid_size_inputs_valid_test.
-
-    Raises:
-        ResultError: The sweep recommends nothing.
+    skip_invalid_size_inputs_valid_test. Raises ResultError if the sweep recommends nothing.
     """
     sweep = tuned.needed_sweep
     unit, limits = sweep.lengths.unit, LengthLimits.of(sweep)
@@ -39,24 +35,23 @@ def render(tuned: Tuned) -> str:
         task["min-sample-size"] = str(at_least(limits.shortest, scale))
     if limits.longest is not None and not audio:
         data["skip-invalid-size-inputs-valid-test"] = ""
-    if (loading := Loading.of(tuned)) is not None:
-        data["num-workers"] = str(loading.workers)
+    if (workers := Loading.of(tuned).workers) is not None:
+        data["num-workers"] = str(workers)
+
+    def batch_size_at(length: float) -> float:
+        return min(batch_size, max_tokens // (length * scale))
+
     return from_template(
         "fairseq.txt.j2",
+        **cutting_fields(tuned, "fairseq", "max-tokens", ("num_workers",), batch_size_at),
         file=_FILE,
-        runs=what_runs(tuned, "fairseq", lambda length: min(batch_size, max_tokens // (length * scale))),
         too_long=longest > max_tokens,
-        longest=format_length(sweep.lengths.max, unit),
+        longest=sweep.lengths.max,
         counts_ends=counts_ends,
-        counting=counting_remark(unit, "max-tokens"),
         cut=cut,
-        limits=limits,
-        shortest="" if limits.shortest is None else format_length(limits.shortest, unit),
-        audio=audio,
         flags=" ".join(f"--{flag} {value}".rstrip() for flag, value in {**data, **task}.items()),
         data=data,
         task=task,
-        loading=() if loading is None else loading.remarks("fairseq", ("num_workers",)),
     )
 
 

@@ -10,27 +10,16 @@ import numpy as np
 
 from batchtune.cost import Frontier
 from batchtune.exports.base import Export, Tuned
-from batchtune.exports.lhotse import check_covers, covering_table, in_seconds, least_buffer, unit_remark
-from batchtune.exports.loader import Loading
-from batchtune.exports.stream import BUCKETS, choose_stream, stream_fields, swept_workers
-from batchtune.exports.text import (
-    LengthLimits,
-    about_data,
-    about_row,
-    broken,
-    flow_list,
-    from_template,
-    number,
-    padded_remark,
-)
-from batchtune.results import Probe, Row, StreamRow, StreamSweep, Sweep, argument_text, unproven_sizes
+from batchtune.exports.fields import Loading, stream_fields, table_fields
+from batchtune.exports.lhotse import covering_stream, covering_table, in_seconds, least_buffer
+from batchtune.exports.text import broken, flow_list, from_template, number
+from batchtune.results import Probe, Row, Sweep, argument_text, unproven_sizes
 from batchtune.units import counted, format_number, format_seconds, rounded_down
 
-# Of the DataLoader's arguments; for tarred data NeMo keeps workers by itself.
 _OF_LOADERS = ("num_workers", "pin_memory")
 # NeMo's own default of bucket_buffer_size.
 _BUFFER = 10_000
-# A limit that Lhotse can express must give the longest examples this share of their proven batch size.
+# Lhotse's limit is only worth writing if the longest examples get this share of their proven batch size.
 _USED = 0.5
 
 
@@ -44,21 +33,17 @@ def render(tuned: Tuned) -> str:
     Raises:
         ResultError: Nothing is recommended, or the lengths can't be turned into seconds.
     """
-    sweep = tuned.needed_sweep
-    row, remarks = covering_table(sweep, "NeMo")
+    sweep, chosen = tuned.needed_sweep, covering_table(tuned, "NeMo")
     # NeMo, which repeats the data, would fill sizes that a bucket can't fill, and which were not run.
-    sizes = [max(1, min(size, count)) for size, count in zip(row.batch_sizes, _most_examples(sweep, row), strict=True)]
+    most = _most_examples(sweep, chosen.row)
+    sizes = [max(1, min(size, count)) for size, count in zip(chosen.row.batch_sizes, most, strict=True)]
     return from_template(
         "nemo.yaml.j2",
         title="NeMo, model.train_ds",
-        about_row=about_row(row, sweep),
-        about_data=about_data(sweep),
-        remarks=remarks,
         buffer_size=max(_BUFFER, least_buffer(sizes)),
         sizes=sizes,
         joint=_two_dimensional(sweep),
-        **_loader_fields(tuned, None),
-        **_table_fields(row, sweep, tuned.probe),
+        **_nemo_fields(table_fields(chosen, tuned, "NeMo"), tuned),
     )
 
 
@@ -72,51 +57,43 @@ def render_tarred(tuned: Tuned) -> str:
     Raises:
         ResultError: The run holds no bucket table of a stream, or its lengths can't be turned into seconds.
     """
-    sweep = tuned.needed_stream
-    chosen = choose_stream(sweep, "NeMo", BUCKETS)
-    check_covers(chosen.row, sweep, "sweep-stream")
+    chosen = covering_stream(tuned, "NeMo")
     return from_template(
         "nemo-tarred.yaml.j2",
         title="NeMo, model.train_ds with tarred data",
         buffer_size=max(chosen.row.buffer_size, least_buffer(chosen.row.batch_sizes)),
         sizes=chosen.row.batch_sizes,
         joint=None,
-        last_shard=max(0, sweep.shards.count - 1),
-        **{**stream_fields(chosen, sweep), **_table_fields(chosen.row, sweep, tuned.probe)},
-        **_loader_fields(tuned, swept_workers(sweep)),
+        last_shard=max(0, tuned.needed_stream.shards.count - 1),
+        **_nemo_fields(stream_fields(chosen, tuned, "NeMo"), tuned, tarred=True),
     )
 
 
-def _table_fields(row: Row | StreamRow, sweep: Sweep | StreamSweep, probe: Probe | None) -> dict[str, Any]:
-    """Return what the templates need of a table."""
-    bins = in_seconds(row.boundaries, sweep.lengths.unit, "NeMo")
-    limits = LengthLimits.of(sweep).scaled(in_seconds([1.0], sweep.lengths.unit, "NeMo")[0])
+def _nemo_fields(shared: dict[str, Any], tuned: Tuned, *, tarred: bool = False) -> dict[str, Any]:
+    """Return what the templates need, with bins and limits in seconds and the loader's settings in YAML."""
+    row, unit, loading, probe = shared["row"], shared["unit"], Loading.of(tuned), tuned.probe
+    bins = in_seconds(row.boundaries, unit, "NeMo")
+    limits = shared["limits"].scaled(in_seconds([1.0], unit, "NeMo")[0])
     filters = (("min_duration", limits.shortest), ("max_duration", limits.longest))
+    loader = {name: argument_text(value) for name, value in loading.arguments.items() if name in _OF_LOADERS}
+    # For tarred data NeMo keeps workers by itself.
+    remarks = loading.remarks("NeMo", (*_OF_LOADERS, "persistent_workers") if tarred else _OF_LOADERS)
     return {
+        **shared,
         "limits": limits,
         "filters": [name for name, limit in filters if limit is not None],
-        "units": unit_remark(sweep, "Bins", "NeMo"),
-        "padded": padded_remark(sweep, "NeMo"),
         "buffer": least_buffer(row.batch_sizes),
         "bins": bins,
         "longest": bins[-1] if limits.longest is None else min(bins[-1], limits.longest),
         "probed": probe is not None,
         "limit": None if probe is None else duration_limit(probe, row.boundaries),
+        "loader": loader or ({"num_workers": shared["workers"]} if tarred else {}),
+        "loading": remarks,
     }
 
 
-def _loader_fields(tuned: Tuned, workers: int | None) -> dict[str, Any]:
-    """Return the settings of the loader; without a recommendation, only the workers that a stream was swept with."""
-    loading = Loading.of(tuned)
-    if loading is None:
-        return {"loader": {} if workers is None else {"num_workers": workers}, "loading": ()}
-    known = {name: argument_text(value) for name, value in loading.arguments.items() if name in _OF_LOADERS}
-    own = () if workers is None else ("persistent_workers",)
-    return {"loader": known, "loading": list(loading.remarks("NeMo", (*_OF_LOADERS, *own)))}
-
-
 def _most_examples(sweep: Sweep, row: Row) -> list[int]:
-    """Return how many examples each bucket holds at most: exactly as many for the recommended table."""
+    """Return an upper bound of each bucket's number of examples, exact for the recommended table."""
     if row is sweep.recommended_row and len(sweep.buckets) == len(row.boundaries):
         return [use.examples for use in sweep.buckets]
     if not sweep.histogram:
@@ -128,9 +105,9 @@ def _most_examples(sweep: Sweep, row: Row) -> list[int]:
 
 
 class DurationLimit(NamedTuple):
-    """Lhotse's limit for a batch whose examples cost more than in proportion to their length, in seconds.
+    """Lhotse's limit for a batch if memory grows faster than the length; without Q, it grows in proportion.
 
-    They are called C, D and Q below; without Q memory grows in proportion to the length.
+    C, D (in seconds) and Q (in seconds) in the formulas below.
     """
 
     batch_size: int
@@ -162,9 +139,8 @@ def duration_limit(probe: Probe, boundaries: Sequence[float]) -> DurationLimit |
     it `batch_size` as `max_cuts`.
 
     Returns:
-        None where sizes are not proven at all lengths, as by an older batchtune, without a model that grows with the
-        length, where it depends on target lengths, or where the longest examples would get less than half of what is
-        proven.
+        None if sizes are not proven at all lengths, no model grows with the length alone, or the longest examples would
+        get less than half of what is proven.
 
     Raises:
         ResultError: The lengths can't be turned into seconds.
@@ -197,7 +173,7 @@ def _counted(seconds: float, quadratic_duration: float | None) -> float:
 
 
 def _two_dimensional(sweep: Sweep) -> dict[str, Any] | None:
-    """Describe the best table over length and target length; None without any."""
+    """Describe the best table over length and target length for the template; None without any."""
     if not sweep.two_dimensional:
         return None
     timed = all(row.estimated_epoch_seconds is not None for row in sweep.two_dimensional)

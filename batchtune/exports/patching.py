@@ -22,7 +22,7 @@ Value = float | list[float] | None
 def block_to_patch(
     root: Node, name: str, key_path: str | None, find: Callable[[], Block | None], lacks: ResultError
 ) -> Block:
-    """Return the block to patch: that at `key_path`, or the one that is found; raise `lacks` without one."""
+    """Return the block at `key_path`, or else the one that `find` returns; raise `lacks` without one."""
     if not isinstance(root.value, dict):
         raise ResultError(f"{name} holds no settings by name", "Give the YAML file of a SpeechBrain recipe.")
     if key_path is None:
@@ -45,11 +45,11 @@ class BlockPatch:
 
     Attributes:
         path, block: The settings.
-        paste_in: What to do where the file can't be patched, a sentence.
+        paste_in: What to do if the file can't be patched, a sentence.
         replaces: New key → the key whose place it takes.
-        edits: Start, end and new text of each place that changes.
+        edits: Start, end and new text of each change.
         changed: The paths of values that change.
-        wanted: What the block has to say, by key.
+        wanted: Key → the value that the block has to get.
         uses: Where each alias or reference is, and the paths that it repeats.
     """
 
@@ -90,7 +90,8 @@ class BlockPatch:
     @property
     def keys(self) -> dict[str, Node]:
         """The block's values by key."""
-        return self.block.value if isinstance(self.block.value, dict) else {}
+        assert isinstance(self.block.value, dict)  # block_to_patch has checked
+        return self.block.value
 
     def set_all(self, after: str) -> None:
         """Plan the edits that make the block say what is wanted; keys that it lacks are added after that key.
@@ -115,21 +116,15 @@ class BlockPatch:
                 self._insert(after, key, written)
         self._refuse_other_uses()
 
-    def comment(self, text: str, above: str) -> None:
-        """Add comments above a setting, indented as it is; `text` has their lines."""
+    def comment(self, above: str, render: Callable[[str], str]) -> None:
+        """Add comments above a setting; `render` makes their lines, indented by the given spaces."""
         pair = self.block.pair(above)
         place = (self.block if self.block.style == "flow" or pair is None else pair[0]).start
         start = self._line_start(place)
-        text = text.replace("\n", self._line_break)
+        indent = re.match(" *", self.text[start:place])
+        text = render(indent[0] if indent else "").replace("\n", self._line_break)
         if text and not self.text[:start].endswith(text):
             self.edits.append((start, start, text))
-
-    def indent(self, above: str) -> str:
-        """Return the spaces before a setting."""
-        pair = self.block.pair(above)
-        place = (self.block if self.block.style == "flow" or pair is None else pair[0]).start
-        line = self.text[self._line_start(place) : place]
-        return line[: len(line) - len(line.lstrip(" "))]
 
     def wrong(self, node: Node, problem: str, hint: str | None = None) -> ResultError:
         """Return the error to raise where a node can't be patched."""
@@ -144,10 +139,6 @@ class BlockPatch:
 
     def _check(self, result: str) -> None:
         """Make sure that the new text says what it has to, and all else is what it was."""
-        try:
-            after = parse_yaml(result, self.name)
-        except ResultError as error:
-            raise self._unpatchable() from error
 
         def others(root: Node) -> dict[Keys, tuple[object, ...]]:
             return {
@@ -156,9 +147,10 @@ class BlockPatch:
                 if not any(path[:length] in self.changed for length in range(len(path) + 1))
             }
 
-        block, references = written_at(after, self.path), References(after, self.name)
-        nodes = {key: None if block is None else block.get(key) for key in self.wanted}
         try:
+            after = parse_yaml(result, self.name)
+            block, references = written_at(after, self.path), References(after, self.name)
+            nodes = {key: None if block is None else block.get(key) for key in self.wanted}
             found = {key: references.plain(node, (after,)) for key, node in nodes.items() if node is not None}
         except ResultError as error:
             raise self._unpatchable() from error
@@ -188,8 +180,7 @@ class BlockPatch:
             return
         path = (*self.path, key)
         for _ in range(DEEPEST):
-            source = self._source(path, pair[1])
-            if source is None:
+            if (source := self._source(path, pair[1])) is None:
                 break
             path, pair = source
         self._in_place(pair, written)
@@ -218,7 +209,7 @@ class BlockPatch:
         key, value = pair
         own = value.target is None
         if (own and isinstance(value.value, dict)) or value.style in ("|", ">"):
-            raise self.wrong(value, f"{key.text} is no number or list that could be replaced")
+            raise self.wrong(value, f"{key.text} is not a number or a list that could be replaced")
         anchor = "" if value.anchor is None else f"&{value.anchor} "
         if own and isinstance(value.value, list) and value.style != "flow":
             self._replace_lines(pair, f" {written}")
@@ -237,9 +228,7 @@ class BlockPatch:
         first, last = self._line_start(value.start), self._line_end(value.end)
         self.edits.append((colon, colon, written))
         # From the end of the line before, so that the file's last line keeps its end, or has none.
-        before = len(self.text[:first].rstrip("\r\n"))
-        if self.text[before:first].count("\n") > 1:
-            before = first - (2 if self.text[first - 2 : first] == "\r\n" else 1)
+        before = first - (2 if self.text[first - 2 : first] == "\r\n" else 1)
         self.edits.append((max(before, colon), last, ""))
 
     def _insert(self, limit: str, key: str, written: str) -> None:
@@ -260,8 +249,7 @@ class BlockPatch:
         self.edits.append((place, place, added))
 
     def _after_colon(self, key: Node) -> int:
-        match = re.compile(r"[ \t]*:").match(self.text, key.end)
-        if match is None:
+        if (match := re.compile(r"[ \t]*:").match(self.text, key.end)) is None:
             raise self.wrong(key, f"{key.text} is not written as key: value", "Write it so.")
         return match.end()
 

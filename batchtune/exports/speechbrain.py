@@ -1,4 +1,4 @@
-"""The recommendation for SpeechBrain's DynamicBatchSampler: the block of a recipe's YAML."""
+"""SpeechBrain's DynamicBatchSampler: the block of a recipe's YAML, or a recipe with the numbers patched in."""
 
 from __future__ import annotations
 
@@ -10,47 +10,45 @@ import numpy as np
 
 from batchtune.batching.samplers import speechbrain_boundaries
 from batchtune.batching.table import batch_sizes_for
+from batchtune.configs.recipes import BUCKETS, LIMITS, OLD_RULES, training_block
+from batchtune.configs.tree import parse_yaml
 from batchtune.errors import ResultError
 from batchtune.exports.base import Chosen, Export, Patched, Tuned, choose_table, recommended_row
-from batchtune.exports.loader import Loading
-from batchtune.exports.text import (
-    LengthLimits,
-    Written,
-    about_data,
-    about_row,
-    commented,
-    from_template,
-    number,
-    padded_remark,
-)
-from batchtune.results import Row, Sweep
+from batchtune.exports.fields import LengthLimits, Loading, about_row, table_fields
+from batchtune.exports.patching import BlockPatch, block_to_patch
+from batchtune.exports.text import from_template, one_line
+from batchtune.results import Row, Sweep, unproven_sizes
 from batchtune.units import counted, format_number
 
+_PASTE_IN = "`batchtune export --to speechbrain` writes a block to paste in by hand."
+# Settings of old recipes, whose train.py picks each by its name: it can't be given new ones.
+_BY_NAME = ("max_batch_len", "shuffle_ex", "max_batch_len_val")
 
-def derived_sizes(sweep: Sweep, boundaries: Sequence[float], cap: int | None) -> list[int]:
+
+def _derived_sizes(sweep: Sweep, boundaries: Sequence[float], cap: int | None) -> list[int]:
     """Return SpeechBrain's batch sizes: min(cap, max(1, int(max_batch_length / boundary)))."""
     sizes: list[int] = batch_sizes_for(np.asarray(boundaries), sweep.max_batch_length, cap).tolist()
     return sizes
 
 
-def table_row(sweep: Sweep) -> Chosen:
+def _table_row(sweep: Sweep) -> Chosen[Row]:
     """Choose the best row that `bucket_boundaries` and `max_batch_length` express; raise ResultError without one."""
     cap = sweep.settings.get("max_batch_size")
     return choose_table(
         sweep,
         "SpeechBrain",
-        lambda row: row.batch_sizes == derived_sizes(sweep, row.boundaries, cap),
+        lambda row: row.batch_sizes == _derived_sizes(sweep, row.boundaries, cap),
         "SpeechBrain derives each batch size from max_batch_length and the bucket's boundary",
     )
 
 
-def plain_row(sweep: Sweep) -> Chosen:
+def _plain_row(sweep: Sweep) -> Chosen[Row]:
     """Choose the best row that `num_buckets` and `max_batch_length` express; raise ResultError without one."""
     cap = sweep.settings.get("max_batch_size")
 
     def expresses(row: Row) -> bool:
         own = speechbrain_boundaries(row.num_buckets, sweep.max_batch_length).tolist()
-        return own == row.boundaries and row.batch_sizes == derived_sizes(sweep, own, cap)
+        return own == row.boundaries and row.batch_sizes == _derived_sizes(sweep, own, cap)
 
     return choose_table(
         sweep,
@@ -60,27 +58,156 @@ def plain_row(sweep: Sweep) -> Chosen:
     )
 
 
-def needed_cap(sweep: Sweep, row: Row) -> int | None:
+def _needed_cap(sweep: Sweep, row: Row) -> int | None:
     """Return the `max_batch_ex` that a row needs for its batch sizes; None if it needs none."""
-    needs = derived_sizes(sweep, row.boundaries, None) != row.batch_sizes
+    needs = _derived_sizes(sweep, row.boundaries, None) != row.batch_sizes
     return sweep.settings.get("max_batch_size") if needs else None
 
 
-def kept_cap(cap: int, row: Row, sweep: Sweep, run: str) -> tuple[int, list[str]]:
-    """Keep a user's `max_batch_ex`, or lower it to what the table was swept with.
+def _comment_fields(sweep: Sweep) -> dict[str, Any]:
+    """Return what comments say of lengths and of how train.py leaves out what was left out at tuning.
 
-    Args:
-        cap: The user's, at least 1.
-        row: The table that is written; its batch sizes are SpeechBrain's.
-        sweep: Its sweep.
-        run: The run folder, for the command that sweeps with the cap.
-
-    Returns:
-        The limit to write, and full sentences on what it changes.
+    Source: `speechbrain.dataio.dataset.DynamicItemDataset.filtered_sorted`, SpeechBrain 1.1, whose limits are
+    inclusive; recipes pass `avoid_if_longer_than` to it where `sorting` is ascending or descending.
     """
-    sizes, needed = derived_sizes(sweep, row.boundaries, cap), needed_cap(sweep, row)
+    unit, limits = sweep.lengths.unit, LengthLimits.of(sweep)
+    bounds = limits.scaled(0.001) if unit == "ms" else limits
+    ends = (("key_min_value", bounds.shortest), ("key_max_value", bounds.longest))
+    return {
+        "unit": unit,
+        "limits": limits,
+        "ends": [(name, limit) for name, limit in ends if limit is not None],
+        # Recipes' data sets call a length in seconds so.
+        "length_key": "duration" if unit in ("s", "ms") else "LENGTH",
+    }
+
+
+def render(tuned: Tuned) -> str:
+    """Return the block that recipes call `dynamic_batch_sampler`, ready to paste.
+
+    The keys are those of the constructor of `speechbrain.dataio.sampler.DynamicBatchSampler`, SpeechBrain 1.0 and 1.1;
+    what older recipes call them is what their YAML files, up to 2023, have. The form with `num_buckets` follows as
+    comments. Raises ResultError if nothing is recommended, or no row can be expressed.
+    """
+    sweep = tuned.needed_sweep
+    chosen, recommended = _table_row(sweep), recommended_row(sweep)
+    try:
+        plain = _plain_row(sweep).row
+    except ResultError:
+        plain = None
+    loading = Loading.of(tuned)
+    return from_template(
+        "speechbrain.yaml.j2",
+        **{**table_fields(chosen, tuned, "SpeechBrain"), **_comment_fields(sweep), "workers": loading.workers},
+        indent="",
+        cap=_needed_cap(sweep, chosen.row),
+        max_batch_length=sweep.max_batch_length,
+        plain=plain,
+        about_plain="" if plain is None else about_row(plain, sweep),
+        plain_cap=None if plain is None else _needed_cap(sweep, plain),
+        pools=recommended.sized_name if recommended.pool_size is not None else None,
+        config=tuned.config,
+        options={name: value for name, value in loading.arguments.items() if name != "num_workers"},
+    )
+
+
+def patch_speechbrain(text: str, tuned: Tuned, *, key_path: str | None = None, name: str = "the file") -> Patched:
+    """Put the recommended numbers into the settings of a recipe's DynamicBatchSampler.
+
+    - The table goes to `max_batch_length` and `bucket_boundaries`, which replaces `num_buckets`. If the block has the
+      names of old recipes (`max_batch_len`, `shuffle_ex`), whose train.py knows no `bucket_boundaries`, `num_buckets`
+      is set to that of the best row that it can express, and a comment says so.
+    - The user's own `max_batch_ex` is kept if it makes batches smaller, and a note says what it costs. It is added or
+      lowered if batches would otherwise be larger than those that were swept (--max-batch-size).
+    - A value `!ref <key>` is changed at that key if nothing else in the file refers to it; otherwise the number
+      replaces the reference. An alias is replaced by the number.
+    - A comment is added if the lengths are not seconds, which recipes' length functions return, and if examples were
+      left out at tuning.
+
+    `key_path` leads to the settings, with dots between keys; without it `training_block` finds them. `name` is what
+    messages call the file.
+
+    Raises:
+        ResultError: The file is not YAML, has no such block or several, shares it with something else, or has the
+            values in a form that can't be changed; or no row can be expressed.
+    """
+    name = one_line(name)
+    root = parse_yaml(text, name)
+    lacks = ResultError(f"{name} has no settings of a DynamicBatchSampler (max_batch_length)", _PASTE_IN)
+    block = block_to_patch(root, name, key_path, lambda: training_block(root, name, "--key-path "), lacks)
+    if key_path is not None and block.settings.keys().isdisjoint((*LIMITS, *BUCKETS)):
+        holds = f"{one_line(key_path)} holds no settings of a DynamicBatchSampler (max_batch_length)"
+        raise ResultError(f"{name}, line {block.node.line}: {holds}", _PASTE_IN)
+    patch = BlockPatch(
+        text=text,
+        name=name,
+        root=root,
+        path=block.keys,
+        paste_in=_PASTE_IN,
+        replaces={"bucket_boundaries": "num_buckets"},
+    )
+    keys, sweep = patch.keys, tuned.needed_sweep
+    _refuse_block(patch, sweep.lengths.unit)
+    plain = any(key in keys for key in _BY_NAME) and "bucket_boundaries" not in keys
+    chosen = _plain_row(sweep) if plain else _table_row(sweep)
+    limit = next((key for key in LIMITS if key in keys), LIMITS[0])
+    patch.wanted = {limit: sweep.max_batch_length}
+    if plain:
+        patch.wanted["num_buckets"] = chosen.row.num_buckets
+    else:
+        patch.wanted["bucket_boundaries"] = list(chosen.row.boundaries)
+    cap, notes = _patched_cap(patch, chosen.row, tuned)
+    if cap is not None:
+        patch.wanted["max_batch_ex"] = cap
+    limits = LengthLimits.of(sweep)
+    notes += [f"{remark}." for remark in (*chosen.remarks, *limits.left_out)]
+    if limits:
+        notes.append("train.py must leave them out, too: the comment in the file says how.")
+    patch.set_all(limit)
+    if patch.edits:
+        fields = {
+            **_comment_fields(sweep),
+            "counts": sweep.lengths.unit not in ("s", None) and "feats_hop_size" not in keys,
+            "plain": plain,
+            "remarks": chosen.remarks,
+            "unproven": unproven_sizes(chosen.row),
+        }
+        patch.comment(limit, lambda indent: from_template("speechbrain-patch.j2", indent=indent, **fields))
+    return Patched(patch.result(), tuple(notes))
+
+
+def _refuse_block(patch: BlockPatch, unit: str | None) -> None:
+    """Raise ResultError if the settings are of an old sampler, or count other things than the lengths do."""
+    keys = patch.keys
+    gone = [key for key in OLD_RULES if key in keys]
+    if gone and keys.keys().isdisjoint(BUCKETS):
+        problem = f"{gone[0]} belongs to an old sampler of SpeechBrain, which takes no bucket table"
+        raise patch.wrong(keys[gone[0]], problem)
+    if "feats_hop_size" in keys and unit != "frames":
+        raise patch.wrong(
+            keys["feats_hop_size"],
+            "max_batch_len counts frames here (feats_hop_size), but the lengths that were tuned with count "
+            f"{unit or 'an unknown unit'}",
+            "Sweep again with lengths in frames: --length-scale 100 --unit frames for seconds and a hop of 0.01 s.",
+        )
+
+
+def _patched_cap(patch: BlockPatch, row: Row, tuned: Tuned) -> tuple[int | None, list[str]]:
+    """Return the `max_batch_ex` to write, None to leave it as it is, and full sentences on what it changes."""
+    sweep, current = tuned.needed_sweep, patch.keys.get("max_batch_ex")
+    needed = _needed_cap(sweep, row)
+    cap = None if current is None else patch.read(current)
+    if current is None or (cap is None and needed is None):
+        return needed, []
+    if not isinstance(cap, int) or cap is True or not 1 <= cap < 10**15:
+        notes = [
+            f"Warning: max_batch_ex was {one_line(current.text)[:60] or 'empty'!r}, which is not a number here; the "
+            "largest batch size of the table takes its place."
+        ]
+        return needed or max(row.batch_sizes), [] if current.tag == "!PLACEHOLDER" else notes
+    sizes = _derived_sizes(sweep, row.boundaries, cap)
     if sizes == row.batch_sizes:
-        return cap, []
+        return None, []
     if needed is not None and cap > needed:
         lowered = f"max_batch_ex is lowered from {cap} to {needed}: the table was swept with --max-batch-size {needed}."
         return needed, [lowered]
@@ -92,102 +219,21 @@ def kept_cap(cap: int, row: Row, sweep: Sweep, run: str) -> tuple[int, list[str]
             for batch_sizes in (sizes, row.batch_sizes)
         )
         cost = f": {format_number(capped)} batches an epoch instead of {format_number(full)}"
-    command = f"batchtune sweep-buckets MANIFEST --max-batch-size {cap} --run {shlex.quote(run)}"
-    note = (
+    command = f"batchtune sweep-buckets MANIFEST --max-batch-size {cap} --run {shlex.quote(tuned.run)}"
+    kept = (
         f"max_batch_ex: {cap} is kept. It cuts {cut} of {counted(len(sizes), 'batch size')}, the largest from "
         f"{max(row.batch_sizes):,}{cost}. `{command}` finds the best table under it; for the "
         "larger batches take it out. Then patch again."
     )
-    return cap, [note]
-
-
-def length_function(unit: str | None) -> str:
-    """Say what the recipe's length function must return, in a sentence without a full stop."""
-    if unit == "s":
-        return "Lengths are seconds, as recipes' length_func returns them"
-    if unit is None:
-        return "The unit of the lengths is not known: length_func must return lengths in the one that was tuned with"
-    sample = ", for example x['duration'] * 1000" if unit == "ms" else ""
-    return (
-        f"Lengths count {unit}, where most recipes' length_func returns seconds: it must return {unit} here{sample}, "
-        f"so that max_batch_length and the boundaries mean the same"
-    )
-
-
-def length_key(sweep: Sweep) -> str:
-    """Return what recipes' data sets call the length of an example; LENGTH where that is not known."""
-    return "duration" if sweep.lengths.unit in ("s", "ms") else "LENGTH"
-
-
-def leaving_out(sweep: Sweep, *, indent: str = "") -> str:
-    """Say how train.py leaves out what was left out at tuning, as comments; empty where nothing was.
-
-    Source: `speechbrain.dataio.dataset.DynamicItemDataset.filtered_sorted`, SpeechBrain 1.1, whose limits are
-    inclusive; recipes pass `avoid_if_longer_than` to it where `sorting` is ascending or descending.
-    """
-    limits = LengthLimits.of(sweep)
-    if not limits:
-        return commented(limits.left_out, indent=indent)
-    key = length_key(sweep)
-    bounds = limits.scaled(0.001) if sweep.lengths.unit == "ms" else limits
-    ends = (("key_min_value", bounds.shortest), ("key_max_value", bounds.longest))
-    arguments = ", ".join(f'{name}={{"{key}": {number(limit)}}}' for name, limit in ends if limit is not None)
-    where = "" if key == "duration" else f", LENGTH the key of the lengths in {sweep.lengths.unit or 'their unit'}"
-    recipes = "" if limits.longest is None else "; recipes' avoid_if_longer_than does it only where they sort"
-    remedy = f"Leave them out in train.py, before the sampler is made{where}{recipes}:"
-    code = f"{indent}# train_data = train_data.filtered_sorted({arguments})\n"
-    return commented([*limits.left_out, remedy], indent=indent) + code
-
-
-def render(tuned: Tuned) -> str:
-    """Return the block that recipes call `dynamic_batch_sampler`, ready to paste.
-
-    The keys are those of the constructor of `speechbrain.dataio.sampler.DynamicBatchSampler`, SpeechBrain 1.0 and 1.1;
-    what older recipes call them is what their YAML files, up to 2023, have. The form with `num_buckets` follows as
-    comments.
-
-    Raises:
-        ResultError: No row can be expressed, or nothing is recommended.
-    """
-    sweep = tuned.needed_sweep
-    chosen, recommended, key = table_row(sweep), recommended_row(sweep), length_key(sweep)
-    try:
-        plain = plain_row(sweep).row
-    except ResultError:
-        plain = None
-    loading = Loading.of(tuned)
-    arguments = {} if loading is None else loading.arguments
-    return from_template(
-        "speechbrain.yaml.j2",
-        about_row=about_row(chosen.row, sweep),
-        about_data=about_data(sweep),
-        remarks=chosen.remarks,
-        length_function=length_function(sweep.lengths.unit),
-        cap=needed_cap(sweep, chosen.row),
-        padded=padded_remark(sweep, "SpeechBrain"),
-        leaving_out=Written(leaving_out(sweep)),
-        max_batch_length=sweep.max_batch_length,
-        boundaries=chosen.row.boundaries,
-        plain=plain,
-        about_plain="" if plain is None else about_row(plain, sweep),
-        plain_cap=None if plain is None else needed_cap(sweep, plain),
-        pools=recommended.sized_name if recommended.pool_size is not None else None,
-        length=f'train_data.data[key]["{key}"]' + (" * 1000" if sweep.lengths.unit == "ms" else ""),
-        length_key=key,
-        unit=sweep.lengths.unit,
-        config=tuned.config,
-        workers=None if loading is None else loading.workers,
-        options={name: value for name, value in arguments.items() if name != "num_workers"},
-        loading=() if loading is None else loading.remarks(),
-    )
-
-
-def _patch(*file: Any, **options: Any) -> Patched:
-    from batchtune.exports.patch import patch_speechbrain
-
-    return patch_speechbrain(*file, **options)
+    return None, [kept]
 
 
 EXPORTS = (
-    Export(name="speechbrain", title="SpeechBrain", file="dynamic_batch_sampler.yaml", render=render, patch=_patch),
+    Export(
+        name="speechbrain",
+        title="SpeechBrain",
+        file="dynamic_batch_sampler.yaml",
+        render=render,
+        patch=patch_speechbrain,
+    ),
 )

@@ -1,37 +1,28 @@
-"""The recommendation for SpeechBrain's dynamic_bucketed_batch over WebDataset: Python code that makes the loader."""
+"""SpeechBrain's dynamic_bucketed_batch over WebDataset: Python code that makes the loader, or a patched recipe."""
 
 from __future__ import annotations
 
-from typing import Any
+from batchtune.configs.recipes import STREAM_LIMITS, Block, block_at, blocks_with, stream_block, the_one_for_training
+from batchtune.configs.references import References
+from batchtune.configs.tree import Keys, Node, parse_yaml
+from batchtune.errors import ResultError
+from batchtune.exports.base import Chosen, Export, Patched, Tuned, batches_per_rank, choose_stream
+from batchtune.exports.fields import LengthLimits, stream_fields
+from batchtune.exports.patching import BlockPatch, Value, block_to_patch
+from batchtune.exports.text import from_template, number, one_line
+from batchtune.results import StreamRow
+from batchtune.units import PER_SECOND, counts_samples, format_number
 
-from batchtune.exports.base import Export, Patched, Tuned
-from batchtune.exports.loader import loading_fields
-from batchtune.exports.stream import SPEECHBRAIN, ChosenStream, choose_stream, stream_fields, swept_workers
-from batchtune.exports.text import LengthLimits, from_template, number, padded_remark
-
-_WHO = "SpeechBrain's dynamic_bucketed_batch"
 # Unit → samples of audio, by the constant SAMPLE_RATE.
-_SAMPLES = {"s": "{} * SAMPLE_RATE", "ms": "{} * SAMPLE_RATE / 1000"}
+_SAMPLES: dict[str | None, str] = {"s": "{} * SAMPLE_RATE", "ms": "{} * SAMPLE_RATE / 1000"}
+_PASTE_IN = "`batchtune export --to speechbrain-stream` writes code to paste in by hand."
+_SAMPLER = "sampler_kwargs"
+_BUFFER = "buffersize"
+_EPOCH = "looped_nominal_epoch"
 
 
-def _counted_as(unit: str | None) -> str:
-    """Say what the numels must count, in a sentence without a full stop."""
-    if unit in _SAMPLES:
-        return (
-            "SpeechBrain counts the samples of decoded audio, len(signal), where the sweep counted "
-            f"{'seconds' if unit == 's' else 'milliseconds'}: SAMPLE_RATE must be that of the audio"
-        )
-    if unit is None:
-        return (
-            "The unit of the lengths is not known: the numels are in the one that was tuned with, and so must len_fn be"
-        )
-    shown = "samples" if unit == "samples" else f"{unit}, so len_fn, which is len(signal) here, must return {unit}"
-    return f"The numels count {shown}"
-
-
-def choose_row(tuned: Tuned) -> ChosenStream:
-    """Choose the best row of this algorithm; raise ResultError without one."""
-    return choose_stream(tuned.needed_stream, _WHO, SPEECHBRAIN)
+def _choose_row(tuned: Tuned) -> Chosen[StreamRow]:
+    return choose_stream(tuned.needed_stream, "SpeechBrain's dynamic_bucketed_batch", "speechbrain")
 
 
 def render(tuned: Tuned) -> str:
@@ -43,29 +34,123 @@ def render(tuned: Tuned) -> str:
     Raises:
         ResultError: The run holds no sweep of a stream, or it holds no row of this algorithm.
     """
-    sweep = tuned.needed_stream
-    chosen = choose_row(tuned)
-    row, limits, unit = chosen.row, LengthLimits.of(sweep), sweep.lengths.unit
-    in_samples = _SAMPLES.get(unit or "", "{}")
-    ends = (("min_sample_len", limits.shortest), ("max_sample_len", limits.longest))
+    chosen = _choose_row(tuned)
+    row, shared = chosen.row, stream_fields(chosen, tuned, "SpeechBrain")
+    in_samples = _SAMPLES.get(shared["unit"], "{}")
+    ends = (("min_sample_len", shared["limits"].shortest), ("max_sample_len", shared["limits"].longest))
     return from_template(
         "speechbrain_stream.py.j2",
-        counts=_counted_as(unit),
-        overshoots=row.max_batch_numel is None,
-        padded=padded_remark(sweep, "SpeechBrain"),
-        rate=unit in _SAMPLES,
+        rate=shared["unit"] in _SAMPLES,
         target=in_samples.format(number(row.target_batch_numel or 0.0)),
         most="" if row.max_batch_numel is None else in_samples.format(number(row.max_batch_numel)),
         sample_lengths=[(name, in_samples.format(number(end))) for name, end in ends if end is not None],
-        **stream_fields(chosen, sweep),
-        **loading_fields(tuned, swept_workers(sweep)),
+        **shared,
     )
 
 
-def _patch(*file: Any, **options: Any) -> Patched:
-    from batchtune.exports.patch_stream import patch_stream
+def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: str = "the file") -> Patched:
+    """Put the recommended numbers into the arguments of a recipe's `dynamic_bucketed_batch`.
 
-    return patch_stream(*file, **options)
+    - `target_batch_numel`, `max_batch_numel` and `max_padding_ratio` go to the mapping that has the first, such as
+      `sampler_kwargs`; a `max_batch_size` of the user's is kept.
+    - `buffersize`, and limits of lengths, go where they stand, else to the mapping around `sampler_kwargs`.
+    - `looped_nominal_epoch` is changed where the file has it; else a note names it.
+    - Where lengths are seconds, and the file's own limits count samples, numbers are multiplied by its `sample_rate`.
+
+    `key_path` says where the settings are, keys with dots between. `name` is what to call the file in messages.
+
+    Raises:
+        ResultError: The file is not YAML, has no such settings or several, shares them with something else, or has the
+            values in a form that can't be changed; or the sweep holds no row of this algorithm.
+    """
+    name = one_line(name)
+    chosen, sweep = _choose_row(tuned), tuned.needed_stream
+    row, limits = chosen.row, LengthLimits.of(sweep)
+    batches = batches_per_rank(row, sweep)
+    root = parse_yaml(text, name)
+    block = _sampler_block(root, name, key_path)
+    rate = _rate(block, References(root, name), tuned)
+    notes = [f"{remark}." for remark in (*chosen.remarks, *limits.left_out)]
+    if rate is not None:
+        notes.append(f"The numels count samples, {format_number(rate)} a second (sample_rate).")
+    elif sweep.lengths.unit in PER_SECOND and root.get("sample_rate") is not None:
+        notes.append("The numels count seconds, as the file's own seem to: its sample_rate is not applied.")
+    factor = 1.0 if rate is None else rate / PER_SECOND[sweep.lengths.unit]
+
+    def counted(length: float | None) -> float | None:
+        return None if length is None else float(f"{length * factor:.15g}")
+
+    wanted: dict[str, Value] = {"target_batch_numel": counted(row.target_batch_numel)}
+    if row.max_batch_numel is not None or "max_batch_numel" in block.settings:
+        wanted["max_batch_numel"] = counted(row.max_batch_numel)
+    wanted["max_padding_ratio"] = row.max_padding_ratio
+    if row.max_batch_size is not None:
+        wanted["max_batch_size"] = row.max_batch_size
+    elif "max_batch_size" in block.settings:
+        notes.append("max_batch_size is kept: batches only get smaller. --max-batch-size sweeps with it.")
+    if any((node := around.get("drop_end")) is not None and node.value is True for around in block.chain):
+        notes.append("drop_end is kept: each pass leaves out what the buffer holds at its end, which the sweep counts.")
+    ends = (("min_sample_len", limits.shortest), ("max_sample_len", limits.longest))
+    outer: dict[str, Value] = {_BUFFER: row.buffer_size, **{key: counted(end) for key, end in ends if end is not None}}
+    text = _patched(text, name, block.keys, wanted, STREAM_LIMITS[0])
+    for key, value in outer.items():
+        text = _patched(text, name, _place(block, key), {key: value}, _BUFFER)
+    loader = the_one_for_training(blocks_with(root, (_EPOCH,)), name, "--key-path ")
+    if loader is not None:
+        text = _patched(text, name, loader.keys, {_EPOCH: batches}, _EPOCH)
+    else:
+        notes.append(f"Give make_dataloader {_EPOCH}={batches}, the batches of an epoch on each rank.")
+    return Patched(text, tuple(notes))
+
+
+def _sampler_block(root: Node, name: str, key_path: str | None) -> Block:
+    """Return the mapping with the sampler's arguments."""
+    lacks = ResultError(f"{name} has no settings of dynamic_bucketed_batch (target_batch_numel)", _PASTE_IN)
+    found = block_to_patch(root, name, key_path, lambda: stream_block(root, name, "--key-path "), lacks)
+    for block in (block_at(root, (*found.keys, _SAMPLER)), found):
+        if block is not None and not block.settings.keys().isdisjoint(STREAM_LIMITS):
+            return block
+    raise lacks
+
+
+def _rate(block: Block, references: References, tuned: Tuned) -> float | None:
+    """Return how many samples a second the file's limits count; None where they count what the sweep did."""
+    lengths = tuned.needed_stream.lengths
+    if lengths.unit not in PER_SECOND:
+        return None
+
+    def read(key: str) -> float | None:
+        if (found := block.nearest(key)) is None:
+            return None
+        try:
+            value = references.plain(*found)
+        except ResultError:
+            return None
+        return value if isinstance(value, (int, float)) and value is not True else None
+
+    limit, rate = next(filter(None, map(read, STREAM_LIMITS)), None), read("sample_rate")
+    if lengths.unit != "ms" and limit is not None and not counts_samples(limit, lengths.max):
+        return None
+    if rate is None or rate <= 0:
+        raise ResultError(
+            f"{references.name}: target_batch_numel counts samples, but the sweep counted "
+            f"{'milliseconds' if lengths.unit == 'ms' else 'seconds'}, and the file has no sample_rate",
+            "Add `sample_rate: 16000` at the top, with that of the audio.",
+        )
+    return rate
+
+
+def _place(block: Block, key: str) -> Keys:
+    """Return the path of the mapping for an argument of the function itself."""
+    if (found := block.nearest(key)) is not None:
+        return block.keys[: len(found[1]) - 1]
+    return block.keys[:-1] if block.keys[-1:] == (_SAMPLER,) else block.keys
+
+
+def _patched(text: str, name: str, path: Keys, wanted: dict[str, Value], after: str) -> str:
+    patch = BlockPatch(text=text, name=name, root=parse_yaml(text, name), path=path, paste_in=_PASTE_IN, wanted=wanted)
+    patch.set_all(after)
+    return patch.result()
 
 
 EXPORTS = (
@@ -74,6 +159,6 @@ EXPORTS = (
         title="SpeechBrain with WebDataset",
         file="speechbrain_stream.py",
         render=render,
-        patch=_patch,
+        patch=patch_stream,
     ),
 )

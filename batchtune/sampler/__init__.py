@@ -10,7 +10,7 @@ import numpy.typing as npt
 from batchtune.batching.batchers import Batching
 from batchtune.batching.epochs import Ordering
 from batchtune.batching.table import BucketTable
-from batchtune.exports.sampler import read_sampler_yaml
+from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.sampler.base import EpochBatchSampler, whole
 from batchtune.sampler.stream import BucketedStream
 

@@ -22,7 +22,7 @@ from batchtune.batching.batchers import Batching
 from batchtune.batching.epochs import ORDERINGS, Drawing, EpochBatches, Ordering
 from batchtune.batching.layout import Dealing, Layout
 from batchtune.batching.table import OverlongError, checked_lengths, holding_all
-from batchtune.exports.sampler import read_sampler_yaml
+from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, parse_scale
 from batchtune.manifests.reading import load_ordered_lengths

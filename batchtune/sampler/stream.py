@@ -18,8 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  #
 from batchtune.batching.streams import StreamBatching, batched, stream_random
 from batchtune.batching.table import BucketTable
 from batchtune.configs.tree import parse_yaml, plain_value, read_text
-from batchtune.exports.sampler import read_sampler_yaml
-from batchtune.exports.stream import read_stream_yaml
+from batchtune.exports.run_configs import read_sampler_yaml, read_stream_yaml
 from batchtune.results import STREAM_ALGORITHMS, SamplerConfig, StreamAlgorithm
 from batchtune.sampler.base import OnRanks, check_identity, checked_ranks, whole
 from batchtune.sampler.held import Held, Limits

@@ -30,11 +30,10 @@ _OURS = str(Path(batchtune.__file__).parent)
 _STANDARD = sysconfig.get_path("stdlib")
 _PACKAGES = {"site-packages", "dist-packages"}
 
-# As torch's DataLoader passes a worker's error on.
+# A traceback's frames; torch's DataLoader passes a worker's error on as "Original Traceback ...".
 _TRACEBACK_HEAD = "Traceback (most recent call last):\n"
-_ELSEWHERE_HEAD = f"Original {_TRACEBACK_HEAD}"
-_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)\n(?: {4}.*\n)*', re.MULTILINE)
-# As faulthandler writes them: the innermost first, after a line that says so.
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)(?:\n {4}.*)*$', re.MULTILINE)
+# A stack of faulthandler's, the innermost frame first.
 _STACK_HEAD = "(most recent call first):\n"
 _STACK_LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
@@ -44,7 +43,7 @@ def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
 
     This runs the user's code and may import torch: call it in the worker process only. The folder of a file, or the
     current folder for a package, is put first on `sys.path` and stays there, for imports inside the workload's methods.
-    Raises WorkloadError for whatever is wrong with the spec, the options, the user's code or what it returns.
+    Raises WorkloadError if anything is wrong with the spec, the options, the user's code or what it returns.
     """
     target = load_function(spec, options)
     try:
@@ -76,10 +75,9 @@ def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
 
 
 def load_function(spec: str, options: Mapping[str, Any], *, given: Collection[str] = ()) -> Callable[..., Any]:
-    """Import the class or function that `spec` names, and check that it takes the options; do not call it.
+    """Import the class or function that `spec` names, as `load_workload` does, and check that it takes the options.
 
-    `given` are the names of arguments that it gets besides. This runs the user's code; what is said of `sys.path` and
-    errors at `load_workload` holds.
+    `given` are the names of further arguments that it will be called with.
     """
     location, separator, name = spec.rpartition(":")
     if not ((separator and location and name.isidentifier()) or spec.startswith("builtin:")):
@@ -95,13 +93,11 @@ def load_function(spec: str, options: Mapping[str, Any], *, given: Collection[st
 
 
 def _target(location: str, name: str) -> Any:
-    """Import a built-in, a file or a package's module, and return what the name stands for there."""
-    if location == "builtin" and name not in BUILTINS:
-        raise WorkloadError(
-            f"there is no built-in workload {name!r}",
-            f"{_meant(name, BUILTINS)}Built in: {', '.join(sorted(BUILTINS))}.",
-        )
+    """Import a built-in, a file or a package's module, and return its attribute `name`."""
     if location == "builtin":
+        if name not in BUILTINS:
+            hint = f"{_meant(name, BUILTINS)}Built in: {', '.join(sorted(BUILTINS))}."
+            raise WorkloadError(f"unknown built-in workload {name!r}", hint)
         module, _, attribute = BUILTINS[name].target.partition(":")
         return getattr(importlib.import_module(module), attribute)
     try:
@@ -130,9 +126,13 @@ def _import_file(path: Path) -> ModuleType:
         raise WorkloadError(f"{path} does not exist" if not path.exists() else f"{path} is not a file", _FORMS)
     path = path.resolve()
     _put_first(str(path.parent))
-    # Under its own name, so that a process that is spawned can import it too; unless it would take another's place, as
-    # `random.py` or `torch.py` would.
-    module_name = path.stem if _is_found_at(path) else f"batchtune_workload_{path.stem}"
+    # Under its own name, so that a spawned process can import it too, unless that hides another module: `random.py`.
+    hides = not path.stem.isidentifier() or path.stem in {*sys.modules, *sys.builtin_module_names}
+    if not hides:
+        importlib.invalidate_caches()
+        others = [folder for folder in sys.path if folder != str(path.parent)]
+        hides = importlib.machinery.PathFinder.find_spec(path.stem, others) is not None
+    module_name = f"batchtune_workload_{path.stem}" if hides else path.stem
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -143,17 +143,6 @@ def _import_file(path: Path) -> ModuleType:
         del sys.modules[module_name]
         raise
     return module
-
-
-def _is_found_at(path: Path) -> bool:
-    """Return whether `import STEM` finds this file, and nothing else has that name."""
-    if not path.stem.isidentifier() or path.stem in sys.modules:
-        return False
-    importlib.invalidate_caches()
-    others = [folder for folder in sys.path if folder != str(path.parent)]
-    return importlib.machinery.PathFinder.find_spec(path.stem, others) is None and (
-        path.stem not in sys.builtin_module_names
-    )
 
 
 def _import_module(location: str, name: str) -> ModuleType:
@@ -170,7 +159,8 @@ def _import_module(location: str, name: str) -> ModuleType:
         if missing != location and not location.startswith(f"{missing}."):
             raise  # the module exists; something that it imports does not
         raise WorkloadError(
-            f"there is no module {missing!r} for {location}:{name}", "Run from the folder that holds it, or install it."
+            f"the module {missing!r} of {location}:{name} was not found",
+            "Run from the folder that holds it, or install it.",
         ) from None
 
 
@@ -184,17 +174,16 @@ def _meant(name: str, names: Collection[str]) -> str:
 
 
 def _check_options(spec: str, target: Any, options: Mapping[str, Any], given: Collection[str]) -> None:
-    """Check the options against the signature, so that the error for a wrong one lists the right ones."""
+    """Check the options against the signature, so that the error for a wrong one lists those that exist."""
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
         return  # written in C: the call itself will fail
     named = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    # As one would write it after `--set`.
-    listing = ", ".join(
+    written = [
         name if default is inspect.Parameter.empty else f"{name}={_word(default)}" for name, default in named.items()
-    )
-    listing = f"It takes {listing}." if named else "It takes no options."
+    ]
+    listing = f"It takes {', '.join(written)}." if named else "It takes no options."
     unknown = [key for key in options if key not in named]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
         raise WorkloadError(f"{spec} has no option {unknown[0]!r}", _meant(unknown[0], named) + listing)
@@ -207,14 +196,10 @@ def _word(value: Any) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-# The part of a traceback that is the user's
-
-
 def user_traceback(error: BaseException) -> str:
     """Return the last lines of an exception's traceback, with the user's own frames only, and its message.
 
-    Frames of batchtune, the standard library and installed packages, such as a deep stack inside torch, stay only if
-    no frame of the user's is left (an installed package that is itself the workload).
+    If no frame is the user's (an installed package is the workload), those of other packages stay.
     """
     report = traceback.TracebackException.from_exception(error)
     reports = [report]
@@ -228,9 +213,9 @@ def user_traceback(error: BaseException) -> str:
 def raised_elsewhere(error: BaseException) -> tuple[str, str] | None:
     """Return the first line of an error that a worker of torch's DataLoader raised, and its `user_traceback`.
 
-    None: it was raised in this process.
+    None if it was raised in this process.
     """
-    _, head, report = _text(error).rpartition(_ELSEWHERE_HEAD)
+    _, head, report = _text(error).rpartition(f"Original {_TRACEBACK_HEAD}")
     found = list(_FRAME.finditer(report))
     if not head or not found:
         return None
@@ -240,10 +225,10 @@ def raised_elsewhere(error: BaseException) -> tuple[str, str] | None:
 
 
 def user_stack(output: str) -> str:
-    """Return the user's own frames of a stack that faulthandler printed, the innermost last; empty: none was.
+    """Return the user's own frames of a stack that faulthandler printed, the innermost last; empty without a stack.
 
-    Of the last stack that has such frames: a process prints its own, then those of its children. Without one, all
-    frames of the last.
+    A process prints its own stack, then those of its children: the last one with such frames counts, or else all frames
+    of the last.
     """
     stacks = [
         [traceback.FrameSummary(name, int(line), function) for name, line, function in _STACK_LINE.findall(stack)][::-1]
@@ -255,8 +240,8 @@ def user_stack(output: str) -> str:
 
 
 def last_frame(stack: str) -> str:
-    """`train.py, line 12, in setup`: the innermost frame of a stack as `user_stack` writes it."""
-    name, line, function = re.findall(r'^  File "(.+)", line (\d+), in (.+)$', stack, re.MULTILINE)[-1]
+    """Name the innermost frame of a stack from `user_stack`: `train.py, line 12, in setup`."""
+    name, line, function = _FRAME.findall(stack)[-1]
     return f"{Path(name).name}, line {line}, in {function}"
 
 
@@ -274,7 +259,7 @@ def _text(error: BaseException) -> str:
 
 
 def printable(line: str) -> str:
-    """Return a line that can be encoded and read: lone surrogates escaped, cut to `LONGEST_LINE` characters."""
+    """Return a line with lone surrogates escaped, cut to `LONGEST_LINE` characters."""
     text = line.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}…"
 
@@ -284,7 +269,7 @@ def _last_lines(text: str) -> str:
 
 
 def _own_frames(stack: Iterable[traceback.FrameSummary], *, strictly: bool = False) -> traceback.StackSummary:
-    """Return the user's own frames; unless `strictly`, all frames but batchtune's where there are none."""
+    """Return the user's own frames; without any, and unless `strictly`, all frames but batchtune's."""
     foreign = [frame for frame in stack if not frame.filename.startswith((_OURS, "<frozen"))]
     own = [
         frame

@@ -78,10 +78,10 @@ def with_unit(spec: str, options: Mapping[str, Any], unit: str | None) -> dict[s
 
 
 def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
-    """Read the `--set key=value` options of a workload, such as `["layers=12", "dtype=bf16", "checkpoint=true"]`.
+    """Read `--set key=value` options: `["layers=12", "dtype=bf16", "checkpoint=true"]`.
 
-    A value is an int or a float if it reads as one, True, False or None for `true`, `false` and `none` in any case, or
-    else the text itself. Raises UsageError for a pair without `=` or a key, or a key twice.
+    `true`, `false` and `none` in any case are Python's; other values are an int, a float or the text itself. Raises
+    UsageError for a pair without `=` or a key, or a repeated key.
     """
     options: dict[str, Any] = {}
     for pair in pairs:

@@ -12,8 +12,7 @@ from exports.stream_runs import made_stream
 from report_records import made_probe, made_sweep, without_recommendation
 
 from batchtune.exports import FRAMEWORKS, Tuned, export_of
-from batchtune.exports.sampler import render_sampler_yaml, sampler_config
-from batchtune.exports.stream import render_stream_yaml, stream_config
+from batchtune.exports.run_configs import render_sampler_yaml, render_stream_yaml, sampler_config, stream_config
 from batchtune.results import PROBE_FILE, SAMPLER_FILE, STREAM_FILE, SWEEP_FILE, write_result
 
 TRAINING = """\
@@ -65,7 +64,7 @@ def test_an_edited_sampler_yaml_is_pointed_out(batchtune: Run, run_folder: Path)
 def test_pools_that_the_sweep_does_not_recommend_are_pointed_out(batchtune: Run, run_folder: Path) -> None:
     config = run_folder / "sampler.yaml"
     config.write_text(config.read_text() + "sampler: pooled\npool_size: 20000\n")
-    warned = "Warning: batchtune-run/sampler.yaml was edited: its pools differ from those of sweep.json"
+    warned = "Warning: batchtune-run/sampler.yaml was edited: pool_size differs from that of sweep.json"
     assert warned in batchtune("report").stderr
 
 
@@ -158,7 +157,7 @@ def training(run_folder: Path) -> Path:
 
 
 def patched() -> str:
-    from batchtune.exports.patch import patch_speechbrain
+    from batchtune.exports.speechbrain import patch_speechbrain
 
     return patch_speechbrain(TRAINING, Tuned(sweep=made_sweep()), name="train.yaml").text
 

@@ -27,7 +27,7 @@ from report_records import failed_verification, made_probe, made_sweep, made_ver
 from ruamel.yaml import YAML
 from streamed_records import made_stream, streamed, whole_stream
 
-from batchtune.exports.loader import render_loader_yaml
+from batchtune.exports.run_configs import render_loader_yaml
 from batchtune.reports import RunResults, render
 from batchtune.results import StreamSweep, encode
 from batchtune.schemas import SCHEMAS, identifier_of, read_docstring, render_schema, schema_of

@@ -10,7 +10,7 @@ import pytest
 from cli.conftest import ANY_TIME, STEADY, Run, run_here_in
 from made_once import MadeOnce
 
-from batchtune.exports.stream import read_stream_yaml
+from batchtune.exports.run_configs import read_stream_yaml
 
 OWN = ["--workload", STEADY, "--steps", 14, *ANY_TIME]
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from batchtune import BucketBatchSampler, PooledBatchSampler, sampler_from_config
 from batchtune.exports import Tuned, export_of
-from batchtune.exports.sampler import render_sampler_yaml, sampler_config
+from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import Sweep
 from batchtune.tuning.costs import Costs

@@ -19,8 +19,8 @@ from ruamel.yaml import YAML
 
 from batchtune.errors import ResultError
 from batchtune.exports import FRAMEWORKS, Tuned, export_of
-from batchtune.exports.patch import patch_speechbrain
-from batchtune.exports.sampler import render_sampler_yaml, sampler_config
+from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
+from batchtune.exports.speechbrain import patch_speechbrain
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.results import ReadingRecord, Sweep

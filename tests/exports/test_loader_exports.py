@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from batchtune.errors import ResultError
 from batchtune.exports import FRAMEWORKS, export_of
-from batchtune.exports.loader import loader_config, render_loader_yaml
+from batchtune.exports.run_configs import loader_config, render_loader_yaml
 from batchtune.results import Arguments, LoaderTuning
 
 BESIDE = {"prefetch_factor": 4, "pin_memory": True, "persistent_workers": True}
@@ -193,7 +193,7 @@ def test_the_stream_says_that_it_was_swept_with_other_workers() -> None:
 
 def test_arguments_of_the_users_own_function_are_named() -> None:
     text = exported("pytorch", recommending({"num_workers": 2, "crop": 3}))
-    assert "Recommended besides, for the function that was tuned: crop=3." in prose(text)
+    assert "Also recommended, for the function that was tuned: crop=3." in prose(text)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)

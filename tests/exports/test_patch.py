@@ -20,7 +20,7 @@ from batchtune.batching.samplers import speechbrain_boundaries
 from batchtune.batching.table import batch_sizes_for
 from batchtune.errors import ResultError
 from batchtune.exports.base import Tuned
-from batchtune.exports.patch import patch_speechbrain
+from batchtune.exports.speechbrain import patch_speechbrain
 from batchtune.lengths import Lengths
 from batchtune.results import BucketUse, Row, Sweep
 from batchtune.tuning.costs import Costs
@@ -218,7 +218,7 @@ class TestValues:
 
     @pytest.mark.parametrize("value", ["|\n    100", "{a: 1}", ">-\n    100"])
     def test_what_is_no_number_is_refused(self, value: str) -> None:
-        with pytest.raises(ResultError, match="line 2: max_batch_length is no number or list"):
+        with pytest.raises(ResultError, match="line 2: max_batch_length is not a number or a list"):
             patched(f"b:\n  max_batch_length: {value}\n  num_buckets: 3\n")
 
     def test_a_reference_to_nothing_is_refused(self) -> None:
@@ -278,7 +278,7 @@ class TestLargestBatchSize:
         [
             ("301", "lowered from 301 to 200"),
             ("!ref <x> * 100", "lowered from 800 to 200"),
-            ("many", "'many', which is no number"),
+            ("many", "'many', which is not a number"),
         ],
     )
     def test_a_cap_that_changes_is_told(self, value: str, note: str) -> None:

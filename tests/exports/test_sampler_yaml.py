@@ -14,7 +14,7 @@ from report_records import made_sweep, partly_proven_sweep, proven_probe, withou
 from ruamel.yaml import YAML
 
 from batchtune.errors import ResultError
-from batchtune.exports.sampler import (
+from batchtune.exports.run_configs import (
     read_sampler_yaml,
     render_sampler_yaml,
     sampler_config,

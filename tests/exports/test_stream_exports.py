@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from batchtune import BucketedStream
 from batchtune.errors import ResultError
 from batchtune.exports import Tuned, export_of
-from batchtune.exports.stream import render_stream_yaml, stream_config
+from batchtune.exports.run_configs import render_stream_yaml, stream_config
 from batchtune.lengths import Lengths
 from batchtune.results import ReadingRecord, StreamSweep
 from batchtune.tuning.costs import Costs

@@ -15,7 +15,7 @@ from report_records import proven_probe
 from ruamel.yaml import YAML
 
 from batchtune.errors import ResultError
-from batchtune.exports.stream import read_stream_yaml, render_stream_yaml, stream_config
+from batchtune.exports.run_configs import read_stream_yaml, render_stream_yaml, stream_config
 
 # `REFRESH_SNAPSHOTS=1 python -m pytest tests/exports/test_stream_yaml.py` writes it anew; read the difference.
 SNAPSHOT = Path(__file__).parent / "snapshots" / "stream.yaml"

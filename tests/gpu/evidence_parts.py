@@ -22,7 +22,7 @@ from gpu.evidence_record import Missing
 from reproduced.speechbrain import speechbrain_batches
 from torch.utils.data import BatchSampler
 
-from batchtune.exports.sampler import read_sampler_yaml
+from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (

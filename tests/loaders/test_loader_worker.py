@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from batchtune.exports.sampler import render_sampler_yaml
+from batchtune.exports.run_configs import render_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.loaders.protocol import Failed, Open, Opened, Reply, Take, Taken
 from batchtune.processes.worker import Nursery, WorkerLost

@@ -12,7 +12,7 @@ from exports.stream_runs import made_stream
 from batchtune.batching.pivot import PivotSettings
 from batchtune.batching.streams import StreamBatching
 from batchtune.errors import BatchtuneError, ResultError, UsageError
-from batchtune.exports.stream import render_stream_yaml, stream_config
+from batchtune.exports.run_configs import render_stream_yaml, stream_config
 from batchtune.lengths import Lengths
 from batchtune.tuning.current import CurrentStream, stream_current
 

@@ -126,14 +126,14 @@ def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
         ),
         (
             "builtin:conformer",
-            "there is no built-in workload 'conformer'",
+            "unknown built-in workload 'conformer'",
             "Did you mean conformer-ctc? Built in: conformer-ctc, transformer-lm.",
         ),
-        ("builtin:", "there is no built-in workload ''", "Built in: conformer-ctc, transformer-lm."),
+        ("builtin:", "unknown built-in workload ''", "Built in: conformer-ctc, transformer-lm."),
         ("nowhere.py:Good", "nowhere.py does not exist", "Write builtin:NAME"),
         (
             "nowhere.at.all:Good",
-            "there is no module 'nowhere' for nowhere.at.all:Good",
+            "the module 'nowhere' of nowhere.at.all:Good was not found",
             "Run from the folder",
         ),
         (

@@ -1,4 +1,4 @@
-"""`sampler.yaml`: the recommendation for batchtune's own sampler, and for any program that can read YAML."""
+"""`sampler.yaml`, `stream.yaml` and `loader.yaml`: the recommendation for batchtune, and for whatever reads YAML."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ import numpy as np
 from batchtune.batching.table import BucketTable
 from batchtune.configs.tree import parse_yaml, plain_value, read_text
 from batchtune.errors import ResultError, shortened
-from batchtune.exports.base import recommended_row
+from batchtune.exports.base import batches_per_rank, choose_stream, recommended_row
 from batchtune.exports.text import broken
 from batchtune.results import (
     SAMPLER_FILE,
+    STREAM_ALGORITHMS,
+    STREAM_CONFIG_FILE,
+    LoaderConfig,
+    LoaderEvidence,
+    LoaderTuning,
     Probe,
     ReadingRecord,
     Row,
@@ -29,16 +34,9 @@ from batchtune.results import (
     Sweep,
 )
 
-_HEADER = """\
-# batchtune's recommendation for a batch sampler: an example belongs to the first bucket whose
-# boundary is not below its length; batches of that bucket have the batch size in the same place.
-"""
-_POOLED_HEADER = """\
-# batchtune's recommendation for a batch sampler: shuffle, take pool_size examples at a time, sort them
-# by length, the longest first, and cut them into batches; a batch holds at most the batch size in the
-# place of the first boundary that is not below its longest length. batchtune.sampler_from_config does it.
-"""
-_POOL_FIELDS = ("sampler", "pool_size", "batch_overhead")
+OWN_STREAM = "batchtune.BucketedStream"
+
+_HEADERS = Path(__file__).parent / "templates" / "headers"
 _LISTS = {"bucket_boundaries", "bucket_batch_sizes"}
 
 
@@ -61,11 +59,111 @@ def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
         sampler="bucket" if row.pool_size is None else "pooled",
         pool_size=row.pool_size,
         batch_overhead=row.batch_overhead,
-        evidence=evidence_of(sweep, row, probe),
+        evidence=_evidence_of(sweep, row, probe),
     )
 
 
-def evidence_of(sweep: Sweep | StreamSweep, row: Row | StreamRow, probe: Probe | None) -> SamplerEvidence:
+def render_sampler_yaml(config: SamplerConfig) -> str:
+    """Return the config as YAML; the same config gives the same bytes, and reading gives the same config."""
+    document = msgspec.to_builtins(config)
+    of_pools = {name: document.pop(name) for name in ("sampler", "pool_size", "batch_overhead")}
+    if config.pool_size is None:  # a table's file is as it always was
+        return _render_yaml(document, "sampler")
+    first = {name: document.pop(name) for name in ("format", "version")}
+    return _render_yaml({**first, **of_pools, **document}, "sampler-pooled")
+
+
+def read_sampler_yaml(path: Path) -> SamplerConfig:
+    """Read and check a `sampler.yaml`; raises ResultError as `_read_config` does."""
+
+    def check(config: SamplerConfig) -> None:
+        sizes = config.bucket_batch_sizes
+        if config.sampler == "pooled" and config.pool_size is None:
+            raise ValueError("sampler is pooled, but pool_size is missing")
+        for name in ("pool_size", "batch_overhead"):
+            if config.sampler != "pooled" and getattr(config, name) is not None:
+                raise ValueError(f"{name} belongs to the sampler pooled, but sampler is {config.sampler}")
+        if config.num_buckets != len(sizes):
+            raise ValueError(f"num_buckets is {config.num_buckets}, but the table's is {len(sizes)}")
+        if config.max_batch_size != max(sizes):
+            raise ValueError(f"max_batch_size is {config.max_batch_size}, but the table's is {max(sizes)}")
+
+    return _read_config(path, SamplerConfig, SAMPLER_FILE, "sweep-buckets", check)
+
+
+def stream_config(stream: StreamSweep, probe: Probe | None = None) -> StreamConfig:
+    """Return the sweep's recommended row, or the best that `BucketedStream` can run, as its config.
+
+    Raises:
+        ResultError: The sweep recommends nothing, or holds no row that `BucketedStream` can run.
+    """
+    row = choose_stream(stream, OWN_STREAM, *STREAM_ALGORITHMS).row
+    assert row.algorithm != "speechbrain"
+    return StreamConfig(
+        format=StreamConfig.FORMAT,
+        version=StreamConfig.VERSION,
+        unit=stream.lengths.unit,
+        algorithm=row.algorithm,
+        buffer_size=row.buffer_size,
+        max_batch_length=stream.max_batch_length,
+        bucket_boundaries=row.boundaries,
+        bucket_batch_sizes=row.batch_sizes,
+        max_padding_ratio=row.max_padding_ratio,
+        shuffle=True,
+        drop_last=False,
+        batches_per_epoch=None if stream.batches_per_rank is None else batches_per_rank(row, stream),
+        seed=stream.streamed.seed,
+        evidence=_evidence_of(stream, row, probe),
+    )
+
+
+def render_stream_yaml(config: StreamConfig) -> str:
+    """Return the config as YAML; the same config gives the same bytes, and reading gives the same config."""
+    return _render_yaml(msgspec.to_builtins(config), f"stream-{config.algorithm}")
+
+
+def read_stream_yaml(path: Path) -> StreamConfig:
+    """Read and check a `stream.yaml`; raises ResultError as `_read_config` does."""
+
+    def check(config: StreamConfig) -> None:
+        if config.max_padding_ratio is not None and config.algorithm != "pivot":
+            raise ValueError(f"max_padding_ratio belongs to the algorithm pivot, but algorithm is {config.algorithm}")
+
+    return _read_config(path, StreamConfig, STREAM_CONFIG_FILE, "sweep-stream", check)
+
+
+def loader_config(tuning: LoaderTuning) -> LoaderConfig:
+    """Return the recommended row as a config; raise ResultError if none is recommended."""
+    row = tuning.recommended_row
+    if row is None:
+        raise ResultError(
+            f"No setting of the loader is recommended: {tuning.reason}",
+            "Make one work, and run `batchtune tune-loader` again.",
+        )
+    return LoaderConfig(
+        format=LoaderConfig.FORMAT,
+        version=LoaderConfig.VERSION,
+        kind=tuning.kind,
+        arguments=row.arguments,
+        evidence=LoaderEvidence(
+            target=tuning.target.words,
+            device_name=tuning.device_name,
+            processors=tuning.measured_with.processors,
+            ranks_per_node=tuning.measured_with.ranks_per_node,
+            examples_per_second=row.examples_per_second,
+            step_seconds=None if tuning.demand is None else tuning.demand.step_seconds,
+            gpu_idle=row.idle,
+        ),
+    )
+
+
+def render_loader_yaml(tuning: LoaderTuning) -> str:
+    """Return the recommended arguments as YAML; raise ResultError if no setting is recommended."""
+    header = f"loader-{tuning.kind}" if tuning.kind in ("torch", "dali") else "loader"
+    return _render_yaml(msgspec.to_builtins(loader_config(tuning)), header)
+
+
+def _evidence_of(sweep: Sweep | StreamSweep, row: Row | StreamRow, probe: Probe | None) -> SamplerEvidence:
     """Return the evidence for a row of a sweep."""
     reading, multiple = sweep.lengths.reading or ReadingRecord(), sweep.settings.get("multiple_of")
     return SamplerEvidence(
@@ -83,18 +181,8 @@ def evidence_of(sweep: Sweep | StreamSweep, row: Row | StreamRow, probe: Probe |
     )
 
 
-def render_sampler_yaml(config: SamplerConfig) -> str:
-    """Return the config as YAML; the same config gives the same bytes, and reading gives the same config."""
-    document = msgspec.to_builtins(config)
-    of_pools = {name: document.pop(name) for name in _POOL_FIELDS}
-    if config.pool_size is None:  # a table's file is as it always was
-        return render_yaml(document, _HEADER)
-    first = {name: document.pop(name) for name in ("format", "version")}
-    return render_yaml({**first, **of_pools, **document}, _POOLED_HEADER)
-
-
-def render_yaml(document: dict[str, Any], header: str) -> str:
-    """Return a config's fields as YAML below a header, a bucket table in lists on as few lines as are readable."""
+def _render_yaml(document: dict[str, Any], header: str) -> str:
+    """Return a config's fields as YAML below the header of that name, with lists on as few lines as are readable."""
     from ruamel.yaml import YAML
     from ruamel.yaml.comments import CommentedSeq
     from ruamel.yaml.representer import RoundTripRepresenter
@@ -130,38 +218,20 @@ def render_yaml(document: dict[str, Any], header: str) -> str:
     # What isn't printable stands in double quotes, where YAML reads escapes.
     text = "".join(one if one == "\n" or one.isprintable() else f"\\U{ord(one):08x}" for one in stream.getvalue())
     lines = text.splitlines(keepends=True)
-    return header + "".join(broken(line, indent=2) if line.startswith(lists) else line for line in lines)
-
-
-def read_sampler_yaml(path: Path) -> SamplerConfig:
-    """Read and check a `sampler.yaml`; errors are those of `read_config`."""
-
-    def check(config: SamplerConfig) -> None:
-        sizes = config.bucket_batch_sizes
-        if config.sampler == "pooled" and config.pool_size is None:
-            raise ValueError("sampler is pooled, but pool_size is missing")
-        for name in ("pool_size", "batch_overhead"):
-            if config.sampler != "pooled" and getattr(config, name) is not None:
-                raise ValueError(f"{name} belongs to the sampler pooled, but sampler is {config.sampler}")
-        if config.num_buckets != len(sizes):
-            raise ValueError(f"num_buckets is {config.num_buckets}, but the table's is {len(sizes)}")
-        if config.max_batch_size != max(sizes):
-            raise ValueError(f"max_batch_size is {config.max_batch_size}, but the table's is {max(sizes)}")
-
-    return read_config(path, SamplerConfig, SAMPLER_FILE, "sweep-buckets", check)
+    above = (_HEADERS / f"{header}.txt").read_text(encoding="utf-8")
+    return above + "".join(broken(line, indent=2) if line.startswith(lists) else line for line in lines)
 
 
 AnyConfig = TypeVar("AnyConfig", SamplerConfig, StreamConfig)
 
 
-def read_config(
+def _read_config(
     path: Path, kind: type[AnyConfig], name: str, command: str, check: Callable[[AnyConfig], None]
 ) -> AnyConfig:
     """Read a config with a bucket table, which `command` writes as `name`; `check` raises ValueError on contradictions.
 
     Raises:
-        ResultError: Missing, unreadable, not YAML, of another format, newer, or damaged; the message names
-            the field.
+        ResultError: Missing, unreadable, not YAML, of another format, newer, or damaged; the message names the field.
     """
     if not path.exists():
         raise ResultError(f"{path} does not exist", f"`batchtune {command}` writes it.")

@@ -1,0 +1,224 @@
+"""What the templates of exports say: the data, the row, what was left out, and the arguments of the data loader."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+from batchtune.errors import ResultError
+from batchtune.exports.base import Chosen, Tuned, batches_per_rank
+from batchtune.results import (
+    LOADER_CONFIG_FILE,
+    TORCH_ARGUMENTS,
+    Argument,
+    Arguments,
+    ReadingRecord,
+    Row,
+    StreamRow,
+    StreamSweep,
+    Sweep,
+    argument_text,
+    unproven_sizes,
+)
+from batchtune.units import counted, format_length, format_number, format_percent, format_seconds, format_size
+
+# The defaults of torch's DataLoader: an argument with its default needs no remark if it can't be expressed.
+_DEFAULTS: Arguments = {"prefetch_factor": 2, "pin_memory": False, "persistent_workers": False, "in_order": True}
+# Arguments that torch refuses without workers, or that do nothing then.
+_OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "in_order")
+
+
+class LengthLimits(NamedTuple):
+    """The limits of the tuned lengths (--min-length, --max-length), both inclusive, in their unit; None without one.
+
+    `left_out` says how many examples were left out, and why, as sentences without a full stop.
+    """
+
+    shortest: float | None
+    longest: float | None
+    left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, sweep: Sweep | StreamSweep) -> LengthLimits:
+        """Return the limits of a sweep's lengths; raise ResultError if some are beyond them: the file was edited."""
+        lengths = sweep.lengths
+        reading = lengths.reading or ReadingRecord()
+        low, high = reading.min_length, reading.max_length
+        if (low is not None and low > lengths.min) or (high is not None and high < lengths.max):
+            raise ResultError(
+                "The sweep is damaged: its lengths are beyond --min-length or --max-length",
+                "Sweep again.",
+            )
+        low = low if low is not None and low > 0 else None
+        high = high if high is not None and math.isfinite(high) else None
+        reasons = "; ".join(f"{counted(count, 'example')}, {reason}" for reason, count in lengths.left_out.items())
+        remark = f"Left out at tuning: {reasons}. No batch with them was counted or run"
+        return cls(low, high, (remark,) if reasons else ())
+
+    def __bool__(self) -> bool:
+        return self.shortest is not None or self.longest is not None
+
+    def scaled(self, factor: float) -> LengthLimits:
+        """Return the limits in another unit, without floating-point noise."""
+        low, high = (None if limit is None else float(f"{limit * factor:.12g}") for limit in self[:2])
+        return LengthLimits(low, high, self.left_out)
+
+    def condition(self, name: str) -> str:
+        """Return a Python condition that keeps what was tuned with: `1.0 <= name <= 30.0`."""
+        low = "" if self.shortest is None else f"{self.shortest!r} <= "
+        return low + name + ("" if self.longest is None else f" <= {self.longest!r}")
+
+
+class Loading(NamedTuple):
+    """The recommended arguments of torch's DataLoader, `num_workers` first; empty without a recommendation.
+
+    `others` are arguments of the user's own function; `about` says what was measured, without a full stop.
+    """
+
+    arguments: dict[str, Any]
+    others: Arguments
+    about: str
+
+    @classmethod
+    def of(cls, tuned: Tuned) -> Loading:
+        """Return the arguments that a run recommends."""
+        loader = tuned.loader
+        row = None if loader is None or loader.kind != "torch" else loader.recommended_row
+        if row is None or row.arguments.get("num_workers") is None:
+            return cls({}, {}, "")
+        known = [name for name in TORCH_ARGUMENTS if row.workers or name not in _OF_WORKERS]
+        arguments = {name: value for name in known if (value := row.arguments.get(name)) is not None}
+        others = {name: value for name, value in row.arguments.items() if name not in TORCH_ARGUMENTS}
+        waits = "" if row.idle is None else f", and a step that waits for data {format_percent(row.idle)} of the time"
+        rate = f"{format_number(row.examples_per_second or row.batches_per_second or 0.0)} {row.rate_unit}"
+        about = f"The loader's arguments are those of {LOADER_CONFIG_FILE}, as `batchtune tune-loader` measured them: "
+        return cls(arguments, others, f"{about}{rate}{waits}")
+
+    @property
+    def workers(self) -> int | None:
+        """`num_workers`; None without a recommendation."""
+        return self.arguments.get("num_workers")
+
+    def remarks(self, who: str = "", expresses: Collection[str] = TORCH_ARGUMENTS) -> list[str]:
+        """Say what was measured, and name the arguments that `who` can't express, or that are not the DataLoader's."""
+        beyond = {name: value for name, value in self.arguments.items() if name not in expresses}
+        remarks = [self.about] if self.arguments else []
+        if named := _named({name: value for name, value in beyond.items() if _DEFAULTS.get(name) != value}):
+            remarks.append(f"{who} has no setting for what else was recommended: {named}")
+        if named := _named(self.others):
+            remarks.append(f"Also recommended, for the function that was tuned: {named}")
+        return remarks
+
+    def beside(self, workers: str) -> Iterator[str]:
+        """Yield the arguments besides `num_workers` as Python code that is right without workers, too."""
+        for name, value in self.arguments.items():
+            if name == "persistent_workers" and value is True:
+                yield f"{name}={workers} > 0"
+            elif name in ("prefetch_factor", "multiprocessing_context"):
+                yield f"{name}={_literal(value)} if {workers} else None"
+            elif name != "num_workers":
+                yield f"{name}={_literal(value)}"
+
+
+def _named(arguments: Arguments) -> str:
+    return ", ".join(f"{name}={argument_text(value)}" for name, value in arguments.items())
+
+
+def _literal(value: Argument) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def table_fields(
+    chosen: Chosen[Row], tuned: Tuned, framework: str | None = None, workers: str = "num_workers"
+) -> dict[str, Any]:
+    """Return what the templates of bucket tables have in common.
+
+    `framework` pads batches to the longest example; without it, the user's collate function pads. `workers` is the
+    Python expression for `num_workers`.
+    """
+    sweep, loading = tuned.needed_sweep, Loading.of(tuned)
+    return {
+        "about_row": about_row(chosen.row, sweep),
+        **_sweep_fields(chosen, sweep, framework),
+        "seed": sweep.settings.get("seed", 0),
+        "workers": 4 if loading.workers is None else loading.workers,
+        "beside": list(loading.beside(workers)),
+        "loading": loading.remarks(),
+    }
+
+
+def stream_fields(chosen: Chosen[StreamRow], tuned: Tuned, framework: str | None = None) -> dict[str, Any]:
+    """Return what the templates of streams have in common; `framework` as for `table_fields`."""
+    sweep, loading, row = tuned.needed_stream, Loading.of(tuned), chosen.row
+    streamed = sweep.streamed
+    remarks, swept = loading.remarks(), max(1, streamed.workers)
+    if loading.workers not in (None, swept):
+        remarks.append(
+            f"The figures above are those of {swept} workers, the loader's of {loading.workers}: each has shards and a "
+            f"buffer of its own. `batchtune sweep-stream` with --workers {loading.workers} sweeps for them"
+        )
+    return {
+        "about_row": _about_stream(row, sweep),
+        **_sweep_fields(chosen, sweep, framework),
+        "batches": batches_per_rank(row, sweep),
+        "memory": format_size(row.buffer_bytes),
+        "seed": streamed.seed,
+        "shard_shuffle": streamed.shuffle_shards or False,
+        "sample_shuffle": streamed.shuffle_buffer or False,
+        "workers": swept if loading.workers is None else loading.workers,
+        "beside": list(loading.beside("num_workers")),
+        "loading": remarks,
+    }
+
+
+def _sweep_fields(
+    chosen: Chosen[Row] | Chosen[StreamRow], sweep: Sweep | StreamSweep, framework: str | None
+) -> dict[str, Any]:
+    lengths, multiple = sweep.lengths, sweep.settings.get("multiple_of")
+    device = f", measured on {sweep.device_name}" if sweep.device_name else ""
+    padded = []
+    if multiple is not None:
+        who = "collate_fn must pad to them"
+        if framework is not None:
+            who = f"{framework} pads to the longest example unless the collate function does more"
+        of = format_length(multiple, lengths.unit)
+        padded.append(f"Batches were counted as padded to multiples of {of} (--multiple-of); {who}")
+    return {
+        "about_data": f"Tuned by batchtune for {counted(lengths.count, 'example')} with lengths in "
+        f"{lengths.unit or 'an unknown unit'} (fingerprint {lengths.fingerprint[:12]}){device}",
+        "row": chosen.row,
+        "remarks": chosen.remarks,
+        "limits": LengthLimits.of(sweep),
+        "unit": lengths.unit,
+        "padded": padded,
+    }
+
+
+def about_row(row: Row, sweep: Sweep) -> str:
+    """Say what the row is, what an epoch costs with it, and how many of its sizes are not proven, in a sentence."""
+    unproven = "" if (sizes := unproven_sizes(row)) is None else f"; {sizes} (`batchtune report` says why)"
+    ranks = sweep.world_size
+    on_ranks = f" on {format_number(ranks)} ranks as batchtune's sampler deals them" if ranks > 1 else ""
+    limit = format_length(sweep.max_batch_length, sweep.lengths.unit)
+    sized = "sized by the frontier" if row.sizing == "frontier" else f"max_batch_length {limit}"
+    which = f"{row.strategy} with {counted(len(row.boundaries), 'bucket')}"
+    if row.pool_size is not None:
+        which = f"pools of {counted(row.pool_size, 'example')}"
+    return f"{which}, {sized}: {_epoch(row, on_ranks)}{unproven}"
+
+
+def _about_stream(row: StreamRow, sweep: StreamSweep) -> str:
+    ranks, workers = sweep.world_size, sweep.streamed.workers
+    on = [counted(ranks, "rank")] if ranks > 1 else []
+    if workers > 1:
+        on.append(f"{counted(workers, 'worker')}{' each' if on else ''}")
+    unproven = f"; {format_number(row.unproven)} of them are larger than what is proven to fit" if row.unproven else ""
+    where = f" on {' with '.join(on)}" if on else ""
+    return f"{row.name}: {_epoch(row, where)}{unproven}"
+
+
+def _epoch(row: Row | StreamRow, where: str) -> str:
+    seconds = row.estimated_epoch_seconds
+    time = f", {format_seconds(seconds)} by the probe's step times" if seconds else ""
+    return f"{format_number(row.batches)} batches an epoch{where}{time}, {row.padding_ratio:.1%} padding"
