@@ -143,7 +143,10 @@ class BucketTable:
 
 
 def _numbers(name: str, given: npt.ArrayLike, hint: str = "") -> npt.NDArray[Any]:
-    values = np.asarray(given)
+    try:
+        values = np.asarray(given)
+    except ValueError:  # nested lists of different lengths
+        raise ValueError(f"{name} must be a list of numbers{hint}") from None
     if values.ndim != 1 or values.size == 0:
         raise ValueError(f"{name} must be one-dimensional and not empty, got shape {values.shape}{hint}")
     if values.dtype.kind not in "iuf":
@@ -211,7 +214,7 @@ class OverlongError(ValueError):
 
 def checked_lengths(lengths: npt.ArrayLike) -> npt.NDArray[Any]:
     """Return the lengths that a user gave as an array; raise ValueError for one that is not positive and finite."""
-    values = _numbers("lengths", lengths, "; for a manifest or a data set there is from_config")
+    values = _numbers("lengths", lengths, "; for a manifest, use from_config; for a data set, also give it length_of=")
     for start in range(0, values.size, _AT_ONCE):
         part = values[start : start + _AT_ONCE]
         wrong = ~((part > 0) & (part < np.inf))

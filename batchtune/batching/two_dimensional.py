@@ -22,7 +22,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.batching.remainders import TIE
+from batchtune.batching.optimal import fewest
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
 
@@ -205,8 +205,7 @@ def _quantile_cells(up_to: IntArray, most: int) -> IntArray:
 
 def _table(bins: _Bins, of_bins: list[FloatArray], least: FloatArray, most: int) -> BucketTable:
     """The best table of at most `most` buckets, of as few as cost the same, found from its last bucket on."""
-    totals = least[1 : most + 1, -1]
-    buckets, end = 1 + int(np.flatnonzero(totals <= totals.min() * (1 + TIE))[0]), least.shape[1] - 1
+    buckets, end = fewest(least[1 : most + 1, -1]), least.shape[1] - 1
     pairs: list[tuple[float, float]] = []
     while end > 0:
         # The very sums that were compared, so the least of them is the one that was taken.
