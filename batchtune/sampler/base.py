@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ from batchtune.exports.sampler import read_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, parse_scale
 from batchtune.manifests.reading import load_ordered_lengths
-from batchtune.results import SamplerConfig
 from batchtune.sampler.common import OnRanks, as_length, check_identity, checked_ranks, flag, whole
 
 if TYPE_CHECKING:
@@ -41,12 +40,12 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
     """A batch sampler for buckets or pools.
 
     Attributes:
-        KIND: The `sampler` of the sampler.yaml files that it runs.
+        KIND: The `sampler` of the sampler.yaml files that it runs; None: any.
         OPTIONS: The fields of these files that are its arguments.
         pool_size, batch_overhead: As for `PooledBatchSampler`; None in buckets.
     """
 
-    KIND: ClassVar[str]
+    KIND: ClassVar[str | None] = None
     OPTIONS: ClassVar[tuple[str, ...]] = _OF_ALL
     pool_size: int | None = None
     batch_overhead: float | None = None
@@ -103,7 +102,14 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         targets: npt.ArrayLike | None = None,
         **overrides: Any,
     ) -> Self:
-        """Make the sampler that a `sampler.yaml` describes; `sampler_from_config` does so for either class.
+        """Make the sampler that a `sampler.yaml` describes.
+
+        `batchtune.sampler_from_config` takes files for buckets and for pools, so that a loader can stay as it is when
+        another sweep recommends the other kind. The classes refuse each other's files.
+
+        Example::
+
+            sampler = sampler_from_config("batchtune-run/sampler.yaml", dataset, length_of=lambda example: len(example))
 
         Args:
             path: Path of the file.
@@ -125,27 +131,15 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
                 of another class.
         """
         config = read_sampler_yaml(Path(path))
-        if config.sampler != cls.KIND:
+        if cls.KIND is not None and config.sampler != cls.KIND:
             raise ValueError(
                 f"{path} describes a sampler of the kind {config.sampler!r}, but {cls.__name__} is of the kind "
                 f"{cls.KIND!r}: use batchtune.sampler_from_config, which makes the one that the file describes"
             )
-        return cls._of_config(config, path, lengths, length_of=length_of, targets=targets, **overrides)
-
-    @classmethod
-    def _of_config(
-        cls,
-        config: SamplerConfig,
-        path: str | Path,
-        lengths: Any,
-        *,
-        length_of: Callable[[Any], float] | None = None,
-        targets: npt.ArrayLike | None = None,
-        **overrides: Any,
-    ) -> Self:
-        """Make the sampler as `from_config` does, from a file of this class's kind."""
+        kinds = {one.KIND: one for one in EpochBatchSampler.__subclasses__()}
+        made_by = cls if cls.KIND is not None else cast("type[Self]", kinds[config.sampler])
         for name in _OF_POOLS:
-            if name in overrides and name not in cls.OPTIONS:
+            if name in overrides and name not in made_by.OPTIONS:
                 raise ValueError(
                     f"{name} is for pools, but {path} describes buckets: leave it out, or make pools with "
                     "batchtune.PooledBatchSampler"
@@ -167,10 +161,10 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         elif length_of is not None:
             measured = (as_length(length_of(lengths[index]), index) for index in range(len(lengths)))
             lengths = np.fromiter(measured, np.float64)
-        options = {name: getattr(config, name) for name in cls.OPTIONS}
+        options = {name: getattr(config, name) for name in made_by.OPTIONS}
         evidence = config.evidence
         try:
-            made = cls(lengths, **{**options, **overrides})
+            made = made_by(lengths, **{**options, **overrides})
         except OverlongError as error:
             if evidence.max_length is None:
                 raise
@@ -182,7 +176,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             warnings.warn(
                 f"{path} was tuned on other lengths than these{known}{limits}: "
                 "it works, but batches may be smaller or padding larger than need be. Tune anew with `batchtune tune`.",
-                stacklevel=3,
+                stacklevel=2,
             )
         return made
 

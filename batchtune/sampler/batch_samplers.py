@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
-from batchtune.exports.sampler import read_sampler_yaml
 from batchtune.sampler.base import EpochBatchSampler
 from batchtune.sampler.common import whole
 
@@ -101,8 +99,7 @@ class PooledBatchSampler(EpochBatchSampler):
             not below its longest length.
         shuffle: Whether to shuffle examples and batches. If not, pools are taken in the order of the data set, and
             batches come pool by pool, the longest first.
-        drop_last: Whether to leave out the last batch of each pool if it is not full, and batches at the end that are
-            not enough for all ranks; see `dropped_examples`. An epoch that then holds no batch at all warns.
+        drop_last: As for `BucketBatchSampler`, for the last batch of each pool.
         same_bucket: Whether at each step the batches of all ranks are neighbours in one pool, so that they are of
             nearly one length and size, and none waits long for another.
 
@@ -124,18 +121,4 @@ class PooledBatchSampler(EpochBatchSampler):
         super().__init__(lengths, **options)
 
 
-_SAMPLERS = {one.KIND: one for one in (BucketBatchSampler, PooledBatchSampler)}
-
-
-def sampler_from_config(path: str | Path, lengths: Any, **options: Any) -> BucketBatchSampler | PooledBatchSampler:
-    """Make the sampler that the `sampler.yaml` at `path` describes, in buckets or in pools.
-
-    A loader that is made with it can stay as it is when another sweep recommends the other kind. Arguments, warnings
-    and errors are those of `BucketBatchSampler.from_config`.
-
-    Example::
-
-        sampler = sampler_from_config("batchtune-run/sampler.yaml", dataset, length_of=lambda example: len(example))
-    """
-    config = read_sampler_yaml(Path(path))
-    return _SAMPLERS[config.sampler]._of_config(config, path, lengths, **options)
+sampler_from_config = EpochBatchSampler.from_config

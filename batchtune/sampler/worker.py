@@ -71,38 +71,33 @@ class Held(Reader):
 
     def read(self, room: int) -> list[float]:
         """As for every reader."""
-        read = self._read(room)
-        while len(read) < room and not self.ended and not self._heavy:  # some were dropped
-            read += self._read(room - len(read))
-        return read
-
-    @property
-    def _heavy(self) -> bool:
-        return self._limits.buffer_bytes is not None and self._total_bytes > self._limits.buffer_bytes
-
-    def _read(self, room: int) -> list[float]:
-        examples, sizes = self._next(room)
-        measured = list(map(self._limits.length_of, examples))
-        try:
-            lengths = list(map(float, measured))
-        except (TypeError, ValueError):
-            lengths = [as_length(length, example) for example, length in enumerate(measured, self.seen)]
-        total = sum(lengths)
-        # A sum minus itself is 0 unless a summand is infinite or NaN.
-        if lengths and not (0 < min(lengths) and max(lengths) <= self._limits.last_boundary and total - total == 0):
-            kept = self._kept(lengths)
-            examples, lengths = [examples[index] for index in kept], [lengths[index] for index in kept]
-            sizes = [sizes[index] for index in kept] if sizes else []
-        else:
-            self.seen += len(examples)
-        places = range(self.count, self.count + len(examples))
-        self._held.update(zip(places, examples, strict=True))
-        self.count += len(examples)
-        self._digest.update(array("d", lengths))
-        if sizes:
-            self._bytes.update(zip(places, sizes, strict=True))
-            self._total_bytes += sum(sizes)
-        return lengths
+        read: list[float] = []
+        while True:
+            examples, sizes = self._next(room - len(read))
+            measured = list(map(self._limits.length_of, examples))
+            try:
+                lengths = list(map(float, measured))
+            except (TypeError, ValueError):
+                lengths = [as_length(length, example) for example, length in enumerate(measured, self.seen)]
+            total, last = sum(lengths), self._limits.last_boundary
+            # A sum minus itself is 0 unless a summand is infinite or NaN.
+            if lengths and not (0 < min(lengths) and max(lengths) <= last and total - total == 0):
+                kept = self._kept(lengths)
+                examples, lengths = [examples[index] for index in kept], [lengths[index] for index in kept]
+                sizes = [sizes[index] for index in kept] if sizes else []
+            else:
+                self.seen += len(examples)
+            places = range(self.count, self.count + len(examples))
+            self._held.update(zip(places, examples, strict=True))
+            self.count += len(examples)
+            self._digest.update(array("d", lengths))
+            if sizes:
+                self._bytes.update(zip(places, sizes, strict=True))
+                self._total_bytes += sum(sizes)
+            read += lengths
+            most = self._limits.buffer_bytes
+            if len(read) == room or self.ended or (most is not None and self._total_bytes > most):
+                return read  # else some were dropped
 
     def _next(self, room: int) -> tuple[list[Any], list[int]]:
         """Read the next examples, with their sizes in memory if these are limited."""
