@@ -177,10 +177,16 @@ class PoolBatcher(Batcher):
 
     def _steps(self, drawing: Drawing, dealing: Dealing) -> tuple[Indices, Layout]:
         """Return the examples, and the pools' batches, or with `same_bucket` those of all ranks of a step in one."""
-        examples, overhead = self._pooled(drawing), self._batching.batch_overhead
+        dtype, overhead = index_dtype(self._places.size), self._batching.batch_overhead
+        examples: Indices = np.arange(self._places.size, dtype=dtype)
+        if drawing.shuffle:
+            drawing.stream(EXAMPLES).shuffle(examples)
         parts = []
         for start, pools, size in self._parts():
-            places = self._places[examples[start : start + pools * size]].reshape(pools, size)
+            some = examples[start : start + pools * size].reshape(pools, size)
+            places = self._places[some]
+            order = _stable_order(places)
+            some[:], places = np.take_along_axis(some, order, axis=1), np.take_along_axis(places, order, axis=1)
             buckets = self._buckets[places]
             # Cut to one beyond the pool, so that sizes do not overflow.
             fits = np.minimum(self._batching.table.batch_sizes, size + 1) * dealing.together
@@ -194,7 +200,6 @@ class PoolBatcher(Batcher):
             kept = ~rest if dealing.drop_last else np.ones_like(rest)
             parts.append((starts[kept] + start, held[kept], limiting[kept], rest[kept]))
         starts, held, limiting, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        dtype = index_dtype(examples.size)
         cut = (starts.astype(dtype), held.astype(dtype), limiting.astype(dtype))
         return examples, Layout(*cut, rest, dealing, examples.size, in_order=True)
 
@@ -205,16 +210,6 @@ class PoolBatcher(Batcher):
             at_once = max(1, _AT_ONCE // size)
             for first in range(0, pools, at_once):
                 yield start + first * size, min(at_once, pools - first), size
-
-    def _pooled(self, drawing: Drawing) -> Indices:
-        """Return the examples, pool after pool, each sorted."""
-        examples: Indices = np.arange(self._places.size, dtype=index_dtype(self._places.size))
-        if drawing.shuffle:
-            drawing.stream(EXAMPLES).shuffle(examples)
-        for start, pools, size in self._parts():
-            some = examples[start : start + pools * size].reshape(pools, size)
-            some[:] = np.take_along_axis(some, _stable_order(self._places[some]), axis=1)
-        return examples
 
 
 def _per_rank(steps: Layout) -> int:

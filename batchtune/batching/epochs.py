@@ -61,13 +61,9 @@ class EpochBatches:
 class Drawing:
     """The order in which examples and batches come.
 
-    Attributes:
-        shuffle: Whether to shuffle the examples, within their buckets or before pools are taken, and the batches
-            (`ordering` random).
-        ordering: `ascending` and `descending` sort the batches stably by their longest length. Without `shuffle`,
-            `random` leaves the batches as a streaming sampler would complete them.
-        seed, epoch: At least 0; each epoch has a shuffle of its own.
-        attempt: At least 0: which of an epoch's possible shuffles it is.
+    `shuffle` is of the examples, within their buckets or before pools are taken, and of the batches (`ordering`
+    random). The orderings `ascending` and `descending` sort batches stably by their longest length; without `shuffle`,
+    `random` leaves them as a streaming sampler would complete them. `attempt` says which of an epoch's shuffles it is.
     """
 
     shuffle: bool = True

@@ -147,12 +147,7 @@ def tally(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Tally:
     """Count the batches that `lay_out` cuts, by bucket and size, without making them.
 
     On one rank they are Σ ceil(n_b / B_b) whatever the shuffle, as for every sampler that fills buckets and emits the
-    rest, SpeechBrain's among them.
-
-    Args:
-        counts: Shape (buckets,): number of examples in each bucket.
-        batch_sizes: Shape (buckets,), at least 1.
-        dealing: How they are dealt.
+    rest, SpeechBrain's among them. `counts`, the examples in each bucket, and `batch_sizes` have the shape (buckets,).
     """
     ranks, full = dealing.together, _full_batches(counts, batch_sizes, dealing)
     left = counts - full * np.where(full > 0, batch_sizes, 0)
@@ -218,10 +213,10 @@ def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Layout
             firsts = count - left + np.cumsum(dealt) - dealt
             firsts[dealt == 0] = np.arange(np.count_nonzero(dealt == 0)) % count
             starts, sizes = np.append(starts, firsts), np.append(sizes, np.maximum(dealt, 1))
-        positions, rest = (starts + edges[bucket]).astype(dtype), np.arange(starts.size) >= whole
-        parts.append((positions, sizes.astype(dtype), np.full(starts.size, bucket, dtype=dtype), rest))
-    positions, sizes, buckets, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    layout = Layout(positions, sizes, buckets, rest, dealing, edges[-1])
+        at, rest = (starts + edges[bucket]).astype(dtype), np.arange(starts.size) >= whole
+        parts.append((at, sizes.astype(dtype), np.full(starts.size, bucket, dtype=dtype), rest))
+    at, sizes, buckets, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    layout = Layout(at, sizes, buckets, rest, dealing, edges[-1])
     return layout if dealing.same_bucket or dealing.drop_last else evened(layout)
 
 

@@ -92,10 +92,7 @@ def few_ends(histogram: Histogram, batch_sizes: IntArray, most: int) -> IntArray
     those that share a size holds all that its bucket can. The others share out the range of lengths, the number
     of examples and their total length: between two of them lie at most 18 / `most` of any of the three.
 
-    Args:
-        histogram: The distinct lengths and their counts.
-        batch_sizes: Shape (distinct lengths,): of a bucket that ends there.
-        most: At least 8.
+    `batch_sizes`, shape (distinct lengths,), are those of buckets that end there; `most` is at least 8.
     """
     lengths = histogram.lengths
     if lengths.size <= most:
@@ -135,11 +132,8 @@ def optimal_boundaries(histogram: Histogram, example_costs: FloatArray, num_buck
         histogram: U distinct lengths and their counts.
         example_costs: Shape (U,), not negative and finite, in any order: what an example costs in a bucket that ends
             at that length.
-        num_buckets: The largest number of buckets allowed, at least 1 each.
-
-    Returns:
-        For each entry of `num_buckets` the boundaries: ascending, all of them lengths of examples, the last
-        one the longest. Of those that cost the same, the fewest are given.
+        num_buckets: The largest number of buckets allowed, at least 1 each: for each the boundaries are returned, the
+            last one the longest length. Of those that cost the same it is the fewest.
     """
     least_after = np.minimum.accumulate(example_costs[::-1])[::-1]
     ends = np.flatnonzero(np.append(example_costs[:-1] < least_after[1:], True))

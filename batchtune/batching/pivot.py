@@ -78,12 +78,8 @@ def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random:
     SpeechBrain hands them to its collate_fn. Lengths that are not whole numbers are added up as this version of Python
     does (from 3.12 on, `sum` compensates rounding): that decides between neighbours that pad equally.
 
+    `lengths`, shape (examples,), are in the order of the stream and in the unit of the settings.
     Source: `speechbrain.dataio.iterators`, SpeechBrain 1.1.
-
-    Args:
-        lengths: Shape (examples,), in the order of the stream, finite and not negative.
-        settings: In the unit of the lengths.
-        random: A Mersenne Twister of Python's own.
 
     Raises:
         ValueError: A length is negative or not finite; whole lengths are so large that floats can't hold their sums; or

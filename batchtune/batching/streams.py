@@ -131,7 +131,7 @@ def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Itera
     full before any bucket is, the fullest leaves; a bucket so rare that it does not fill has its turn in the end, lest
     an epoch that stops early never sees its examples. Such a batch is filled from the next shorter buckets.
     """
-    edges, sizes = _lists(batching.table)
+    edges, sizes = batching.table.boundaries.tolist(), batching.table.batch_sizes.tolist()
     chance = random if batching.shuffle else None
     buckets: list[list[int]] = [[] for _ in sizes]
     held, next_look = 0, reader.count + batching.buffer_size
@@ -167,23 +167,19 @@ def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Itera
         batch = _filled(buckets, sizes, leaving, chance)
         held -= len(batch)
         yield batch
-    yield from _emptied(buckets, sizes, chance, drop_last=batching.drop_last)
-
-
-def _emptied(buckets: list[list[int]], sizes: list[int], chance: Random | None, *, drop_last: bool) -> list[list[int]]:
-    """Return the last batches: full ones of each bucket, then the remaining examples in a row, the longest first."""
+    # The last batches: full ones of each bucket, then the remaining examples in a row, the longest first.
     batches = []
     for bucket, size in enumerate(sizes):
         while len(buckets[bucket]) >= size:
             batches.append(_filled(buckets, sizes, bucket, chance))
-    for bucket, size in reversed(list(enumerate(sizes))):
+    for bucket in range(len(sizes) - 1, -1, -1):
         while buckets[bucket]:
             batch = _filled(buckets, sizes, bucket, chance)
-            if len(batch) == size or not drop_last:
+            if len(batch) == sizes[bucket] or not batching.drop_last:
                 batches.append(batch)
     if chance is not None:
         chance.shuffle(batches)
-    return batches
+    yield from batches
 
 
 def _filled(buckets: list[list[int]], sizes: list[int], bucket: int, chance: Random | None) -> list[int]:
@@ -229,7 +225,7 @@ def _pooled(reader: Reader, batching: StreamBatching, random: Random) -> Iterato
     wait for ever. With shuffle, chance decides which end and how large the first pool is, so that other examples share
     a pool in each epoch, and batches leave in random order; without, the ends alternate.
     """
-    edges, sizes = _lists(batching.table)
+    edges, sizes = batching.table.boundaries.tolist(), batching.table.batch_sizes.tolist()
     shuffle = batching.shuffle
     most = batching.buffer_size - int(batching.buffer_size / 2 * random.random() if shuffle else 0)
     ascending = False
@@ -301,7 +297,7 @@ def _pivoted(reader: Reader, batching: StreamBatching, random: Random) -> Iterat
     A batch takes the neighbour that pads it less, as `speechbrain.dataio.iterators.indices_around_random_pivot` does,
     of equal ones the shorter, as long as its longest example's batch size and max_padding_ratio allow.
     """
-    edges, sizes = _lists(batching.table)
+    edges, sizes = batching.table.boundaries.tolist(), batching.table.batch_sizes.tolist()
     ratio = 1.0 if batching.max_padding_ratio is None else batching.max_padding_ratio
     held: list[tuple[float, int]] = []  # ascending lengths with their places
     while True:
@@ -365,7 +361,3 @@ def _around(
             most = sizes[bisect_left(edges, longest)]
             total += longest
             last += 1
-
-
-def _lists(table: BucketTable) -> tuple[list[float], list[int]]:
-    return table.boundaries.tolist(), table.batch_sizes.tolist()

@@ -5,12 +5,8 @@ NVIDIA NeMo takes such tables as `bucket_duration_bins: [[4.1, 30], [4.1, 48], [
 in `find_smallest_bucket` of nemo/collections/common/data/lhotse/sampling.py (NVIDIA/NeMo, commit 23d2d02):
 
 - strict (`bucketing_2d_strict_mode: true`, the default): of the pairs with the smallest duration that is not below the
-  example's, the first whose number of tokens is not below the example's. An example with more tokens than all of them
-  is left out of the training.
-- otherwise: the first pair with neither number below the example's. So an example with too many tokens for its own
-  duration goes to a bucket of longer ones.
-
-Lhotse itself has buckets by one length only (`SamplingConstraint.select_bucket`, a `bisect_left`).
+  example's, the first whose number of tokens is not below the example's; without one, the example is left out;
+- otherwise: the first pair with neither number below the example's, which may be one of longer examples.
 """
 
 from __future__ import annotations
@@ -66,13 +62,10 @@ def optimal_table_2d(
         lengths: Shape (examples,), positive and finite, in any order.
         targets: Shape (examples,), not negative and finite: the target length of the same example.
         costs: The cost of an example in a bucket, not negative and finite; called with two-dimensional arrays.
-        num_buckets: The largest number of buckets allowed, at least 1 each.
+        num_buckets: The largest number of buckets allowed, at least 1 each: for each a table is returned, with batches
+            of one. Of tables that cost the same it is the one with the fewest buckets.
         candidates: More length boundaries to choose from; the longest length not above each takes its place.
         resolution: The most quantiles, at least 1.
-
-    Returns:
-        For each entry of `num_buckets` a table of lengths and targets of examples, with batches of one: the sizes are
-        the caller's. Of tables that cost the same, the one with the fewest buckets.
     """
     ends = _quantiles(lengths, resolution)
     if candidates is not None:

@@ -18,8 +18,8 @@ from torch.utils.data import Sampler  # noqa: TID253  # as in common.py
 
 from batchtune.batching import epochs
 from batchtune.batching.batchers import Batching
-from batchtune.batching.epochs import ORDERINGS, Cut, Drawing, Ordering
-from batchtune.batching.layout import Dealing, Layout
+from batchtune.batching.epochs import ORDERINGS, Drawing, Ordering
+from batchtune.batching.layout import Dealing
 from batchtune.batching.table import BucketTable, OverlongError, checked_lengths, holding_all
 from batchtune.exports.sampler import read_sampler_yaml
 from batchtune.lengths import Lengths
@@ -188,12 +188,13 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
     @property
     def repeated_examples(self) -> int:
         """How many examples this epoch has twice, over all ranks; 0 unless there are too few to be dealt."""
-        return self._layout(self.epoch).repeated_examples
+        return self._batcher.layout(*self._plan(self.epoch)).repeated_examples
 
     @property
     def dropped_examples(self) -> int:
         """How many examples this epoch leaves out, over all ranks; 0 without `drop_last`."""
-        cut, drawing = self._cut(self.epoch)
+        drawing, dealing = self._plan(self.epoch)
+        cut = self._batcher.equal_cut(drawing, dealing)
         return epochs.dropped_examples(cut.layout, epochs.drawn(cut, drawing, self._lengths))
 
     @property
@@ -205,7 +206,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Return the number of batches that this rank has, the same in every epoch and on every rank."""
-        return self._layout(self.epoch).batches_per_rank
+        return self._batcher.layout(*self._plan(self.epoch)).batches_per_rank
 
     def __iter__(self) -> Iterator[list[int]]:
         self._pass = None
@@ -216,7 +217,8 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         epoch, first = self._next
         self._next = (epoch + 1, 0)
         now = self._pass = _Pass(epoch, first, first, loader)
-        cut, drawing = self._cut(epoch)
+        drawing, dealing = self._plan(epoch)
+        cut = self._batcher.equal_cut(drawing, dealing)
         batches = epochs.assemble(cut, drawing, rank=self.rank, lengths=self._lengths)
         if not len(batches):
             all_ranks = f" on each of {self.world_size} ranks" if self.world_size > 1 else ""
@@ -231,19 +233,9 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             yield batch
         now.running = False
 
-    def _cut(self, epoch: int) -> tuple[Cut, Drawing]:
-        drawing = self._drawing(epoch)
-        return self._batcher.equal_cut(drawing, self._dealing), drawing
-
-    def _drawing(self, epoch: int) -> Drawing:
-        return Drawing(shuffle=self.shuffle, ordering=self.batch_ordering, seed=self.seed, epoch=epoch)
-
-    @property
-    def _dealing(self) -> Dealing:
-        return Dealing(world_size=self.world_size, same_bucket=self.same_bucket, drop_last=self.drop_last)
-
-    def _layout(self, epoch: int) -> Layout:
-        return self._batcher.layout(self._drawing(epoch), self._dealing)
+    def _plan(self, epoch: int) -> tuple[Drawing, Dealing]:
+        drawing = Drawing(shuffle=self.shuffle, ordering=self.batch_ordering, seed=self.seed, epoch=epoch)
+        return drawing, Dealing(world_size=self.world_size, same_bucket=self.same_bucket, drop_last=self.drop_last)
 
     def set_epoch(self, epoch: int) -> None:
         """Make this epoch the next; if it is the one that `load_state_dict` resumes, it goes on from there.
@@ -291,7 +283,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             raise ValueError(f"not a state of a {type(self).__name__}: {', '.join(sorted(missing))} missing")
         check_identity("sampler", state_dict, self._identity, "other lengths, boundaries, batch sizes or options")
         epoch, position = whole("epoch", state_dict["epoch"]), whole("position", state_dict["position"])
-        if position > (most := self._layout(epoch).batches_per_rank):
+        if position > (most := self._batcher.layout(*self._plan(epoch)).batches_per_rank):
             raise ValueError(f"the state is at batch {position}, but its epoch has {most}")
         self._next, self._pass = (epoch, position), None
 

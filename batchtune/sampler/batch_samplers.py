@@ -26,8 +26,7 @@ class BucketBatchSampler(EpochBatchSampler):
             for batch in loader:
                 ...
 
-    **Ranks.** `rank` and `world_size` come from `torch.distributed` when the sampler is first used, unless they are
-    given. Every rank has the same number of batches, and every example is in exactly one batch of one rank: if the
+    **Ranks.** Every rank has the same number of batches, and every example is in exactly one batch of one rank: if the
     batches can't be dealt evenly, the largest are split in two until they can. (Only if even batches of one can't, as
     with fewer examples than ranks, some are repeated: see `repeated_examples`.) Nothing else may deal the batches once
     more: give Lightning's Trainer `use_distributed_sampler=False`; on several processes leave the loader out of
@@ -51,10 +50,9 @@ class BucketBatchSampler(EpochBatchSampler):
         batch_ordering: `ascending` or `descending` sorts an epoch's batches by their longest length.
         drop_last: Whether to leave out batches that are not full, and those at the end that are not enough for all
             ranks; see `dropped_examples`. An epoch that then holds no batch at all warns.
-        seed: At least 0.
-        epoch: The first, at least 0.
-        rank: This process, from 0 on; with `world_size`.
-        world_size: Number of processes.
+        seed, epoch: At least 0; the epoch is the first.
+        rank, world_size: This process, from 0 on, and the number of processes; by default those of `torch.distributed`
+            when the sampler is first used.
         same_bucket: Whether at each step the batches of all ranks are of one bucket, so that none waits for another.
             The rest of a bucket after full batches for all ranks is dealt evenly in smaller ones; if it is fewer
             examples than ranks, others of the bucket are repeated.
@@ -75,17 +73,12 @@ class PooledBatchSampler(EpochBatchSampler):
     and each pool leaves one batch that is not full, where each bucket does. In return, examples of like length that
     fall into one pool are likely to be batch mates: larger pools waste less, smaller ones are more random.
 
-    Example::
-
-        sampler = PooledBatchSampler.from_config("batchtune-run/sampler.yaml", "train.csv")  # row i is dataset[i]
-        loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=pad, num_workers=4)
-
     **Number of batches.** Pools could be cut into a few batches more in one epoch than in another, but Lightning,
     transformers' Trainer and learning rate schedules ask for `len()` once. So all epochs have as many as the longest
     of the first three: an epoch with fewer has its largest batches split in two, and one with more is shuffled anew.
     With `drop_last` they have as many as the shortest, and other epochs leave out some batches more.
 
-    Ranks, epochs, resuming and frameworks are as for `BucketBatchSampler`, and so are all arguments not listed here.
+    Everything else is as for `BucketBatchSampler`, including the arguments that are not listed here.
 
     Args:
         lengths: As for `BucketBatchSampler`.
@@ -95,16 +88,12 @@ class PooledBatchSampler(EpochBatchSampler):
             that both together are least, which saves time if a pool makes few batches. None: each batch holds as
             many examples as fit, as it does with `drop_last` and in pools of more than 20,000 examples.
         bucket_boundaries: Lengths up to which a batch size fits, ascending; the last is at least the longest length.
-        bucket_batch_sizes: One for each boundary, at least 1: a batch holds at most that of the first boundary that is
-            not below its longest length.
+        bucket_batch_sizes: The most examples of a batch, by the first boundary that is not below its longest length.
         shuffle: Whether to shuffle examples and batches. If not, pools are taken in the order of the data set, and
             batches come pool by pool, the longest first.
         drop_last: As for `BucketBatchSampler`, for the last batch of each pool.
         same_bucket: Whether at each step the batches of all ranks are neighbours in one pool, so that they are of
             nearly one length and size, and none waits long for another.
-
-    Raises:
-        ValueError: An argument breaks its rule; the message says which entry and what to do.
     """
 
     KIND = "pooled"

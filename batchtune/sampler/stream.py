@@ -44,11 +44,8 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
 
     Examples::
 
+        # In a DataLoader, which makes no batches itself; with collate_fn, a batch is what that returns, else a list:
         stream = BucketedStream(examples, length_of=len, bucket_boundaries=[100, 300], bucket_batch_sizes=[30, 10])
-        for batch in stream:  # a list of examples; with collate_fn, what that returns
-            ...
-
-        # In a DataLoader, which makes no batches itself:
         loader = DataLoader(stream, batch_size=None, num_workers=4)
 
         # As a stage of a WebDataset pipeline, with the settings that were tuned:
@@ -75,9 +72,9 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
     **Equally many batches.** The parts of a stream differ, and the ranks wait for ever for one that runs out first.
     With `batches_per_epoch` each rank has so many batches, dealt to its workers. Where a source ends early, the buffer
     is emptied and the source read again. Examples that are still in the source or the buffer when the epoch ends are
-    not used in it: shuffle or resample the shards each epoch, so that they are not always the same. A source without
-    end leaves a full buffer: let an epoch read many times as much, or lengths that wait long are hardly used. A stage
-    can't read its examples again: use the pipeline's `with_epoch`, or make the pipeline the source.
+    not used in it: shuffle or resample the shards each epoch, so that they are not always the same, and let an epoch of
+    a source without end read many buffers. A stage can't read its examples again: use the pipeline's `with_epoch`, or
+    make the pipeline the source.
 
     **Resuming.** `state_dict` and `load_state_dict` resume in mid-epoch, batch for batch: the source is read again, and
     the batches that were handed out before are made again and skipped. So the source must give the same examples in
@@ -87,12 +84,11 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
     its workers' batches it has delivered.
 
     Args:
-        source: An iterable of examples; or a function of the epoch that returns one. None: the stream is a stage, to be
+        source: An iterable of examples, or a function of the epoch that returns one. None: the stream is a stage, to be
             called with the examples.
         length_of: A function of an example that returns its length, in the unit of the boundaries: positive, finite.
         bucket_boundaries: Inclusive upper edges, ascending; the last is at least the longest length.
-        bucket_batch_sizes: One for each boundary, at least 1: a batch holds at most that of the first boundary that is
-            not below its longest length.
+        bucket_batch_sizes: The most examples of a batch, by the first boundary that is not below its longest length.
         algorithm: `bucket`, `pool` or `pivot`.
         buffer_size: The most examples that are held, in each worker.
         buffer_bytes: The most memory of the examples that are held, as `bytes_of` says: when it is exceeded, by one
@@ -102,8 +98,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         shuffle: Whether chance decides which examples of the buffer go together. If not, a `bucket` leaves as soon as
             it is full, examples in their order; pools are cut, and pivots chosen, in the order of the stream.
         drop_last: Whether to leave out the examples at the end of the stream that fill no batch.
-        seed: At least 0.
-        epoch: The first, at least 0.
+        seed, epoch: At least 0; the epoch is the first.
         rank, world_size: This process, from 0 on, and the number of processes; by default those of `torch.distributed`.
         batches_per_epoch: Of this rank; None: as many as the source gives.
         collate_fn: A function of a list of examples that returns the batch; None: the list itself.
@@ -187,17 +182,11 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
     ) -> Self:
         """Make the stream that a `stream.yaml` describes, or one with the table of a `sampler.yaml`.
 
-        Args:
-            path: Path of the file.
-            source: As for the class. Without one, `batches_per_epoch` of the file is not used: a stage can't read its
-                examples again, so a nominal epoch is the pipeline's `with_epoch`.
-            length_of: A function of an example that returns its length, in the unit of the file.
-            **options: Arguments of the class, which take precedence over the file. A `sampler.yaml` does not say a
-                buffer_size, except that of pools: without the argument, pool_size.
+        Lengths are in the unit of the file, and arguments of the class take precedence over it. Without a source,
+        `batches_per_epoch` of the file is not used: a stage can't read its examples again, so a nominal epoch is the
+        pipeline's `with_epoch`. A `sampler.yaml` for pools says the buffer_size (its pool_size), others do not.
 
-        Raises:
-            ResultError: The file is missing or damaged.
-            ValueError: An option breaks its rule.
+        Raises ResultError if the file is missing or damaged, ValueError if an option breaks its rule.
         """
         path = Path(path)
         document = plain_value(parse_yaml(read_text(path, str(path), ""), str(path))) if path.exists() else None
