@@ -72,6 +72,9 @@ def examples(batches: list[list[int]]) -> list[int]:
         ({"overlong": "drop"}, "overlong must be error or single"),
         ({"seed": -1}, "seed must be a whole number, at least 0, got -1"),
         ({"epoch": 0.5}, "epoch must be a whole number, at least 0, got 0.5"),
+        ({"drop_last": "x"}, "drop_last must be True or False, got 'x'"),
+        ({"shuffle": None}, "shuffle must be True or False, got None"),
+        ({"same_bucket": 2}, "same_bucket must be True or False, got 2"),
         ({"rank": 1}, "rank and world_size go together"),
         ({"rank": 2, "world_size": 2}, "below world_size, got rank 2 of 2"),
     ],
@@ -88,7 +91,9 @@ def test_a_bad_argument_is_told(options: dict[str, Any], message: str) -> None:
         ([3.0, float("nan")], "lengths must be positive and finite, but entry 1 is nan"),
         ([3, 4, 0], "but entry 2 is 0"),
         (["3"], "lengths must be numbers"),
-        ("train.csv", r"got shape \(\); for a manifest or a data set there is from_config"),
+        ("train.csv", r"got shape \(\); for a manifest, use from_config; for a data set, also give it length_of="),
+        ([{"text": "x"}] * 3, "must be numbers, got object; .* for a data set, also give it length_of="),
+        ([[1, 2], [3]], "must be a list of numbers; .* for a data set, also give it length_of="),
     ],
 )
 def test_bad_lengths_are_told(made: Make, lengths: Any, message: str) -> None:
@@ -132,6 +137,7 @@ def test_a_bad_argument_for_pools_is_told(options: dict[str, Any], message: str)
     st.sampled_from(["random", "ascending", "descending"]),
 )
 @settings(deadline=None, max_examples=50)
+@pytest.mark.filterwarnings("ignore:drop_last leaves out all")
 def test_len_matches_iteration_and_ranks_share_the_examples(
     made: Make,
     lengths: list[int],
@@ -224,9 +230,22 @@ def test_it_can_be_pickled(made: Make) -> None:
     assert list(pickle.loads(pickle.dumps(made()))) == list(made())
 
 
-def test_drop_last_may_leave_nothing(made: Make) -> None:
+def test_an_epoch_without_a_batch_warns(made: Make) -> None:
     sampler = made([3.0], drop_last=True)
-    assert (len(sampler), list(sampler), sampler.dropped_examples) == (0, [], 1)
+    with pytest.warns(
+        UserWarning, match="drop_last leaves out all 1 examples, as they don't fill a batch: set"
+    ) as told:
+        assert list(sampler) == []
+    assert told[0].filename == __file__
+    assert (len(sampler), sampler.dropped_examples) == (0, 1)
+
+
+def test_a_bucket_that_fills_no_step_of_all_ranks_warns() -> None:
+    sampler = in_buckets([3.0] * 20, drop_last=True, same_bucket=True, rank=0, world_size=3)
+    with pytest.warns(
+        UserWarning, match="all 20 examples, as they don't fill a batch on each of 3 ranks from one bucket"
+    ):
+        assert list(sampler) == []
 
 
 @given(
@@ -238,6 +257,7 @@ def test_drop_last_may_leave_nothing(made: Make) -> None:
     st.booleans(),
 )
 @settings(deadline=None, max_examples=50)
+@pytest.mark.filterwarnings("ignore:drop_last leaves out all")
 def test_all_epochs_in_pools_have_as_many_batches_that_fit(
     lengths: list[int], pool_size: int, overhead: float | None, world_size: int, drop_last: bool, same_bucket: bool
 ) -> None:
@@ -507,6 +527,27 @@ def test_lengths_may_be_those_of_a_data_set(made: Make, config: Path) -> None:
     dataset = [{"text": "x" * int(length)} for length in LENGTHS]
     sampler = sampler_from_config(config, dataset, length_of=lambda example: len(example["text"]))
     assert list(sampler) == list(made(seed=11))
+
+
+def test_examples_without_length_of_are_refused(config: Path) -> None:
+    for dataset in ([{"text": "x"}] * 3, [[1, 2], [3]], ["x", "yy"]):
+        with pytest.raises(ValueError, match="give it length_of="):
+            sampler_from_config(config, dataset)
+
+
+@pytest.mark.parametrize("length", [None, "abc", [1, 2]])
+def test_a_length_of_that_returns_no_number_is_an_error(config: Path, length: Any) -> None:
+    lengths = [3, 4, length]
+    with pytest.raises(ValueError, match="length_of must return a number, but for example 2 it returned"):
+        sampler_from_config(config, range(3), length_of=lambda index: lengths[index])
+
+
+def test_an_option_of_pools_is_refused_for_buckets(tmp_path: Path) -> None:
+    path = tmp_path / "sampler.yaml"
+    path.write_text(render_sampler_yaml(config_of(Lengths.of(LENGTHS))), encoding="utf-8")
+    for option in ("pool_size", "batch_overhead"):
+        with pytest.raises(ValueError, match=rf"{option} is for pools, but .*sampler\.yaml describes buckets"):
+            sampler_from_config(path, LENGTHS, **{option: 100})
 
 
 def test_a_config_is_run_by_its_own_class(made: Make, config: Path) -> None:

@@ -250,6 +250,12 @@ def test_lengths_that_are_none_are_an_error(length: float, shown: str) -> None:
         list(stream(of_lengths(3, 4, length, 5)))
 
 
+@pytest.mark.parametrize("length", [None, "abc"])
+def test_a_length_of_that_returns_no_number_is_an_error(length: Any) -> None:
+    with pytest.raises(ValueError, match="length_of must return a number, but for example 2 it returned"):
+        list(stream(of_lengths(3, 4, length, 5)))
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_overlong_examples(algorithm: Any) -> None:
     examples = of_lengths(3, 31, 4, 99, 5, 30)
@@ -295,6 +301,7 @@ def test_a_buffer_below_a_batch_size_warns() -> None:
         ({"algorithm": "pivot", "max_padding_ratio": 2}, "from 0 to 1, got 2"),
         ({"overlong": "keep"}, "overlong must be error, single or drop"),
         ({"length_of": "duration"}, "length_of must be a function"),
+        ({"drop_last": "x"}, "drop_last must be True or False, got 'x'"),
         ({"batches_per_epoch": 0}, "batches_per_epoch must be a whole number, at least 1"),
         ({"rank": 0}, "rank and world_size go together"),
         ({"source": 3}, "source must be an iterable of examples or a function"),

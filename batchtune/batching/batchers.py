@@ -1,8 +1,7 @@
 """The ways to make batches: from the buckets of a table, or from pools that are sorted by length.
 
-A bucket table pays for its edges: a batch is padded to its longest example, which may lie anywhere in the bucket, and
-each bucket leaves a rest. A sorted pool has neither. What it gives up is chance: two examples of like length that fall
-into one pool are likely to be batch mates.
+Buckets pad a batch to its longest example, which may lie anywhere in the bucket, and each leaves a rest. Sorted pools
+avoid both, but are less random: two examples of like length that fall into one pool are likely to be batch mates.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from batchtune.batching.layout import Dealing, Indices, Layout, evened, index_dt
 from batchtune.batching.table import Buckets, BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
-# So many examples are sorted, or looked through for the best cut, at once.
+# Examples that are sorted or cut at once.
 _AT_ONCE = 1 << 20
-# So many sizes of a batch are compared at each example: all, or these evenly spaced ones.
+# The most batch sizes that are compared at each example, evenly spaced.
 _MOST_SIZES = 128
 # In larger pools the best cut gains next to nothing, and takes long to find.
 _LARGEST_COSTED = 20_000
-# All epochs in pools have as many batches as the most of the first ones; one with more is shuffled anew, so many times.
+# All epochs in pools have as many batches as the longest of the first; longer ones are shuffled anew, so many times.
 _FIRST_EPOCHS, _ATTEMPTS = 3, 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batching:
-    """A way to make batches: what a sampler config comes down to.
+    """A way to make batches, as a sampler config describes it.
 
     Attributes:
-        table: The buckets. In pools, how many examples fit: as many as in the bucket of the batch's longest example.
+        table: The buckets. In pools, a batch holds at most the batch size of its longest example's bucket.
         pool_size: The most examples of a pool; None: batches are made in buckets.
-        batch_overhead: What a batch costs besides its padded length, in the unit of length: pools are then cut so that
+        batch_overhead: The cost of a batch besides its padded length, in the unit of length: pools are then cut so that
             the sum of both is least. None: each batch holds as many examples as fit.
     """
 
@@ -47,9 +46,9 @@ class Batching:
     batch_overhead: float | None = None
 
     def largest_batches(self, histogram: Histogram) -> tuple[IntArray, FloatArray]:
-        """Return the sizes and the longest lengths of the largest batch by each bucket's size that examples can form.
+        """Return size and longest length of the largest batch for each bucket with examples.
 
-        Buckets without an example are left out. In pools a batch may also hold examples of shorter buckets.
+        In pools a batch may also hold examples of shorter buckets.
         """
         sizes, longest = self.table.largest_batches(histogram)
         if self.pool_size is None:
@@ -59,7 +58,7 @@ class Batching:
         return np.minimum(np.minimum(most, up_to), self.pool_size), longest
 
     def batcher(self, lengths: npt.NDArray[Any], targets: npt.NDArray[Any] | None = None) -> Batcher:
-        """Return the batcher of examples with these lengths, none of them beyond the last boundary."""
+        """Return the batcher of examples with these lengths, none beyond the last boundary."""
         if self.pool_size is None:
             return BucketBatcher(self.table.assign(lengths, targets), self.table.batch_sizes)
         return PoolBatcher(lengths, self)
@@ -70,13 +69,10 @@ class Batcher(ABC):
 
     @abstractmethod
     def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
-        """Return the examples of an epoch, and where they are cut into batches.
-
-        In pools one epoch may have a few batches more than another.
-        """
+        """Return an epoch's examples, cut into batches; in pools one epoch may have a few more than another."""
 
     def equal_cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
-        """Return a cut that has as many batches in every epoch, as trainers expect that ask for their number once."""
+        """Return a cut with as many batches in every epoch, for trainers that ask for their number once."""
         return self.cut(drawing, dealing)
 
     def layout(self, drawing: Drawing, dealing: Dealing) -> Layout:
@@ -85,59 +81,53 @@ class Batcher(ABC):
 
 
 class BucketBatcher(Batcher):
-    """Examples, bucket after bucket; they are cut at the same places in every epoch.
-
-    Attributes:
-        order: Shape (examples,): indices of examples; within a bucket in their own order.
-        counts: Shape (buckets,): number of examples in each bucket.
-        batch_sizes: Shape (buckets,).
-    """
+    """Examples, bucket after bucket, cut at the same places in every epoch."""
 
     def __init__(self, buckets: Buckets, batch_sizes: IntArray) -> None:
-        """Sort examples into their buckets; `buckets`, one for each example, of 8 or 16 bits is fast and lean."""
-        self.order = np.argsort(buckets, kind="stable").astype(index_dtype(buckets.size), copy=False)
-        self.counts = cast(IntArray, np.bincount(buckets, minlength=batch_sizes.size).astype(np.int64))
-        self.batch_sizes = batch_sizes
+        """Sort examples into their buckets, one for each example; 8 or 16 bits are fast and lean."""
+        # Shape (examples,): indices of examples, within a bucket in their own order; and shape (buckets,).
+        self._order = np.argsort(buckets, kind="stable").astype(index_dtype(buckets.size), copy=False)
+        self._counts = cast(IntArray, np.bincount(buckets, minlength=batch_sizes.size).astype(np.int64))
+        self._batch_sizes = batch_sizes
         self._layout: Layout | None = None
 
     def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
         """As for every batcher.
 
-        A shuffle of all examples that are then sorted into buckets, as streaming samplers work, gives each bucket's
-        examples in a uniformly random order; so does a shuffle of each bucket.
+        Shuffling each bucket gives the same distribution as shuffling all examples and then sorting them into buckets,
+        as streaming samplers do.
         """
         layout = self.layout(drawing, dealing)
         if not drawing.shuffle:
-            return Cut(self.order, layout)
+            return Cut(self._order, layout)
         random = drawing.stream(EXAMPLES)
-        order: Indices = self.order.copy()
-        for start, end in pairwise([0, *np.cumsum(self.counts).tolist()]):
+        order: Indices = self._order.copy()
+        for start, end in pairwise([0, *np.cumsum(self._counts).tolist()]):
             random.shuffle(order[start:end])
         return Cut(order, layout)
 
     def layout(self, drawing: Drawing, dealing: Dealing) -> Layout:
         """As for every batcher; the same in every epoch."""
         if self._layout is None or self._layout.dealing != dealing:
-            self._layout = lay_out(self.counts, self.batch_sizes, dealing)
+            self._layout = lay_out(self._counts, self._batch_sizes, dealing)
         return self._layout
 
 
 class PoolBatcher(Batcher):
-    """Examples in pools: shuffled, taken so many at a time, sorted by length, cut into what fits.
+    """Examples in pools: shuffled, taken `pool_size` at a time, sorted by length, cut into batches.
 
     All pools of an epoch are of one size, to within one example. The longest examples of a pool come first; of equally
-    long ones those that the shuffle put first. A batch takes as many as fit with its longest.
+    long ones those that the shuffle put first.
     """
 
     def __init__(self, lengths: npt.NDArray[Any], batching: Batching) -> None:
         assert batching.pool_size is not None
         distinct, table, count = np.unique(lengths), batching.table, lengths.size
-        # Shape (examples,): the place of its length among the distinct ones, from the longest: in as few bits as will
-        # do, so that sorting is fast.
+        # Shape (examples,): the place of each length among the distinct ones, from the longest; few bits sort fast.
         self._places = np.empty(count, dtype=np.min_scalar_type(distinct.size))
         for start in range(0, count, _AT_ONCE):
             some = lengths[start : start + _AT_ONCE]
-            ascending = np.argsort(some)  # looked up in order, as many different lengths are not in the cache
+            ascending = np.argsort(some)  # to look lengths up in order: many different ones are not in the cache
             self._places[start + ascending] = distinct.size - 1 - np.searchsorted(distinct, some[ascending])
         self._distinct: FloatArray = distinct[::-1].astype(np.float64)
         self._buckets = table.assign(distinct[::-1])
@@ -155,27 +145,28 @@ class PoolBatcher(Batcher):
     def equal_cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
         """As for every batcher.
 
-        An epoch with fewer batches than others has its largest ones split in two; one with more is shuffled anew.
-        With `drop_last` it is the other way round: what is too much is left out. The last cut is kept, for its number
-        of batches is asked for more than once.
+        An epoch with fewer batches than others has its largest ones split in two; one with more is shuffled anew. With
+        `drop_last`, one with more leaves some out, and one with fewer is shuffled anew. The last cut is kept, as its
+        number of batches is asked for more than once.
         """
         if not drawing.shuffle:
             return self.cut(drawing, dealing)
-        if self._last is None or self._last[:2] != (drawing, dealing):
-            self._last = (drawing, dealing, self._equal_cut(drawing, dealing))
-        return self._last[2]
-
-    def _equal_cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+        if self._last is not None and self._last[:2] == (drawing, dealing):
+            return self._last[2]
         wanted = self._batches_per_rank(drawing.seed, dealing)
         shuffles = [replace(drawing, attempt=attempt) for attempt in range(_ATTEMPTS)]
-        for shuffle in (*shuffles, Drawing(seed=drawing.seed)):  # the last is one of those that `wanted` comes from
+        for shuffle in (*shuffles, Drawing(seed=drawing.seed)):  # the last is one that `wanted` comes from
             examples, steps = self._steps(shuffle, dealing)
             missing = wanted - _per_rank(steps)
-            if dealing.drop_last and missing <= 0:
-                return Cut(examples, replace(_dealt(steps), most_per_rank=wanted))
-            if not dealing.drop_last and missing >= 0:
+            if missing <= 0 if dealing.drop_last else missing >= 0:
                 break
-        return Cut(examples, _dealt(evened(steps, wanted * dealing.world_size // dealing.together)))
+        if dealing.drop_last:
+            layout = replace(_dealt(steps), most_per_rank=wanted)
+        else:
+            layout = _dealt(evened(steps, wanted * dealing.world_size // dealing.together))
+        found = Cut(examples, layout)
+        self._last = (drawing, dealing, found)
+        return found
 
     def _batches_per_rank(self, seed: int, dealing: Dealing) -> int:
         if self._per_rank is None or self._per_rank[:2] != (seed, dealing):
@@ -185,52 +176,40 @@ class PoolBatcher(Batcher):
         return self._per_rank[2]
 
     def _steps(self, drawing: Drawing, dealing: Dealing) -> tuple[Indices, Layout]:
-        """Return the examples and what is cut from the pools: batches, or with `same_bucket` those of all ranks."""
-        examples = self._pooled(drawing)
-        parts = [self._cut_pools(examples, *part, dealing) for part in self._parts()]
-        starts, held, buckets, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        dtype = index_dtype(examples.size)
-        return examples, Layout(
-            starts.astype(dtype), held.astype(dtype), buckets.astype(dtype), rest, dealing, examples.size, in_order=True
-        )
+        """Return the examples, and the pools' batches, or with `same_bucket` those of all ranks of a step in one."""
+        dtype, overhead = index_dtype(self._places.size), self._batching.batch_overhead
+        examples: Indices = np.arange(self._places.size, dtype=dtype)
+        if drawing.shuffle:
+            drawing.stream(EXAMPLES).shuffle(examples)
+        parts = []
+        for start, pools, size in self._parts():
+            some = examples[start : start + pools * size].reshape(pools, size)
+            places = self._places[some]
+            order = _stable_order(places)
+            some[:], places = np.take_along_axis(some, order, axis=1), np.take_along_axis(places, order, axis=1)
+            buckets = self._buckets[places]
+            # Cut to one beyond the pool, so that sizes do not overflow.
+            fits = np.minimum(self._batching.table.batch_sizes, size + 1) * dealing.together
+            if overhead is None or dealing.drop_last or size > _LARGEST_COSTED:
+                starts = _filled(buckets, fits)
+            else:
+                starts = _cheapest(self._distinct[places], fits[buckets], overhead * dealing.together)
+            held = np.diff(starts, append=places.size)
+            limiting = buckets.ravel()[starts].astype(np.int64)
+            rest = ((starts + held) % size == 0) & (held < fits[limiting])
+            kept = ~rest if dealing.drop_last else np.ones_like(rest)
+            parts.append((starts[kept] + start, held[kept], limiting[kept], rest[kept]))
+        starts, held, limiting, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        cut = (starts.astype(dtype), held.astype(dtype), limiting.astype(dtype))
+        return examples, Layout(*cut, rest, dealing, examples.size, in_order=True)
 
     def _parts(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (start, pools, examples of each): pools of one size, some at a time, so that they fit in the cache."""
+        """Yield (start, pools, examples of each): pools of one size, so many at a time that they fit in the cache."""
         each, more = self._each
         for start, pools, size in ((0, more, each + 1), (more * (each + 1), self._pools - more, each)):
             at_once = max(1, _AT_ONCE // size)
             for first in range(0, pools, at_once):
                 yield start + first * size, min(at_once, pools - first), size
-
-    def _pooled(self, drawing: Drawing) -> Indices:
-        """Return the examples, pool after pool, each sorted."""
-        examples: Indices = np.arange(self._places.size, dtype=index_dtype(self._places.size))
-        if drawing.shuffle:
-            drawing.stream(EXAMPLES).shuffle(examples)
-        for start, pools, size in self._parts():
-            some = examples[start : start + pools * size].reshape(pools, size)
-            some[:] = np.take_along_axis(some, _stable_order(self._places[some]), axis=1)
-        return examples
-
-    def _cut_pools(
-        self, examples: Indices, start: int, pools: int, size: int, dealing: Dealing
-    ) -> tuple[IntArray, IntArray, IntArray, npt.NDArray[np.bool_]]:
-        """Return the starts, sizes and buckets of these pools' batches, and whether each is a rest."""
-        places = self._places[examples[start : start + pools * size]].reshape(pools, size)
-        buckets, together, overhead = self._buckets[places], dealing.together, self._batching.batch_overhead
-        # Sizes beyond the pool are as good as one beyond it, and do not overflow.
-        fits = np.minimum(self._batching.table.batch_sizes, size + 1) * together
-        if overhead is None or dealing.drop_last or size > _LARGEST_COSTED:
-            starts = _filled(buckets, fits)
-        else:
-            starts = _cheapest(self._distinct[places], fits[buckets], overhead * together)
-        held = np.diff(starts, append=places.size)
-        limiting = buckets.ravel()[starts].astype(np.int64)
-        rest = ((starts + held) % size == 0) & (held < fits[limiting])
-        if dealing.drop_last:
-            starts, held, limiting = starts[~rest], held[~rest], limiting[~rest]
-            rest = np.zeros(starts.size, dtype=np.bool_)
-        return starts + start, held, limiting, rest
 
 
 def _per_rank(steps: Layout) -> int:
@@ -240,7 +219,7 @@ def _per_rank(steps: Layout) -> int:
 
 
 def _dealt(steps: Layout) -> Layout:
-    """Deal what was cut for all ranks of a step evenly to them."""
+    """Deal the examples that were cut for all ranks of a step evenly to them."""
     together = steps.dealing.together
     if together == 1:
         return steps
@@ -267,11 +246,9 @@ def _stable_order(places: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
 
 
 def _filled(buckets: Buckets, fits: IntArray) -> IntArray:
-    """Return where batches start that each hold as many as fit, in pools one after the other.
+    """Return where batches start if each holds as many as fit with its longest, in pools one after the other.
 
-    Args:
-        buckets: Shape (pools, examples): descending in each pool.
-        fits: Shape (buckets,): how many examples a batch holds whose longest is in the bucket.
+    `buckets`, shape (pools, examples), descend in each pool; `fits`, shape (buckets,), are their batch sizes.
     """
     pools, size = buckets.shape
     if size <= fits.size:
@@ -282,7 +259,7 @@ def _filled(buckets: Buckets, fits: IntArray) -> IntArray:
     at = np.zeros(pools, dtype=np.int64)
     starts = []
     for bucket in range(fits.size - 1, -1, -1):
-        # The batch that begins with the last of them may reach beyond.
+        # The batch that begins with the bucket's last example may reach into the next bucket.
         batches = np.maximum(0, -(-(ends[:, bucket] - at) // fits[bucket]))
         nth = np.arange(int(batches.sum())) - np.repeat(np.cumsum(batches) - batches, batches)
         starts.append(np.repeat(at + np.arange(pools) * size, batches) + nth * fits[bucket])
@@ -293,13 +270,9 @@ def _filled(buckets: Buckets, fits: IntArray) -> IntArray:
 def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
     """Return where batches start so that padded lengths and overheads are least in sum, in pools one after the other.
 
-    The cheapest way to cut what is left from each example on, from the last one back. Where more than 128 sizes are
-    possible, so many evenly spaced ones are compared, the largest among them.
-
-    Args:
-        lengths: Shape (pools, examples): descending in each pool.
-        fits: Of the same shape: how many examples a batch holds that begins there.
-        overhead: Of a batch.
+    Finds the cheapest cut of the pool's rest from each example on, from the last one back. Of more than 128 possible
+    sizes, 128 evenly spaced ones are compared, the largest among them. `lengths` and `fits`, the size of a batch that
+    begins there, have the shape (pools, examples); lengths descend in each pool.
     """
     pools, size = lengths.shape
     cost = np.zeros((pools, size + 1))
@@ -322,7 +295,7 @@ def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
 
 
 def _walked(taken: IntArray) -> IntArray:
-    """Return where batches start, in pools one after the other, that each take so many from their first example on."""
+    """Return where batches start if each takes as many as its first example says, in pools one after the other."""
     pools, size = taken.shape
     rows, at, starts = np.arange(pools), np.zeros(pools, dtype=np.int64), []
     while rows.size:

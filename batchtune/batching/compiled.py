@@ -1,10 +1,8 @@
 """The loops over streams that are too slow in Python, compiled by Numba.
 
-All of them are in this one file: Numba keeps compiled code next to it (`__pycache__`, or else the user's cache folder)
-and takes it for current as long as this file is unchanged. Import it only where it is needed: Numba's import takes
-about 0.3 s, and compiling at a machine's first call about 3 s.
-
-Random numbers are those of Python's `random.Random`: the same Mersenne Twister, drawn from in the same way.
+All of them are in this one file: Numba caches compiled code next to it (`__pycache__`, or else the user's cache folder)
+until this file changes. Import it only where needed: importing Numba takes about 0.3 s, and the first call on a machine
+compiles for about 3 s. Random numbers are drawn from Python's Mersenne Twister as `random.Random` draws them.
 """
 
 from __future__ import annotations
@@ -32,13 +30,13 @@ Slots = npt.NDArray[np.int32]
 Words = npt.NDArray[np.uint32]
 Found = tuple[IntArray, IntArray, IntArray]
 
-# A ratio of padding that no batch has: the example can't join; or all lengths are 0, which Python can't divide by.
+# Padding ratios that no batch has: the example can't join; or all lengths are 0, and Python would divide by 0.
 _REFUSED, _UNDEFINED = 2.0, 3.0
 _ROUNDING = 2.0**-53
 
 
 def _called(function: F) -> F:
-    """Compile a function that Python calls, and keep the code where that is possible."""
+    """Compile a function that Python calls, and cache the code if possible."""
     try:
         return cast(F, numba.njit(cache=True)(function))
     except RuntimeError:  # neither the package's folder nor the user's can be written to
@@ -46,21 +44,18 @@ def _called(function: F) -> F:
 
 
 def _part(function: F) -> F:
-    """Compile a function that only others here call, without what Python would need to call it: a fifth of the time."""
+    """Compile a function that only others here call, without a wrapper for Python, in a fifth of the time."""
     options: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return cast(F, numba.njit(**options)(function))
 
 
-# Python's random numbers
-
-
 def words_of(generator: random.Random) -> Words:
-    """Return the state of Python's Mersenne Twister: shape (625,), its words, then the place of the next."""
+    """Return the state of Python's Mersenne Twister, shape (625,): its words, then the place of the next."""
     return np.array(generator.getstate()[1], dtype=np.uint32)
 
 
 def advance(generator: random.Random, words: Words) -> None:
-    """Put a generator into a state that `words_of` returned and that was drawn from."""
+    """Put a generator into the state of these words, which were drawn from."""
     version, _, next_gauss = generator.getstate()
     generator.setstate((version, tuple(words.tolist()), next_gauss))
 
@@ -97,9 +92,6 @@ def _below(words: Words, number: int) -> int:
             return int(drawn)
 
 
-# WebDataset's shuffle
-
-
 @_called
 def shuffled(stream: IntArray, words: Words, buffer_size: int, initial: int) -> IntArray:
     """Return the stream in the order in which WebDataset's `filters.shuffle` passes it on."""
@@ -124,48 +116,29 @@ def shuffled(stream: IntArray, words: Words, buffer_size: int, initial: int) -> 
     return result
 
 
-# SpeechBrain's batches around a pivot
-
-
 class Rules(NamedTuple):
-    """How far a batch grows around its pivot.
+    """How far a batch grows around its pivot."""
 
-    Attributes:
-        target: No further once its padded length is as large.
-        size: The most examples.
-        numel: The largest padded length.
-        ratio: The most of it that may be padding.
-        exact: Whether lengths are such that any sum of them is exact.
-        compensated: Whether Python's `sum` compensates rounding, as it does from 3.12 on.
-    """
-
-    target: float
-    size: int
-    numel: float
-    ratio: float
-    exact: bool
-    compensated: bool
+    target: float  # no further once its padded length is as large
+    size: int  # the most examples
+    numel: float  # the largest padded length
+    ratio: float  # the most of it that may be padding
+    exact: bool  # whether any sum of the lengths is exact
+    compensated: bool  # whether Python's `sum` compensates rounding, as it does from 3.12 on
 
 
 class Buffer(NamedTuple):
-    """What is held: each example in a slot, the slots in order.
+    """The examples that are held, each in a slot, and the order of the slots.
 
-    The order is kept in blocks of 2 ** bits slots, all full but the last, each of them a ring: for an example to enter
-    or leave, part of one block is moved, and one slot of each block between.
-
-    Attributes:
-        order: Shape (blocks × 2 ** bits,): slots by length, ascending; of equal lengths, the first to come first.
-        heads: Shape (blocks,): where in its block the first slot is.
-        bits: As above.
-        lengths: Of the example in each slot.
-        places: In the stream, of the example in each slot.
+    The order is kept in blocks of 2 ** bits slots, all full but the last, each of them a ring: when an example enters
+    or leaves, only part of one block moves, and one slot of each block between.
     """
 
-    order: Slots
-    heads: Slots
+    order: Slots  # shape (blocks × 2 ** bits,): slots by length, ascending; of equal lengths the earlier first
+    heads: Slots  # shape (blocks,): where in its block the first slot is
     bits: int
-    lengths: FloatArray
-    places: IntArray
+    lengths: FloatArray  # of the example in each slot
+    places: IntArray  # in the stream, of the example in each slot
 
 
 def buffer_of(stream: FloatArray, room: int) -> Buffer:
@@ -196,7 +169,7 @@ def _move(buffer: Buffer, leaves: int, enters: int) -> None:
     mask = (1 << bits) - 1
     carried = order[_index(buffer, leaves)]
     block, last = enters >> bits, leaves >> bits
-    while block < last:  # turn the ring up, and what is below back down
+    while block < last:  # turn the ring up, and the part below back down
         heads[block] = (heads[block] - 1) & mask
         pushed = order[_index(buffer, block << bits)]
         _down(buffer, block << bits, enters)
@@ -204,7 +177,7 @@ def _move(buffer: Buffer, leaves: int, enters: int) -> None:
         carried = pushed
         block += 1
         enters = block << bits
-    while block > last:  # turn the ring down, and what is above back up
+    while block > last:  # turn the ring down, and the part above back up
         pushed = order[_index(buffer, block << bits)]
         heads[block] = (heads[block] + 1) & mask
         _up(buffer, enters, (block << bits) + mask)
@@ -288,7 +261,7 @@ def _ratio(total: float, number: int, longest: float, numel: float) -> float:
 
 @_part
 def _window(buffer: Buffer, count: int, pivot: int, rules: Rules, taken: FloatArray) -> tuple[int, int]:
-    """Return the first and last place in `order` of a batch; the last is -1 where SpeechBrain divides by zero."""
+    """Return the first and last place in `order` of a batch; the last is -1 if SpeechBrain divides by zero."""
     low = high = pivot
     longest = total = taken[0] = _length(buffer, pivot)
     number = 1
@@ -304,7 +277,7 @@ def _window(buffer: Buffer, count: int, pivot: int, rules: Rules, taken: FloatAr
         if left == _UNDEFINED or right == _UNDEFINED:
             return low, -1
         if not rules.exact:
-            # Python adds up in another order. Where its rounding may decide, do as it does.
+            # Python adds up in another order: if its rounding may decide, add up likewise.
             margin = (2 * number + 8) * _ROUNDING
             close = abs(left - rules.ratio) <= margin or abs(right - rules.ratio) <= margin
             if close or abs(left - right) <= 2 * margin:
@@ -358,8 +331,8 @@ def _after(buffer: Buffer, first: int, last: int, length: float) -> int:
 def pivot_batches(stream: FloatArray, words: Words, buffer: Buffer, rules: Rules, last: int, found: Found) -> int:
     """Write the batches of a stream into the arrays of `StreamBatches`, and return how many there are.
 
-    The buffer holds the first of the stream. When fewer than `last` are left in it, it ends. The number is negative,
-    less 1, if SpeechBrain would divide by zero in the batch after them.
+    The buffer holds the first of the stream, and the batches end when fewer than `last` are left in it. If SpeechBrain
+    would divide by zero in batch n, counted from 1, return -n.
     """
     examples, ends, read = found
     order, _, _, lengths, places = buffer

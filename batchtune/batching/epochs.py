@@ -1,11 +1,8 @@
 """One epoch's batches: which examples are in which batch, in which order, and on which rank.
 
-A batcher (`batching.batchers`) orders an epoch's examples and cuts them into batches, split and dealt so that every
-rank has as many: a `Cut`. `drawn` puts these batches in order; `assemble` gives those of one rank, `simulate` only the
-shapes of all.
-
-The sampler, the verification and the simulation of an epoch are the same steps. In all of them `lengths` has the shape
-(examples,), by index of the example.
+A batcher (`batching.batchers`) orders an epoch's examples and cuts them into batches, as many for each rank: a `Cut`.
+`drawn` puts these batches in order; `assemble` returns those of one rank, `simulate` only the shapes of all. The
+sampler, the verification and the simulation of an epoch are these steps. `lengths` always has the shape (examples,).
 """
 
 from __future__ import annotations
@@ -18,16 +15,16 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.batching.layout import Indices, Layout, index_dtype
+from batchtune.batching.layout import Indices, Layout, index_dtype, positions
 from batchtune.lengths import FloatArray, IntArray
 
 Ordering = Literal["random", "ascending", "descending"]
 ORDERINGS: tuple[Ordering, ...] = get_args(Ordering)
 
-# So many examples at once are looked up or made Python's own: enough to be fast, little next to a data set.
+# So many examples at once are looked up or become Python numbers: enough to be fast, little next to a data set.
 _AT_ONCE = 1 << 18
 _AS_LISTS = 1 << 14
-# What is drawn from (seed, epoch), each from a stream of its own.
+# The shuffles that are drawn from (seed, epoch), each with random numbers of its own.
 EXAMPLES, _BATCHES = 1, 2
 
 
@@ -53,28 +50,20 @@ class EpochBatches:
 
     def lists(self, first: int = 0) -> Iterator[list[int]]:
         """Yield the batches as lists, from the one at `first` on."""
-        while first < len(self):
-            last = int(np.searchsorted(self.starts, self.starts[first] + _AS_LISTS, side="right")) - 1
-            last = min(max(last, first + 1), len(self))
-            bounds = self.starts[first : last + 1]
+        for some in _chunks(self.starts[1:], first, _AS_LISTS):
+            bounds = self.starts[some.start : some.stop + 1]
             examples = self.order[bounds[0] : bounds[-1]].tolist()
             for start, end in pairwise((bounds - bounds[0]).tolist()):
                 yield examples[start:end]
-            first = last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """In which order examples and batches come.
+    """The order in which examples and batches come.
 
-    Attributes:
-        shuffle: Whether the examples are shuffled, within their buckets or before pools are taken, and the batches
-            (`ordering` random).
-        ordering: `ascending` and `descending` sort the batches stably by their longest length. Without `shuffle`,
-            `random` leaves the batches as a streaming sampler would complete them.
-        seed: At least 0.
-        epoch: At least 0; each has a shuffle of its own.
-        attempt: At least 0; of the shuffles that an epoch may have, which one.
+    `shuffle` is of the examples, within their buckets or before pools are taken, and of the batches (`ordering`
+    random). The orderings `ascending` and `descending` sort batches stably by their longest length; without `shuffle`,
+    `random` leaves them as a streaming sampler would complete them. `attempt` says which of an epoch's shuffles it is.
     """
 
     shuffle: bool = True
@@ -91,21 +80,16 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """One epoch's examples, and where they are cut into batches.
-
-    Attributes:
-        examples: Shape (examples,): indices of examples in this epoch's order.
-        layout: The batches, as positions in `examples`.
-    """
+    """One epoch's examples in their order, shape (examples,), and the batches as positions in them."""
 
     examples: Indices
     layout: Layout
 
 
 def drawn(cut: Cut, drawing: Drawing, lengths: npt.NDArray[Any] | None = None) -> Indices:
-    """Return the indices of batches in their order, shape (steps × world_size,).
+    """Return the indices of batches in their order, shape (steps × world_size,); `lengths` if batches are sorted.
 
-    Batch i is the one of rank i % world_size at step i // world_size. `lengths` are needed where batches are sorted.
+    Batch i is the one of rank i % world_size at step i // world_size.
     """
     layout, examples = cut.layout, cut.examples
     together, ranks = layout.dealing.together, layout.dealing.world_size
@@ -116,8 +100,8 @@ def drawn(cut: Cut, drawing: Drawing, lengths: npt.NDArray[Any] | None = None) -
     elif layout.in_order:
         order = np.arange(units, dtype=index_dtype(layout.starts.size))
     else:
-        # As a sampler that reads the examples one by one has a step's batches together: full ones when their last
-        # example was read, then the rests, bucket by bucket.
+        # As a sampler that reads examples one by one completes a step's batches: full ones when their last example was
+        # read, then the rests, bucket by bucket.
         last = examples[layout.starts + layout.batch_sizes - 1].reshape(-1, together).max(axis=1)
         after_all = layout.count + layout.buckets[::together].astype(np.int64)
         order = np.argsort(np.where(layout.rest[::together], after_all, last), kind="stable")
@@ -139,24 +123,21 @@ def dropped_examples(layout: Layout, batches: Indices) -> int:
 
 
 def assemble(cut: Cut, drawing: Drawing, *, rank: int = 0, lengths: npt.NDArray[Any] | None = None) -> EpochBatches:
-    """Return the batches of one rank in one epoch; `lengths` are needed where batches are sorted."""
+    """Return the batches of one rank in one epoch; `lengths` if batches are sorted."""
     examples, layout = cut.examples, cut.layout
     mine = drawn(cut, drawing, lengths)[rank :: layout.dealing.world_size]
     starts, sizes = layout.starts[mine], layout.batch_sizes[mine]
     bounds = np.zeros(mine.size + 1, dtype=np.int64)
     np.cumsum(sizes, out=bounds[1:])
     order = np.empty(int(bounds[-1]), dtype=examples.dtype)
-    for batches, positions, _ in _positions(starts, sizes):
-        order[bounds[batches.start] : bounds[batches.stop]] = examples[positions]
+    for some in _chunks(bounds[1:], 0, _AT_ONCE):
+        order[bounds[some.start] : bounds[some.stop]] = examples[positions(starts[some], sizes[some])]
     return EpochBatches(order, bounds, layout.buckets[mine])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochShapes:
-    """The shapes of an epoch's batches, in their order, with the longest target, and the bucket of each.
-
-    All arrays have the shape (batches of all ranks,).
-    """
+    """The shapes and buckets of an epoch's batches, in their order; arrays of the shape (batches of all ranks,)."""
 
     batch_sizes: IntArray
     lengths: FloatArray
@@ -181,22 +162,18 @@ def simulate(cut: Cut, drawing: Drawing, lengths: FloatArray, targets: FloatArra
 
 
 def _longest(values: npt.NDArray[Any], examples: Indices, starts: Indices, sizes: Indices) -> FloatArray:
-    """Shape (batches,): the largest value of each batch."""
+    """Return the largest value of each batch, shape (batches,)."""
     longest = np.empty(starts.size)
-    for batches, positions, firsts in _positions(starts, sizes):
-        longest[batches] = np.maximum.reduceat(values[examples[positions]], firsts)
+    for some in _chunks(np.cumsum(sizes, dtype=np.int64), 0, _AT_ONCE):
+        held = values[examples[positions(starts[some], sizes[some])]]
+        longest[some] = np.maximum.reduceat(held, np.cumsum(sizes[some]) - sizes[some])
     return longest
 
 
-def _positions(starts: Indices, sizes: Indices) -> Iterator[tuple[slice, IntArray, IntArray]]:
-    """The positions of batches' examples, some batches at a time: which, positions, where in these each begins."""
-    ends = np.cumsum(sizes, dtype=np.int64)
-    low = done = 0
-    while low < starts.size:
-        high = max(low + 1, int(np.searchsorted(ends, done + _AT_ONCE, side="right")))
-        some = sizes[low:high]
-        firsts = ends[low:high] - some - done
-        positions = np.repeat(starts[low:high] - firsts, some)
-        positions += np.arange(positions.size)
-        yield slice(low, high), positions, firsts
-        low, done = high, int(ends[high - 1])
+def _chunks(ends: Indices, first: int, at_once: int) -> Iterator[slice]:
+    """Yield the batches from `first` on, as many at a time as hold `at_once` examples, or one; `ends` counts up."""
+    while first < ends.size:
+        done = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, done + at_once, side="right")))
+        yield slice(first, last)
+        first = last

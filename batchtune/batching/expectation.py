@@ -1,9 +1,9 @@
 """The cost of an epoch's batches on average over all shuffles, exactly and without shuffling.
 
-On one rank a bucket of n examples gives floor(n / B) batches of B and one of the remainder; on several, `tally` says
-how many of which size. In a uniform shuffle each of them is a uniformly drawn subset, so P(longest of s ≤ x) =
-C(c, s) / C(n, s) with c the number of the bucket's examples up to x; expectations are linear, so that says all about
-sums over batches.
+On one rank a bucket of n examples gives floor(n / B) batches of B and one of the remainder; on several, `tally` counts
+the batches of each size. In a uniform shuffle each batch is a uniformly drawn subset, so P(longest of s ≤ x) =
+C(c, s) / C(n, s) with c the number of the bucket's examples up to x; as expectations are linear, sums over batches
+follow from that.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from batchtune.lengths import FloatArray, Histogram, IntArray
 
 # Examples that are summed over at once, few enough to stay in the cache.
 _AT_ONCE = 1 << 14
-# A share of a batch's longest length that is lost in the rounding of the rest.
+# A probability that rounding loses.
 _NEGLIGIBLE = 1e-18
-# With more examples per distinct length, going through the distinct lengths is faster than through the examples.
+# With fewer examples per distinct length, summing over the examples is several times as fast as over the lengths.
 _MOST_EXAMPLES_PER_LENGTH = 8
 
 BatchCost = Callable[[FloatArray, FloatArray], FloatArray]
@@ -33,13 +33,7 @@ BatchCost = Callable[[FloatArray, FloatArray], FloatArray]
 
 @dataclass(frozen=True, eq=False)
 class ExpectedBatches:
-    """The expected number of batches of each size with each length as their longest, over shuffles.
-
-    Attributes:
-        histogram: The distinct lengths and their counts.
-        table: The buckets.
-        tally: How many batches of which size each bucket gives.
-    """
+    """The expected number of batches of each size with each length as their longest, over shuffles."""
 
     histogram: Histogram
     table: BucketTable
@@ -52,9 +46,9 @@ class ExpectedBatches:
 
     @cached_property
     def kinds(self) -> tuple[tuple[IntArray, FloatArray], ...]:
-        """Two arrays for each kind in the tally, of the shape (distinct lengths,).
+        """For each kind of batch in the tally two arrays of the shape (distinct lengths,).
 
-        The size of its batches in the length's bucket, and how many of them are expected to have it as their longest.
+        Their size in the length's bucket, and how many of them are expected to have it as their longest.
         """
         edges, counts = self.table.edges(self.histogram), self.table.counts(self.histogram)
         per_bucket = np.diff(edges)
@@ -71,7 +65,7 @@ class ExpectedBatches:
 
     @cached_property
     def batches(self) -> FloatArray:
-        """Shape (distinct lengths,): how many batches are expected to have each as their longest."""
+        """How many batches are expected to have each length as their longest, shape (distinct lengths,)."""
         return cast(FloatArray, sum(batches for _, batches in self.kinds))
 
     def sum_of(self, cost: BatchCost) -> float:
@@ -90,14 +84,25 @@ class ExpectedBatches:
         """The expected sum of the batches' padded lengths."""
         if self.histogram.count > _MOST_EXAMPLES_PER_LENGTH * self.lengths.size:
             return self.sum_of(np.multiply)
-        return self._padded_length_by_examples()
+        counts, ends = self.table.counts(self.histogram), self.table.edges(self.histogram)[1:]
+        steps, logs = _steps(self.histogram), log_factorials_up_to(self.histogram.count)
+        total, start = 0.0, 0
+        for bucket in np.flatnonzero(counts).tolist():
+            count, longest = int(counts[bucket]), float(self.lengths[ends[bucket] - 1])
+            sizes, numbers = self.tally.batch_sizes[:, bucket].tolist(), self.tally.numbers[:, bucket].tolist()
+            for drawn, batches in zip(sizes, numbers, strict=True):
+                if batches:
+                    below = _mean_below_longest(steps[start : start + count - 1], drawn, logs)
+                    total += batches * drawn * (longest - below)
+            start += count
+        return total
 
     def group_starts(self, most: int) -> npt.NDArray[np.intp]:
-        """Return where groups of neighbouring lengths begin, none across buckets, that one length can stand for each.
+        """Return where groups of neighbouring lengths begin, so that one length can stand for each group.
 
-        Besides its first length, each has at most 2 / `most` of the batches, and none spans more than 2 / `most` of
-        the lengths' range. They are at most so many, and one more for each bucket; up to so many lengths each is its
-        own group.
+        None reaches across buckets or spans more than 2 / `most` of the lengths' range, and besides its first length
+        each has at most 2 / `most` of the batches. They are at most `most`, and one more for each bucket; up to `most`
+        lengths each is its own group.
         """
         lengths = self.lengths
         if lengths.size <= most:
@@ -109,9 +114,9 @@ class ExpectedBatches:
         return np.unique(np.concatenate(([0], changes, edges[edges < lengths.size])))
 
     def representatives(self, most: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return batch sizes, longest lengths and expected numbers of the shapes that stand for all batches.
+        """Return batch sizes, longest lengths and expected numbers of shapes that stand for all batches.
 
-        Each of the groups (`group_starts` of `most`) has a shape of every kind.
+        There is one for each kind of batch in each of the groups that `group_starts` makes.
         """
         starts = self.group_starts(most)
         last = np.append(starts[1:], self.lengths.size) - 1
@@ -126,41 +131,24 @@ class ExpectedBatches:
             counts.append(count[some])
         return np.concatenate(sizes), np.concatenate(lengths), np.concatenate(counts)
 
-    def _padded_length_by_examples(self) -> float:
-        """The padded length where lengths seldom repeat, several times as fast."""
-        counts, ends = self.table.counts(self.histogram), self.table.edges(self.histogram)[1:]
-        steps, logs = _steps(self.histogram), log_factorials_up_to(self.histogram.count)
-        total, start = 0.0, 0
-        for bucket in np.flatnonzero(counts).tolist():
-            count, longest = int(counts[bucket]), float(self.lengths[ends[bucket] - 1])
-            sizes, numbers = self.tally.batch_sizes[:, bucket].tolist(), self.tally.numbers[:, bucket].tolist()
-            for drawn, batches in zip(sizes, numbers, strict=True):
-                if batches:
-                    below = _mean_below_longest(steps[start : start + count - 1], drawn, logs)
-                    total += batches * drawn * (longest - below)
-            start += count
-        return total
-
 
 def expected_batches(histogram: Histogram, table: BucketTable, dealing: Dealing = ON_ONE_RANK) -> ExpectedBatches:
     """Return the batches to expect when each bucket's examples are shuffled and cut into batches.
 
-    Raises:
-        ValueError: The longest length is beyond the last boundary.
+    Raises ValueError if the longest length is beyond the last boundary.
     """
     return ExpectedBatches(histogram, table, tally(table.counts(histogram), table.batch_sizes, dealing))
 
 
 def _mean_below_longest(steps: FloatArray, drawn: int, log_factorials: FloatArray) -> float:
-    """Return how far the longest of `drawn` examples is below the longest of all, on average.
+    """Return how far the longest of s = `drawn` examples is below the longest of all n, on average.
 
-    With x_1 ≤ ... ≤ x_n the lengths and `steps` from each to the next, the sum over c < n of
-    C(c, s) / C(n, s) · (x_(c+1) - x_c).
+    That is the sum over c < n of C(c, s) / C(n, s) · (x_(c+1) - x_c), with `steps` from each length x_c to the next.
     """
     count = steps.size + 1
     log_all = log_factorials[count] - log_factorials[count - drawn]
     below = 0.0
-    # `drawn` examples need as many to be drawn from; from the longest down, as soon nothing is left to be added.
+    # From the longest down, as the sum is soon complete; fewer than `drawn` examples can't hold them all.
     for end in range(count, drawn, -_AT_ONCE):
         start = max(end - _AT_ONCE, drawn)
         within = log_factorials[start:end] - log_factorials[start - drawn : end - drawn]
@@ -168,7 +156,7 @@ def _mean_below_longest(steps: FloatArray, drawn: int, log_factorials: FloatArra
         np.exp(within, out=within)
         some = within[0] >= _NEGLIGIBLE
         within *= steps[start - 1 : end - 1]
-        below += float(within.sum())  # not `@`: threads for so little only wait for each other
+        below += float(within.sum())  # not `@`: it would start threads, which takes longer
         if not some:
             break
     return below
@@ -176,7 +164,7 @@ def _mean_below_longest(steps: FloatArray, drawn: int, log_factorials: FloatArra
 
 @lru_cache(maxsize=1)  # a sweep asks for the same data again and again
 def _steps(histogram: Histogram) -> FloatArray:
-    """Shape (examples - 1,): from each example's length to the next, ascending."""
+    """Return the differences from each example's length to the next, ascending, shape (examples - 1,)."""
     lengths = histogram.lengths
     if histogram.count > lengths.size:
         lengths = np.repeat(lengths, histogram.counts)
@@ -187,7 +175,7 @@ def all_within(within: IntArray, count: IntArray, drawn: IntArray, log_factorial
     """Return P(all of `drawn` out of `count` lie among the first `within`): C(within, drawn) / C(count, drawn)."""
     possible = drawn <= within
     some = np.where(possible, drawn, 0)
-    # Grouped so that within = count cancels exactly: the last probability of a bucket is 1, not nearly 1.
+    # Grouped so that within = count cancels: the last probability of a bucket is exactly 1.
     log_ratio = (log_factorials[within] - log_factorials[within - some]) - (
         log_factorials[count] - log_factorials[count - some]
     )

@@ -1,4 +1,4 @@
-"""Cuts buckets into batches and deals them to ranks, by the number of examples in each bucket alone."""
+"""Buckets cut into batches and dealt to ranks, by the number of examples in each bucket alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Dealing:
     Attributes:
         world_size: Number of ranks. Each has the same number of batches, always.
         same_bucket: Whether, step by step, the batches of all ranks are of one bucket.
-        drop_last: Whether what fills no batch, and batches that are not enough for all ranks, are left out.
+        drop_last: Whether to leave out examples that fill no batch, and batches that are not enough for all ranks.
     """
 
     world_size: int = 1
@@ -33,7 +33,7 @@ class Dealing:
 
     @property
     def together(self) -> int:
-        """The number of batches in a row that make one step, and stay together when batches are put in order."""
+        """The number of batches that make one step and stay together when batches are put in order."""
         return self.world_size if self.same_bucket else 1
 
 
@@ -46,13 +46,11 @@ class Layout:
 
     Attributes:
         starts: A batch's first example, as a position in this epoch's examples.
-        batch_sizes: Number of examples.
         buckets: The bucket whose batch size limits the batch.
-        rest: Whether the batch is of what the full batches of its bucket or pool leave over.
-        dealing: As it was laid out.
+        rest: Whether the batch holds what the full batches of its bucket or pool leave over.
         count: Number of examples of the data set.
-        in_order: Whether batches come in this order where nothing is shuffled; else as their last examples are read.
-        most_per_rank: With `drop_last`, the most batches of each rank that are run; None: all that are enough for all.
+        in_order: Whether unshuffled batches come in this order; else as their last examples are read.
+        most_per_rank: With `drop_last`, the most batches that a rank runs; None: all that are enough for all ranks.
     """
 
     starts: Indices
@@ -66,25 +64,22 @@ class Layout:
 
     @property
     def batches_per_rank(self) -> int:
-        """The number of batches of each rank; with `drop_last` those that are not enough for all ranks are not run."""
+        """The number of batches of each rank; those that are not enough for all ranks do not count."""
         enough = int(self.starts.size) // self.dealing.world_size
         return enough if self.most_per_rank is None else min(enough, self.most_per_rank)
 
     @property
     def repeated_examples(self) -> int:
-        """How many examples stand in batches a second time."""
+        """How many examples are in batches a second time."""
         return 0 if self.dealing.drop_last else int(self.batch_sizes.sum(dtype=np.int64)) - self.count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tally:
-    """The number of batches of each size that each bucket gives, over all ranks; arrays of the shape (kinds, buckets).
+    """How many batches of each size an epoch has in each bucket, over all ranks; arrays of the shape (kinds, buckets).
 
-    The first kind is the full batches; others are smaller, and may differ in size from bucket to bucket.
-
-    Attributes:
-        batch_sizes: Number of examples; where a bucket has no such batch it means nothing.
-        numbers: How many such batches an epoch has.
+    The first kind is the full batches; others are smaller, and may differ in size from bucket to bucket. Sizes are
+    undefined where the number is 0.
     """
 
     batch_sizes: IntArray
@@ -98,7 +93,7 @@ class Tally:
     @property
     def examples(self) -> int:
         """Number of examples in them, each as often as it is dealt."""
-        # Sizes that no batch has may be too large to be multiplied.
+        # Undefined sizes may be too large to multiply.
         return int(np.sum(np.where(self.numbers > 0, self.batch_sizes, 0) * self.numbers))
 
     @property
@@ -123,10 +118,18 @@ class Tally:
 
     @property
     def batch_size_variation(self) -> float:
-        """The standard deviation of the batches' sizes / their mean; 0 where all have the same size."""
+        """The standard deviation of the batch sizes / their mean."""
         some, mean = self.numbers > 0, self.mean_batch_size
         variance = float(np.sum(self.numbers[some] * (self.batch_sizes[some] - mean) ** 2)) / self.batches
         return math.sqrt(variance) / mean
+
+
+def positions(starts: Indices, sizes: Indices) -> IntArray:
+    """Return the positions of batches' examples, batch after batch, from where each begins and how many it holds."""
+    ends = np.cumsum(sizes, dtype=np.int64)
+    found = np.repeat(starts - (ends - sizes), sizes)
+    found += np.arange(found.size)
+    return found
 
 
 def index_dtype(largest: int) -> type[np.signedinteger[Any]]:
@@ -135,21 +138,16 @@ def index_dtype(largest: int) -> type[np.signedinteger[Any]]:
 
 
 def _full_batches(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> IntArray:
-    """Shape (buckets,): the number of full batches, as many for each rank where these are of one bucket."""
-    # Sizes beyond any count are as good as one beyond it, and do not overflow.
+    """Return the number of full batches, shape (buckets,): as many for each rank if a step is of one bucket."""
+    # Cut to one beyond the count, so that sizes do not overflow.
     return cast(IntArray, counts // (np.minimum(batch_sizes, counts + 1) * dealing.together) * dealing.together)
 
 
 def tally(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Tally:
     """Count the batches that `lay_out` cuts, by bucket and size, without making them.
 
-    On one rank they are Σ ceil(n_b / B_b), whatever the shuffle. That is so for every sampler that fills buckets and
-    emits what is left over, SpeechBrain's among them.
-
-    Args:
-        counts: Shape (buckets,): number of examples in each bucket.
-        batch_sizes: Shape (buckets,), at least 1.
-        dealing: How they are dealt.
+    On one rank they are Σ ceil(n_b / B_b) whatever the shuffle, as for every sampler that fills buckets and emits the
+    rest, SpeechBrain's among them. `counts`, the examples in each bucket, and `batch_sizes` have the shape (buckets,).
     """
     ranks, full = dealing.together, _full_batches(counts, batch_sizes, dealing)
     left = counts - full * np.where(full > 0, batch_sizes, 0)
@@ -164,7 +162,7 @@ def tally(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Tally:
 
 
 def _tally_evened(counts: IntArray, cut: Tally, ranks: int) -> Tally:
-    """As `evened`: split the largest batches until their number is a multiple of the ranks, or repeats some."""
+    """Count as `evened` splits and repeats batches: until their number is a multiple of the ranks."""
     wanted = -cut.batches % ranks
     if wanted == 0:
         return cut
@@ -196,12 +194,12 @@ def _tally_evened(counts: IntArray, cut: Tally, ranks: int) -> Tally:
 def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Layout:
     """Cut buckets into batches so that every rank has the same number, and every example is in one of them.
 
-    Without `same_bucket`, all buckets are cut into full batches and a rest each. Where the number of batches is no
-    multiple of the ranks, the largest are split in two until it is; where even batches of one are too few, some are
-    dealt twice. With `same_bucket`, a bucket is cut into groups of one full batch for each rank, and the rest is dealt
-    evenly in smaller batches; where that holds fewer examples than there are ranks, others of the bucket are dealt
-    twice. With `drop_last` nothing is split or repeated: rests are left out here, and full batches that are not enough
-    for all ranks in `drawn`. The arguments are as for `tally`.
+    Without `same_bucket`, each bucket is cut into full batches and a rest. If the number of batches is no multiple of
+    the ranks, the largest are split in two until it is; if even batches of one are too few, some are dealt twice. With
+    `same_bucket`, a bucket is cut into groups of one full batch for each rank, and the rest is dealt evenly in smaller
+    batches; if it holds fewer examples than there are ranks, others of the bucket are dealt twice. With `drop_last`
+    nothing is split or repeated: rests are left out here, and full batches that are not enough for all ranks in
+    `drawn`. The arguments are as for `tally`.
     """
     edges = np.concatenate(([0], np.cumsum(counts))).tolist()
     dtype, ranks, full = index_dtype(edges[-1]), dealing.together, _full_batches(counts, batch_sizes, dealing)
@@ -215,18 +213,15 @@ def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Layout
             firsts = count - left + np.cumsum(dealt) - dealt
             firsts[dealt == 0] = np.arange(np.count_nonzero(dealt == 0)) % count
             starts, sizes = np.append(starts, firsts), np.append(sizes, np.maximum(dealt, 1))
-        positions, rest = (starts + edges[bucket]).astype(dtype), np.arange(starts.size) >= whole
-        parts.append((positions, sizes.astype(dtype), np.full(starts.size, bucket, dtype=dtype), rest))
-    positions, sizes, buckets, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    layout = Layout(positions, sizes, buckets, rest, dealing, edges[-1])
+        at, rest = (starts + edges[bucket]).astype(dtype), np.arange(starts.size) >= whole
+        parts.append((at, sizes.astype(dtype), np.full(starts.size, bucket, dtype=dtype), rest))
+    at, sizes, buckets, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    layout = Layout(at, sizes, buckets, rest, dealing, edges[-1])
     return layout if dealing.same_bucket or dealing.drop_last else evened(layout)
 
 
 def evened(layout: Layout, batches: int | None = None) -> Layout:
-    """Split the largest batches until there are so many, and repeat some if there can't be.
-
-    Without `batches`, until their number is a multiple of the ranks.
-    """
+    """Split the largest batches until there are `batches`, or a multiple of the ranks; repeat some if too few."""
     wanted = -layout.starts.size % layout.dealing.world_size if batches is None else batches - layout.starts.size
     if wanted == 0:
         return layout
@@ -252,7 +247,7 @@ def evened(layout: Layout, batches: int | None = None) -> Layout:
 
 
 def _split(batches: list[tuple[int, int, int]], splits: int) -> list[tuple[int, int, int]]:
-    """Split the largest of (size, start, batch) in near-equal halves, so many times as there is one of two or more."""
+    """Split the largest of (size, start, batch) in near-equal halves, `splits` times or until all hold one."""
     heap = [(-size, start, batch) for size, start, batch in batches]
     heapq.heapify(heap)
     for _ in range(splits):

@@ -28,19 +28,17 @@ class PivotSettings:
 
     Attributes:
         target_batch_numel: A batch grows until its padded length is as large. Required: SpeechBrain has no default.
-        max_batch_numel: No example joins that would make the padded length larger. It does not hold for the first: an
-            example longer than that is a batch of one. None: a batch overshoots its target, by one example and by
-            what that pads the others.
+        max_batch_numel: No example joins that would make the padded length larger; a longer example is a batch of
+            one. None: a batch overshoots its target, by one example and by how much that pads the others.
         max_batch_size: The most examples of a batch; None: any number. Below 1: one.
         max_padding_ratio: No example joins that would make padding a larger part; None: any. Below 0: batches of one.
-        buffersize: A batch is made whenever so many are held. Below 1: only at the end of the stream, all of which is
-            held then.
-        drop_end: Whether what is held at the end of the stream is left out.
+        buffersize: A batch is made whenever so many examples are held. Below 1: only when all of the stream is held.
+        drop_end: Whether to leave out the examples that are held at the end of the stream.
         min_sample_len, max_sample_len: Shorter and longer examples are left out; None: any length.
 
     Raises:
-        ValueError: One of them is not a number, where SpeechBrain raises a TypeError at the first example that it
-            matters for, or reads on for ever.
+        ValueError: One of them is not a number. SpeechBrain raises a TypeError when it needs the number, or reads on
+            for ever.
     """
 
     target_batch_numel: float
@@ -53,20 +51,14 @@ class PivotSettings:
     max_sample_len: float | None = None
 
     def __post_init__(self) -> None:
-        for name, kind, what in (
-            ("target_batch_numel", Real, "a number"),
-            ("buffersize", Integral, "a whole number"),
-            ("max_batch_numel", Real, "a number or None"),
-            ("max_batch_size", Integral, "a whole number or None"),
-            ("max_padding_ratio", Real, "a number or None"),
-            ("min_sample_len", Real, "a number or None"),
-            ("max_sample_len", Real, "a number or None"),
-        ):
-            value = getattr(self, name)
-            if value is None and what.endswith("None"):
+        optional = ("max_batch_numel", "max_batch_size", "max_padding_ratio", "min_sample_len", "max_sample_len")
+        for name in ("target_batch_numel", "buffersize", *optional):
+            value, whole = getattr(self, name), name in ("buffersize", "max_batch_size")
+            if value is None and name in optional:
                 continue
-            if not isinstance(value, kind) or math.isnan(value):
-                raise ValueError(f"{name} must be {what}, got {shortened(value)}")
+            if not isinstance(value, Integral if whole else Real) or math.isnan(value):
+                rule = f"a {'whole ' if whole else ''}number{' or None' if name in optional else ''}"
+                raise ValueError(f"{name} must be {rule}, got {shortened(value)}")
 
     def keeps(self, lengths: FloatArray) -> npt.NDArray[np.bool_]:
         """Return which examples the length limits keep."""
@@ -78,22 +70,16 @@ class PivotSettings:
 def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random: random.Random) -> StreamBatches:
     """Return the batches that SpeechBrain's `dynamic_bucketed_batch` makes of a stream with these lengths.
 
-    They are equal to SpeechBrain's, example for example, if its `random` is in the same state before, and leave
-    `random` in the same state. SpeechBrain draws from the process-wide `random`, which a DataLoader seeds anew in each
-    worker from torch's seed; without workers it has any state unless the program seeds it.
+    They equal SpeechBrain's, example for example, and leave `random` in the same state, if its `random` has the same
+    state before. SpeechBrain draws from the process-wide `random`, which a DataLoader seeds anew in each worker from
+    torch's seed; without workers its state is arbitrary unless the program seeds it.
 
     Examples that the length limits leave out count as read. The examples of a batch are the longest first, as
-    SpeechBrain hands them to its collate_fn.
+    SpeechBrain hands them to its collate_fn. Lengths that are not whole numbers are added up as this version of Python
+    does (from 3.12 on, `sum` compensates rounding): that decides between neighbours that pad equally.
 
-    Lengths that are not whole numbers are added up as this version of Python does (from 3.12 on, `sum` compensates
-    rounding). That decides between neighbours that pad equally.
-
+    `lengths`, shape (examples,), are in the order of the stream and in the unit of the settings.
     Source: `speechbrain.dataio.iterators`, SpeechBrain 1.1.
-
-    Args:
-        lengths: Shape (examples,), in the order of the stream, finite and not negative.
-        settings: In the unit of the lengths.
-        random: A Mersenne Twister of Python's own.
 
     Raises:
         ValueError: A length is negative or not finite; whole lengths are so large that floats can't hold their sums; or

@@ -1,7 +1,6 @@
-"""How random batches are: how often the same examples meet, and how alike the lengths of those that meet are.
+"""The randomness of batches: how often the same two examples meet, and how alike in length those that meet are.
 
-Two examples of one batch are mates. With every kind of batching, in buckets or in pools, both questions have an answer,
-so that all can be compared.
+Two examples of one batch are mates. Both figures exist for buckets and pools, so that these can be compared.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.batching.epochs import Cut
-from batchtune.batching.layout import Layout, Tally
+from batchtune.batching.layout import Layout, Tally, positions
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
@@ -27,9 +26,9 @@ class Mates:
     """What is expected of two examples of one batch.
 
     Attributes:
-        again: The probability that they are in one batch again in the next epoch; 0 where all batches hold one example.
-        correlation: Of the length of an example and that of a mate, each drawn uniformly; None where all lengths, or no
-            mates, are alike.
+        again: The probability that they are in one batch again in the next epoch; 0 if all batches hold one example.
+        correlation: Of the lengths of an example and a mate, each drawn uniformly; None if lengths do not vary, or
+            nobody has a mate.
     """
 
     again: float
@@ -39,8 +38,8 @@ class Mates:
 def mates_in_buckets(histogram: Histogram, table: BucketTable, tally: Tally) -> Mates:
     """Return what is expected of mates in a table's batches, exactly.
 
-    A batch is a uniformly drawn subset of its bucket. So of the pairs of bucket b, p_b = Σ B(B - 1) / 2 are mates, each
-    of its n_b(n_b - 1) / 2 pairs as likely as any other: they meet again with the ratio of both.
+    A batch is a uniformly drawn subset of its bucket. So of the n_b(n_b - 1) / 2 pairs of bucket b, all equally likely,
+    Σ B(B - 1) / 2 are mates: a pair meets again with the ratio of both.
     """
     counts = table.counts(histogram).astype(np.float64)
     sizes = np.where(tally.numbers > 0, tally.batch_sizes, 1).astype(np.float64)
@@ -58,14 +57,14 @@ def mates_in_buckets(histogram: Histogram, table: BucketTable, tally: Tally) -> 
 
 
 def mates_in_cuts(cuts: list[Cut], lengths: npt.NDArray[Any]) -> Mates:
-    """Return what was seen of mates in at least two epochs; `lengths`, shape (examples,), by index of the example."""
+    """Return the figures of mates over at least two epochs; `lengths`, shape (examples,), by index of the example."""
     again = [_met_again(first, second) for first, second in pairwise(cuts)]
     mean, products, examples = float(lengths.mean()), [], []
     for cut in cuts:
         some = _counted(cut.layout)
-        sizes = cut.layout.batch_sizes[some].astype(np.float64)
-        centred: FloatArray = lengths[cut.examples[_positions(cut.layout, some)]] - mean
-        edges = np.concatenate(([0], np.cumsum(cut.layout.batch_sizes[some], dtype=np.int64)))
+        held = cut.layout.batch_sizes[some]
+        sizes, edges = held.astype(np.float64), np.concatenate(([0], np.cumsum(held, dtype=np.int64)))
+        centred: FloatArray = lengths[cut.examples[positions(cut.layout.starts[some], held)]] - mean
         sums, squares = (_sums(centred**power, edges) for power in (1, 2))
         products.append((sums**2 - squares) / np.maximum(sizes * (sizes - 1), 1.0))
         examples.append(np.where(sizes > 1, sizes, 0))
@@ -74,24 +73,24 @@ def mates_in_cuts(cuts: list[Cut], lengths: npt.NDArray[Any]) -> Mates:
 
 
 def again_at_random(layout: Layout) -> float:
-    """Return how often mates met again if those of each example were drawn from all others, as many as it has."""
+    """Return how often mates would meet again if each example's were drawn from all others."""
     sizes = layout.batch_sizes.astype(np.float64)
     mates = sizes * (sizes - 1)
     return float(np.sum(mates * (sizes - 1)) / (mates.sum() * (layout.count - 1))) if mates.any() else 0.0
 
 
 def _met_again(first: Cut, second: Cut) -> float:
-    """The share of the pairs of one epoch's batches that are in one batch of the other, too."""
+    """Return the share of the pairs of one epoch's batches that are in one batch of the other, too."""
     batches = second.layout.starts.size
     batch_of = np.arange(batches, batches + second.layout.count)  # an example that is left out meets nobody
-    for_each = _positions(second.layout, np.arange(batches))
-    batch_of[second.examples[for_each]] = np.repeat(np.arange(batches), second.layout.batch_sizes)
-    layout, some = first.layout, _counted(first.layout)
-    sizes = layout.batch_sizes[some].astype(np.float64)
-    keys = np.repeat(some, layout.batch_sizes[some]) * (batches + second.layout.count)
-    keys += batch_of[first.examples[_positions(layout, some)]]
+    every = positions(second.layout.starts, second.layout.batch_sizes)
+    batch_of[second.examples[every]] = np.repeat(np.arange(batches), second.layout.batch_sizes)
+    some = _counted(first.layout)
+    held = first.layout.batch_sizes[some]
+    keys = np.repeat(some, held) * (batches + second.layout.count)
+    keys += batch_of[first.examples[positions(first.layout.starts[some], held)]]
     _, met = np.unique(keys, return_counts=True)
-    mates = float(np.sum(sizes * (sizes - 1)))
+    mates = float(np.sum(held * (held - 1.0)))
     return float(np.sum(met * (met - 1.0))) / mates if mates else 0.0
 
 
@@ -100,20 +99,13 @@ def _counted(layout: Layout) -> IntArray:
     return np.arange(0, layout.starts.size, max(1, layout.count // _COUNTED))
 
 
-def _positions(layout: Layout, batches: IntArray) -> IntArray:
-    """The positions of some batches' examples, batch after batch."""
-    sizes = layout.batch_sizes[batches].astype(np.int64)
-    ends = np.cumsum(sizes)
-    return np.repeat(layout.starts[batches] - (ends - sizes), sizes) + np.arange(int(sizes.sum()))
-
-
 def _sums(values: FloatArray, edges: IntArray) -> FloatArray:
-    """The sums of the values between each edge and the next."""
+    """Return the sums of the values between each edge and the next."""
     return np.diff(np.concatenate(([0.0], np.cumsum(values)))[edges])
 
 
 def _correlation(products: FloatArray, examples: FloatArray, variance: float) -> float | None:
-    """The mean product of mates' deviations, over examples that have mates, as a part of the variance."""
+    """Return the mean product of mates' deviations, over examples that have mates, as a part of the variance."""
     if not examples.sum() or not variance > 0:
         return None
     return float(np.clip(np.sum(products * examples) / examples.sum() / variance, -1.0, 1.0))

@@ -14,11 +14,9 @@ def speechbrain_boundaries(num_buckets: int, max_batch_length: float) -> FloatAr
 
     Quantiles of lognormal(s=1), that is exp of the normal's, at the points i / (num_buckets + 1), scaled so
     that the last is max_batch_length (but for rounding). They depend on neither data nor seed.
-
     Source: `speechbrain.dataio.sampler.DynamicBatchSampler`, SpeechBrain 1.0.
 
-    Raises:
-        ValueError: `num_buckets` is below 1.
+    Raises ValueError if `num_buckets` is below 1.
     """
     from scipy.special import ndtri
 
@@ -39,9 +37,8 @@ def speechbrain_table(
 ) -> BucketTable:
     """Return the buckets that SpeechBrain's DynamicBatchSampler sorts these lengths into, by its own arguments.
 
-    `bucket_boundaries`, positive, go before `num_buckets`. It has one bucket more than boundaries, of batch size 1, for
-    what is longer than the last; it is in the table, with the longest length as its boundary, only where there are such
-    examples.
+    `bucket_boundaries`, positive, go before `num_buckets`. Its one bucket more, of batch size 1, for examples beyond
+    the last boundary, is in the table only if there are any; the longest length is then its boundary.
 
     Raises:
         ValueError: Neither boundaries nor their number are given, or they break a rule of `BucketTable`.
@@ -59,18 +56,14 @@ def speechbrain_table(
 def lhotse_boundaries(lengths: npt.ArrayLike, num_buckets: int) -> FloatArray:
     """Return the inner boundaries that Lhotse estimates, to the bit: buckets of about the same total length.
 
-    It goes through the sorted lengths and begins a bucket as soon as the one before holds more than
-    total / num_buckets. So a boundary is the shortest length of a bucket that was to begin there; but its sampler
-    puts a length on a boundary into the bucket below (`bisect_left`). As every bucket overshoots its share, there can
-    be fewer buckets than asked for, without a word; boundaries can be repeated, which leaves buckets empty. Only
-    the length counts, whatever the constraint's `quadratic_duration`.
-
-    DynamicBucketingSampler shows it the first 10,000 cuts (`num_cuts_for_bins_estimate`), not all.
+    There are at most num_buckets - 1, ascending. It goes through the sorted lengths and begins a bucket as soon as the
+    one before holds more than total / num_buckets. So a boundary is the shortest length of the bucket that begins
+    there; but its sampler puts a length on a boundary into the bucket below (`bisect_left`). As every bucket overshoots
+    its share, there can silently be fewer buckets than asked for; boundaries can be repeated, which leaves buckets
+    empty. Only the length counts, whatever the constraint's `quadratic_duration`. DynamicBucketingSampler shows it the
+    first 10,000 cuts (`num_cuts_for_bins_estimate`), not all.
 
     Source: `lhotse.dataset.sampling.dynamic_bucketing.estimate_duration_buckets`, Lhotse 1.33.
-
-    Returns:
-        At most num_buckets - 1 boundaries, ascending.
 
     Raises:
         ValueError: `num_buckets` is below 2 or above the number of examples, where Lhotse fails an assertion; or a
@@ -91,9 +84,9 @@ def lhotse_boundaries(lengths: npt.ArrayLike, num_buckets: int) -> FloatArray:
 
 
 def _overshoot(values: FloatArray, start: int, share: float, window: int) -> int:
-    """The end of the shortest run from `start` that sums to more than `share`; that of all values where none does."""
+    """Return the end of the shortest run from `start` that sums to more than `share`, or of all values."""
     while True:
-        # Summed one after another, as Lhotse does: another order would round differently.
+        # Summed one after another, as Lhotse does, to round alike.
         totals = np.cumsum(values[start : start + window])
         end = start + int(np.searchsorted(totals, share, side="right"))
         if end < start + totals.size:

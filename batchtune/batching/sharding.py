@@ -1,4 +1,4 @@
-"""Which examples each worker of a stream of shards reads, and in which order, as WebDataset deals and shuffles them."""
+"""The examples that each worker of a stream of shards reads, in the order in which WebDataset deals and shuffles."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from batchtune.batching.layout import positions
 from batchtune.lengths import IntArray
 from batchtune.results import ShardAdvice
 
-# WebDataset's `initial`, of both shuffles, where it is not set.
+# WebDataset's default `initial` of both shuffles.
 _INITIAL = 100
-
-# Of `advised_shards`.
+# What `advised_shards` aims at.
 _SHARDS_OF_A_WORKER, _EXAMPLES_OF_A_SHARD, _BYTES_OF_A_SHARD = 4, 100, 10**9
 
 
@@ -26,13 +26,13 @@ class Sharding:
     `.shuffle(shuffle_buffer, initial=shuffle_initial)`. Three of its habits are easily missed:
 
     - It deals the shards before it shuffles them: a worker reads the same shards in every epoch.
-    - A worker for which no shard is left raises a ValueError (`empty_check`), or gives nothing if that is off.
-    - Without `detshuffle`, shards come in the same order in every epoch. With it they do so too if the DataLoader has
-      workers that end with the epoch (no `persistent_workers`), since each new one counts epochs from 0.
+    - A worker without a shard raises a ValueError (`empty_check`), or gives nothing if that is off.
+    - Without `detshuffle`, shards come in the same order in every epoch. With it they do so too unless the DataLoader
+      has `persistent_workers`, since each new worker counts epochs from 0.
 
     Attributes:
         world_size: Number of ranks.
-        workers: Of each rank's DataLoader; 1 also where it reads in the process itself.
+        workers: Of each rank's DataLoader; 1 also if it reads in the process itself.
         shuffle_shards: How many shards its `shardshuffle` holds; 0: they stay in order.
         shuffle_buffer: How many examples `.shuffle` holds; 0: they stay in order.
         shuffle_initial: How many `.shuffle` holds before it gives the first; None: WebDataset's own 100.
@@ -46,14 +46,13 @@ class Sharding:
 
     def shards(self, count: int, *, seed: int, epoch: int) -> list[list[IntArray]]:
         """Return which of `count` shards each worker reads, in its order: [rank][worker]."""
-        every = np.arange(count, dtype=np.int64)
-        dealt = [
-            [every[rank :: self.world_size][worker :: self.workers] for worker in range(self.workers)]
-            for rank in range(self.world_size)
-        ]
+        of_ranks = [np.arange(rank, count, self.world_size) for rank in range(self.world_size)]
         return [
-            [shuffled(shards, self.shuffle_shards, random.Random(seed + epoch)) for shards in of_rank]
-            for of_rank in dealt
+            [
+                shuffled(own[worker :: self.workers], self.shuffle_shards, random.Random(seed + epoch))
+                for worker in range(self.workers)
+            ]
+            for own in of_ranks
         ]
 
     def streams(self, sizes: Sequence[int], *, seed: int, epoch: int) -> list[list[IntArray]]:
@@ -61,29 +60,25 @@ class Sharding:
 
         The order of the shards is WebDataset's own with this seed, to the shard. Within a worker examples are shuffled
         as by `.shuffle(shuffle_buffer, initial=shuffle_initial, rng=sample_random(seed, epoch, rank, worker))`. Without
-        `rng` and `seed`, WebDataset shuffles by the time of day.
-
-        Args:
-            sizes: Examples of each shard, in the order of the URLs.
-            seed: Of the shuffles.
-            epoch: From 0.
+        `rng` and `seed`, WebDataset shuffles by the time of day. `sizes` are the examples of each shard, by URL.
 
         Raises:
             BatchtuneError: Something is to be shuffled, and Numba is not installed.
         """
         starts = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
+        read = self.shards(len(sizes), seed=seed, epoch=epoch)
         return [
             [
-                shuffled(
-                    _examples(starts, shards),
-                    self.shuffle_buffer,
-                    sample_random(seed, epoch, rank, worker),
-                    self.shuffle_initial,
-                )
-                for worker, shards in enumerate(of_rank)
+                self._examples(starts, shards, sample_random(seed, epoch, rank, worker))
+                for worker, shards in enumerate(own)
             ]
-            for rank, of_rank in enumerate(self.shards(len(sizes), seed=seed, epoch=epoch))
+            for rank, own in enumerate(read)
         ]
+
+    def _examples(self, starts: IntArray, shards: IntArray, random: random.Random) -> IntArray:
+        """Return the indices of the examples of some shards, shuffled; `starts` has each shard's first."""
+        stored = positions(starts[shards], starts[shards + 1] - starts[shards])
+        return shuffled(stored, self.shuffle_buffer, random, self.shuffle_initial)
 
 
 def sample_random(seed: int, epoch: int, rank: int, worker: int) -> random.Random:
@@ -94,10 +89,8 @@ def sample_random(seed: int, epoch: int, rank: int, worker: int) -> random.Rando
 def shuffled(stream: IntArray, buffer_size: int, random: random.Random, initial: int | None = None) -> IntArray:
     """Return a stream in the order in which WebDataset's `.shuffle(buffer_size, initial=initial, rng=random)` gives it.
 
-    It fills a buffer by two examples for each that it gives, and gives any of the buffer's. `random` is in the same
-    state afterwards.
-
-    Source: `webdataset.filters._shuffle`, WebDataset 1.0.
+    It fills a buffer by two examples for each that it gives, chosen from the buffer at random. `random` ends in the
+    same state. Source: `webdataset.filters._shuffle`, WebDataset 1.0.
     """
     if buffer_size < 1 or not stream.size:
         return stream
@@ -110,13 +103,6 @@ def shuffled(stream: IntArray, buffer_size: int, random: random.Random, initial:
     return result
 
 
-def _examples(starts: IntArray, shards: IntArray) -> IntArray:
-    """Return the indices of the examples of some shards, shard after shard."""
-    sizes = starts[shards + 1] - starts[shards]
-    before = np.cumsum(sizes) - sizes
-    return np.repeat(starts[shards] - before, sizes) + np.arange(int(sizes.sum()))
-
-
 def advised_shards(count: int, total_bytes: int | None, readers: int) -> ShardAdvice:
     """Return how to write examples as shards for so many workers of all ranks.
 
@@ -124,16 +110,12 @@ def advised_shards(count: int, total_bytes: int | None, readers: int) -> ShardAd
     is smaller. It is the first of these that `maxcount` can give:
 
     - 4 for each worker, so that their order is worth shuffling, or as many as leave 100 examples in each, but at
-      least 1; more where they would be larger than 1 GB on average: large files read well, and smaller ones copy well;
+      least 1; more if they would be larger than 1 GB on average: large files read well, and smaller ones copy well;
     - the next multiples, up to twice as many; then the smaller ones, from above;
     - any number that leaves no worker idle, as for 100 examples and 64 workers; as many as examples if those are fewer.
 
-    `maxsize` is twice the mean size of a shard: it closes none but a shard of unusually long examples.
-
-    Args:
-        count: Number of examples, at least 1.
-        total_bytes: Of all of them, as stored; None where that is unknown.
-        readers: Number of workers, at least 1.
+    `maxsize` is twice the mean size of a shard: it closes only a shard of unusually long examples. `total_bytes` are
+    those of all examples, as stored; None if unknown.
     """
     each = max(1, min(_SHARDS_OF_A_WORKER, count // (_EXAMPLES_OF_A_SHARD * readers)))
     if total_bytes is not None:

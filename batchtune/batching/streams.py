@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from operator import truediv
 from random import Random
-from typing import Protocol
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
 from batchtune.results import StreamAlgorithm
 
-# Without shuffle a bucket leaves when it is full, as soon as so many examples ahead are read.
+# Without shuffle, so many examples are read at once: a full bucket leaves after them.
 _AHEAD = 32
 # A bucket of which no batch has left while so many buffers were read has its turn, full or not.
 _PATIENCE = 16
@@ -26,16 +26,16 @@ _FEW = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamBatching:
-    """A way to make batches of a stream: what `BucketedStream` runs.
+    """A way to make batches of a stream, as `BucketedStream` does.
 
     Attributes:
         algorithm: `bucket`: of one bucket's examples; `pool`: of neighbours in a buffer that is sorted and cut as a
             whole; `pivot`: of neighbours around a random example, as SpeechBrain does.
         table: A batch holds at most the batch size of its longest example's bucket.
         buffer_size: The most examples that are held at once.
-        max_padding_ratio: Of `pivot`: the most of a batch that may be padding; None: any.
+        max_padding_ratio: For `pivot`: the most of a batch that may be padding; None: any.
         shuffle: Whether chance decides which of the buffer's examples go together, and in which order batches come.
-        drop_last: Whether what is left at the end of the stream, and fills no batch, is left out.
+        drop_last: Whether to leave out examples at the end of the stream that fill no batch.
     """
 
     algorithm: StreamAlgorithm
@@ -61,31 +61,30 @@ class StreamBatches:
     read: IntArray
 
 
-class Reader(Protocol):
-    """The examples of a stream, in its order: what a batching reads on when the buffer has room.
+class Reader(ABC):
+    """The examples of a stream, in its order.
 
     Attributes:
         count: How many examples were read; the next is at this place, from 0.
         ended: Whether the stream has given its last example.
     """
 
-    count: int
-    ended: bool
+    count = 0
+    ended = False
 
+    @abstractmethod
     def read(self, room: int) -> list[float]:
         """Read at most so many examples and return their lengths, positive and at most the last boundary.
 
-        Fewer only where the stream has ended, or where what is held takes too much memory: then a batch has to leave.
+        Fewer only if the stream has ended, or if the examples held take too much memory: then a batch has to leave.
         """
-        ...
 
 
-class LengthReader:
+class LengthReader(Reader):
     """Reads a stream of which only the lengths are known."""
 
     def __init__(self, lengths: FloatArray) -> None:
         self._lengths: list[float] = lengths.tolist()
-        self.count, self.ended = 0, False
 
     def read(self, room: int) -> list[float]:
         """As for every reader."""
@@ -96,7 +95,7 @@ class LengthReader:
 
 
 def stream_random(seed: int, epoch: int, rank: int = 0, worker: int = 0) -> Random:
-    """Return the source of chance of one worker's pass over its stream; the same on every machine."""
+    """Return the random numbers of one worker's pass over its stream, the same on every machine."""
     return Random(f"{seed} {epoch} {rank} {worker}")
 
 
@@ -119,20 +118,20 @@ def batched(reader: Reader, batching: StreamBatching, random: Random) -> Iterato
     A batch whose longest example is u holds at most the table's batch size for u. The examples that are left when the
     stream ends make as few batches as they can, or with `pivot` and shuffle one more: one or two are not full.
     """
-    return _ALGORITHMS[batching.algorithm](reader, batching, random)
+    make = {"bucket": _bucketed, "pool": _pooled, "pivot": _pivoted}[batching.algorithm]
+    return make(reader, batching, random)
 
 
 def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Iterator[list[int]]:
     """Yield batches of one bucket each.
 
-    With shuffle the buffer fills up, then the bucket leaves that holds most relative to its batch size, as many random
-    examples as a batch takes: so all buckets hold the same multiple of their batch sizes, and the choice of mates is
-    as wide as the buffer allows. Without, a bucket leaves when it is full, in the order of the stream. A buffer that
-    is full before any bucket is, as a small one may be, gives up the fullest bucket; and a bucket so rare that it does
-    not get full has its turn in the end, lest its examples are never seen in epochs that stop before. Such a batch is
-    filled with examples of the next shorter buckets.
+    With shuffle the buffer fills up, then as many random examples as a batch takes leave the bucket that holds most
+    relative to its batch size: so all buckets hold the same multiple of their batch sizes, and the choice of mates is
+    as wide as the buffer allows. Without, a bucket leaves when it is full, in the order of the stream. If the buffer is
+    full before any bucket is, the fullest leaves; a bucket so rare that it does not fill has its turn in the end, lest
+    an epoch that stops early never sees its examples. Such a batch is filled from the next shorter buckets.
     """
-    edges, sizes = _lists(batching.table)
+    edges, sizes = batching.table.boundaries.tolist(), batching.table.batch_sizes.tolist()
     chance = random if batching.shuffle else None
     buckets: list[list[int]] = [[] for _ in sizes]
     held, next_look = 0, reader.count + batching.buffer_size
@@ -146,17 +145,13 @@ def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Itera
         held += len(lengths)
         found = enumerate(map(bisect_left, repeat(edges), lengths), reader.count - len(lengths))
         waits = len(lengths) == room and held < batching.buffer_size
-        if chance is None:
-            for place, bucket in found:
-                buckets[bucket].append(place)
-                if len(buckets[bucket]) == sizes[bucket]:
-                    batch, buckets[bucket], waits = buckets[bucket], [], True
-                    waited[bucket] = 0
-                    held -= len(batch)
-                    yield batch
-        else:
-            for place, bucket in found:
-                buckets[bucket].append(place)
+        for place, bucket in found:
+            buckets[bucket].append(place)
+            if chance is None and len(buckets[bucket]) == sizes[bucket]:
+                batch, buckets[bucket], waits = buckets[bucket], [], True
+                waited[bucket] = 0
+                held -= len(batch)
+                yield batch
         if reader.ended:
             break
         while reader.count >= next_look:
@@ -172,27 +167,23 @@ def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Itera
         batch = _filled(buckets, sizes, leaving, chance)
         held -= len(batch)
         yield batch
-    yield from _emptied(buckets, sizes, chance, drop_last=batching.drop_last)
-
-
-def _emptied(buckets: list[list[int]], sizes: list[int], chance: Random | None, *, drop_last: bool) -> list[list[int]]:
-    """Return the last batches: full ones of each bucket, and what remains, the longest first, in one row."""
+    # The last batches: full ones of each bucket, then the remaining examples in a row, the longest first.
     batches = []
     for bucket, size in enumerate(sizes):
         while len(buckets[bucket]) >= size:
             batches.append(_filled(buckets, sizes, bucket, chance))
-    for bucket, size in reversed(list(enumerate(sizes))):
+    for bucket in range(len(sizes) - 1, -1, -1):
         while buckets[bucket]:
             batch = _filled(buckets, sizes, bucket, chance)
-            if len(batch) == size or not drop_last:
+            if len(batch) == sizes[bucket] or not batching.drop_last:
                 batches.append(batch)
     if chance is not None:
         chance.shuffle(batches)
-    return batches
+    yield from batches
 
 
 def _filled(buckets: list[list[int]], sizes: list[int], bucket: int, chance: Random | None) -> list[int]:
-    """Take a batch out of a bucket, and where that holds too few, out of the next shorter ones."""
+    """Take a batch out of a bucket, and if that holds too few, out of the next shorter ones."""
     batch = _taken(buckets[bucket], sizes[bucket], chance)
     for shorter in range(bucket - 1, -1, -1):
         if len(batch) == sizes[bucket]:
@@ -202,7 +193,7 @@ def _filled(buckets: list[list[int]], sizes: list[int], bucket: int, chance: Ran
 
 
 def _taken(held: list[int], most: int, chance: Random | None) -> list[int]:
-    """Take so many examples, or all, out of those held: random ones, or without `chance` the first."""
+    """Take `most` examples, or all, out of those held: random ones, or without `chance` the first."""
     count = len(held)
     if count <= most:
         batch = held.copy()
@@ -211,7 +202,7 @@ def _taken(held: list[int], most: int, chance: Random | None) -> list[int]:
         batch = held[:most]
         del held[:most]
     else:
-        # The fewer of those that leave and those that stay are drawn, to the end or to the front.
+        # Draw those that leave to the end or those that stay to the front, whichever are fewer.
         draw, stay = chance.random, count - most
         if most < stay:
             for last in range(count - 1, stay - 1, -1):
@@ -230,11 +221,11 @@ def _pooled(reader: Reader, batching: StreamBatching, random: Random) -> Iterato
     """Yield batches of neighbours in pools that are sorted by length, the longest first; of equal ones the earlier.
 
     While a pool's batches leave, the next one fills. A pool is cut from its longest or from its shortest example on,
-    and the examples at the other end that fill no batch join the next pool: always from the same end, they could wait
-    for ever. With shuffle chance decides which end and how large the first pool is, so that other examples share a
-    pool in each epoch, and batches leave in random order; without, the ends alternate.
+    and the examples at the other end that fill no batch join the next pool: if it were always the same end, they could
+    wait for ever. With shuffle, chance decides which end and how large the first pool is, so that other examples share
+    a pool in each epoch, and batches leave in random order; without, the ends alternate.
     """
-    edges, sizes = _lists(batching.table)
+    edges, sizes = batching.table.boundaries.tolist(), batching.table.batch_sizes.tolist()
     shuffle = batching.shuffle
     most = batching.buffer_size - int(batching.buffer_size / 2 * random.random() if shuffle else 0)
     ascending = False
@@ -274,7 +265,7 @@ def _pooled(reader: Reader, batching: StreamBatching, random: Random) -> Iterato
 def _cut_descending(
     descending: list[float], edges: list[float], sizes: list[int], ratio: float = 1.0
 ) -> list[tuple[int, int]]:
-    """Return where batches begin and end that each take as many as fit with their longest, from the longest on."""
+    """Return where batches begin and end if each takes as many as fit with its longest, from the longest on."""
     cuts, first = [], 0
     while first < len(descending):
         longest = descending[first]
@@ -287,7 +278,7 @@ def _cut_descending(
 
 
 def _cut_ascending(descending: list[float], edges: list[float], sizes: list[int]) -> list[tuple[int, int]]:
-    """Return the same from the shortest on, which makes as few batches."""
+    """Return the same, cut from the shortest on, which makes as few batches."""
     cuts, last = [], len(descending)
 
     def fits(first: int) -> bool:
@@ -303,10 +294,10 @@ def _cut_ascending(descending: list[float], edges: list[float], sizes: list[int]
 def _pivoted(reader: Reader, batching: StreamBatching, random: Random) -> Iterator[list[int]]:
     """Yield batches of neighbours in the sorted buffer, around a random one, or without shuffle the oldest.
 
-    A batch grows to the neighbour that pads it less, as `speechbrain.dataio.iterators.indices_around_random_pivot`
-    does, of equal ones to the shorter, as long as its longest example's batch size and max_padding_ratio allow.
+    A batch takes the neighbour that pads it less, as `speechbrain.dataio.iterators.indices_around_random_pivot` does,
+    of equal ones the shorter, as long as its longest example's batch size and max_padding_ratio allow.
     """
-    edges, sizes = _lists(batching.table)
+    edges, sizes = batching.table.boundaries.tolist(), batching.table.batch_sizes.tolist()
     ratio = 1.0 if batching.max_padding_ratio is None else batching.max_padding_ratio
     held: list[tuple[float, int]] = []  # ascending lengths with their places
     while True:
@@ -331,7 +322,7 @@ def _pivoted(reader: Reader, batching: StreamBatching, random: Random) -> Iterat
     held.reverse()
     descending = [length for length, _ in held]
     rest, apart = [], 0
-    if batching.shuffle and not batching.drop_last and held:  # else the same ones would be cut apart in each epoch
+    if batching.shuffle and not batching.drop_last and held:  # cut elsewhere in each epoch
         apart = min(int(random.random() * sizes[bisect_left(edges, descending[0])]), len(held))
     cuts = _cut_descending(descending[:apart], edges, sizes, ratio)
     cuts += ((apart + first, apart + last) for first, last in _cut_descending(descending[apart:], edges, sizes, ratio))
@@ -370,10 +361,3 @@ def _around(
             most = sizes[bisect_left(edges, longest)]
             total += longest
             last += 1
-
-
-def _lists(table: BucketTable) -> tuple[list[float], list[int]]:
-    return table.boundaries.tolist(), table.batch_sizes.tolist()
-
-
-_ALGORITHMS = {"bucket": _bucketed, "pool": _pooled, "pivot": _pivoted}

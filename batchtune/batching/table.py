@@ -1,4 +1,4 @@
-"""The bucket table, what every sampler config comes down to, and the limits that its batch sizes keep."""
+"""The bucket table, which every sampler config comes down to, and the limits on its batch sizes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy.typing as npt
 from batchtune.lengths import FloatArray, Histogram, IntArray
 from batchtune.results import Sizing
 
-# No batch can be filled beyond this size, and a quotient far beyond it would not fit int64.
+# No data set fills a larger batch, and a quotient far beyond would not fit int64.
 _LARGEST_BATCH_SIZE = 2**53
-# So many lengths are looked up at once: enough to be fast, little memory next to a data set.
+# Lengths that are looked up at once: enough to be fast, little memory next to a data set.
 _AT_ONCE = 1 << 18
 
 Buckets: TypeAlias = npt.NDArray[np.integer[Any]]
-"""Indices of buckets, in as few bits as will do."""
+"""Indices of buckets, in as few bits as possible."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +27,7 @@ class BucketTable:
     """Boundaries and one batch size per bucket.
 
     With target boundaries it is a table over both lengths: buckets with the same boundary share a range of lengths, and
-    an example belongs to the first bucket whose two boundaries are both not below its own lengths.
+    an example belongs to the first bucket with neither boundary below its own lengths.
 
     Attributes:
         boundaries: Shape (buckets,), ascending, positive and finite; bucket b holds the lengths in
@@ -65,7 +65,7 @@ class BucketTable:
 
     @classmethod
     def of(cls, boundaries: npt.ArrayLike, batch_sizes: npt.ArrayLike) -> BucketTable:
-        """Return the table of plain numbers, as users and files give them; raise ValueError where they are wrong."""
+        """Return the table of plain numbers, as users and files give them; raise ValueError if they are wrong."""
         edges, sizes = _numbers("bucket_boundaries", boundaries), _numbers("bucket_batch_sizes", batch_sizes)
         whole = (sizes >= 1) & (sizes <= _LARGEST_BATCH_SIZE) & (sizes == np.floor(sizes))
         _check_each("bucket_batch_sizes must be whole numbers from 1 to 2**53", sizes, whole)
@@ -86,10 +86,10 @@ class BucketTable:
         """Return the bucket of each example, `num_buckets` for those that no bucket holds.
 
         Over one length it is `numpy.searchsorted(boundaries, length)`, left side. Lengths of fewer bits than float64
-        are compared with the boundaries rounded alike: the longest length, rounded, is then still not beyond the last
-        boundary, where that was the longest length itself.
+        are compared with the boundaries rounded alike: if the last boundary was the longest length, that length,
+        rounded, is still not beyond it.
 
-        With target boundaries, `targets` are needed too, and it is NeMo's rule without its strict mode. The strict one
+        With target boundaries it takes `targets` too and follows NeMo's rule without its strict mode. The strict one
         gives the same bucket to all examples whose target is at most the last target boundary of their own boundary,
         and none to the others.
         """
@@ -108,20 +108,19 @@ class BucketTable:
         return buckets
 
     def extended_to(self, longest: float) -> BucketTable:
-        """Return the table, with one bucket more, of batches of one, where `longest` is beyond the last boundary."""
+        """Return the table, with one bucket more, of batches of one, if `longest` is beyond the last boundary."""
         if longest <= self.boundaries[-1]:
             return self
         return BucketTable(np.append(self.boundaries, longest), np.append(self.batch_sizes, 1))
 
     def lower_edges(self, lengths: FloatArray) -> FloatArray:
-        """Return the boundary below the bucket of each length: all of its examples are longer than that."""
+        """Return the boundary below the bucket of each length."""
         return cast(FloatArray, np.append(0.0, self.boundaries)[np.searchsorted(self.boundaries, lengths)])
 
     def edges(self, histogram: Histogram) -> IntArray:
         """Return where the buckets begin and end: bucket b holds the distinct lengths edges[b] : edges[b + 1].
 
-        Raises:
-            ValueError: The longest length is beyond the last boundary, here and in what follows.
+        This and the next two raise ValueError if the longest length is beyond the last boundary.
         """
         if histogram.lengths[-1] > self.boundaries[-1]:
             raise ValueError(f"length {histogram.lengths[-1]} is beyond the last boundary {self.boundaries[-1]}")
@@ -135,7 +134,7 @@ class BucketTable:
         return np.diff(up_to, prepend=0)
 
     def largest_batches(self, histogram: Histogram) -> tuple[IntArray, FloatArray]:
-        """Return the sizes and the longest lengths of the largest batch of each bucket that holds an example."""
+        """Return size and longest length of the largest batch of each bucket with examples."""
         counts = self.counts(histogram)
         used = counts > 0
         longest = histogram.lengths[self.edges(histogram)[1:][used] - 1]
@@ -143,7 +142,10 @@ class BucketTable:
 
 
 def _numbers(name: str, given: npt.ArrayLike, hint: str = "") -> npt.NDArray[Any]:
-    values = np.asarray(given)
+    try:
+        values = np.asarray(given)
+    except ValueError:  # nested lists of different lengths
+        raise ValueError(f"{name} must be a list of numbers{hint}") from None
     if values.ndim != 1 or values.size == 0:
         raise ValueError(f"{name} must be one-dimensional and not empty, got shape {values.shape}{hint}")
     if values.dtype.kind not in "iuf":
@@ -177,7 +179,7 @@ def batch_sizes_for(boundaries: npt.ArrayLike, max_batch_length: float, max_batc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Everything that limits the batch size: max_batch_length, the most examples, and what fits on the device.
+    """The limits on the batch size: max_batch_length, max_batch_size, and the frontier of a probe.
 
     `frontier` gives the largest batch size that fits at each length, at least 1; None without a probe. Beyond
     `measured_up_to` max_batch_length was not measured: there the frontier limits every size.
@@ -190,7 +192,7 @@ class Limits:
 
     @property
     def sizings(self) -> tuple[Sizing, ...]:
-        """The sources of batch sizes; the last of them knows most of the device."""
+        """The sources of batch sizes; the last knows the device best."""
         return ("length",) if self.frontier is None else ("length", "frontier")
 
     def batch_sizes(self, lengths: FloatArray, sizing: Sizing) -> IntArray:
@@ -211,7 +213,7 @@ class OverlongError(ValueError):
 
 def checked_lengths(lengths: npt.ArrayLike) -> npt.NDArray[Any]:
     """Return the lengths that a user gave as an array; raise ValueError for one that is not positive and finite."""
-    values = _numbers("lengths", lengths, "; for a manifest or a data set there is from_config")
+    values = _numbers("lengths", lengths, "; for a manifest, use from_config; for a data set, also give it length_of=")
     for start in range(0, values.size, _AT_ONCE):
         part = values[start : start + _AT_ONCE]
         wrong = ~((part > 0) & (part < np.inf))
@@ -225,11 +227,7 @@ def checked_lengths(lengths: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def holding_all(values: npt.NDArray[Any], table: BucketTable, overlong: str) -> BucketTable:
-    """Return the table, with one bucket more, of batches of one, where there are overlong examples.
-
-    Raises:
-        OverlongError: There are overlong examples, and `overlong` is "error".
-    """
+    """Return the table, extended if there are overlong examples; raise OverlongError if `overlong` is "error"."""
     if table.assign(values.max(keepdims=True))[0] < table.num_buckets:
         return table
     if overlong == "error":

@@ -1,16 +1,12 @@
 """The bucket tables over length and target length that no others beat.
 
 NVIDIA NeMo takes such tables as `bucket_duration_bins: [[4.1, 30], [4.1, 48], [8.0, 51], …]`, ascending pairs of
-(largest duration, largest number of tokens), with one entry of `bucket_batch_size` each. How it finds an example's
-bucket is in `find_smallest_bucket` of nemo/collections/common/data/lhotse/sampling.py (NVIDIA/NeMo, commit 23d2d02):
+(largest duration, largest number of tokens), with one entry of `bucket_batch_size` each. It finds an example's bucket
+in `find_smallest_bucket` of nemo/collections/common/data/lhotse/sampling.py (NVIDIA/NeMo, commit 23d2d02):
 
-- strict (`bucketing_2d_strict_mode: true`, the default): only the pairs with the smallest duration that is not below
-  the example's count; of these the first whose number of tokens is not below the example's. An example with more
-  tokens than all of them is left out of the training.
-- otherwise: the first pair, in order, that is not below the example in either. So an example with too many tokens
-  for its own duration goes to a bucket of longer ones.
-
-Lhotse itself has buckets by one length only (`SamplingConstraint.select_bucket`, a `bisect_left`).
+- strict (`bucketing_2d_strict_mode: true`, the default): of the pairs with the smallest duration that is not below the
+  example's, the first whose number of tokens is not below the example's; without one, the example is left out;
+- otherwise: the first pair with neither number below the example's, which may be one of longer examples.
 """
 
 from __future__ import annotations
@@ -22,14 +18,14 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.batching.remainders import TIE
+from batchtune.batching.optimal import fewest
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
 
 ExampleCostsOf = Callable[[FloatArray, FloatArray], FloatArray]
 """(boundaries, target boundaries) → what one example costs in each such bucket, element by element."""
 
-# The targets are distinguished this many times finer than one bin's grid: a bin has a small part of them.
+# All targets are distinguished this many times finer than one bin's, as a bin has a small part of them.
 _CELLS_PER_GRID_POINT = 16
 
 
@@ -44,7 +40,7 @@ def optimal_table_2d(
 ) -> list[BucketTable]:
     """Return the tables that minimise the cost of all examples, for several bucket counts in one run.
 
-    The lengths are cut into bins, and each bin's targets into sub-bins, as many as pay there. The last sub-bin of a bin
+    The lengths are cut into bins, and each bin's targets into as many sub-bins as pay there. The last sub-bin of a bin
     ends at the largest target in it, so every example has its bucket, with and without NeMo's strict mode. The table is
     the best of all those whose
 
@@ -52,34 +48,31 @@ def optimal_table_2d(
     - target boundaries in each bin are among at most `resolution` quantiles of the bin's own targets, and the largest
       of these. (Of more than 16·`resolution` distinct targets, quantiles are taken of targets rounded up to so many.)
 
-    Where there are no more distinct values than `resolution`, that is every table, whatever the costs.
+    With no more distinct values than `resolution`, these are all tables, whatever the costs.
 
     Two programmes, one in the other: with c(u, v) the cost of one example, the examples of a bin (u_i, u_j] up to its
     target v_t cost, in exactly m sub-bins, g_m(t) = min over s < t of g_{m-1}(s) + c(u_j, v_t)·(number of targets in
     (v_s, v_t]); the examples up to u_j, in exactly k buckets, f_k(j) = min over i < j and m of f_{k-m}(i) + g_m(largest
     target of the bin). With E length ends and R = `resolution`, O(K·E²·R²) steps.
 
-    Where costs do not fall as a boundary rises, and `candidates` has the boundaries of a one-dimensional table, the
-    result costs no more than that table with the same number of buckets: each of its buckets is a bin with one sub-bin.
+    If costs do not fall as a boundary rises, and `candidates` has the boundaries of a one-dimensional table, the result
+    costs no more than that table with the same number of buckets: each of its buckets is a bin with one sub-bin.
 
     Args:
         lengths: Shape (examples,), positive and finite, in any order.
         targets: Shape (examples,), not negative and finite: the target length of the same example.
-        costs: What an example costs in a bucket, not negative and finite. Called with two-dimensional arrays.
-        num_buckets: The largest number of buckets allowed, at least 1 each.
+        costs: The cost of an example in a bucket, not negative and finite; called with two-dimensional arrays.
+        num_buckets: The largest number of buckets allowed, at least 1 each: for each a table is returned, with batches
+            of one. Of tables that cost the same it is the one with the fewest buckets.
         candidates: More length boundaries to choose from; the longest length not above each takes its place.
         resolution: The most quantiles, at least 1.
-
-    Returns:
-        For each entry of `num_buckets` a table, with batches of one: the sizes are the caller's. Its boundaries are
-        lengths and targets of examples. Where fewer buckets cost the same, fewer are given.
     """
     ends = _quantiles(lengths, resolution)
     if candidates is not None:
         distinct = np.unique(lengths)
         not_above = np.searchsorted(distinct, candidates, side="right") - 1
         ends = np.union1d(ends, distinct[not_above[not_above >= 0]])
-    bins, most = _Bins.of(lengths, targets, ends, costs, resolution), max(num_buckets)
+    bins, most = _Bins(lengths, targets, ends, costs, resolution), max(num_buckets)
     of_bins = [bins.ending_at(end).least(most)[-1] for end in range(1, ends.size + 1)]
     # Row k: the least cost of the examples up to each end in exactly k buckets.
     least = np.full((most + 1, ends.size + 1), np.inf)
@@ -92,7 +85,7 @@ def optimal_table_2d(
 
 
 def _quantiles(values: FloatArray, most: int) -> FloatArray:
-    """All distinct values where there are at most `most`, else that many quantiles of them or fewer; ascending."""
+    """Return all distinct values if they are at most `most`, else up to `most` quantiles of them; ascending."""
     distinct = np.unique(values)
     if distinct.size <= most:
         return distinct
@@ -100,7 +93,7 @@ def _quantiles(values: FloatArray, most: int) -> FloatArray:
 
 
 def _shares(totals: IntArray, parts: int) -> IntArray:
-    """Shape (totals, parts): 1/parts, 2/parts, … of each total, rounded up."""
+    """Return 1/parts, 2/parts, … of each total, rounded up, shape (totals, parts)."""
     return cast(IntArray, -(-totals[:, None] * np.arange(1, parts + 1) // parts))
 
 
@@ -112,7 +105,7 @@ class _Cuts:
         tops: Target boundaries, ascending in each bin; the last is the largest target in the bin.
         counts: Number of the bin's examples up to that target.
         costs: What an example costs in a sub-bin that ends there.
-        usable: Whether it is a boundary of its own: below the bin's largest, and not the same as the one before.
+        usable: Whether it is a boundary of its own: below the bin's largest, and above the one before.
     """
 
     tops: FloatArray
@@ -121,7 +114,7 @@ class _Cuts:
     usable: npt.NDArray[np.bool_]
 
     def least(self, most: int) -> FloatArray:
-        """Shape (cuts, min(most, cuts), bins): the least cost up to each cut, in exactly 1, 2, … sub-bins."""
+        """Return the least cost up to each cut in exactly 1, 2, … sub-bins, shape (cuts, min(most, cuts), bins)."""
         cuts, bins = self.tops.shape
         least = np.full((cuts, min(most, cuts), bins), np.inf)
         for cut in range(cuts):
@@ -133,83 +126,70 @@ class _Cuts:
         return least
 
     def last_sub_bin(self, cut: int) -> FloatArray:
-        """Shape (cut, bins): the cost of the sub-bin from behind each earlier cut up to this one."""
+        """Return the cost of the sub-bin from each earlier cut up to this one, shape (cut, bins)."""
         return cast(FloatArray, self.costs[cut] * (self.counts[cut] - self.counts[:cut]))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Bins:
     """The examples counted by length and target, and the bins that they make.
 
     Ends are counted from 1; the end 0 is before the shortest length.
-
-    Attributes:
-        ends: Shape (ends,): the lengths at which bins may end.
-        tops: Shape (tops,): targets, ascending, the largest last.
-        counts: Shape (ends + 1, tops): number of examples up to the end before (first row: none) and up to the top.
-        largest: Shape (ends,): the largest target among the lengths from behind the end before up to this end.
     """
 
-    ends: FloatArray
-    tops: FloatArray
-    counts: IntArray
-    largest: FloatArray
-    costs: ExampleCostsOf
-    resolution: int
-
-    @classmethod
-    def of(
-        cls, lengths: FloatArray, targets: FloatArray, ends: FloatArray, costs: ExampleCostsOf, resolution: int
-    ) -> _Bins:
-        tops = _quantiles(targets, _CELLS_PER_GRID_POINT * resolution)
-        rows, columns = np.searchsorted(ends, lengths), np.searchsorted(tops, targets)
-        counts = np.bincount(rows * tops.size + columns, minlength=ends.size * tops.size).reshape(ends.size, -1)
-        counts = np.pad(counts.cumsum(axis=0).cumsum(axis=1), ((1, 0), (0, 0)))
-        largest = np.zeros(ends.size)
-        np.maximum.at(largest, rows, targets)
-        return cls(ends, tops, counts.astype(np.int64), largest, costs, resolution)
+    def __init__(
+        self, lengths: FloatArray, targets: FloatArray, ends: FloatArray, costs: ExampleCostsOf, resolution: int
+    ) -> None:
+        self.ends, self._costs, self._resolution = ends, costs, resolution
+        # Shape (tops,): targets, ascending, the largest last.
+        self._tops = _quantiles(targets, _CELLS_PER_GRID_POINT * resolution)
+        rows, columns = np.searchsorted(ends, lengths), np.searchsorted(self._tops, targets)
+        counts = np.bincount(rows * self._tops.size + columns, minlength=ends.size * self._tops.size)
+        counts = counts.reshape(ends.size, -1).cumsum(axis=0).cumsum(axis=1)
+        # Shape (ends + 1, tops): number of examples up to the end before (first row: none) and up to the top.
+        self._counts = np.pad(counts, ((1, 0), (0, 0))).astype(np.int64)
+        # Shape (ends,): the largest target among the lengths between the end before and this end.
+        self._largest = np.zeros(ends.size)
+        np.maximum.at(self._largest, rows, targets)
 
     def ending_at(self, end: int, begin: int | None = None) -> _Cuts:
-        """The bins (u_i, u_end] for i = 0, …, end - 1, or for i = `begin` alone."""
+        """Return the cuts of the bins (u_i, u_end] for i = 0, …, end - 1, or for i = `begin` alone."""
         begins = slice(0, end) if begin is None else slice(begin, begin + 1)
-        up_to = self.counts[end] - self.counts[begins]
-        largest = np.maximum.accumulate(self.largest[:end][::-1])[::-1][begins]
-        cuts = _quantile_cells(up_to, self.resolution)
-        usable = (self.tops[cuts] < largest[:, None]) & (np.diff(cuts, axis=1, prepend=-1) > 0)
-        tops = _with_last(self.tops[cuts], largest)
+        up_to = self._counts[end] - self._counts[begins]
+        largest = np.maximum.accumulate(self._largest[:end][::-1])[::-1][begins]
+        cuts = _quantile_cells(up_to, self._resolution)
+        usable = (self._tops[cuts] < largest[:, None]) & (np.diff(cuts, axis=1, prepend=-1) > 0)
+        tops = _with_last(self._tops[cuts], largest)
         counts = _with_last(np.take_along_axis(up_to, cuts, axis=1), up_to[:, -1])
-        costs = np.asarray(self.costs(np.full_like(tops, self.ends[end - 1]), tops), dtype=np.float64)
+        costs = np.asarray(self._costs(np.full_like(tops, self.ends[end - 1]), tops), dtype=np.float64)
         return _Cuts(tops, counts, costs, _with_last(usable, np.ones_like(largest, dtype=bool)))
 
 
 def _with_last(values: npt.NDArray[Any], last: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Shape (cuts + 1, bins), contiguous, from shape (bins, cuts) and what the bin's last cut has, shape (bins,)."""
+    """Append each bin's last cut: shape (cuts + 1, bins), contiguous, from shapes (bins, cuts) and (bins,)."""
     return np.ascontiguousarray(np.column_stack((values, last)).T)
 
 
 def _quantile_cells(up_to: IntArray, most: int) -> IntArray:
-    """Shape (bins, cuts): the cells at which each bin's targets may be cut, ascending, some of them twice.
+    """Return the cells at which each bin's targets may be cut, shape (bins, cuts), ascending, some of them twice.
 
-    Args:
-        up_to: Shape (bins, cells): number of the bin's examples in that cell and the ones before.
-        most: All cells that have examples where they are no more than this, else that many quantiles.
+    They are all cells with examples if at most `most`, else that many quantiles. `up_to`, shape (bins, cells), is the
+    number of the bin's examples in that cell and those before.
     """
     filled = np.cumsum(np.diff(up_to, axis=1, prepend=0) > 0, axis=1)
     weights = np.where(filled[:, -1:] <= most, filled, up_to)
     parts = min(most, int(filled[:, -1].max()))
-    # All rows in one ascending line, each beginning where the one before it ends: one search serves them all.
+    # All rows in one ascending line, each beginning where the one before ends, so that one search serves them all.
     begins = np.concatenate(([0], np.cumsum(weights[:, -1])[:-1]))[:, None]
     found = np.searchsorted((weights + begins).ravel(), _shares(weights[:, -1], parts) + begins)
     return cast(IntArray, found - np.arange(up_to.shape[0])[:, None] * up_to.shape[1])
 
 
 def _table(bins: _Bins, of_bins: list[FloatArray], least: FloatArray, most: int) -> BucketTable:
-    """The best table of at most `most` buckets, of as few as cost the same, found from its last bucket on."""
-    totals = least[1 : most + 1, -1]
-    buckets, end = 1 + int(np.flatnonzero(totals <= totals.min() * (1 + TIE))[0]), least.shape[1] - 1
+    """Trace the best table of at most `most` buckets back from its last bucket; of equal ones the fewest."""
+    buckets, end = fewest(least[1 : most + 1, -1]), least.shape[1] - 1
     pairs: list[tuple[float, float]] = []
     while end > 0:
-        # The very sums that were compared, so the least of them is the one that was taken.
+        # The same sums as before, to the bit, so their least is the one that was taken.
         sums = [least[buckets - sub_bins, :end] + each for sub_bins, each in enumerate(of_bins[end - 1][:buckets], 1)]
         more, begin = (int(i) for i in np.unravel_index(np.argmin(sums), (len(sums), end)))
         cuts = bins.ending_at(end, begin)

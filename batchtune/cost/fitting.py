@@ -7,10 +7,9 @@ memory of fixed size), on each position (linear), on each pair of positions of a
 an input and a target (a transducer's joint network, a decoder's attention to an encoder: cross), over a constant part
 (parameters, optimizer state, launch overhead); the floor is the cost of the smallest shapes whatever their size.
 
-Every form is fitted by least squares of the relative error and counts only if all its coefficients are at least
-0. As forms without some of a form's terms are tried too, that is what non-negative least squares would find. Forms
-are compared by their error on measurements that they were not fitted to, leaving out one at a time: what a form
-merely bends to, with few measurements, it can't predict.
+Every form is fitted by least squares of the relative error and counts only if all its coefficients are at least 0. As
+forms without some of its terms are tried too, that is what non-negative least squares would find. Forms are compared by
+their leave-one-out error, so that one that merely bends to few measurements loses.
 """
 
 from __future__ import annotations
@@ -25,40 +24,39 @@ import numpy.typing as npt
 from batchtune.lengths import FloatArray
 from batchtune.results import CostModel
 
-# A term is believed only where it cuts the error to less than this share: a spurious one would be extrapolated.
+# A term counts only if it cuts the error to less than this share: a spurious one would be extrapolated.
 _WORTH_IT = 0.8
 # How a measurement's weight grows with its cost: 0 would count relative errors, 1 absolute ones. Relative errors let
 # a batch of one, or of one short example, decide as much as those at the limit, which are what the model is for;
 # absolute errors leave the small ones, which the last batch of a bucket can be, to chance.
 _BY_COST = 0.5
-# Below this, forms are equally good; then, and where they nearly are, the order of the forms decides.
+# Forms with smaller errors are equally good; the order of the forms decides between them, and between near-equals.
 _NEGLIGIBLE = 1e-6
 _PREFERENCE = 0.01
-# What a floor holds differs by no more than this factor.
+# Costs on a floor differ by no more than this factor.
 _LEVEL = 1.5
-# Targets that are the same multiple of the length, to within this, say nothing that the lengths do not say.
+# Targets that are the same multiple of the length, to within this, add nothing to the lengths.
 _PROPORTIONAL = 0.05
-# Where a measurement alone decides a coefficient, leaving it out leaves nothing to judge by.
+# With this leverage, a measurement alone decides a coefficient, and can't be left out.
 _DECIDES_ALONE = 1 - 1e-7
-# Of the inverse's diagonal: beyond it, a column is a sum of the others to within rounding, as L² is with two lengths.
+# With a larger diagonal of the inverse, a column is a sum of the others to within rounding, as L² is with two lengths.
 _SAYS_THE_SAME = 1e9
 # Added to the squares' diagonal, which is 1.
 _RIDGE = 1e-13
-# So many floors of each form, those with which it fits best, are judged by leaving out measurements.
+# The floors of each form, those with which it fits best, that are judged by leaving out measurements.
 _FLOORS = 3
 
-# Columns of the least squares, each by its coefficients of (1, B, and B times L, L², T, T², L·T). SUM is a term that
-# works on all L + T positions alike, as a decoder-only language model does on prompt and answer; SUM2 is that for
-# pairs of them.
+# Columns of the least squares, each by its coefficients of (1, B, and B times L, L², T, T², L·T). SUM is a term for
+# all L + T positions alike, as in a decoder-only language model with prompt and answer; SUM2 for pairs of them.
 _ONE, _B, _L, _L2, _T, _T2, _LT, _SUM, _SUM2 = range(9)
 _MEANING = np.concatenate((np.eye(7), [[0, 0, 1, 0, 1, 0, 0], [0, 0, 0, 1, 0, 1, 2]]))
 
 _COEFFICIENTS = ("floor", "constant", "example", "linear", "quadratic", "target_linear", "target_quadratic", "cross")
 
 _Form = tuple[int, ...]
-# By how many terms a form counts as. Forms without a term in L come in only as the edge of one with it, where that
-# term would be negative, and count as much as that one: where targets hardly vary, T passes for a constant per
-# example and L·T for L, and would say that long examples with short targets cost nothing.
+# Forms and the number of terms that each counts as. A form without a term in L counts as much as the one with it, which
+# it stands for if that term would be negative: if targets hardly vary, T passes for a constant per example and L·T for
+# L, and long examples with short targets would seem to cost nothing.
 _OF_LENGTHS: dict[_Form, int] = {(_L,): 1, (_L2,): 1, (_L, _L2): 2}
 _OF_TARGETS: dict[_Form, int] = {
     **dict.fromkeys([(_SUM,)], 1),
@@ -68,8 +66,8 @@ _OF_TARGETS: dict[_Form, int] = {
     **dict.fromkeys([(_L, _L2, _T, _LT), (_L, _L2, _T, _T2), (_L, _T, _T2, _LT)], 4),
     (_L, _L2, _T, _T2, _LT): 5,
 }
-# The same with a constant per example. Without it, T would pass for one where targets follow the lengths. It comes
-# after them all, so that it is not taken where another form fits as well.
+# The same with a constant per example; without it, T would pass for one if targets follow the lengths. They come last,
+# so that another form that fits as well is preferred.
 _EACH_OF_LENGTHS: dict[_Form, int] = {(_B, _L): 2, (_B, _L2): 2, (_B, _L, _L2): 3}
 _EACH_OF_TARGETS: dict[_Form, int] = {
     (_B, _SUM): 2,
@@ -83,7 +81,7 @@ def predict(
 ) -> FloatArray:
     """Return the model's cost of batch shapes, all arguments broadcast against each other, in bytes or seconds.
 
-    Raises ValueError if the model needs target lengths, and there are none.
+    Raises ValueError if the model needs target lengths and gets none.
     """
     if target_length is None and needs_targets(model):
         raise ValueError("the cost model was fitted with target lengths and needs them to predict")
@@ -112,11 +110,10 @@ def fit_cost(
 ) -> CostModel | None:
     """Fit the cost model by least squares of the relative error, with coefficients of at least 0.
 
-    Errors count by the square root of the cost: most at the limit of the memory, but not only there; and by
-    `weights`. Costs and weights are positive. Of the forms that predict measurements about as well as any, return the
-    simplest; None for fewer than two distinct padded lengths. Targets count only if they vary independently of the
-    lengths; with a single length measured, its targets are taken to cost as much as the same number of lengths, which
-    at shorter lengths errs on the safe side.
+    Errors count by the square root of the cost, so most at the limit of the memory, and by `weights`, both positive. Of
+    the forms that predict measurements about as well as any, return the simplest; None for fewer than two distinct
+    padded lengths. Targets count only if they vary independently of the lengths; if only one length was measured, a
+    unit of its targets is taken to cost as much as one of its length, which is safe at shorter lengths.
     """
     size, long, cost = (np.asarray(values, dtype=np.float64) for values in (batch_sizes, lengths, costs))
     target = np.zeros(cost.size) if target_lengths is None else np.asarray(target_lengths, dtype=np.float64)
@@ -141,7 +138,7 @@ def fit_cost(
 
 
 def _forms(size: FloatArray, long: FloatArray, target: FloatArray | None) -> dict[_Form, int]:
-    """Return the forms to try, in the order of preference if all else is equal, each with how many terms it counts."""
+    """Return the forms to try in the order of preference, each with the number of terms that it counts as."""
     several = bool(np.ptp(long) > 0)
     # With a single batch size a constant per example says the same as the constant.
     each = several and bool(np.ptp(size) > 0)
@@ -173,10 +170,10 @@ class _Fit:
         self.scales[self.scales == 0] = 1.0
         self.columns = columns / self.scales
         weighted = self.columns * weights[:, None]
-        # What is not on the floor are the last rows, so the normal equations are sums from the end.
+        # The last rows are above the floor, so the normal equations are sums from the end.
         pairs = weighted[:, :, None] * weighted[:, None, :]
         self.pairs = pairs.reshape(cost.size, -1)  # shape (n, columns²)
-        # Shape (floors, columns, columns), and (floors, columns): with what the columns have to give, which is 1.
+        # Shapes (floors, columns, columns) and (floors, columns): the columns' products with each other and with 1.
         self.products = np.cumsum(pairs[::-1], axis=0)[::-1][self.floors]
         self.sums = np.cumsum((weighted * weights[:, None])[::-1], axis=0)[::-1][self.floors]
         # Shape (floors, n): whether it is on the floor, and the floor over the cost.
@@ -186,7 +183,7 @@ class _Fit:
     def best(self) -> tuple[float, FloatArray]:
         """Return the floor and the coefficients, shape (7,), of the form that predicts left-out measurements best."""
         tried, coefficients, misfits = self._non_negative()
-        # Shape (floors kept, forms): none, and those with which the form fits best.
+        # Shape (floors kept, forms): no floor, and those with which the form fits best.
         kept = np.concatenate((np.zeros((1, misfits.shape[1]), np.intp), np.argsort(misfits[1:], axis=0)[:_FLOORS] + 1))
         forms = np.arange(misfits.shape[1])
         sound = np.isfinite(misfits[kept, forms])
@@ -199,7 +196,7 @@ class _Fit:
         best = (0, 0) if np.isinf(errors[:, 0]).all() else np.unravel_index(np.argmin(scores), scores.shape)
         floor, form = kept[best], best[1]
         found = coefficients[floor, form]
-        # From the rows themselves, as their products lose half of the digits; unless rounding makes one negative.
+        # From the rows themselves, as their products lose half of the digits, unless rounding makes one negative.
         chosen, rows = np.flatnonzero(tried[floor, form]), slice(self.floors[floor], None)
         exact = np.linalg.lstsq(self.columns[rows, chosen] * self.weights[rows, None], self.weights[rows])[0]
         if exact.min() >= 0:
@@ -208,11 +205,10 @@ class _Fit:
         return float(self.levels[floor]), found / self.scales @ _MEANING
 
     def _non_negative(self) -> tuple[npt.NDArray[np.bool_], FloatArray, FloatArray]:
-        """Return each form with a constant, or without if it would be negative; the first also as a constant alone.
+        """Fit each form with a constant, or without if that would be negative; the first also as a constant alone.
 
-        That is: which columns are in it, shape (floors, forms, columns); their coefficients; and the sum of squares
-        that is left, shape (floors, forms), infinite if a coefficient is negative: forms of fewer terms are candidates
-        of their own.
+        Return its columns, shape (floors, forms, columns), their coefficients, and the sum of squared errors, shape
+        (floors, forms), infinite if a coefficient is negative: forms of fewer terms are candidates of their own.
         """
         forms = list(self.forms)
         tried = [(_ONE, *form) for form in forms] + forms + [(_ONE,)]
@@ -228,14 +224,14 @@ class _Fit:
         return contained[use], coefficients[floors, use], misfits[floors, use]
 
     def _solve(self, tried: Sequence[_Form]) -> tuple[FloatArray, FloatArray]:
-        """Return least squares over some sets of columns, once for each floor, as `_non_negative`."""
+        """Return coefficients and sums of squared errors over some sets of columns, once for each floor."""
         coefficients = np.zeros((self.floors.size, len(tried), len(_MEANING)))
         misfits = np.full(coefficients.shape[:2], np.inf)
         to_explain = (self.weights * np.where(self.on_floor, self.level - 1, 1.0)) ** 2
         for width in set(map(len, tried)):
             sets = np.array([index for index, form in enumerate(tried) if len(form) == width])
             chosen = np.array([tried[index] for index in sets])
-            # The ridge keeps columns that say the same from being an error.
+            # The ridge keeps linearly dependent columns from being an error.
             products = self.products[:, chosen[:, :, None], chosen[:, None, :]] + _RIDGE * np.eye(width)
             sums = self.sums[:, chosen]
             some = np.linalg.solve(products, sums[..., None])[..., 0]
@@ -255,11 +251,11 @@ class _Fit:
         if some coefficient hangs on a single measurement, or on none.
         """
         both = contained[:, :, None] & contained[:, None, :]
-        # Columns that are not in it are there as if they had nothing to do with the others.
+        # Columns that are not in the form are independent of the others.
         products = np.where(both, self.products[floors], 0.0)
         products += np.where(contained, _RIDGE, 1.0)[:, :, None] * np.eye(len(_MEANING))
         inverse = np.where(both, np.linalg.inv(products), 0.0)
-        # Not a matrix product: that would start threads, which wait for each other if others use the processor too.
+        # Not a matrix product: its threads would wait for each other on a busy processor.
         leverage = np.einsum("fc,nc->fn", inverse.reshape(len(floors), -1), self.pairs)
         fitted = coefficients @ self.columns.T
         on_floor, level = self.on_floor[floors], self.level[floors]
@@ -274,10 +270,10 @@ class _Fit:
 
 
 def _possible_floors(cost: FloatArray) -> tuple[npt.NDArray[np.intp], FloatArray]:
-    """Return how many of the smallest may lie on the floor, and the floor that they set: their median.
+    """Return how many of the smallest costs may lie on the floor, and the floor that they set: their median.
 
-    At least two, or it would explain a single one away; three must remain for the slopes; and what lies on a floor
-    costs about the same.
+    At least two, or a floor would explain a single one away; three must remain for the slopes; and costs on a floor are
+    about the same.
     """
     counts, levels = [0], [0.0]
     lowest: list[float] = []

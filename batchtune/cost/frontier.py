@@ -1,4 +1,4 @@
-"""The largest batch size that is proven to fit, at any length, from the lengths that were measured."""
+"""The largest batch size that is proven to fit at any length, from the lengths that were measured."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _UNLIMITED = 2**53
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
-    """The measured frontier, made a function of the length; nothing is interpolated.
+    """The measured frontier as a function of the length; nothing is interpolated.
 
-    At a measured length it is the measured batch size, between two that of the next longer one: memory grows with the
-    length, so what fits there fits at any shorter length. If a shorter length was seen to hold fewer (not for want
-    of examples), longer ones get no more than it.
+    Between two measured lengths it is the batch size of the longer one: memory grows with the length, so what fits
+    there fits at any shorter length. If a shorter length held fewer (not for want of examples), longer ones get no
+    more.
     """
 
     lengths: FloatArray  # shape (points,), strictly ascending
@@ -34,15 +34,15 @@ class Frontier:
         if lengths.size == 0 or (np.diff(lengths) <= 0).any():
             raise ValueError("frontier points must be given in strictly ascending order of length")
         sizes = np.array([point.batch_size for point in points], dtype=np.int64)
-        # Not for want of examples: there the data end, not the memory.
+        # Where the data ended, the memory did not.
         held = np.array([_UNLIMITED if point.closed_by == "data" else point.batch_size for point in points])
         failed = np.array([point.oom_batch_size or _UNLIMITED for point in points], dtype=np.int64)
-        # A step of the search lies between what passed and what failed: only a real dip counts.
+        # A step of the search lies between what passed and what failed, so only a failure shows a dip.
         dips = np.minimum.accumulate(np.where(np.append(held[:-1] < held[1:], False), held, failed - 1))
         return cls(lengths, np.maximum.accumulate(np.minimum(sizes, dips)[::-1])[::-1])
 
     def __call__(self, length: npt.ArrayLike) -> IntArray:
-        """Return the largest batch size that fits, at least 1; of the same shape as the lengths."""
+        """Return the largest batch size that fits, at least 1, in the shape of the lengths."""
         return np.maximum(self.proven(length), 1)
 
     def proven(self, length: npt.ArrayLike) -> IntArray:
@@ -51,10 +51,10 @@ class Frontier:
         return np.append(self.batch_sizes, 0)[index]
 
     def continued(self, length: npt.ArrayLike) -> IntArray:
-        """Return the same, and what should fit a little beyond the longest measured length, for batches padded further.
+        """Return the same, and what should fit if batches are padded a little beyond the longest measured length.
 
-        An example there needs at most (L / longest)² times the memory of the longest: memory grows with the length or
-        its square. That has not been run.
+        An example of length L needs at most (L / longest)² times the memory of the longest: memory grows with the
+        length or its square. Such batches were not run.
         """
         stretched = np.maximum(np.asarray(length, dtype=np.float64) / self.lengths[-1], 1.0)
         beyond = np.maximum(1.0, np.floor(self.batch_sizes[-1] / stretched**2))
@@ -63,7 +63,7 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointFrontier:
-    """The largest batch size of the measured shapes that are no smaller in length and target; by falling batch size."""
+    """The largest batch size of the measured shapes that are no smaller in length and target; falling sizes."""
 
     lengths: FloatArray
     targets: FloatArray
@@ -83,10 +83,10 @@ class JointFrontier:
         return np.maximum(self.proven(lengths, targets), 1)
 
     def proven(self, lengths: npt.ArrayLike, targets: npt.ArrayLike) -> IntArray:
-        """Return the same, but 0 where no measured shape is as large."""
+        """Return the same, but 0 if no measured shape is as large."""
         long, target = np.broadcast_arrays(np.asarray(lengths, dtype=np.float64), np.asarray(targets, dtype=np.float64))
         found = np.zeros(long.shape, dtype=np.int64)
-        # From the smallest size up, so that the largest is what stays.
+        # From the smallest size up, so that the largest stays.
         for length, most, size in zip(self.lengths[::-1], self.targets[::-1], self.batch_sizes[::-1], strict=True):
             found[(long <= length) & (target <= most)] = size
         return found
@@ -95,10 +95,9 @@ class JointFrontier:
 def largest_max_batch_length(frontier: Frontier, histogram: Histogram, max_batch_size: int | None = None) -> float:
     """Return the largest M such that for every distinct length u max(1, int(M / u)) examples of length u fit.
 
-    A batch never holds more examples of length at most u than there are in the data, so if the frontier reaches
-    that number u sets no limit; nor does it if the frontier reaches `max_batch_size`, beyond which nothing was
-    tried. Every example must fit alone. If all lengths are whole numbers, M is whole; else it is rounded down to six
-    significant digits.
+    If the frontier reaches the number of examples of length at most u, or `max_batch_size`, beyond which nothing was
+    tried, u sets no limit. Every example must fit alone. If all lengths are whole numbers, M is whole; else it is
+    rounded down to six significant digits.
     """
     lengths = histogram.lengths
     fits = frontier(lengths)

@@ -15,41 +15,41 @@ from batchtune.cost.fitting import fit_cost, needs_targets, predict
 from batchtune.lengths import FloatArray
 from batchtune.results import CostModel, Trial
 
-# The error that no repetition of a measurement can reduce, as a share of it: the model's own, and that of another day.
+# The relative error that no repetition of a measurement reduces: the model's own, and that of another day.
 _MODEL_ERROR = 0.05
-# How far off the time of a single step may be, as a share of it.
+# The relative error of the time of a single step.
 _ONE_STEP_ERROR = 0.1
-# The standard error of a median of n values, as a share of their interquartile range over √n, where they are normal.
+# The standard error of a median of n normal values, as a share of their interquartile range over √n.
 _ERROR_OF_MEDIAN = 1.2533 / 1.349
 # Slow steps that no trial may have seen, which the error of the mean allows for: half the square of two standard
 # errors, as in the score interval of a count (Wilson 1927). And how many medians longer each may take.
 _UNSEEN_STEPS = 2.0
 _SLOW_EXCESS = 2.0
-# How much of what the others miss a measurement by is taken to be alike at all shapes, as a share: a law of another
-# form than the model's, as where another kernel takes over, misses neighbours in the same direction.
+# The share of the leave-one-out error that all shapes have in common: if the true law has another form than the
+# model, as where another kernel takes over, neighbours are missed in the same direction.
 _MISSED_ALIKE = 0.5
-# At least this share of that (of its square) is no noise of the measurements, which can't be told apart exactly.
+# At least this share of its square is not noise: noise can't be told apart exactly.
 _LEAST_MISSED = 0.5
-# Shapes at a time: the distances to all measurements then stay in the processor's cache.
+# Shapes at a time, so that the distances to all measurements stay in the processor's cache.
 _CHUNK = 4096
-# Of squared distances: at this one, all other measurements together weigh nothing beside.
+# A squared distance at which the other measurements weigh nothing.
 _SAME = 1e-20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Timed:
-    """The batch shapes that were timed, in the order in which they first were; arrays of shape (measured,)."""
+    """The batch shapes that were timed, in the order of their first trials; arrays of shape (measured,)."""
 
     sizes: FloatArray
     lengths: FloatArray
     targets: FloatArray | None
     seconds: FloatArray  # the expected time of a step: the median over its trials, times the mean over the median
-    errors: FloatArray  # its standard error, as a share of it
+    errors: FloatArray  # its relative standard error
     common_error: float  # the standard error of the mean over the median, which all times have in common
 
     @classmethod
     def of(cls, trials: Sequence[Trial], *, with_targets: bool) -> _Timed:
-        """Return the shapes of trials that passed; targets tell them apart only if they are asked for."""
+        """Return the shapes of trials that passed; targets tell them apart only `with_targets`."""
         mean_to_median, common_error = _mean_to_median(trials)
         by_shape: dict[tuple[int, float, float | None], list[Trial]] = defaultdict(list)
         for trial in trials:
@@ -72,10 +72,10 @@ class _Timed:
 
 
 def fit_step_seconds(trials: Sequence[Trial]) -> CostModel | None:
-    """Return the model of a step's expected time that trials give; None if too few passed.
+    """Fit the model of a step's expected time to trials; None if too few passed.
 
     Each shape counts once, with the median of its trials, and the less the more its steps' times differ. All are
-    multiplied by how many times its median a step takes on average, if the trials know their means.
+    multiplied by the mean over the median of a step, if the trials have means.
     """
     timed = _Timed.of(trials, with_targets=True)
     return fit_cost(timed.sizes, timed.lengths, timed.seconds, timed.targets, weights=timed.weights)
@@ -85,12 +85,12 @@ def fit_step_seconds(trials: Sequence[Trial]) -> CostModel | None:
 class StepTimes:
     """Seconds that one training step of any batch shape takes on average: an epoch is a sum of steps.
 
-    At a measured shape it is the measured median, times how many times its median a step takes on average over all
-    trials: a trial alone is too short to see the steps that are slow only now and then. Elsewhere it is the model
-    times a correction: the geometric mean of the measured ratios to the model, weighted by the inverse fourth power
-    of the distance (Shepard 1968), and by their certainty. Distances are in the logarithms of the length, of the
-    padded length and, if the time depends on it, of the target length. The model takes part as if it had been
-    measured at a distance of 1, a factor of e away: far from all measurements it is alone.
+    At a measured shape it is the measured median times the mean over the median of all trials: a single trial is too
+    short to see the steps that are slow only now and then. Elsewhere it is the model times a correction: the geometric
+    mean of the measured ratios to the model, weighted by the inverse fourth power of the distance (Shepard 1968) and by
+    their certainty. Distances are in the logarithms of the length, of the padded length and, if the time depends on it,
+    of the target length. The model takes part as if measured at a distance of 1, a factor of e away: far from all
+    measurements it is alone.
     """
 
     model: CostModel
@@ -102,7 +102,7 @@ class StepTimes:
 
     @classmethod
     def of(cls, trials: Sequence[Trial], model: CostModel) -> StepTimes:
-        """Return the times of trials that passed, by a model that was fitted to them."""
+        """Return the times of trials that passed, and of other shapes by a model that was fitted to them."""
         timed = _Timed.of(trials, with_targets=needs_targets(model))
         fitted = predict(model, timed.sizes, timed.lengths, timed.targets)
         return cls(
@@ -129,12 +129,12 @@ class StepTimes:
 
     @property
     def sigmas(self) -> FloatArray:
-        """How uncertain the logarithms are that the times are made of, as standard deviations; shape (measured + 2,).
+        """The standard deviations of the logarithms that the times are made of, shape (measured + 2,).
 
-        Of a measured ratio: its own standard error, and with it (as root of the sum of squares) how far the others
-        miss a measurement when it is left out: what stands for shapes that were not measured. Next to last, of the
-        model: its error over the trials it was fitted to. Last, of all times in common: the error of the mean over the
-        median, and half of what the others miss a measurement by.
+        For a measured ratio: the root of the sum of squares of its own standard error and the leave-one-out error,
+        which stands for shapes that were not measured. Next to last, for the model: its error over the trials it was
+        fitted to. Last, for all times in common: the error of the mean over the median, and half of the leave-one-out
+        error.
         """
         missed = self._missed()
         common = math.hypot(self.common_error, _MISSED_ALIKE * missed)
@@ -143,12 +143,11 @@ class StepTimes:
     def sensitivities(
         self, batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, targets: npt.ArrayLike | None, counts: npt.ArrayLike
     ) -> tuple[float, FloatArray]:
-        """Return the seconds of many steps, and their derivatives by the logarithms that `sigmas` are of.
+        """Return the seconds of many steps, and their derivatives by the logarithms of `sigmas`, shape (measured + 2,).
 
-        A step's time is common · model^W₀ · Π (what measurement p says)^W_p with weights that add up to 1, so its
-        derivative by the logarithm of what p says is W_p times itself, and by that of what is common, itself. There are
-        `counts` steps of each shape, not necessarily whole; the other arguments and errors are those of `predict`. The
-        derivatives have shape (measured + 2,), the last two by the model and by what is common.
+        A step's time is common · model^W₀ · Π measured_p^W_p with weights that add up to 1, so its derivative by the
+        logarithm of measured_p is W_p times itself, and by that of the common factor, itself. There are `counts` steps
+        of each shape, not necessarily whole; the other arguments and errors are those of `predict`.
         """
         each = self(batch_sizes, lengths, targets)
         seconds = np.broadcast_to(np.asarray(counts, dtype=np.float64), each.shape).reshape(-1) * each.reshape(-1)
@@ -161,7 +160,7 @@ class StepTimes:
         return float(seconds.sum()), gradient
 
     def _missed(self) -> float:
-        """How far the others miss a measurement when it is left out, root mean square, less what noise explains."""
+        """Return the leave-one-out error of the ratios, root mean square, less what noise explains."""
         if not self.ratios.size:
             return 0.0
         closeness = self._closeness(self.points)
@@ -197,12 +196,12 @@ def _coordinates(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | N
 
 
 def _mean_to_median(trials: Sequence[Trial]) -> tuple[float, float]:
-    """Return how many times its median a step takes on average, and the standard error of that.
+    """Return a step's mean over its median, and the standard error of that; 1 and 0 if no trial has a mean.
 
     A trial of a few steps seldom sees one that is slow only now and then, and its median leaves that out. All trials
     together show how much such steps add: the mean of each trial's mean / median, weighted by its steps, with its error
-    from their scatter; 1 and 0 if no trial has a mean. Weighted by steps, that a trial goes on while its steps differ
-    makes no bias (Wald 1944). A single step is its own median, so it says nothing of the ratio.
+    from their scatter. Weighted by steps, it is not biased by trials that go on while their steps differ (Wald 1944). A
+    single step is its own median, so it does not count.
     """
     known = [
         (_steps(trial), trial.mean_step_seconds / trial.step_seconds)
@@ -218,17 +217,17 @@ def _mean_to_median(trials: Sequence[Trial]) -> tuple[float, float]:
     steps, ratios = several.T
     mean = float(np.average(ratios, weights=steps))
     scatter = float(np.linalg.norm(steps * (ratios - mean)) / steps.sum())
-    # Not divided by the mean: with few slow steps seen, both come out low.
+    # Not divided by the mean: if few slow steps were seen, both are too low.
     return mean, math.hypot(scatter, unseen)
 
 
 def _error(trial: Trial) -> float:
-    """Return the standard error of a trial's step time, as a share of it."""
+    """Return the relative standard error of a trial's step time."""
     if trial.step_seconds_spread is None or not trial.step_seconds:
         return _ONE_STEP_ERROR
     return _ERROR_OF_MEDIAN * trial.step_seconds_spread / trial.step_seconds / math.sqrt(_steps(trial))
 
 
 def _steps(trial: Trial) -> int:
-    """The steps of a trial without the first, which is a warm-up; those that were only watched for a leak count too."""
+    """Return the steps of a trial without the warm-up; those that only looked for a leak count too."""
     return 1 if trial.step_seconds_spread is None else max(trial.steps - 1, 2)

@@ -1,4 +1,4 @@
-"""What all of batchtune's batch samplers do: epochs, ranks, and going on in mid-epoch."""
+"""The base class of batch samplers: epochs, ranks, and resuming in mid-epoch."""
 
 from __future__ import annotations
 
@@ -10,108 +10,85 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch.distributed  # noqa: TID253  # this module is torch's: the package imports it only when its class is used
-from torch.utils.data import Sampler  # noqa: TID253  # as above
+from torch.utils.data import Sampler  # noqa: TID253  # as in common.py
 
 from batchtune.batching import epochs
 from batchtune.batching.batchers import Batching
-from batchtune.batching.epochs import ORDERINGS, Drawing, EpochBatches, Ordering
-from batchtune.batching.layout import Dealing, Layout
-from batchtune.batching.table import OverlongError, checked_lengths, holding_all
+from batchtune.batching.epochs import ORDERINGS, Drawing, Ordering
+from batchtune.batching.layout import Dealing
+from batchtune.batching.table import BucketTable, OverlongError, checked_lengths, holding_all
 from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, parse_scale
 from batchtune.manifests.reading import load_ordered_lengths
-from batchtune.results import SamplerConfig
+from batchtune.sampler.common import OnRanks, as_length, check_identity, checked_ranks, flag, whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _AT_ONCE = 1 << 18
-_MOST_RANKS = 1_000_000
-_OF_EVERY_CONFIG = ("bucket_boundaries", "bucket_batch_sizes", "shuffle", "batch_ordering", "drop_last", "seed")
+_OF_ALL = ("bucket_boundaries", "bucket_batch_sizes", "shuffle", "batch_ordering", "drop_last", "seed")
+_OF_POOLS = ("pool_size", "batch_overhead")
 _READING = {option.name for option in fields(ReadOptions)}
 
 
-class OnRanks:
-    """One of several processes: `_ranks`, if they are given, or those of `torch.distributed`.
-
-    To be asked anew each time: a sampler may be made before the process group is.
-    """
-
-    _ranks: tuple[int, int] | None
-
-    @property
-    def rank(self) -> int:
-        """This process, from 0."""
-        return self._process[0]
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return self._process[1]
-
-    @property
-    def _process(self) -> tuple[int, int]:
-        if self._ranks is not None:
-            return self._ranks
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        return 0, 1
-
-
 class EpochBatchSampler(OnRanks, Sampler[list[int]]):
-    """A batch sampler's epochs: each shuffled anew, dealt to the ranks, and resumed where it was left.
+    """A batch sampler for buckets or pools.
 
     Attributes:
-        KIND: The `sampler` of the sampler.yaml files that it runs.
-        OPTIONS: The fields of these files that are arguments of its own.
+        KIND: The `sampler` of the sampler.yaml files that it runs; None: any.
+        OPTIONS: The fields of these files that are its arguments.
+        pool_size, batch_overhead: As for `PooledBatchSampler`; None in buckets.
     """
 
-    KIND: ClassVar[str]
-    OPTIONS: ClassVar[tuple[str, ...]] = ()
+    KIND: ClassVar[str | None] = None
+    OPTIONS: ClassVar[tuple[str, ...]] = _OF_ALL
+    pool_size: int | None = None
+    batch_overhead: float | None = None
 
     def __init__(
         self,
         lengths: npt.ArrayLike,
-        batching: Batching,
         *,
-        shuffle: bool,
-        batch_ordering: Ordering,
-        drop_last: bool,
-        seed: int,
-        epoch: int,
-        rank: int | None,
-        world_size: int | None,
-        same_bucket: bool,
-        overlong: Literal["error", "single"],
+        bucket_boundaries: npt.ArrayLike,
+        bucket_batch_sizes: npt.ArrayLike,
+        shuffle: bool = True,
+        batch_ordering: Ordering = "random",
+        drop_last: bool = False,
+        seed: int = 0,
+        epoch: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        same_bucket: bool = False,
+        overlong: Literal["error", "single"] = "error",
     ) -> None:
+        table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
         if batch_ordering not in ORDERINGS:
             raise ValueError(f"batch_ordering must be one of {', '.join(ORDERINGS)}, got {batch_ordering!r}")
         if overlong not in ("error", "single"):
             raise ValueError(f"overlong must be error or single, got {overlong!r}")
-        self.seed, self.shuffle, self.drop_last = whole("seed", seed), bool(shuffle), bool(drop_last)
-        self.batch_ordering: Ordering = batch_ordering
-        self.same_bucket = bool(same_bucket)
+        self.seed, self.batch_ordering = whole("seed", seed), batch_ordering
+        self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
+        self.same_bucket = flag("same_bucket", same_bucket)
         self._ranks = checked_ranks(rank, world_size)
         values = checked_lengths(lengths)
-        table = holding_all(values, batching.table, overlong)
-        self._batcher = replace(batching, table=table).batcher(values)
+        table = holding_all(values, table, overlong)
+        self._batcher = Batching(table, self.pool_size, self.batch_overhead).batcher(values)
         # A copy, as the caller may change theirs between two epochs.
         self._lengths = None if batch_ordering == "random" else np.array(values)
-        edges = [table.boundaries.tolist(), table.batch_sizes.tolist()]
         options: list[Any] = [self.shuffle, self.batch_ordering, self.drop_last, self.same_bucket]
-        if batching.pool_size is not None:
-            options += [batching.pool_size, batching.batch_overhead]
-        digest = hashlib.blake2b(json.dumps([edges, options]).encode(), digest_size=16)
+        if self.pool_size is not None:
+            options += [self.pool_size, self.batch_overhead]
+        identity = [[table.boundaries.tolist(), table.batch_sizes.tolist()], options]
+        digest = hashlib.blake2b(json.dumps(identity).encode(), digest_size=16)
         for start in range(0, values.size, _AT_ONCE):
             digest.update(np.ascontiguousarray(values[start : start + _AT_ONCE], dtype="<f8").data)
         self._digest = digest.hexdigest()
-        # Epoch and batch that the next pass begins with, and the last pass that gave a batch.
+        # The epoch and batch that the next pass begins with, and the last pass that gave a batch.
         self._next = (whole("epoch", epoch), 0)
         self._pass: _Pass | None = None
 
@@ -125,14 +102,21 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         targets: npt.ArrayLike | None = None,
         **overrides: Any,
     ) -> Self:
-        """Make the sampler that the `sampler.yaml` at `path` describes; `sampler_from_config` does so for any class.
+        """Make the sampler that a `sampler.yaml` describes.
+
+        `batchtune.sampler_from_config` takes files for buckets and for pools, so that a loader can stay as it is when
+        another sweep recommends the other kind. The classes refuse each other's files.
+
+        Example::
+
+            sampler = sampler_from_config("batchtune-run/sampler.yaml", dataset, length_of=lambda example: len(example))
 
         Args:
             path: Path of the file.
             lengths: The length of each example, in the unit of the file: an array; or the path of a manifest, whose
                 row i is example i; or a data set, with `length_of`.
             length_of: A function of an example of that data set that returns its length.
-            targets: Shape (examples,): the target lengths, where the data were tuned with some. They only serve to
+            targets: Shape (examples,): the target lengths, if the data were tuned with some. They only serve to
                 recognise the data.
             **overrides: Arguments of the class, which take precedence over the file; for a manifest also the fields of
                 `batchtune.manifests.ReadOptions`, such as `length_key="duration"` or `length_scale="1/16000"`.
@@ -143,28 +127,23 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         Raises:
             ResultError: The file is missing or damaged.
             ManifestError, UsageError: The manifest can't be read as asked.
-            ValueError: The lengths do not match the file, or it describes a sampler of another class.
+            ValueError: The lengths do not match the file, an option breaks its rule, or the file describes a sampler
+                of another class.
         """
         config = read_sampler_yaml(Path(path))
-        if config.sampler != cls.KIND:
+        if cls.KIND is not None and config.sampler != cls.KIND:
             raise ValueError(
                 f"{path} describes a sampler of the kind {config.sampler!r}, but {cls.__name__} is of the kind "
                 f"{cls.KIND!r}: use batchtune.sampler_from_config, which makes the one that the file describes"
             )
-        return cls.of_config(config, path, lengths, length_of=length_of, targets=targets, **overrides)
-
-    @classmethod
-    def of_config(
-        cls,
-        config: SamplerConfig,
-        path: str | Path,
-        lengths: Any,
-        *,
-        length_of: Callable[[Any], float] | None = None,
-        targets: npt.ArrayLike | None = None,
-        **overrides: Any,
-    ) -> Self:
-        """Make the sampler as `from_config` does; `config` is what the file holds, of the kind of this class."""
+        kinds = {one.KIND: one for one in EpochBatchSampler.__subclasses__()}
+        made_by = cls if cls.KIND is not None else cast("type[Self]", kinds[config.sampler])
+        for name in _OF_POOLS:
+            if name in overrides and name not in made_by.OPTIONS:
+                raise ValueError(
+                    f"{name} is for pools, but {path} describes buckets: leave it out, or make pools with "
+                    "batchtune.PooledBatchSampler"
+                )
         reading = {name: overrides.pop(name) for name in sorted(_READING & overrides.keys())}
         if isinstance(lengths, (str, Path)):
             if reading.get("length_scale") is not None:
@@ -180,11 +159,12 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         elif reading:
             raise TypeError(f"{', '.join(reading)}: these are for the path of a manifest")
         elif length_of is not None:
-            lengths = np.fromiter((length_of(lengths[index]) for index in range(len(lengths))), np.float64)
-        options = {name: getattr(config, name) for name in (*_OF_EVERY_CONFIG, *cls.OPTIONS)}
+            measured = (as_length(length_of(lengths[index]), index) for index in range(len(lengths)))
+            lengths = np.fromiter(measured, np.float64)
+        options = {name: getattr(config, name) for name in made_by.OPTIONS}
         evidence = config.evidence
         try:
-            made = cls(lengths, **{**options, **overrides})
+            made = made_by(lengths, **{**options, **overrides})
         except OverlongError as error:
             if evidence.max_length is None:
                 raise
@@ -196,25 +176,25 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             warnings.warn(
                 f"{path} was tuned on other lengths than these{known}{limits}: "
                 "it works, but batches may be smaller or padding larger than need be. Tune anew with `batchtune tune`.",
-                stacklevel=3,
+                stacklevel=2,
             )
         return made
 
     @property
     def epoch(self) -> int:
-        """The epoch that is running, or the next where none is."""
+        """The epoch that is running, else the next."""
         return self._cursor[0]
 
     @property
     def repeated_examples(self) -> int:
-        """How many examples this epoch has twice, over all ranks; 0 unless too few are there to be dealt."""
-        return self._layout().repeated_examples
+        """How many examples this epoch has twice, over all ranks; 0 unless there are too few to be dealt."""
+        return self._batcher.layout(*self._plan(self.epoch)).repeated_examples
 
     @property
     def dropped_examples(self) -> int:
         """How many examples this epoch leaves out, over all ranks; 0 without `drop_last`."""
-        drawing = self._drawing(self.epoch)
-        cut = self._batcher.equal_cut(drawing, self._dealing)
+        drawing, dealing = self._plan(self.epoch)
+        cut = self._batcher.equal_cut(drawing, dealing)
         return epochs.dropped_examples(cut.layout, epochs.drawn(cut, drawing, self._lengths))
 
     @property
@@ -226,7 +206,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Return the number of batches that this rank has, the same in every epoch and on every rank."""
-        return self._layout().batches_per_rank
+        return self._batcher.layout(*self._plan(self.epoch)).batches_per_rank
 
     def __iter__(self) -> Iterator[list[int]]:
         self._pass = None
@@ -237,26 +217,25 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         epoch, first = self._next
         self._next = (epoch + 1, 0)
         now = self._pass = _Pass(epoch, first, first, loader)
-        for now.handed_out, batch in enumerate(self._epoch_batches(epoch).lists(first), first + 1):
+        drawing, dealing = self._plan(epoch)
+        cut = self._batcher.equal_cut(drawing, dealing)
+        batches = epochs.assemble(cut, drawing, rank=self.rank, lengths=self._lengths)
+        if not len(batches):
+            all_ranks = f" on each of {self.world_size} ranks" if self.world_size > 1 else ""
+            one_bucket = " from one bucket" if all_ranks and self.same_bucket else ""
+            warnings.warn(
+                f"drop_last leaves out all {cut.layout.count:,} examples, as they don't fill a batch{all_ranks}"
+                f"{one_bucket}: set drop_last=False, or lower bucket_batch_sizes.",
+                stacklevel=2,
+            )
+        for now.handed_out, batch in enumerate(batches.lists(first), first + 1):
             self._pass = now
             yield batch
         now.running = False
 
-    def _epoch_batches(self, epoch: int) -> EpochBatches:
-        drawing = self._drawing(epoch)
-        return epochs.assemble(
-            self._batcher.equal_cut(drawing, self._dealing), drawing, rank=self.rank, lengths=self._lengths
-        )
-
-    def _drawing(self, epoch: int) -> Drawing:
-        return Drawing(shuffle=self.shuffle, ordering=self.batch_ordering, seed=self.seed, epoch=epoch)
-
-    @property
-    def _dealing(self) -> Dealing:
-        return Dealing(world_size=self.world_size, same_bucket=self.same_bucket, drop_last=self.drop_last)
-
-    def _layout(self, epoch: int | None = None) -> Layout:
-        return self._batcher.layout(self._drawing(self.epoch if epoch is None else epoch), self._dealing)
+    def _plan(self, epoch: int) -> tuple[Drawing, Dealing]:
+        drawing = Drawing(shuffle=self.shuffle, ordering=self.batch_ordering, seed=self.seed, epoch=epoch)
+        return drawing, Dealing(world_size=self.world_size, same_bucket=self.same_bucket, drop_last=self.drop_last)
 
     def set_epoch(self, epoch: int) -> None:
         """Make this epoch the next; if it is the one that `load_state_dict` resumes, it goes on from there.
@@ -276,7 +255,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
                 training fetches ahead; None for all that a plain DataLoader has delivered.
 
         Raises:
-            ValueError: So many were not handed out.
+            ValueError: Fewer were handed out.
 
         Warns:
             UserWarning: The DataLoader has workers, and this torch does not say how many batches it has delivered.
@@ -304,7 +283,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             raise ValueError(f"not a state of a {type(self).__name__}: {', '.join(sorted(missing))} missing")
         check_identity("sampler", state_dict, self._identity, "other lengths, boundaries, batch sizes or options")
         epoch, position = whole("epoch", state_dict["epoch"]), whole("position", state_dict["position"])
-        if position > (most := self._layout(epoch).batches_per_rank):
+        if position > (most := self._batcher.layout(*self._plan(epoch)).batches_per_rank):
             raise ValueError(f"the state is at batch {position}, but its epoch has {most}")
         self._next, self._pass = (epoch, position), None
 
@@ -329,7 +308,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         handed_out = 0 if now is None else now.handed_out - now.first
         if batches > handed_out:
             raise ValueError(f"batches is {batches}, but the sampler has handed out {handed_out} in this pass")
-        # Lightning says the epoch again when its loader has begun it: then what is next is not said yet.
+        # Lightning sets the epoch again after its loader has begun it: until the next pass, what follows is not set.
         if now is None or (not now.running and batches == handed_out and self._next[0] != now.epoch):
             return self._next
         return now.epoch, now.first + batches
@@ -337,7 +316,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
 
 @dataclass(slots=True)
 class _Pass:
-    """One iteration over the sampler: a run of this epoch that skips the `first` batches, delivered by an earlier pass.
+    """One iteration over the sampler: an epoch without its `first` batches, which an earlier pass delivered.
 
     `handed_out` counts those too. `loader` holds the attributes of the plain DataLoader's iterator that takes the
     batches; None for any other taker.
@@ -362,43 +341,10 @@ class _Pass:
 
 
 def _loader_of(frame: FrameType) -> Mapping[str, Any] | None:
-    """Return the attributes of the plain DataLoader's iterator that runs in a frame; None where none does.
+    """Return the attributes of the plain DataLoader's iterator that runs in a frame; None if none does.
 
-    Those of a class derived from it, as torchdata's, save the sampler's state with each batch themselves. The
-    attributes outlive the iterator: `_num_yielded` counts what it has delivered until it was given up.
+    Derived loaders, such as torchdata's, save the sampler's state with each batch themselves. The attributes outlive
+    the iterator: `_num_yielded` counts what it had delivered when it was given up.
     """
     caller = frame.f_locals.get("self")
     return vars(caller) if type(caller).__module__ == "torch.utils.data.dataloader" else None
-
-
-def check_identity(what: str, state: Mapping[str, Any], ours: Mapping[str, Any], others: str) -> None:
-    """Raise ValueError if a state is of another sampler or stream; `others` are what its digest can differ in."""
-    for name, value in ours.items():
-        if state[name] != value:
-            differs = f"has {name} {state[name]}, this {what} {value}"
-            if name in ("digest", "options"):
-                differs = f"is of a {what} with {others}"
-            raise ValueError(
-                f"the state {differs}, so its batches differ. Make the {what} as it was, or begin the epoch anew with "
-                "set_epoch."
-            )
-
-
-def checked_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
-    """Return rank and world_size as a user gave them, None where neither is; raise ValueError where they are wrong."""
-    if rank is None and world_size is None:
-        return None
-    if rank is None or world_size is None:
-        raise ValueError(f"rank and world_size go together, got rank {rank} and world_size {world_size}: give both")
-    if whole("world_size", world_size) > _MOST_RANKS:
-        raise ValueError(f"world_size must be at most {_MOST_RANKS:,}, got {world_size:,}")
-    if whole("rank", rank) >= world_size:
-        raise ValueError(f"rank must be below world_size, got rank {rank} of {world_size}")
-    return rank, world_size
-
-
-def whole(name: str, value: int, least: int = 0) -> int:
-    """Return the value as an int; raise ValueError if it is not a whole number, at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}")
-    return int(value)

@@ -6,31 +6,30 @@ import hashlib
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from random import Random
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy.typing as npt
-from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  # as in base.py
+from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  # as in common.py
 
 from batchtune.batching.streams import StreamBatching, batched, stream_random
 from batchtune.batching.table import BucketTable
 from batchtune.configs.tree import parse_yaml, plain_value, read_text
 from batchtune.exports.run_configs import read_sampler_yaml, read_stream_yaml
 from batchtune.results import STREAM_ALGORITHMS, SamplerConfig, StreamAlgorithm
-from batchtune.sampler.base import OnRanks, check_identity, checked_ranks, whole
-from batchtune.sampler.held import Held, Limits
-from batchtune.sampler.progress import NextEpochs, Position
-from batchtune.sampler.source import Reading, Source
+from batchtune.sampler.common import OnRanks, check_identity, checked_ranks, flag, whole
+from batchtune.sampler.worker import ExampleLimits, Held, NextEpochs, Position, at_epoch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _OF_BOTH = ("bucket_boundaries", "bucket_batch_sizes", "shuffle", "drop_last", "seed")
-_OF_STREAM = (*_OF_BOTH, "algorithm", "buffer_size", "max_padding_ratio", "batches_per_epoch")
-_PLACE = ("rank", "world_size", "worker", "workers")
+_OF_STREAM = ("algorithm", "buffer_size", "max_padding_ratio", "batches_per_epoch")
+
+Source: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
+"""The examples of a stream, or a function of the epoch that returns them."""
 
 
 class BucketedStream(OnRanks, IterableDataset[Any]):
@@ -39,16 +38,13 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
     Examples are held in a buffer, and batches are made of what it holds: of one bucket each (`bucket`), of neighbours
     in the buffer sorted as a whole (`pool`), or of neighbours around a random example (`pivot`, as SpeechBrain's
     `dynamic_bucketed_batch`). A batch whose longest example is u never holds more than the batch size of u's bucket.
-    Each example is in one batch. A bucket that leaves before it is full, because the buffer is full or the stream has
-    ended, or because it waited while 16 buffers were read, is filled with examples of the next shorter buckets.
+    Each example is in one batch. A bucket that leaves before it is full, because the buffer is full, the stream has
+    ended, or it waited while 16 buffers were read, is filled with examples of the next shorter buckets.
 
     Examples::
 
+        # In a DataLoader, which makes no batches itself; with collate_fn, a batch is what that returns, else a list:
         stream = BucketedStream(examples, length_of=len, bucket_boundaries=[100, 300], bucket_batch_sizes=[30, 10])
-        for batch in stream:  # a list of examples; with collate_fn, what that returns
-            ...
-
-        # In a DataLoader, which makes no batches itself:
         loader = DataLoader(stream, batch_size=None, num_workers=4)
 
         # As a stage of a WebDataset pipeline, with the settings that were tuned:
@@ -66,56 +62,52 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         stream = BucketedStream.from_config("stream.yaml", examples, length_of=lambda example: len(example["text"]))
 
     **Workers and ranks.** Each worker of each rank makes batches of its own part of the source, with its own seed. The
-    source has to split itself: WebDataset and Hugging Face do so. One that does not, such as a list or a file, gives
+    source has to split itself, as WebDataset and Hugging Face do. One that does not, such as a list or a file, gives
     every example to each of them, unless `split=True`: then each takes every n-th.
 
-    **Epochs.** Each pass is the next epoch, or the one that `set_epoch` says, also in persistent workers. A source that
-    has a `set_epoch` is given the epoch too; a source may also be a function of the epoch.
+    **Epochs.** Each pass is the next epoch, or the one that `set_epoch` says, also in persistent workers. A source with
+    a `set_epoch` is given the epoch too; a source may also be a function of the epoch.
 
-    **Equally many batches.** The parts of a stream differ, and a rank that runs out first makes the others wait for
-    ever. With `batches_per_epoch` each rank has so many batches, dealt to its workers. Where a source ends early, the
-    buffer is emptied and the source read again. The examples that are still in the source or in the buffer when the
-    epoch ends are not used in it: shuffle the shards anew each epoch, or resample them, so that they are not always the
-    same. Of a source without end that is a full buffer: let an epoch read many times as much, or lengths that wait long
-    are hardly used. A stage can't read its examples again: use the pipeline's `with_epoch`, or make the pipeline the
-    source.
+    **Equally many batches.** The parts of a stream differ, and the ranks wait for ever for one that runs out first.
+    With `batches_per_epoch` each rank has so many batches, dealt to its workers. Where a source ends early, the buffer
+    is emptied and the source read again. Examples that are still in the source or the buffer when the epoch ends are
+    not used in it: shuffle or resample the shards each epoch, so that they are not always the same, and let an epoch of
+    a source without end read many buffers. A stage can't read its examples again: use the pipeline's `with_epoch`, or
+    make the pipeline the source.
 
     **Resuming.** `state_dict` and `load_state_dict` resume in mid-epoch, batch for batch: the source is read again, and
     the batches that were handed out before are made again and skipped. So the source must give the same examples in
-    the same order in the same epoch: it is an error if their lengths differ. (With WebDataset, make the pipeline in a
-    function of the epoch, with seeds for its shuffles.) In a plain loop, save the state of the stream. With workers,
-    use `torchdata.stateful_dataloader.StatefulDataLoader` and save its state: a plain DataLoader does not report how
-    many of its workers' batches it has delivered.
+    the same order in the same epoch; if their lengths differ, that is an error. (With WebDataset, make the pipeline in
+    a function of the epoch, with seeds for its shuffles.) In a plain loop, save the state of the stream. With workers,
+    save that of a `torchdata.stateful_dataloader.StatefulDataLoader`: a plain DataLoader does not report how many of
+    its workers' batches it has delivered.
 
     Args:
-        source: An iterable of examples; or a function of the epoch that returns one. None: the stream is a stage, to be
+        source: An iterable of examples, or a function of the epoch that returns one. None: the stream is a stage, to be
             called with the examples.
         length_of: A function of an example that returns its length, in the unit of the boundaries: positive, finite.
         bucket_boundaries: Inclusive upper edges, ascending; the last is at least the longest length.
-        bucket_batch_sizes: One for each boundary, at least 1: a batch holds at most that of the first boundary that is
-            not below its longest length.
+        bucket_batch_sizes: The most examples of a batch, by the first boundary that is not below its longest length.
         algorithm: `bucket`, `pool` or `pivot`.
         buffer_size: The most examples that are held, in each worker.
         buffer_bytes: The most memory of the examples that are held, as `bytes_of` says: when it is exceeded, by one
             example at most, a batch leaves. None: any.
         bytes_of: A function of an example that returns its size in memory.
-        max_padding_ratio: Of `pivot`: the most of a batch that may be padding; None: any.
+        max_padding_ratio: For `pivot`: the most of a batch that may be padding; None: any.
         shuffle: Whether chance decides which examples of the buffer go together. If not, a `bucket` leaves as soon as
             it is full, examples in their order; pools are cut, and pivots chosen, in the order of the stream.
         drop_last: Whether to leave out the examples at the end of the stream that fill no batch.
-        seed: At least 0.
-        epoch: The first, at least 0.
-        rank: This process, from 0 on; with `world_size`. Both come from `torch.distributed` unless they are given.
-        world_size: Number of processes.
+        seed, epoch: At least 0; the epoch is the first.
+        rank, world_size: This process, from 0 on, and the number of processes; by default those of `torch.distributed`.
         batches_per_epoch: Of this rank; None: as many as the source gives.
         collate_fn: A function of a list of examples that returns the batch; None: the list itself.
         overlong: Whether examples beyond the last boundary are an `error`, batches of a `single` example, or to `drop`:
             `dropped_examples` counts them, and a warning at the end of the pass says how many they were.
-        split: Whether each worker of each rank takes every n-th example of the source, which does not split itself.
+        split: Whether each worker of each rank takes every n-th example, because the source does not split itself.
 
     Raises:
         ValueError: An argument breaks its rule; the message says which and what to do. While the stream is read: a
-            length breaks its rule, or the source does not give what it has to.
+            length breaks its rule, or the source gives nothing or can't be read again.
 
     Warns:
         UserWarning: The buffer is smaller than the largest batch size.
@@ -150,7 +142,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         if algorithm not in STREAM_ALGORITHMS:
             raise ValueError(f"algorithm must be one of {', '.join(STREAM_ALGORITHMS)}, got {algorithm!r}")
         table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
-        self._limits = Limits(
+        self._limits = ExampleLimits(
             length_of=length_of,
             last_boundary=float(table.boundaries[-1]),
             overlong=overlong,
@@ -162,16 +154,16 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
             table=table.extended_to(sys.float_info.max) if overlong == "single" else table,
             buffer_size=whole("buffer_size", buffer_size, 1),
             max_padding_ratio=max_padding_ratio,
-            shuffle=bool(shuffle),
-            drop_last=bool(drop_last),
+            shuffle=flag("shuffle", shuffle),
+            drop_last=flag("drop_last", drop_last),
         )
         if max_padding_ratio is not None and (algorithm != "pivot" or not 0 <= max_padding_ratio <= 1):
             raise ValueError(f'max_padding_ratio is for algorithm="pivot", from 0 to 1, got {max_padding_ratio!r}')
-        self.source, self.split, self._collate = source, bool(split), collate_fn
+        self.source, self.split, self._collate = source, flag("split", split), collate_fn
         self.seed, self.dropped_examples = whole("seed", seed), 0
         self.batches_per_epoch = None if batches_per_epoch is None else whole("batches_per_epoch", batches_per_epoch, 1)
         self._ranks = checked_ranks(rank, world_size)
-        if buffer_size < (largest := int(table.batch_sizes.max())):
+        if buffer_size < (largest := table.batch_sizes.max()):
             warnings.warn(
                 f"buffer_size is {buffer_size}, but bucket_batch_sizes go up to {largest}: such batches can't get full",
                 stacklevel=2,
@@ -185,30 +177,28 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
 
     @classmethod
     def from_config(
-        cls,
-        path: str | Path,
-        source: Source | None = None,
-        *,
-        length_of: Callable[[Any], float],
-        **options: Any,
+        cls, path: str | Path, source: Source | None = None, *, length_of: Callable[[Any], float], **options: Any
     ) -> Self:
         """Make the stream that a `stream.yaml` describes, or one with the table of a `sampler.yaml`.
 
-        Args:
-            path: Path of the file.
-            source: As for the class. Without one, `batches_per_epoch` of the file is not used: a stage can't read its
-                examples again, so a nominal epoch is the pipeline's `with_epoch`.
-            length_of: A function of an example that returns its length, in the unit of the file.
-            **options: Arguments of the class, which take precedence over the file. A `sampler.yaml` does not say a
-                buffer_size, except that of pools: without the argument, pool_size.
+        Lengths are in the unit of the file, and arguments of the class take precedence over it. Without a source,
+        `batches_per_epoch` of the file is not used: a stage can't read its examples again, so a nominal epoch is the
+        pipeline's `with_epoch`. A `sampler.yaml` for pools says the buffer_size (its pool_size), others do not.
 
-        Raises:
-            ResultError: The file is missing or damaged.
-            ValueError: An option breaks its rule.
+        Raises ResultError if the file is missing or damaged, ValueError if an option breaks its rule.
         """
-        found = _options(Path(path))
-        if source is None:
-            found.pop("batches_per_epoch", None)
+        path = Path(path)
+        document = plain_value(parse_yaml(read_text(path, str(path), ""), str(path))) if path.exists() else None
+        if isinstance(document, dict) and document.get("format") == SamplerConfig.FORMAT:
+            table = read_sampler_yaml(path)
+            found = {name: getattr(table, name) for name in _OF_BOTH}
+            if table.pool_size is not None:
+                found |= {"algorithm": "pool", "buffer_size": table.pool_size}
+        else:
+            config = read_stream_yaml(path)
+            found = {name: getattr(config, name) for name in (*_OF_BOTH, *_OF_STREAM)}
+            if source is None:
+                del found["batches_per_epoch"]
         return cls(source, length_of=length_of, **{**found, **options})
 
     @property
@@ -228,18 +218,15 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
             raise TypeError(
                 "this BucketedStream has no source: give it one, or call it with examples, as .compose(stream) does"
             )
-        return self._pass(self.source)
+        return self(self.source)
 
-    def __call__(self, examples: Iterable[Any]) -> Iterator[Any]:
+    def __call__(self, examples: Source) -> Iterator[Any]:
         """Return the batches of one pass over the examples, as a stage of a pipeline does."""
-        return self._pass(examples)
-
-    def _pass(self, source: Source) -> Iterator[Any]:
         if self._resumed is not None and self._resumed.finished:  # in a worker, whose part of the epoch is over
             self._resumed = None
             return iter(())
         self._position = self._resumed or Position(self._epochs.of(self.rank))
-        return self._batches(source)
+        return self._batches(examples)
 
     def _batches(self, source: Source) -> Iterator[Any]:
         # All of this runs with the first batch: loaders make iterators that they never use.
@@ -253,9 +240,8 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
                 "the state of torchdata's StatefulDataLoader into that loader"
             )
         held = Held(self._limits)
-        reading = Reading(place=place, split=self.split, nominal=self.batches_per_epoch, stage=self.source is None)
         position = self._position = Position(epoch, held=held)
-        batches = self._places(held, reading.passes(source, epoch, held), stream_random(self.seed, epoch, rank, worker))
+        batches = self._passes(source, epoch, held, place)
         share = None
         if self.batches_per_epoch is not None:
             each, more = divmod(self.batches_per_epoch, workers or 1)
@@ -280,15 +266,51 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
                 stacklevel=2,
             )
 
-    def _places(self, held: Held, passes: Iterator[Iterator[Any]], random: Random) -> Iterator[list[int]]:
-        """Yield the batches of each pass over the source, each to its end.
+    def _passes(self, source: Source, epoch: int, held: Held, place: tuple[int, int, int, int]) -> Iterator[list[int]]:
+        """Yield the batches of one pass over a worker's part of the source; for a nominal epoch, of pass after pass.
 
-        A buffer that went on into the next pass would be full when a nominal epoch ends: of examples that leave late
-        because of their lengths, and so never in any epoch.
+        Each pass empties the buffer. If it went on into the next one it would be full when a nominal epoch ends: of
+        examples that leave late because of their lengths, and so never in any epoch.
+
+        Raises:
+            ValueError: The source gives nothing, or can't be read again.
         """
-        for examples in passes:
-            held.begin(examples)
+        rank, world_size, worker, workers = place
+        readers = world_size * (workers or 1)
+        if readers > 1 and not self.split and isinstance(source, Sequence):
+            warnings.warn(
+                f"each of {readers} workers of all ranks reads all of the source: let each take its part, with "
+                "split=True",
+                stacklevel=3,
+            )
+        parts, part = (readers, rank * (workers or 1) + worker) if self.split else (1, 0)
+        source, random = at_epoch(source, epoch), stream_random(self.seed, epoch, rank, worker)
+        while True:
+            examples = source if isinstance(source, Iterable) else source(epoch)
+            reading, seen, made = iter(examples), held.seen, held.batches
+            held.begin(islice(reading, part, None, parts))
             yield from batched(held, self._batching, random)
+            given = held.seen - seen
+            # What a stage is called with may well be empty.
+            if given == 0 and reading is source and not (self.split or self.source is None):
+                raise ValueError("the source is an iterator and has nothing left: give an iterable for further passes")
+            if self.batches_per_epoch is None:
+                return
+            if given == 0:
+                problem = "the source gives no example"
+            elif held.seen == held.dropped:
+                problem = "all examples are beyond the last boundary"
+            elif held.batches == made:
+                problem = "the examples fill no batch, and drop_last leaves them out"
+            elif reading is source:
+                problem = "the examples come from an iterator, which has ended and can't be read again"
+            else:
+                continue
+            raise ValueError(
+                f"{problem} (rank {rank} of {world_size}, worker {worker} of {workers}), but batches_per_epoch is "
+                f"{self.batches_per_epoch}: use fewer workers or more shards, or give the stream a source that can be "
+                "read again"
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Make this epoch the next, in workers too; if it is the one that `load_state_dict` resumes, it goes on there.
@@ -357,7 +379,8 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
 
     @property
     def _identity(self) -> dict[str, Any]:
-        return {"options": self._digest, **dict(zip(_PLACE, self._place, strict=True))}
+        names = ("rank", "world_size", "worker", "workers")
+        return {"options": self._digest, **dict(zip(names, self._place, strict=True))}
 
     @property
     def _cursor(self) -> Position:
@@ -365,14 +388,3 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         # In the process itself, workers may have read on since its own pass.
         passed = position is not None and (position.finished or following > position.epoch + 1)
         return Position(following) if position is None or (passed and get_worker_info() is None) else position
-
-
-def _options(path: Path) -> dict[str, Any]:
-    """Return the arguments that a `stream.yaml` or a `sampler.yaml` says; raise ResultError if it can't be read."""
-    document = plain_value(parse_yaml(read_text(path, str(path), ""), str(path))) if path.exists() else None
-    if not isinstance(document, dict) or document.get("format") != SamplerConfig.FORMAT:
-        config = read_stream_yaml(path)
-        return {name: getattr(config, name) for name in _OF_STREAM}
-    table = read_sampler_yaml(path)
-    options = {name: getattr(table, name) for name in _OF_BOTH}
-    return options if table.pool_size is None else {**options, "algorithm": "pool", "buffer_size": table.pool_size}

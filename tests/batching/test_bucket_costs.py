@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from batchtune.batching.bucket_costs import ExactCosts, SmoothCosts
 from batchtune.batching.expectation import expected_batches
-from batchtune.batching.remainders import best_buckets, few_ends
+from batchtune.batching.optimal import best_buckets, few_ends
 from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 

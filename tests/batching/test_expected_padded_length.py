@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.batching.expectation import expected_batches
+from batchtune.batching.expectation import ExpectedBatches, expected_batches
 from batchtune.batching.layout import Dealing
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import Histogram, Lengths
 
 DROPPING = Dealing(drop_last=True)
+
+
+def by_examples(expected: ExpectedBatches) -> float:
+    with patch("batchtune.batching.expectation._MOST_EXAMPLES_PER_LENGTH", np.inf):
+        return replace(expected).padded_length
 
 
 def histogram_of(values: list[float]) -> Histogram:
@@ -32,7 +40,7 @@ def test_both_ways_give_the_same(
     ends = np.array([*sorted(boundaries), 100.0])
     table = BucketTable(ends, np.array(batch_sizes[: ends.size], dtype=np.int64))
     expected = expected_batches(histogram_of(values), table, dealing)
-    assert expected._padded_length_by_examples() == pytest.approx(expected.sum_of(np.multiply), rel=1e-11)
+    assert by_examples(expected) == pytest.approx(expected.sum_of(np.multiply), rel=1e-11)
 
 
 @pytest.mark.parametrize("distinct", [True, False])
@@ -42,7 +50,7 @@ def test_both_ways_give_the_same_with_many_examples(distinct: bool) -> None:
     for batch_size in (1, 7, 300, 70_000):
         table = BucketTable(np.array([5.0, 8.0, 1000.0]), np.array([batch_size, 30, batch_size]))
         expected = expected_batches(histogram, table)
-        assert expected.padded_length == expected._padded_length_by_examples()
+        assert expected.padded_length == by_examples(expected)
         assert expected.padded_length == pytest.approx(expected.sum_of(np.multiply), rel=1e-9)
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.batching.optimal import optimal_boundaries
-from batchtune.batching.remainders import BatchCounts, best_buckets, few_ends
+from batchtune.batching.bucket_costs import BatchCounts
+from batchtune.batching.optimal import best_buckets, few_ends, optimal_boundaries
 from batchtune.batching.table import batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 

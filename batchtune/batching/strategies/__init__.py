@@ -1,4 +1,4 @@
-"""The ways to choose boundaries, one module each.
+"""The ways to choose boundaries.
 
 To add one: a module with a subclass of `Strategy`, and a line in `STRATEGIES`.
 """
@@ -6,11 +6,9 @@ To add one: a module with a subclass of `Strategy`, and a line in `STRATEGIES`.
 from __future__ import annotations
 
 from batchtune.batching.strategies.base import Problem, ProblemCosts, Strategy
-from batchtune.batching.strategies.exponential import Exponential
-from batchtune.batching.strategies.linear import Linear
 from batchtune.batching.strategies.optimal import Optimal
 from batchtune.batching.strategies.pooled import Pooled
-from batchtune.batching.strategies.quantile import Quantile
+from batchtune.batching.strategies.spaced import Exponential, Linear, Quantile
 from batchtune.batching.strategies.speechbrain import SpeechBrain
 
 __all__ = ["STRATEGIES", "Problem", "ProblemCosts", "Strategy"]

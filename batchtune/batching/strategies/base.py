@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from batchtune.batching.bucket_costs import ShapeCost
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
@@ -28,8 +26,6 @@ class Problem:
     """The data and limits that boundaries are chosen for.
 
     Attributes:
-        histogram: The distinct lengths and their counts.
-        max_batch_length: The largest padded length that a batch may have.
         batch_sizes: Shape (distinct lengths,): the batch size of a bucket that ends at each, at least 1, in any order.
         costs: The cost to minimise; None: the number of batches.
     """
@@ -62,14 +58,9 @@ class Strategy(ABC):
         """
 
     def cautions(self, lengths: Lengths, max_batch_length: float, rows: Sequence[Row]) -> Iterator[str]:
-        """Yield warnings about the rows that came of this strategy, each without a full stop."""
+        """Yield warnings about this strategy's rows, each without a full stop."""
         return iter(())
 
     def practice(self, num_buckets: int) -> str | None:
-        """Return what users call this number of its buckets, where many train with it today; else None."""
+        """Return the name of this number of buckets if many train with it today, else None."""
         return None
-
-
-def merged_up_to(edges: FloatArray, longest: float) -> FloatArray:
-    """Return upper edges without duplicates; what lies no lower than the longest but for rounding is that length."""
-    return np.unique(np.append(edges[edges < longest * (1 - 1e-12)], longest))

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from batchtune.batching.bucket_costs import MOST_EXACT, ExactCosts, SmoothCosts
-from batchtune.batching.remainders import TIE, BatchCounts, BucketCosts, best_buckets, few_ends
+from batchtune.batching.bucket_costs import MOST_EXACT, BatchCounts, BucketCosts, ExactCosts, SmoothCosts
+from batchtune.batching.optimal import TIE, best_buckets, few_ends
 from batchtune.batching.strategies.base import Problem, Strategy
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
-# Of more distinct lengths, so many stand for all as ends of buckets: of batches that are counted, and of
-# batches with a cost, which takes longer. Time grows with their square.
+# The most lengths that may be ends of buckets, if batches are counted, and if they have a cost, which takes longer.
+# Time grows with their square.
 _MOST_ENDS, _MOST_COSTED_ENDS = 4096, 2048
-# Of more distinct lengths, tables are compared by their means over about so many groups.
+# With more distinct lengths, tables are compared by the means over about so many groups.
 _MOST_SUMMED = 1 << 16
-# A bucket more that seems to gain less than this share of the cost is not looked at.
+# One bucket more must gain at least this share of the cost to be looked at.
 _LEAST_GAIN = 1e-4
 
 
@@ -30,12 +30,12 @@ class Optimal(Strategy):
         """Minimise the cost of an epoch's batches, the last one of each bucket included, in at most that many buckets.
 
         Without a cost it is the number of batches, Σ ceil(n_b / B_b). With one, each batch costs by its expected
-        longest: exactly up to 96 distinct lengths; of more, `SmoothCosts` estimates it. The best tables of each number
-        of buckets are then compared by their cost as it is reported, so more buckets allowed never cost more. Of equal
-        ones the fewest buckets are taken.
+        longest: exactly up to 96 distinct lengths, beyond that as `SmoothCosts` estimates. The best tables of each
+        number of buckets are then compared by their cost as it is reported, so allowing more buckets never costs more.
+        Of equal ones the fewest buckets are taken.
 
-        With the number of batches, or with exact costs, no other boundaries among the lengths cost less. Of more than
-        4,096 distinct lengths (2,048 with a cost), that many are allowed as boundaries.
+        With the number of batches, or with exact costs, no other boundaries among the lengths cost less. Up to 4,096
+        distinct lengths (2,048 with a cost) may all be boundaries; of more, that many.
         """
         histogram, sizes, costs = problem.histogram, problem.batch_sizes, problem.costs
         ends = few_ends(histogram, sizes, _MOST_ENDS if costs is None else _MOST_COSTED_ENDS)
@@ -62,7 +62,7 @@ class Optimal(Strategy):
 
 
 def _grouped(histogram: Histogram, ends: IntArray) -> Histogram:
-    """Groups of neighbours, each as long as its mean, where lengths are too many; none reaches beyond an end."""
+    """Group neighbours at their mean if the lengths are too many; no group reaches beyond an end."""
     if histogram.lengths.size <= _MOST_SUMMED:
         return histogram
     even = np.linspace(0, histogram.lengths.size - 1, _MOST_SUMMED).astype(np.int64)

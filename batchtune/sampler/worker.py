@@ -1,0 +1,235 @@
+"""One worker of a stream: how it reads its source, which examples it holds, and where it is in an epoch."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from array import array
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+import torch  # noqa: TID253  # as in common.py
+from torch.utils.data import get_worker_info  # noqa: TID253  # as in common.py
+
+from batchtune.batching.streams import Reader
+from batchtune.batching.table import OverlongError
+from batchtune.sampler.common import as_length
+
+_END = object()
+# So many ranks and workers of one machine have an epoch of their own.
+_RANKS, _WORKERS = 16, 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleLimits:
+    """How examples are measured, and which are held; the arguments are those of `BucketedStream`."""
+
+    length_of: Callable[[Any], float]
+    last_boundary: float
+    overlong: Literal["error", "single", "drop"]
+    buffer_bytes: int | None
+    bytes_of: Callable[[Any], int] | None
+
+    def __post_init__(self) -> None:
+        if not callable(self.length_of):
+            raise ValueError(f"length_of must be a function of an example, got {self.length_of!r}")
+        if self.overlong not in ("error", "single", "drop"):
+            raise ValueError(f"overlong must be error, single or drop, got {self.overlong!r}")
+        if (self.buffer_bytes is None) != (self.bytes_of is None):
+            raise ValueError("buffer_bytes and bytes_of go together: give both")
+
+
+class Held(Reader):
+    """The examples that were read and are in no batch yet.
+
+    Attributes:
+        batches: How many batches have left.
+        seen: How many examples the source has given.
+        dropped: How many of these were overlong and left out.
+    """
+
+    def __init__(self, limits: ExampleLimits) -> None:
+        self.seen = self.dropped = self.batches = 0
+        self._examples: Iterator[Any] = iter(())
+        self._limits = limits
+        self._held: dict[int, Any] = {}
+        self._bytes: dict[int, int] = {}
+        self._total_bytes = 0
+        self._digest = hashlib.blake2b(digest_size=8)
+
+    def begin(self, examples: Iterator[Any]) -> None:
+        """Begin a pass over the source."""
+        self._examples, self.ended = examples, False
+
+    @property
+    def read_digest(self) -> str:
+        """A digest of the lengths that were read, in their order."""
+        return self._digest.hexdigest()
+
+    def read(self, room: int) -> list[float]:
+        """As for every reader."""
+        read: list[float] = []
+        while True:
+            examples, sizes = self._next(room - len(read))
+            measured = list(map(self._limits.length_of, examples))
+            try:
+                lengths = list(map(float, measured))
+            except (TypeError, ValueError):
+                lengths = [as_length(length, example) for example, length in enumerate(measured, self.seen)]
+            total, last = sum(lengths), self._limits.last_boundary
+            # A sum minus itself is 0 unless a summand is infinite or NaN.
+            if lengths and not (0 < min(lengths) and max(lengths) <= last and total - total == 0):
+                kept = self._kept(lengths)
+                examples, lengths = [examples[index] for index in kept], [lengths[index] for index in kept]
+                sizes = [sizes[index] for index in kept] if sizes else []
+            else:
+                self.seen += len(examples)
+            places = range(self.count, self.count + len(examples))
+            self._held.update(zip(places, examples, strict=True))
+            self.count += len(examples)
+            self._digest.update(array("d", lengths))
+            if sizes:
+                self._bytes.update(zip(places, sizes, strict=True))
+                self._total_bytes += sum(sizes)
+            read += lengths
+            most = self._limits.buffer_bytes
+            if len(read) == room or self.ended or (most is not None and self._total_bytes > most):
+                return read  # else some were dropped
+
+    def _next(self, room: int) -> tuple[list[Any], list[int]]:
+        """Read the next examples, with their sizes in memory if these are limited."""
+        bytes_of, most = self._limits.bytes_of, self._limits.buffer_bytes
+        if bytes_of is None or most is None:
+            examples = list(islice(self._examples, room))
+            self.ended = len(examples) < room
+            return examples, []
+        examples, sizes, total = [], [], self._total_bytes
+        while len(examples) < room and total <= most:
+            example = next(self._examples, _END)
+            if example is _END:
+                self.ended = True
+                break
+            examples.append(example)
+            sizes.append(bytes_of(example))
+            total += sizes[-1]
+        return examples, sizes
+
+    def _kept(self, lengths: list[float]) -> list[int]:
+        """Return which examples are not dropped as overlong; raise ValueError for a length that is not allowed."""
+        kept, last = [], self._limits.last_boundary
+        for index, length in enumerate(lengths):
+            if not 0 < length < math.inf:
+                raise ValueError(
+                    f"lengths must be positive and finite, but example {self.seen} of the stream has {length}: leave "
+                    "it out of the source, or fix length_of"
+                )
+            if length > last and self._limits.overlong == "error":
+                raise OverlongError(
+                    f"example {self.seen} of the stream has the length {length}, beyond the last of bucket_boundaries, "
+                    f'{last}: leave it out of the source, add a boundary, or say overlong="single" for batches of one '
+                    'or overlong="drop"'
+                )
+            self.seen += 1
+            if length > last and self._limits.overlong == "drop":
+                self.dropped += 1
+            else:
+                kept.append(index)
+        return kept
+
+    def taken(self, places: list[int]) -> list[Any]:
+        """Return the examples at these places, which leave as a batch."""
+        self.batches += 1
+        if self._bytes:
+            self._total_bytes -= sum(map(self._bytes.pop, places))
+        return list(map(self._held.pop, places))
+
+
+@dataclass(slots=True)
+class Position:
+    """A place in an epoch: after so many batches of one worker, or at its end.
+
+    Attributes:
+        read: The digest of the lengths that were read until then; while a pass runs, `held` has it.
+        place: Rank, world size, worker and number of workers of the one that resumes there; None for a running pass.
+    """
+
+    epoch: int
+    batches: int = 0
+    read: str = ""
+    finished: bool = False
+    place: tuple[int, int, int, int] | None = None
+    held: Held | None = None
+
+    @property
+    def read_digest(self) -> str:
+        """The digest of the lengths that were read until now."""
+        return self.read if self.held is None else self.held.read_digest
+
+    def check(self, read: str) -> None:
+        """Raise ValueError if other lengths were read than those this place was reached with."""
+        if read != self.read:
+            raise ValueError(
+                f"the source does not give the examples again that it gave before: up to batch {self.batches} of epoch "
+                f"{self.epoch} their lengths differ, so the state can't be resumed. Give it the same files, order and "
+                "seeds, or begin the epoch anew with set_epoch."
+            )
+
+
+class NextEpochs:
+    """The epoch that each worker begins next, in shared memory: the only change that persistent workers see.
+
+    A process without workers speaks for all of its rank's. Forked ranks may share the memory too.
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self._epochs = _shared(torch.full((_RANKS, _WORKERS), epoch))
+
+    def of(self, rank: int) -> int:
+        """Return the epoch that is next for this worker of a rank."""
+        return int(self._own(rank).max())
+
+    def set(self, rank: int, epoch: int) -> None:
+        """Make this epoch the next for this worker of a rank."""
+        self._own(rank)[:] = epoch
+
+    def set_all(self, epoch: int) -> None:
+        """Make this epoch the next for all."""
+        self._epochs[:] = epoch
+
+    def differ(self, rank: int) -> bool:
+        """Return whether some workers of a rank have begun an epoch that others have not: no rank has 256 workers."""
+        own = self._own(rank)
+        return bool((own != own[-1]).any())
+
+    def _own(self, rank: int) -> torch.Tensor:
+        info = get_worker_info()
+        own = slice(None) if info is None else slice(info.id % _WORKERS, info.id % _WORKERS + 1)
+        return self._epochs[rank % _RANKS, own]
+
+    def __setstate__(self, state: dict[str, torch.Tensor]) -> None:
+        self._epochs = _shared(state["_epochs"])  # a copy is not shared
+
+
+def _shared(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.share_memory_()  # type: ignore[no-untyped-call]  # not typed in torch
+    return tensor
+
+
+def at_epoch(source: Any, epoch: int) -> Any:
+    """Return the source of a stream with its epoch set, if it has one.
+
+    Workers share the memory in which a Hugging Face data set keeps its epoch, and its set_epoch adds to that: two at
+    once would add twice. So a source with tensors is copied, and so are they.
+    """
+    if not callable(getattr(source, "set_epoch", None)):
+        return source
+    values = getattr(source, "__dict__", {}).items()
+    if tensors := {name: value for name, value in values if isinstance(value, torch.Tensor)}:
+        source = copy(source)
+        for name, value in tensors.items():
+            setattr(source, name, value.clone())
+    source.set_epoch(epoch)
+    return source
