@@ -149,7 +149,7 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
             _refuse_repeated(source, reader.rows(columns[:1]), np.sort(np.concatenate(hashes)))
     except (ManifestError, MemoryError) as caught:
         error = too_large(source) if isinstance(caught, MemoryError) else caught
-        if plan.alone and not (plan.options.skip_invalid and reader is not None and reader.breakable):
+        if plan.alone and not (plan.options.skip_invalid and reader is not None and reader.sharded):
             raise error from None
         part.broken, part.hint = error.message, error.hint
     if not plan.alone:

@@ -22,6 +22,7 @@ import numpy as np
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import IntArray
 from batchtune.manifests.base import Format, Place, Rows, walk
+from batchtune.manifests.headers import Payload
 from batchtune.manifests.source import Block, Head, Source
 from batchtune.manifests.values import Unreadable
 
@@ -31,6 +32,7 @@ _FIRST_TOKEN = re.compile(r'"(?P<key>(?:[^"\\]|\\.)*)"\s*:\s*(?P<token>"(?:[^"\\
 _BETWEEN_ENTRIES = re.compile(rb'\}\s*,\s*"[^"\\]*"\s*:\s*\{')
 _SEARCHED_BYTES = 64 * 1024
 _LARGEST_ENTRY_BYTES = 64 * 1024 * 1024
+_LARGEST_FILE_BYTES = 16 * 1024 * 1024
 _LONGEST_WHOLE_NUMBER = 300
 # Raised by msgspec for a text that Python may yet read, or explain better.
 _REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -341,11 +343,14 @@ def _text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def json_reader(path: tuple[str, ...]) -> Callable[[bytes], object]:
-    """Make a function from one JSON text to the value at a path in it: None without one, Unreadable if malformed."""
+def json_reader(path: tuple[str, ...]) -> Callable[[Payload], object]:
+    """Make a function from a file of one JSON text to the value at a path; None without one, or Unreadable."""
     decoder = msgspec.json.Decoder(with_fields(path[:1])) if path else msgspec.json.Decoder()
 
-    def read(data: bytes) -> object:
+    def read(payload: Payload) -> object:
+        if payload.size > _LARGEST_FILE_BYTES:
+            return Unreadable("longer than 16 MiB of JSON", f"{payload.size:,} bytes")
+        data = payload.read(0, payload.size).removeprefix(b"\xef\xbb\xbf")
         with contextlib.suppress(*_REFUSED):
             entry = decoder.decode(data)
             found = walk(values_of([entry], 0, path[0])[0], path[1:]) if path else entry
