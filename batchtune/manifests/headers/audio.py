@@ -48,7 +48,7 @@ def audio_length(payload: Payload, suffix: str) -> AudioLength:
 
     Raises:
         Unreadable: No audio, damaged, truncated, or a format that libsndfile does not read.
-        ManifestError: It takes libsndfile, and the package soundfile is missing.
+        ManifestError: Only libsndfile reads it, and the package soundfile is missing.
     """
     head = payload.read(0, _HEAD_BYTES)
     if head.startswith(b"ID3"):
@@ -74,9 +74,7 @@ def _without_tags(payload: Payload) -> Payload:
         tag = payload.read(start, 10)
         if len(tag) < 10 or not tag.startswith(b"ID3"):
             break
-        size = 0
-        for byte in tag[6:10]:
-            size = size << 7 | byte & 0x7F
+        size = sum((byte & 0x7F) << shift for byte, shift in zip(tag[6:10], (21, 14, 7, 0), strict=True))
         start += 10 + size + (10 if tag[5] & 0x10 else 0)
     if start >= payload.size:
         raise Unreadable("no audio header", "an ID3 tag and nothing after it")
@@ -125,9 +123,9 @@ def _wav_length(payload: Payload, head: bytes) -> AudioLength | None:
     if len(head) >= 44:  # the header of most files
         riff, _, wave, name, size, codec, channels, rate, _, align, bits, data, length = _CANONICAL.unpack_from(head)
         ordinary = (riff, wave, name, size, data) == (b"RIFF", b"WAVE", b"fmt ", 16, b"data") and codec in _PER_SAMPLE
-        if ordinary and rate and align == channels * (bits + 7 >> 3) != 0:
-            if 0 < length < _SURELY_KNOWN and length <= payload.size - 44:
-                return AudioLength(length // align, rate)
+        known = 0 < length < _SURELY_KNOWN and length <= payload.size - 44
+        if ordinary and known and rate and align == channels * (bits + 7 >> 3) != 0:
+            return AudioLength(length // align, rate)
     if len(head) < 12 or head[8:12] != b"WAVE":
         raise Unreadable("no WAV header")
     # Whether the size of the whole, too, is another than the file's.
@@ -236,7 +234,14 @@ def _frame_end(header: bytes, largest_block: int) -> int | None:
     """Return the number of the sample after a frame; None if this is not a frame's header."""
     if len(header) < 6 or header[1] & 0xFE != 0xF8 or header[3] & 0x01:
         return None
-    number, after = _coded_number(header, 4)
+    # The number of the frame, or of its first sample, coded as UTF-8 codes a character.
+    more = 7 - (header[4] ^ 0xFF).bit_length() if header[4] & 0x80 else 0
+    after = 5 + more
+    if (header[4] & 0x80 and not 1 <= more <= 6) or any(byte & 0xC0 != 0x80 for byte in header[5:after]):
+        return None
+    number = header[4] & (0x3F >> more if more else 0x7F)
+    for byte in header[5:after]:
+        number = number << 6 | byte & 0x3F
     code = header[2] >> 4
     samples = _CODED_SIZES.get(code, 0)
     if code in (6, 7):
@@ -244,25 +249,10 @@ def _frame_end(header: bytes, largest_block: int) -> int | None:
         samples = int.from_bytes(header[after : after + width], "big") + 1
         after += width
     after += {12: 1, 13: 2, 14: 2}.get(header[2] & 0x0F, 0)
-    if number is None or samples == 0 or after >= len(header) or _crc(header[:after], 8, 0x07) != header[after]:
+    if samples == 0 or after >= len(header) or _crc(header[:after], 8, 0x07) != header[after]:
         return None
     variable = header[1] & 1
     return number + samples if variable else number * largest_block + samples
-
-
-def _coded_number(data: bytes, at: int) -> tuple[int | None, int]:
-    """Return a number as UTF-8 codes one, up to 36 bits, and the position after it."""
-    first = data[at]
-    ones = 8 - (first ^ 0xFF).bit_length()
-    if ones == 0:
-        return first, at + 1
-    rest = data[at + 1 : at + ones]
-    if ones == 1 or ones == 8 or len(rest) < ones - 1 or any(byte & 0xC0 != 0x80 for byte in rest):
-        return None, at
-    number = first & (0x7F >> ones)
-    for byte in rest:
-        number = number << 6 | byte & 0x3F
-    return number, at + ones
 
 
 def _crc(data: bytes, bits: int, polynomial: int) -> int:
