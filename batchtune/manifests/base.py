@@ -149,7 +149,6 @@ KNOWN_UNITS: dict[str, Unit | None] = {
 _ID_NAMES = tuple("id utt_id uttid utt key audio_filepath audio_path path audio wav file clip name".split())
 
 PEEKED_ROWS = 1000
-_LISTED = 20
 
 
 def normalised(name: str) -> str:
@@ -165,13 +164,16 @@ def last_part(name: str) -> str:
 def summarise(entries: Iterable[Mapping[str, object]]) -> list[Column]:
     """Return the columns of some rows, in the order in which they are first seen; all keys of all rows count.
 
-    Nested values have dotted names there, and a list counts as its items.
+    Nested values have dotted names, four levels deep, and come after the others; a list counts as its items.
     """
     examples: dict[str, object] = {}
     numbers: Counter[str] = Counter()
     texts: Counter[str] = Counter()
     for entry in entries:
-        for name, value in flattened(entry).items():
+        found: dict[str, object] = {}
+        for path in sorted(_paths(entry, 4), key=lambda path: len(path) > 1):
+            found.setdefault(".".join(path), walk(entry, path))
+        for name, value in found.items():
             if examples.get(name) in (None, "", []):
                 examples[name] = value
             items = value if isinstance(value, list) else (value,)
@@ -238,8 +240,8 @@ def _listed(columns: Sequence[Column]) -> str:
 
 
 def _first(texts: Sequence[str]) -> str:
-    more = [f"and {len(texts) - _LISTED:,} more"] if len(texts) > _LISTED else []
-    return ", ".join([*texts[:_LISTED], *more])
+    more = [f"and {len(texts) - 20:,} more"] if len(texts) > 20 else []
+    return ", ".join([*texts[:20], *more])
 
 
 def dotted(key: str) -> str:
@@ -263,14 +265,6 @@ def walk(value: object, path: Sequence[str]) -> object:
         else:
             return None
     return value
-
-
-def flattened(entry: Mapping[str, object]) -> dict[str, object]:
-    """Return an entry with its nested values under dotted names, four levels deep, after those that are not nested."""
-    found: dict[str, object] = {}
-    for path in sorted(_paths(entry, 4), key=lambda path: len(path) > 1):
-        found.setdefault(".".join(path), walk(entry, path))
-    return found
 
 
 def _paths(value: object, depth: int) -> Iterator[tuple[str, ...]]:

@@ -18,7 +18,7 @@ from batchtune.manifests.formats.json import JSON_LINES
 from batchtune.manifests.source import STDIN, Source
 from batchtune.units import counted
 
-# Of a folder in which nothing else lies: next to audio or shards such files are no manifests.
+# Of a folder in which nothing else lies: next to audio or shards such files are not manifests.
 _JSON = ("JSON files", (".json", ".json.gz"))
 _FILES_AT_ONCE = 2000
 _MOST_EXPANSIONS = 1_000_000
@@ -75,11 +75,11 @@ def _expanded(spec: str, wanted: str | None) -> Iterator[Source]:
         for name in _braces(spec):
             plain = os.path.exists(name) or not glob.has_magic(name)
             matches = [name] if plain else sorted(glob.glob(name, recursive=True))
+            for match in matches:
+                yield from _sources(Path(match), wanted)
             if not matches:
                 hint = "Check the pattern; quote it, so that the shell leaves it alone."
                 raise ManifestError(f"nothing matches {spec}", hint)
-            for match in matches:
-                yield from _sources(Path(match), wanted)
 
 
 def _braces(spec: str) -> list[str]:

@@ -33,7 +33,6 @@ _PIECE = 1024 * 1024
 _LARGEST_IN_MEMORY = 8 * 1024 * 1024
 
 _HINT = "Make or fetch the shard anew."
-_LARGEST_EXTENSION = 1024 * 1024
 
 # Types of members: those that say something of the next one (PAX, Solaris, GNU), files, those without a payload.
 _EXTENSIONS = frozenset(b"xXgLK")
@@ -155,7 +154,7 @@ class Tar:
     """An open archive.
 
     Attributes:
-        left_out: Reason → number of the members that `members` passed over although they may be meant as files.
+        left_out: Reason → number of members that `members` passed over although they may be meant as files.
     """
 
     def __init__(self, source: Source, archive: Archive) -> None:
@@ -248,12 +247,9 @@ class Tar:
         """Return whether a member of another type is a file too; count those that seem to be meant as one."""
         if kind in _FILES:
             return kind != _OLD_FILE or not name.endswith("/")
-        if kind in _LINKS:
-            self.left_out["a link"] += 1
-        elif kind not in _DEVICES_AND_FOLDERS:
-            self.left_out["a member of unknown type"] += 1
-        elif kind != _FOLDER:
-            self.left_out["a device or pipe"] += 1
+        reason = "a device or pipe" if kind in _DEVICES_AND_FOLDERS else "a member of unknown type"
+        if kind != _FOLDER:
+            self.left_out["a link" if kind in _LINKS else reason] += 1
         return False
 
     def _size(self, field: bytes, position: int) -> int:
@@ -266,7 +262,7 @@ class Tar:
 
     def _extend(self, kind: int, start: int, size: int) -> None:
         """Read an extended header of the next member (or of all that follow). Of two such headers the first wins."""
-        if size > _LARGEST_EXTENSION:
+        if size > 1024 * 1024:
             raise self._damaged(start - BLOCK, f"an extended header of {size:,} bytes")
         data = self._archive.read(start, size)
         if len(data) < size:

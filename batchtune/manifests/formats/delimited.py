@@ -31,8 +31,7 @@ from batchtune.units import counted
 _ROWS_AT_ONCE = 1024
 _NAMES = {",": "commas", "\t": "tabs", ";": "semicolons"}
 
-# Line and cells.
-Record = tuple[int, Sequence[object]]
+Record = tuple[int, Sequence[object]]  # line and cells
 
 
 class Table(Format):

@@ -33,11 +33,8 @@ _LIBSNDFILE = (
     *(b"NIST_1A", b"Creative Voice File", b"PVF1", b" paf", b"fap ", b"2BIT"),
 )
 _HEAD_BYTES = 256
-_MOST_TAGS = 8
-# libsndfile's way to say that a length is unknown is the largest that there is.
+# libsndfile says that a length is unknown by the largest possible one.
 _UNKNOWN = 1 << 62
-_MOST_READS = 4
-_SPARE_BYTES = 16 * 1024 * 1024
 
 
 def audio_length(payload: Payload, suffix: str) -> AudioLength:
@@ -70,7 +67,7 @@ def audio_length(payload: Payload, suffix: str) -> AudioLength:
 def _without_tags(payload: Payload) -> Payload:
     """Return what follows the ID3v2 tags (id3.org, ID3v2.4.0, 3.1): their size has 7 bits in each of 4 bytes."""
     start = 0
-    for _ in range(_MOST_TAGS):
+    for _ in range(8):
         tag = payload.read(start, 10)
         if len(tag) < 10 or not tag.startswith(b"ID3"):
             break
@@ -90,7 +87,7 @@ def _sndfile_length(payload: Payload) -> AudioLength:
             f"audio files other than WAV, FLAC and MP3 are read by soundfile, which can't be imported ({error})",
             "Install it: pip install 'batchtune[audio]'.",
         ) from None
-    stream = PayloadStream(payload, _MOST_READS * payload.size + _SPARE_BYTES)
+    stream = PayloadStream(payload, 4 * payload.size + 16 * 1024 * 1024)
     try:
         with soundfile.SoundFile(stream) as file:
             num_samples, sample_rate = int(file.frames), int(file.samplerate)
@@ -106,16 +103,12 @@ def _sndfile_length(payload: Payload) -> AudioLength:
 
 _CANONICAL = struct.Struct("<4sI4s4sIHHIIHH4sI")
 _FMT = struct.Struct("<HHIIHH")
-_MOST_CHUNKS = 500
 # A writer to a pipe leaves the size of the samples open: 0, all ones, or what SoX writes, rounded down to blocks.
 _ALL_ONES = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 _SOX_UNKNOWN = 0x7FFFF000
 _SURELY_KNOWN = 0x7FFF0000
 _PER_SAMPLE = frozenset((0x0001, 0x0003, 0x0006, 0x0007))  # PCM, float, A-law, mu-law
 _IN_BLOCKS = frozenset((0x0002, 0x0011, 0x0031))  # Microsoft's ADPCM, IMA's, GSM 6.10
-_EXTENSIBLE = 0xFFFE
-# No codec in use packs more samples of one channel into a byte.
-_MOST_PER_BYTE = 100
 
 
 def _wav_length(payload: Payload, head: bytes) -> AudioLength | None:
@@ -131,7 +124,7 @@ def _wav_length(payload: Payload, head: bytes) -> AudioLength | None:
     # Whether the size of the whole, too, is another than the file's.
     open_end = not head.startswith(b"RIFF") or abs(int.from_bytes(head[4:8], "little") + 8 - payload.size) > 1
     fmt, fact, long_size, offset = b"", 0, None, 12
-    for _ in range(_MOST_CHUNKS):
+    for _ in range(500):
         header = payload.read(offset, 8)
         if len(header) < 8:
             break
@@ -169,15 +162,16 @@ def _samples(fmt: bytes, fact: int, size: int) -> AudioLength | None:
     None if it takes libsndfile. Raises Unreadable if nothing can tell it.
     """
     codec, channels, rate, _, align, bits = _FMT.unpack_from(fmt)
-    if codec == _EXTENSIBLE and len(fmt) >= 26:
+    if codec == 0xFFFE and len(fmt) >= 26:  # WAVE_FORMAT_EXTENSIBLE
         codec = int.from_bytes(fmt[24:26], "little")
     if rate == 0 or channels == 0:
         raise Unreadable("a damaged WAV header", f"{channels} channels, {rate} samples per second")
     if codec in _PER_SAMPLE:
         # Where the two sizes of a sample differ, libsndfile's way is as good as any.
         return AudioLength(size // align, rate) if align and align == channels * (bits + 7 >> 3) else None
-    # Some writers' `fact` is wrong: libsndfile's (1.2) for IMA ADPCM of more than one channel, to name one.
-    possible = range(size * _MOST_PER_BYTE + 1)
+    # Some writers' `fact` is wrong: libsndfile's (1.2) for IMA ADPCM of more than one channel, to name one. No codec in
+    # use packs more than 100 samples of one channel into a byte.
+    possible = range(100 * size + 1)
     if codec in _IN_BLOCKS and len(fmt) >= 20 and align:
         per_block = int.from_bytes(fmt[18:20], "little")
         possible = range((size // align - 1) * per_block + 1, -(-size // align) * per_block + 1)
@@ -191,8 +185,7 @@ def _samples(fmt: bytes, fact: int, size: int) -> AudioLength | None:
 _STREAMINFO_END = 4 + 4 + 34
 # A frame of 65535 equal samples: a header of 6 bytes, a subframe of 2, a footer of 2.
 _SMALLEST_FRAME = 10
-_TAIL_BYTES = 1024 * 1024
-# What looks like a frame's header is none once in some thousand files; only one that was made to has many.
+# Bytes look like a frame's header by chance once in some thousand files; only a hostile file has many.
 _MOST_TRIED = 8
 _CODED_SIZES = {1: 192, **{code: 144 << code for code in range(2, 6)}, **{code: 1 << code for code in range(8, 16)}}
 
@@ -216,7 +209,7 @@ def _flac_length(payload: Payload) -> AudioLength:
 
 
 def _end_of_last_frame(payload: Payload, largest_block: int) -> int:
-    start = max(_STREAMINFO_END, payload.size - _TAIL_BYTES)
+    start = max(_STREAMINFO_END, payload.size - 1024 * 1024)
     tail = payload.read(start, payload.size - start)
     if tail[-128:].startswith(b"TAG"):  # ID3v1
         tail = tail[:-128]
