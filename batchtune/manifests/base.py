@@ -127,23 +127,20 @@ class Format(ABC):
 
 # The names under which data sets keep lengths, in order of preference, and the unit that each implies, or None.
 # They are compared by `normalised`: `Duration[ms]`, `duration (ms)` and `duration_ms` are one name.
-KNOWN_UNITS: dict[str, Unit | None] = {
-    **dict.fromkeys(("duration", "dur", "durations", "audio_duration", "speech_duration", "seconds"), "s"),
-    **dict.fromkeys(("duration_s", "duration_sec", "duration_secs", "duration_seconds"), "s"),
-    **dict.fromkeys(("dur_s", "length_s", "length_sec", "length_seconds", "len_s"), "s"),
-    **dict.fromkeys(("duration_ms", "duration_msec", "duration_millis", "duration_milliseconds"), "ms"),
-    **dict.fromkeys(("dur_ms", "length_ms", "len_ms", "milliseconds"), "ms"),
-    **dict.fromkeys(("num_samples", "n_samples", "nsamples", "samples", "audio_samples"), "samples"),
-    **dict.fromkeys(("num_frames", "n_frames", "nframes", "frames"), "frames"),
-    **dict.fromkeys(("num_tokens", "n_tokens", "ntokens", "tokens", "token_count", "token_length"), "tokens"),
-    **dict.fromkeys(("input_length", "input_tokens", "prompt_tokens", "total_tokens"), "tokens"),
-    **dict.fromkeys(("num_prefill_tokens", "num_decode_tokens", "num_total_tokens"), "tokens"),
-    **dict.fromkeys(("num_words", "n_words", "word_count"), "words"),
-    **dict.fromkeys(("num_chars", "n_chars", "chars", "char_count", "text_length"), "characters"),
-    **dict.fromkeys(("num_characters", "n_characters", "characters"), "characters"),
-    **dict.fromkeys(("bytes", "num_bytes", "n_bytes", "size_bytes", "size", "file_size", "filesize"), "bytes"),
-    **dict.fromkeys(("length", "len", "sequence_length", "seq_length", "seq_len", "seqlen"), None),
-}
+_NAMES: tuple[tuple[Unit | None, str], ...] = (
+    ("s", "duration dur durations audio_duration speech_duration seconds duration_s duration_sec duration_secs"),
+    ("s", "duration_seconds dur_s length_s length_sec length_seconds len_s"),
+    ("ms", "duration_ms duration_msec duration_millis duration_milliseconds dur_ms length_ms len_ms milliseconds"),
+    ("samples", "num_samples n_samples nsamples samples audio_samples"),
+    ("frames", "num_frames n_frames nframes frames"),
+    ("tokens", "num_tokens n_tokens ntokens tokens token_count token_length input_length input_tokens prompt_tokens"),
+    ("tokens", "total_tokens num_prefill_tokens num_decode_tokens num_total_tokens"),
+    ("words", "num_words n_words word_count"),
+    ("characters", "num_chars n_chars chars char_count text_length num_characters n_characters characters"),
+    ("bytes", "bytes num_bytes n_bytes size_bytes size file_size filesize"),
+    (None, "length len sequence_length seq_length seq_len seqlen"),
+)
+KNOWN_UNITS = {name: unit for unit, names in _NAMES for name in names.split()}
 
 # Where a row is likely to carry its id; messages show the first of these that exists.
 _ID_NAMES = tuple("id utt_id uttid utt key audio_filepath audio_path path audio wav file clip name".split())

@@ -206,8 +206,7 @@ class _State(msgspec.Struct):
 def hf_files(folder: Path) -> list[Path] | None:
     """Return the Arrow files of a data set that datasets' `Dataset.save_to_disk` wrote, in order, or None.
 
-    Raises ManifestError if it holds several splits, or the order of its rows in a file of its own; if it is damaged,
-    or names files that are absent or outside the folder.
+    Raises ManifestError for several splits, rows that are reordered by a file of their own, or a damaged folder.
     """
     if not (folder / _STATE).is_file():
         if not (folder / _DICT).is_file():

@@ -95,8 +95,9 @@ class ReadOptions:
 
     def record(self) -> ReadingRecord:
         """Return them as result files hold them."""
-        values = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return ReadingRecord(**{name: str(one) if isinstance(one, (Path, Fraction)) else one for name, one in values})
+        said: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        texts = {name: str(one) for name, one in said.items() if isinstance(one, (Path, Fraction))}
+        return ReadingRecord(**said | texts)
 
     def completed(self, record: ReadingRecord) -> ReadOptions:
         """Return these options, completed by those of a result file that fit them. Raises ResultError."""
@@ -144,11 +145,10 @@ class Plan:
         format: Name of the first source's format.
         length: The column of the lengths; None if the format of the first source has only one.
         target: The column, or the file, of the target lengths, or None.
-        measures: The unit in which texts of the lengths, and of the target lengths, are counted; None for numbers.
-        unit: The unit of the lengths after scaling.
+        measures: The units in which texts of the lengths and of the target lengths are counted; None for numbers.
+        unit, factor: Of the lengths after scaling; the scale, of this source.
         label: All sources, for messages.
         alone: Whether there is no other source.
-        factor: The scale of the lengths of this source.
     """
 
     options: ReadOptions
@@ -165,7 +165,7 @@ class Plan:
 
 
 def plan_of(reader: Format, options: ReadOptions, first: Plan | None = None) -> Plan:
-    """Decide how a source is read: by the options, its columns and, if it is not the first one, the first one's plan.
+    """Decide how a source is read, by the options, its columns and the plan of the `first` source.
 
     Raises as `load_lengths` does, and ManifestError if its columns or its unit are not the first's.
     """

@@ -55,14 +55,11 @@ _MAGIC = {
 
 @dataclass(frozen=True)
 class Head:
-    """The first bytes of a manifest, decompressed and without a byte order mark, by which its format is recognised.
-
-    `complete` if these are all; `names` are those of the files of a folder.
-    """
+    """The first bytes of a manifest, decompressed and without a byte order mark, by which its format is recognised."""
 
     data: bytes
-    complete: bool
-    names: tuple[str, ...] = ()
+    complete: bool  # whether these are all
+    names: tuple[str, ...] = ()  # of the files of a folder
 
     @cached_property
     def lines(self) -> list[str]:
@@ -326,7 +323,9 @@ def _decompressed(raw: BinaryIO, compression: str | None) -> contextlib.Abstract
         import pyarrow
 
         return cast(IO[bytes], pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"))
-    return cast(IO[bytes], {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}[compression](raw))
+    if compression == "gzip":
+        return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+    return bz2.BZ2File(raw) if compression == "bzip2" else lzma.LZMAFile(raw)
 
 
 @contextlib.contextmanager

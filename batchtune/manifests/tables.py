@@ -97,11 +97,8 @@ class _ArrowTable:
         data = pyarrow.BufferReader(self._mapped)
         reader = self._reader(data, sorted({self.schema.get_field_index(key.steps[0]) for key in keys}))
         first = 0
-        for number in range(reader.num_record_batches) if self._is_file else itertools.count():
-            try:
-                rows = reader.get_batch(number) if self._is_file else reader.read_next_batch()
-            except StopIteration:
-                break
+        batches = map(reader.get_batch, range(reader.num_record_batches)) if self._is_file else reader
+        for number, rows in enumerate(batches):
             share = (number + 1) / reader.num_record_batches if self._is_file else data.tell() / self.size
             if first + rows.num_rows > from_row:
                 yield first, rows, share
@@ -113,10 +110,7 @@ class _ArrowTable:
 
 
 class TableReader:
-    """An open Parquet or Arrow file (`title`), as the reader process serves it; messages call it `label`.
-
-    All methods raise ManifestError if the file is damaged.
-    """
+    """An open Parquet or Arrow file (`title`); all methods raise ManifestError if it is damaged."""
 
     def __init__(self, title: str, path: str, label: str) -> None:
         self._title = title
@@ -136,10 +130,7 @@ class TableReader:
             return getattr(self, method)(*arguments)
 
     def described(self) -> tuple[list[tuple[str, object, bool, bool]], dict[str, Unit], str | None]:
-        """Return the fields of `Column` for each column, column → unit if the file says it, and the target's column.
-
-        The last is that of a table that `batchtune scan` wrote, None in others.
-        """
+        """Return the fields of each `Column`, column → unit if known, and the targets' column of `batchtune scan`."""
         schema = self._table.schema
         listed = listed_keys(schema)
         spans = [key.name for key in listed if not key.counted and key.type.id in SPANS]
@@ -263,10 +254,7 @@ class TableReader:
 def lengths_table(
     ids: Sequence[str | None], lengths: Values, targets: Values | None, unit: Unit | None
 ) -> pyarrow.Table:
-    """Return lengths, shape (count,), as the table that `batchtune scan` writes and `TableReader` knows again.
-
-    An unknown length is None. Without targets there is no column `target_length`.
-    """
+    """Return lengths, shape (count,), as the table that `batchtune scan` writes and `TableReader` recognises."""
     columns = {"id": pyarrow.array(ids, pyarrow.string()), "length": pyarrow.array(lengths, pyarrow.float64())}
     if targets is not None:
         columns["target_length"] = pyarrow.array(targets, pyarrow.float64())
@@ -292,7 +280,5 @@ def _rows_at_once(rows: int, size: int) -> int:
 
 
 def _shown(key: Key, values: Values) -> list[object]:
-    found = as_listed(values)
-    if key.counted or types.is_integer(key.type):
-        return [int(value) if isinstance(value, float) and abs(value) < 2**53 else value for value in found]
-    return found
+    whole = key.counted or types.is_integer(key.type)
+    return [int(one) if whole and isinstance(one, float) and abs(one) < 2**53 else one for one in as_listed(values)]

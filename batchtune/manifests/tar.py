@@ -51,7 +51,7 @@ _File: TypeAlias = tuple[str, int, int, bool]
 
 
 class Archive:
-    """The bytes of an archive in a file, up to `end` (`UNKNOWN_END` if not known yet); only what is wanted is read."""
+    """The bytes of an archive in a file, up to `end` (`UNKNOWN_END` if not known yet), read as they are needed."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._descriptor = file.fileno()
@@ -151,13 +151,10 @@ def _octal(field: bytes) -> int:
 
 
 class Tar:
-    """An open archive.
-
-    Attributes:
-        left_out: Reason → number of members that `members` passed over although they may be meant as files.
-    """
+    """An open archive."""
 
     def __init__(self, source: Source, archive: Archive) -> None:
+        # Reason → number of members that `members` passed over although they may be meant as files.
         self.left_out: Counter[str] = Counter()
         self._archive = archive
         self._source = source

@@ -41,11 +41,7 @@ serve(int(sys.argv[2]))"""
 
 
 class Columnar(Format):
-    """The part of a columnar format that is the same for all.
-
-    Attributes:
-        title: As the format calls itself, for messages.
-    """
+    """The part of a columnar format that is the same for all; `title` is its name in messages."""
 
     title: ClassVar[str]
     units: ClassVar[Mapping[str, Unit]] = {
@@ -54,10 +50,9 @@ class Columnar(Format):
     }
 
     @cached_property
-    def _described(self) -> tuple[list[Any], dict[str, Unit], str | None]:
+    def _described(self) -> Any:
         with opened_table(self.source, self.title) as table:
-            found: tuple[list[Any], dict[str, Unit], str | None] = table.ask("described")
-            return found
+            return table.ask("described")
 
     def columns(self) -> Sequence[Column]:
         """Return all columns, those within others under dotted names, and the numbers of items of all lists."""
@@ -65,11 +60,13 @@ class Columnar(Format):
 
     def unit_in(self, column: str) -> Unit | None:
         """Return the unit of a column: by the note of `batchtune scan`, and seconds for spans of time."""
-        return self._described[1].get(column)
+        units: dict[str, Unit] = self._described[1]
+        return units.get(column)
 
     def default_target(self) -> str | None:
         """Return `target_length` for a table that `batchtune scan` wrote with targets."""
-        return self._described[2]
+        target: str | None = self._described[2]
+        return target
 
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield some ten thousand rows at a time, or fewer if they are large; ids are read in a pass of their own."""
@@ -127,16 +124,11 @@ class Arrow(Columnar):
 
 
 class RemoteTable:
-    """The reader process, seen from here, and the table that is open in it.
-
-    Attributes:
-        path: Of the table, for messages.
-        ready: Whether it can be asked: it is neither answering nor dead.
-    """
+    """The reader process, seen from here, and the table that is open in it."""
 
     def __init__(self) -> None:
-        self.path = Path()
-        self.ready = True
+        self.path = Path()  # of the table, for messages
+        self.ready = True  # neither answering nor dead
         self._pipe, theirs = Pipe()
         with theirs:
             self.process = subprocess.Popen(

@@ -95,10 +95,7 @@ class Table(Format):
 
 
 class SpeechBrainCsv(Table):
-    """SpeechBrain's CSV, as its `DynamicItemDataset.from_csv` reads it, with the older column sets too.
-
-    It refuses two rows with one id, and so does batchtune.
-    """
+    """SpeechBrain's CSV, as its `DynamicItemDataset.from_csv` reads it: two rows with one id are an error."""
 
     name = "speechbrain-csv"
     description = "a comma separated table with a column 'ID'"
@@ -112,7 +109,7 @@ class SpeechBrainCsv(Table):
         return bool(head.lines) and _delimiter_of(head.lines[0]) == "," and "ID" in (_header_names(head) or ())
 
     def opened(self) -> tuple[list[str], Iterator[Record]]:
-        """Return the names in the header, with a column `ID`, and the cells of each row."""
+        """Return the names in the header, which must hold `ID`, and the cells of each row."""
         header, records = super().opened()
         if "ID" not in header:
             message = f"{self.source.path} has no column 'ID', which SpeechBrain needs, but {', '.join(header)}"

@@ -168,15 +168,11 @@ Track = TypeVar("Track", bound=_Track)
 
 
 class _Computed(JsonFormat):
-    """A format whose columns are computed from its objects; `duration` is the length.
-
-    Attributes:
-        kind: The type of an object with all fields.
-        values: Column → an object's value; lists may be indexed (`durations.0`).
-    """
+    """A format whose columns are computed from its objects, which are of type `kind`."""
 
     length_column = "duration"
     kind: ClassVar[type[Any]]
+    # Column → an object's value; lists may be indexed (`durations.0`).
     values: ClassVar[Mapping[str, Callable[[Any], object]]]
 
     def columns(self) -> Sequence[Column]:

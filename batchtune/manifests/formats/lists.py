@@ -18,21 +18,14 @@ from batchtune.manifests.values import Unreadable, fault, number
 
 
 class LineList(Table):
-    """A list of records: an id, if the format has ids, and one value.
-
-    Attributes:
-        hint: The contents of every line.
-        id_column, value_column: The names of the columns; None without ids.
-        first_line: The number of the first record's line.
-        separator: Between the words of a line; None for white space.
-    """
+    """A list of records: an id, if the format has ids, and one value; `hint` says what every line holds."""
 
     named_columns = False
     hint: ClassVar[str] = ""
-    id_column: ClassVar[str | None] = "id"
+    id_column: ClassVar[str | None] = "id"  # None without ids
     value_column: str = "length"
-    first_line: ClassVar[int] = 1
-    separator: ClassVar[str | None] = None
+    first_line: ClassVar[int] = 1  # of the first record
+    separator: ClassVar[str | None] = None  # between the words of a line; None for white space
 
     def opened(self) -> tuple[list[str], Iterator[Record]]:
         """Return the names of the columns, and their values on each line."""
@@ -53,10 +46,7 @@ class LineList(Table):
 
 
 class Kaldi(LineList):
-    """`utt2dur`, `reco2dur` (s), `utt2num_frames` (frames), ESPnet's `utt2num_samples` (samples).
-
-    A file of another name is read too, with an unknown unit.
-    """
+    """`utt2dur`, `reco2dur` (s), `utt2num_frames` (frames), ESPnet's `utt2num_samples`; others in an unknown unit."""
 
     name = "kaldi"
     description = "an id and a number on every line, as in utt2dur"
@@ -92,8 +82,7 @@ class Kaldi(LineList):
 class Shape(Kaldi):
     """ESPnet's `speech_shape`, `feats_shape` (frames, features) and `text_shape` (tokens, vocabulary).
 
-    The first dimension is the length. A shape of one dimension alone is of the format `kaldi`: of raw speech, it
-    counts samples.
+    The first dimension is the length. A shape of one dimension is of the format `kaldi`: raw speech, in samples.
     """
 
     name = "shape"

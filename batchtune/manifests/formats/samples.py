@@ -49,10 +49,7 @@ def _kind(suffix: str) -> str:
 
 @functools.lru_cache(_MOST_SUFFIXES)
 def _reader(suffix: str) -> _Read:
-    """Make a function from a file with this suffix to its content; Unreadable for a damaged file.
-
-    That is an AudioLength, the shape of an array as a tuple, the value of JSON, or a text without its last line's end.
-    """
+    """Make a function from a file to its content: AudioLength, shape of an array, value of JSON, text, or Unreadable."""
     kind, last = _kind(suffix), last_part(suffix)
     if kind == "json":
         return json_reader(())
@@ -70,10 +67,10 @@ def _reader(suffix: str) -> _Read:
 
 @functools.lru_cache(_MOST_SUFFIXES)
 def _column_reader(suffix: str, path: tuple[str, ...]) -> _Read:
-    """Make a function from a file with this suffix to a column's value.
+    """Make a function from a file to a column's value.
 
-    The path leads to the value in JSON, is `("num_samples",)` to read those instead of the seconds of audio, or
-    another dimension of an array than the first, as text.
+    The path leads to the value in JSON; for audio, `("num_samples",)` gives samples instead of seconds; for an array it
+    is the number of a dimension.
     """
     if _kind(suffix) == "json":
         return json_reader(path)
@@ -200,17 +197,12 @@ class AudioFolder(Format):
 
 @dataclass(slots=True)
 class _Sample:
-    """Consecutive members with one key: the values of the columns that are read.
-
-    Attributes:
-        repeated: A suffix that two of its members have, or None.
-        kept_bytes: An upper bound of the memory that the values take as text.
-    """
+    """Consecutive members with one key: the values of the columns that are read."""
 
     key: str
     values: dict[str, object] = field(default_factory=dict)
-    repeated: str | None = None
-    kept_bytes: int = 0
+    repeated: str | None = None  # a suffix that two of its members have
+    kept_bytes: int = 0  # an upper bound of the memory that the values take as text
 
 
 class WebDataset(Format):
@@ -242,7 +234,7 @@ class WebDataset(Format):
 
         @functools.lru_cache(_MOST_SUFFIXES)
         def readers(suffix: str) -> _Readers:
-            # A suffix that means a part of another member (`json.txt`) is not looked into.
+            # A suffix that means a part of another member (`json.txt`) is not read.
             return [(suffix, _reader(suffix))] if _split(suffix) == (suffix, ()) else []
 
         with open_tar(self.source) as tar:

@@ -72,10 +72,7 @@ def opened_payload(path: Path | str) -> Iterator[Payload]:
 
 
 class PayloadStream(io.RawIOBase):
-    """A payload as a binary file for a C library, whose callbacks can't raise: a fault is kept for `check`.
-
-    At most `most_bytes` are read in all, so that no file can keep its reader busy without end.
-    """
+    """A payload as a binary file of which a C library, whose callbacks can't raise, reads at most `most_bytes`."""
 
     def __init__(self, payload: Payload, most_bytes: int) -> None:
         super().__init__()
@@ -85,7 +82,7 @@ class PayloadStream(io.RawIOBase):
         self._error: Exception | None = None
 
     def check(self) -> None:
-        """Raise what went wrong, if anything did."""
+        """Raise what went wrong while the library read, if anything did."""
         if self._error is not None:
             raise self._error
 

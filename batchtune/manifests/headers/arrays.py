@@ -48,11 +48,7 @@ _ZIP_ERRORS = (
 
 
 def array_shape(payload: Payload, suffix: str) -> tuple[int, ...]:
-    """Return the shape of an array, by the file's header; the suffix, in lower case, only helps to explain a fault.
-
-    Raises:
-        Unreadable: No array, damaged, truncated, or something else than one array.
-    """
+    """Return the shape of an array, by the file's header; the suffix, in lower case, only helps to explain a fault."""
     head = payload.read(0, 8)
     if head.startswith(b"\x93NUMPY"):
         return _npy_shape(payload)

@@ -40,8 +40,7 @@ _UNKNOWN = 1 << 62
 def audio_length(payload: Payload, suffix: str) -> AudioLength:
     """Return the length of an audio file, by its header.
 
-    The content decides which format it is; the suffix, in lower case without the dot, only where that has no magic
-    number, since many a file's suffix lies.
+    The content decides which format it is, and the suffix, in lower case, only without a magic number: suffixes lie.
 
     Raises:
         Unreadable: No audio, damaged, truncated, or a format that libsndfile does not read.
@@ -135,7 +134,13 @@ def _wav_length(payload: Payload, head: bytes) -> AudioLength | None:
                 raise Unreadable("WAV without a format chunk")
             if long_size is not None and length == _ALL_ONES[0]:
                 length = long_size
-            return _samples(fmt, fact, _data_size(length, payload.size - offset, fmt, open_end))
+            available, align = max(0, payload.size - offset), int.from_bytes(fmt[12:14], "little")
+            left_open = length == 0 or _SOX_UNKNOWN - align < length <= _SOX_UNKNOWN
+            if length in _ALL_ONES or (left_open and open_end):
+                length = available
+            if length > available:
+                raise Unreadable("truncated WAV", f"{available:,} of {length:,} bytes of audio")
+            return _samples(fmt, fact, length)
         if name == b"fmt ":
             fmt = payload.read(offset, min(length, 40))
         elif name == b"fact":
@@ -144,16 +149,6 @@ def _wav_length(payload: Payload, head: bytes) -> AudioLength | None:
             long_size = int.from_bytes(sizes[8:], "little")
         offset += length + (length & 1)
     raise Unreadable("WAV without a data chunk")
-
-
-def _data_size(declared: int, available: int, fmt: bytes, open_end: bool) -> int:
-    align = int.from_bytes(fmt[12:14], "little")
-    left_open = declared == 0 or _SOX_UNKNOWN - align < declared <= _SOX_UNKNOWN
-    if declared in _ALL_ONES or (left_open and open_end):
-        return max(0, available)
-    if declared <= available:
-        return declared
-    raise Unreadable("truncated WAV", f"{max(0, available):,} of {declared:,} bytes of audio")
 
 
 def _samples(fmt: bytes, fact: int, size: int) -> AudioLength | None:
@@ -218,7 +213,7 @@ def _end_of_last_frame(payload: Payload, largest_block: int) -> int:
         end = _frame_end(tail[position : position + 16], largest_block)
         if end is not None:
             tried += 1
-            if _crc(tail[position:], 16, 0x8005) == 0:
+            if _crc(tail[position:]) == 0:
                 return end
     raise Unreadable("a FLAC header without a length", "no whole frame at the end")
 
@@ -242,28 +237,23 @@ def _frame_end(header: bytes, largest_block: int) -> int | None:
         samples = int.from_bytes(header[after : after + width], "big") + 1
         after += width
     after += {12: 1, 13: 2, 14: 2}.get(header[2] & 0x0F, 0)
-    if samples == 0 or after >= len(header) or _crc(header[:after], 8, 0x07) != header[after]:
+    if samples == 0 or after >= len(header):
         return None
     variable = header[1] & 1
     return number + samples if variable else number * largest_block + samples
 
 
-def _crc(data: bytes, bits: int, polynomial: int) -> int:
-    """Return the checksum of a frame's header (8 bits) or of a whole frame (16 bits), which with its own is 0."""
-    table, shift, mask = _crc_table(bits, polynomial), bits - 8, (1 << bits) - 1
-    crc = 0
-    for byte in data:
-        crc = (crc << 8 & mask) ^ table[crc >> shift ^ byte]
+def _crc(frame: bytes) -> int:
+    """Return the checksum of a frame, which with its own is 0."""
+    table, crc = _crc_table(), 0
+    for byte in frame:
+        crc = (crc << 8 & 0xFFFF) ^ table[crc >> 8 ^ byte]
     return crc
 
 
 @cache
-def _crc_table(bits: int, polynomial: int) -> list[int]:
-    """Return what each value of a byte adds to a checksum."""
-    table = []
-    for byte in range(256):
-        crc = byte << bits - 8
-        for _ in range(8):
-            crc = crc << 1 ^ ((1 << bits | polynomial) if crc >> bits - 1 else 0)
-        table.append(crc)
+def _crc_table() -> list[int]:
+    table = [byte << 8 for byte in range(256)]
+    for _ in range(8):
+        table = [crc << 1 ^ (0x18005 if crc >> 15 else 0) for crc in table]
     return table

@@ -44,10 +44,7 @@ class _Frame:
 def mp3_length(payload: Payload, search: bool = False) -> AudioLength:
     """Return the length of MPEG audio without ID3v2 tags, less the encoder's delay and padding by a LAME tag.
 
-    With `search`, other bytes may stand before the first frame.
-
-    Raises:
-        Unreadable: No MPEG audio, damaged, or truncated: less than its Xing tag says.
+    With `search`, other bytes may precede the first frame. Raises Unreadable if it is damaged, truncated or not MPEG.
     """
     reader = _Reader(payload)
     start = reader.next_frame(0, None)
