@@ -239,11 +239,10 @@ def read_all(
         except BrokenProcessPool:
             if jobs == 1:
                 culprit = min(left.keys() - parts.keys())  # one process takes them in this order
-                raise ManifestError(
-                    f"{tasks[culprit].source.path}: the only process that read was killed while it read this",
-                    "Most likely the kernel ended it for lack of memory (`dmesg` tells). Free some, or raise the "
-                    "container's limit; then run the same command again, with --jobs 1.",
-                ) from None
+                message = f"{tasks[culprit].source.path}: the only process that read was killed while it read this"
+                hint = "Most likely the kernel ended it for lack of memory (`dmesg` tells). Free some, or raise the"
+                hint = f"{hint} container's limit; then run the same command again, with --jobs 1."
+                raise ManifestError(message, hint) from None
             jobs //= 2
             lost = "One of the reading processes was killed, likely for lack of memory."
             notes.append(f"{lost} Its sources were read again with --jobs {jobs}.")

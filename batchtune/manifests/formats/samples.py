@@ -49,7 +49,7 @@ def _kind(suffix: str) -> str:
 
 @functools.lru_cache(_MOST_SUFFIXES)
 def _reader(suffix: str) -> _Read:
-    """Make a function from a file to its content: AudioLength, shape of an array, value of JSON, text, or Unreadable."""
+    """Make a function from a file to its content: an AudioLength, an array's shape, JSON, text, or Unreadable."""
     kind, last = _kind(suffix), last_part(suffix)
     if kind == "json":
         return json_reader(())
