@@ -182,7 +182,7 @@ class JsonFormat(Format):
                 return msgspec.json.decode(block.data, type=list[kind])  # type: ignore[valid-type]
             if block.all_begin_with("{"):
                 found = msgspec.json.Decoder(kind).decode_lines(block.data)
-                return found if len(found) == block.lines else None
+                return found if len(found) == block.newlines.size + (not block.data.endswith(b"\n")) else None
         return None
 
     def _items(self, block: Block) -> Iterator[Item]:

@@ -104,11 +104,6 @@ class Block:
         """The positions of the line ends, shape (newlines,); far faster than counting bytes in Python."""
         return np.flatnonzero(np.frombuffer(self.data, dtype=np.uint8) == ord("\n"))
 
-    @property
-    def lines(self) -> int:
-        """The number of lines."""
-        return self.newlines.size + (not self.data.endswith(b"\n"))
-
     def all_begin_with(self, first: str) -> bool:
         """Return whether every line begins with this character."""
         data = np.frombuffer(self.data, dtype=np.uint8)
