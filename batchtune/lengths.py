@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, cast, get_args
@@ -152,6 +153,34 @@ class Lengths:
             reading=self.reading,
             left_out=self.left_out,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A file of a stream: how many examples it holds, its size in bytes, and whether it breaks off."""
+
+    label: str
+    count: int
+    size: int
+    broken: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StreamLengths:
+    """The lengths of a data set in the order in which they are stored, shard after shard.
+
+    Attributes:
+        lengths: The same, sorted, with their unit, notes and the number left out.
+        values, targets: In the order of the data set, shape (count,); no targets without target lengths.
+        shards: In their order; empty if the data set is not a set of shards.
+        repeated_ids: How many keys occur more than once; None if samples have no keys.
+    """
+
+    lengths: Lengths
+    values: FloatArray
+    targets: FloatArray | None
+    shards: Sequence[Shard]
+    repeated_ids: int | None
 
 
 def padded_to(lengths: npt.ArrayLike, multiple_of: float) -> FloatArray:

@@ -6,8 +6,9 @@ and where they stand; finding the column, converting, checking, scaling, filteri
 
 from __future__ import annotations
 
+from batchtune.lengths import StreamLengths
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.planning import ReadOptions, parse_scale
-from batchtune.manifests.reading import StreamLengths, load_lengths, load_stream, scan
+from batchtune.manifests.reading import load_lengths, load_stream, scan
 
 __all__ = ["FORMATS", "ReadOptions", "StreamLengths", "load_lengths", "load_stream", "parse_scale", "scan"]

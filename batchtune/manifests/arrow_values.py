@@ -17,7 +17,6 @@ from pyarrow import lib, types  # noqa: TID253
 
 from batchtune.errors import ManifestError
 from batchtune.lengths import FloatArray
-from batchtune.manifests.base import id_name
 from batchtune.manifests.values import Unreadable, Values
 
 # A map counts as a list of its pairs.
@@ -33,31 +32,30 @@ BYTES = frozenset((lib.Type_BINARY, lib.Type_LARGE_BINARY, lib.Type_FIXED_SIZE_B
 SPANS = frozenset((lib.Type_DURATION, lib.Type_TIME32, lib.Type_TIME64))
 _PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
-# A column of lists has another beside it, of their numbers of items: input_ids.count.
+# A column of lists comes with another, of their numbers of items: input_ids.count.
 _COUNTED = "count"
 # Steps of a path: the number of a list's items, and (of a column's own path) all items of a list.
 COUNT = -1
 _ITEMS = 0
-_LONGEST_INDEX = 9
 
 _TRUSTED_CELLS = 128 * 1024 * 1024
 _LARGEST_EXPANSION = 500
 
 
+@dataclass(slots=True)
 class Budget:
-    """The number of cells that a file of so many bytes may stand for: rows, items of lists, bytes of text."""
+    """A limit on the cells that a file of `size` bytes stands for: rows, items of lists, bytes of text."""
 
-    def __init__(self, label: str, size: int) -> None:
-        self._label = label
-        self._limit = max(_TRUSTED_CELLS, _LARGEST_EXPANSION * size)
-        self._spent = 0
+    label: str
+    size: int
+    spent: int = 0
 
     def spend(self, cells: int, *, at_once: int = 0) -> None:
         """Count cells, and look at others that may come at once. Raises ManifestError if they are too many."""
-        self._spent += cells
-        if (found := max(self._spent, at_once)) > self._limit:
+        self.spent += cells
+        if (found := max(self.spent, at_once)) > max(_TRUSTED_CELLS, _LARGEST_EXPANSION * self.size):
             raise ManifestError(
-                f"{self._label} stands for {found:,} values and more, over {_LARGEST_EXPANSION} times its bytes: "
+                f"{self.label} stands for {found:,} values and more, over {_LARGEST_EXPANSION} times its bytes: "
                 "it is damaged, or made to do harm",
                 "Write it anew without compression and dictionaries if you trust it.",
             )
@@ -100,12 +98,11 @@ def values_at(array: pyarrow.Array, steps: Sequence[str | int], budget: Budget) 
         return _floats(array)
     if kind.id in TEXTS or types.is_boolean(kind) or types.is_null(kind):
         return cast(list[object], array.to_pylist())
+    value = Unreadable("of a type that can't be a length", str(kind)[:80])
     if kind.id in BYTES:
         value = Unreadable("binary data")
     elif types.is_temporal(kind):
         value = Unreadable("a date or time", str(kind))
-    else:
-        value = Unreadable("of a type that can't be a length", str(kind)[:80])
     return [value if valid else None for valid in array.is_valid().to_pylist()]
 
 
@@ -154,11 +151,11 @@ class Key:
     """A column, or a field that lies in one, and how it is read.
 
     Attributes:
-        path: Names of fields, the first that of the column, and `_ITEMS` if the way goes through a list.
+        path: Names of fields, the first that of the column, and `_ITEMS` for each list on the way.
         type: Of the values there; a list's, of its items.
         unclear, mapped: Whether a name on the way stands for several fields; whether it goes through a map.
         index: Its number among the leaves of the schema.
-        name: As it is asked for.
+        name: As the user asks for it.
         steps: From the row to the value, as `values_at` takes them.
     """
 
@@ -183,8 +180,7 @@ class Key:
 
 def leaves(schema: pyarrow.Schema) -> list[Key]:
     """Return the columns of a schema; if they have fields, these in their place, however deep."""
-    found = _below(Key((), pyarrow.struct(list(schema))))
-    return [replace(leaf, index=index) for index, leaf in enumerate(found)]
+    return [replace(leaf, index=at) for at, leaf in enumerate(_below(Key((), pyarrow.struct(list(schema)))))]
 
 
 def _below(leaf: Key) -> Iterator[Key]:
@@ -220,14 +216,6 @@ def listed_keys(schema: pyarrow.Schema) -> list[Key]:
     return list(keys.values())
 
 
-def id_key(schema: pyarrow.Schema) -> Key | None:
-    """Return the column that names a row, or None."""
-    plain_keys = (key for key in listed_keys(schema) if not key.listed and not key.unclear)
-    keys = {key.name: key for key in plain_keys if key.type.id in TEXTS or types.is_integer(key.type)}
-    found = id_name(keys)
-    return None if found is None else keys[found]
-
-
 def key_in(leaf: Key, name: str) -> Key | None:
     """Return the key of a name if it leads to a leaf, else None."""
     steps: list[str | int] = []
@@ -241,7 +229,7 @@ def key_in(leaf: Key, name: str) -> Key | None:
             rest = rest[len(step) + 1 :]
         elif rest == _COUNTED and _COUNTED not in leaf.path[position + 1 : position + 2]:
             return replace(leaf, name=name, steps=(*steps, COUNT))
-        elif part.isdecimal() and len(part) <= _LONGEST_INDEX:
+        elif part.isdecimal() and len(part) <= 9:
             steps.append(int(part))
             rest = after
     return replace(leaf, name=name, steps=tuple(steps)) if not rest else None

@@ -24,7 +24,7 @@ class Column:
     Attributes:
         example: The first value that is not missing, or None.
         numeric: Whether one of the first values is a number (in a list: one of its items).
-        text: Whether more of the first values are text than numbers: what is measured rather than read.
+        text: Whether more of the first values are text than numbers: then their lengths are counted.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Column:
 
 
 class Place(NamedTuple):
-    """Where a row stands."""
+    """The place of a row in its file."""
 
     line: int | None
     id: str | None
@@ -49,9 +49,9 @@ class Rows:
     """Some consecutive rows of a manifest, unchecked.
 
     Attributes:
-        columns: The values of each column that is read, as in the file: text, or what JSON makes of them (lists too),
-            None if missing; or an array of floats.
-        place: Index of a row → where it stands. Only called for rows that a message names.
+        columns: The values of each column that is read, as in the file: text, or JSON values (lists too), None if
+            missing; or an array of floats.
+        place: Maps the index of a row to its place. Only called for rows that a message names.
         ids: Returns the id of every row, None for a row without one.
         left_out: Reason → number of examples that the reader itself left out.
     """
@@ -63,31 +63,32 @@ class Rows:
 
 
 class Format(ABC):
-    """One manifest format: an instance reads one source. All but the layout of its files is done elsewhere.
+    """One manifest format: an instance reads one source, and knows nothing but the layout of its files.
 
     Attributes:
-        name: Its name for `--format`.
+        name: For `--format`.
         description: Its layout, in a few words, for the message that no format fits.
         units: Normalised column names that imply another unit in this format than elsewhere.
+        length_column: The column of the lengths if that is always the same.
         named_columns: Whether the file itself names its columns, so that the user can choose.
         unique_ids: Whether two rows with one id are an error.
         joined_by_id: Whether the rows of a target file are found by their ids, rather than line by line.
-        breakable: Whether what precedes a damaged place is of use: with --skip-invalid it is read up to there.
-        sharded: Whether a file is a shard of a stream, even if it is the only one.
+        sharded: Whether a file is a shard of a stream, even if it is the only one. With --skip-invalid, a damaged
+            shard is read up to the damage.
         optional_columns: Whether a column may be missing from the first rows of one of several sources.
         missing_hint: What to do if most values are missing.
         of_folder: Whether it reads the files of a folder, rather than one file.
-        folder_kind: What its files are called if a folder is searched for them, and by which endings they are found.
-        folder_names: Files by which it finds its data in a folder, the first first.
+        folder_kind: A name for its files in a folder, and their endings.
+        folder_names: Names of its files in a folder, the most useful first.
     """
 
     name: ClassVar[str]
     description: ClassVar[str]
     units: ClassVar[Mapping[str, Unit]] = {}
+    length_column: ClassVar[str | None] = None
     named_columns: ClassVar[bool] = True
     unique_ids: ClassVar[bool] = False
     joined_by_id: ClassVar[bool] = False
-    breakable: ClassVar[bool] = False
     sharded: ClassVar[bool] = False
     optional_columns: ClassVar[bool] = False
     missing_hint: ClassVar[str | None] = None
@@ -101,56 +102,50 @@ class Format(ABC):
     @staticmethod
     @abstractmethod
     def fits(head: Head) -> bool:
-        """Whether a file that begins so is of this format. Takes any bytes, raises nothing."""
+        """Return whether a file with this head is of this format. Takes any bytes, raises nothing."""
 
     @abstractmethod
     def columns(self) -> Sequence[Column]:
-        """The columns, by the first rows. Raises ManifestError for a file of another shape."""
+        """Return the columns of the first rows. Raises ManifestError for a file of another shape."""
 
     @abstractmethod
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
-        """All rows, with the values of these columns. Raises ManifestError for a file of another shape."""
+        """Yield all rows, with the values of these columns. Raises ManifestError for a file of another shape."""
 
     def default_column(self, columns: Sequence[Column]) -> str | None:
-        """The column to read if the user names none; None if only the known names can tell."""
-        return None
+        """Return the column to read if the user names none; None if only the known names can tell."""
+        return self.length_column
 
     def default_target(self) -> str | None:
-        """The column of the target lengths if the file itself says that it has them, else None."""
+        """Return the column of the target lengths if the file itself says that it has them, else None."""
         return None
 
     def unit_in(self, column: str) -> Unit | None:
-        """The unit of a column if the file says it, else None."""
+        """Return the unit of a column if the file says it, else None."""
         return None
 
 
-# The names under which data sets keep lengths, and the unit that each implies; None if it implies none.
+# The names under which data sets keep lengths, in order of preference, and the unit that each implies, or None.
 # They are compared by `normalised`: `Duration[ms]`, `duration (ms)` and `duration_ms` are one name.
-KNOWN_UNITS: dict[str, Unit | None] = {
-    **dict.fromkeys(("duration", "dur", "durations", "audio_duration", "speech_duration", "seconds"), "s"),
-    **dict.fromkeys(("duration_s", "duration_sec", "duration_secs", "duration_seconds"), "s"),
-    **dict.fromkeys(("dur_s", "length_s", "length_sec", "length_seconds", "len_s"), "s"),
-    **dict.fromkeys(("duration_ms", "duration_msec", "duration_millis", "duration_milliseconds"), "ms"),
-    **dict.fromkeys(("dur_ms", "length_ms", "len_ms", "milliseconds"), "ms"),
-    **dict.fromkeys(("num_samples", "n_samples", "nsamples", "samples", "audio_samples"), "samples"),
-    **dict.fromkeys(("num_frames", "n_frames", "nframes", "frames"), "frames"),
-    **dict.fromkeys(("num_tokens", "n_tokens", "ntokens", "tokens", "token_count", "token_length"), "tokens"),
-    **dict.fromkeys(("input_length", "input_tokens", "prompt_tokens", "total_tokens"), "tokens"),
-    **dict.fromkeys(("num_prefill_tokens", "num_decode_tokens", "num_total_tokens"), "tokens"),
-    **dict.fromkeys(("num_words", "n_words", "word_count"), "words"),
-    **dict.fromkeys(("num_chars", "n_chars", "chars", "char_count", "text_length"), "characters"),
-    **dict.fromkeys(("num_characters", "n_characters", "characters"), "characters"),
-    **dict.fromkeys(("bytes", "num_bytes", "n_bytes", "size_bytes", "size", "file_size", "filesize"), "bytes"),
-    **dict.fromkeys(("length", "len", "sequence_length", "seq_length", "seq_len", "seqlen"), None),
-}
+_NAMES: tuple[tuple[Unit | None, str], ...] = (
+    ("s", "duration dur durations audio_duration speech_duration seconds duration_s duration_sec duration_secs"),
+    ("s", "duration_seconds dur_s length_s length_sec length_seconds len_s"),
+    ("ms", "duration_ms duration_msec duration_millis duration_milliseconds dur_ms length_ms len_ms milliseconds"),
+    ("samples", "num_samples n_samples nsamples samples audio_samples"),
+    ("frames", "num_frames n_frames nframes frames"),
+    ("tokens", "num_tokens n_tokens ntokens tokens token_count token_length input_length input_tokens prompt_tokens"),
+    ("tokens", "total_tokens num_prefill_tokens num_decode_tokens num_total_tokens"),
+    ("words", "num_words n_words word_count"),
+    ("characters", "num_chars n_chars chars char_count text_length num_characters n_characters characters"),
+    ("bytes", "bytes num_bytes n_bytes size_bytes size file_size filesize"),
+    (None, "length len sequence_length seq_length seq_len seqlen"),
+)
+KNOWN_UNITS = {name: unit for unit, names in _NAMES for name in names.split()}
 
-# Where a row is likely to carry its id; the first of these that is there is shown in messages.
-ID_NAMES = tuple("id utt_id uttid utt key audio_filepath audio_path path audio wav file clip name".split())
+# Where a row is likely to carry its id; messages show the first of these that exists.
+_ID_NAMES = tuple("id utt_id uttid utt key audio_filepath audio_path path audio wav file clip name".split())
 
 PEEKED_ROWS = 1000
-_LISTED = 20
-_DEPTH = 4
-_INDEX = re.compile(r"\[(\d{1,6})\]")
 
 
 def normalised(name: str) -> str:
@@ -166,13 +161,16 @@ def last_part(name: str) -> str:
 def summarise(entries: Iterable[Mapping[str, object]]) -> list[Column]:
     """Return the columns of some rows, in the order in which they are first seen; all keys of all rows count.
 
-    Nested values have dotted names there, and a list counts as its items.
+    Nested values have dotted names, four levels deep, and come after the others; a list counts as its items.
     """
     examples: dict[str, object] = {}
     numbers: Counter[str] = Counter()
     texts: Counter[str] = Counter()
     for entry in entries:
-        for name, value in flattened(entry).items():
+        found: dict[str, object] = {}
+        for path in sorted(_paths(entry, 4), key=lambda path: len(path) > 1):
+            found.setdefault(".".join(path), walk(entry, path))
+        for name, value in found.items():
             if examples.get(name) in (None, "", []):
                 examples[name] = value
             items = value if isinstance(value, list) else (value,)
@@ -186,13 +184,13 @@ def summarise(entries: Iterable[Mapping[str, object]]) -> list[Column]:
 def id_name(columns: Iterable[str]) -> str | None:
     """Return the column that names a row, or None."""
     names = {normalised(name): name for name in columns}
-    return next((names[known] for known in ID_NAMES if known in names), None)
+    return next((names[known] for known in _ID_NAMES if known in names), None)
 
 
 def find_column(path: Path, columns: Sequence[Column], key: str, option: str) -> Column:
     """Return the column that the user named, if need be in other upper and lower case. Raises ManifestError."""
-    exact = [column for column in columns if column.name == key]
-    found = exact or [column for column in columns if column.name.casefold() == key.casefold()]
+    found = [column for column in columns if column.name == key]
+    found = found or [column for column in columns if column.name.casefold() == key.casefold()]
     if len(found) == 1:
         return found[0]
     # An item of a list: prompt.0.content, where prompt.content is the column.
@@ -203,31 +201,29 @@ def find_column(path: Path, columns: Sequence[Column], key: str, option: str) ->
     # Within a value that the first rows did not show: JSON that is null there, too large or malformed.
     if any(column.example is None and key.startswith(f"{column.name}.") for column in columns):
         return Column(key, None, numeric=False)
-    folded = {column.name.casefold(): column.name for column in columns}
+    folded = {column.name.casefold(): shortened(column.name) for column in columns}
     near = [folded[name] for name in difflib.get_close_matches(key.casefold(), list(folded), n=3, cutoff=0.5)]
-    meant = f"Did you mean {' or '.join(map(shortened, near))}?" if near else f"Name one of them with {option} NAME."
-    raise ManifestError(f"{path} has no column {shortened(key)} ({option}). Its columns: {_listed(columns)}", meant)
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"Name one of them with {option} NAME."
+    raise ManifestError(f"{path} has no column {shortened(key)} ({option}). Its columns: {_listed(columns)}", hint)
 
 
 def choose_column(path: Path, columns: Sequence[Column], taken: str | None) -> Column:
-    """Return the one column, other than the one taken, that is known to hold lengths.
+    """Return the one column, other than the one taken, with a name that is known for lengths.
 
-    Raises:
-        ManifestError: None is, or several are: the message lists them with an example of each.
+    Raises ManifestError for none or several: the message lists them with an example of each.
     """
-    free = [column for column in columns if column.name != taken]
-    order = {name: index for index, name in enumerate(KNOWN_UNITS)}
     for part in (str, last_part):
-        known = [(order[normalised(part(one.name))], one) for one in free if normalised(part(one.name)) in order]
-        candidates = [one for one in known if one[1].numeric] or known
-        if len(candidates) == 1:
-            return candidates[0][1]
-        if candidates:
-            named = [column for _, column in sorted(candidates, key=lambda one: one[0])]
-            examples = [f"{shortened(one.name)} (such as {shortened(one.example, 40)})" for one in named]
+        names = {one.name: normalised(part(one.name)) for one in columns if one.name != taken}
+        known = [one for one in columns if names.get(one.name) in KNOWN_UNITS]
+        found = [one for one in known if one.numeric] or known
+        if len(found) == 1:
+            return found[0]
+        if found:
+            found.sort(key=lambda one: list(KNOWN_UNITS).index(names[one.name]))
+            examples = [f"{shortened(one.name)} (such as {shortened(one.example, 40)})" for one in found]
             raise ManifestError(
-                f"{path} has {len(named)} columns that may hold the lengths: {_first(examples)}",
-                f"Choose with --length-key NAME, for example --length-key {shortened(named[0].name)}.",
+                f"{path} has {len(found)} columns that may hold the lengths: {_first(examples)}",
+                f"Choose with --length-key NAME, for example --length-key {shortened(found[0].name)}.",
             )
     hint = "Name the column that holds the lengths with --length-key NAME."
     if any(number(column.name) is not None for column in columns):
@@ -241,13 +237,13 @@ def _listed(columns: Sequence[Column]) -> str:
 
 
 def _first(texts: Sequence[str]) -> str:
-    more = [f"and {len(texts) - _LISTED:,} more"] if len(texts) > _LISTED else []
-    return ", ".join([*texts[:_LISTED], *more])
+    more = [f"and {len(texts) - 20:,} more"] if len(texts) > 20 else []
+    return ", ".join([*texts[:20], *more])
 
 
 def dotted(key: str) -> str:
-    """Return a path as it is written here: `prompt[0].content` becomes `prompt.0.content`."""
-    return _INDEX.sub(r".\1", key)
+    """Rewrite the indices of a path: `prompt[0].content` becomes `prompt.0.content`."""
+    return re.sub(r"\[(\d{1,6})\]", r".\1", key)
 
 
 def walk(value: object, path: Sequence[str]) -> object:
@@ -266,14 +262,6 @@ def walk(value: object, path: Sequence[str]) -> object:
         else:
             return None
     return value
-
-
-def flattened(entry: Mapping[str, object]) -> dict[str, object]:
-    """Return an entry with its nested values under dotted names, four levels deep, after those that are not nested."""
-    found: dict[str, object] = {}
-    for path in sorted(_paths(entry, _DEPTH), key=lambda path: len(path) > 1):
-        found.setdefault(".".join(path), walk(entry, path))
-    return found
 
 
 def _paths(value: object, depth: int) -> Iterator[tuple[str, ...]]:

@@ -19,13 +19,7 @@ from batchtune.manifests.source import Source
 from batchtune.manifests.values import LARGEST, SMALLEST, Unreadable, counter, fault, measured, numbers, reduced
 from batchtune.units import counted
 
-SHOWN = 5
-_LONGEST_SHOWN = 100
-# A key may be the path of a file of targets, which has to be whole to be found.
-_LONGEST_KEY = 400
-# Of the lengths, and of the target lengths.
-_CHECKED = (("length", SMALLEST), ("target length", 0.0))
-
+_SHOWN = 5
 
 # Called with the share of the bytes that is read, from 0 to 1, and the number of examples.
 OnProgress = Callable[[float, int], None]
@@ -44,8 +38,8 @@ class Part:
     """The examples of one source, or of all; `label` names it in messages.
 
     Attributes:
-        lengths, targets: Float64, of the valid examples that the user's limits leave, in the order of the file; no
-            targets if they are not asked for. Blocks of memory that grow in place: numbers are never held twice.
+        lengths, targets: Float64, of the valid examples within the user's limits, in the order of the file. Blocks of
+            memory that grow in place: numbers are never held twice.
         ids: One for each, if they are asked for.
         rows: How many examples were read.
         invalid, left_out: Reason → number of examples; left out are those that the reader or the user's limits exclude.
@@ -104,8 +98,9 @@ class Part:
             self.ids += [names[index] for index in np.flatnonzero(kept).tolist()]
 
     def _checked(self, rows: Rows, column: int, plan: Plan, kept: npt.NDArray[np.bool_]) -> FloatArray:
-        """Return a column as numbers; count the invalid ones among those kept, which are then no longer."""
-        (what, smallest), values, measure = _CHECKED[column], rows.columns[column], plan.measures[column]
+        """Return a column as numbers; count the invalid ones among those kept, and keep them no longer."""
+        what, smallest = (("length", SMALLEST), ("target length", 0.0))[column]
+        values, measure = rows.columns[column], plan.measures[column]
         raw = values if measure is None else measured(values, counter(measure, plan.options.tokenizer))
         raw = raw if plan.options.reduce is None else reduced(raw, plan.options.reduce)
         with np.errstate(over="ignore"):  # what becomes infinite is invalid
@@ -117,10 +112,10 @@ class Part:
             stands, value = (one.item() if isinstance(one := of[index], np.generic) else one for of in (values, raw))
             reason = fault("" if stands == "" else value, found[index])
             self.invalid[f"invalid {what} ({reason})"] += 1
-            if len(self.shown) < SHOWN:
+            if len(self.shown) < _SHOWN:
                 shown = value if isinstance(value, Unreadable) and not isinstance(stands, list) else stands
-                said = "missing" if value is None else f"{shortened(shown, _LONGEST_SHOWN)} ({reason})"
-                key = shortened((plan.length, plan.target)[column], _LONGEST_KEY)
+                said = "missing" if value is None else f"{shortened(shown, 100)} ({reason})"
+                key = shortened((plan.length, plan.target)[column], 400)  # a target file's path is found only whole
                 self.shown.append(f"{rows.place(index)}: {key} is {said}")
         kept &= valid
         return found
@@ -149,7 +144,7 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
             _refuse_repeated(source, reader.rows(columns[:1]), np.sort(np.concatenate(hashes)))
     except (ManifestError, MemoryError) as caught:
         error = too_large(source) if isinstance(caught, MemoryError) else caught
-        if plan.alone and not (plan.options.skip_invalid and reader is not None and reader.breakable):
+        if plan.alone and not (plan.options.skip_invalid and reader is not None and reader.sharded):
             raise error from None
         part.broken, part.hint = error.message, error.hint
     if not plan.alone:
@@ -167,15 +162,14 @@ def _refuse_repeated(source: Source, chunks: Iterable[Rows], hashes: npt.NDArray
                 continue
             place = rows.place(index)
             if name in seen:
-                raise ManifestError(
-                    f"{source.path}, {place}: this id was there before, at line {seen[name].line}",
-                    "Each example has an id of its own in this format: rename or remove one of them.",
-                )
+                message = f"{source.path}, {place}: this id was there before, at line {seen[name].line}"
+                hint = "Each example has an id of its own in this format: rename or remove one of them."
+                raise ManifestError(message, hint)
             seen[name] = place
 
 
 def _joined(chunks: Iterator[Rows], reader: Format, target_file: Source | None) -> Iterator[Rows]:
-    """The rows with the targets of a file: by id if the format is keyed by ids (Kaldi's), else line by line."""
+    """Yield the rows with the targets of a file: by id if the format is keyed by ids (Kaldi's), else line by line."""
     if target_file is None:
         yield from chunks
         return
@@ -198,12 +192,12 @@ def _joined(chunks: Iterator[Rows], reader: Format, target_file: Source | None) 
 
 
 def too_large(source: Source) -> ManifestError:
-    """The error for a source that takes more memory than there is."""
-    return ManifestError(
-        f"{source.path}: this process may not take as much memory as reading it needs",
+    """Return the error for a source that takes more memory than there is."""
+    hint = (
         "Raise the limit (ulimit -v, or that of the container), or write it as JSON Lines, CSV or Parquet with one "
-        "example in each row: of these only a part is held at once.",
+        "example in each row: of these only a part is held at once."
     )
+    return ManifestError(f"{source.path}: this process may not take as much memory as reading it needs", hint)
 
 
 def merged(parts: Sequence[Part], plan: Plan) -> Part:
@@ -224,15 +218,14 @@ def merged(parts: Sequence[Part], plan: Plan) -> Part:
         hints = {part.hint for part in broken if part.hint}
         advice = hints.pop() if len(hints) == 1 else "Fix them, or make or fetch them anew."
         head = f"{len(broken):,} of {len(parts):,} sources can't be read:"
-        raise ManifestError(
-            _first(head, [str(part.broken) for part in broken], len(broken)),
-            f"{advice} Or keep only what precedes the damage with --skip-invalid.",
-        )
+        message = _first(head, [str(part.broken) for part in broken], len(broken))
+        raise ManifestError(message, f"{advice} Or keep only what precedes the damage with --skip-invalid.")
     if whole.rows == 0 and not broken:
         raise ManifestError(f"{plan.label} holds no examples", "Check that it was written to its end.")
     if invalid and not skip:
         raise _invalid_error(parts, invalid, plan)
     left_out.update(invalid)
+    whole.left_out = left_out
     for part in parts:
         whole.notes += part.notes
         if whole.lengths:
@@ -243,7 +236,6 @@ def merged(parts: Sequence[Part], plan: Plan) -> Part:
             whole.lengths, whole.targets, whole.ids = part.lengths, part.targets, part.ids
         part.lengths, part.targets, part.ids = bytearray(), bytearray(), []
     whole.notes += (f"Broken: {part.broken}. {counted(part.rows, 'example')} before that kept." for part in broken)
-    whole.left_out = left_out
     if not whole.lengths:
         reasons = [f"{reason}: {count:,}" for reason, count in left_out.items()]
         reasons += [f"broken sources: {len(broken):,}"] if broken else []
@@ -256,8 +248,8 @@ def merged(parts: Sequence[Part], plan: Plan) -> Part:
 
 def _first(head: str, lines: Sequence[str], count: int) -> str:
     """A line for the head, for each of the first of so many, and for the number of the others."""
-    more = [f"and {count - SHOWN:,} more"] if count > SHOWN else []
-    return "\n  ".join([head, *lines[:SHOWN], *more])
+    more = [f"and {count - _SHOWN:,} more"] if count > _SHOWN else []
+    return "\n  ".join([head, *lines[:_SHOWN], *more])
 
 
 def _invalid_error(parts: Sequence[Part], invalid: Counter[str], plan: Plan) -> ManifestError:

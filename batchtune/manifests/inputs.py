@@ -18,7 +18,7 @@ from batchtune.manifests.formats.json import JSON_LINES
 from batchtune.manifests.source import STDIN, Source
 from batchtune.units import counted
 
-# Of a folder in which nothing else lies: next to audio or shards such files are no manifests.
+# Of a folder in which nothing else lies: next to audio or shards such files are not manifests.
 _JSON = ("JSON files", (".json", ".json.gz"))
 _FILES_AT_ONCE = 2000
 _MOST_EXPANSIONS = 1_000_000
@@ -75,11 +75,11 @@ def _expanded(spec: str, wanted: str | None) -> Iterator[Source]:
         for name in _braces(spec):
             plain = os.path.exists(name) or not glob.has_magic(name)
             matches = [name] if plain else sorted(glob.glob(name, recursive=True))
+            for match in matches:
+                yield from _sources(Path(match), wanted)
             if not matches:
                 hint = "Check the pattern; quote it, so that the shell leaves it alone."
                 raise ManifestError(f"nothing matches {spec}", hint)
-            for match in matches:
-                yield from _sources(Path(match), wanted)
 
 
 def _braces(spec: str) -> list[str]:
@@ -107,8 +107,8 @@ def _braces(spec: str) -> list[str]:
 def _sources(path: Path, wanted: str | None) -> list[Source]:
     if path.is_dir():
         return _folder(path, wanted)
-    readers = (one for one in FORMATS.values() if one.of_folder and wanted in (None, one.name))
-    if not any(one.folder_kind is not None and path.name.lower().endswith(one.folder_kind[1]) for one in readers):
+    kinds = [one.folder_kind for one in FORMATS.values() if one.of_folder and wanted in (None, one.name)]
+    if not any(kind is not None and path.name.lower().endswith(kind[1]) for kind in kinds):
         return [Source(path)]
     if not path.exists():
         raise ManifestError(f"{path} does not exist", "Check the path.")
@@ -119,23 +119,20 @@ def _folder(folder: Path, wanted: str | None) -> list[Source]:
     if (arrows := hf_files(folder)) is not None:
         return [Source(path) for path in arrows]
     names = _files(folder)
-    formats = sorted((one for one in FORMATS.values() if one.folder_kind is not None), key=lambda one: one.of_folder)
-    asked = [one for one in formats if one.name == wanted]
-    known = [name for one in FORMATS.values() for name in one.folder_names]
-    if not asked:
+    formats = sorted(FORMATS.values(), key=lambda one: one.of_folder)
+    kinds = dict(one.folder_kind for one in formats if one.folder_kind is not None and one.name == wanted)
+    known = [name for one in formats for name in one.folder_names]
+    if not kinds:
         both = (name + ending for name in known for ending in ("", ".gz"))
         if (first := next((name for name in both if name in names), None)) is not None:
             return [Source(folder / first)]
-    kinds = dict(one.folder_kind for one in asked or formats if one.folder_kind is not None)
-    held = _held(names, kinds)
-    if not held and (not asked or JSON_LINES[0] in kinds):
+    held = _held(names, kinds or dict(one.folder_kind for one in formats if one.folder_kind is not None))
+    if not held and (not kinds or JSON_LINES[0] in kinds):
         held = _held(names, dict([_JSON]))
     if len(held) > 1:
         each = ", ".join(counted(len(found), kind.removesuffix("s")) for kind, found in held.items())
-        raise ManifestError(
-            f"{folder} is a folder in which different things lie: {each}",
-            "Say which is the data set, with --format or with a pattern such as 'FOLDER/*.tar'.",
-        )
+        hint = "Say which is the data set, with --format or with a pattern such as 'FOLDER/*.tar'."
+        raise ManifestError(f"{folder} is a folder in which different things lie: {each}", hint)
     if not held:
         raise ManifestError(
             f"{folder} is a folder in which nothing {f'of the format {wanted}' if wanted else 'known'} lies",
@@ -154,12 +151,12 @@ def _held(names: Sequence[str], kinds: Mapping[str, tuple[str, ...]]) -> dict[st
 
 
 def _files(folder: Path) -> list[str]:
-    """All files below a folder but hidden ones, relative to it, sorted."""
-    found = []
+    """List all files below a folder but hidden ones, relative to it, sorted."""
 
     def refuse(error: OSError) -> None:
         raise ManifestError(f"{error.filename} can't be listed: {error.strerror}", "Ask for the right to read it.")
 
+    found = []
     entered: set[str] = set()
     for parent, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
         real = os.path.realpath(parent)
@@ -169,13 +166,12 @@ def _files(folder: Path) -> list[str]:
         entered.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         below = os.path.relpath(parent, folder)
-        prefix = "" if below == "." else f"{below}/"
-        found += [prefix + name for name in files if not name.startswith(".")]
+        found += [os.path.normpath(os.path.join(below, name)) for name in files if not name.startswith(".")]
     return sorted(found, key=lambda name: (_stem(name), name))
 
 
 def _chunks(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """The names in handy numbers; files of one stem stay together."""
+    """Yield some names at a time; files of one stem stay together."""
     chunk: list[str] = []
     for _, group in itertools.groupby(names, key=_stem):
         chunk += group
@@ -187,7 +183,7 @@ def _chunks(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _stem(name: str) -> str:
-    """The name that files of one example share, with the folder: `x` of x.wav and x.normalized.txt."""
+    """Return the name that files of one example share, with the folder: `x` of x.wav and x.normalized.txt."""
     folder, base = os.path.split(name)
     return os.path.join(folder, base.split(".", 1)[0])
 
@@ -208,22 +204,16 @@ class _State(msgspec.Struct):
 
 
 def hf_files(folder: Path) -> list[Path] | None:
-    """Return the Arrow files of a data set that `Dataset.save_to_disk` wrote, in the order of its rows, or None.
+    """Return the Arrow files of a data set that datasets' `Dataset.save_to_disk` wrote, in order, or None.
 
-    The folder's `state.json` names them; see `Dataset.save_to_disk` and `Dataset.load_from_disk` of the package
-    datasets.
-
-    Raises ManifestError if it holds several splits, or the order of its rows in a file of its own; if it is damaged,
-    or names files that are absent or outside the folder.
+    Raises ManifestError for several splits, rows that are reordered by a file of their own, or a damaged folder.
     """
     if not (folder / _STATE).is_file():
         if not (folder / _DICT).is_file():
             return None
         splits = _read(folder / _DICT, dict[str, list[str]]).get("splits") or []
-        raise ManifestError(
-            f"{folder} is a DatasetDict, a folder of several data sets; its splits: {listed(splits) or 'none'}",
-            f"Name one of them, for example {folder / splits[0]}." if splits else _ANEW,
-        )
+        message = f"{folder} is a DatasetDict, a folder of several data sets; its splits: {listed(splits) or 'none'}"
+        raise ManifestError(message, f"Name one of them, for example {folder / splits[0]}." if splits else _ANEW)
     try:
         state: _State = _read(folder / _STATE, _State)
     except ManifestError:

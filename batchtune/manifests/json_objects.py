@@ -22,6 +22,7 @@ import numpy as np
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import IntArray
 from batchtune.manifests.base import Format, Place, Rows, walk
+from batchtune.manifests.headers import Payload
 from batchtune.manifests.source import Block, Head, Source
 from batchtune.manifests.values import Unreadable
 
@@ -29,9 +30,8 @@ _MARK = re.compile(r"\s*(\S?)\s*")
 _KEY = re.compile(r'"(?:[^"\\]|\\.)*"\s*:\s*', re.DOTALL)
 _FIRST_TOKEN = re.compile(r'"(?P<key>(?:[^"\\]|\\.)*)"\s*:\s*(?P<token>"(?:[^"\\]|\\.)*"|.?)', re.DOTALL)
 _BETWEEN_ENTRIES = re.compile(rb'\}\s*,\s*"[^"\\]*"\s*:\s*\{')
-_SEARCHED_BYTES = 64 * 1024
 _LARGEST_ENTRY_BYTES = 64 * 1024 * 1024
-_LONGEST_WHOLE_NUMBER = 300
+_LARGEST_FILE_BYTES = 16 * 1024 * 1024
 # Raised by msgspec for a text that Python may yet read, or explain better.
 _REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -39,11 +39,8 @@ _REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 Getter: TypeAlias = Callable[[Sequence[Any]], list[object]]
 
 
-def _whole_number(digits: str) -> float:
-    return int(digits) if len(digits) <= _LONGEST_WHOLE_NUMBER else float(digits)
-
-
-_PYTHON = json.JSONDecoder(parse_int=_whole_number, parse_constant=str)
+# Longer whole numbers are beyond float64.
+_PYTHON = json.JSONDecoder(parse_int=lambda one: int(one) if len(one) <= 300 else float(one), parse_constant=str)
 
 
 class Item(NamedTuple):
@@ -99,18 +96,16 @@ def first_keys(head: Head) -> dict[str, str]:
     text = head.data.decode(errors="replace").lstrip().removeprefix("[").lstrip()
     found: dict[str, str] = {}
     mark, _, at = _mark(text, 0)
-    while mark in ("{", ",") and (match := _FIRST_TOKEN.match(text, at)):
-        found.setdefault(match["key"], match["token"])
-        try:
+    with contextlib.suppress(ValueError, RecursionError):
+        while mark in ("{", ",") and (match := _FIRST_TOKEN.match(text, at)):
+            found.setdefault(match["key"], match["token"])
             _, at = _PYTHON.raw_decode(text, match.start("token"))
-        except (ValueError, RecursionError):
-            break
-        mark, _, at = _mark(text, at)
+            mark, _, at = _mark(text, at)
     return found
 
 
 def begins_with_list(head: Head) -> bool:
-    """Tell whether a file that begins so is one JSON list."""
+    """Return whether a file with this head is one JSON list."""
     return head.data.lstrip().startswith(b"[")
 
 
@@ -119,8 +114,8 @@ class JsonFormat(Format):
 
     Attributes:
         hint: What to do if a file is of another shape.
-        opening: "{" for one object of objects, whose keys are the ids; "[" for one list; None for one list, or an
-            object on every line, as the file begins.
+        opening: "{" for one object of objects, whose keys are the ids; "[" for one list; None for an object on every
+            line, or one list if the file begins with one.
     """
 
     hint: ClassVar[str]
@@ -148,14 +143,14 @@ class JsonFormat(Format):
         found: list[Item] = []
         if not self._on_lines:
             beginning = b"".join(itertools.islice(self.source.pieces(), 4)).decode()
-            # It is cut off, or malformed, which is said when all of it is read.
+            # It is cut off, or malformed, which is reported when all of it is read.
             with contextlib.suppress(ValueError, RecursionError):
                 found += itertools.islice(items(beginning), most)
-            if self.opening == "{" and not found:
-                found = self._last_of_each_id()[0][:most]
-        if found or self.opening == "{":
-            return [self._converted(item, kind) for item in found]
-        return list(itertools.islice((one for block in self._blocks() for one in self._objects(block, kind)), most))
+        if self.opening == "{":
+            found = found or self._last_of_each_id()[0][:most]
+        elif not found:
+            return list(itertools.islice((one for block in self._blocks() for one in self._objects(block, kind)), most))
+        return [self._converted(item, kind) for item in found]
 
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield the rows of a block of lines at a time, of a whole list, or of about 1 MiB of an object of objects."""
@@ -187,7 +182,7 @@ class JsonFormat(Format):
                 return msgspec.json.decode(block.data, type=list[kind])  # type: ignore[valid-type]
             if block.all_begin_with("{"):
                 found = msgspec.json.Decoder(kind).decode_lines(block.data)
-                return found if len(found) == block.lines else None
+                return found if len(found) == block.newlines.size + (not block.data.endswith(b"\n")) else None
         return None
 
     def _items(self, block: Block) -> Iterator[Item]:
@@ -210,31 +205,31 @@ class JsonFormat(Format):
     @contextlib.contextmanager
     def _explained(self, text: str, first_line: int = 1) -> Iterator[None]:
         """Turn an error of Python's json for a malformed text into a ManifestError with line and column."""
-        place = f"{self.source.path}, line {first_line}"
+        place = f"line {first_line}"
         try:
             yield
+            return
         except RecursionError:
-            raise ManifestError(f"{place}: the JSON is nested too deeply", self.hint) from None
+            seen = "the JSON is nested too deeply"
         except json.JSONDecodeError as error:
-            place = f"{self.source.path}, line {first_line + error.lineno - 1}, column {error.colno}"
+            place = f"line {first_line + error.lineno - 1}, column {error.colno}"
             cut = not text[error.pos :].strip() or error.msg.startswith("Unterminated string")
             seen = "the JSON breaks off" if cut else f"the JSON is malformed: {error.msg}"
-            raise ManifestError(f"{place}: {seen}", self.hint) from None
         except ValueError as error:
-            said = shortened(str(error), 200)
-            raise ManifestError(f"{place}: the JSON can't be decoded: {said}", self.hint) from None
+            seen = f"the JSON can't be decoded: {shortened(str(error), 200)}"
+        raise ManifestError(f"{self.source.path}, {place}: {seen}", self.hint)
 
     def _converted(self, item: Item, kind: type[Any]) -> Any:
-        place = f"{self.source.path}, {Place(item.line, item.key)}"
         if not isinstance(item.value, dict):
-            raise ManifestError(f"{place} is not a JSON object: {shortened(item.value)}", self.hint)
-        try:
-            return msgspec.convert(item.value, kind)
-        except RecursionError:
-            raise ManifestError(f"{place}: the JSON is nested too deeply", self.hint) from None
-        except msgspec.ValidationError as error:
-            message = f"{place}: the object has another shape than needed: {error}"
-            raise ManifestError(message, self.hint) from None
+            seen = f" is not a JSON object: {shortened(item.value)}"
+        else:
+            try:
+                return msgspec.convert(item.value, kind)
+            except RecursionError:
+                seen = ": the JSON is nested too deeply"
+            except msgspec.ValidationError as error:
+                seen = f": the object has another shape than needed: {error}"
+        raise ManifestError(f"{self.source.path}, {Place(item.line, item.key)}{seen}", self.hint)
 
     def _places(self, block: Block) -> list[Place]:
         found = []
@@ -283,8 +278,8 @@ class JsonFormat(Format):
         try:
             for piece in self._pieces():
                 entries = decoder.decode(piece)
-                # As many opening braces as there must be (but for those that begin a string, as in "{root}/a.wav"),
-                # so that no entry has replaced another with the same id.
+                # One opening brace for each entry (but for those that begin a string, as in "{root}/a.wav"): no entry
+                # has replaced another with the same id.
                 if piece.count(b"{") - piece.count(b'"{') != len(entries) + 1:
                     return None
                 hashes.append(np.fromiter(map(hash, entries), dtype=np.int64, count=len(entries)))
@@ -300,7 +295,7 @@ class JsonFormat(Format):
         rest = b""
         for data in self.source.pieces():
             data = rest + data if rest else data.lstrip()
-            ends = list(_BETWEEN_ENTRIES.finditer(data, max(0, len(data) - _SEARCHED_BYTES)))
+            ends = list(_BETWEEN_ENTRIES.finditer(data, max(0, len(data) - 64 * 1024)))
             if ends:
                 end = ends[-1].start() + 1
                 yield data[:end] + b"}"
@@ -341,11 +336,14 @@ def _text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def json_reader(path: tuple[str, ...]) -> Callable[[bytes], object]:
-    """Make a function from one JSON text to the value at a path in it: None without one, Unreadable if malformed."""
+def json_reader(path: tuple[str, ...]) -> Callable[[Payload], object]:
+    """Make a function from a file of one JSON text to the value at a path; None without one, or Unreadable."""
     decoder = msgspec.json.Decoder(with_fields(path[:1])) if path else msgspec.json.Decoder()
 
-    def read(data: bytes) -> object:
+    def read(payload: Payload) -> object:
+        if payload.size > _LARGEST_FILE_BYTES:
+            return Unreadable("longer than 16 MiB of JSON", f"{payload.size:,} bytes")
+        data = payload.read(0, payload.size).removeprefix(b"\xef\xbb\xbf")
         with contextlib.suppress(*_REFUSED):
             entry = decoder.decode(data)
             found = walk(values_of([entry], 0, path[0])[0], path[1:]) if path else entry

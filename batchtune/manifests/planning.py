@@ -33,16 +33,12 @@ from batchtune.results import ReadingRecord
 # The exponent is bounded: Fraction("1e999999999") would compute for hours.
 _NUMBER = r"\+?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,3})?"
 _SCALE = re.compile(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER})\s*)?", re.ASCII)
-# What a result file holds as text.
-_AS_TEXT = ("target_file", "length_scale", "tokenizer")
 # Of two of these only one can be given. Options for the values of a column go with that column.
 _EXCLUSIVE = (
     ("measure", "tokenizer", "A tokenizer counts tokens."),
     ("target_file", "target_key", "A target has one length."),
 )
 _OF_THE_COLUMN = ("unit", "length_scale", "measure", "tokenizer", "reduce")
-
-
 # Lists whose items are tokens.
 _TOKENS = ("input_ids", "token_ids", "tokens", "labels")
 # Target files of fairseq: letters or words, separated by spaces.
@@ -59,12 +55,10 @@ class ReadOptions:
     Attributes:
         format: A name in `batchtune.manifests.FORMATS`; None to detect it from the content.
         length_key: The column (or JSON key) of the lengths; None to find it among the known names.
-        target_key: The column of the target lengths; None without any.
         unit: Unit of the lengths after `length_scale`; None to take it from the format or column.
         length_scale: Exact factor for each length, but for no target length.
-        min_length, max_length: Limits of the lengths that are kept, inclusive, after scaling.
-        skip_invalid: Whether invalid rows, and the rest of a damaged source if there are several, are left out and
-            counted, rather than an error.
+        min_length, max_length: Inclusive, after scaling.
+        skip_invalid: Leave invalid rows, and the rest of a damaged source if there are several, out and count them.
         measure: How the length of a text is counted; None for characters.
         tokenizer: A `tokenizer.json` whose tokens are counted instead.
         reduce: How a list becomes one length; None where lists are invalid.
@@ -102,16 +96,15 @@ class ReadOptions:
     def record(self) -> ReadingRecord:
         """Return them as result files hold them."""
         said: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return ReadingRecord(**said | {name: str(said[name]) for name in _AS_TEXT if said[name] is not None})
+        texts = {name: str(one) for name, one in said.items() if isinstance(one, (Path, Fraction))}
+        return ReadingRecord(**said | texts)
 
     def completed(self, record: ReadingRecord) -> ReadOptions:
         """Return these options, completed by those of a result file that fit them. Raises ResultError."""
         said: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(self)}
         try:
-            if record.length_scale is not None:
-                said["length_scale"] = parse_scale(record.length_scale)
-            if record.tokenizer is not None:
-                said["tokenizer"] = Path(record.tokenizer)
+            said["length_scale"] = None if record.length_scale is None else parse_scale(record.length_scale)
+            said["tokenizer"] = None if record.tokenizer is None else Path(record.tokenizer)
             theirs = ReadOptions(**said)
         except UsageError as error:
             message = f"how the run's manifest was read is damaged: {error.message}"
@@ -140,9 +133,8 @@ def parse_scale(text: str) -> Fraction:
             return scale
     except (OverflowError, ZeroDivisionError):
         pass
-    raise UsageError(
-        f"{shortened(text)} is not a length scale", "Write a number above 0 or a fraction, such as 0.001 or 1/16000."
-    )
+    hint = "Write a number above 0 or a fraction, such as 0.001 or 1/16000."
+    raise UsageError(f"{shortened(text)} is not a length scale", hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +143,12 @@ class Plan:
 
     Attributes:
         format: Name of the first source's format.
-        length: The column of the lengths; of the first source None if its format has but one.
+        length: The column of the lengths; None if the format of the first source has only one.
         target: The column, or the file, of the target lengths, or None.
-        measures: The unit in which texts of the lengths, and of the target lengths, are counted; None for numbers.
-        unit: The unit of the lengths in the end, or None.
-        notes: For the user.
+        measures: The units in which texts of the lengths and of the target lengths are counted; None for numbers.
+        unit, factor: Of the lengths after scaling; the scale, of this source.
         label: All sources, for messages.
-        with_ids: Whether the ids of the rows are kept.
         alone: Whether there is no other source.
-        factor: The scale of the lengths of this source.
     """
 
     options: ReadOptions
@@ -176,14 +165,14 @@ class Plan:
 
 
 def plan_of(reader: Format, options: ReadOptions, first: Plan | None = None) -> Plan:
-    """Decide how a source is read: by the options, its columns and, if it is not the first one, the first one's plan.
+    """Decide how a source is read, by the options, its columns and the plan of the `first` source.
 
     Raises as `load_lengths` does, and ManifestError if its columns or its unit are not the first's.
     """
-    path, given, told = reader.source.path, options, None
+    path, given, found_target = reader.source.path, options, None
     if first is None and options.length_key is None and options.target_key is None and options.target_file is None:
-        told = reader.default_target()
-        options = replace(options, target_key=told)
+        found_target = reader.default_target()
+        options = replace(options, target_key=found_target)
     columns: Sequence[Column] = ()
     if first is not None and first.length and reader.name == first.format and reader.optional_columns:
         length = Column(first.length, None, numeric=False)
@@ -201,15 +190,18 @@ def plan_of(reader: Format, options: ReadOptions, first: Plan | None = None) -> 
             raise _other_columns(path, first.target)
     named = options.length_key is not None or length.name == reader.default_column(columns)
     measures = _measures(length, target, options, named) if first is None else first.measures
-    before = measures[0] or _unit_before(reader, length, options)
+    name, last = normalised(length.name), normalised(last_part(length.name))
+    if measures[0] is None and _is_counted(length, options):
+        before: Unit | None = "tokens" if last in _TOKENS else None
+    else:
+        before = measures[0] or reader.unit_in(length.name) or reader.units.get(name)
+        before = before or KNOWN_UNITS.get(name) or KNOWN_UNITS.get(last)
     unit, factor, scaling_note = scaling_for(path, before, options.unit, options.length_scale)
     if first is not None:
         if unit != first.unit:
-            unknown = "an unknown unit"
-            raise ManifestError(
-                f"{path} has its lengths in {unit or unknown}, the sources before it in {first.unit or unknown}",
-                "What is read together must count the same; read them one by one, or convert one of them.",
-            )
+            ours, theirs = unit or "an unknown unit", first.unit or "an unknown unit"
+            hint = "What is read together must count the same; read them one by one, or convert one of them."
+            raise ManifestError(f"{path} has its lengths in {ours}, the sources before it in {theirs}", hint)
         return replace(first, length=length.name, target=target.name if target else None, factor=factor)
     notes = []
     if measures[0] is not None:
@@ -219,8 +211,8 @@ def plan_of(reader: Format, options: ReadOptions, first: Plan | None = None) -> 
     notes += [scaling_note] if scaling_note else []
     if options.reduce is not None and not any(isinstance(one.example, list) for one in (length, target) if one):
         notes.append(f"--reduce {options.reduce} has nothing to do: the first values are not lists.")
-    if told is not None:
-        notes.append(f"Target lengths are taken from column {shortened(told)}.")
+    if found_target is not None:
+        notes.append(f"Target lengths are taken from column {shortened(found_target)}.")
     if measures[1] is not None and target is not None:
         notes.append(_counting_note(target, measures[1], options))
     column = length.name if reader.named_columns or reader.optional_columns or options.length_key else None
@@ -260,7 +252,7 @@ def _format_of(source: Source, name: str | None) -> type[Format]:
 
 
 def _chosen(reader: Format, columns: Sequence[Column], options: ReadOptions) -> tuple[Column, Column | None]:
-    """The columns of the lengths and of the target lengths, None without."""
+    """Return the columns of the lengths and of the target lengths, None without."""
     path, target = reader.source.path, None
     if options.target_key is not None:
         target = find_column(path, columns, options.target_key, "--target-key")
@@ -279,7 +271,7 @@ def _chosen(reader: Format, columns: Sequence[Column], options: ReadOptions) -> 
 def _measures(
     length: Column, target: Column | None, options: ReadOptions, named: bool
 ) -> tuple[Unit | None, Unit | None]:
-    """The units in which length and target are counted, if they are texts: in a column that somebody named."""
+    """Return the units in which length and target are counted, if they are texts in a column that somebody named."""
     unit: Unit = "tokens" if options.tokenizer else options.measure or "characters"
     texts = [column is not None and column.text and not _is_counted(column, options) for column in (length, target)]
     texts[0] = texts[0] and named
@@ -295,16 +287,8 @@ def _measures(
 
 
 def _is_counted(column: Column, options: ReadOptions) -> bool:
-    """Whether the length is the number of a list's items, whatever they are."""
+    """Return whether the length is the number of a list's items, whatever they are."""
     return options.reduce == "count" and isinstance(column.example, list)
-
-
-def _unit_before(reader: Format, length: Column, options: ReadOptions) -> Unit | None:
-    """The unit of a column of numbers before scaling."""
-    name, last = normalised(length.name), normalised(last_part(length.name))
-    if _is_counted(length, options):
-        return "tokens" if last in _TOKENS else None
-    return reader.unit_in(length.name) or reader.units.get(name) or KNOWN_UNITS.get(name) or KNOWN_UNITS.get(last)
 
 
 def _counting_note(column: Column, counted: Unit, options: ReadOptions) -> str:
@@ -335,10 +319,8 @@ def scaling_for(
     if (source, unit) in _CONVERSIONS:
         return unit, _CONVERSIONS[source, unit], f"Lengths are converted from {source} to {unit}."
     example = "1/16000 for 16 kHz audio" if (source, unit) == ("samples", "s") else "a number or a fraction"
-    raise ManifestError(
-        f"{path} has its lengths in {source}, and --unit asks for {unit}",
-        f"Say how many {unit} one of the {source} is with --length-scale ({example}), or leave --unit out.",
-    )
+    hint = f"Say how many {unit} one of the {source} is with --length-scale ({example}), or leave --unit out."
+    raise ManifestError(f"{path} has its lengths in {source}, and --unit asks for {unit}", hint)
 
 
 def keyed_targets(source: Source) -> dict[str, object]:
@@ -353,10 +335,8 @@ def keyed_targets(source: Source) -> dict[str, object]:
             continue
         name, *rest = line.split(maxsplit=1)
         if name in texts:
-            raise ManifestError(
-                f"{source.path}, line {line_number}: the id {shortened(name)} is there a second time",
-                "Each id has one target: remove or rename one of the lines.",
-            )
+            message = f"{source.path}, line {line_number}: the id {shortened(name)} is there a second time"
+            raise ManifestError(message, "Each id has one target: remove or rename one of the lines.")
         texts[name] = "".join(rest).rstrip()
     sizes = {name: number(text.partition(",")[0] if _SHAPE.fullmatch(text) else text) for name, text in texts.items()}
     numeric = 2 * sum(size is not None for size in sizes.values()) > len(sizes)

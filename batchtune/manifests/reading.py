@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
-import multiprocessing
 import shutil
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TypeAlias
@@ -22,25 +17,18 @@ import numpy as np
 
 from batchtune.errors import BatchtuneError, ManifestError, UsageError
 from batchtune.files import writing_whole
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import Lengths, Shard, StreamLengths
 from batchtune.manifests.collecting import OnProgress, Part, Task, merged, read_part, too_large
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import expand
-from batchtune.manifests.planning import (
-    Plan,
-    ReadOptions,
-    check_choice,
-    measure_of,
-    plan_of,
-    reader_of,
-)
+from batchtune.manifests.planning import Plan, ReadOptions, check_choice, measure_of, plan_of, reader_of
 from batchtune.manifests.source import Source
+from batchtune.processes.pool import run_in_processes
 from batchtune.units import counted
 
 _DEFAULTS = ReadOptions()
 # Below that, starting other processes takes longer than they save.
 _WORTH_BYTES = 64 * 1024 * 1024
-_LONGEST_WAIT_SECONDS = 0.5
 _STORE_VERSION = 3
 
 Manifest: TypeAlias = "str | Path | Sequence[str | Path]"
@@ -51,15 +39,12 @@ def load_lengths(
 ) -> Lengths:
     """Read the lengths of a data set, with their unit, the number left out by reason, and notes for the user.
 
-    Text is read block by block (a JSON list: whole), of audio and tensors only the headers, and of the rows only
-    numbers are kept.
-
     Args:
         manifest: A file in one of `FORMATS`, plain or compressed; a folder; a pattern; several of these, as one
             data set. See `batchtune.manifests.inputs.expand`.
         options: The user's.
-        jobs: How many processes may read at once where there are several sources. More than one starts new
-            interpreters: not for scripts without `if __name__ == "__main__"`.
+        jobs: How many processes may read several sources at once. More than one starts new interpreters: not for
+            scripts without `if __name__ == "__main__"`.
         on_progress: Called now and then.
 
     Raises:
@@ -68,35 +53,6 @@ def load_lengths(
     """
     plan, tasks = planned(manifest, options, on_progress=on_progress)
     return replace(merged(read_all(tasks, jobs, on_progress), plan).sorted(plan), reading=options.record())
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A file of a stream: how many examples it holds, its size in bytes, and whether it breaks off."""
-
-    label: str
-    count: int
-    size: int
-    broken: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StreamLengths:
-    """The lengths of a data set as it is stored, shard after shard.
-
-    Attributes:
-        lengths: The same ones sorted, with the unit, what was left out, and notes.
-        values: Shape (count,).
-        targets: Shape (count,); None without target lengths.
-        shards: In their order; empty if the source is no set of shards.
-        repeated_ids: How many keys stand in more than one place; None where samples have no keys.
-    """
-
-    lengths: Lengths
-    values: FloatArray
-    targets: FloatArray | None
-    shards: Sequence[Shard]
-    repeated_ids: int | None
 
 
 def load_stream(
@@ -131,12 +87,10 @@ def load_ordered_lengths(manifest: Manifest, options: ReadOptions = _DEFAULTS) -
     Raises as `load_lengths` does, and UsageError if the options leave examples out.
     """
     limits = ("skip_invalid", "min_length", "max_length")
-    if leaving := [f"--{name}".replace("_", "-") for name in limits if getattr(options, name) not in (None, False)]:
-        raise UsageError(
-            f"{' and '.join(leaving)} would leave out examples that the data set still has: entry i of the "
-            "lengths would no longer be that of example i",
-            "Leave them out of the data set and its manifest instead.",
-        )
+    if given := [f"--{name}".replace("_", "-") for name in limits if getattr(options, name) not in (None, False)]:
+        message = f"{' and '.join(given)} would leave out examples that the data set still has: entry i of the lengths"
+        hint = "Leave them out of the data set and its manifest instead."
+        raise UsageError(f"{message} would no longer be that of example i", hint)
     return load_stream(manifest, options)
 
 
@@ -154,12 +108,9 @@ def scan(
     Its columns are `id` (as the source names the example), `length`, `target_length` (where there are targets) and
     `source` (the file or folder). If there are several sources and `output` is a file, each source's examples are
     kept in the folder OUTPUT.parts until the table is written, so that the same call goes on where it was interrupted
-    or a source was broken. `on_note` is called with what the user should know at once; the other arguments are those
-    of `load_lengths`.
+    or a source was broken. `on_note` gets messages for the user; the other arguments are those of `load_lengths`.
 
-    Raises:
-        ManifestError, UsageError: As `load_lengths`.
-        ResultError: The table, or a part of it, can't be written.
+    Raises as `load_lengths` does, and ResultError if the table, or a part of it, can't be written.
     """
     import pyarrow.parquet
 
@@ -240,10 +191,8 @@ def planned(
     if options.target_file is not None:
         targets = found = expand(options.target_file, None)
         if len(found) != len(sources):
-            raise ManifestError(
-                f"{counted(len(found), 'target file')} for {counted(len(sources), 'manifest')}",
-                "Name one target file for each manifest, in the same order.",
-            )
+            message = f"{counted(len(found), 'target file')} for {counted(len(sources), 'manifest')}"
+            raise ManifestError(message, "Name one target file for each manifest, in the same order.")
         measure = measure_of(found[0], reader, options)
         plan = replace(plan, measures=(plan.measures[0], measure))
         notes.append(f"Target lengths are the {measure or 'numbers'} in {options.target_file}.")
@@ -286,73 +235,17 @@ def read_all(
     while left := {index: task for index, task in enumerate(tasks) if index not in parts}:
         jobs = min(jobs, len(left))
         try:
-            _in_processes(left, jobs, take, report)
+            run_in_processes(read_part, left, jobs, take, report)
         except BrokenProcessPool:
             if jobs == 1:
                 culprit = min(left.keys() - parts.keys())  # one process takes them in this order
-                raise ManifestError(
-                    f"{tasks[culprit].source.path}: the only process that read was killed while it read this",
-                    "Most likely the kernel ended it for lack of memory (`dmesg` tells). Free some, or raise the "
-                    "container's limit; then run the same command again, with --jobs 1.",
-                ) from None
+                message = f"{tasks[culprit].source.path}: the only process that read was killed while it read this"
+                hint = "Most likely the kernel ended it for lack of memory (`dmesg` tells). Free some, or raise the"
+                hint = f"{hint} container's limit; then run the same command again, with --jobs 1."
+                raise ManifestError(message, hint) from None
             jobs //= 2
             lost = "One of the reading processes was killed, likely for lack of memory."
             notes.append(f"{lost} Its sources were read again with --jobs {jobs}.")
     if parts:
         parts[0].notes += notes
     return [parts[index] for index in range(len(tasks))]
-
-
-def _in_processes(
-    tasks: Mapping[int, Task], jobs: int, take: Callable[[int, Part], None], on_wait: Callable[[], None]
-) -> None:
-    """Read sources in several new interpreters (a fork of a process with threads can hang), which end with this one.
-
-    `on_wait` is called twice a second. Raises BrokenProcessPool if one is killed from outside, as the kernel kills what
-    takes too much memory.
-    """
-    others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_die_with_parent)
-    try:
-        with _without_interrupts():
-            futures = {pool.submit(read_part, task): key for key, task in tasks.items()}
-        while futures:
-            # An interrupt in the midst of these would leave a lock of the pool taken: its end would never come.
-            with _without_interrupts():
-                done, _ = wait(futures, _LONGEST_WAIT_SECONDS, FIRST_COMPLETED)
-                parts = [(futures.pop(future), future.result()) for future in done]
-            if not done:
-                on_wait()
-            for key, part in parts:
-                take(key, part)
-    except BaseException:
-        for worker in set(multiprocessing.active_children()) - others:  # nobody waits for them
-            worker.kill()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Put Ctrl-C off; processes that are started in the meantime inherit the mask, and leave it to this one.
-
-    In this process another thread, of a numerical library, may take the signal all the same.
-    """
-    arrived: list[int] = []
-    main = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number)) if main else None
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if main:
-            signal.signal(signal.SIGINT, handler)
-    if arrived:
-        raise KeyboardInterrupt
-
-
-def _die_with_parent() -> None:
-    with contextlib.suppress(OSError, AttributeError):  # where there is no such call
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

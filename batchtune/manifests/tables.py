@@ -20,10 +20,10 @@ from batchtune.lengths import Unit
 from batchtune.manifests.arrow_values import (
     BYTES,
     SPANS,
+    TEXTS,
     Budget,
     Key,
     as_listed,
-    id_key,
     is_number,
     key_in,
     leaves,
@@ -31,18 +31,17 @@ from batchtune.manifests.arrow_values import (
     plain,
     values_at,
 )
-from batchtune.manifests.base import PEEKED_ROWS, dotted, summarise
+from batchtune.manifests.base import PEEKED_ROWS, dotted, id_name, summarise
 from batchtune.manifests.values import Values
 
 METADATA = b"batchtune"
 _FORMAT: Literal["batchtune/lengths"] = "batchtune/lengths"
 _VERSION: Literal[1] = 1
 
-_BUFFER_BYTES = 4 * 1024 * 1024
 _MOST_ROWS_AT_ONCE = 1024 * 1024
 _BYTES_AT_ONCE = 16 * 1024 * 1024
 _VALUE_BYTES = 8
-_OTHER_ERRORS = (OSError, ValueError, TypeError, MemoryError, OverflowError, RecursionError)
+_ERRORS = (pyarrow.ArrowException, OSError, ValueError, TypeError, MemoryError, OverflowError, RecursionError)
 
 
 # Some rows: the number of the first of them, from 0, and how much of the file is read with them, from 0 to 1.
@@ -51,9 +50,8 @@ _Batch = tuple[int, pyarrow.RecordBatch, float]
 
 class _ParquetTable:
     def __init__(self, path: str) -> None:
-        self._file = parquet.ParquetFile(
-            path, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
-        )
+        buffered = 4 * 1024 * 1024
+        self._file = parquet.ParquetFile(path, buffer_size=buffered, page_checksum_verification=True, pre_buffer=False)
         self.size = os.stat(path).st_size
         self.schema = self._file.schema_arrow
         self._leaves = leaves(self.schema)
@@ -75,9 +73,8 @@ class _ParquetTable:
             if first + group.num_rows <= from_row:
                 first += group.num_rows
                 continue
-            cells = sum(
-                max(one.num_values, one.total_uncompressed_size // _VALUE_BYTES) for one in map(group.column, wanted)
-            )
+            chunks = map(group.column, wanted)
+            cells = sum(max(one.num_values, one.total_uncompressed_size // _VALUE_BYTES) for one in chunks)
             budget.spend(0, at_once=cells)
             at_once = _rows_at_once(group.num_rows, _VALUE_BYTES * cells)
             for rows in self._file.iter_batches(at_once, row_groups=[number], columns=columns, use_threads=False):
@@ -100,11 +97,8 @@ class _ArrowTable:
         data = pyarrow.BufferReader(self._mapped)
         reader = self._reader(data, sorted({self.schema.get_field_index(key.steps[0]) for key in keys}))
         first = 0
-        for number in range(reader.num_record_batches) if self._is_file else itertools.count():
-            try:
-                rows = reader.get_batch(number) if self._is_file else reader.read_next_batch()
-            except StopIteration:
-                break
+        batches = map(reader.get_batch, range(reader.num_record_batches)) if self._is_file else reader
+        for number, rows in enumerate(batches):
             share = (number + 1) / reader.num_record_batches if self._is_file else data.tell() / self.size
             if first + rows.num_rows > from_row:
                 yield first, rows, share
@@ -116,10 +110,7 @@ class _ArrowTable:
 
 
 class TableReader:
-    """An open Parquet or Arrow file (`title`), as `reader_process` serves it; messages call it `label`.
-
-    All methods raise ManifestError if the file is damaged.
-    """
+    """An open Parquet or Arrow file (`title`); all methods raise ManifestError if it is damaged."""
 
     def __init__(self, title: str, path: str, label: str) -> None:
         self._title = title
@@ -139,18 +130,13 @@ class TableReader:
             return getattr(self, method)(*arguments)
 
     def described(self) -> tuple[list[tuple[str, object, bool, bool]], dict[str, Unit], str | None]:
-        """Return the fields of `Column` for each column, column → unit if the file says it, and the target's column.
-
-        The last is that of a table that `batchtune scan` wrote, None in others.
-        """
+        """Return the fields of each `Column`, column → unit if known, and the targets' column of `batchtune scan`."""
         schema = self._table.schema
-        ours = METADATA in (schema.metadata or {})
-        spans = [key.name for key in listed_keys(schema) if not key.counted and key.type.id in SPANS]
+        listed = listed_keys(schema)
+        spans = [key.name for key in listed if not key.counted and key.type.id in SPANS]
         units: dict[str, Unit] = {**dict.fromkeys(spans, "s"), **self._noted_units()}
-        return self._columns(), units, "target_length" if ours and "target_length" in schema.names else None
-
-    def _columns(self) -> list[tuple[str, object, bool, bool]]:
-        listed = listed_keys(self._table.schema)
+        ours = METADATA in (schema.metadata or {})
+        target = "target_length" if ours and "target_length" in schema.names else None
         values = self._first_values([key for key in listed if key.type.id not in BYTES and not key.unclear])
         nothing: dict[str, object] = dict.fromkeys(key.name for key in listed)
         rows = (dict(zip(values, row, strict=True)) for row in itertools.zip_longest(*values.values()))
@@ -159,7 +145,7 @@ class TableReader:
             numeric = key.counted or is_number(key.type)  # the type says more than the first values do
             example = [] if column.example is None and key.listed and not key.counted else column.example
             found.append((column.name, example, column.numeric or numeric, column.text and not numeric))
-        return found
+        return found, units, target
 
     def select(self, names: Sequence[str]) -> None:
         """Choose the columns that `next` hands out."""
@@ -178,20 +164,24 @@ class TableReader:
         return found + [None] * (count - len(found))  # a damaged file may have fewer of them than lengths
 
     def _ids_from(self, first: int) -> Iterator[str | None]:
-        key = id_key(self._table.schema)
-        for start, rows, _ in self._validated([key], first) if key is not None else ():
+        plain_keys = (key for key in listed_keys(self._table.schema) if not key.listed and not key.unclear)
+        keys = {key.name: key for key in plain_keys if key.type.id in TEXTS or types.is_integer(key.type)}
+        name = id_name(keys)
+        if name is None:
+            return
+        for start, rows, _ in self._validated([keys[name]], first):
             array = rows.slice(max(0, first - start)).to_struct_array()
-            for step in key.steps if key is not None else ():
+            for step in keys[name].steps:
                 array = plain(pyarrow.compute.struct_field(array, [array.type.get_field_index(step)]))
             yield from (None if value in (None, "") else str(value) for value in array.to_pylist())
 
     def _validated(self, keys: Sequence[Key], from_row: int = 0) -> Iterator[_Batch]:
-        for batch in self._table.batches(keys, self._budget(), from_row):
+        for batch in self._table.batches(keys, Budget(self._label, self._table.size), from_row):
             batch[1].validate(full=True)
             yield batch
 
     def _values(self, keys: Sequence[Key]) -> Iterator[tuple[int, int, float, list[Values]]]:
-        budget = self._budget()
+        budget = Budget(self._label, self._table.size)
         for first, rows, share in self._validated(keys):
             budget.spend(rows.num_rows + rows.nbytes // _VALUE_BYTES)
             at_once = _rows_at_once(len(rows), _VALUE_BYTES * len(rows) + rows.nbytes)
@@ -201,7 +191,7 @@ class TableReader:
 
     def _first_values(self, keys: Sequence[Key]) -> dict[str, list[object]]:
         """Return column → its values in the first rows; not of those that can't be read."""
-        budget = self._budget()
+        budget = Budget(self._label, self._table.size)
         try:
             with self._explained():
                 batches = self._validated(keys) if keys else iter(())
@@ -246,9 +236,6 @@ class TableReader:
         units = {"length": note.unit, "target_length": note.target_unit}
         return {column: unit for column, unit in units.items() if unit is not None}
 
-    def _budget(self) -> Budget:
-        return Budget(self._label, self._table.size)
-
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
         """Turn what pyarrow raises for a damaged file into a ManifestError."""
@@ -257,7 +244,7 @@ class TableReader:
             yield
         except ManifestError:
             raise
-        except (pyarrow.ArrowException, *_OTHER_ERRORS) as error:
+        except _ERRORS as error:
             said = shortened(next(iter(str(error).splitlines()), type(error).__name__), 160)
             if isinstance(error, (pyarrow.ArrowNotImplementedError, pyarrow.ArrowKeyError)):
                 hint = "Try a newer pyarrow, or write the file anew."
@@ -267,10 +254,7 @@ class TableReader:
 def lengths_table(
     ids: Sequence[str | None], lengths: Values, targets: Values | None, unit: Unit | None
 ) -> pyarrow.Table:
-    """Return lengths, shape (count,), as the table that `batchtune scan` writes and `TableReader` knows again.
-
-    An unknown length is None. Without targets there is no column `target_length`.
-    """
+    """Return lengths, shape (count,), as the table that `batchtune scan` writes and `TableReader` recognises."""
     columns = {"id": pyarrow.array(ids, pyarrow.string()), "length": pyarrow.array(lengths, pyarrow.float64())}
     if targets is not None:
         columns["target_length"] = pyarrow.array(targets, pyarrow.float64())
@@ -296,7 +280,5 @@ def _rows_at_once(rows: int, size: int) -> int:
 
 
 def _shown(key: Key, values: Values) -> list[object]:
-    found = as_listed(values)
-    if key.counted or types.is_integer(key.type):
-        return [int(value) if isinstance(value, float) and abs(value) < 2**53 else value for value in found]
-    return found
+    whole = key.counted or types.is_integer(key.type)
+    return [int(one) if whole and isinstance(one, float) and abs(one) < 2**53 else one for one in as_listed(values)]

@@ -32,10 +32,7 @@ _STREAM_WINDOW = 64 * 1024
 _PIECE = 1024 * 1024
 _LARGEST_IN_MEMORY = 8 * 1024 * 1024
 
-_ADLER_BASE = 65521
 _HINT = "Make or fetch the shard anew."
-
-_LARGEST_EXTENSION = 1024 * 1024
 
 # Types of members: those that say something of the next one (PAX, Solaris, GNU), files, those without a payload.
 _EXTENSIONS = frozenset(b"xXgLK")
@@ -45,17 +42,16 @@ _DEVICES_AND_FOLDERS = frozenset(b"3456")
 _FILE, _OLD_FILE, _SPARSE, _GLOBAL, _LONG_NAME, _LONG_LINK, _FOLDER = b"0\0SgLK5"
 
 _BEHIND_A_NUMBER = frozenset(b"\0 ")
-_GNU_MAGIC = b"ustar  "
 _RECORD = re.compile(rb"([1-9]\d{0,6}) ")
 
 
-# A file: its name as it stands there, what is no UTF-8 as `\xff`; the byte of the (decompressed) archive at which its
-# payload begins; its size in bytes; whether it is sparse, and the payload only the parts between its holes.
-File: TypeAlias = tuple[str, int, int, bool]
+# A file: its name (bytes that are not UTF-8 as `\xff`); the byte of the (decompressed) archive at which its payload
+# begins; its size in bytes; whether it is sparse, with a payload of only the parts between its holes.
+_File: TypeAlias = tuple[str, int, int, bool]
 
 
 class Archive:
-    """The bytes of an archive in a file, up to `end` (`UNKNOWN_END` if not known yet); only what is wanted is read."""
+    """The bytes of an archive in a file, up to `end` (`UNKNOWN_END` if not known yet), read as they are needed."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._descriptor = file.fileno()
@@ -86,12 +82,12 @@ class Archive:
 class _StreamedArchive(Archive):
     """An archive that can only be read forward, such as a compressed one: all from the last window on is held."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, held: tempfile.SpooledTemporaryFile[bytes]) -> None:
         self.end = UNKNOWN_END
         self.start = 0
         self._stream = stream
         self._position = 0
-        self._held = tempfile.SpooledTemporaryFile(_LARGEST_IN_MEMORY)
+        self._held = held
 
     def window(self, offset: int, size: int = _STREAM_WINDOW) -> bytes:
         self._held.seek(min(offset, self._position) - self.start)
@@ -116,9 +112,6 @@ class _StreamedArchive(Archive):
         self._held.seek(offset - self.start)
         return self._held.read(size)
 
-    def close(self) -> None:
-        self._held.close()
-
 
 @contextlib.contextmanager
 def open_tar(source: Source) -> Iterator[Tar]:
@@ -127,8 +120,8 @@ def open_tar(source: Source) -> Iterator[Tar]:
         with source.seekable() as file:
             yield Tar(source, Archive(file))
     else:
-        with source.opened() as stream, contextlib.closing(_StreamedArchive(stream)) as archive:
-            yield Tar(source, archive)
+        with source.opened() as stream, tempfile.SpooledTemporaryFile(_LARGEST_IN_MEMORY) as held:
+            yield Tar(source, _StreamedArchive(stream, held))
 
 
 def is_header(block: bytes) -> bool:
@@ -148,7 +141,7 @@ def is_header(block: bytes) -> bool:
 def _expected(field: bytes) -> int:
     """Return the lower half of a header's Adler-32 by its checksum; -1 if that is malformed."""
     try:
-        return (1 + _octal(field) - 8 * ord(" ") + sum(field)) % _ADLER_BASE
+        return (1 + _octal(field) - 8 * ord(" ") + sum(field)) % 65521
     except ValueError:
         return -1
 
@@ -158,13 +151,10 @@ def _octal(field: bytes) -> int:
 
 
 class Tar:
-    """An open archive.
-
-    Attributes:
-        left_out: Reason → number of the members that `members` passed over although they may be meant as files.
-    """
+    """An open archive."""
 
     def __init__(self, source: Source, archive: Archive) -> None:
+        # Reason → number of members that `members` passed over although they may be meant as files.
         self.left_out: Counter[str] = Counter()
         self._archive = archive
         self._source = source
@@ -188,7 +178,7 @@ class Tar:
         if self._archive.end != UNKNOWN_END:
             self._source.report(self._archive.start / max(1, self._archive.end))
 
-    def members(self) -> Iterator[File]:
+    def members(self) -> Iterator[_File]:
         """Yield the files in their order, once; no folders, devices, pipes and links. `check_end` reads on from there.
 
         Raises ManifestError where a header is damaged, or the archive breaks off.
@@ -235,11 +225,8 @@ class Tar:
         while position is not None and (piece := self._archive.window(position, _PIECE)):
             if rest := piece.lstrip(b"\0"):
                 at = position + len(piece) - len(rest)
-                raise ManifestError(
-                    f"{self._path} goes on behind the end of its archive, at byte {at:,}",
-                    "Readers stop at the end: what follows would never be used. Archives are joined with "
-                    "tar --concatenate.",
-                )
+                hint = "Readers stop at the end and would ignore the rest. Join archives with tar --concatenate."
+                raise ManifestError(f"{self._path} goes on behind the end of its archive, at byte {at:,}", hint)
             position += len(piece)
             self.report()
 
@@ -257,12 +244,9 @@ class Tar:
         """Return whether a member of another type is a file too; count those that seem to be meant as one."""
         if kind in _FILES:
             return kind != _OLD_FILE or not name.endswith("/")
-        if kind in _LINKS:
-            self.left_out["a link"] += 1
-        elif kind not in _DEVICES_AND_FOLDERS:
-            self.left_out["a member of unknown type"] += 1
-        elif kind != _FOLDER:
-            self.left_out["a device or pipe"] += 1
+        reason = "a device or pipe" if kind in _DEVICES_AND_FOLDERS else "a member of unknown type"
+        if kind != _FOLDER:
+            self.left_out["a link" if kind in _LINKS else reason] += 1
         return False
 
     def _size(self, field: bytes, position: int) -> int:
@@ -275,7 +259,7 @@ class Tar:
 
     def _extend(self, kind: int, start: int, size: int) -> None:
         """Read an extended header of the next member (or of all that follow). Of two such headers the first wins."""
-        if size > _LARGEST_EXTENSION:
+        if size > 1024 * 1024:
             raise self._damaged(start - BLOCK, f"an extended header of {size:,} bytes")
         data = self._archive.read(start, size)
         if len(data) < size:
@@ -306,9 +290,9 @@ class Tar:
             position = end
         return records
 
-    def _special(self, block: bytes, name: str, start: int, size: int) -> File:
+    def _special(self, block: bytes, name: str, start: int, size: int) -> _File:
         """Complete a file by the extended headers, which this uses up, and by a header's lesser fields."""
-        if block[345] and not block.startswith(_GNU_MAGIC, 257):  # the part of a name that is too long for its field
+        if block[345] and not block.startswith(b"ustar  ", 257):  # the part of a name that is too long for its field
             name = block[345:500].split(b"\0", 1)[0].decode("utf-8", "backslashreplace") + "/" + name
         said, self._extensions = self._extensions, {}
         both = {**self._globals, **said}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
@@ -27,24 +28,15 @@ Values = Sequence[object] | FloatArray
 Count = Callable[[Sequence[str]], Sequence[int]]
 
 
+@dataclass(repr=False, unsafe_hash=True)
 class Unreadable(Exception):
-    """A value that can't be read, such as the length of a damaged audio file; stands in its place among the values.
+    """A value that can't be read, such as the length of a damaged audio file; it stands among the values.
 
-    Args:
-        reason: In a few words, the same for all of a kind: by it they are counted.
-        detail: What was seen, for the message; may be empty.
+    The reason is the same for all of a kind, which are counted by it; the detail, for the message, may be empty.
     """
 
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-        self.detail = detail
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Unreadable) and (self.reason, self.detail) == (other.reason, other.detail)
-
-    def __hash__(self) -> int:
-        return hash((self.reason, self.detail))
+    reason: str
+    detail: str = ""
 
     def __repr__(self) -> str:
         return self.detail or "unreadable"
@@ -84,21 +76,17 @@ def fault(value: object, scaled: float) -> str:
     if isinstance(value, Unreadable):
         return value.reason
     named = {type(None): "missing", bool: "a boolean", list: "a list", dict: "an object"}
-    if type(value) in named:
-        return named[type(value)]
-    if isinstance(value, str) and not value.strip():
-        return "empty"
-    if number(value) is None:
-        return "text"
-    if math.isnan(scaled):
-        return "NaN"
-    if math.isinf(scaled):
-        return "infinite"
-    if scaled > LARGEST:
-        return "absurdly long"
-    if 0 < scaled < SMALLEST:
-        return "absurdly short"
-    return "zero" if scaled == 0 else "negative"
+    faults = (
+        (type(value) in named, named.get(type(value), "")),
+        (isinstance(value, str) and not value.strip(), "empty"),
+        (number(value) is None, "text"),
+        (math.isnan(scaled), "NaN"),
+        (math.isinf(scaled), "infinite"),
+        (scaled > LARGEST, "absurdly long"),
+        (0 < scaled < SMALLEST, "absurdly short"),
+        (scaled == 0, "zero"),
+    )
+    return next((name for holds, name in faults if holds), "negative")
 
 
 def measured(values: Values, count: Count) -> Sequence[object]:
@@ -109,13 +97,13 @@ def measured(values: Values, count: Count) -> Sequence[object]:
         return count(values)  # type: ignore[arg-type]  # all are str
     found: list[object] = []
     for value in values:
-        if isinstance(value, (str, list)):
-            items = [value] if isinstance(value, str) else value
-            sizes = [count([item])[0] if isinstance(item, str) else item for item in items]
-            found.append(sizes[0] if isinstance(value, str) else sizes)
+        if isinstance(value, str):
+            found += count([value])
+        elif isinstance(value, list):
+            found.append([count([item])[0] if isinstance(item, str) else item for item in value])
         else:
-            readable = value is None or isinstance(value, Unreadable)
-            found.append(value if readable else Unreadable("not text", shortened(value)))
+            keeps = value is None or isinstance(value, Unreadable)
+            found.append(value if keeps else Unreadable("not text", shortened(value)))
     return found
 
 
@@ -151,14 +139,8 @@ _COUNTS: dict[str, Count] = {
 def counter(unit: str, tokenizer: Path | None) -> Count:
     """Return a function that counts characters, words, bytes, or tokens of texts.
 
-    Args:
-        unit: One of `COUNTINGS`, or tokens.
-        tokenizer: For tokens, a `tokenizer.json` of Hugging Face's tokenizers; the special ones that it adds to a
-            single sequence count.
-
-    Raises:
-        UsageError: The package tokenizers is not installed.
-        ManifestError: The tokenizer can't be read.
+    The tokenizer is a `tokenizer.json` of Hugging Face's tokenizers; the special tokens that it adds to a single
+    sequence count. Raises UsageError without the package tokenizers, ManifestError if the tokenizer can't be read.
     """
     if tokenizer is None:
         return _COUNTS[unit]

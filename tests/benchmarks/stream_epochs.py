@@ -32,8 +32,7 @@ from benchmarks.pools import (
 
 from batchtune import BucketedStream
 from batchtune.batching.pivot import PivotSettings
-from batchtune.lengths import FloatArray, Lengths
-from batchtune.manifests.reading import StreamLengths
+from batchtune.lengths import FloatArray, Lengths, StreamLengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Row, StreamRow
 from batchtune.tuning.costs import Costs, costs_of

@@ -24,7 +24,7 @@ SHAPES = [(), (0,), (3,), (2, 3), (0, 5), (1, 2, 3, 4)]
 
 
 def shape(data: bytes, suffix: str = "pt") -> tuple[int, ...]:
-    return array_shape(Payload.of(data), suffix)
+    return array_shape(Payload(len(data), lambda offset, size: data[offset : offset + size]), suffix)
 
 
 def refused(data: bytes, suffix: str = "pt") -> Unreadable:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from batchtune.manifests.base import Column, choose_column
-from batchtune.manifests.formats.audio import AudioFolder as FORMAT
+from batchtune.manifests.formats.samples import AudioFolder as FORMAT
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import Unreadable
 

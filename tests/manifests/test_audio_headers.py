@@ -27,8 +27,12 @@ RATE = 16_000
 COUNT = 1234
 
 
+def payload_of(data: bytes) -> Payload:
+    return Payload(len(data), lambda offset, size: data[offset : offset + size])
+
+
 def length(data: bytes, suffix: str = "wav") -> AudioLength:
-    return audio_length(Payload.of(data), suffix)
+    return audio_length(payload_of(data), suffix)
 
 
 def reason(data: bytes, suffix: str = "wav") -> str:
@@ -168,7 +172,7 @@ def test_a_size_beyond_4_gib_is_believed() -> None:
     size = 5_000_000_000
     head = riff(chunk(b"ds64", struct.pack("<QQQI", 0, size, 0, 0)), fmt(), magic=b"RF64", size=0xFFFFFFFF)
     head += struct.pack("<4sI", b"data", 0xFFFFFFFF)
-    payload = Payload(len(head) + size, Payload.of(head).read)
+    payload = Payload(len(head) + size, payload_of(head).read)
     assert audio_length(payload, "wav") == AudioLength(size // 2, RATE)
 
 

@@ -19,10 +19,10 @@ import pyarrow.parquet
 import pytest
 
 from batchtune.errors import ManifestError
-from batchtune.manifests import ReadOptions, arrow_values, load_lengths, reader_process, tables
+from batchtune.manifests import ReadOptions, arrow_values, load_lengths, tables
 from batchtune.manifests.base import Column, Rows, find_column
+from batchtune.manifests.formats import columnar
 from batchtune.manifests.formats.columnar import Parquet as FORMAT
-from batchtune.manifests.reader_process import opened
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.tables import TableReader, lengths_table
 from batchtune.manifests.values import Unreadable
@@ -331,7 +331,7 @@ def test_large_texts_come_a_few_at_a_time(write: Write, monkeypatch: pytest.Monk
 
 def test_a_file_that_needs_too_much_memory_ends_only_its_process(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write({"duration": [1.5]})
-    with opened(source, "Parquet") as table:
+    with columnar.opened_table(source, "Parquet") as table:
         os.kill(table.process.pid, signal.SIGKILL)
         with pytest.raises(ManifestError, match=r"the process that read it died \(signal SIGKILL\)") as caught:
             table.ask("described")
@@ -345,7 +345,7 @@ def test_nothing_is_imported_from_the_current_folder(
 ) -> None:
     (tmp_path / "pyarrow.py").write_text("open('imported', 'w')")
     monkeypatch.chdir(tmp_path)
-    reader_process._end_idle()
+    columnar._end_idle()
     assert values(write({"duration": [1.5]}), "duration") == [1.5]
     assert not (tmp_path / "imported").exists()
 

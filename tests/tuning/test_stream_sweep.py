@@ -16,9 +16,8 @@ from batchtune.batching.sharding import Sharding
 from batchtune.batching.streams import StreamBatching, stream_batches, stream_random
 from batchtune.batching.table import BucketTable, Limits
 from batchtune.errors import UsageError
-from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.lengths import FloatArray, IntArray, Lengths, Shard
 from batchtune.manifests import StreamLengths
-from batchtune.manifests.reading import Shard
 from batchtune.results import StreamRow, StreamSweep
 from batchtune.tuning import stream_simulation
 from batchtune.tuning.costs import Costs

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from batchtune.manifests.base import Format
-from batchtune.manifests.formats import audio, columnar, delimited, json, lists, webdataset
+from batchtune.manifests.formats import columnar, delimited, json, lists, samples
 
 # In the order in which they are tried on a file whose format is not given: the particular before the general.
 _ALL: tuple[type[Format], ...] = (
-    audio.AudioFolder,
+    samples.AudioFolder,
     columnar.Parquet,
     columnar.Arrow,
-    webdataset.WebDataset,
+    samples.WebDataset,
     json.SpeechBrainJson,
     json.Lhotse,
     json.LibriSpeechMix,

@@ -29,11 +29,9 @@ from batchtune.units import counted
 
 # So few that they are gone before Python's garbage collector looks at them a second time.
 _ROWS_AT_ONCE = 1024
-_LONGEST_CELL = 2**31 - 1
 _NAMES = {",": "commas", "\t": "tabs", ";": "semicolons"}
 
-# Line and cells.
-Record = tuple[int, Sequence[object]]
+Record = tuple[int, Sequence[object]]  # line and cells
 
 
 class Table(Format):
@@ -61,11 +59,9 @@ class Table(Format):
     def columns(self) -> Sequence[Column]:
         """Return the columns by their names in the header."""
         header, records = self.opened()
-        entries: list[Mapping[str, object]] = [dict.fromkeys(header)]
-        for _, cells in itertools.islice(records, PEEKED_ROWS):
-            entries.append(dict(zip(header, cells, strict=True)))
+        entries = [dict(zip(header, cells, strict=True)) for _, cells in itertools.islice(records, PEEKED_ROWS)]
         self._left_out.clear()
-        return [column for column in summarise(entries) if column.name]
+        return [column for column in summarise([dict.fromkeys(header), *entries]) if column.name]
 
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield the rows, a thousand at a time."""
@@ -99,10 +95,7 @@ class Table(Format):
 
 
 class SpeechBrainCsv(Table):
-    """SpeechBrain's CSV, as its `DynamicItemDataset.from_csv` reads it, with the older column sets too.
-
-    It refuses two rows with one id, and so does batchtune.
-    """
+    """SpeechBrain's CSV, as its `DynamicItemDataset.from_csv` reads it: two rows with one id are an error."""
 
     name = "speechbrain-csv"
     description = "a comma separated table with a column 'ID'"
@@ -116,13 +109,11 @@ class SpeechBrainCsv(Table):
         return bool(head.lines) and _delimiter_of(head.lines[0]) == "," and "ID" in (_header_names(head) or ())
 
     def opened(self) -> tuple[list[str], Iterator[Record]]:
-        """Return the names in the header, with a column `ID`, and the cells of each row."""
+        """Return the names in the header, which must hold `ID`, and the cells of each row."""
         header, records = super().opened()
         if "ID" not in header:
-            raise ManifestError(
-                f"{self.source.path} has no column 'ID', which SpeechBrain needs, but {', '.join(header)}",
-                "Read it as any other table with --format table.",
-            )
+            message = f"{self.source.path} has no column 'ID', which SpeechBrain needs, but {', '.join(header)}"
+            raise ManifestError(message, "Read it as any other table with --format table.")
         return header, records
 
 
@@ -151,8 +142,7 @@ def _header_cells(header: str, delimiter: str) -> list[str]:
 
 def _header_names(head: Head) -> list[str] | None:
     """Return the names of the first line; None if it is not a header of several columns."""
-    delimiter = _delimiter_of(head.lines[0])
-    if delimiter is not None:
+    if (delimiter := _delimiter_of(head.lines[0])) is not None:
         with contextlib.suppress(csv.Error):
             return _header_cells(head.lines[0], delimiter)
     return None
@@ -161,17 +151,16 @@ def _header_names(head: Head) -> list[str] | None:
 def _records(
     source: Source, lines: Iterator[tuple[int, str]], header_line: int, width: int, delimiter: str
 ) -> Iterator[Record]:
-    by_tabs = delimiter == "\t"
-    records = _tab_records(lines, width) if by_tabs else _csv_records(source, lines, header_line, width, delimiter)
-    before = csv.field_size_limit(_LONGEST_CELL)  # a long document is longer than the module's 131,072 characters
+    records = _csv_records(source, lines, header_line, width, delimiter)
+    if delimiter == "\t":
+        records = _tab_records(lines, width)
+    before = csv.field_size_limit(2**31 - 1)  # a long document is longer than the module's 131,072 characters
     try:
         for line, cells in records:
             if len(cells) != width:
-                seen = f"{counted(len(cells), 'cell')}, separated by {_NAMES[delimiter]}"
-                raise ManifestError(
-                    f"{source.path}, line {line}: {seen}, where the header has {width}",
-                    "Fix the row; a cell that holds the separator must be quoted.",
-                )
+                seen = f"{counted(len(cells), 'cell')}, separated by {_NAMES[delimiter]}, where the header has {width}"
+                hint = "Fix the row; a cell that holds the separator must be quoted."
+                raise ManifestError(f"{source.path}, line {line}: {seen}", hint)
             yield line, cells
     finally:
         csv.field_size_limit(before)
@@ -190,10 +179,8 @@ def _csv_records(
                 yield start + 1, cells
             start = header_line + reader.line_num
     except csv.Error as error:
-        raise ManifestError(
-            f"{source.path}, line {start + 1}: the row is malformed: {error}",
-            "Quotes within a quoted cell are doubled, and each is closed.",
-        ) from None
+        hint = "Quotes within a quoted cell are doubled, and each is closed."
+        raise ManifestError(f"{source.path}, line {start + 1}: the row is malformed: {error}", hint) from None
 
 
 def _tab_records(lines: Iterator[tuple[int, str]], width: int) -> Iterator[Record]:

@@ -44,7 +44,12 @@ class Nemo(JsonFormat):
         """Return getters of keys that may be dotted paths. A key of the object itself that holds dots wins."""
         paths = [(key,) if key in self._names else tuple(key.split(".")) for key in keys]
         tops = list(dict.fromkeys(path[0] for path in paths))
-        return with_fields(tops), [partial(_values_at, tops.index(path[0]), path) for path in paths]
+
+        def values(path: Sequence[str], objects: Sequence[Any]) -> list[object]:
+            found = values_of(objects, tops.index(path[0]), path[0])
+            return [walk(value, path[1:]) for value in found] if path[1:] else found
+
+        return with_fields(tops), [partial(values, path) for path in paths]
 
     @property
     def id_key(self) -> str | None:
@@ -58,11 +63,6 @@ class Nemo(JsonFormat):
     @cached_property
     def _names(self) -> dict[str, None]:
         return {name: None for entry in self._first for name in entry}
-
-
-def _values_at(index: int, path: Sequence[str], objects: Sequence[Any]) -> list[object]:
-    values = values_of(objects, index, path[0])
-    return [walk(value, path[1:]) for value in values] if path[1:] else values
 
 
 class JsonList(Nemo):
@@ -98,7 +98,7 @@ class SpeechBrainJson(Nemo):
 
 
 def _holds_objects_by_id(head: Head) -> bool:
-    """Tell whether a JSON file that begins so is one object of objects, rather than an object on every line."""
+    """Return whether a JSON file is one object of objects, rather than an object on every line."""
     if not head.data.lstrip().startswith(b"{"):
         return False
     try:
@@ -109,10 +109,8 @@ def _holds_objects_by_id(head: Head) -> bool:
     return len(head.lines) == 1 and head.complete and all(isinstance(value, dict) for value in first.values())
 
 
-_TYPES = {'"MonoCut"', '"MultiCut"', '"MixedCut"', '"PaddingCut"', '"Cut"'}
-_PARTS = {"supervisions": "[", "recording": "{", "features": "{"}
-
-# What else Lhotse writes in this way, by keys that nothing else has together.
+_CUTS = {'"MonoCut"', '"MultiCut"', '"MixedCut"', '"PaddingCut"', '"Cut"'}
+# Lhotse's other manifests, by keys that nothing else has together.
 _OTHERS = {
     "recordings": {"id", "sources", "sampling_rate", "num_samples", "duration"},
     "features": {"num_frames", "num_features", "frame_shift", "storage_type", "duration"},
@@ -121,7 +119,7 @@ _OTHERS = {
 
 
 class _Cut(msgspec.Struct, gc=False):
-    """As much of a cut as its duration depends on; with tracks it is a MixedCut. Several times faster to decode."""
+    """The fields of a cut that its duration needs, several times faster to decode; a MixedCut has tracks."""
 
     id: Any = None
     duration: Any = None
@@ -145,7 +143,7 @@ class _Features(msgspec.Struct, gc=False):
 
 
 class _WholeCut(_Cut, gc=False):
-    """As much of a cut as all columns depend on. The last three are those of a PaddingCut."""
+    """The fields of a cut that all columns need. The last three are those of a PaddingCut."""
 
     tracks: tuple[_WholeTrack, ...] | None = None
     supervisions: list[_Supervision] | None = None
@@ -170,14 +168,11 @@ Track = TypeVar("Track", bound=_Track)
 
 
 class _Computed(JsonFormat):
-    """A format whose columns are computed from its objects; `duration` is the length.
+    """A format whose columns are computed from its objects, which are of type `kind`."""
 
-    Attributes:
-        kind: The type of an object with all fields.
-        values: Column → an object's value; lists may be indexed (`durations.0`).
-    """
-
+    length_column = "duration"
     kind: ClassVar[type[Any]]
+    # Column → an object's value; lists may be indexed (`durations.0`).
     values: ClassVar[Mapping[str, Callable[[Any], object]]]
 
     def columns(self) -> Sequence[Column]:
@@ -186,22 +181,17 @@ class _Computed(JsonFormat):
         for entry in self.first(self.kind, PEEKED_ROWS):
             values = {name: get(entry) for name, get in self.values.items()}
             found.append({name: one for name, one in values.items() if one is not None or name == "duration"})
-        # A number that is written as something else is still no text to be measured.
-        texts = ("id", "text")
-        return [replace(one, text=one.text and one.name.startswith(texts)) for one in summarise(found)]
-
-    def default_column(self, columns: Sequence[Column]) -> str:
-        """Return `duration`."""
-        return "duration"
+        # A number that is written as something else is not a text to be counted.
+        return [replace(one, text=one.text and one.name.startswith(("id", "text"))) for one in summarise(found)]
 
     def getters(self, keys: Sequence[str]) -> tuple[type[Any], list[Getter]]:
         """Return getters of computed columns."""
-        return self.kind, [partial(_computed, self.values[key.partition(".")[0]], key.split(".")[1:]) for key in keys]
 
+        def getter(name: str, *path: str) -> Getter:
+            get = self.values[name]
+            return lambda objects: [walk(get(one), path) for one in objects] if path else list(map(get, objects))
 
-def _computed(get: Callable[[Any], object], path: Sequence[str], objects: Sequence[Any]) -> list[object]:
-    values = list(map(get, objects))
-    return [walk(one, path) for one in values] if path else values
+        return self.kind, [getter(*key.split(".")) for key in keys]
 
 
 def _duration(cut: _Cut) -> object:
@@ -246,8 +236,8 @@ def _text(cut: _WholeCut) -> object:
     """Join the texts of its supervisions with spaces; None if none has any."""
     cuts: Sequence[_WholeCut] = [cut] if cut.tracks is None else [track.cut for track in _audible(cut.tracks)]
     found = [one.text for each in cuts for one in each.supervisions or () if one.text is not None]
-    if not all(isinstance(text, str) for text in found):
-        return Unreadable("a text that is none", shortened(next(text for text in found if not isinstance(text, str))))
+    if others := [text for text in found if not isinstance(text, str)]:
+        return Unreadable("a text that is none", shortened(others[0]))
     return " ".join(found) if found else None
 
 
@@ -265,9 +255,7 @@ class Lhotse(_Computed):
     name = "lhotse"
     description = "Lhotse's cuts, a JSON list or one on every line"
     folder_kind = JSON_LINES
-    hint = (
-        "This format is one JSON list of cuts, or one whole cut on every line, as Lhotse's CutSet.to_file writes them."
-    )
+    hint = "This format is a JSON list of cuts, or one whole cut on every line, as Lhotse's CutSet.to_file writes them."
     kind = _WholeCut
     values: ClassVar[Mapping[str, Callable[[Any], object]]] = {
         "id": operator.attrgetter("id"),
@@ -288,11 +276,9 @@ class Lhotse(_Computed):
         keys = first_keys(head)
         if not _is_cut(keys) and (other := _other(keys)):
             plain = "json-list" if begins_with_list(head) else "nemo"
-            raise ManifestError(
-                f"{self.source.path} holds Lhotse's {other}, no cuts",
-                "Make cuts of it: lhotse cut simple -r RECORDINGS -s SUPERVISIONS cuts.jsonl.gz. Or take the durations "
-                f"as they are with --format {plain} --length-key duration.",
-            )
+            hint = "Make cuts of it: lhotse cut simple -r RECORDINGS -s SUPERVISIONS cuts.jsonl.gz. Or take the"
+            hint = f"{hint} durations as they are with --format {plain} --length-key duration."
+            raise ManifestError(f"{self.source.path} holds Lhotse's {other}, no cuts", hint)
         return super().columns()
 
     def getters(self, keys: Sequence[str]) -> tuple[type[Any], list[Getter]]:
@@ -302,10 +288,10 @@ class Lhotse(_Computed):
 
 
 def _is_cut(keys: Mapping[str, str]) -> bool:
-    if keys.get("type") in _TYPES:
+    if keys.get("type") in _CUTS:
         return "duration" in keys or "tracks" in keys
-    parts = any(keys.get(name) == begin for name, begin in _PARTS.items())
-    return parts and keys.keys() >= {"id", "start", "duration"}
+    parts = (("supervisions", "["), ("recording", "{"), ("features", "{"))
+    return keys.keys() >= {"id", "start", "duration"} and any(keys.get(name) == begin for name, begin in parts)
 
 
 def _other(keys: Mapping[str, str]) -> str | None:

@@ -16,58 +16,37 @@ from batchtune.manifests.formats.delimited import Record, Table
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import Unreadable, fault, number
 
-_FITTING_LINES = 100
-
 
 class LineList(Table):
-    """A list of records: an id, if the format has ids, and one value.
-
-    Attributes:
-        hint: The contents of every line.
-        id_column, value_column: The names of the columns; None without ids.
-        first_line: The number of the first record's line.
-        separator: Between the words of a line; None for white space.
-    """
+    """A list of records: an id, if the format has ids, and one value; `hint` says what every line holds."""
 
     named_columns = False
     hint: ClassVar[str] = ""
-    id_column: ClassVar[str | None] = "id"
-    value_column: ClassVar[str] = "length"
-    first_line: ClassVar[int] = 1
-    separator: ClassVar[str | None] = None
+    id_column: ClassVar[str | None] = "id"  # None without ids
+    value_column: str = "length"
+    first_line: ClassVar[int] = 1  # of the first record
+    separator: ClassVar[str | None] = None  # between the words of a line; None for white space
 
     def opened(self) -> tuple[list[str], Iterator[Record]]:
         """Return the names of the columns, and their values on each line."""
-        return [name for name in (self.id_column, self.value_name()) if name is not None], self.records()
+        return [name for name in (self.id_column, self.value_column) if name is not None], self.records()
 
     def records(self) -> Iterator[Record]:
         """Yield all records. Raises ManifestError for other content."""
         for line, text in itertools.islice(self.source.lines(), self.first_line - 1, None):
-            cells = self.cells(text.split(self.separator))
-            if cells is not None:
+            if cells := self.cells(text.split(self.separator)):
                 yield line, cells
-            elif text.strip() and not self.passed_over(text.split()[0]):
+            elif cells is None and text.strip():
                 place = f"{self.source.path}, line {line}"
                 raise ManifestError(f"{place} is of another shape: {shortened(text)}", self.hint)
 
     def cells(self, words: Sequence[str]) -> Sequence[object] | None:
-        """Return the id and the value of a line; None for a line of another shape."""
+        """Return the id and the value of a line, nothing to pass over the line; None for a line of another shape."""
         return words if len(words) == 2 else None
-
-    def passed_over(self, first: str) -> bool:
-        """Return whether a line with this first word need not be a record, and count it if it is left out."""
-        return False
-
-    def value_name(self) -> str:
-        """Return the name of the values' column."""
-        return self.value_column
 
 
 class Kaldi(LineList):
-    """`utt2dur`, `reco2dur` (s), `utt2num_frames` (frames), ESPnet's `utt2num_samples` (samples).
-
-    A file of another name is read too, with an unknown unit.
-    """
+    """`utt2dur`, `reco2dur` (s), `utt2num_frames` (frames), ESPnet's `utt2num_samples`; others in an unknown unit."""
 
     name = "kaldi"
     description = "an id and a number on every line, as in utt2dur"
@@ -78,11 +57,16 @@ class Kaldi(LineList):
         "utt2dur utt2num_samples speech_shape utt2num_frames segments reco2dur".split()
     )
     hint = "This format is an id, white space, and one number on every line, as in utt2dur."
-    # Nothing in such a file says what it counts, only its name does.
+    # Only the file's name says what it counts: part of the name → column.
     names: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("utt2dur", "reco2dur"), "duration"),
         **{"utt2num_frames": "num_frames", "utt2num_samples": "num_samples", "text_shape": "num_tokens"},
     }
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        known = (column for part, column in self.names.items() if part in source.path.name)
+        self.value_column = next(known, self.value_column)
 
     @staticmethod
     def fits(head: Head) -> bool:
@@ -92,20 +76,13 @@ class Kaldi(LineList):
 
     def cells(self, words: Sequence[str]) -> Sequence[object] | None:
         """Return the id and the value of a line; no value for an id alone."""
-        if len(words) == 2:
-            return words[0], words[1]
-        return (words[0], None) if len(words) == 1 else None
-
-    def value_name(self) -> str:
-        """Return what a part of the file's name says; `length` for any other file."""
-        return next((name for part, name in self.names.items() if part in self.source.path.name), self.value_column)
+        return (words[0], None) if len(words) == 1 else super().cells(words)
 
 
 class Shape(Kaldi):
     """ESPnet's `speech_shape`, `feats_shape` (frames, features) and `text_shape` (tokens, vocabulary).
 
-    The first dimension is the length. A shape of one dimension alone is of the format `kaldi`: of raw speech, it
-    counts samples.
+    The first dimension is the length. A shape of one dimension is of the format `kaldi`: raw speech, in samples.
     """
 
     name = "shape"
@@ -144,7 +121,14 @@ class Segments(LineList):
     @staticmethod
     def fits(head: Head) -> bool:
         """Return whether the first lines are two names and two numbers, or these and a channel."""
-        return bool(head.lines) and all(_is_segment(line.split()) for line in head.lines[:_FITTING_LINES])
+        for words in map(str.split, head.lines[:100]):
+            if len(words) not in (4, 5) or (len(words) == 5 and not words[4].isdecimal()):
+                return False
+            numeric = [number(word) is not None for word in words]
+            # Four numbers are a matrix rather than segments.
+            if not (numeric[2] and numeric[3]) or (numeric[0] and numeric[1]) or words[0].startswith(("{", "[")):
+                return False
+        return bool(head.lines)
 
     def cells(self, words: Sequence[str]) -> Sequence[object] | None:
         """Return the utterance and its duration in s."""
@@ -171,14 +155,6 @@ class Segments(LineList):
         words = (line.split() for _, line in Source(path).lines())
         pairs = ((one[0], number(one[1])) for one in words if len(one) == 2)
         return {recording: seconds for recording, seconds in pairs if seconds is not None}
-
-
-def _is_segment(words: Sequence[str]) -> bool:
-    if len(words) not in (4, 5) or (len(words) == 5 and not words[4].isdecimal()):
-        return False
-    numeric = [number(word) is not None for word in words]
-    # Four numbers are a matrix rather than segments.
-    return numeric[2] and numeric[3] and not (numeric[0] and numeric[1]) and not words[0].startswith(("{", "["))
 
 
 class Rttm(LineList):
@@ -209,16 +185,13 @@ class Rttm(LineList):
         return False
 
     def cells(self, words: Sequence[str]) -> Sequence[object] | None:
-        """Return the recording and the duration of a turn."""
-        if len(words) < 5 or words[0] != "SPEAKER":
-            return None
-        return words[1], None if words[4] == "<NA>" else words[4]
-
-    def passed_over(self, first: str) -> bool:
-        """Return whether a line with this first word is a comment, or another record, which is counted."""
-        if first in self._OTHER_TYPES:
+        """Return the recording and the duration of a turn; count other records."""
+        if len(words) >= 5 and words[0] == "SPEAKER":
+            return words[1], None if words[4] == "<NA>" else words[4]
+        if words and words[0] in self._OTHER_TYPES:
             self._left_out["another record than SPEAKER"] += 1
-        return first in self._OTHER_TYPES or first.startswith(";;")
+            return ()
+        return () if words and words[0].startswith(";;") else None
 
 
 class Wav2vec(LineList):
@@ -235,14 +208,12 @@ class Wav2vec(LineList):
     @staticmethod
     def fits(head: Head) -> bool:
         """Return whether a line without a tab comes first, and then one with exactly one tab."""
-        if len(head.lines) < 2 or "\t" in head.lines[0]:
-            return len(head.lines) == 1 and head.complete and _is_folder(head.lines[0])
-        path, tab, samples = head.lines[1].partition("\t")
-        return bool(tab and path) and (number(samples) is not None or _is_folder(head.lines[0]))
-
-
-def _is_folder(line: str) -> bool:
-    return "," not in line and (line.strip() in (".", "..") or "/" in line or "\\" in line)
+        root, *others = head.lines[:2] or [""]
+        is_folder = "," not in root and (root.strip() in (".", "..") or "/" in root or "\\" in root)
+        if not others or "\t" in root:
+            return len(head.lines) == 1 and head.complete and is_folder
+        path, tab, samples = others[0].partition("\t")
+        return bool(tab and path) and (is_folder or number(samples) is not None)
 
 
 class Numbers(LineList):
@@ -251,6 +222,7 @@ class Numbers(LineList):
     name = "numbers"
     description = "one number on every line"
     id_column = None
+    length_column = "length"
 
     @staticmethod
     def fits(head: Head) -> bool:
@@ -259,10 +231,6 @@ class Numbers(LineList):
         if not lines or number(lines[0]) is None or any(len(line.split()) > 1 for line in lines):
             return False
         return 2 * sum(number(line) is not None for line in lines) > len(lines)
-
-    def default_column(self, columns: Sequence[Column]) -> str:
-        """Return the one column."""
-        return self.value_column
 
     def records(self) -> Iterator[Record]:
         """Yield every line, blank ones too, down to the last that is not blank."""
@@ -279,7 +247,7 @@ class Text(Numbers):
 
     name = "text"
     description = "plain text, one example on every line; never told from the content, so name it"
-    value_column = "text"
+    value_column = length_column = "text"
 
     @staticmethod
     def fits(head: Head) -> bool:

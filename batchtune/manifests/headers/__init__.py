@@ -19,6 +19,8 @@ from batchtune.manifests.values import Unreadable
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
+_LARGEST_TEXT_BYTES = 1024 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class AudioLength:
@@ -35,20 +37,22 @@ class AudioLength:
 
 @dataclass(slots=True)
 class Payload:
-    """The bytes of one audio or array file, on disk or inside a tar.
-
-    Attributes:
-        size: Number of bytes.
-        read: Offset and size → the bytes there, fewer at the end.
-    """
+    """A file on disk or inside a tar: its size in bytes, and offset and size → the bytes there, fewer at the end."""
 
     size: int
     read: Callable[[int, int], bytes]
 
-    @classmethod
-    def of(cls, data: bytes) -> Payload:
-        """Return a file that is in memory already."""
-        return cls(len(data), lambda offset, size: data[offset : offset + size])
+    def text(self) -> str:
+        """Return it as text, without the end of its last line. Raises Unreadable."""
+        if self.size > _LARGEST_TEXT_BYTES:
+            raise Unreadable("longer than 1 MiB of text", f"{self.size:,} bytes")
+        try:
+            text = self.read(0, self.size).decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise Unreadable("not text", f"byte {error.start} is not UTF-8") from None
+        if "\0" in text:
+            raise Unreadable("not text", "it holds NUL bytes")
+        return text
 
 
 @contextlib.contextmanager
@@ -68,10 +72,7 @@ def opened_payload(path: Path | str) -> Iterator[Payload]:
 
 
 class PayloadStream(io.RawIOBase):
-    """A payload as a binary file for a C library, whose callbacks can't raise: a fault is kept for `check`.
-
-    At most so many bytes are read in all, so that no file can keep its reader busy without end.
-    """
+    """A payload as a binary file of which a C library, whose callbacks can't raise, reads at most `most_bytes`."""
 
     def __init__(self, payload: Payload, most_bytes: int) -> None:
         super().__init__()
@@ -81,25 +82,23 @@ class PayloadStream(io.RawIOBase):
         self._error: Exception | None = None
 
     def check(self) -> None:
-        """Raise what went wrong, if anything did."""
+        """Raise what went wrong while the library read, if anything did."""
         if self._error is not None:
             raise self._error
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Set the position; before the beginning is the beginning."""
-        base = (0, self._position, self._payload.size)[whence]
-        self._position = max(0, base + offset)
+        self._position = max(0, (0, self._position, self._payload.size)[whence] + offset)
         return self._position
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         """Fill the buffer as far as there are bytes."""
         view = memoryview(buffer).cast("B")
         self._left -= len(view)
-        if self._left < 0 and self._error is None:
-            self._error = Unreadable("a damaged file", "headers that refer to each other without end")
-        if self._error is not None:
-            return 0
         try:
+            self.check()
+            if self._left < 0:
+                raise Unreadable("a damaged file", "headers that refer to each other without end")
             data = self._payload.read(self._position, len(view))
         except Exception as error:
             self._error = error

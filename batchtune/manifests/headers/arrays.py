@@ -10,12 +10,11 @@ from __future__ import annotations
 import io
 import math
 import pickletools
+import re
 import tokenize
 import warnings
 import zipfile
 import zlib
-from dataclasses import dataclass
-from typing import Any
 
 from numpy.lib import format as npy
 
@@ -49,11 +48,7 @@ _ZIP_ERRORS = (
 
 
 def array_shape(payload: Payload, suffix: str) -> tuple[int, ...]:
-    """Return the shape of an array, by the file's header; the suffix, in lower case, only helps to explain a fault.
-
-    Raises:
-        Unreadable: No array, damaged, truncated, or something else than one array.
-    """
+    """Return the shape of an array, by the file's header; the suffix, in lower case, only helps to explain a fault."""
     head = payload.read(0, 8)
     if head.startswith(b"\x93NUMPY"):
         return _npy_shape(payload)
@@ -96,25 +91,14 @@ def _npy_shape(payload: Payload) -> tuple[int, ...]:
     return tuple(shape)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Global:
-    """The name of a class or function in a pickle."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tensor:
-    """A tensor without its numbers: the file that holds them, and how many bytes that has at least."""
-
-    shape: tuple[int, ...]
-    key: str
-    num_bytes: int
-
-
-_MARK, _HOOKS = object(), object()  # where the items of a tuple begin; an empty OrderedDict, the hooks of a tensor
+# A tensor's pickle by `_tokens`: the calls, the storage, offset, shape and strides.
+_HOOKS = r"(?:newtrue|newfalse) 'collections OrderedDict' tuple reduce (?:'torch \w+' )?tuple reduce "
+_TENSOR = re.compile(
+    r"(?:'torch\._utils _rebuild_parameter' )?'torch\._utils _rebuild_tensor_v[23]' "
+    r"'storage' '(?:torch )?(?P<storage>[^']*)' '(?P<key>[^']*)' '[^']*' (?P<count>\d+) tuple binpersid "
+    rf"(?P<offset>\d+) (?P<shape>(?:\d+ )*)tuple (?P<strides>(?:\d+ )*)tuple {_HOOKS}(?:{_HOOKS})?stop"
+)
 _OUTERMOST = {"EMPTY_DICT": "a dict", "EMPTY_LIST": "a list", "MARK": "a tuple"}
-_CONSTANTS = frozenset("BINUNICODE SHORT_BINUNICODE BININT BININT1 BININT2 LONG1 NEWTRUE NEWFALSE NONE".split())
 
 
 def _torch_shape(payload: Payload) -> tuple[int, ...]:
@@ -126,96 +110,55 @@ def _torch_shape(payload: Payload) -> tuple[int, ...]:
             if len(names) != 1:
                 raise Unreadable("a zip archive, but not of torch.save")
             with archive.open(names[0]) as member:
-                tensor = _read_tensor(member.read(_LARGEST_PICKLE))
-            storage = f"{names[0].removesuffix('.pkl')}/{tensor.key}"
+                tensor = _tensor(_tokens(member.read(_LARGEST_PICKLE)))
+            shape, strides = (tuple(map(int, tensor[name].split())) for name in ("shape", "strides"))
+            last = int(tensor["offset"]) + sum((one - 1) * step for one, step in zip(shape, strides, strict=True))
+            count = max(0 if 0 in shape else last + 1, int(tensor["count"]))
+            storage = f"{names[0].removesuffix('.pkl')}/{tensor['key']}"
             if storage not in archive.namelist():
                 raise Unreadable("truncated .pth", "a tensor without its numbers")
-            size = archive.getinfo(storage).file_size
-            if size < tensor.num_bytes:
-                raise Unreadable("truncated .pth", f"{size:,} of {tensor.num_bytes:,} bytes of the tensor")
+            size, needed = archive.getinfo(storage).file_size, count * _ITEM_SIZES.get(tensor["storage"], 1)
+            if size < needed:
+                raise Unreadable("truncated .pth", f"{size:,} of {needed:,} bytes of the tensor")
     except _ZIP_ERRORS:
         stream.check()
         raise Unreadable("a damaged .pth") from None
-    return tensor.shape
+    return shape
 
 
-def _other(what: str = "something else", detail: str = "") -> Unreadable:
-    return Unreadable(f"holds {what}, not a tensor", detail)
-
-
-def _read_tensor(data: bytes) -> _Tensor:
-    """Follow a pickle as far as a tensor needs: names stay names, and what is called is only looked at.
-
-    Its tuples may share their items: to compare, hash or print one whole would take exponential time.
-    """
-    stack: list[Any] = []
-    memo: dict[object, Any] = {}
+def _tokens(data: bytes) -> str:
+    """Return what a pickle pushes and calls as one line, without its marks and memos; nothing is unpickled."""
+    tokens: list[str] = []
+    memo: dict[object, str] = {}
     for opcode, argument, _ in pickletools.genops(data):
         name = opcode.name
-        if not stack and name in _OUTERMOST:
+        if not tokens and name in _OUTERMOST:
             raise _other(_OUTERMOST[name])
-        if name == "MARK":
-            stack.append(_MARK)
-        elif name in _CONSTANTS:
-            stack.append(argument)
-        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            memo[len(memo) if name == "MEMOIZE" else argument] = stack[-1]
+        if name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            memo[len(memo) if argument is None else argument] = tokens[-1]
         elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[argument])
-        elif name == "GLOBAL":
-            stack.append(_Global(str(argument)))
+            tokens.append(memo[argument] if memo[argument].startswith("'") else name.lower())
         elif name == "STACK_GLOBAL":
-            attribute, module = stack.pop(), stack.pop()
-            stack.append(_Global(f"{module} {attribute}" if type(module) is type(attribute) is str else ""))
-        elif name == "TUPLE":
-            mark = next(at for at in reversed(range(-1, len(stack))) if at < 0 or stack[at] is _MARK)
-            if mark <= 0:
-                raise Unreadable("a damaged .pth") if mark < 0 else _other("a tuple")
-            stack[mark:] = [tuple(stack[mark + 1 :])]
-        elif name in ("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
-            start = len(stack) - (int(name[-1]) if name[-1].isdigit() else 0)
-            if start <= 0 and name != "EMPTY_TUPLE":
-                raise Unreadable("a damaged .pth") if start < 0 else _other("a tuple")
-            stack[start:] = [tuple(stack[start:])]
-        elif name == "BINPERSID":
-            stack.append(_storage(stack.pop()))
-        elif name == "REDUCE":
-            arguments, called = stack.pop(), stack.pop()
-            stack.append(_called(called, arguments))
-            if stack == [_HOOKS]:
-                raise _other("a dict")
-        elif name not in ("PROTO", "FRAME", "STOP"):
-            raise _other(detail=f"a pickle with the operation {name}")
-    if len(stack) != 1 or not isinstance(stack[0], _Tensor):
+            tokens[-2:] = ["'{} {}'".format(*(token.strip("'") for token in tokens[-2:]))]
+        elif isinstance(argument, (str, int)) and name not in ("PROTO", "FRAME"):
+            tokens.append(repr(argument))
+        elif name not in ("PROTO", "FRAME", "MARK"):
+            tokens.append("tuple" if "TUPLE" in name else name.lower())
+    return " ".join(tokens)
+
+
+def _tensor(tokens: str) -> re.Match[str]:
+    if found := _TENSOR.fullmatch(tokens):
+        return found
+    if tokens.endswith("tuple stop"):
+        raise _other("a tuple")
+    called = re.match(r"'(\S* \S*?)'(?: |$)", tokens)
+    if called is None:
         raise _other()
-    return stack[0]
+    if called[1].startswith(("torch._utils _rebuild_tensor_v", "torch._utils _rebuild_parameter")):
+        raise Unreadable("a damaged .pth")
+    raise _other("a dict") if called[1] == "collections OrderedDict" else _other(calls=called[1])
 
 
-def _called(called: object, arguments: object) -> object:
-    """Return the result of one of the three calls that a tensor's pickle makes."""
-    match called, arguments:
-        case _Global("collections OrderedDict"), ():
-            return _HOOKS
-        case _Global("torch._utils _rebuild_parameter"), (_Tensor() as tensor, _, _):
-            return tensor
-        case (
-            _Global("torch._utils _rebuild_tensor_v2" | "torch._utils _rebuild_tensor_v3"),
-            (_Tensor() as storage, offset, tuple() as shape, tuple() as strides, *_),
-        ):
-            if not all(type(number) is int and number >= 0 for number in (offset, *shape, *strides)):
-                raise Unreadable("a damaged .pth", "a tensor without a shape")
-            last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-            (count,) = storage.shape
-            item_size = storage.num_bytes // count if count else 1
-            return _Tensor(shape, storage.key, max(0 if 0 in shape else last + 1, count) * item_size)
-        case _Global(name), tuple() if not name.startswith("torch._utils _rebuild_tensor_v"):
-            raise _other(detail=f"a pickle that calls {name[:80]!r}")
-    raise Unreadable("a damaged .pth")
-
-
-def _storage(reference: object) -> _Tensor:
-    """Return the storage of `("storage", class, key, device, number of items)`, as a tensor of one dimension."""
-    match reference:
-        case (_, _Global(name), str() as key, _, int() as count) if count >= 0:
-            return _Tensor((count,), key, count * _ITEM_SIZES.get(name.removeprefix("torch "), 1))
-    raise Unreadable("a damaged .pth")
+def _other(what: str = "something else", calls: str | None = None) -> Unreadable:
+    return Unreadable(f"holds {what}, not a tensor", f"a pickle that calls {calls[:80]!r}" if calls else "")

@@ -33,22 +33,18 @@ _LIBSNDFILE = (
     *(b"NIST_1A", b"Creative Voice File", b"PVF1", b" paf", b"fap ", b"2BIT"),
 )
 _HEAD_BYTES = 256
-_MOST_TAGS = 8
-# libsndfile's way to say that a length is unknown is the largest that there is.
+# libsndfile says that a length is unknown by the largest possible one.
 _UNKNOWN = 1 << 62
-_MOST_READS = 4
-_SPARE_BYTES = 16 * 1024 * 1024
 
 
 def audio_length(payload: Payload, suffix: str) -> AudioLength:
     """Return the length of an audio file, by its header.
 
-    The content decides which format it is; the suffix, in lower case without the dot, only where that has no magic
-    number, since many a file's suffix lies.
+    The content decides which format it is, and the suffix, in lower case, only without a magic number: suffixes lie.
 
     Raises:
         Unreadable: No audio, damaged, truncated, or a format that libsndfile does not read.
-        ManifestError: It takes libsndfile, and the package soundfile is missing.
+        ManifestError: Only libsndfile reads it, and the package soundfile is missing.
     """
     head = payload.read(0, _HEAD_BYTES)
     if head.startswith(b"ID3"):
@@ -70,13 +66,11 @@ def audio_length(payload: Payload, suffix: str) -> AudioLength:
 def _without_tags(payload: Payload) -> Payload:
     """Return what follows the ID3v2 tags (id3.org, ID3v2.4.0, 3.1): their size has 7 bits in each of 4 bytes."""
     start = 0
-    for _ in range(_MOST_TAGS):
+    for _ in range(8):
         tag = payload.read(start, 10)
         if len(tag) < 10 or not tag.startswith(b"ID3"):
             break
-        size = 0
-        for byte in tag[6:10]:
-            size = size << 7 | byte & 0x7F
+        size = sum((byte & 0x7F) << shift for byte, shift in zip(tag[6:10], (21, 14, 7, 0), strict=True))
         start += 10 + size + (10 if tag[5] & 0x10 else 0)
     if start >= payload.size:
         raise Unreadable("no audio header", "an ID3 tag and nothing after it")
@@ -92,7 +86,7 @@ def _sndfile_length(payload: Payload) -> AudioLength:
             f"audio files other than WAV, FLAC and MP3 are read by soundfile, which can't be imported ({error})",
             "Install it: pip install 'batchtune[audio]'.",
         ) from None
-    stream = PayloadStream(payload, _MOST_READS * payload.size + _SPARE_BYTES)
+    stream = PayloadStream(payload, 4 * payload.size + 16 * 1024 * 1024)
     try:
         with soundfile.SoundFile(stream) as file:
             num_samples, sample_rate = int(file.frames), int(file.samplerate)
@@ -108,16 +102,12 @@ def _sndfile_length(payload: Payload) -> AudioLength:
 
 _CANONICAL = struct.Struct("<4sI4s4sIHHIIHH4sI")
 _FMT = struct.Struct("<HHIIHH")
-_MOST_CHUNKS = 500
 # A writer to a pipe leaves the size of the samples open: 0, all ones, or what SoX writes, rounded down to blocks.
 _ALL_ONES = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 _SOX_UNKNOWN = 0x7FFFF000
 _SURELY_KNOWN = 0x7FFF0000
 _PER_SAMPLE = frozenset((0x0001, 0x0003, 0x0006, 0x0007))  # PCM, float, A-law, mu-law
 _IN_BLOCKS = frozenset((0x0002, 0x0011, 0x0031))  # Microsoft's ADPCM, IMA's, GSM 6.10
-_EXTENSIBLE = 0xFFFE
-# No codec in use packs more samples of one channel into a byte.
-_MOST_PER_BYTE = 100
 
 
 def _wav_length(payload: Payload, head: bytes) -> AudioLength | None:
@@ -125,15 +115,15 @@ def _wav_length(payload: Payload, head: bytes) -> AudioLength | None:
     if len(head) >= 44:  # the header of most files
         riff, _, wave, name, size, codec, channels, rate, _, align, bits, data, length = _CANONICAL.unpack_from(head)
         ordinary = (riff, wave, name, size, data) == (b"RIFF", b"WAVE", b"fmt ", 16, b"data") and codec in _PER_SAMPLE
-        if ordinary and rate and align == channels * (bits + 7 >> 3) != 0:
-            if 0 < length < _SURELY_KNOWN and length <= payload.size - 44:
-                return AudioLength(length // align, rate)
+        known = 0 < length < _SURELY_KNOWN and length <= payload.size - 44
+        if ordinary and known and rate and align == channels * (bits + 7 >> 3) != 0:
+            return AudioLength(length // align, rate)
     if len(head) < 12 or head[8:12] != b"WAVE":
         raise Unreadable("no WAV header")
     # Whether the size of the whole, too, is another than the file's.
     open_end = not head.startswith(b"RIFF") or abs(int.from_bytes(head[4:8], "little") + 8 - payload.size) > 1
     fmt, fact, long_size, offset = b"", 0, None, 12
-    for _ in range(_MOST_CHUNKS):
+    for _ in range(500):
         header = payload.read(offset, 8)
         if len(header) < 8:
             break
@@ -144,7 +134,13 @@ def _wav_length(payload: Payload, head: bytes) -> AudioLength | None:
                 raise Unreadable("WAV without a format chunk")
             if long_size is not None and length == _ALL_ONES[0]:
                 length = long_size
-            return _samples(fmt, fact, _data_size(length, payload.size - offset, fmt, open_end))
+            available, align = max(0, payload.size - offset), int.from_bytes(fmt[12:14], "little")
+            left_open = length == 0 or _SOX_UNKNOWN - align < length <= _SOX_UNKNOWN
+            if length in _ALL_ONES or (left_open and open_end):
+                length = available
+            if length > available:
+                raise Unreadable("truncated WAV", f"{available:,} of {length:,} bytes of audio")
+            return _samples(fmt, fact, length)
         if name == b"fmt ":
             fmt = payload.read(offset, min(length, 40))
         elif name == b"fact":
@@ -155,31 +151,22 @@ def _wav_length(payload: Payload, head: bytes) -> AudioLength | None:
     raise Unreadable("WAV without a data chunk")
 
 
-def _data_size(declared: int, available: int, fmt: bytes, open_end: bool) -> int:
-    align = int.from_bytes(fmt[12:14], "little")
-    left_open = declared == 0 or _SOX_UNKNOWN - align < declared <= _SOX_UNKNOWN
-    if declared in _ALL_ONES or (left_open and open_end):
-        return max(0, available)
-    if declared <= available:
-        return declared
-    raise Unreadable("truncated WAV", f"{max(0, available):,} of {declared:,} bytes of audio")
-
-
 def _samples(fmt: bytes, fact: int, size: int) -> AudioLength | None:
     """Return the length by the chunk `fmt `, the number in `fact` (or 0) and the bytes of samples.
 
     None if it takes libsndfile. Raises Unreadable if nothing can tell it.
     """
     codec, channels, rate, _, align, bits = _FMT.unpack_from(fmt)
-    if codec == _EXTENSIBLE and len(fmt) >= 26:
+    if codec == 0xFFFE and len(fmt) >= 26:  # WAVE_FORMAT_EXTENSIBLE
         codec = int.from_bytes(fmt[24:26], "little")
     if rate == 0 or channels == 0:
         raise Unreadable("a damaged WAV header", f"{channels} channels, {rate} samples per second")
     if codec in _PER_SAMPLE:
         # Where the two sizes of a sample differ, libsndfile's way is as good as any.
         return AudioLength(size // align, rate) if align and align == channels * (bits + 7 >> 3) else None
-    # Some writers' `fact` is wrong: libsndfile's (1.2) for IMA ADPCM of more than one channel, to name one.
-    possible = range(size * _MOST_PER_BYTE + 1)
+    # Some writers' `fact` is wrong: libsndfile's (1.2) for IMA ADPCM of more than one channel, to name one. No codec in
+    # use packs more than 100 samples of one channel into a byte.
+    possible = range(100 * size + 1)
     if codec in _IN_BLOCKS and len(fmt) >= 20 and align:
         per_block = int.from_bytes(fmt[18:20], "little")
         possible = range((size // align - 1) * per_block + 1, -(-size // align) * per_block + 1)
@@ -193,8 +180,7 @@ def _samples(fmt: bytes, fact: int, size: int) -> AudioLength | None:
 _STREAMINFO_END = 4 + 4 + 34
 # A frame of 65535 equal samples: a header of 6 bytes, a subframe of 2, a footer of 2.
 _SMALLEST_FRAME = 10
-_TAIL_BYTES = 1024 * 1024
-# What looks like a frame's header is none once in some thousand files; only one that was made to has many.
+# Bytes look like a frame's header by chance once in some thousand files; only a hostile file has many.
 _MOST_TRIED = 8
 _CODED_SIZES = {1: 192, **{code: 144 << code for code in range(2, 6)}, **{code: 1 << code for code in range(8, 16)}}
 
@@ -218,7 +204,7 @@ def _flac_length(payload: Payload) -> AudioLength:
 
 
 def _end_of_last_frame(payload: Payload, largest_block: int) -> int:
-    start = max(_STREAMINFO_END, payload.size - _TAIL_BYTES)
+    start = max(_STREAMINFO_END, payload.size - 1024 * 1024)
     tail = payload.read(start, payload.size - start)
     if tail[-128:].startswith(b"TAG"):  # ID3v1
         tail = tail[:-128]
@@ -227,7 +213,7 @@ def _end_of_last_frame(payload: Payload, largest_block: int) -> int:
         end = _frame_end(tail[position : position + 16], largest_block)
         if end is not None:
             tried += 1
-            if _crc(tail[position:], 16, 0x8005) == 0:
+            if _crc(tail[position:]) == 0:
                 return end
     raise Unreadable("a FLAC header without a length", "no whole frame at the end")
 
@@ -236,7 +222,14 @@ def _frame_end(header: bytes, largest_block: int) -> int | None:
     """Return the number of the sample after a frame; None if this is not a frame's header."""
     if len(header) < 6 or header[1] & 0xFE != 0xF8 or header[3] & 0x01:
         return None
-    number, after = _coded_number(header, 4)
+    # The number of the frame, or of its first sample, coded as UTF-8 codes a character.
+    more = 7 - (header[4] ^ 0xFF).bit_length() if header[4] & 0x80 else 0
+    after = 5 + more
+    if (header[4] & 0x80 and not 1 <= more <= 6) or any(byte & 0xC0 != 0x80 for byte in header[5:after]):
+        return None
+    number = header[4] & (0x3F >> more if more else 0x7F)
+    for byte in header[5:after]:
+        number = number << 6 | byte & 0x3F
     code = header[2] >> 4
     samples = _CODED_SIZES.get(code, 0)
     if code in (6, 7):
@@ -244,43 +237,23 @@ def _frame_end(header: bytes, largest_block: int) -> int | None:
         samples = int.from_bytes(header[after : after + width], "big") + 1
         after += width
     after += {12: 1, 13: 2, 14: 2}.get(header[2] & 0x0F, 0)
-    if number is None or samples == 0 or after >= len(header) or _crc(header[:after], 8, 0x07) != header[after]:
+    if samples == 0 or after >= len(header):
         return None
     variable = header[1] & 1
     return number + samples if variable else number * largest_block + samples
 
 
-def _coded_number(data: bytes, at: int) -> tuple[int | None, int]:
-    """Return a number as UTF-8 codes one, up to 36 bits, and the position after it."""
-    first = data[at]
-    ones = 8 - (first ^ 0xFF).bit_length()
-    if ones == 0:
-        return first, at + 1
-    rest = data[at + 1 : at + ones]
-    if ones == 1 or ones == 8 or len(rest) < ones - 1 or any(byte & 0xC0 != 0x80 for byte in rest):
-        return None, at
-    number = first & (0x7F >> ones)
-    for byte in rest:
-        number = number << 6 | byte & 0x3F
-    return number, at + ones
-
-
-def _crc(data: bytes, bits: int, polynomial: int) -> int:
-    """Return the checksum of a frame's header (8 bits) or of a whole frame (16 bits), which with its own is 0."""
-    table, shift, mask = _crc_table(bits, polynomial), bits - 8, (1 << bits) - 1
-    crc = 0
-    for byte in data:
-        crc = (crc << 8 & mask) ^ table[crc >> shift ^ byte]
+def _crc(frame: bytes) -> int:
+    """Return the checksum of a frame, which with its own is 0."""
+    table, crc = _crc_table(), 0
+    for byte in frame:
+        crc = (crc << 8 & 0xFFFF) ^ table[crc >> 8 ^ byte]
     return crc
 
 
 @cache
-def _crc_table(bits: int, polynomial: int) -> list[int]:
-    """Return what each value of a byte adds to a checksum."""
-    table = []
-    for byte in range(256):
-        crc = byte << bits - 8
-        for _ in range(8):
-            crc = crc << 1 ^ ((1 << bits | polynomial) if crc >> bits - 1 else 0)
-        table.append(crc)
+def _crc_table() -> list[int]:
+    table = [byte << 8 for byte in range(256)]
+    for _ in range(8):
+        table = [crc << 1 ^ (0x18005 if crc >> 15 else 0) for crc in table]
     return table

@@ -19,12 +19,10 @@ _BIT_RATES = {
     (True, 2): (32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
     (True, 3): (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
     (False, 1): (32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
-    (False, 2): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-    (False, 3): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+    **dict.fromkeys([(False, 2), (False, 3)], (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)),
 }
 # The delay of the decoder itself, which mpg123 takes off the end where there is an Info tag.
 _DECODER_DELAY = 529
-
 _WINDOW_BYTES = 256 * 1024
 _LONGEST_GAP = 64 * 1024
 _SMALLEST_FRAME = 24
@@ -34,29 +32,19 @@ _END_TAGS = (b"TAG", b"APETAGEX", b"LYRICSBEGIN")
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """A frame's header.
+    """A frame's header."""
 
-    Attributes:
-        kind: Bits that are the same in all frames of a stream: version and layer, sample rate.
-        first_version: Whether it is MPEG 1, rather than 2 or 2.5.
-        rate, samples: In Hz; of one channel.
-        length: In bytes, with the header.
-    """
-
-    kind: int
-    first_version: bool
-    rate: int
-    samples: int
-    length: int
+    kind: int  # bits that are the same in all frames of a stream: version and layer, sample rate
+    first_version: bool  # MPEG 1, rather than 2 or 2.5
+    rate: int  # in Hz
+    samples: int  # of one channel
+    length: int  # in bytes, with the header
 
 
 def mp3_length(payload: Payload, search: bool = False) -> AudioLength:
     """Return the length of MPEG audio without ID3v2 tags, less the encoder's delay and padding by a LAME tag.
 
-    With `search`, other bytes may stand before the first frame.
-
-    Raises:
-        Unreadable: No MPEG audio, damaged, or truncated: less than its Xing tag says.
+    With `search`, other bytes may precede the first frame. Raises Unreadable if it is damaged, truncated or not MPEG.
     """
     reader = _Reader(payload)
     start = reader.next_frame(0, None)
@@ -115,23 +103,20 @@ class _Reader:
     def count(self, position: int, first: _Frame) -> int:
         """Return the number of whole frames from this one on. Raises Unreadable if others than frames lie between."""
         frames = 0
-        while True:
-            frame = self.frame(position)
+        found: int | None = position
+        while found is not None:
+            position, frame = found, self.frame(found)
             if frame is not None and frame.kind == first.kind:
                 if position + frame.length > self._size:
-                    return frames
-                frames += 1
-                position += frame.length
+                    break
+                frames, found = frames + 1, position + frame.length
                 continue
-            at = self._at(position, 16)
-            if position + 4 > self._size or self._window.startswith(_END_TAGS, at):
-                return frames
+            if position + 4 > self._size or self._window.startswith(_END_TAGS, self._at(position, 16)):
+                break
             found = self.next_frame(position, first.kind)
             if found is None and self._size - position > _LONGEST_GAP:
                 raise Unreadable("a damaged MP3", f"no frame for {_LONGEST_GAP:,} bytes after byte {position:,}")
-            if found is None:
-                return frames
-            position = found
+        return frames
 
     def next_frame(self, position: int, kind: int | None) -> int | None:
         """Return where the next frame begins that another follows or that ends the file; None if beyond 64 KiB."""

@@ -1,0 +1,76 @@
+"""New interpreters that share the work on independent tasks, and end with this process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from typing import TypeVar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+_LONGEST_WAIT_SECONDS = 0.5
+
+
+def run_in_processes(
+    work: Callable[[Task], Result],
+    tasks: Mapping[int, Task],
+    jobs: int,
+    take: Callable[[int, Result], None],
+    on_wait: Callable[[], None],
+) -> None:
+    """Do the tasks in several new interpreters (a fork of a process with threads can hang).
+
+    `take` gets key and result as they come; `on_wait` is called twice a second. Raises BrokenProcessPool if a process
+    is killed from outside, as the kernel kills what takes too much memory.
+    """
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_die_with_parent)
+    try:
+        with _without_interrupts():
+            futures = {pool.submit(work, task): key for key, task in tasks.items()}
+        while futures:
+            # An interrupt in the midst of these would leave a lock of the pool taken: its end would never come.
+            with _without_interrupts():
+                done, _ = wait(futures, _LONGEST_WAIT_SECONDS, FIRST_COMPLETED)
+                results = [(futures.pop(future), future.result()) for future in done]
+            if not done:
+                on_wait()
+            for key, result in results:
+                take(key, result)
+    except BaseException:
+        for worker in set(multiprocessing.active_children()) - others:  # nobody waits for them
+            worker.kill()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Put Ctrl-C off; processes that are started in the meantime inherit the mask, and leave it to this one.
+
+    In this process another thread, of a numerical library, may take the signal all the same.
+    """
+    arrived: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number)) if main else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if main:
+            signal.signal(signal.SIGINT, handler)
+    if arrived:
+        raise KeyboardInterrupt
+
+
+def _die_with_parent() -> None:
+    with contextlib.suppress(OSError, AttributeError):  # where there is no such call
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
