@@ -1,21 +1,21 @@
-"""The queue of a torch DataLoader: its workers make batches, the training process takes them, and waits.
+"""Simulates the queue of a torch DataLoader: its workers make batches, the training process takes them, and waits.
 
 The rules are those of `_MultiProcessingDataLoaderIter` in torch/utils/data/dataloader.py (version 2.13):
 
-- `prefetch_factor` × `num_workers` batches are asked for at the start, of the workers in a cycle. One more is asked for
-  each time that a batch is handed out, before the step that takes it.
-- In order, it is asked of the next worker of the cycle, whatever that one has to do, and batches are handed out in the
-  order in which they were asked for. Those that arrive before are received while the right one is waited for.
-- Out of order, it is asked of the worker whose batch was handed out, the only one with fewer than `prefetch_factor`
-  batches to make, and what arrives first is handed out first.
+- `prefetch_factor` × `num_workers` batches are requested at the start, from the workers in a cycle. One more is
+  requested each time a batch is handed out, before the step that takes it.
+- In order, it is requested from the next worker of the cycle, however busy that one is, and batches are handed out in
+  the order of the requests. Those that arrive early are received while the process waits for the right one.
+- Out of order, it is requested from the worker whose batch was handed out, the only one with fewer than
+  `prefetch_factor` batches to make, and what arrives first is handed out first.
 - A batch is received only while the training process waits for one: receiving never overlaps with a step.
 - Without workers, nothing overlaps: each batch is made between two steps.
 
-An iterable dataset makes no difference: each worker has a stream of its own, but batches are asked for alike.
+An iterable dataset makes no difference: each worker has its own stream, but batches are requested alike.
 
 Processors are shared as in processor sharing (Kleinrock 1967), in the limit of parts so small that waiting and
-computing alternate evenly: with a worker's share `busy` of its time that computes, W workers that make batches and C
-processors, all go on at the rate min(1, C / (W·busy + the training process's own computing)).
+computing alternate evenly: if a worker computes for the share `busy` of its time, W workers that make batches and C
+processors all proceed at the rate min(1, C / (W·busy + the training process's own computing)).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class QueueSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchCosts:
-    """What batches cost the loader, in the order in which they are asked for.
+    """The loader's costs of batches, in the order of the requests.
 
     Attributes:
-        seconds: Of one worker for each batch, with a processor of its own: shape (batches,).
+        seconds: One worker's time for each batch, with a processor of its own: shape (batches,).
         busy: The share of it that computes.
-        receive_seconds: Of the training process for each batch that a worker made, computing: shape (batches,).
-        latency_seconds: How much later a batch is there if its worker had nothing to do when it was asked for it.
+        receive_seconds: The training process's time to receive each, computing: shape (batches,).
+        latency_seconds: The delay of a batch whose worker had nothing to do when it was requested.
     """
 
     seconds: FloatArray
@@ -59,12 +59,12 @@ class BatchCosts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waits:
-    """How a consumer fared. Arrays in the order in which batches were handed out, of shape (batches,).
+    """A consumer's waits: arrays of shape (batches,), in the order in which batches were handed out.
 
     Attributes:
-        seconds: That it waited for each, receiving included; for the first from the start of the epoch.
+        seconds: The wait for each, receiving included; for the first from the start of the epoch.
         delivered: When each was handed out, in seconds from the start of the epoch.
-        batches: Which each was, as an index into the costs.
+        batches: The index of each in the costs.
     """
 
     seconds: FloatArray
@@ -73,36 +73,26 @@ class Waits:
 
 
 def simulate_waits(
-    setting: QueueSetting,
-    costs: BatchCosts,
-    step_seconds: npt.ArrayLike,
-    *,
-    processors: float = math.inf,
-    startup_seconds: float = 0.0,
+    setting: QueueSetting, costs: BatchCosts, step_seconds: npt.ArrayLike, *, processors: float = math.inf
 ) -> Waits:
     """Simulate an epoch, event by event.
 
-    Without contention, one worker that is never short of tasks is the queue of Lindley 1952: with u the time at which
-    a batch is made, wait = max(0, u - the time at which it is asked for) + the time to receive it.
+    Without contention, one worker that always has requests is the queue of Lindley 1952: with u the time at which a
+    batch is made, wait = max(0, u - the time at which training wants it) + the time to receive it.
 
-    Args:
-        setting: Of the loader.
-        costs: Of each batch.
-        step_seconds: How long the consumer is busy with each batch of `costs`; one value stands for all.
-        processors: That workers and receiving share: without those that the steps keep busy. By default enough.
-        startup_seconds: Until the workers begin.
+    `step_seconds` are those of each batch of `costs`, or one for all. Workers and receiving share the `processors`,
+    without those that the steps keep busy.
     """
     count = len(costs.seconds)
     steps = np.broadcast_to(np.asarray(step_seconds, dtype=np.float64), count)
     if not setting.workers:
-        waits = costs.seconds + np.concatenate(([startup_seconds], np.zeros(count - 1)))[:count]
-        return Waits(waits, np.cumsum(waits + steps) - steps, np.arange(count))
-    queue = _Queue(setting, costs, processors, startup_seconds)
+        return Waits(costs.seconds, np.cumsum(costs.seconds + steps) - steps, np.arange(count))
+    queue = _Queue(setting, costs, processors)
     handed = np.empty(count, dtype=np.int64)
     waits, delivered = np.empty(count), np.empty(count)
     seconds = steps.tolist()
     for place in range(count):
-        asked = queue.now if place else 0.0
+        asked = queue.now
         batch = queue.take()
         waits[place], delivered[place], handed[place] = queue.now - asked, queue.now, batch
         queue.ask(batch)
@@ -113,17 +103,17 @@ def simulate_waits(
 class _Queue:
     """The state of a simulated epoch.
 
-    All that computes goes on at the same rate, so what is under way ends in the order of its remaining work: `ends` is
+    All that computes proceeds at the same rate, so what is under way ends in the order of its remaining work: `ends` is
     a heap by virtual time, which runs at that rate. The training process that receives a batch is worker -1.
     """
 
-    def __init__(self, setting: QueueSetting, costs: BatchCosts, processors: float, startup: float) -> None:
+    def __init__(self, setting: QueueSetting, costs: BatchCosts, processors: float) -> None:
         self.in_order = setting.in_order
         self.seconds = costs.seconds.tolist()
         self.receive_seconds = costs.receive_seconds.tolist()
         self.busy, self.latency, self.processors = costs.busy, costs.latency_seconds, processors
         self.workers = setting.workers
-        self.now, self.virtual, self.rate = startup, 0.0, 1.0
+        self.now, self.virtual, self.rate = 0.0, 0.0, 1.0
         self.ends: list[tuple[float, int, int]] = []
         self.tasks: list[deque[int]] = [deque() for _ in range(setting.workers)]
         self.making = [False] * setting.workers
@@ -136,7 +126,7 @@ class _Queue:
             self._send(self.sent % self.workers)
 
     def ask(self, handed: int) -> None:
-        """Ask for one more batch, after this one was handed out."""
+        """Request one more batch, after this one was handed out."""
         worker = self.maker.pop(handed)
         self._send(self.sent % self.workers if self.in_order else worker)
 
@@ -155,7 +145,7 @@ class _Queue:
         return self.expected - 1
 
     def step(self, seconds: float) -> None:
-        """Let the workers go on for the time of a step."""
+        """Let the workers proceed for the time of a step."""
         end = self.now + seconds
         while self.ends and self.now + (self.ends[0][0] - self.virtual) / self.rate <= end:
             self._go_on()
@@ -179,12 +169,12 @@ class _Queue:
         heappush(self.ends, (self.virtual + latency + self.seconds[batch], worker, batch))
 
     def _share(self, more: float = 0.0) -> None:
-        """Set the rate at which all go on, if the training process keeps so many processors busy."""
+        """Set the rate at which all proceed; the training process keeps `more` processors busy."""
         wanted = self.active * self.busy + more
         self.rate = 1.0 if wanted <= self.processors else self.processors / wanted
 
     def _go_on(self, more: float = 0.0) -> int:
-        """Go on to the end of what ends next; return its worker."""
+        """Advance to the end of what ends next; return its worker."""
         end, worker, batch = heappop(self.ends)
         self.now += (end - self.virtual) / self.rate
         self.virtual = end

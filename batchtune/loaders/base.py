@@ -88,18 +88,6 @@ class OpenLoader(ABC):
     def facts(self, batch: Any) -> BatchFacts:
         """Describe a batch. Called after each batch: must be cheap, well under a millisecond."""
 
-    @abstractmethod
-    def words(self, batch: Any) -> str:
-        """Say what a batch is: `32 × 1600 × 80 (features)`."""
-
-    @abstractmethod
-    def digests(self, batch: Any) -> dict[str, str]:
-        """Return a hash of each tensor of a batch, by its name in the batch: equal only if they are, bit for bit."""
-
-    def synchronise(self) -> None:
-        """Wait until the device has done all that was asked of it."""
-        return
-
     def batches(self) -> int | None:
         """Return how many batches an epoch has; None if that is not known before."""
         return None
@@ -111,10 +99,6 @@ class OpenLoader(ABC):
     def explain(self, error: BaseException) -> str | None:
         """Return what else can be said of an error that the last epoch raised: `item 17 of the dataset raises it`."""
         return None
-
-    def exit_codes(self) -> list[int]:
-        """Return the exit codes of its worker processes that died; a negative one is that of a signal."""
-        return []
 
     def emptiness(self) -> str | None:
         """Return why an epoch has no batch, as far as that can be told: `drop_last leaves all 3 examples out`."""

@@ -1,19 +1,28 @@
-"""Describes any batch: tensors and arrays in dicts, lists, tuples, records and objects."""
+"""Describes any batch: tensors and arrays in dicts, lists, tuples, records and objects; DALI's batches among them.
+
+A batch of DALI's has a list of shapes, one for each example.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from batchtune.loaders.base import BatchFacts
 
-# Deeper than any batch; an object may well refer to itself.
+# Deeper than any batch; an object may refer to itself.
 _DEEPEST = 8
 _PLAIN = (str, bytes, bytearray, bool, int, float, complex, type(None))
 _NAMED_IN_WORDS = 3
+# In a DALI layout: the axis of time, or of the frames of a video.
+_TIME = ("t", "T", "F")
+# DALI's types are i64 or u8, torch's torch.int64, numpy's int64.
+_WHOLE = re.compile(r"^(torch\.)?u?(i|u|int)\d+$")
 
 
 def leaves(batch: Any) -> Iterator[tuple[str, Any]]:
@@ -24,45 +33,54 @@ def leaves(batch: Any) -> Iterator[tuple[str, Any]]:
     return _leaves("", batch, _DEEPEST)
 
 
-def facts_of(batch: Any, examples: int | None = None) -> BatchFacts:
-    """Describe a batch by the shapes of its tensors. `examples`: how many it should hold; None: not known.
+def facts_of(batch: Any, examples: int | None = None, *, surplus: int = 0) -> BatchFacts:
+    """Describe a batch by the shapes of its tensors.
 
-    - Examples: the size that most of its tensors and lists begin with, vectors first; a list of dicts, or of tensors of
-      different lengths, holds one example in each.
-    - Length: the longest side of its largest tensor, examples apart.
-    - Total length: by a vector of true lengths, if it has one: whole numbers whose largest is the length, or
+    - Examples: the expected number `examples`, if the shapes allow it; else the size that most of its tensors and lists
+      begin with, vectors first. A list of dicts, or of tensors of different lengths, holds one example in each. The
+      last `surplus` do not count.
+    - Length: of the longest example in its largest tensor, the `surplus` included: its longest side, or the side that
+      the true lengths reach. In a DALI batch: along the axis whose extent differs between examples, or the axis of
+      time, or the longest.
+    - Total length: of the true lengths, if it has any: a whole number for each example, the largest of them a side, or
       SpeechBrain's relative lengths, named `...len...`.
     """
     found = list(leaves(batch))
     tensors = [(name, value) for name, value in found if is_tensor(value)]
     size_bytes = sum(bytes_of(value) for _, value in tensors)
-    if lengths := _ragged(batch):
-        return BatchFacts(examples=len(lengths), length=max(lengths), total_length=sum(lengths), size_bytes=size_bytes)
-    examples = _examples(batch, found, examples)
-    length = _length(tensors, examples)
-    total = None if length is None or examples is None else _true_total(tensors, examples, length)
-    if total is None and length is not None and examples is not None:
-        total = length * examples
-    return BatchFacts(examples=examples, length=length, total_length=total, size_bytes=size_bytes)
+    lengths = _of_list(batch)
+    examples = len(lengths) or _examples(batch, found, examples)
+    if not lengths:
+        lengths = _lengths(tensors, examples)
+    kept = None if examples is None else max(0, examples - surplus)
+    return BatchFacts(
+        examples=kept,
+        length=max(lengths, default=None),
+        total_length=sum(lengths[:kept]) if lengths and kept is not None else None,
+        size_bytes=size_bytes,
+    )
+
+
+def examples_in_largest(batch: Any) -> int | None:
+    """Return how many examples the largest tensor of a batch holds, if they are its first side; None without one."""
+    tensors = [value for _, value in leaves(batch) if is_tensor(value) and len(value.shape)]
+    return _first_side(max(tensors, key=bytes_of)) if tensors else None
 
 
 def words_of(batch: Any) -> str:
-    """Say what a batch is by its largest tensors: `32 × 1600 (wav), 32 (lengths)`."""
+    """Say what a batch is by its largest tensors: `32 × 1600 (wav), 32 (lengths)`, `8 × 80 × 23 to 151`."""
     tensors = [(name, value) for name, value in leaves(batch) if is_tensor(value)]
     if not tensors:
         return f"a {type(batch).__name__} without tensors"
     largest = sorted(tensors, key=lambda named: -bytes_of(named[1]))
-    words = [
-        " × ".join(map(str, value.shape or ["a number"])) + (f" ({name})" if name else "")
-        for name, value in largest[:_NAMED_IN_WORDS]
-    ]
+    words = [_shape_words(value) + (f" ({name})" if name else "") for name, value in largest[:_NAMED_IN_WORDS]]
     if len(tensors) > _NAMED_IN_WORDS:
         words.append(f"and {len(tensors) - _NAMED_IN_WORDS} more")
     return ", ".join(words)
 
 
 def digests_of(batch: Any) -> dict[str, str]:
-    """Return a hash of each leaf of a batch: of a tensor's type, shape and bits, or of the plain values."""
+    """Return a hash of each leaf of a batch, by its name: of a tensor's type, shape and bits, or of plain values."""
     return {name: _digest(value) for name, value in leaves(batch)}
 
 
@@ -91,6 +109,8 @@ def is_tensor(value: Any) -> bool:
 
 def bytes_of(tensor: Any) -> int:
     """Return the bytes of a tensor or an array."""
+    if _is_ragged(tensor):
+        return sum(map(math.prod, tensor.shape)) * int(tensor.dtype.bytes)
     if callable(getattr(tensor, "numel", None)):
         return int(tensor.numel() * tensor.element_size())
     return int(getattr(tensor, "nbytes", 0))
@@ -128,13 +148,29 @@ def _rebuilt(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
         return items
 
 
-def _ragged(batch: Any) -> list[int]:
+def _is_ragged(tensor: Any) -> bool:
+    return isinstance(tensor.shape, list)
+
+
+def _first_side(tensor: Any) -> int:
+    return len(tensor.shape) if _is_ragged(tensor) else int(tensor.shape[0])
+
+
+def _shape_words(tensor: Any) -> str:
+    if not _is_ragged(tensor):
+        return " × ".join(map(str, tensor.shape or ["a number"]))
+    sides = [(min(extents), max(extents)) for extents in zip(*tensor.shape, strict=True)]
+    words = [str(low) if low == high else f"{low} to {high}" for low, high in sides]
+    return " × ".join([str(len(tensor.shape)), *words])
+
+
+def _of_list(batch: Any) -> list[float]:
     """Return the lengths of the examples if the batch is a list of tensors of different lengths; else nothing."""
     if not (isinstance(batch, list) and len(batch) > 1 and all(is_tensor(one) and len(one.shape) for one in batch)):
         return []
     shapes = [tuple(one.shape) for one in batch]
     alike = len({shape[1:] for shape in shapes}) == 1 and len({str(one.dtype) for one in batch}) == 1
-    return [int(shape[0]) for shape in shapes] if alike and len({shape[0] for shape in shapes}) > 1 else []
+    return [float(shape[0]) for shape in shapes] if alike and len({shape[0] for shape in shapes}) > 1 else []
 
 
 def _examples(batch: Any, found: list[tuple[str, Any]], expected: int | None) -> int | None:
@@ -145,7 +181,7 @@ def _examples(batch: Any, found: list[tuple[str, Any]], expected: int | None) ->
         if isinstance(value, list):
             sizes[len(value)] += 2
         elif is_tensor(value) and len(value.shape):
-            sizes[int(value.shape[0])] += 2 if len(value.shape) == 1 else 1
+            sizes[_first_side(value)] += 2 if len(value.shape) == 1 else 1
     if expected is not None and (not sizes or expected in sizes or max(sizes) > expected):
         return expected  # else `collate_fn` has left examples out
     return sizes.most_common(1)[0][0] if sizes else None
@@ -156,27 +192,58 @@ def _is_example(value: Any) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, tuple) and any(map(is_tensor, value)))
 
 
-def _length(tensors: list[tuple[str, Any]], examples: int | None) -> float | None:
-    large = [value for _, value in tensors if len(value.shape) > 1]
-    if not large:
-        return None
-    sides = [int(side) for side in max(large, key=bytes_of).shape]
+def _lengths(tensors: list[tuple[str, Any]], examples: int | None) -> list[float]:
+    """Return the length of each example; of one, if it is not known how many there are; nothing without a length."""
+    parts = [value for _, value in tensors if len(value.shape) > 1 or _is_ragged(value)]
+    if not parts:
+        return []
+    largest = max(parts, key=bytes_of)
+    if _is_ragged(largest):
+        return _ragged_lengths(largest)
+    sides = [int(side) for side in largest.shape]
     if examples in sides:
         sides.remove(examples)
-    return float(max(sides))
-
-
-def _true_total(tensors: list[tuple[str, Any]], examples: int, length: float) -> float | None:
-    for name, value in tensors:
-        if tuple(value.shape) != (examples,) or not examples:
+    longest = float(max(sides))
+    for name, value in tensors if examples else []:
+        numbers = _numbers(value, examples)
+        if not numbers or min(numbers) < 0:
             continue
-        largest = float(value.max())
-        if "float" not in str(value.dtype):
-            if largest == length and float(value.min()) >= 0:
-                return float(value.sum())
-        elif "len" in name.lower() and largest == 1 and float(value.min()) >= 0:
-            return float(value.sum()) * length
-    return None
+        if _WHOLE.search(str(value.dtype)):
+            if max(numbers) in sides:
+                return numbers
+        elif "len" in name.lower() and max(numbers) == 1:
+            return [longest * number for number in numbers]
+    return [longest] * (1 if examples is None else examples)
+
+
+def _ragged_lengths(batch: Any) -> list[float]:
+    """Return the length of each example of a DALI batch."""
+    extents = list(zip(*batch.shape, strict=True))
+    if not extents:
+        return []
+    layout = batch.layout or ""
+    vary = [axis for axis, values in enumerate(extents) if min(values) != max(values)]
+    by_time = [layout.index(letter) for letter in _TIME if letter in layout]
+    axis = max(vary or by_time[:1] or range(len(extents)), key=lambda axis: max(extents[axis]))
+    return [float(extent) for extent in extents[axis]]
+
+
+def _numbers(tensor: Any, examples: int | None) -> list[float]:
+    """Return the numbers of a tensor that holds one for each example; else nothing."""
+    if _is_ragged(tensor):
+        alone = [math.prod(shape) for shape in tensor.shape] == [1] * (examples or 0)
+        return [float(one.item()) for one in tensor.cpu().tensors] if alone else []
+    return [float(number) for number in _array(tensor).tolist()] if tuple(tensor.shape) == (examples,) else []
+
+
+def _array(tensor: Any) -> Any:
+    import numpy as np
+
+    if callable(getattr(tensor, "evaluate", None)):
+        return np.asarray(tensor.cpu().evaluate())
+    if callable(getattr(tensor, "detach", None)):
+        return tensor.detach().cpu()
+    return np.asarray(tensor)
 
 
 def _digest(value: Any) -> str:
@@ -184,17 +251,19 @@ def _digest(value: Any) -> str:
     if not is_tensor(value):
         digest.update(repr(value).encode("utf-8", "backslashreplace"))
         return digest.hexdigest()
-    digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
-    if callable(getattr(value, "detach", None)):
-        import torch
-
-        value = value.detach().cpu()
-        if value.layout is not torch.strided:
-            value = value.to_dense()
-        value = value.contiguous().reshape(-1).view(torch.uint8).numpy()
-    elif value.dtype == object:  # an array of Python objects
-        value = repr(value.tolist()).encode("utf-8", "backslashreplace")
-    else:
-        value = value.tobytes()
-    digest.update(value)
+    digest.update(str(value.dtype).encode())
+    for one in value.cpu().evaluate().tensors if _is_ragged(value) else [value]:
+        digest.update(f" {tuple(one.shape)}".encode())
+        digest.update(_bits(_array(one)))
     return digest.hexdigest()
+
+
+def _bits(array: Any) -> Any:
+    """Return the bytes of an array, or of a torch tensor on the CPU."""
+    if not callable(getattr(array, "detach", None)):
+        return repr(array.tolist()).encode("utf-8", "backslashreplace") if array.dtype == object else array.tobytes()
+    import torch
+
+    if array.layout is not torch.strided:
+        array = array.to_dense()
+    return array.contiguous().reshape(-1).view(torch.uint8).numpy()

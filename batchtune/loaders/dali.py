@@ -34,9 +34,9 @@ from typing import Any, ClassVar
 
 from batchtune.errors import LoaderError
 from batchtune.loaders.base import BatchFacts, LoaderKind, Machine, OpenLoader, Target
-from batchtune.loaders.dali_batches import DaliBatch
+from batchtune.loaders.batches import examples_in_largest, facts_of
 from batchtune.loaders.dali_readers import OperatorTimes, ReaderWatch
-from batchtune.loaders.dali_threads import ReaderThread, Source, synchronise
+from batchtune.loaders.dali_threads import ReaderThread, Source
 from batchtune.results import Argument, Arguments, LoaderStage
 from batchtune.workloads.loading import first_line
 
@@ -163,19 +163,8 @@ class DaliLoader(OpenLoader):
 
         In the last batch of a shard, examples that the reader repeats or takes from the next epoch do not count.
         """
-        return DaliBatch(self._ndd, batch).facts(self._last[1] if batch is self._last[0] else 0)
-
-    def words(self, batch: Any) -> str:
-        """As in the base class; where shapes differ, the shortest and the longest: `8 × 80 × 23 to 151`."""
-        return DaliBatch(self._ndd, batch).words()
-
-    def digests(self, batch: Any) -> dict[str, str]:
-        """As in the base class: over the shape and the values of each example."""
-        return DaliBatch(self._ndd, batch).digests()
-
-    def synchronise(self) -> None:
-        """As in the base class; a batch is finished when it is yielded, so nothing is pending but on a GPU."""
-        synchronise(self._ndd, self._target.device)
+        surplus = self._last[1] if batch is self._last[0] else 0
+        return facts_of(batch, examples_in_largest(batch), surplus=surplus)
 
     def stages(self, seconds: float) -> list[LoaderStage]:
         """Measure each operator, one after the other (`sync_full`), without reader threads.
@@ -193,7 +182,7 @@ class DaliLoader(OpenLoader):
                         started = time.perf_counter()
                         times.clear()
                         continue
-                    examples += DaliBatch(self._ndd, batch).examples or 1
+                    examples += examples_in_largest(batch) or 1
                     elapsed = time.perf_counter() - started
                     if elapsed >= seconds:
                         break

@@ -11,7 +11,7 @@ from typing import Any
 
 from batchtune.errors import LoaderError
 from batchtune.loaders.base import Target
-from batchtune.loaders.dali_batches import DaliBatch
+from batchtune.loaders.batches import examples_in_largest, leaves
 from batchtune.loaders.dali_readers import ReaderWatch
 from batchtune.results import Arguments
 
@@ -53,10 +53,11 @@ class Source:
         complete = False
         try:
             for batch in iterator:
-                whole = DaliBatch(self._ndd, batch)
-                whole.finish()
+                for _, value in leaves(batch):
+                    if isinstance(value, (self._ndd.Batch, self._ndd.Tensor)):
+                        value.evaluate()
                 synchronise(self._ndd, self._target.device)
-                yield batch, self._watch.surplus(whole.examples)
+                yield batch, self._watch.surplus(examples_in_largest(batch))
             complete = True
         except Exception as error:
             if str(error) in _LATE and error.__cause__ is not None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from batchtune.errors import LoaderError, listed
 from batchtune.loaders import torch_arguments
 from batchtune.loaders.base import BatchFacts, Machine, OpenLoader, Target
 from batchtune.loaders.batches import facts_of
+from batchtune.loaders.failures import WorkerDied
 from batchtune.loaders.iterable import IterableKind, IterableLoader, call
 from batchtune.results import TORCH_TYPES, Argument, Arguments, LoaderStage
 
@@ -224,6 +226,8 @@ class TorchLoader(IterableLoader):
             return self._unpickled()
         if self._noting is None:
             return super().explain(error)
+        if isinstance(error, WorkerDied):  # whichever batch it was making
+            return self._culprit(error, list(self._noting.sent))
         in_order = getattr(self.loader, "in_order", True) or self.loader.num_workers < 2
         # Out of order, a batch may have been taken for another one.
         return self._culprit(error, list(self._noting.sent)[:1] if in_order else list(self._noting.recent)[::-1])
@@ -238,27 +242,56 @@ class TorchLoader(IterableLoader):
         self.loader = None
 
     def _culprit(self, error: BaseException, batches: Sequence[Any]) -> str | None:
-        """Return which example of the batches raises the error alone, or else which together."""
+        """Return which example of the batches raises the error or ends its process, or else which together.
+
+        With workers, the examples are tried in one more of them, which they may end or block.
+        """
+        tried: deque[str | None] = deque([None], maxlen=1)
+        if not self.loader.num_workers:
+            self._try(error, batches, tried.append)
+            return tried[0]
+        receiving, sending = multiprocessing.Pipe(duplex=False)
+        asked = (error, batches, sending.send)
+        trial = multiprocessing.get_context("fork").Process(target=self._try, args=asked, daemon=True)
+        trial.start()
+        sending.close()
+        deadline = time.monotonic() + _EXPLAINING_SECONDS
+        with contextlib.suppress(EOFError):
+            while receiving.poll(max(0.0, deadline - time.monotonic())):
+                tried.append(receiving.recv())
+            tried.append(None)
+        trial.kill()
+        return tried[0]
+
+    def _try(self, error: BaseException, batches: Sequence[Any], tell: Callable[[str | None], None]) -> None:
+        """Try each example, then each batch, up to the one to blame; tell before what would be said of it."""
         dataset, deadline = self.plain.dataset, time.monotonic() + _EXPLAINING_SECONDS
+        died = isinstance(error, WorkerDied)
+        does = "ends it" if died else "raises it"
+
+        def is_it(found: BaseException) -> bool:
+            return isinstance(found, SystemExit) if died else type(found).__name__ in f"{type(error).__name__} {error}"
+
         for indices in batches:
             examples = []
             for index in indices:
                 if time.monotonic() > deadline:
-                    return None
+                    return tell(None)
+                tell(f"item {index} of the data set {does}")
                 try:
-                    examples.append(
-                        dataset.__getitems__([index])[0] if hasattr(dataset, "__getitems__") else dataset[index]
-                    )
-                except Exception as found:
-                    if type(found).__name__ in f"{type(error).__name__} {error}":
-                        return f"item {index} of the data set raises it"
+                    one = dataset.__getitems__([index])[0] if hasattr(dataset, "__getitems__") else dataset[index]
+                    examples.append(one)
+                except (Exception, SystemExit) as found:
+                    if is_it(found):
+                        return None
             if len(examples) == len(indices):
+                tell(f"collate_fn {does} for the items {listed(indices, 5)}")
                 try:
                     self.plain.collate_fn(examples)
-                except Exception as found:
-                    if type(found).__name__ in f"{type(error).__name__} {error}":
-                        return f"collate_fn raises it for the items {listed(indices, 5)}"
-        return None
+                except (Exception, SystemExit) as found:
+                    if is_it(found):
+                        return None
+        return tell(None)
 
     def _unpickled(self) -> str | None:
         """Return what workers that are not forked can't be sent."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import re
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing import queues
+from multiprocessing.process import BaseProcess
 from typing import Any
+
+from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, LoaderError, WorkloadError
 from batchtune.loaders.base import OpenLoader
@@ -22,10 +27,8 @@ from batchtune.workloads.loading import first_line, raised_elsewhere, user_trace
 
 _SHARED_MEMORY = "/dev/shm"
 # As torch, Python and the C library write them.
-_KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([\w ]+)")
 _EXITED = re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) exited unexpectedly")
 _CUT = re.compile(r"(?:Connection\w*|BrokenPipe|EOF|FileNotFound)Error: (?!Caught)")
-_EXIT_CODE = re.compile(r"exited unexpectedly with exit code (\d+)")
 _NO_SHARED_MEMORY = re.compile(
     r"unable to (?:allocate|open|resize) shared memory|(?:shm|torch_)\S*.*No space left on device|out of shared memory"
 )
@@ -43,7 +46,10 @@ _PICKLE = (
 
 # How long a process may take to end after its connections are cut.
 _ENDING_SECONDS = 0.5
+# How soon a death is noticed that no signal told of.
+_LOOK_SECONDS = 0.2
 _SENDING = "while a worker sent a batch"
+_ENLARGE = "Enlarge it (docker run --shm-size=8g, or --ipc=host), or use fewer workers or a lower prefetch_factor."
 _UNSENT = "Return tensors, arrays and plain values from the data set and from collate_fn."
 
 
@@ -69,6 +75,83 @@ def report_unsent_batches() -> None:
     queue_class._on_queue_feeder_error = report
 
 
+class WorkerDied(BaseException):
+    """A worker of torch's DataLoader ended with this exit code, negative for a signal. Passes `except Exception`."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+class WorkerWatch:
+    """Raises WorkerDied in the main thread as soon as a worker of torch's DataLoader dies while batches are taken.
+
+    torch's own handler of SIGCHLD raises a RuntimeError wherever the main thread happens to be. An `except` there
+    (`threading` and torch have some) swallows it, and torch then waits for its time limit; the workers of a fork server
+    send no signal at all. So a thread looks too, and repeats the signal until taking ends.
+    """
+
+    def __init__(self) -> None:
+        from torch.utils.data._utils import signal_handling, worker
+
+        self._process, self._taking, self._quiet_until = os.getpid(), threading.Event(), 0.0
+        self._death, self._workers = 0, list[BaseProcess]()
+        start = BaseProcess.start
+
+        def noted(process: BaseProcess) -> None:
+            if process._target is worker._worker_loop:  # type: ignore[attr-defined]
+                self._workers.append(process)
+            start(process)
+
+        BaseProcess.start = noted  # type: ignore[assignment, method-assign]
+        signal_handling._set_SIGCHLD_handler()  # torch sets its own only once: this takes its place
+        signal.signal(signal.SIGCHLD, self._raise)
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def begin(self) -> None:
+        """Begin to raise, for the workers that live now and those that are started."""
+        self._workers[:] = [worker for worker in self._workers if worker.exitcode is None]
+        self._death, self._quiet_until = 0, 0.0
+        self._taking.set()
+
+    def end(self) -> None:
+        """Raise no more."""
+        self._taking.clear()
+
+    def cause(self, error: BaseException) -> BaseException:
+        """Return the death of a worker if that is why an error was raised, else the error.
+
+        The connection to the worker may be cut before its exit code is known.
+        """
+        said = _said(error)
+        exited = _EXITED.search(said)
+        deadline = time.monotonic() + (_ENDING_SECONDS if exited or _CUT.match(said) else 0.0)
+        while not (code := self._first_death()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return WorkerDied(code) if code or exited else error
+
+    def _first_death(self) -> int:
+        """Return the exit code of the first worker that was seen to fail; 0: none has."""
+        self._death = self._death or next((code for one in self._workers if (code := one.exitcode)), 0)
+        return self._death
+
+    def _raise(self, number: int, frame: object) -> None:
+        if os.getpid() != self._process or not self._taking.is_set() or time.monotonic() < self._quiet_until:
+            return  # in a forked worker, or before the last one was handled
+        if self._first_death() not in (0, -signal.SIGTERM):  # torch terminates workers that do not end with their epoch
+            self._quiet_until = time.monotonic() + _LOOK_SECONDS
+            for worker in self._workers:
+                if worker.pid:  # the others: torch would wait 5 s for each to end
+                    worker.kill()
+            raise WorkerDied(self._death)
+
+    def _look(self) -> None:
+        while self._taking.wait():
+            time.sleep(_LOOK_SECONDS)
+            if self._first_death():
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGCHLD)
+
+
 def failed(error: BaseException, loader: OpenLoader | None = None, *, kills: int | None = None) -> Failed:
     """Return what an error was, in words.
 
@@ -79,12 +162,15 @@ def failed(error: BaseException, loader: OpenLoader | None = None, *, kills: int
         last_lines = error.traceback if isinstance(error, WorkloadError) else None
         fatal = isinstance(error, WorkloadError)
         return Failed(outcome="error", message=error.message, hint=error.hint, traceback=last_lines, fatal=fatal)
-    said = "\n".join(f"{type(one).__name__}: {_text(one)}" for one in _linked(error))
-    outcome, message, hint = _known(said, loader, kills)
+    if isinstance(error, WorkerDied):
+        death = _death(error.exit_code, kills)
+        explained = loader.explain(error) if loader is not None and death.outcome == "crash" else None
+        return replace(death, message=f"{death.message} ({explained})") if explained else death
+    outcome, message, hint = _known(_said(error))
     if message is not None:
         return Failed(outcome=outcome, message=message, hint=hint)
     first, last_lines = raised_elsewhere(error) or (first_line(error), user_traceback(error))
-    explained = loader.explain(error) if loader is not None and isinstance(error, Exception) else None
+    explained = loader.explain(error) if loader is not None and isinstance(error, (Exception, SystemExit)) else None
     message = f"{first} ({explained})" if explained else first
     if hint == _UNSENT:
         message = f"a batch can't be sent to the training process: {first}"
@@ -104,7 +190,26 @@ def missing_library(error: BaseException, spec: str) -> LoaderError | None:
     return None
 
 
-def _known(said: str, loader: OpenLoader | None, kills: int | None) -> tuple[LoaderOutcome, str | None, str | None]:
+def _death(code: int, kills: int | None) -> Failed:
+    """Say why a worker of the loader died."""
+    if code == -signal.SIGBUS:
+        message = f"a worker was killed by a bus error: probably {_small_shared_memory()}"
+        return Failed(outcome="shared_memory", message=message, hint=_ENLARGE)
+    now = oom_kills()
+    if code == -signal.SIGKILL and kills is not None and now is not None and now > kills:
+        message = "the kernel killed a worker for want of memory"
+        return Failed(outcome="oom", message=message, hint="Use fewer workers or prefetch less.")
+    if code < 0:
+        message = f"a worker was killed by {signal.Signals(-code).name}"
+        return Failed(outcome="crash", message=message, hint="Look at what it printed, and run it with num_workers=0.")
+    return Failed(
+        outcome="crash",
+        message="a worker ended unexpectedly" + (f" with exit code {code}" if code else ""),
+        hint="Look at what it printed. Under spawn and forkserver, workers import your file anew, by its name.",
+    )
+
+
+def _known(said: str) -> tuple[LoaderOutcome, str | None, str | None]:
     """Recognise what torch and the system say; no message: it is the user's own error."""
     if _NO_FILES.search(said) or f"[Errno {errno.EMFILE}]" in said:
         return (
@@ -113,30 +218,8 @@ def _known(said: str, loader: OpenLoader | None, kills: int | None) -> tuple[Loa
             "Raise the limit (ulimit -n 65536), or call torch.multiprocessing.set_sharing_strategy('file_system') in "
             "your file.",
         )
-    code = _exit_code(said, loader)
-    if code == -signal.SIGBUS or _NO_SHARED_MEMORY.search(said):
-        size = ""
-        with contextlib.suppress(OSError):
-            size = f": it holds {format_size(shutil.disk_usage(_SHARED_MEMORY).total)}"
-        small = f"{_SHARED_MEMORY} is too small for the batches in flight{size}"
-        return (
-            "shared_memory",
-            f"a worker was killed by a bus error: probably {small}" if code == -signal.SIGBUS else small,
-            "Enlarge it (docker run --shm-size=8g, or --ipc=host), or use fewer workers or a lower prefetch_factor.",
-        )
-    if code == -signal.SIGKILL:
-        now = oom_kills()
-        if kills is not None and now is not None and now > kills:
-            return "oom", "the kernel killed a worker for want of memory", "Use fewer workers or prefetch less."
-    if code is not None and code < 0:
-        name = signal.Signals(-code).name
-        return "crash", f"a worker was killed by {name}", "Look at what it printed, and run it with num_workers=0."
-    if code is not None or _KILLED.search(said) or _EXITED.search(said):
-        return (
-            "crash",
-            "a worker ended unexpectedly" + (f" with exit code {code}" if code else ""),
-            "Look at what it printed. Under spawn and forkserver, workers import your file anew, by its name.",
-        )
+    if _NO_SHARED_MEMORY.search(said):
+        return "shared_memory", _small_shared_memory(), _ENLARGE
     if "MemoryError:" in said or _NO_MEMORY.search(said):
         return "oom", None, "Use fewer workers, a lower prefetch_factor or smaller batches."
     if match := _TIMED_OUT.search(said):
@@ -148,22 +231,16 @@ def _known(said: str, loader: OpenLoader | None, kills: int | None) -> tuple[Loa
     return "error", None, None
 
 
-def _exit_code(said: str, loader: OpenLoader | None) -> int | None:
-    """Return the exit code of a worker that died, negative for a signal; None: none has, or it can't be told.
+def _small_shared_memory() -> str:
+    size = ""
+    with contextlib.suppress(OSError):
+        size = f": it holds {format_size(shutil.disk_usage(_SHARED_MEMORY).total)}"
+    return f"{_SHARED_MEMORY} is too small for the batches in flight{size}"
 
-    torch knows it only if it looks at the worker before multiprocessing does, and may find its connection cut first.
-    """
-    if killed := _KILLED.search(said):
-        names = {signal.strsignal(number): -number for number in signal.Signals}
-        return names.get(killed[1].strip())
-    if code := _EXIT_CODE.search(said):
-        return int(code[1])
-    if loader is None or not (_EXITED.search(said) or _CUT.match(said)):
-        return None
-    deadline = time.monotonic() + _ENDING_SECONDS
-    while not (codes := loader.exit_codes()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return codes[0] if codes else None
+
+def _said(error: BaseException) -> str:
+    """Return the types and messages of an exception and of those that it came from."""
+    return "\n".join(f"{type(one).__name__}: {_text(one)}" for one in _linked(error))
 
 
 def _text(error: BaseException) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from batchtune.errors import LoaderError
 from batchtune.loaders import torch_arguments
 from batchtune.loaders.base import BatchFacts, LoaderKind, Machine, OpenLoader, Target
-from batchtune.loaders.batches import digests_of, facts_of, moved, words_of
+from batchtune.loaders.batches import facts_of, moved
 from batchtune.results import Argument, Arguments, LoaderStage
 
 
@@ -28,7 +27,6 @@ class IterableLoader(OpenLoader):
         self._target, self._arguments = target, arguments
         self._made, self._once = made, iter(made) is made if isinstance(made, Iterator) else False
         self._used = False
-        self._workers: list[Any] = []
         self.delivered = 0
 
     def epoch(self) -> Iterator[Any]:
@@ -36,40 +34,27 @@ class IterableLoader(OpenLoader):
         if self._once and self._used:
             self._made = call(self._target, self._arguments)
         self._used, self.delivered = True, 0
+        # An error's traceback keeps it: torch's would wait 5 s for its workers to end, where one has died.
         iterator = iter(self._made)
-        self._workers = multiprocessing.active_children()
         for batch in iterator:
-            ready = self.to_device(batch)
+            ready = self._to_device(batch)
             del batch
             self.delivered += 1
             yield ready
 
-    def to_device(self, batch: Any) -> Any:
+    def _to_device(self, batch: Any) -> Any:
         """Return the batch on the device, ready; on the CPU it is left as it is."""
         if self._target.device == "cpu":
             return batch
+        import torch
+
         batch = moved(batch, self._target.device, non_blocking=bool(self._arguments.get("pin_memory")))
-        self.synchronise()
+        torch.cuda.synchronize(self._target.device)
         return batch
-
-    def synchronise(self) -> None:
-        """As the base class says."""
-        if self._target.device != "cpu":
-            import torch
-
-            torch.cuda.synchronize(self._target.device)
 
     def facts(self, batch: Any) -> BatchFacts:
         """As the base class says."""
         return facts_of(batch)
-
-    def words(self, batch: Any) -> str:
-        """As the base class says."""
-        return words_of(batch)
-
-    def digests(self, batch: Any) -> dict[str, str]:
-        """As the base class says."""
-        return digests_of(batch)
 
     def batches(self) -> int | None:
         """As the base class says."""
@@ -77,10 +62,6 @@ class IterableLoader(OpenLoader):
             return len(self._made)
         except Exception:  # not known; a data set's own __len__ may raise anything
             return None
-
-    def exit_codes(self) -> list[int]:
-        """As the base class says."""
-        return [one.exitcode for one in self._workers if one.exitcode]
 
     def explain(self, error: BaseException) -> str | None:
         """As the base class says."""
@@ -98,7 +79,7 @@ class IterableLoader(OpenLoader):
 
     def close(self) -> None:
         """As the base class says."""
-        self._made, self._workers = None, []
+        self._made = None
 
 
 class IterableKind(LoaderKind):

@@ -117,7 +117,6 @@ class Failed(Message, frozen=True):
         outcome: `error`, `oom`, `shared_memory`, `crash` (a worker of the loader died) or `timeout`.
         traceback: The last lines of the user's own frames.
         fatal: Whether other settings would fail alike: the target can't be imported or is no loader.
-        taken: What was delivered before.
     """
 
     outcome: LoaderOutcome
@@ -125,7 +124,6 @@ class Failed(Message, frozen=True):
     hint: str | None = None
     traceback: str | None = None
     fatal: bool = False
-    taken: Taken | None = None
 
 
 Request = Open | Take | Split

@@ -28,7 +28,8 @@ from msgspec.structs import replace
 from batchtune.errors import BatchtuneError, LoaderError
 from batchtune.loaders import KINDS, kind_of
 from batchtune.loaders.base import BatchFacts, OpenLoader, Target
-from batchtune.loaders.failures import failed, missing_library, report_unsent_batches
+from batchtune.loaders.batches import digests_of, words_of
+from batchtune.loaders.failures import WorkerWatch, failed, missing_library, report_unsent_batches
 from batchtune.loaders.protocol import (
     Failed,
     Open,
@@ -57,8 +58,7 @@ def work(channel: int) -> None:
     connection = socket.socket(fileno=channel)
     connection.set_inheritable(False)
     report_unsent_batches()
-    served = Served()
-    _watch_workers_while_taking(served)
+    served = Served(WorkerWatch())
     with connection, connection.makefile("rb") as requests:
         for line in requests:
             connection.sendall(encode(served.answer(decode_request(line))) + b"\n")
@@ -77,24 +77,12 @@ def _pass_on(number: int, frame: object) -> None:
                 time.sleep(_PRINTING_SECONDS)
 
 
-def _watch_workers_while_taking(served: Served) -> None:
-    """Let torch raise its error for a worker that died only where the error is expected.
-
-    Its handler of SIGCHLD raises wherever this process happens to be.
-    """
-    from torch.utils.data._utils import signal_handling
-
-    signal_handling._set_SIGCHLD_handler()
-    raising: Any = signal.getsignal(signal.SIGCHLD)
-    signal.signal(signal.SIGCHLD, lambda number, frame: raising(number, frame) if served.taking else None)
-
-
 class Served:
-    """What one worker process holds: the loader that it opened, and whether batches are being taken from it."""
+    """The loader that this worker process opened, and what it is asked of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: WorkerWatch) -> None:
         self.loader: OpenLoader | None = None
-        self.taking = False
+        self._watch = watch
         self._kills: int | None = None
 
     def answer(self, request: Request) -> Reply:
@@ -152,28 +140,23 @@ class Served:
     def _take(self, loader: OpenLoader, request: Take) -> Taken | Failed:
         record = _Record()
         busy_before = _cpu_seconds()
-        error: BaseException | None = None
         started = time.perf_counter()
         epoch = loader.epoch()
         try:
-            self.taking = True
+            self._watch.begin()
             record.take(loader, epoch, request, started)
-            self.taking = False
+            self._watch.end()
         except BaseException as raised:
-            self.taking = False
-            error = raised
+            self._watch.end()
+            return replace(failed(self._watch.cause(raised), loader, kills=self._kills), fatal=False)
         taken = record.taken(_cpu_seconds() - busy_before)
-        if error is not None:
-            return replace(failed(error, loader, kills=self._kills), taken=taken, fatal=False)
         try:
             epoch.close()  # type: ignore[attr-defined]
         except BaseException:  # workers that were stopped in the middle of a batch may end in disorder
             traceback.print_exc()
         if not taken.waits:
             reason = loader.emptiness()
-            return Failed(
-                outcome="empty", message="an epoch has no batch" + (f": {reason}" if reason else ""), taken=taken
-            )
+            return Failed(outcome="empty", message="an epoch has no batch" + (f": {reason}" if reason else ""))
         return taken
 
 
@@ -201,9 +184,9 @@ class _Record:
             self.waits.append(delivered - asked)
             self.facts.append(loader.facts(batch))
             if self.words is None:
-                self.words = loader.words(batch)
+                self.words = words_of(batch)
             if request.digests:
-                self.digests.append(loader.digests(batch))
+                self.digests.append(digests_of(batch))
             del batch
             if request.steps:
                 step = request.steps[(len(self.waits) - 1) % len(request.steps)]

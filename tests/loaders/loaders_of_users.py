@@ -1,5 +1,6 @@
 """Data sets and loaders as users write them, good and bad. Example i is a clip of 100 + i samples, all of them i."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 COUNT = 40
 
@@ -31,6 +32,8 @@ class Clips(Dataset[torch.Tensor]):
                     raise MemoryError("no room for a clip")
                 case "exit":
                     os._exit(3)
+                case "leave":
+                    sys.exit(4)
                 case "hang":
                     time.sleep(1000)
                 case "":
@@ -48,6 +51,22 @@ def pad(clips: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 def arguments(bad: int = -1, what: str = "", count: int = COUNT, drop_last: bool = False) -> dict[str, Any]:
     made = Clips(count, bad, what)
     return {"dataset": made, "batch_size": 8, "shuffle": True, "drop_last": drop_last, "collate_fn": pad, "timeout": 30}
+
+
+class Swallowing(BatchSampler):
+    """Swallows what a signal handler raises in the training process while a worker dies."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield [17]
+        with contextlib.suppress(BaseException):
+            time.sleep(1.0)
+        yield from ([0] for _ in range(9))
+
+
+def swallowed() -> dict[str, Any]:
+    made = Clips(bad=17, what="SIGKILL")
+    sampler = Swallowing(range(COUNT), 1, False)
+    return {"dataset": made, "batch_sampler": sampler, "timeout": 30}
 
 
 def with_lengths(batch_size: int | None = None, count: int = COUNT) -> dict[str, Any]:

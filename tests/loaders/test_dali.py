@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from batchtune.errors import LoaderError
 from batchtune.loaders.base import Machine, OpenLoader, Target
+from batchtune.loaders.batches import digests_of, words_of
 from batchtune.loaders.dali import DaliKind
 from batchtune.workloads.loading import load_function, user_traceback
 
@@ -73,7 +74,7 @@ def target_of(name: str, options: dict[str, Any], device: str = "cpu", seed: int
 
 def digests(loader: OpenLoader, batches: int | None = None) -> list[dict[str, str]]:
     with closing(loader.epoch()) as epoch:  # type: ignore[type-var]
-        return [loader.digests(batch) for _, batch in zip(range(batches or 99), epoch, strict=False)]
+        return [digests_of(batch) for _, batch in zip(range(batches or 99), epoch, strict=False)]
 
 
 # Which functions, which settings
@@ -157,8 +158,8 @@ def test_lengths_are_those_of_each_example(opened: Callable[..., OpenLoader]) ->
         same = padded.facts(other)
         assert (same.examples, same.length, same.total_length) == (facts.examples, facts.length, facts.total_length)
     assert facts.examples == FILES % 4
-    assert ragged.words(batch) == f"4 × 8 × {min(frames)} to {max(frames)} (mel), 4 × 1 (label)"
-    assert padded.words(other) == f"4 × 8 × {max(frames)} (mel), 4 (frames), 4 × 1 (label)"
+    assert words_of(batch) == f"4 × 8 × {min(frames)} to {max(frames)} (mel), 4 × 1 (label)"
+    assert words_of(other) == f"4 × 8 × {max(frames)} (mel), 4 (frames), 4 × 1 (label)"
 
 
 @needs_dali
@@ -230,6 +231,7 @@ def test_a_process_ends_well_though_its_work_was_dropped(wavs: str) -> None:
     code = f"""
 import inspect, sys
 from batchtune.loaders.base import Target
+from batchtune.loaders.batches import digests_of, words_of
 from batchtune.loaders.dali import DaliKind
 sys.path.insert(0, {str(TARGETS.parent)!r})
 import dali_targets
