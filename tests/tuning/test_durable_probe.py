@@ -219,39 +219,6 @@ def test_killed_in_mid_step_it_leaves_no_child_of_the_step(probing: Probing) -> 
         kill(process, probing)
 
 
-# Two at once
-
-
-@pytest.mark.slow
-def test_a_second_probe_in_the_folder_is_refused_without_harm(probing: Probing, undisturbed: Path) -> None:
-    with probing.held() as process:
-        before = {path.name: path.read_bytes() for path in (probing.folder / "run").iterdir()}
-        second = probing.finish()
-        after = {path.name: path.read_bytes() for path in (probing.folder / "run").iterdir()}
-        probing.let_go()
-        process.wait()
-    assert second.returncode == 1
-    assert len(errors(second.stderr)) == 1
-    assert f"another batchtune is at work in {probing.folder / 'run'}" in second.stderr
-    assert before == after
-    assert process.returncode == 0, probing.stderr()
-    assert frontier(probing.folder / "run") == frontier(undisturbed)
-
-
-@pytest.mark.slow
-def test_a_second_probe_on_the_cpu_says_its_times_are_untrusted(probing: Probing) -> None:
-    with probing.held() as process:
-        arguments = [
-            part.replace("held_workload.py:Held", "held_workload.py:Free") for part in probing.command("other")
-        ]
-        second = probing.ran(arguments)
-        kill(process, probing)
-    assert second.returncode == 0, second.stderr
-    told = f"Another probe (process {process.pid}) used the CPU when this one began"
-    assert told in second.stderr
-    assert any(told in text for text in read_result(probing.folder / "other" / PROBE_FILE, Probe).warnings)
-
-
 # No room
 
 
