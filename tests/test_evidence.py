@@ -2,57 +2,90 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from cli.conftest import run_here
 from gpu.evidence import main
+from gpu.evidence_bench import QUICK_SPEECH_SECONDS, QUICK_TOKENS, Bench
 from gpu.evidence_parts import PARTS, Sampled
 from gpu.evidence_record import Record, read_evidence, summarise
+from memory_laws import LAWS, LawDevice
 
+from batchtune.lengths import Lengths
+from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Doctor, DoctorTorch
 from batchtune.shapes import BatchShape
 
 HARNESS = [sys.executable, str(Path(__file__).parent / "gpu" / "evidence.py")]
 ON_THE_CPU = ["--device", "cpu", "--memory", "700MiB", "--quick"]
-# An epoch takes the probe of `speech` where it is there.
-TOGETHER = [("speech", "epoch"), *((part,) for part in PARTS if part not in ("tests", "speech", "epoch"))]
+MEASURING = [part for part in PARTS if part != "tests"]
 MACHINE = {"cpu": {"name": "A CPU"}, "gpus": [{"name": "NVIDIA A1", "device": "cuda:0"}]}
-
-
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*HARNESS, *arguments], capture_output=True, text=True, env={**os.environ, **environment}, check=False
-    )
 
 
 def record_of(folder: Path, device: str = "cuda") -> Record:
     return Record("speech", folder / "speech.json", "python evidence.py speech", device, MACHINE, [])
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("parts", TOGETHER, ids=" and ".join)
-def test_all_parts_are_complete_on_the_cpu(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], parts: tuple[str, ...]
-) -> None:
-    done = run(*parts, *ON_THE_CPU, "--out", str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = [read_evidence(tmp_path / f"{part}.json") for part in parts]
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness in this process, on a machine without a GPU that need not be examined."""
+    torch = DoctorTorch(**{**dict.fromkeys(DoctorTorch.__struct_fields__), "problem": "none here"})
+    found = Doctor(**{**dict.fromkeys(Doctor.__struct_fields__), "gpus": [], "torch": torch, "cpu": {"name": "A CPU"}})
+    monkeypatch.setattr("gpu.evidence.examine", lambda _: found)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def made_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that follows a law of memory in the place of worker processes, and commands run in this process."""
+
+    def made(settings: ProbeSettings, *_: Any, **__: Any) -> LawDevice:
+        both = settings.workload == "builtin:transformer-lm"
+        longest = Lengths.of([QUICK_TOKENS], [QUICK_TOKENS]) if both else Lengths.of([QUICK_SPEECH_SECONDS])
+        return LawDevice(LAWS["quadratic"], longest)
+
+    def here(bench: Bench, *arguments: str, seconds: float | None = None, **environment: str) -> str:
+        ran = run_here(*arguments)
+        assert ran.returncode in (0, 3), ran.stderr
+        return ran.stdout
+
+    for module in ("batchtune.tuning.probing", "batchtune.tuning.verifying", "benchmarks.frontier"):
+        monkeypatch.setattr(f"{module}.Supervisor", made)
+    monkeypatch.setattr(Bench, "batchtune", here)
+
+
+def assert_complete(folder: Path, parts: list[str], told: str) -> None:
+    found = [read_evidence(folder / f"{part}.json") for part in parts]
     assert [(evidence.complete, evidence.missing) for evidence in found] == [(True, [])] * len(parts)
     assert all(evidence.figures for evidence in found)
     figures = [figure for evidence in found for figure in evidence.figures]
-    assert all(figure.what in done.stdout and figure.shown in done.stdout for figure in figures)
+    assert all(figure.what in told and figure.shown in told for figure in figures)
+
+
+@pytest.mark.usefixtures("machine", "made_device")
+def test_all_parts_are_complete_on_a_made_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MEASURING, *ON_THE_CPU, "--out", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert_complete(tmp_path, MEASURING, told)
+    assert (tmp_path / "verify-run" / "sampler.yaml").exists() and (tmp_path / "verify.html").exists()
     assert summarise([tmp_path]) == 0
-    assert capsys.readouterr().out.count("\n| ") >= len(figures)
-    if "verify" in parts:
-        assert (tmp_path / "verify-run" / "sampler.yaml").exists()
-        assert (tmp_path / "verify.html").exists()
+    assert capsys.readouterr().out.count("\n| ") >= told.count(": at most")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_processes_measure_on_the_cpu(tmp_path: Path) -> None:
+    parts = ["speech", "verify"]
+    done = subprocess.run([*HARNESS, *parts, *ON_THE_CPU, "--out", str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_complete(tmp_path, parts, done.stdout)
 
 
 @pytest.mark.slow
@@ -67,15 +100,6 @@ def test_an_interrupted_part_keeps_what_it_has(tmp_path: Path) -> None:
     evidence = read_evidence(tmp_path / "speech.json")
     assert (evidence.complete, evidence.missing) == (False, ["interrupted"])
     assert trials.exists()
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness in this process, on a machine without a GPU that need not be examined."""
-    torch = DoctorTorch(**{**dict.fromkeys(DoctorTorch.__struct_fields__), "problem": "none here"})
-    found = Doctor(**{**dict.fromkeys(Doctor.__struct_fields__), "gpus": [], "torch": torch})
-    monkeypatch.setattr("gpu.evidence.examine", lambda _: found)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 @pytest.mark.usefixtures("machine")

@@ -67,15 +67,12 @@ def stateful(**options: Any) -> Any:
     return loaders.StatefulDataLoader(Examples(), batch_sampler=made(), **options)
 
 
+TWO = {"num_workers": 2}
 WORKERS = [
     pytest.param({"num_workers": 0}, id="0 workers"),
-    pytest.param({"num_workers": 2}, id="2 workers"),
-    pytest.param({"num_workers": 2, "persistent_workers": True}, id="2 persistent workers", marks=pytest.mark.slow),
-    pytest.param(
-        {"num_workers": 2, "snapshot_every_n_steps": 4},
-        id="2 workers, a snapshot every 4 steps",
-        marks=pytest.mark.slow,
-    ),
+    pytest.param(TWO, id="2 workers", marks=pytest.mark.slow),
+    pytest.param({**TWO, "persistent_workers": True}, id="2 persistent workers", marks=pytest.mark.slow),
+    pytest.param({**TWO, "snapshot_every_n_steps": 4}, id="2, a snapshot every 4 steps", marks=pytest.mark.slow),
 ]
 
 ONE_WORKER = [
@@ -97,6 +94,10 @@ def test_a_stateful_loader_goes_on_in_mid_epoch(options: dict[str, Any], taken: 
     resumed.load_state_dict(state)
     assert before + [indices(batch) for batch in resumed] == epoch(1)
     assert [indices(batch) for batch in resumed] == epoch(2)
+
+
+def test_a_stateful_loader_with_workers_goes_on_in_mid_epoch() -> None:
+    test_a_stateful_loader_goes_on_in_mid_epoch(TWO, 6)
 
 
 @pytest.mark.parametrize("options", WORKERS)
@@ -389,24 +390,15 @@ def test_ranks_are_those_of_a_process_group_made_later(tmp_path: Path) -> None:
         torch.distributed.destroy_process_group()
 
 
-# Pools: a choice of the same tests, those that would notice epochs with other numbers of batches among them.
+# Pools: those of the tests that would notice epochs with other numbers of batches.
 
 SAME_IN_POOLS: dict[str, Callable[[Path], None]] = {
-    "stateful": lambda _: test_a_stateful_loader_goes_on_in_mid_epoch({"num_workers": 0}, 6),
-    "stateful with workers": lambda _: test_a_stateful_loader_goes_on_in_mid_epoch({"num_workers": 2}, 6),
-    "stateful between epochs": lambda _: test_a_stateful_loader_goes_on_between_two_epochs({"num_workers": 0}),
-    "lightning": lambda path: test_lightning_trains_epoch_after_epoch(path, {}),
-    "lightning from a checkpoint": test_lightning_resumes_at_the_epoch_of_the_checkpoint,
-    "lightning in mid-epoch": lambda path: test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(path, {}),
+    "stateful": lambda _: test_a_stateful_loader_with_workers_goes_on_in_mid_epoch(),
+    "lightning": lambda path: test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(path, {}),
     "lightning's place": lambda path: test_lightning_with_a_plain_loader_keeps_the_samplers_place(path, 0),
-    "accelerate": lambda _: test_accelerate_prepares_the_loader({}),
-    "accelerate skips": lambda _: test_accelerate_skips_the_first_batches(),
-    "accelerate in mid-epoch": lambda path: test_accelerate_resumes_in_mid_epoch(path, 0),
-    "accelerate by batch count": lambda _: test_accelerate_with_a_plain_loader_resumes_by_batch_count(0),
-    "accelerate gathers": lambda _: test_accelerate_gathers_every_example_once(),
+    "accelerate": lambda path: test_accelerate_resumes_in_mid_epoch(path, 0),
     "accelerate deals": lambda _: test_accelerate_deals_the_batches_of_one_rank_to_processes(),
-    "transformers": test_transformers_trains_epoch_after_epoch,
-    "transformers in mid-epoch": lambda path: test_transformers_resumes(path, len(made()) + 4),
+    "transformers": lambda path: test_transformers_resumes(path, len(made()) + 4),
 }
 
 

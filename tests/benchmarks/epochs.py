@@ -27,7 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from batching.conftest import load_dynamic_batch_sampler
-from reproduced.lhotse import lhotse_batches
+from reproduced import lhotse_batches
 from torch.utils.data import BatchSampler
 
 from batchtune import BucketBatchSampler
@@ -88,7 +88,7 @@ def with_lhotse(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep
     bins = np.append(lhotse_boundaries(values, NUM_BUCKETS), lengths.longest)
     frontier = costs_of(probe).frontier
     assert frontier is not None
-    return list(lhotse_batches(values, bins, frontier(bins), shuffle=True))
+    return lhotse_batches(values, bins, frontier(bins).tolist())
 
 
 def with_fixed(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep) -> Batches:

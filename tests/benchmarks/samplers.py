@@ -1,8 +1,7 @@
-"""SpeechBrain's sampler next to the same batches, and to a whole sweep: `python tests/benchmarks/samplers.py`.
+"""SpeechBrain's sampler next to a whole sweep: `python tests/benchmarks/samplers.py`.
 
 On made-up lengths (log-normal seconds; rounded to 10 ms, so that they repeat, and not), all in one run:
 
-- `same_batches`: constructing SpeechBrain's DynamicBatchSampler, and the same batches as arrays; list for list equal.
 - `sweep`: constructing SpeechBrain's sampler with `num_buckets` 10 to 20, which tells how many batches each makes; and
   batchtune's sweep of all its strategies with as many buckets each, with their padding, from unsorted lengths on.
 - `command`: the whole process `batchtune sweep-buckets` on a Parquet file of more lengths (`--command-count`).
@@ -23,15 +22,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from batching.conftest import load_dynamic_batch_sampler
-from reproduced.speechbrain import speechbrain_batches
 
-from batchtune.batching.epochs import EpochBatches
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.tuning.costs import Costs
 from batchtune.tuning.sweep import sweep
@@ -46,7 +41,7 @@ T = TypeVar("T")
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1_000_000, help="lengths of the first two")
+    parser.add_argument("--count", type=int, default=1_000_000, help="lengths of the sweep")
     parser.add_argument("--command-count", type=int, default=6_000_000, help="lengths of the command")
     options = parser.parse_args()
     original = load_dynamic_batch_sampler()
@@ -54,7 +49,6 @@ def main() -> None:
     found = {
         name: {
             "distinct": int(np.unique(values).size),
-            "same_batches": same_batches(original, values),
             "sweep": sweeps(original, values),
             "command": command(made_up(options.command_count, rounded=rounded)),
         }
@@ -75,37 +69,6 @@ def timed(function: Callable[[], T]) -> tuple[float, T]:
     started = time.perf_counter()
     result = function()
     return time.perf_counter() - started, result
-
-
-def torch_permutation(size: int) -> npt.NDArray[np.int64]:
-    """As SpeechBrain draws with its own seed in its first epoch."""
-    generator = torch.Generator()
-    generator.manual_seed(42)
-    return torch.randperm(size, generator=generator).numpy()
-
-
-def same_batches(original: Any, values: FloatArray) -> dict[str, Any]:
-    """One construction with 20 buckets and random order, against ours at its best of some.
-
-    Both draw two permutations with torch. `without_draws_seconds` is ours with those drawn beforehand.
-    """
-    as_list = values.tolist()
-    theirs, sampler = timed(lambda: original(range(values.size), MAX_BATCH_LENGTH, 20, lengths_list=as_list))
-    drawn = {size: torch_permutation(size) for size in (values.size, len(sampler))}
-
-    def ours(draw: Callable[[int], npt.NDArray[np.int64]]) -> EpochBatches:
-        permutation = draw(values.size)
-        return speechbrain_batches(
-            values, MAX_BATCH_LENGTH, num_buckets=20, permutation=permutation, batch_permutation=draw
-        )
-
-    assert list(ours(torch_permutation)) == list(sampler._batches)
-    best = min(timed(lambda: ours(torch_permutation))[0] for _ in range(REPEATS))
-    without_draws = min(timed(lambda: ours(drawn.__getitem__))[0] for _ in range(REPEATS))
-    return {
-        **compared("speechbrain_seconds", theirs, "batchtune_seconds", best),
-        "without_draws_seconds": round(without_draws, 4),
-    }
 
 
 def sweeps(original: Any, values: FloatArray) -> dict[str, Any]:

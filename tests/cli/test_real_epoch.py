@@ -16,17 +16,17 @@ from cli.conftest import run_in
 SPEECH = f"{Path(__file__).parents[1] / 'speech_workload.py'}:SpeechTagger"
 # A half of the model's usual width: half as many batches.
 WORKLOAD = ["--workload", SPEECH, "--set", "dim=32", "--device", "cpu"]
-MEMORY = ["--memory", "400MiB", "--memory-fraction", "1.0"]
+MEMORY = ["--memory", "360MiB", "--memory-fraction", "1.0"]
 # Each test takes some minutes, and many where other programs run beside it: no time is held.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 ANY_TIME = ["--time-tolerance", "1000"]
 
 
 def write_speech_manifest(path: Path, count: int = 500) -> Path:
-    """Lengths of the kind of LibriSpeech's: 1.4 to 24.5 s, most between 12 and 16."""
+    """Lengths of the kind of LibriSpeech's at half their time: 0.7 to 12.3 s, most between 6 and 8."""
     rng = np.random.default_rng(5)
-    long, short = rng.normal(14.3, 1.2, count * 3 // 4), rng.uniform(1.4, 13.0, count - count * 3 // 4 - 2)
-    lengths = np.concatenate((np.clip(long, 1.4, 24.5), short, [1.41, 24.525])).round(3)
+    long, short = rng.normal(7.15, 0.6, count * 3 // 4), rng.uniform(0.7, 6.5, count - count * 3 // 4 - 2)
+    lengths = np.concatenate((np.clip(long, 0.7, 12.25), short, [0.705, 12.26])).round(3)
     rng.shuffle(lengths)
     path.write_text("id,duration\n" + "".join(f"utt{index},{length}\n" for index, length in enumerate(lengths)))
     return path

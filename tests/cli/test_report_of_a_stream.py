@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli.conftest import Run, command
 from report_records import made_probe
-from streamed_records import hostile_stream, made_stream, whole_stream
+from streamed_records import made_stream, whole_stream
 
 from batchtune.results import write_result
 
@@ -65,16 +65,6 @@ def test_its_files_are_not_overwritten_by_a_report(batchtune: Run, run: Path) ->
     ran = batchtune("report", run, "-o", run / "stream.json")
     assert ran.returncode == 2 and "must not be overwritten" in ran.stderr
     assert (run / "stream.json").read_bytes() == before
-
-
-def test_strings_of_strangers_do_nothing(batchtune: Run, run: Path) -> None:
-    evil = "\x1b]0;PWNED\x07 ::error::PWNED <img src=x>"
-    write_result(run / "stream.json", hostile_stream(evil))
-    for name in ("terminal", "markdown", "html"):
-        ran = batchtune("report", run, "--format", name)
-        assert ran.returncode == 0, ran.stderr
-        assert not {"\x1b", "\x07"} & set(ran.stdout + ran.stderr)
-        assert name == "terminal" or "<img" not in ran.stdout
 
 
 def test_an_edited_stream_is_one_message(batchtune: Run, run: Path) -> None:

@@ -28,7 +28,6 @@ from batchtune.tuning.sweep_settings import SweepSettings
 # Frameworks warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 EPOCHS = 2
 
 
@@ -67,14 +66,9 @@ def loss_of(model: Tiny, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return loss
 
 
-@pytest.fixture(scope="module", params=["made", pytest.param("librispeech", marks=pytest.mark.slow)])
-def lengths(request: pytest.FixtureRequest) -> FloatArray:
-    if request.param == "made":
-        return np.random.default_rng(0).integers(1, 40, 900).astype(np.float64)
-    path = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
-    if not path.exists():
-        pytest.skip(f"{path.parent.name} is not here")
-    return np.loadtxt(path, skiprows=1, delimiter="\t", usecols=1) / 16_000
+@pytest.fixture(scope="module")
+def lengths() -> FloatArray:
+    return np.random.default_rng(0).integers(1, 40, 900).astype(np.float64)
 
 
 @pytest.fixture(scope="module", params=["optimal", "pooled"])

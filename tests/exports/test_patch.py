@@ -388,7 +388,7 @@ class TestDamage:
         hold_when_damaged(generator)
 
     @pytest.mark.slow
-    @settings(deadline=None, max_examples=300)
+    @settings(deadline=None, max_examples=120)
     @given(st.randoms(use_true_random=False))
     def test_much_random_damage_does(self, generator: random.Random) -> None:
         hold_when_damaged(generator)

@@ -19,7 +19,7 @@ from benchmarks.epochs import shapes_of, with_batchtune, with_lhotse
 from benchmarks.frontier import PEERS, OutOfTime, Searched, peer, probe, supervise
 from gpu.evidence_bench import QUICK_FRACTION, QUICK_LENGTHS, ROOT, Bench
 from gpu.evidence_record import Missing
-from reproduced.speechbrain import speechbrain_batches
+from reproduced import speechbrain_batches
 from torch.utils.data import BatchSampler
 
 from batchtune.exports.run_configs import read_sampler_yaml
@@ -287,23 +287,13 @@ def _epochs(lengths: Lengths, found: Probe, swept: Sweep) -> dict[str, tuple[Flo
     size = swept.baselines[0].batch_size
     epochs = {"the best table": with_batchtune(values, lengths, found, swept)}
     for count in SPEECHBRAIN_BUCKETS:
-        epochs[f"SpeechBrain's DynamicBatchSampler, {count} buckets"] = list(
-            speechbrain_batches(
-                values,
-                found.max_batch_length,
-                num_buckets=count,
-                permutation=_permutation(values.size),
-                batch_permutation=_permutation,
-            )
-        )
+        batches = speechbrain_batches(values, found.max_batch_length, count)
+        epochs[f"SpeechBrain's DynamicBatchSampler, {count} buckets"] = batches
     epochs["Lhotse's 20 bins with the measured sizes"] = with_lhotse(values, lengths, found, swept)
     epochs[f"fixed batches of {size}, sorted"] = _cut(np.argsort(values, kind="stable"), size)
-    epochs[f"fixed batches of {size}, shuffled"] = _cut(_permutation(values.size), size)
+    shuffled = torch.randperm(values.size, generator=torch.Generator().manual_seed(0)).numpy()
+    epochs[f"fixed batches of {size}, shuffled"] = _cut(shuffled, size)
     return {name: (values, batches) for name, batches in epochs.items()}
-
-
-def _permutation(count: int) -> np.ndarray[Any, Any]:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(0)).numpy()
 
 
 def _cut(order: np.ndarray[Any, Any], size: int) -> list[list[int]]:

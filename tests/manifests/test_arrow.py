@@ -226,8 +226,7 @@ def test_a_file_that_breaks_off_is_refused(refusal: Callable[..., ManifestError]
     assert "can't be read as Arrow" in message or "is damaged" in message
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-@both
+@pytest.mark.parametrize(("kind", "compression"), [("stream", None), ("file", "lz4"), ("stream", "zstd")])
 def test_any_damage_gives_lengths_or_one_message(kind: str, compression: str | None, tmp_path: Path) -> None:
     count = 30
     columns = {
@@ -307,7 +306,7 @@ def expected(rows: Sequence[Any], name: str) -> list[object]:
     return [walk(row, name.replace("b.c", "b c").replace(".", "/").replace("b c", "b.c").split("/")) for row in rows]
 
 
-@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 60))])
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 24))])
 def test_what_stands_in_nested_tables_is_found(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
     kind = drawn_type(draw, 3)

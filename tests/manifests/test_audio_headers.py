@@ -371,19 +371,14 @@ def survives(data: bytes, suffix: str) -> None:
 
 
 @pytest.mark.parametrize(("form", "subtype"), SMALL)
-def test_a_file_cut_anywhere_is_read_or_refused(form: str, subtype: str) -> None:
-    data = written(form, subtype, count=400)
-    for end in [*range(min(len(data), 128)), *range(0, len(data), max(1, len(data) // 200))]:
-        survives(data[:end], form.lower())
-
-
-@pytest.mark.parametrize(("form", "subtype"), SMALL)
-def test_a_file_with_any_bytes_changed_is_read_or_refused(
+def test_a_file_cut_or_changed_anywhere_is_read_or_refused(
     form: str, subtype: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data = written(form, subtype, count=400)
+    for end in [*range(min(len(data), 128)), *range(0, len(data), max(1, len(data) // 100))]:
+        survives(data[:end], form.lower())
     chance = random.Random(form)
-    for _ in range(400):
+    for _ in range(200):
         damaged = bytearray(data)
         for _ in range(chance.choice((1, 1, 2, 8))):
             damaged[chance.randrange(chance.choice((64, len(data))))] = chance.choice((0, 255, chance.randrange(256)))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import random
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from batchtune.errors import BatchtuneError, ManifestError
+from batchtune.errors import ManifestError
 from batchtune.manifests import FORMATS, ReadOptions, load_lengths
 from batchtune.manifests.planning import keyed_targets
 from batchtune.manifests.source import Head, Source
@@ -153,38 +151,6 @@ def test_a_shape_line_of_more_words_is_an_error(refusal) -> None:
 
 def test_a_shape_line_without_a_shape_is_a_missing_length(refusal) -> None:
     assert "line 2, id 'b': 'length' is missing" in refusal("a 14,80\nb\n").message
-
-
-# ---- damage ----
-
-
-@pytest.mark.parametrize(
-    ("name", "whole"),
-    [
-        ("kaldi", "utt1 3.5\nutt2 4\nutt3 12\n"),
-        ("segments", "utt1 rec1 0 3.5\nutt2 rec2 1.5 -1\nutt3 rec1 2 3.25 0\n"),
-        ("shape", "utt1 1407,80\nutt2 12,80\nuttö 3,80\n"),
-    ],
-)
-def test_damaged_files_give_lengths_or_a_user_error(tmp_path: Path, name: str, whole: str) -> None:
-    chance = random.Random(0)
-    original = whole.encode()
-    damaged = [original[: len(original) * part // 10] for part in range(10)]
-    for _ in range(25):
-        content = bytearray(original)
-        content[chance.randrange(len(content))] = chance.choice((chance.randrange(256), *b" \n\r\t,-.0"))
-        damaged.append(bytes(content))
-    damaged += [original + b"x" * 300_000, original + b"9" * 300_000, b"utt " + b"1," * 100_000]
-    path = tmp_path / "list"
-    for content in damaged:
-        path.write_bytes(content)
-        for options in (
-            ReadOptions(format=name),
-            ReadOptions(skip_invalid=True),
-            ReadOptions(format=name, target_key="id"),
-        ):
-            with contextlib.suppress(BatchtuneError):
-                load_lengths(path, options)
 
 
 # ---- targets ----

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
-import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
-from batchtune.errors import BatchtuneError
-from batchtune.manifests import ReadOptions, load_lengths
+from batchtune.manifests import load_lengths
 from batchtune.manifests.formats.json import LibriSpeechMix as FORMAT
 from batchtune.manifests.source import Head, Source
 
@@ -86,27 +82,6 @@ def test_other_json_is_not_taken_for_mixtures(entry: object) -> None:
 def test_a_line_that_breaks_off_is_named(refusal) -> None:
     content = _lines([_mixture("a", [0.0], [1.0]), _mixture("b", [0.0], [1.0])])
     assert "line 2, column" in refusal(content[:-20]).message
-
-
-def test_damaged_files_give_lengths_or_a_user_error(tmp_path: Path) -> None:
-    whole = _lines([_mixture("a", [0.0, 4.5], [5.5, 10.25]), _mixture("b", [0.0], [1.0])]).encode()
-    chance = random.Random(0)
-    damaged = [whole[: len(whole) * part // 10] for part in range(10)]
-    for _ in range(25):
-        content = bytearray(whole)
-        content[chance.randrange(len(content))] = chance.choice((chance.randrange(256), *b'{}[]",:0-e\n'))
-        damaged.append(bytes(content))
-    damaged.append(_lines([_mixture("a", [0.0] * 100_000, [1.0] * 100_000)]).encode())
-    path = tmp_path / "mix"
-    for content in damaged:
-        path.write_bytes(content)
-        for options in (
-            ReadOptions(format="librispeechmix"),
-            ReadOptions(skip_invalid=True, length_key="durations", reduce="max"),
-            ReadOptions(format="librispeechmix", target_key="texts", reduce="sum"),
-        ):
-            with contextlib.suppress(BatchtuneError):
-                load_lengths(path, options)
 
 
 @pytest.mark.parametrize(("speakers", "ends"), [(2, (2.34, 41.1012076829463)), (3, (3.77, 54.559328285225114))])

@@ -472,7 +472,7 @@ def test_any_damage_gives_lengths_or_one_message(name: str, tmp_path: Path) -> N
     draw = random.Random(name)
     path = tmp_path / "damaged.parquet"
     refused = 0
-    for _ in range(100):
+    for _ in range(50):
         path.write_bytes(damaged(stream.getvalue(), draw))
         key = draw.choice(("duration", "n", "id") if name == "deltas" else ("duration", "ids.count", "chat.0.content"))
         try:
@@ -483,7 +483,7 @@ def test_any_damage_gives_lengths_or_one_message(name: str, tmp_path: Path) -> N
             refused += 1
             assert str(path) in error.message
             assert error.hint
-    assert refused > 12
+    assert refused > 5
 
 
 def test_the_questions_of_gsm8k(data: Callable[[str], Path]) -> None:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-from pathlib import Path
-
 import pytest
 
-from batchtune.errors import BatchtuneError
 from batchtune.manifests import FORMATS, ReadOptions, load_lengths
 from batchtune.manifests.formats import delimited
 from batchtune.manifests.source import Head
@@ -83,31 +78,3 @@ def test_a_blank_line_between_numbers_is_an_invalid_row(refusal) -> None:
 @pytest.mark.parametrize("content", ["duration\n3\n4\n", "3 4\n5 6\n", "3,4\n", "a\n3\n", "3\na\nb\nc\n"])
 def test_other_lines_are_no_list_of_numbers(content: str) -> None:
     assert not FORMATS["numbers"].fits(Head(content.encode(), complete=True))
-
-
-# ---- damage ----
-
-
-@pytest.mark.parametrize(("name", "whole"), [("text", "ONE TWO\n\nTHRÉE\n"), ("numbers", "3\n45.5\n\n1e3\n")])
-def test_damaged_files_give_lengths_or_a_user_error(tmp_path: Path, name: str, whole: str) -> None:
-    chance = random.Random(0)
-    original = whole.encode()
-    damaged = [original[: len(original) * part // 10] for part in range(10)]
-    for _ in range(25):
-        content = bytearray(original)
-        content[chance.randrange(len(content))] = chance.choice((chance.randrange(256), *b" \n\r\t-.0"))
-        damaged.append(bytes(content))
-    damaged += [
-        b"9" * 300_000,
-        b"3\n" + b"\n" * 200_000,
-        b"3\r4\r",
-        b"\xef\xbb\xbf3\r\n",
-        b"3\n\0\n",
-        b"\n" * 70_000 + b"3\n",
-    ]
-    path = tmp_path / "lines"
-    for content in damaged:
-        path.write_bytes(content)
-        for options in (ReadOptions(format=name), ReadOptions(skip_invalid=True)):
-            with contextlib.suppress(BatchtuneError):
-                load_lengths(path, options)

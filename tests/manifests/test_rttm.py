@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-from pathlib import Path
-
 import pytest
 
-from batchtune.errors import BatchtuneError
-from batchtune.manifests import FORMATS, ReadOptions, load_lengths
+from batchtune.manifests import FORMATS
 from batchtune.manifests.formats import delimited
 from batchtune.manifests.source import Head
 
@@ -76,20 +71,3 @@ def test_other_text_is_no_rttm(content: str) -> None:
 def test_a_speaker_far_behind_other_records_is_found() -> None:
     content = "SPKR-INFO a 1 <NA> <NA> <NA> unknown b <NA> <NA>\n" * 500 + _WHOLE
     assert FORMATS["rttm"].fits(Head(content.encode(), complete=True))
-
-
-def test_damaged_files_give_lengths_or_a_user_error(tmp_path: Path) -> None:
-    chance = random.Random(0)
-    whole = _WHOLE.encode()
-    damaged = [whole[: len(whole) * part // 10] for part in range(10)]
-    for _ in range(25):
-        content = bytearray(whole)
-        content[chance.randrange(len(content))] = chance.choice((chance.randrange(256), *b" \n\r\t;<-.0"))
-        damaged.append(bytes(content))
-    damaged += [whole + b"SPEAKER " + b"x" * 300_000, whole + b"SPEAKER" + b" 1" * 100_000]
-    path = tmp_path / "rttm"
-    for content in damaged:
-        path.write_bytes(content)
-        for options in (ReadOptions(format="rttm"), ReadOptions(skip_invalid=True)):
-            with contextlib.suppress(BatchtuneError):
-                load_lengths(path, options)

@@ -50,10 +50,3 @@ class Held:
         (self.folder / "held").touch()
         while (self.folder / "hold").exists():
             time.sleep(0.01)
-
-
-class Free(Held):
-    """The same, and never held."""
-
-    def hold(self) -> None:
-        """Goes on."""

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -175,48 +176,27 @@ def kill(process: "subprocess.Popen[bytes]", probing: Probing) -> None:
     until(lambda: not probing.processes(), "the end of the worker and its children")
 
 
-def killed_at_the_next_line(probing: Probing) -> bool:
-    """Starts it, and kills it when it has written one line more; False where it ended by itself before."""
-    lines = probing.lines()
-    process = probing.start()
-    until(lambda: ended(process) or probing.lines() > lines, "another trial")
-    by_itself = ended(process)
-    kill(process, probing)
-    assert not by_itself or process.returncode == 0, probing.stderr()
-    return not by_itself
-
-
 @pytest.mark.slow
 def test_killed_after_every_line_it_finds_the_same(tmp_path: Path) -> None:
     probing = Probing(tmp_path, lengths=(6, 20))
     assert probing.finish("undisturbed").returncode == 0
-    kills = 0
-    while killed_at_the_next_line(probing):
+    kills, before = 0, b""
+    while True:
+        lines = probing.lines()
+        process = probing.start()
+        until(lambda: ended(process) or probing.lines() > lines, "another trial")  # noqa: B023  # called at once
+        by_itself = ended(process)
+        kill(process, probing)
+        assert probing.journal().read_bytes().startswith(before)
+        before = probing.journal().read_bytes()
+        if by_itself:
+            break
         kills += 1
+    assert process.returncode == 0, probing.stderr()
     found = shapes(read_trials(probing.journal()))
     assert kills >= len(found) - 1  # two lines may have come before the kill, but hardly ever
-    assert len(found) == len(set(found))
+    assert len(found) == len(set(found)) == probing.lines("undisturbed")
     assert frontier(tmp_path / "run") == frontier(tmp_path / "undisturbed")
-    assert len(found) == probing.lines("undisturbed")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)  # two runs for each line
-def test_killed_once_after_a_line_it_finds_the_same(tmp_path: Path, undisturbed: Path) -> None:
-    for line in range(1, len(read_trials(undisturbed / TRIALS_FILE)), 3):
-        killed_once(Probing(tmp_path / str(line)), line, undisturbed)
-
-
-def killed_once(probing: Probing, line: int, undisturbed: Path) -> None:
-    process = probing.start()
-    until(lambda: ended(process) or probing.lines() >= line, f"line {line}")
-    assert not ended(process), probing.stderr()
-    kill(process, probing)
-    before = probing.journal().read_bytes()
-    assert probing.finish().returncode == 0
-    assert probing.journal().read_bytes().startswith(before)
-    assert frontier(probing.folder / "run") == frontier(undisturbed)
-    until(lambda: not probing.processes(), "the end of all processes")
 
 
 @pytest.mark.slow
@@ -239,51 +219,6 @@ def test_killed_in_mid_step_it_leaves_no_child_of_the_step(probing: Probing) -> 
         kill(process, probing)
 
 
-@pytest.mark.slow
-def test_a_line_cut_in_two_is_measured_again(probing: Probing, undisturbed: Path) -> None:
-    take_over(undisturbed, probing)
-    whole = probing.journal().read_bytes()
-    last = whole[:-1].rindex(b"\n") + 1
-    probing.journal().write_bytes(whole[: (last + len(whole)) // 2])
-    assert probing.finish().returncode == 0
-    assert probing.journal().read_bytes().startswith(whole[:last])
-    assert shapes(read_trials(probing.journal())) == shapes(read_trials(undisturbed / TRIALS_FILE))
-    assert frontier(probing.folder / "run") == frontier(undisturbed)
-
-
-# Two at once
-
-
-@pytest.mark.slow
-def test_a_second_probe_in_the_folder_is_refused_without_harm(probing: Probing, undisturbed: Path) -> None:
-    with probing.held() as process:
-        before = {path.name: path.read_bytes() for path in (probing.folder / "run").iterdir()}
-        second = probing.finish()
-        after = {path.name: path.read_bytes() for path in (probing.folder / "run").iterdir()}
-        probing.let_go()
-        process.wait()
-    assert second.returncode == 1
-    assert len(errors(second.stderr)) == 1
-    assert f"another batchtune is at work in {probing.folder / 'run'}" in second.stderr
-    assert before == after
-    assert process.returncode == 0, probing.stderr()
-    assert frontier(probing.folder / "run") == frontier(undisturbed)
-
-
-@pytest.mark.slow
-def test_a_second_probe_on_the_cpu_says_its_times_are_untrusted(probing: Probing) -> None:
-    with probing.held() as process:
-        arguments = [
-            part.replace("held_workload.py:Held", "held_workload.py:Free") for part in probing.command("other")
-        ]
-        second = probing.ran(arguments)
-        kill(process, probing)
-    assert second.returncode == 0, second.stderr
-    told = f"Another probe (process {process.pid}) used the CPU when this one began"
-    assert told in second.stderr
-    assert any(told in text for text in read_result(probing.folder / "other" / PROBE_FILE, Probe).warnings)
-
-
 # No room
 
 
@@ -296,27 +231,18 @@ class Stage:
     run: Path
 
 
-@dataclass(frozen=True)
-class Squeezed:
-    """Stages by the file that there was no room for; `room` is the same command with enough."""
-
-    reason: str
-    stages: dict[str, Stage]
-
-
-def on_a_full_disk(probing: Probing, undisturbed: Path) -> Squeezed:
-    """A disk of a few pages, with a little more room each time."""
+def on_a_full_disk(probing: Probing) -> dict[str, Stage] | None:
+    """A disk of a few pages, with a little more room each time; None where none may be mounted."""
     if shutil.which("unshare") is None:
-        pytest.skip("there is no unshare here, so no disk can be made that is full")
+        return None
     driver = ["unshare", "-rm", sys.executable, str(HERE / "full_disk.py"), str(probing.folder)]
     ran = probing.ran([*driver, *probing.command(name="tune")])
     if not (probing.folder / "stages.json").exists():
         reason = (ran.stdout + ran.stderr).strip()
         assert ran.returncode == 77 or "unshare" in reason, reason
-        pytest.skip(f"no disk may be mounted here ({reason}); a limit on the size of files does the same: -m slow")
+        return None
     told = json.loads((probing.folder / "stages.json").read_text())
-    stages = {name: Stage(run=probing.folder / f"after-{name}", **stage) for name, stage in told.items()}
-    return Squeezed("No space left on device", stages)
+    return {name: Stage(run=probing.folder / f"after-{name}", **stage) for name, stage in told.items()}
 
 
 _LIMITED = "import os, resource, sys; n = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)); "
@@ -325,7 +251,7 @@ _LIMITED += "os.environ['PYTHONDONTWRITEBYTECODE'] = '1'; "
 _LIMITED += "os.execv(sys.argv[2], sys.argv[2:])"
 
 
-def with_a_limit_on_files(probing: Probing, undisturbed: Path) -> Squeezed:
+def with_a_limit_on_files(probing: Probing, undisturbed: Path) -> dict[str, Stage]:
     """RLIMIT_FSIZE between the size of one file and that of the next; the smallest, sampler.yaml, it can't stop."""
     sizes = {name: (undisturbed / name).stat().st_size for name in (RUN_FILE, TRIALS_FILE, PROBE_FILE, SWEEP_FILE)}
     names = list(sizes)
@@ -335,7 +261,7 @@ def with_a_limit_on_files(probing: Probing, undisturbed: Path) -> Squeezed:
         limit = str((sizes[smaller] + sizes[name]) // 2)
         stages[name] = _stage(probing, name, [sys.executable, "-c", _LIMITED, limit, *probing.command(name="tune")])
     stages["room"] = _stage(probing, "room", probing.command(name="tune"))
-    return Squeezed("File too large", stages)
+    return stages
 
 
 def _stage(probing: Probing, name: str, arguments: list[str]) -> Stage:
@@ -344,85 +270,33 @@ def _stage(probing: Probing, name: str, arguments: list[str]) -> Stage:
     return Stage(ran.returncode, ran.stderr, copy)
 
 
-WAYS = {"disk": on_a_full_disk, "limit": with_a_limit_on_files}
-SLOW = dict.fromkeys(WAYS, (pytest.mark.slow,))
-CASES = [
-    pytest.param(way, name, id=f"{way}-{name}", marks=SLOW[way])
-    for way in WAYS
-    for name in FILES[: 4 if way == "disk" else 3]
-]
-
-
-@pytest.fixture(scope="session")
-def squeezed(tmp_path_factory: pytest.TempPathFactory, undisturbed: Path) -> Callable[[str], Squeezed]:
-    """Each way once, when it is first asked for."""
-    known: dict[str, Squeezed] = {}
-
-    def of(way: str) -> Squeezed:
-        if way not in known:
-            known[way] = WAYS[way](Probing(tmp_path_factory.mktemp(way)), undisturbed)
-        return known[way]
-
-    return of
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "name"), CASES)
-def test_no_room_for_a_file_is_one_message_with_the_reason(
-    squeezed: Callable[[str], Squeezed], way: str, name: str
-) -> None:
-    of = squeezed(way)
-    stage = of.stages[name]
-    assert stage.returncode == 1, stage.stderr
-    (message,) = errors(stage.stderr)
-    assert f"{name} can't be written: {of.reason}" in message
-    assert "run the same command again" in stage.stderr
-
-
-@pytest.mark.parametrize(("way", "name"), CASES)
-def test_a_file_that_there_was_no_room_for_is_whole_or_not_there(
-    squeezed: Callable[[str], Squeezed], way: str, name: str
-) -> None:
-    run = squeezed(way).stages[name].run
-    before = FILES[: FILES.index(name)]
-    expected = {RUN_FILE, *before} | ({name} if name == TRIALS_FILE else set())
-    assert {path.name for path in run.iterdir()} == expected
-
-
-@pytest.mark.parametrize(("way", "name"), CASES)
-def test_what_was_measured_before_there_was_no_room_stays(
-    squeezed: Callable[[str], Squeezed], way: str, name: str
-) -> None:
-    stages = squeezed(way).stages
-    kept = read_trials(stages[name].run / TRIALS_FILE)
-    assert kept
-    assert read_trials(stages["room"].run / TRIALS_FILE)[: len(kept)] == kept
-
-
-@pytest.mark.parametrize("way", [pytest.param(way, marks=SLOW[way]) for way in WAYS])
-def test_with_room_again_the_same_command_goes_on_and_finishes(
-    squeezed: Callable[[str], Squeezed], way: str, undisturbed: Path
-) -> None:
-    stage = squeezed(way).stages["room"]
-    assert stage.returncode == 0, stage.stderr
-    assert {path.name for path in stage.run.iterdir()} == {RUN_FILE, *FILES}
-    assert frontier(stage.run) == frontier(undisturbed)
+def test_no_room_for_a_file_is_one_message_and_loses_nothing(probing: Probing, undisturbed: Path) -> None:
+    stages = on_a_full_disk(probing) or with_a_limit_on_files(probing, undisturbed)
+    room = stages.pop("room")  # the same command with enough
+    assert room.returncode == 0, room.stderr
+    assert {path.name for path in room.run.iterdir()} == {RUN_FILE, *FILES}
+    assert frontier(room.run) == frontier(undisturbed)
+    for name, stage in stages.items():
+        assert stage.returncode == 1, stage.stderr
+        (message,) = errors(stage.stderr)
+        assert re.search(rf"{name} can't be written: (No space left on device|File too large)", message)
+        assert "run the same command again" in stage.stderr
+        expected = {RUN_FILE, *FILES[: FILES.index(name)]} | ({name} if name == TRIALS_FILE else set())
+        assert {path.name for path in stage.run.iterdir()} == expected
+        kept = read_trials(stage.run / TRIALS_FILE)
+        assert kept
+        assert read_trials(room.run / TRIALS_FILE)[: len(kept)] == kept
 
 
 # It is told to stop
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "sent",
-    [pytest.param(signal.SIGINT, id="SIGINT"), pytest.param(signal.SIGTERM, id="SIGTERM")],
-)
-def test_stopped_in_the_middle_of_a_trial_it_loses_nothing(
-    probing: Probing, undisturbed: Path, sent: signal.Signals
-) -> None:
+def test_stopped_in_the_middle_of_a_trial_it_loses_nothing(probing: Probing, undisturbed: Path) -> None:
     with probing.held() as process:
         before = probing.journal().read_bytes()
-        process.send_signal(sent)
+        process.send_signal(signal.SIGTERM)
         process.wait()
         until(lambda: not probing.processes(), "the end of the worker and its children")
     assert process.returncode == 130

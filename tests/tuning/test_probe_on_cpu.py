@@ -88,7 +88,7 @@ def _largest(supervisor: Supervisor, length: float, answer: int) -> int:
     return largest or max(filter(fits, range(1, answer)), default=0)
 
 
-LIMITS_MIB = [450, *(pytest.param(mib, marks=pytest.mark.slow) for mib in (400, 750))]
+LIMITS_MIB = [450, pytest.param(750, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("memory_mib", LIMITS_MIB)

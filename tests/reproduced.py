@@ -1,0 +1,79 @@
+"""One epoch of other samplers, batch for batch, where the frameworks themselves may not be installed."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+import numpy as np
+import torch
+
+from batchtune.batching.samplers import speechbrain_boundaries
+from batchtune.lengths import FloatArray
+
+# Lhotse chooses the buckets from a generator of this seed, the same in every epoch.
+_BUCKET_SEED = 1234
+
+
+def speechbrain_batches(
+    lengths: FloatArray, max_batch_length: float, num_buckets: int, *, seed: int = 42
+) -> list[list[int]]:
+    """The batches of `DynamicBatchSampler(..., num_buckets=..., shuffle=True, batch_ordering="random")`.
+
+    Both permutations come from generators that are seeded anew with `seed` + epoch.
+
+    Source: `speechbrain.dataio.sampler`, SpeechBrain 1.0 and 1.1.
+    """
+
+    def permutation(count: int) -> list[int]:
+        drawn: list[int] = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+        return drawn
+
+    boundaries = np.sort(speechbrain_boundaries(num_buckets, max_batch_length))
+    sizes = [*(max(1, int(max_batch_length / boundary)) for boundary in boundaries), 1]
+    buckets = np.searchsorted(boundaries, lengths).tolist()
+    waiting: list[list[int]] = [[] for _ in sizes]
+    batches = []
+    for example in permutation(len(buckets)):
+        bucket = buckets[example]
+        waiting[bucket].append(example)
+        if len(waiting[bucket]) == sizes[bucket]:
+            batches.append(waiting[bucket])
+            waiting[bucket] = []
+    batches += [rest for rest in waiting if rest]
+    return [batches[index] for index in permutation(len(batches))]
+
+
+def lhotse_batches(
+    lengths: FloatArray, edges: FloatArray, batch_sizes: list[int], *, seed: int = 0, buffer_size: int = 20_000
+) -> list[list[int]]:
+    """The batches of a shuffling DynamicBucketingSampler with a fixed batch size for each bucket.
+
+    That is `DynamicBucketingSampler(cuts, shuffle=True, duration_bins=edges[:-1], world_size=1,
+    constraint=FixedBucketBatchSizeConstraint(edges, batch_sizes))`: it takes a batch from a random queue, or from the
+    nearest that holds a full one, the lower of two; at the end from the nearest that holds any.
+
+    Source: `lhotse.dataset.sampling.dynamic_bucketing`, Lhotse 1.33.
+    """
+    choices, shuffles = random.Random(_BUCKET_SEED), random.Random(seed)
+    queues: list[list[int]] = [[] for _ in batch_sizes]
+    unread = enumerate(np.searchsorted(edges[:-1], lengths).tolist())
+
+    def read(count: int) -> None:
+        for example, bucket in islice(unread, count):
+            queues[bucket].append(example)
+
+    read(buffer_size)
+    batches = []
+    while any(queues):
+        first = choices.randrange(len(queues))
+        nearest = sorted(range(len(queues)), key=lambda bucket: (abs(bucket - first), bucket))
+        filled = [bucket for bucket in nearest if queues[bucket]]
+        chosen = next((bucket for bucket in filled if len(queues[bucket]) >= batch_sizes[bucket]), filled[0])
+        places = list(range(len(queues[chosen])))
+        shuffles.shuffle(places)
+        taken = places[: batch_sizes[chosen]]
+        batches.append([queues[chosen][place] for place in taken])
+        queues[chosen] = [queues[chosen][place] for place in sorted(places[batch_sizes[chosen] :])]
+        read(len(taken))
+    return batches
