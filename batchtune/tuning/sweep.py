@@ -276,7 +276,7 @@ def _current_cautions(
     if settings.multiple_of is not None:
         yield f"{YOURS} is counted as its batches come, not padded to multiples as the others are"
     yield from current.cautions(table, now)
-    name, most = current.kind.most_examples(current.settings) or ("", math.inf)
+    name, most = table.cap or ("", math.inf)
     if recommended is not None and max(recommended.batch_sizes) > most:
         swept = "" if settings.max_batch_size is None else f" (--max-batch-size {settings.max_batch_size})"
         yield (

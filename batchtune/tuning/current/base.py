@@ -79,6 +79,7 @@ class CurrentTable:
         sizing: `length` if batch sizes come from one max_batch_length, else `frontier`: sizes per bucket.
         notes: Why the framework's own batches may differ; sentences without a full stop.
         left_out: Reason → number of examples that the settings leave out.
+        cap: The setting that caps the examples in a batch besides their length, and its value.
     """
 
     batching: Batching
@@ -87,6 +88,7 @@ class CurrentTable:
     sizing: Sizing = "frontier"
     notes: tuple[str, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
+    cap: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,10 +259,6 @@ class TableKind(SettingsKind):
     def cautions(self, settings: Mapping[str, Any], lengths: Lengths, row: Row) -> Iterable[str]:
         """Return warnings about the row of the sweep for the lengths that the settings keep."""
         return ()
-
-    def most_examples(self, settings: Mapping[str, Any]) -> tuple[str, int] | None:
-        """Return the setting that caps the examples in a batch besides their length, and its value."""
-        return None
 
 
 def recorded(where: Current | Settings, kind: SettingsKind, describe: str, values: Mapping[str, Any]) -> dict[str, Any]:

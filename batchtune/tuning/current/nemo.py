@@ -144,12 +144,16 @@ class NemoSettings(TableKind):
                 "batch sizes from a probe are measured at each length and need none, those from --max-batch-length "
                 "alone may not fit where yours do"
             )
+        cap = None  # where batch_duration is the limit on lengths
+        if {"batch_duration", "batch_size"} <= settings.keys() and "bucket_batch_size" not in settings:
+            cap = "batch_size", settings["batch_size"]
         return CurrentTable(
             batching=Batching(BucketTable(boundaries, sizes)),
             lengths=kept,
             describe=f"NeMo, {limits}",
             notes=tuple(notes),
             left_out=left_out,
+            cap=cap,
         )
 
     def cautions(self, settings: Mapping[str, Any], lengths: Lengths, row: Row) -> Iterator[str]:
@@ -157,11 +161,6 @@ class NemoSettings(TableKind):
         if "batch_duration" in settings:
             consequence = "batches that hold such an example exceed it"
             yield from longer_than(lengths, settings["batch_duration"], f"batch_duration of {YOURS},", consequence)
-
-    def most_examples(self, settings: Mapping[str, Any]) -> tuple[str, int] | None:
-        """Return `batch_size` where `batch_duration` is the limit on lengths."""
-        beside = {"batch_duration", "batch_size"} <= settings.keys() and "bucket_batch_size" not in settings
-        return ("batch_size", settings["batch_size"]) if beside else None
 
 
 def _bucketing(settings: Settings) -> dict[str, object]:

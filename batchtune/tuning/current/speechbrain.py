@@ -94,6 +94,7 @@ class SpeechBrainSettings(TableKind):
             sizing="length",
             describe=f"SpeechBrain, max_batch_length={format_length(limit, lengths.unit)}, {words}{capped}",
             notes=tuple(notes),
+            cap=None if most is None else ("max_batch_ex", most),
         )
 
     def cautions(self, settings: Mapping[str, Any], lengths: Lengths, row: Row) -> Iterator[str]:
@@ -111,7 +112,3 @@ class SpeechBrainSettings(TableKind):
                 f"{YOURS} makes batches of one example, because its smallest boundary, {smallest}, is more than half "
                 f"of max_batch_length {format_length(limit, lengths.unit)}"
             )
-
-    def most_examples(self, settings: Mapping[str, Any]) -> tuple[str, int] | None:
-        """Return `max_batch_ex`, if it is set."""
-        return ("max_batch_ex", settings["max_batch_ex"]) if "max_batch_ex" in settings else None
