@@ -141,9 +141,9 @@ def two_dimensional_rows(
                 num_buckets=row.num_buckets,
                 buckets=list(zip(*(edges.tolist() for edges in table.pairs), strict=True)),
                 batch_sizes=table.batch_sizes.tolist(),
-                batches=both.tally.batches,
+                batches=both.batches,
                 estimated_epoch_seconds=both.seconds,
-                one_dimensional_batches=one.tally.batches,
+                one_dimensional_batches=one.batches,
                 one_dimensional_epoch_seconds=one.seconds,
                 unproven=None if proven is None else int(np.count_nonzero(table.batch_sizes > proven)),
             )
@@ -174,20 +174,18 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
     targets = None if lengths.targets is None else np.maximum.reduceat(lengths.targets, layout.starts)
     in_order = epochs.EpochShapes(layout.batch_sizes, lengths.values[layout.starts], targets, layout.buckets)
 
-    def baseline(name: str, cost: EpochCost) -> Baseline:
-        return Baseline(
+    independent = replace(pricing, ranks=replace(pricing.ranks, same_bucket=False))
+    costs = {"fixed-random": independent.of_table(table), "fixed-sorted": pricing.of_shapes([in_order])}
+    return [
+        Baseline(
             name=name,
             batch_size=int(table.batch_sizes[0]),
-            batches=cost.tally.batches,
+            batches=cost.batches,
             padded_length=cost.padded_length,
             padding_ratio=pricing.padding_ratio(cost.padded_length),
             estimated_epoch_seconds=cost.seconds,
         )
-
-    independent = replace(pricing, ranks=replace(pricing.ranks, same_bucket=False))
-    return [
-        baseline("fixed-random", independent.of_table(table)),
-        baseline("fixed-sorted", pricing.of_shapes([in_order])),
+        for name, cost in costs.items()
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,15 +36,8 @@ _PARTS = (0.0, 0.4, 0.75, 0.9, 0.97, 0.993, 1.0)
 Sizes: TypeAlias = Callable[[FloatArray], IntArray]
 JointSizes: TypeAlias = Callable[[FloatArray, FloatArray], IntArray]
 ProvenBy: TypeAlias = Callable[[float, int], "int | None"]
-
-
-class StepSeconds(Protocol):
-    """Batch sizes, longest lengths and (if any) longest target lengths → seconds of one training step, by element."""
-
-    def __call__(
-        self, batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, target_lengths: npt.ArrayLike | None = None, /
-    ) -> FloatArray:
-        """Seconds, of the shape that the arguments broadcast to."""
+StepSeconds: TypeAlias = Callable[..., FloatArray]
+"""Batch sizes, longest lengths and (if any) longest target lengths → seconds of one training step, by element."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

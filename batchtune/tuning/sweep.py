@@ -70,10 +70,7 @@ def run_sweep(
 def costs_in(
     folder: Path, lengths: Lengths, max_batch_length: float | None, *, force: bool
 ) -> tuple[bool, Costs, float]:
-    """Return whether the folder holds results of other data, its probe's costs, and max_batch_length.
-
-    Raises as `run_sweep` does.
-    """
+    """Return whether the folder holds results of other data, the costs of its probe, and max_batch_length."""
     foreign = holds_other_lengths(lengths, folder, force=force)
     probe = None if foreign or not (folder / PROBE_FILE).exists() else read_result(folder / PROBE_FILE, Probe)
     if max_batch_length is not None:

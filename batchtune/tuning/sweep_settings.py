@@ -57,20 +57,15 @@ ONE_RANK = Ranks()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSettings:
-    """The settings of a sweep.
+    """The settings of a sweep; UsageError for an unknown strategy, a number out of range, or pool sizes without pools.
 
     Attributes:
-        num_buckets: Bucket counts, 1 to 1000 each.
         pool_sizes: Examples of a pool, at least 1 each; empty: from a thousand to all, as the data allow.
         seed: Of the shuffles of the sampler that is written, and of simulated epochs.
         multiple_of: Boundaries, and the lengths of batches, are rounded up to multiples of this.
         throughput_fraction: The share of the best throughput that is enough.
-        min_randomness: The least probability, for the recommended row, that batch mates do not meet again in the next
-            epoch.
+        min_randomness: The least probability, for the recommended row, that mates do not meet again in the next epoch.
         current: The user's current settings, to compare with.
-
-    Raises:
-        UsageError: A strategy is unknown, a number is out of range, or pool sizes are given without pools.
     """
 
     strategies: tuple[str, ...] = ALL_STRATEGIES
@@ -136,15 +131,12 @@ class SweepSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """The settings of a stream's sweep; those of shards and their shuffles as in `Sharding`.
+    """The settings of a stream's sweep, of shards as in `Sharding`; UsageError if a number is out of range.
 
     Attributes:
         buffer_sizes: The most examples that a worker holds to make batches of; no more than there are.
         shard_size: Examples of each shard, for a source that is not a set of shards.
         bytes_per_length: The memory that a unit of length takes in the buffer; None: by the unit.
-
-    Raises:
-        UsageError: A number is out of range.
     """
 
     world_size: int = 1

@@ -239,10 +239,7 @@ class SettingsKind(ABC):
 
     @abstractmethod
     def read(self, settings: Settings) -> dict[str, object]:
-        """Return the settings, checked.
-
-        Raises BatchtuneError if one is missing or wrong, or they ask for batches that no table can express.
-        """
+        """Return the settings, checked; raises BatchtuneError if they are wrong, or make no bucket table."""
 
     def notes(self, settings: Settings) -> Iterable[str]:
         """Name what is not reproduced, in sentences without a full stop."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ def read_settings(text: str, known: Known[AnyKind]) -> tuple[AnyKind, Settings]:
     ResultError if the file can't be read, or holds no settings of a known kind.
     """
     for path, key_path in _files(text):
-        if _exists(path):
+        if os.path.exists(path):  # a folder, too: the error of reading it says what is wrong
             file = Path(path)
             root = parse_yaml(read_text(file, file.name, known.files), file.name)
             return _of_file(root, file.name, key_path, known)
@@ -107,14 +108,6 @@ def _files(text: str) -> Iterator[tuple[str, str | None]]:
     end = len(text)
     while (end := text.rfind(":", 0, end)) >= 0 and len(text) - end <= _LONGEST_KEY_PATH:
         yield text[:end], text[end + 1 :]
-
-
-def _exists(path: str) -> bool:
-    try:
-        # Also for a folder: the error of reading it says what is wrong.
-        return bool(path) and Path(path).exists()
-    except (OSError, ValueError):  # a name too long, or with a NUL
-        return False
 
 
 def _of_file(root: Node, name: str, key_path: str | None, known: Known[AnyKind]) -> tuple[AnyKind, Settings]:
@@ -186,20 +179,17 @@ def _pairs(text: str, known: Known[AnyKind]) -> tuple[AnyKind, Settings]:
         raise UsageError(f"{OPTION}: {name} is {known.refused[name]}", known.settings)
     if not (wrong := unknown or [name for name in values if name not in names]):
         raise UsageError(f"{OPTION}: {', '.join(values)} alone says nothing about the batches", known.settings)
-    raise UsageError(f"{OPTION}: {not_settings(wrong)}", did_you_mean(wrong, names) + f"Known: {', '.join(names)}.")
+    problem, hint = unknown_settings(wrong, names)
+    raise UsageError(f"{OPTION}: {problem}", hint)
 
 
-def not_settings(names: Sequence[str]) -> str:
-    """Say that these names are not settings."""
+def unknown_settings(names: Sequence[str], known: Sequence[str]) -> tuple[str, str]:
+    """Return a problem, that these names are not settings, and a hint with the known ones, the closest first."""
     shown = ", ".join(repr(name[:60]) for name in names)
-    return f"{shown} {'is not a setting that goes' if len(names) == 1 else 'are not settings that go'} here"
-
-
-def did_you_mean(names: Sequence[str], known: Sequence[str]) -> str:
-    """Return a sentence with the closest known names, and a space; empty if none is close."""
-    near = [difflib.get_close_matches(name, known, n=1) for name in names]
-    found = dict.fromkeys(match for matches in near for match in matches)
-    return f"Did you mean {' and '.join(found)}? " if found else ""
+    problem = f"{shown} {'is not a setting that goes' if len(names) == 1 else 'are not settings that go'} here"
+    near = dict.fromkeys(match for name in names for match in difflib.get_close_matches(name, known, n=1))
+    did_you_mean = f"Did you mean {' and '.join(near)}? " if near else ""
+    return problem, f"{did_you_mean}Known: {', '.join(known)}."
 
 
 def _number(text: str) -> float | int | str:

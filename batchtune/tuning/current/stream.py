@@ -15,7 +15,7 @@ from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.results import STREAM_ALGORITHMS, STREAM_CONFIG_FILE, StreamConfig
 from batchtune.tuning.current.base import OPTION, YOURS, Settings, SettingsKind, longer_than, recorded
-from batchtune.tuning.current.reading import Known, did_you_mean, not_settings, read_settings
+from batchtune.tuning.current.reading import Known, read_settings, unknown_settings
 from batchtune.tuning.current.tables import checked_table, own_file, table_for
 from batchtune.units import PER_SECOND, counts_samples, format_length, format_number
 
@@ -65,11 +65,9 @@ class PivotArguments(StreamKind):
         if block.keys[-1:] == (self.inner,):
             unknown = [key for key in block.settings if key not in _SAMPLER_KEYS]
             if unknown:
+                problem, hint = unknown_settings(unknown, _SAMPLER_KEYS)
                 line = block.settings[unknown[0]].line
-                return ResultError(
-                    f"{name}, line {line}: {'.'.join(block.keys)}: {not_settings(unknown)}",
-                    did_you_mean(unknown, _SAMPLER_KEYS) + f"Known: {', '.join(_SAMPLER_KEYS)}.",
-                )
+                return ResultError(f"{name}, line {line}: {'.'.join(block.keys)}: {problem}", hint)
         for mapping in block.chain:
             other = mapping.get("sampler_fn")
             if other is not None and _PIVOT not in f"{other.tag}{other.value}":
