@@ -115,9 +115,10 @@ def sweep(
         priced.append(more)
         on_row(more[0])
     rows = with_equals(priced)
-    current, table, now = settings.current, None, None
+    current, table, now, fits = settings.current, None, None, None
     if current is not None:  # its batches are padded as they come
         table = current.table(lengths)
+        fits = all_fit(limits, *table.batching.largest_batches(table.lengths.histogram))
         own = replace(pricing, lengths=table.lengths, total=table.lengths.total)
         cost = own.cost_of(table.batching)
         row = own.row("current", table.sizing, table.batching.table.num_buckets, table.batching, cost)
@@ -129,7 +130,7 @@ def sweep(
     curve = trade_off(seconds, spread)
     warnings = [*cautions(lengths, limits, settings.num_buckets, rows), *_ranks_cautions(pricing)]
     if current is not None and table is not None and now is not None:
-        warnings += _current_cautions(settings, table, now, recommended, fits=_fits(table, limits))
+        warnings += _current_cautions(settings, table, now, recommended, fits=bool(fits))
     before = ("current", now.mean_batch_size) if now else (baselines[0].name, float(baselines[0].batch_size))
     is_table = recommended is not None and recommended.pool_size is None
     most_buckets = len(recommended.boundaries) if recommended and is_table else max(settings.num_buckets)
@@ -147,7 +148,7 @@ def sweep(
         reason=f"{wrong_unit}. As it is, {reason}" if wrong_unit else reason,
         warnings=warnings,
         current=now,
-        current_fits=None if table is None else _fits(table, limits),
+        current_fits=fits,
         current_settings=None if current is None or table is None else current.record(table),
         trade_off=curve,
         knee=knee(seconds, spread, curve),
@@ -237,11 +238,6 @@ def _pools_between(
             table_of_sizes = BucketTable.of(low.boundaries, low.batch_sizes)
             return _pools(pricing, low.strategy, low.sizing, table_of_sizes, -(-count // number))
     return None
-
-
-def _fits(current: CurrentTable, limits: Limits) -> bool:
-    sizes, longest = current.batching.largest_batches(current.lengths.histogram)
-    return all_fit(limits, sizes, longest)
 
 
 def all_fit(limits: Limits, batch_sizes: IntArray, longest: FloatArray) -> bool:
