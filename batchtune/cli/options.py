@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from batchtune.loaders.settings import LoaderSettings
     from batchtune.manifests import ReadOptions, StreamLengths
     from batchtune.probe.settings import ProbeSettings
-    from batchtune.tuning.stream_settings import StreamSettings
-    from batchtune.tuning.sweep_settings import SweepSettings
+    from batchtune.tuning.sweep_settings import StreamSettings, SweepSettings
 
 AnyLengths = TypeVar("AnyLengths")
 
@@ -417,8 +416,7 @@ class StreamOptions:
 
     def settings(self, run: RunOptions) -> StreamSettings:
         """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
-        from batchtune.tuning.stream_settings import StreamSettings
-        from batchtune.tuning.sweep_settings import parse_num_buckets, parse_sizes
+        from batchtune.tuning.sweep_settings import StreamSettings, parse_num_buckets, parse_sizes
 
         kept = ("world_size", "workers", "shuffle_shards", "shuffle_buffer", "shard_size", "bytes_per_length")
         return StreamSettings(

@@ -164,8 +164,8 @@ def _stream_plan(found: StreamLengths, folder: Path, settings: VerifySettings, s
     """Return the plan to run the batches that the folder's `stream.yaml` makes of a stream, likewise."""
     from batchtune.exports.run_configs import read_stream_yaml
     from batchtune.results import STREAM_CONFIG_FILE, STREAM_FILE, StreamSweep
+    from batchtune.tuning.stream_shards import stored_stream
     from batchtune.tuning.verify_plan import VerifyPlan
-    from batchtune.tuning.verify_stream import stored_stream
 
     path = folder / STREAM_CONFIG_FILE
     other = "Sweep other buffers with --buffer-size, or leave out --min-randomness."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchtune.configs.tree import Keys, Node
@@ -22,7 +22,7 @@ _MOST_LISTED = 8
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A mapping in the file: the last of a chain of mappings from the document's top, and the keys that lead there."""
+    """A mapping in a file: the last of a chain of mappings from the document's top, and the keys that lead there."""
 
     chain: tuple[Node, ...]
     keys: Keys
@@ -56,10 +56,7 @@ def block_at(root: Node, keys: Keys) -> Block | None:
 
 
 def training_block(root: Node, name: str, choose: str) -> Block | None:
-    """Find the settings of the sampler that a recipe trains with; None without any.
-
-    If there are several, ResultError is as by `the_one_for_training`.
-    """
+    """Find the settings of the sampler that a recipe trains with; None without any."""
     blocks = blocks_with(root, LIMITS)
     # References start from settings at the top: the block is what the sampler gets.
     found = [block for block in blocks if block.keys]
@@ -74,14 +71,24 @@ def stream_block(root: Node, name: str, choose: str) -> Block | None:
 
 
 def blocks_with(root: Node, names: Sequence[str]) -> list[Block]:
-    """Return the mappings that have any of these keys."""
-    return [block for block in _mappings(root) if not block.settings.keys().isdisjoint(names)]
+    """Return the mappings with any of these keys that are reached through mappings, each once despite aliases."""
+    found, seen, waiting = [], set(), [Block((root,), ())]
+    while waiting:
+        block = waiting.pop()
+        if id(block.node) in seen:
+            continue
+        seen.add(id(block.node))
+        if not block.settings.keys().isdisjoint(names):
+            found.append(block)
+        inner = [(key, node) for key, node in block.settings.items() if isinstance(node.value, dict)]
+        waiting += [Block((*block.chain, node), (*block.keys, key)) for key, node in reversed(inner)]
+    return found
 
 
 def the_one_for_training(found: Sequence[Block], name: str, choose: str) -> Block | None:
     """Return the block with `train` in its path, else the one not named for validation or test; None without any.
 
-    If several are left, ResultError names them, and `choose`, the option that names one, up to its path of keys.
+    If several are left, ResultError names them, and the option `choose`, which names one by its path of keys.
     """
     found = [block for block in found if not is_validation(block.keys)] or found
     found = [block for block in found if "train" in ".".join(block.keys)] or found
@@ -98,16 +105,3 @@ def the_one_for_training(found: Sequence[Block], name: str, choose: str) -> Bloc
 def is_validation(keys: Keys) -> bool:
     """Return whether a path of keys is named for validation or test."""
     return any(_NOT_TRAINING.fullmatch(word) for key in keys for word in re.split(r"[^A-Za-z]+", key))
-
-
-def _mappings(root: Node) -> Iterator[Block]:
-    """Yield the mappings that are reached through mappings, each once however many aliases it has."""
-    seen: set[int] = set()
-    waiting = [Block((root,), ())]
-    while waiting:
-        block = waiting.pop()
-        if id(block.node) not in seen:
-            seen.add(id(block.node))
-            yield block
-            inner = [(key, node) for key, node in block.settings.items() if isinstance(node.value, dict)]
-            waiting += [Block((*block.chain, node), (*block.keys, key)) for key, node in reversed(inner)]

@@ -48,10 +48,8 @@ class References:
     def plain(self, node: Node, chain: tuple[Node, ...], depth: int = 0) -> Any:
         """Return the value of a node: a number, a word, None, or a list of them.
 
-        `chain` holds the mappings from the document's top to the one that holds it; `depth` references led here.
-
-        Raises:
-            ResultError: It is a mapping, a missing value, made by code, or a reference that can't be followed.
+        `chain` holds the mappings from the document's top to the one that holds it; `depth` references led here. Raises
+        ResultError for a mapping, a missing value, one made by code, or a reference that can't be followed.
         """
         value = node.value
         if depth > _DEEPEST:
@@ -103,7 +101,7 @@ class References:
         return self._find(node, (self.root,), reference_path(reference), f"<{reference}>")
 
     def _interpolated(self, node: Node, text: str, chain: tuple[Node, ...], depth: int) -> Any:
-        """Read `${a.b}` from the top, `${.b}` beside the key, `${..b}` one level up: OmegaConf 2.3's."""
+        """Read `${a.b}` from the top, `${.b}` next to the key, `${..b}` one level up, as OmegaConf 2.3 does."""
         shown = text[:60]
         match = _INTERPOLATION.fullmatch(text.strip())
         if match is None:
@@ -135,7 +133,7 @@ class References:
 
 
 def evaluated(formula: str) -> float | int | None:
-    """Return the result of + - * / // % ** on numbers; None where it is anything else or has no finite result."""
+    """Return the result of + - * / // % ** on numbers; None for anything else, or without a finite result."""
 
     def value(node: ast.expr) -> float | int:
         if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):

@@ -1,8 +1,8 @@
-"""YAML from strangers as a tree of plain nodes with their places: nothing is constructed, evaluated or included.
+"""Reads YAML from strangers as a tree of plain nodes with their places: nothing is constructed, evaluated or included.
 
 The tree is built from the parser's events, so tags (`!new:`, `!apply:`) stay names, aliases share one node, and
-neither the depth nor the number of aliases can make the work grow beyond the size of the text. Each node knows where
-it stands in the text, so that a value can be replaced there and all else stays as it is.
+neither the depth nor the number of aliases can make the work grow beyond the size of the text. Each node knows its
+place in the text, so that a value can be replaced there while all else stays as it is.
 """
 
 from __future__ import annotations
@@ -38,16 +38,14 @@ class Node:
     """A piece of the document.
 
     Attributes:
-        value: A dict by key, a list, or a scalar (str, int, float, bool or None), aliases and merges (`<<`) followed.
+        value: A dict by key, a list, or a scalar, with aliases and merges (`<<`) followed.
         tag: As written (`!ref`, `!new:torch.nn.GELU`); None for YAML's own types.
-        line: From 1.
-        column: From 0.
+        line, column: From 1 and from 0.
         start, end: Its place in the text, tag and anchor included; a block ends with its last piece.
         text: A scalar's text, or an alias's name.
         style: Of a scalar: None, quotes, `|` or `>`. Of a collection: `flow` or None.
-        anchor: Its name for aliases; None without one.
         target: The node that an alias repeats; None for all others.
-        pieces: What a collection holds as written, aliases and `<<` included: keys (None in a list) with values.
+        pieces: A collection's content as written, aliases and `<<` included: keys (None in a list) with values.
     """
 
     value: dict[str, Node] | list[Node] | str | int | float | bool | None
@@ -63,11 +61,11 @@ class Node:
     pieces: list[tuple[Node | None, Node]] = field(default_factory=list)
 
     def get(self, key: str) -> Node | None:
-        """Return the value of a key; None where this is no mapping or has no such key."""
+        """Return the value of a key; None without one."""
         return self.value.get(key) if isinstance(self.value, dict) else None
 
     def pair(self, key: str) -> tuple[Node, Node] | None:
-        """Return the key and the value that stand here themselves, no merged or aliased ones."""
+        """Return the key and the value that are written here, not merged or aliased."""
         found = ((name, value) for name, value in self.pieces if name is not None and name.is_scalar)
         return next((pair for pair in found if pair[0].text == key), None)
 
@@ -87,7 +85,7 @@ def written_at(root: Node, path: Keys) -> Node | None:
 
 
 def walk(root: Node) -> Iterator[tuple[Keys, Node]]:
-    """Yield all pieces as they are written with their paths of keys and indices, in their order."""
+    """Yield all pieces as they are written, in order, with their paths of keys and indices."""
     waiting: list[tuple[Keys, Node]] = [((), root)]
     while waiting:
         path, node = waiting.pop()
@@ -99,8 +97,7 @@ def walk(root: Node) -> Iterator[tuple[Keys, Node]]:
 def read_text(path: Path, name: str, hint: str | None = None) -> str:
     """Return the text of a small file, which messages call `name`; `hint` says what to give instead.
 
-    Raises:
-        ResultError: It can't be read, is no ordinary file, is larger than 2 MiB, or not UTF-8 text.
+    Raises ResultError if it can't be read, is no ordinary file, is larger than 2 MiB, or not UTF-8 text.
     """
     content = read_regular(path, LARGEST_BYTES, hint, name=name)
     try:
@@ -112,8 +109,7 @@ def read_text(path: Path, name: str, hint: str | None = None) -> str:
 def parse_yaml(text: str, name: str) -> Node:
     """Parse one YAML document, which messages call `name`, into nodes.
 
-    Raises:
-        ResultError: It is not YAML, empty, too large or nested too deeply, has several documents or a repeated key.
+    Raises ResultError if it is not YAML, empty, too large, nested too deeply, or has two documents or a repeated key.
     """
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
@@ -137,7 +133,7 @@ def parse_yaml(text: str, name: str) -> Node:
 
 
 def scalar_of(text: str) -> str | int | float | bool | None:
-    """Return what an unquoted scalar means, where all versions of YAML agree; the text itself elsewhere."""
+    """Return the meaning of an unquoted scalar, if all versions of YAML agree; else the text itself."""
     if len(text) > 64:
         return text
     if text.lower() in _WORDS:
@@ -150,7 +146,7 @@ def scalar_of(text: str) -> str | int | float | bool | None:
 
 
 def plain_value(node: Node) -> Any:
-    """Return a node as Python's own dicts, lists and scalars; what aliases share stays shared."""
+    """Return a node as Python's own dicts, lists and scalars; values that aliases share stay shared."""
     made: dict[int, Any] = {}
 
     def plain(node: Node) -> Any:
@@ -240,7 +236,7 @@ class _Builder:
             self.open[-1] = (parent, None)
 
     def _merge(self, given: Node, into: dict[str, Node]) -> None:
-        """Add what `<<` names; a mapping's own keys go before, then the first named."""
+        """Add the keys that `<<` names; a mapping's own keys take precedence, then the first named."""
         for source in given.value if isinstance(given.value, list) else [given]:
             if not isinstance(source.value, dict):
                 raise self._wrong(given, "merges (<<) something that is no mapping")

@@ -1,7 +1,8 @@
-"""Other choices than a table at the largest max_batch_length: a smaller one, and tables over two lengths."""
+"""Compares a sweep's tables with fixed batch sizes, a lower bound, a smaller max_batch_length and two lengths."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
@@ -11,19 +12,19 @@ import numpy as np
 from batchtune.batching import epochs
 from batchtune.batching.batchers import Batching
 from batchtune.batching.expectation import expected_batches
-from batchtune.batching.layout import ON_ONE_RANK, tally
+from batchtune.batching.layout import ON_ONE_RANK, Dealing, lay_out, tally
 from batchtune.batching.optimal import optimal_boundaries
 from batchtune.batching.table import BucketTable, Limits
 from batchtune.batching.two_dimensional import optimal_table_2d
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
-from batchtune.results import Row, Saturation, SaturationPoint, TwoDimensionalRow
+from batchtune.results import Baseline, LowerBound, Row, Saturation, SaturationPoint, TwoDimensionalRow
 from batchtune.tuning.costs import Costs, batch_seconds
 from batchtune.tuning.epoch_cost import EpochCost, Pricing
 from batchtune.tuning.sweep_settings import ONE_RANK
 
-# Values of max_batch_length that are compared; fewer where rounding makes some equal.
+# Values of max_batch_length to compare; fewer where rounding makes some equal.
 _POINTS = 24
-# Different lengths that are distinguished; of more, the longest of each group of neighbours stands for it.
+# Distinct lengths to tell apart; of more, the longest of each group of neighbours stands for it.
 _MOST_LENGTHS = 4096
 # Shuffles to average over: an epoch has many batches, so they differ little.
 _SHUFFLES = 3
@@ -32,16 +33,13 @@ _SHUFFLES = 3
 def saturation(pricing: Pricing, limits: Limits, num_buckets: int, fraction: float) -> Saturation | None:
     """Return the throughput of the optimal table (over full batches) at values of max_batch_length up to the largest.
 
-    The values are evenly spaced in their logarithm, from the longest length, below which an example would not fit
-    into its batch, to the largest, which is one of them exactly. Where the longest length is no less than that, it is
-    the only one. Batch sizes are those that max_batch_length gives, and no more than the frontier and max_batch_size
-    allow.
+    The values are evenly spaced in their logarithm, from the longest length to the largest max_batch_length; if that
+    is no more, it is the only one. Batch sizes are those that max_batch_length gives, and no more than the frontier and
+    max_batch_size allow. Of more than 4096 distinct lengths, neighbours count as the longest of them: that adds a few
+    ten-thousandths of the range, and changes no bucket.
 
-    Of more than 4096 distinct lengths, neighbours are taken to be as long as the longest of them: a few ten-thousandths
-    of the range are added to them, and nothing changes in which bucket they are.
-
-    The table has at most `num_buckets`; the smallest max_batch_length is named that reaches the `fraction` of the best
-    throughput among the points. None without step times.
+    The table has at most `num_buckets`. The smallest max_batch_length that reaches the `fraction` of the best
+    throughput is named. None without step times.
     """
     if pricing.step_seconds is None:
         return None
@@ -78,7 +76,7 @@ def saturation(pricing: Pricing, limits: Limits, num_buckets: int, fraction: flo
 
 
 def _values(lengths: Lengths, largest: float) -> list[float]:
-    """Values of max_batch_length in ascending order, but for the ends in four digits, as whole as the lengths are."""
+    """Return values of max_batch_length, ascending: between the ends in four digits, or whole if all lengths are."""
     if lengths.longest >= largest:
         return [largest]
     between = [float(f"{value:.4g}") for value in np.geomspace(lengths.longest, largest, _POINTS)[1:-1]]
@@ -89,10 +87,10 @@ def _values(lengths: Lengths, largest: float) -> list[float]:
 
 
 def _at_most(histogram: Histogram, most: int) -> Histogram:
-    """At most so many distinct lengths: each group of neighbours as long as its longest.
+    """Return at most so many distinct lengths: each group of neighbours as long as its longest.
 
-    So what a bucket up to there holds is exact. A group spans about 2 / `most` of the range at most, and but for its
-    last length as small a part of the examples.
+    The count up to each is exact. A group spans about 2 / `most` of the range at most, and but for its last length as
+    small a part of the examples.
     """
     if histogram.lengths.size <= most:
         return histogram
@@ -108,9 +106,9 @@ def two_dimensional_rows(
 ) -> list[TwoDimensionalRow]:
     """Return the best tables over both lengths, next to the best over length alone with as many buckets.
 
-    Times and numbers of batches are those of simulated epochs on one rank, the same shuffles for both. Of the rows
-    whose boundaries were chosen for the frontier, those with the fewest and the most buckets are compared with. Without
-    targets, without a joint frontier or such a row the list is empty.
+    Times and numbers of batches are those of simulated epochs on one rank, the same shuffles for both. Compared are
+    the rows with the fewest and the most buckets among those with boundaries for the frontier. Without such rows,
+    targets or a joint frontier the list is empty.
     """
     joint, step_seconds, lengths = costs.joint_frontier, pricing.step_seconds, pricing.lengths
     by_count = {row.num_buckets: row for row in rows if row.sizing == "frontier" and row.pool_size is None}
@@ -143,9 +141,9 @@ def two_dimensional_rows(
                 num_buckets=row.num_buckets,
                 buckets=list(zip(*(edges.tolist() for edges in table.pairs), strict=True)),
                 batch_sizes=table.batch_sizes.tolist(),
-                batches=both.tally.batches,
+                batches=both.batches,
                 estimated_epoch_seconds=both.seconds,
-                one_dimensional_batches=one.tally.batches,
+                one_dimensional_batches=one.batches,
                 one_dimensional_epoch_seconds=one.seconds,
                 unproven=None if proven is None else int(np.count_nonzero(table.batch_sizes > proven)),
             )
@@ -160,3 +158,74 @@ def _simulated(table: BucketTable, pricing: Pricing) -> EpochCost:
     cuts = [(batcher.cut(drawing, ON_ONE_RANK), drawing) for drawing in drawings]
     shapes = [epochs.simulate(cut, drawing, lengths.values, lengths.targets) for cut, drawing in cuts]
     return replace(pricing, ranks=ONE_RANK).of_shapes(shapes)
+
+
+def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
+    """Return the costs of the largest fixed batch size that fits the longest examples: shuffled, and sorted by length.
+
+    Every rank has as many batches, as for the rows: the first are split in two until that is so. All examples are of
+    one bucket, so the batches are also those of ranks that take the same bucket, but for the cut of the last ones.
+    The frontier decides what fits, without one max_batch_length.
+    """
+    lengths = pricing.lengths
+    longest = lengths.histogram.lengths[-1:]
+    table = BucketTable(longest, limits.batch_sizes(longest, limits.sizings[-1]))
+    layout = lay_out(np.array([lengths.count]), table.batch_sizes, Dealing(world_size=pricing.ranks.world_size))
+    targets = None if lengths.targets is None else np.maximum.reduceat(lengths.targets, layout.starts)
+    in_order = epochs.EpochShapes(layout.batch_sizes, lengths.values[layout.starts], targets, layout.buckets)
+
+    independent = replace(pricing, ranks=replace(pricing.ranks, same_bucket=False))
+    costs = {"fixed-random": independent.of_table(table), "fixed-sorted": pricing.of_shapes([in_order])}
+    return [
+        Baseline(
+            name=name,
+            batch_size=int(table.batch_sizes[0]),
+            batches=cost.batches,
+            padded_length=cost.padded_length,
+            padding_ratio=pricing.padding_ratio(cost.padded_length),
+            estimated_epoch_seconds=cost.seconds,
+        )
+        for name, cost in costs.items()
+    ]
+
+
+def lower_bound(pricing: Pricing, limits: Limits, found: Sequence[Row | Baseline]) -> LowerBound:
+    """Return the bound that no bucket table can beat under these limits.
+
+    An example takes at least the share of a batch that it would take among examples of its own length, or of a longer
+    example if that is smaller (a frontier need not be monotone). Every rank has as many batches, and none ever waits.
+    The time per example is taken to be least in a batch of the largest size, its half, its quarter and so on; and the
+    epoch's is no higher than any that was `found`, as measured step times need not be that regular.
+    """
+    histogram, ranks, step_seconds = pricing.lengths.histogram, pricing.ranks.world_size, pricing.step_seconds
+    sizes = [limits.batch_sizes(histogram.lengths, sizing) for sizing in limits.sizings]
+    whole = np.max(sizes, axis=0).astype(np.float64)
+    # A batch can't be filled better than to max_batch_length exactly; whole examples reach that only by luck.
+    capacity = np.maximum(whole, limits.max_batch_length / histogram.lengths)
+    if limits.max_batch_size is not None:
+        capacity = np.minimum(capacity, limits.max_batch_size)
+    shares = float(np.sum(histogram.counts / _greatest_from_here_on(capacity)))
+    seconds = [other.estimated_epoch_seconds for other in found if other.estimated_epoch_seconds is not None]
+    if step_seconds is not None:
+        size, targets = _greatest_from_here_on(whole), pricing.lengths.targets
+        if targets is not None:  # a batch's longest is at least the mean of its examples' targets
+            starts = np.concatenate(([0], np.cumsum(histogram.counts[::-1])[:-1]))
+            targets = np.add.reduceat(targets, starts)[::-1] / histogram.counts
+        least: FloatArray = np.full(size.shape, np.inf)
+        while True:
+            given = (size, histogram.lengths) if targets is None else (size, histogram.lengths, targets)
+            least = np.minimum(least, np.asarray(step_seconds(*given), dtype=np.float64) / size)
+            if (size == 1).all():
+                break
+            size = np.maximum(1.0, np.floor(size / 2))
+        seconds.append(float(np.sum(histogram.counts * -_greatest_from_here_on(-least))) / ranks)
+    return LowerBound(
+        # Rounding must not make it one too many.
+        batches=ranks * max(1, math.ceil(shares / ranks * (1 - 1e-12))),
+        padded_length=pricing.total,
+        estimated_epoch_seconds=min(seconds, default=None),
+    )
+
+
+def _greatest_from_here_on(values: FloatArray) -> FloatArray:
+    return cast(FloatArray, np.maximum.accumulate(values[::-1])[::-1])

@@ -1,4 +1,4 @@
-"""The measurements of a probe: which batches fit, and how long a step takes.
+"""Reads a probe's costs: which batches fit, and how long a step takes.
 
 The memory must hold the worst target of all examples. A batch that happens has the longest of its own few: how long
 that is on average decides how long its step takes by its longest length alone.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,18 +36,8 @@ _PARTS = (0.0, 0.4, 0.75, 0.9, 0.97, 0.993, 1.0)
 Sizes: TypeAlias = Callable[[FloatArray], IntArray]
 JointSizes: TypeAlias = Callable[[FloatArray, FloatArray], IntArray]
 ProvenBy: TypeAlias = Callable[[float, int], "int | None"]
-
-
-class StepSeconds(Protocol):
-    """(batch sizes, longest lengths, longest target lengths) → seconds of one training step, element by element.
-
-    It is called without target lengths where the data set has none.
-    """
-
-    def __call__(
-        self, batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, target_lengths: npt.ArrayLike | None = None, /
-    ) -> FloatArray:
-        """Seconds, of the shape that the arguments broadcast to."""
+StepSeconds: TypeAlias = Callable[..., FloatArray]
+"""Batch sizes, longest lengths and (if any) longest target lengths → seconds of one training step, by element."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +46,11 @@ class Costs:
 
     Attributes:
         frontier: Lengths → the largest batch size that fits, at least 1.
-        continued_frontier: The same, and beyond the longest length, where batches are padded further.
-        joint_frontier: (lengths, target lengths) → the largest batch size that fits, at least 1; None where shorter
-            targets than the longest were not measured.
-        proven: Lengths → the largest batch size that is proven to fit, 0 where none is.
-        joint_proven: The same for pairs of lengths and target lengths.
+        continued_frontier: The same, also beyond the longest length, where batches are padded further.
+        joint_frontier: (lengths, target lengths) → the same; None if only the longest targets were measured.
+        proven: Lengths → the largest batch size that is proven to fit, 0 without a proof; `joint_proven` likewise.
         joint_lengths: The lengths at which pairs were measured.
-        proven_by: (longest length, batch size) → index of the trial that proves such a batch; None where none does.
+        proven_by: (longest length, batch size) → index of the trial that proves such a batch, or None.
     """
 
     frontier: Sizes | None = None
@@ -79,8 +67,8 @@ class Costs:
 def costs_of(probe: Probe) -> Costs:
     """Return what is proven to fit, and the step times, by the model between measured ones.
 
-    Where the model misses even the measurements by far, no times are known. Nothing is proven by a probe of version
-    0.1.0, which ran few of its batches in turns and kept no margin.
+    No times are known if the model misses even the measurements by far. Nothing is proven by a probe of version 0.1.0,
+    which ran few of its batches in turns and kept no margin.
     """
     model, times = probe.models.step_seconds, None
     if model is not None and model.relative_error <= WORST_TIME_ERROR:
@@ -129,8 +117,7 @@ def capped(costs: Costs, max_batch_length: float) -> Costs:
 class TypicalTargets:
     """The longest target that a batch has on average, by its size and its longest length.
 
-    Attributes:
-        lengths: Shape (n,), ascending: of examples that stand for all; `targets` are those of any run of them.
+    `lengths`, shape (n,), ascending, are of examples that stand for all; `targets` are those of any run of them.
     """
 
     lengths: FloatArray
@@ -138,7 +125,7 @@ class TypicalTargets:
 
     @classmethod
     def of(cls, lengths: Lengths) -> TypicalTargets | None:
-        """Return those that are typical of a data set; None where it has no targets."""
+        """Return those of a data set; None without targets."""
         if lengths.targets is None:
             return None
         # The middles of as many equal parts, in ascending order.
@@ -151,9 +138,9 @@ class TypicalTargets:
     ) -> FloatArray:
         """Return the mean of the longest target over batches drawn from the examples up to a length.
 
-        With F the distribution of the targets there, that of the longest of B is F^B (but for examples that can't be
-        drawn twice). All examples are longer than `above`, the boundary of the bucket before; without it the sixteenth
-        of the data that is nearest in length is taken. Arguments are broadcast against each other.
+        With F the distribution of the targets there, the longest of B has F^B (but for examples that can't be drawn
+        twice). All examples are longer than `above`, the boundary of the bucket before; without it the sixteenth of the
+        data that is nearest in length is taken. Arguments are broadcast against each other.
         """
         size, length = np.broadcast_arrays(
             np.asarray(batch_sizes, dtype=np.float64), np.asarray(lengths, dtype=np.float64)
@@ -218,7 +205,7 @@ def batch_seconds(
 ) -> BatchCost:
     """Return the time of one step by batch size and longest length alone, with the target that is typical of both.
 
-    `above` gives what all lengths of a batch are longer than, by the longest; None: not known.
+    `above` maps the longest length to a bound that all lengths of the batch exceed; None: not known.
     """
     if targets is None:
         return lambda batch_sizes, lengths: step_seconds(batch_sizes, lengths)

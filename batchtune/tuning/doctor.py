@@ -26,19 +26,16 @@ from batchtune.units import counted
 
 # Optional package → the distributions that provide it; the first that is installed counts.
 _PACKAGES = {
-    "soundfile": ("soundfile",),
-    "tokenizers": ("tokenizers",),
-    "speechbrain": ("speechbrain",),
-    "lhotse": ("lhotse",),
-    "webdataset": ("webdataset",),
-    "datasets": ("datasets",),
-    "transformers": ("transformers",),
+    **{
+        name: (name,)
+        for name in ("soundfile", "tokenizers", "speechbrain", "lhotse", "webdataset", "datasets", "transformers")
+    },
     "lightning": ("lightning", "pytorch-lightning"),
     "nvidia-dali": ("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-dali-cuda110"),
 }
 
 _GET_TORCH = "https://pytorch.org/get-started/locally/"
-# So much of the processors in use is more than what every machine does beside.
+# A load above this part of the processors is more than background work.
 _BUSY_SHARE = 0.5
 
 
@@ -64,7 +61,7 @@ def examine(timeout_seconds: float) -> Doctor:
 
 
 def merge_gpus(by_driver: Sequence[DoctorGpu], by_torch: Sequence[DoctorGpu]) -> list[DoctorGpu]:
-    """One entry a GPU: those that torch sees, in its order, then those that the driver alone knows."""
+    """Return one entry a GPU: those that torch sees, in its order, then those that only the driver knows."""
     known = {one.uuid: one for one in by_driver if one.uuid}
     gpus = [
         replace(
@@ -130,10 +127,7 @@ def _ask_in_a_process(timeout_seconds: float) -> tuple[DriverFacts, TorchFacts]:
     for line in lines:
         with contextlib.suppress(msgspec.DecodeError):  # the process was ended in the middle of a line
             facts = decode_line(line)
-            if isinstance(facts, DriverFacts):
-                driver = facts
-            else:
-                torch = facts
+            driver, torch = (facts, torch) if isinstance(facts, DriverFacts) else (driver, facts)
     return driver, torch
 
 
@@ -145,31 +139,25 @@ def _installed(distributions: Sequence[str]) -> str | None:
     return None
 
 
-def _torch_warning(torch: DoctorTorch, gpus: Sequence[DoctorGpu]) -> str | None:
+def _warnings(torch: DoctorTorch, gpus: Sequence[DoctorGpu], cpu: DoctorCpu) -> Iterator[str]:
     unseen = [gpu for gpu in gpus if gpu.device is None]
     if torch.version is None:
-        return f"PyTorch is not installed ({torch.problem}). Install it: {_GET_TORCH}."
-    if torch.problem is not None:
-        return (
+        yield f"PyTorch is not installed ({torch.problem}). Install it: {_GET_TORCH}."
+    elif torch.problem is not None:
+        yield (
             f"PyTorch {torch.version} does not work here: {torch.problem}. No probe can run. "
             f"Reinstall it, in a build that fits driver and system: {_GET_TORCH}."
         )
-    if unseen and not (torch.cuda or torch.hip):
-        return (
+    elif unseen and not (torch.cuda or torch.hip):
+        yield (
             f"PyTorch {torch.version} was built without CUDA, so a probe would run on the CPU instead of "
             f"{unseen[0].name}. Install a CUDA build: {_GET_TORCH}."
         )
-    if unseen:
-        return (
+    elif unseen:
+        yield (
             f"PyTorch does not see {counted(len(unseen), 'GPU')} that the driver knows ({unseen[0].name}). "
             "Check whether CUDA_VISIBLE_DEVICES hides it."
         )
-    return None
-
-
-def _warnings(torch: DoctorTorch, gpus: Sequence[DoctorGpu], cpu: DoctorCpu) -> Iterator[str]:
-    if (about_torch := _torch_warning(torch, gpus)) is not None:
-        yield about_torch
     for gpu in gpus:
         name = f"{gpu.device} ({gpu.name})" if gpu.device else gpu.name
         if gpu.probe_process is not None:

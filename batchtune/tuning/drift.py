@@ -1,4 +1,4 @@
-"""Drift: the distance of other lengths from those that a run was tuned for, and what its table costs on them."""
+"""Measures drift: how far lengths are from those that a run was tuned for, and what its table costs on them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,11 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
     """Return how far other lengths are from those of a sweep, and how stale its recommended table is on them.
 
     The table tuned anew has the strategy, sizing and number of buckets (or pool size) of the recommended one, and the
-    sweep's settings. Where the lengths are the sweep's own, the distance and the staleness are 0 by definition.
+    sweep's settings. For the sweep's own lengths distance and staleness are 0 by definition. `costs` are those of the
+    probe that the sweep was made with, `Costs()` without one.
 
-    `costs` are those of the probe that the sweep was made with, `Costs()` without one.
-
-    Raises:
-        ResultError: The sweep recommends nothing, has no quantiles (it is of an older batchtune) or damaged settings;
-            its lengths are of another unit; or it was made with a probe whose costs are not given.
+    Raises ResultError if the sweep recommends nothing, is of an older batchtune, damaged, of lengths in another unit,
+    or made with a probe whose costs are not given.
     """
     row, unit = tuned.recommended_row, tuned.lengths.unit
     if row is None:
@@ -67,15 +65,11 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
 
 
 def distance(lengths: Lengths, quantiles: list[float]) -> float:
-    """Return the Kolmogorov-Smirnov distance of lengths from a distribution that is known by its quantiles.
+    """Return the Kolmogorov-Smirnov distance of lengths from a distribution with these quantiles.
 
-    The distribution function F(x) is taken to be the largest i / 1000 whose quantile is at most x, which is below the
-    true one by less than 1 / 1000: so the distance is within 1 / 1000 of the one between the data sets themselves.
-
-    Quantile i / 1000 is at position i, by nearest rank.
-
-    Raises:
-        ResultError: Not so many quantiles, as in a sweep.json of an older batchtune.
+    Quantile i / 1000 is at position i, by nearest rank. The distribution function F(x) is taken to be the largest i /
+    1000 with a quantile of at most x, which is less than 1 / 1000 below the true one; so the distance is that exact,
+    too.
     """
     if len(quantiles) != QUANTILES + 1:
         raise ResultError(
@@ -96,7 +90,7 @@ def distance(lengths: Lengths, quantiles: list[float]) -> float:
 
 
 def _settings(tuned: Sweep, row: Row) -> SweepSettings:
-    """The sweep's settings, for one strategy and number of buckets."""
+    """Return the sweep's settings, for one strategy and number of buckets."""
     try:
         recorded = msgspec.convert(tuned.settings, SweptWith)
         return SweepSettings(
@@ -115,7 +109,7 @@ def _settings(tuned: Sweep, row: Row) -> SweepSettings:
 
 
 def _as_swept(costs: Costs, tuned: Sweep, row: Row) -> Costs:
-    """The costs, with no more in them than the sweep knew, since it may be older than the probe."""
+    """Return the costs without what the sweep did not know, since it may be older than the probe."""
     by_frontier = [other for other in tuned.rows if other.sizing == "frontier"]
     timed = row.estimated_epoch_seconds is not None
     if (row.sizing == "frontier" and costs.frontier is None) or (timed and costs.step_seconds is None):

@@ -1,4 +1,4 @@
-"""The cost of one epoch: of a bucket table, exactly, on average over shuffles; or of simulated batches."""
+"""Works out the cost of one epoch: of a bucket table, exactly, on average over shuffles; or of simulated batches."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from msgspec import structs
 
 from batchtune.batching.batchers import Batching
-from batchtune.batching.epochs import Drawing, EpochShapes
+from batchtune.batching.epochs import EpochShapes
 from batchtune.batching.expectation import ExpectedBatches, expected_batches
-from batchtune.batching.layout import ON_ONE_RANK, Dealing, Tally
+from batchtune.batching.layout import Dealing, Tally
 from batchtune.batching.randomness import Mates, mates_in_buckets
 from batchtune.batching.table import BucketTable
 from batchtune.cost import StepTimes
@@ -21,14 +21,13 @@ from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import RankTimes, Row, Sizing, StreamRow
 from batchtune.tuning.costs import Costs, StepSeconds, TypicalTargets, epoch_batch_seconds
 from batchtune.tuning.rank_times import rank_times
-from batchtune.tuning.simulation import cut_for_least_cost, seconds_in_order, shapes_of, simulate_epochs
+from batchtune.tuning.simulation import seconds_in_order, shapes_of, simulate_epochs
 from batchtune.tuning.sweep_settings import ONE_RANK, Ranks, SweepSettings
 
 AnyRow = TypeVar("AnyRow", Row, StreamRow)
 
-WITHIN_ERRORS = 2.0
-"""Times that differ by no more than so many standard errors of their difference are taken for equal."""
-
+# Times that differ by no more than two standard errors of their difference are taken for equal.
+_WITHIN_ERRORS = 2.0
 # Lengths that stand for all in the errors, which need not be as exact as the time itself.
 _REPRESENTATIVES = 256
 
@@ -38,70 +37,47 @@ class EpochCost:
     """The cost of one epoch over all ranks, whichever way it was worked out.
 
     Attributes:
-        tally: How many batches of which size it has, by bucket if there are buckets.
+        tally: The number of batches by size and bucket; without buckets, as if of one.
+        batches: Number of batches; of simulated pools their mean, a multiple of the ranks.
+        repeated_examples: Examples that are dealt a second time.
         padded_length: All cells of its batches, no less than the true length.
         seconds: Its time as the ranks take batches; None without step times.
-        errors: Shape (sources,): standard errors of the time, in seconds, by the measurements that they come from.
-        ranks: The time by how batches are dealt; None of batches that are known one by one.
-        mates: How random the batches are; None of batches that are known one by one.
-        effective_buckets: Likewise.
-        simulation: Of what epochs these are means; None: they are exact.
+        errors: Shape (sources,): standard errors of the time, in seconds, by the measurements that cause them.
+        chance: The standard error of the time that comes of simulating few epochs, in seconds.
+        ranks: The time by how batches are dealt; None of batches that are known one by one, as are `mates`.
+        mates: How random the batches are.
+        simulated_epochs: The number of simulated epochs, for means and their deviations; None: all is exact.
     """
 
     tally: Tally
+    batches: int
     padded_length: float
+    repeated_examples: int = 0
     seconds: float | None = None
     errors: FloatArray | None = None
+    chance: float = 0.0
     ranks: RankTimes | None = None
     mates: Mates | None = None
     effective_buckets: float = 1.0
-    simulation: Simulation | None = None
+    simulated_epochs: int | None = None
+    batches_deviation: float | None = None
+    seconds_deviation: float | None = None
 
     @property
     def standard_error(self) -> float | None:
         """The standard error of the time, in seconds; None if it is not known."""
         return None if self.errors is None else float(np.hypot(np.linalg.norm(self.errors), self.chance))
 
-    @property
-    def batches(self) -> int:
-        """Number of batches of an epoch; of simulated ones their mean, a multiple of the ranks."""
-        return self.tally.batches if self.simulation is None else self.simulation.batches
-
-    @property
-    def chance(self) -> float:
-        """The standard error of the time that comes of simulating few epochs, in seconds."""
-        return 0.0 if self.simulation is None else self.simulation.seconds_error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
-    """The epochs that were simulated.
-
-    Attributes:
-        epochs: How many.
-        batches: Of one, on average, rounded to a multiple of the ranks.
-        repeated_examples: Of one, on average.
-        batches_deviation, seconds_deviation: From epoch to epoch.
-        seconds_error: The standard error of the mean time; 0 where no time is known.
-    """
-
-    epochs: int
-    batches: int
-    repeated_examples: int
-    batches_deviation: float
-    seconds_deviation: float | None
-    seconds_error: float
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pricing:
-    """All that is needed to work out the cost of an epoch.
+    """The data, step times and ranks that the cost of an epoch is worked out from.
 
     Attributes:
         lengths: The data set, each length as batches are padded to it.
         total: The true length of all examples.
         step_seconds: The time of one step; None: not known.
-        targets: The targets that are typical of the data set; None: it has none, or no time is known.
+        targets: The typical targets of the data set; None without targets or step times.
         proven: Lengths → the largest batch size that is proven to fit, 0 without a proof; None: nothing was probed.
         seed: Of simulated epochs.
     """
@@ -135,23 +111,25 @@ class Pricing:
         return (padded_length - self.total) / padded_length
 
     def times(self, expected: ExpectedBatches) -> RankTimes:
-        """Return the time of an epoch by how batches are dealt, from those of one rank, if step times are known."""
+        """Return the time of an epoch by how batches are dealt, from those of one rank; step times must be known."""
         assert self.step_seconds is not None
         cost = epoch_batch_seconds(expected.table, self.step_seconds, self.targets)
         return rank_times(expected, cost, self.ranks.world_size, self.ranks.accumulate)
 
     def epoch_seconds(self, expected: ExpectedBatches) -> float:
-        """Return the time of an epoch as the ranks take batches, if step times are known."""
+        """Return the time of an epoch as the ranks take batches; step times must be known."""
         return self.ranks.epoch_seconds(self.times(expected))
 
     def of_table(self, table: BucketTable) -> EpochCost:
-        """Return the cost of an epoch with a table that holds all lengths, exactly, on average over shuffles."""
+        """Return the exact cost of an epoch with a table that holds all lengths, on average over shuffles."""
         alone = dealt = expected_batches(self.lengths.histogram, table)
         if self.ranks.world_size > 1:
             dealt = expected_batches(self.lengths.histogram, table, self.ranks.dealing)
         counts = table.counts(self.lengths.histogram)
         found = EpochCost(
             tally=dealt.tally,
+            batches=dealt.tally.batches,
+            repeated_examples=dealt.tally.examples - self.lengths.count,
             padded_length=max(dealt.padded_length, self.total),
             mates=mates_in_buckets(self.lengths.histogram, table, dealt.tally),
             effective_buckets=1 / float(np.sum((counts / counts.sum()) ** 2)),
@@ -164,35 +142,25 @@ class Pricing:
         return replace(found, seconds=seconds, errors=errors, ranks=times)
 
     def of_shapes(self, epochs: Sequence[EpochShapes]) -> EpochCost:
-        """Return the mean cost of epochs whose batches are known one by one.
-
-        Ranks take the batches in turn, in their order. All epochs have as many batches of each size.
-        """
-        step = self.step_seconds
+        """Return the mean cost of epochs that have as many batches of each size; ranks take them in their order."""
+        step, tally = self.step_seconds, _tally_of(epochs[0])
         padded = sum(float(np.sum(epoch.batch_sizes * epoch.lengths)) for epoch in epochs) / len(epochs)
-        return EpochCost(
-            tally=_tally_of(epochs[0]),
-            padded_length=max(padded, self.total),
-            seconds=None
-            if step is None
-            else sum(seconds_in_order(one, step, self.ranks) for one in epochs) / len(epochs),
-        )
+        seconds = None
+        if step is not None:
+            seconds = sum(seconds_in_order(epoch, step, self.ranks) for epoch in epochs) / len(epochs)
+        return EpochCost(tally=tally, batches=tally.batches, padded_length=max(padded, self.total), seconds=seconds)
 
     def of_stream(self, shapes: EpochShapes, padded_length: float, seconds: float | None) -> EpochCost:
-        """Return the cost of an epoch of which these batches were simulated, and its time from them."""
-        step = self.step_seconds
+        """Return the cost of a stream's epoch that these batches stand for, with its padded length and time."""
+        step, tally = self.step_seconds, _tally_of(shapes)
         errors = None if step is None or seconds is None else _shape_errors(step, shapes_of([shapes]), seconds)
-        return EpochCost(tally=_tally_of(shapes), padded_length=padded_length, seconds=seconds, errors=errors)
+        return EpochCost(
+            tally=tally, batches=tally.batches, padded_length=padded_length, seconds=seconds, errors=errors
+        )
 
     def cost_of(self, batching: Batching) -> EpochCost:
         """Return the cost of an epoch that holds all lengths: exactly in buckets, by simulation in pools."""
         return self.of_table(batching.table) if batching.pool_size is None else self._of_pools(batching)
-
-    def cut_for_least_cost(self, batching: Batching) -> Batching:
-        """Return pools with the overhead of a batch, if cutting them for the least cost is worth it; see there."""
-        step, drawing = self.step_seconds, Drawing(seed=self.seed)
-        dealing = self.ranks.dealing if self.ranks.same_bucket else ON_ONE_RANK
-        return batching if step is None else cut_for_least_cost(batching, self.lengths, step, drawing, dealing)
 
     def _of_pools(self, batching: Batching) -> EpochCost:
         """Return the mean cost of the first epochs with this seed."""
@@ -200,51 +168,49 @@ class Pricing:
         ranks, step, epochs, scale = self.ranks.world_size, self.step_seconds, len(found.shapes), found.scale
         numbers = np.array([len(one) for one in found.shapes])
         padded = float(np.mean([np.sum(one.batch_sizes * one.lengths) for one in found.shapes]))
-        seconds = None if step is None else found.seconds(step, self.ranks)
-        # Of `scale` times as many pools, which are independent.
-        deviation = 0.0 if seconds is None else float(seconds.std(ddof=1)) * math.sqrt(scale)
         cost = EpochCost(
             tally=_tally_of(found.shapes[0]),
+            batches=ranks * max(1, round(float(numbers.mean()) * scale / ranks)),
+            repeated_examples=round(found.repeated_examples * scale),
             padded_length=max(padded * scale, self.total),
             mates=found.mates,
             effective_buckets=found.effective_buckets,
-            simulation=Simulation(
-                epochs=epochs,
-                batches=ranks * max(1, round(float(numbers.mean()) * scale / ranks)),
-                repeated_examples=round(found.repeated_examples * scale),
-                batches_deviation=float(numbers.std(ddof=1)) * math.sqrt(scale),
-                seconds_deviation=None if seconds is None else deviation,
-                seconds_error=deviation * math.sqrt(scale / epochs),
-            ),
+            simulated_epochs=epochs,
+            batches_deviation=float(numbers.std(ddof=1)) * math.sqrt(scale),
         )
-        if step is None or seconds is None:
+        if step is None:
             return cost
-        epoch_seconds = float(seconds.mean()) * scale
-        shapes = shapes_of(found.shapes)
-        plain = float(np.sum(step(*shapes))) * scale / epochs
-        times = None
+        times, shapes = found.seconds(step, self.ranks), shapes_of(found.shapes)
+        # An epoch has `scale` times as many pools, which are independent.
+        seconds, deviation = float(times.mean()) * scale, float(times.std(ddof=1)) * math.sqrt(scale)
+        by_dealing = None
         if ranks > 1:
             other = replace(self.ranks, same_bucket=not self.ranks.same_bucket)
             dealt = simulate_epochs(batching, self.lengths, other.dealing, self.seed)
-            ways = [epoch_seconds, float(dealt.seconds(step, other).mean()) * dealt.scale]
+            ways = [seconds, float(dealt.seconds(step, other).mean()) * dealt.scale]
             independent, same = reversed(ways) if self.ranks.same_bucket else ways
-            times = RankTimes(
-                without_waiting_epoch_seconds=plain / ranks,
+            by_dealing = RankTimes(
+                without_waiting_epoch_seconds=float(np.sum(step(*shapes))) * scale / epochs / ranks,
                 independent_epoch_seconds=independent,
                 same_bucket_epoch_seconds=same,
             )
-        return replace(cost, seconds=epoch_seconds, errors=_shape_errors(step, shapes, epoch_seconds), ranks=times)
+        return replace(
+            cost,
+            seconds=seconds,
+            errors=_shape_errors(step, shapes, seconds),
+            chance=deviation * math.sqrt(scale / epochs),
+            seconds_deviation=deviation,
+            ranks=by_dealing,
+        )
 
     def row(
         self, strategy: str, sizing: Sizing, num_buckets: int, batching: Batching, cost: EpochCost | None = None
     ) -> Row:
-        """Return the row of a sweep for these batches, with their cost or the one that is given."""
+        """Return the row of a sweep for these batches, with the given `cost` or theirs."""
         cost = cost or self.cost_of(batching)
-        table, histogram, tally, simulation = batching.table, self.lengths.histogram, cost.tally, cost.simulation
-        counts = table.counts(histogram)
+        table, histogram, tally = batching.table, self.lengths.histogram, cost.tally
         largest, longest = batching.largest_batches(histogram)
-        dealt = largest if simulation else tally.largest[counts > 0]
-        repeated = simulation.repeated_examples if simulation else tally.examples - self.lengths.count
+        dealt = largest if cost.simulated_epochs else tally.largest[table.counts(histogram) > 0]
         return Row(
             strategy=strategy,
             sizing=sizing,
@@ -256,7 +222,7 @@ class Pricing:
             padded_length=cost.padded_length,
             padding_ratio=self.padding_ratio(cost.padded_length),
             fill=self.total / (cost.batches * self.max_batch_length),
-            mean_batch_size=(self.lengths.count + repeated) / cost.batches,
+            mean_batch_size=(self.lengths.count + cost.repeated_examples) / cost.batches,
             largest_padded_length=float((dealt * longest).max()),
             effective_buckets=cost.effective_buckets,
             estimated_epoch_seconds=cost.seconds,
@@ -267,14 +233,14 @@ class Pricing:
             steps=self.ranks.steps(cost.batches),
             ranks=cost.ranks if self.ranks.world_size > 1 else None,
             unproven=None if self.proven is None else int(np.count_nonzero(largest > self.proven(longest))),
-            repeated_examples=repeated,
+            repeated_examples=cost.repeated_examples,
             mates_again=None if cost.mates is None else cost.mates.again,
             length_correlation=None if cost.mates is None else cost.mates.correlation,
             pool_size=batching.pool_size,
             batch_overhead=batching.batch_overhead,
-            simulated_epochs=simulation.epochs if simulation else None,
-            batches_deviation=simulation.batches_deviation if simulation else None,
-            epoch_seconds_deviation=simulation.seconds_deviation if simulation else None,
+            simulated_epochs=cost.simulated_epochs,
+            batches_deviation=cost.batches_deviation,
+            epoch_seconds_deviation=cost.seconds_deviation,
         )
 
 
@@ -297,37 +263,37 @@ def time_errors(
 ) -> FloatArray | None:
     """Return the errors of an epoch's time, to first order in those of the measured step times.
 
-    Shapes are many (two for each distinct length), and neighbours have nearly the same derivatives: a few hundred
-    stand for all. Their sum is scaled to the epoch's exact `seconds`, so that an error common to all shapes stays
-    exact. On several ranks their waiting is taken to grow as the time does. None if `step_seconds` knows no errors.
+    Of the many shapes (two for each distinct length), neighbours have nearly the same derivatives: a few hundred stand
+    for all. Their sum is scaled to the epoch's exact `seconds`, so that an error common to all shapes stays exact. On
+    several ranks their waiting is taken to grow as the time does. None if `step_seconds` knows no errors.
     """
-    if not isinstance(step_seconds, StepTimes):
-        return None
     sizes, lengths, counts = expected.representatives(_REPRESENTATIVES)
-    shapes = [sizes, lengths]
-    if targets is not None:
-        shapes.append(targets(sizes, lengths, expected.table.lower_edges(lengths)))
-    return _errors(step_seconds, shapes, counts, seconds)
+    if targets is None:
+        return _errors(step_seconds, (sizes, lengths), counts, seconds)
+    typical = targets(sizes, lengths, expected.table.lower_edges(lengths))
+    return _errors(step_seconds, (sizes, lengths, typical), counts, seconds)
 
 
 def _shape_errors(step_seconds: StepSeconds, shapes: tuple[FloatArray, ...], seconds: float) -> FloatArray | None:
-    """As `time_errors`, of an epoch of which these batches are known; some of them stand for all."""
-    if not isinstance(step_seconds, StepTimes):
-        return None
+    """Return the errors of the time of an epoch with these batches; some of them stand for all."""
     by_length = np.argsort(shapes[1], kind="stable")
     some = by_length[np.linspace(0, by_length.size - 1, 2 * _REPRESENTATIVES).astype(np.int64)]
-    return _errors(step_seconds, [of[some] for of in shapes], np.ones(some.size), seconds)
+    return _errors(step_seconds, tuple(of[some] for of in shapes), np.ones(some.size), seconds)
 
 
-def _errors(step_seconds: StepTimes, shapes: list[FloatArray], counts: FloatArray, seconds: float) -> FloatArray:
-    """As `time_errors`, of an epoch with these shapes (sizes, lengths and maybe targets), each so many times."""
+def _errors(
+    step_seconds: StepSeconds, shapes: tuple[FloatArray, ...], counts: FloatArray, seconds: float
+) -> FloatArray | None:
+    """Return the errors of the time of an epoch with so many of each shape (sizes, lengths and maybe targets)."""
+    if not isinstance(step_seconds, StepTimes):
+        return None
     sizes, lengths, *targets = shapes
     total, gradient = step_seconds.sensitivities(sizes, lengths, targets[0] if targets else None, counts)
     return gradient * (seconds / total) * step_seconds.sigmas
 
 
 def with_equals(priced: Sequence[tuple[AnyRow, EpochCost]]) -> list[AnyRow]:
-    """Return the rows, each with whether its time can be distinguished from the fastest one's."""
+    """Return the rows, each marked by whether its time can be told from the fastest one's."""
     equal = equal_to_best([cost for _, cost in priced])
     return [structs.replace(row, equal_to_best=same) for (row, _), same in zip(priced, equal, strict=True)]
 
@@ -336,8 +302,7 @@ def equal_to_best(costs: Sequence[EpochCost]) -> list[bool | None]:
     """Return which times can't be told from the least: they differ by at most two standard errors of the difference.
 
     Errors that both have in common cancel: the difference's is √Σ (error_a,p - error_b,p)², to which those of
-    simulating few epochs are added. One for each cost; the least itself is always equal. None where a time or the
-    errors are not known.
+    simulating few epochs are added. None for each cost if any time or its errors are unknown.
     """
     known = [
         (cost.seconds, cost.errors, cost.chance)
@@ -348,6 +313,6 @@ def equal_to_best(costs: Sequence[EpochCost]) -> list[bool | None]:
         return [None] * len(costs)
     least, errors, chance = min(known, key=lambda cost: cost[0])
     return [
-        seconds - least <= WITHIN_ERRORS * float(np.linalg.norm([*(own - errors), other, chance]))
+        seconds - least <= _WITHIN_ERRORS * float(np.linalg.norm([*(own - errors), other, chance]))
         for seconds, own, other in known
     ]

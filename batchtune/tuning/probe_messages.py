@@ -1,4 +1,4 @@
-"""Messages of a probe: why it failed, and why its figures may be wrong or cost more than they must."""
+"""Writes a probe's messages: why it failed, and why its figures may be wrong or cost more than they must."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MANY_RETRIES = 0.1
 
 
 def workload_error(workload: str, ran: Ran) -> WorkloadError:
-    """Return the error where a trial failed with an error of the workload's own."""
+    """Return the error for a trial that failed with the workload's own error."""
     return WorkloadError(
         f"{workload} failed in its {ran.stage or 'step'}, with a batch of {ran.trial.shape}: {ran.trial.error}",
         ran.hint
@@ -41,14 +41,14 @@ def workload_error(workload: str, ran: Ran) -> WorkloadError:
 
 
 def no_lack_of_memory(workload: str, trial: Trial) -> WorkloadError:
-    """Return the error where even one example fails, with something that is no lack of memory."""
+    """Return the error if even one example fails, but not for lack of memory."""
     longer = ", or allow more with --trial-timeout" if trial.outcome == "timeout" else ""
     hint = f"This is no lack of memory: the probe stops. Fix it{longer}; {_START_OVER}."
     return workload_error(workload, Ran(trial=trial, hint=hint))
 
 
 def nothing_confirmed(turns: Turns) -> ProbeError:
-    """Return the error where all that fits alone fails among others."""
+    """Return the error if all batches that fit alone fail among others."""
     failed = turns.failures[-1] if turns.failures else turns.first_failed
     return ProbeError(
         "no batch that fits alone passed in turns with the others"
@@ -58,7 +58,7 @@ def nothing_confirmed(turns: Turns) -> ProbeError:
 
 
 def nothing_fits(lengths: Lengths, workload: str, device: Device, trial: Trial) -> ProbeError:
-    """Return the error where one of the shortest examples runs out of memory."""
+    """Return the error if one of the shortest examples runs out of memory."""
     shortest = format_length(lengths.shortest, lengths.unit)
     if (free := _memory_was_free(trial, device)) is not None:
         return ProbeError(
@@ -76,7 +76,7 @@ def nothing_fits(lengths: Lengths, workload: str, device: Device, trial: Trial) 
 
 
 def too_long(lengths: Lengths, workload: str, device: Device, found: TooLong) -> ProbeError:
-    """Return the error where the longest examples run out of memory alone."""
+    """Return the error if the longest examples run out of memory alone."""
     unit, fitting, longer = lengths.unit, found.fitting_length, found.too_long
     hint = workload_unit_hint(lengths, workload)
     return ProbeError(
@@ -90,7 +90,7 @@ def too_long(lengths: Lengths, workload: str, device: Device, found: TooLong) ->
 
 
 def longest_does_not_fit(lengths: Lengths, workload: str, device: Device, trial: Trial, trials: int) -> str:
-    """Return the warning that comes before the longest length that fits is known, in at most so many trials."""
+    """Return the warning before the longest length that fits is searched for, in at most so many trials."""
     longest = f"Warning: the longest example ({format_length(lengths.longest, lengths.unit)})"
     if (free := _memory_was_free(trial, device)) is not None:
         return f"{longest} {free}. Shorter ones are tried now."
@@ -105,7 +105,7 @@ def longest_does_not_fit(lengths: Lengths, workload: str, device: Device, trial:
 
 
 def _memory_was_free(trial: Trial, device: Device) -> str | None:
-    """Describe an error that came although what was asked for, if it says how much, was there; None if it was not."""
+    """Describe an out-of-memory error that came while the requested memory, if known, was free; None if it was not."""
     peak, asked = trial.failed_peak_bytes, requested_bytes(trial.error or "")
     limit = device.limit_bytes
     if peak is None or (peak >= _HALF_FREE * limit if asked is None else peak + asked >= _IN_ONE_PIECE * limit):
@@ -117,7 +117,7 @@ def _memory_was_free(trial: Trial, device: Device) -> str | None:
 
 
 def _how(trial: Trial) -> str:
-    """`the peak was 230 MiB, and 700 MiB more were asked for`, or the error's own words where that is not known."""
+    """Return `the peak was 230 MiB, and 700 MiB more were asked for`, or the error's own words if that is unknown."""
     asked = requested_bytes(trial.error or "")
     if trial.failed_peak_bytes is None or asked is None:
         return trial.error or trial.outcome
@@ -125,7 +125,7 @@ def _how(trial: Trial) -> str:
 
 
 def about_devices(before: Device, now: Device, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield why the device's figures may be wrong; `before` is the device as it was when the run began."""
+    """Yield why the device's figures may be wrong; `before` is the device when the run began."""
     yield from trust_warnings(now, trials)
     if caught := sum(trial.caught for trial in trials):
         yield (
@@ -152,7 +152,7 @@ def about_falls(pairs: Sequence[tuple[BatchShape, BatchShape]], unit: str | None
 
 
 def about_margin(margin: Margin | None, device: Device) -> Iterator[str]:
-    """Yield what a large margin is for."""
+    """Yield the reason for a large margin."""
     if margin is None or margin.bytes <= _LARGE_MARGIN * device.limit_bytes:
         return
     share = f"{margin.bytes / device.limit_bytes:.1%} of the limit of {format_size(device.limit_bytes)} is left free"

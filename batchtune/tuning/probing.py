@@ -1,4 +1,4 @@
-"""The probe from end to end: search, worker, journal, confirmation, models, `probe.json`."""
+"""Runs the probe from end to end: search, worker, journal, confirmation, models, `probe.json`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from batchtune.results import (
     Device,
     Models,
     Probe,
+    Run,
     Trial,
     WorkloadRecord,
     meta_of,
@@ -38,15 +39,15 @@ from batchtune.shapes import BatchShape
 from batchtune.tuning import probe_messages as messages
 from batchtune.tuning.costs import TypicalTargets
 from batchtune.tuning.refining import Refinement
-from batchtune.tuning.run_folder import alone_in, append_trial, clear_run, open_run, run_record, workload_sha256
+from batchtune.tuning.run_folder import alone_in, append_trial, clear_run, open_run, workload_sha256
 from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.units import counted
 
-# What still fails in turns after so many times is left out: smaller batches that passed take its place.
+# A batch that still fails in turns after this many times is left out: smaller ones that passed take its place.
 _MOST_CONFIRMATIONS = 6
-# Of that part of a batch the first step of a process is measured where the batch itself runs out of memory in it.
+# Measure the first step of a process with this part of a batch that runs out of memory in it.
 _SMALLER = 0.75
-# So many lengths are timed with typical targets.
+# Lengths to time with typical targets.
 _MOST_TIMED = 16
 
 
@@ -74,12 +75,7 @@ class ProbeProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeHooks:
-    """Hooks of a caller.
-
-    Attributes:
-        on_note: Called with a sentence for the user.
-        measurer: None: worker processes on the device that the settings name.
-    """
+    """A caller's hooks; `measurer` takes the place of worker processes on the device that the settings name."""
 
     on_progress: Callable[[ProbeProgress], None] = lambda progress: None
     on_note: Callable[[str], None] = lambda text: None
@@ -97,13 +93,11 @@ def run_probe(
 ) -> Probe:
     """Find what fits, continuing what the run folder holds, and write `probe.json`.
 
-    The run folder is held by one probe at a time. `force` starts over, and throws away what it holds. Lengths are
-    measured where the tables of `sweep_settings` need them, by default those of 10 to 20 buckets.
+    One probe at a time holds the run folder; `force` discards its content. Lengths are measured where the tables of
+    `sweep_settings` need them, by default those of 10 to 20 buckets.
 
-    Raises:
-        ResultError: The folder holds another run, or can't be written.
-        WorkloadError: The workload failed with something that is no lack of memory.
-        ProbeError: The device can't be used, or the data do not fit.
+    Raises ResultError if the folder holds another run or can't be written, WorkloadError if the workload fails for
+    another reason than memory, ProbeError if the device can't be used or the data do not fit.
     """
     hooks = hooks or ProbeHooks()
     with alone_in(folder):
@@ -130,7 +124,15 @@ def run_probe(
             if previous is None:
                 if force:  # not before: a workload that can't even be built must not cost an earlier run
                     clear_run(folder)
-                write_result(folder / RUN_FILE, run_record(lengths, settings, device))
+                run = Run(
+                    meta=meta_of(Run),
+                    lengths=lengths.summary(),
+                    workload=WorkloadRecord(spec=settings.workload, options=settings.options),
+                    device=device,
+                    settings=settings.recorded(),
+                    workload_sha256=workload_sha256(settings),
+                )
+                write_result(folder / RUN_FILE, run)
             elif device.name != previous.device.name:
                 raise ResultError(
                     f"{folder} was measured on {previous.device.name}; this is {device.name}",
@@ -146,7 +148,7 @@ def run_probe(
 class _Probing:
     """One probe at work; `first_device` is the device as it was when the run began, `device` as it is now.
 
-    `changed` warns of trials that were measured before the workload's file changed.
+    `changed` warns of trials from before a change of the workload's file.
     """
 
     lengths: Lengths
@@ -192,8 +194,6 @@ class _Probing:
         write_result(path, probe := self._result(turns, shapes))
         return probe
 
-    # The search
-
     def _search(self) -> None:
         while (wanted := self._next_trial()) is not None:
             if not self.told_too_long and (failed := self.search.longest_failure(self.trials)) is not None:
@@ -205,7 +205,7 @@ class _Probing:
             self._measure(wanted.shape, fresh=wanted.fresh)
 
     def _next_trial(self) -> NextTrial | None:
-        """Return what to try next, with the search's findings that end it turned into errors for the user."""
+        """Return what to try next; findings that end the search become errors for the user."""
         workload = self.settings.workload
         try:
             return self.search.propose(self.trials)
@@ -246,11 +246,7 @@ class _Probing:
         )
 
     def _time_typical_targets(self) -> None:
-        """Time the frontier once more with targets as batches really have them.
-
-        The search tries the worst target of each length, which memory must hold; times of those alone would make an
-        epoch look slower than it is.
-        """
+        """Time the frontier with typical targets, too: by the worst ones, epochs would look slower than they are."""
         typical, targets = TypicalTargets.of(self.lengths), self.lengths.targets
         if typical is None or targets is None:
             return
@@ -263,8 +259,6 @@ class _Probing:
             shape = BatchShape(point.batch_size, point.length, target)
             if shape not in known and target < (point.target_length or 0.0):
                 self._measure(shape, timing=True)
-
-    # The confirmation
 
     def _shapes(self) -> list[BatchShape]:
         """Return the largest batch of each point that no other point's contains, large and small ones in turns."""
@@ -282,7 +276,7 @@ class _Probing:
         return confirm(self.measurer, shapes, on_step) if shapes else Turns()
 
     def _learn(self, turns: Turns) -> bool:
-        """Take in what the turns showed; return whether anything has to be measured anew for it."""
+        """Take in what the turns showed; return whether anything must be measured again."""
         findings = self.search.findings(self.trials)
         failures = list(turns.failures)
         if (first := turns.first_failed) is not None and findings.highest_peak(first.trial.shape) is None:
@@ -317,8 +311,6 @@ class _Probing:
         shape = turns.first_failed.trial.shape
         smaller = BatchShape(max(1, int(shape.batch_size * _SMALLER)), shape.length, shape.target_length)
         return max(self.device.limit_bytes - highest, first_step_excess(self.measurer, smaller) or 0)
-
-    # The result
 
     def _result(self, turns: Turns, shapes: Sequence[BatchShape]) -> Probe:
         failed = {failure.trial.shape for failure in turns.failures}

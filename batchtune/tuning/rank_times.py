@@ -1,4 +1,4 @@
-"""The time of an epoch on several ranks that wait for each other, from the expected batches of one."""
+"""Works out the time of an epoch on several ranks that wait for each other, from the expected batches of one."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ def rank_times(expected: ExpectedBatches, batch_cost: BatchCost, world_size: int
 
     Three ways to deal the batches, which are those of one epoch on one rank:
 
-    - Without waiting: all batches' time / the number of ranks; what no dealing beats.
+    - Without waiting: all batches' time / the number of ranks; the lower bound of all dealings.
     - Independent: batches in random order, one to each rank at a time. A step lasts as long as the longest of
       `world_size` batches drawn without replacement from the M of an average epoch; there are ceil(M / world_size)
       steps, as samplers fill up the last one. (BucketBatchSampler splits the largest batches for that: with few steps
       an epoch, this is a per cent or two more than it takes.) Against the exact probabilities that adds less than 0.1%
-      from 200 batches on, and at most 0.35% with 24. A simulated epoch is off by 1% with 255 batches and 0.3% with
-      13,000, too much to compare tables by, and takes longer to make at that.
+      from 200 batches on, and at most 0.35% with 24; a simulated epoch is slower, and off by 1% with 255 batches.
     - Same bucket: at each step all ranks have batches of one bucket: world_size · B of its examples as long as they
-      last, so that the step lasts as long as the longest of them all takes. What is left of a bucket is dealt evenly:
-      one step more, with ceil(rest / world_size) examples on the fullest rank, which is taken to have the longest.
+      last, so that the step lasts as long as the longest of them all takes. The rest of a bucket is dealt evenly: one
+      more step, with ceil(rest / world_size) examples on the fullest rank, which is taken to have the longest.
 
     With accumulated gradients ranks wait for each other only every `accumulate` batches. Independent: for the longest
-    of `world_size` sums of so many batches, drawn with replacement (for a normal distribution that makes no
-    difference but the factor √(M / (M - 1)) in what waiting adds). Same bucket: counted as if ranks waited after
-    each batch, which is an upper bound. On one rank all three are the plain sum over the batches.
+    of `world_size` sums of so many batches, drawn with replacement (for a normal distribution that changes what waiting
+    adds by the factor √(M / (M - 1))). Same bucket: counted as if ranks waited after each batch, an upper bound. On one
+    rank all three are the plain sum over the batches.
     """
     plain = expected.sum_of(batch_cost)
     if world_size == 1:
@@ -85,8 +84,8 @@ def _mean(values: FloatArray, within: FloatArray) -> float:
 def _mean_longest_sum(seconds: FloatArray, counts: FloatArray, drawn: int, added: int) -> float:
     """Return the mean of the longest of so many sums of times (in ascending order), each drawn with replacement.
 
-    The distribution of a sum is the times', convolved with itself on an even grid. A time is shared out between the
-    two points beside it, so that means are exact.
+    The distribution of a sum is the times', convolved with itself on an even grid. A time is shared out between the two
+    nearest grid points, so that means are exact.
     """
     low, high = float(seconds[0]), float(seconds[-1])
     if added > 1 and high > low:

@@ -1,4 +1,4 @@
-"""Chooses one row of a sweep and says why; compares all of them by speed and randomness."""
+"""Recommends one row of a sweep, and says why; compares all of them by speed and randomness."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from batchtune.results import Baseline, LearningRate, Row, epoch_costs, have_times
+from batchtune.results import Baseline, LearningRate, Row, StreamRow, cost_of, epoch_costs, have_times
 from batchtune.units import format_number, format_percent, format_seconds
 
-TOLERANCE = 0.01
-"""Rows within this part of the best are as good as the best: then fewer buckets decide."""
-
+# Rows within this share of the best are as good as the best: then fewer buckets decide.
+_TOLERANCE = 0.01
 # A bend of less than this part of both axes is rounding.
 _LEAST_BEND = 1e-9
-
-
 _HOW_FIXED = {
     "fixed-random": "with shuffled examples",
     "fixed-sorted": "with examples sorted by length, where the same ones always share a batch",
@@ -26,14 +23,14 @@ class Recommendation(NamedTuple):
     """The positions of rows, and why, in a sentence without a full stop.
 
     Attributes:
-        row: The recommended one; None where none beats the baseline.
+        row: The recommended one; None where none can be recommended.
         reason: Why.
-        table: The best bucket table: the recommended row, unless that is of pools; None likewise.
+        portable: The best row that other samplers can run: a bucket table, or SpeechBrain's own algorithm.
     """
 
     row: int | None
     reason: str
-    table: int | None
+    portable: int | None
 
 
 def recommend(
@@ -45,9 +42,9 @@ def recommend(
 ) -> Recommendation:
     """Recommend the best bucket table, or pools that are faster at no less randomness.
 
-    Pools must need fewer batches than the fixed batch size, too, have only sizes that are proven, and cost at least 1%
-    less than the table. They must be as random as `min_randomness` asks, or else as the table. Of those within 1% of
-    the fastest the most random are taken. With `few_shapes`, which pools can't promise, none is taken.
+    Pools too must need fewer batches than the fixed batch size and have only proven sizes, and cost at least 1% less
+    than the table. They must be as random as `min_randomness` asks, or else as the table. Of those within 1% of the
+    fastest the most random are taken; none with `few_shapes`, which pools can't promise.
     """
     tables, pools = ([at for at, row in enumerate(rows) if (row.pool_size is None) is of] for of in (True, False))
     table, reason = None, "no table was swept"
@@ -56,7 +53,7 @@ def recommend(
         table = None if found is None else tables[found]
     fixed, costs = min(baselines, key=lambda baseline: baseline.batches), epoch_costs(rows)
     least = (min_randomness or 0.0) if table is None or min_randomness is not None else rows[table].randomness
-    most = math.inf if table is None else costs[table] * (1 - TOLERANCE)
+    most = math.inf if table is None else costs[table] * (1 - _TOLERANCE)
     better = [
         at
         for at in pools
@@ -71,19 +68,16 @@ def recommend(
             reason = f"no pools can be recommended: {_why_no_pools(few_shapes, rows, fixed)}"
         return Recommendation(table, reason, table)
     best = min(costs[at] for at in better)
-    near = [at for at in better if costs[at] <= best * (1 + TOLERANCE)]
+    near = [at for at in better if costs[at] <= best * (1 + _TOLERANCE)]
     chosen = min(near, key=lambda at: (rows[at].mates_again or 0.0, costs[at]))
     row, timed = rows[chosen], have_times(rows)
-    needs, less = f"need {format_number(row.batches)} batches", "fewer"
-    if timed:
-        less = "less"
-        needs = f"take an estimated {_shown(row, timed)} an epoch ({format_number(row.batches)} batches)"
-    reason = f"{row.sized_name} {needs}"
+    reason = _needs(row, timed, "take an estimated" if timed else "need")
     if table is not None:
         reason += (
-            f", {1 - costs[chosen] / costs[table]:.1%} {less} than the best table ({_shown(rows[table], timed)}, "
-            f"{rows[table].sized_name}), and batch mates meet again in {_again(row)} of cases (with the table "
-            f"{_again(rows[table])})"
+            f", {1 - costs[chosen] / costs[table]:.1%} {'less' if timed else 'fewer'} than the best table "
+            f"({_shown(rows[table], timed)}, {rows[table].sized_name}), and batch mates meet again in "
+            f"{format_percent(row.mates_again or 0.0)} of cases (with the table "
+            f"{format_percent(rows[table].mates_again or 0.0)})"
         )
     reason += f"; a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}"
     return Recommendation(chosen, reason, table)
@@ -96,30 +90,23 @@ def _why_no_pools(few_shapes: bool, rows: Sequence[Row], fixed: Baseline) -> str
         return f"none needs fewer batches than a fixed batch size of {fixed.batch_size}"
     if not (proven := [row for row in fewer if not row.unproven]):
         return "all that need fewer batches than a fixed batch size have batch sizes that were not run"
-    most = min(proven, key=lambda row: row.mates_again or 0.0)
-    return f"none is as random as --min-randomness asks; the most random are {most.sized_name}, with {_random(most)}"
+    return f"none is as random as --min-randomness asks; the most random are {_most_random(proven, ', with ')}"
 
 
-def _again(row: Row) -> str:
-    return format_percent(row.mates_again or 0.0)
-
-
-def _random(row: Row) -> str:
-    return f"{row.randomness or 0.0:.3g}"
+def _most_random(rows: Sequence[Row], between: str) -> str:
+    most = min(rows, key=lambda row: row.mates_again or 0.0)
+    return f"{most.sized_name}{between}{most.randomness or 0.0:.3g}"
 
 
 def _best_table(
     rows: Sequence[Row], baselines: Sequence[Baseline], min_randomness: float | None
 ) -> tuple[int | None, str]:
-    """Choose the table with the fewest buckets among the best.
+    """Return the position of the table with the fewest buckets among the best, and why.
 
-    It must need fewer batches than the fixed batch size, have only batch sizes that are proven (unless none such has),
-    be as random as asked for, and lie within 1% of the lowest estimated time (number of batches
-    where any time is unknown) of all rows that do and are. Among rows with as many buckets the lower time or number
-    decides, then the sizing `length`, which every framework can express, then the order.
-
-    Returns:
-        The position of the row, or None where no row beats the baseline; and why, in a sentence without a full stop.
+    It must need fewer batches than the fixed batch size, have only proven batch sizes (unless none such has), be as
+    random as asked for, and lie within 1% of the lowest estimated time (number of batches if any time is unknown) of
+    all such rows. Among rows with as many buckets the lower time or number decides, then the sizing `length`, which
+    every framework can express, then the order. None if no row beats the baseline.
     """
     fixed = min(baselines, key=lambda baseline: baseline.batches)
     fewer = [index for index, row in enumerate(rows) if row.batches < fixed.batches]
@@ -128,10 +115,9 @@ def _best_table(
         fewer = proven
     better = [index for index in fewer if _is_random(rows[index], min_randomness)]
     if fewer and not better:
-        most = min((rows[index] for index in fewer), key=lambda row: row.mates_again or 0.0)
         return None, (
             f"no table that needs fewer batches than a fixed batch size is as random as --min-randomness "
-            f"{min_randomness:g} asks; the most random is {most.sized_name}, {_random(most)}"
+            f"{min_randomness:g} asks; the most random is {_most_random([rows[index] for index in fewer], ', ')}"
         )
     if not better:
         fewest = min(rows, key=lambda row: row.batches)
@@ -139,18 +125,18 @@ def _best_table(
             f"no table needs fewer batches than a fixed batch size of {format_number(fixed.batch_size)}, which needs "
             f"{format_number(fixed.batches)}; {fewest.sized_name} needs {format_number(fewest.batches)}"
         )
-    costs = epoch_costs(rows)
+    costs, timed = epoch_costs(rows), have_times(rows)
 
     def preference(index: int) -> tuple[int, bool]:
         return len(rows[index].boundaries), rows[index].sizing != "length"
 
     # Among equals the one with fewer buckets is the best: nothing is then left to trade.
     best = min(better, key=lambda index: (costs[index], *preference(index), index))
-    near = [index for index in better if costs[index] <= costs[best] * (1 + TOLERANCE)]
+    near = [index for index in better if costs[index] <= costs[best] * (1 + _TOLERANCE)]
     chosen = min(near, key=lambda index: (preference(index)[0], costs[index], preference(index)[1], index))
     least = min(range(len(rows)), key=costs.__getitem__)
     barred = rows[least] if costs[least] < costs[best] else None
-    reason = _compared(rows[chosen], rows[best], costs[chosen] / costs[best] - 1, have_times(rows), barred is not None)
+    reason = _compared(rows[chosen], rows[best], costs[chosen] / costs[best] - 1, timed, barred is not None)
     reason += f"; a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}"
     ours = rows[chosen].estimated_epoch_seconds
     faster = [
@@ -161,14 +147,12 @@ def _best_table(
     if faster:
         reason += f", but would take less time: an estimated {' and '.join(faster)}"
     if barred is not None:
+        why = "has batch sizes that were not run"
         if barred.batches >= fixed.batches:
             why = "needs more batches than that"
         elif not _is_random(barred, min_randomness):
             why = "is less random than asked for"
-        else:
-            why = "has batch sizes that were not run"
-        unit = "" if have_times(rows) else " batches"
-        reason += f"; {barred.sized_name} would take {_shown(barred, have_times(rows))}{unit}, but {why}"
+        reason += f"; {barred.sized_name} would take {_shown(barred, timed)}{'' if timed else ' batches'}, but {why}"
     if not proven:
         which = "" if all(row.unproven for row in rows) else " that needs fewer batches"
         reason += f"; no table{which} has only sizes that were run"
@@ -176,23 +160,25 @@ def _best_table(
 
 
 def _is_random(row: Row, min_randomness: float | None) -> bool:
-    # A billionth less is as random: there are rounding errors.
+    # A billionth less is a rounding error.
     return (row.randomness or 0.0) >= (min_randomness or 0.0) * (1 - 1e-9)
 
 
 def _shown(row: Row, timed: bool) -> str:
-    """The cost that rows are compared by."""
+    """Return the cost that rows are compared by."""
     if timed and row.estimated_epoch_seconds is not None:
         return format_seconds(row.estimated_epoch_seconds)
     return format_number(row.batches)
 
 
+def _needs(row: Row, timed: bool, verb: str) -> str:
+    batches = f"{format_number(row.batches)} batches"
+    return f"{row.sized_name} {verb} {f'{_shown(row, timed)} an epoch ({batches})' if timed else batches}"
+
+
 def _compared(chosen: Row, best: Row, above: float, timed: bool, barred: bool) -> str:
     """Compare the chosen row with the best, which costs less by the part `above`."""
-    needs = f"needs {format_number(chosen.batches)} batches"
-    if timed:
-        needs = f"takes an estimated {_shown(chosen, timed)} an epoch ({format_number(chosen.batches)} batches)"
-    start = f"{chosen.sized_name} {needs}"
+    start = _needs(chosen, timed, "takes an estimated" if timed else "needs")
     if chosen is best:
         which = "no other that may be recommended" if barred else "no table swept"
         return f"{start}, and {which} {'takes less time' if timed else 'needs fewer'}"
@@ -201,6 +187,69 @@ def _compared(chosen: Row, best: Row, above: float, timed: bool, barred: bool) -
     )
     keep = ", and fewer buckets keep more randomness" if len(chosen.boundaries) < len(best.boundaries) else ""
     return f"{start}, {how_far} ({_shown(best, timed)}, {best.sized_name}){keep}"
+
+
+def recommend_stream(
+    rows: Sequence[StreamRow], map_style: Row | None, *, min_randomness: float | None = None
+) -> Recommendation:
+    """Recommend the smallest buffer among the best rows.
+
+    They must have only proven batches (unless no row has), be as random as asked for, and cost at most 1% more than the
+    best such row. Among rows with as large a buffer, a percent of mates that meet again weighs as much as a percent of
+    the cost: the time, or without step times the batches and the padded length alike.
+    """
+    timed = have_times(rows)
+
+    def cost(row: StreamRow | Row) -> float:
+        return cost_of(row, timed=timed) or 0.0
+
+    fewest, least = min(row.batches for row in rows), min(row.padded_length for row in rows)
+
+    def burden(at: int) -> float:
+        row = rows[at]
+        alike = cost(row) if timed else row.batches / fewest + row.padded_length / least
+        return alike * (1 + row.mates_again)
+
+    able = [at for at, row in enumerate(rows) if min_randomness is None or row.randomness >= min_randomness]
+    if not able:
+        best = max(rows, key=lambda row: row.randomness)
+        reason = (
+            f"no way is as random as --min-randomness {min_randomness:g} asks; the most random is {best.name}, with "
+            f"{best.randomness:.3g}"
+        )
+        return Recommendation(None, reason, None)
+    if proven := [at for at in able if not rows[at].unproven]:
+        able = proven
+
+    def best_of(some: Sequence[int]) -> int:
+        near = min(cost(rows[at]) for at in some) * (1 + _TOLERANCE)
+        return min((at for at in some if cost(rows[at]) <= near), key=lambda at: (rows[at].buffer_size, burden(at), at))
+
+    chosen = best_of(able)
+    row, others = rows[chosen], [at for at in able if rows[at].by_speechbrain]
+    same = [at for at in others if rows[at].buffer_size == row.buffer_size]
+    theirs = best_of(same or others) if others else None
+
+    def said(one: StreamRow | Row) -> str:
+        batches = f"{format_number(one.batches)} batches"
+        return f"{format_seconds(cost(one))} an epoch ({batches})" if timed else batches
+
+    def against(one: StreamRow | Row) -> str:
+        if not cost(one):
+            return "as much"
+        part = cost(row) / cost(one) - 1
+        less = "less" if timed else "fewer"
+        return f"{format_percent(abs(part))} {less if part < 0 else 'more'}"
+
+    reason = f"{row.name} {'takes an estimated' if timed else 'needs'} {said(row)}"
+    if theirs is not None and theirs != chosen:
+        reason += f", {against(rows[theirs])} than {rows[theirs].name} at its best ({said(rows[theirs])})"
+    if map_style is not None and (not timed or map_style.estimated_epoch_seconds is not None):
+        reason += (
+            f", and {against(map_style)} than a bucket table over all examples ({said(map_style)}), which needs random "
+            "access"
+        )
+    return Recommendation(chosen, reason, theirs)
 
 
 def learning_rate_hint(relative_to: str, from_batch_size: float, to_batch_size: float) -> LearningRate:
@@ -222,10 +271,9 @@ def learning_rate_hint(relative_to: str, from_batch_size: float, to_batch_size: 
 
 
 def trade_off(costs: Sequence[float], again: Sequence[float]) -> list[int]:
-    """Return the rows that no other row beats: none costs as little with mates that meet `again` less, or less with as.
+    """Return the rows that no other row beats in both cost and mates that meet `again`, the cheapest first.
 
-    Of rows that are equal in both, only the first is on the curve. Returns indices of rows, the cheapest first: costs
-    rise strictly and mates meet again strictly less often.
+    Costs rise strictly along them, and mates meet again strictly less often. Of equal rows only the first is returned.
     """
     curve: list[int] = []
     for index in sorted(range(len(costs)), key=lambda row: (costs[row], again[row], row)):
@@ -235,16 +283,12 @@ def trade_off(costs: Sequence[float], again: Sequence[float]) -> list[int]:
 
 
 def knee(costs: Sequence[float], again: Sequence[float], curve: Sequence[int]) -> int | None:
-    """Return the row where the curve bends most.
+    """Return the row where the curve of `trade_off` bends most: before it a little time buys much randomness.
 
-    Before it a little time buys much randomness, behind it much time buys little. It is the point farthest from the
-    chord between the curve's ends, on the side of less of both, with both axes normalised to [0, 1]: Kneedle (Satopää,
-    Albrecht, Irwin and Raghavan 2011, "Finding a 'Kneedle' in a Haystack"), whose smoothing is left out, as the points
-    are few and exact.
-
-    Returns:
-        The index of a row on the curve that `trade_off` gave, the cheaper one of equals; None for fewer than three
-        points, or where none lies below the chord.
+    It is the point farthest from the chord between the curve's ends, on the side of less of both, with both axes
+    normalised to [0, 1]: Kneedle (Satopää, Albrecht, Irwin and Raghavan 2011, "Finding a 'Kneedle' in a Haystack"),
+    without its smoothing, as the points are few and exact. Of equals the cheaper one; None for fewer than three points,
+    or if none lies below the chord.
     """
     if len(curve) < 3:
         return None

@@ -1,10 +1,10 @@
-"""Where another measured length, or pair of length and target, is worth most: a guide for the probe's search.
+"""Guides the probe's search: where another measured length, or pair of length and target, is worth most.
 
 Sizes between measured lengths are those of the next longer one, so a table is as good as its ends are measured. For
 each number of buckets the guide compares the best table with the sizes that are proven and the best with those that
-may be possible (the model's, bounded by all that failed and all that was closed): the difference is what is at stake.
-For tables over two lengths the same is done with pairs. There a few pairs with shorter targets are measured first, so
-that the memory model knows what targets cost.
+may be possible (the model's, bounded by all that failed and all that was closed): the difference is at stake. For
+tables over two lengths it does the same with pairs, after a few pairs with shorter targets, so that the memory model
+knows the cost of targets.
 """
 
 from __future__ import annotations
@@ -50,16 +50,13 @@ _Sizes = Callable[[FloatArray, FloatArray], FloatArray]
 
 @dataclass(frozen=True, eq=False)
 class Refinement:
-    """Says where to measure next.
-
-    Lengths are as batches are padded; tables will be swept with these bucket counts.
-    """
+    """Says where to measure next, for tables with these bucket counts; lengths are as batches are padded."""
 
     lengths: Lengths
     num_buckets: Sequence[int]
 
     def __call__(self, findings: Findings) -> Anchor | None:
-        """Return the length that is worth most, or the pair of length and target; None where none is worth it."""
+        """Return the length, or the pair of length and target, that is worth most; None if none is worth a trial."""
         settings, single = findings.settings, _single(findings)
         if len(single) < settings.most_lengths:
             ends = _Ends(self.lengths, self._spread_ends, findings, single)
@@ -73,10 +70,7 @@ class Refinement:
         return self._pairs.worst(findings, max(self.num_buckets))
 
     def left_at_stake(self, findings: Findings) -> float | None:
-        """Return how much a table may cost above one with all sizes known, as a share.
-
-        None where that is too little to matter, or more lengths may be measured.
-        """
+        """Return by which share a table may cost more than with all sizes known; None if little or not yet final."""
         single = _single(findings)
         if len(single) < findings.settings.most_lengths:
             return None
@@ -99,7 +93,7 @@ class Refinement:
 
 
 def _single(findings: Findings) -> list[Anchor]:
-    """Return what was measured with the longest target at or below its length."""
+    """Return the anchors with the longest target at or below their length."""
     return [anchor for anchor in findings.anchors if anchor == findings.anchor(anchor.length)]
 
 
@@ -112,16 +106,14 @@ def _step_cost(findings: Findings) -> Callable[[FloatArray, FloatArray, FloatArr
 
 
 class _Ends:
-    """Where buckets may end: lengths that stand for all, those that were measured, and the next longer ones.
-
-    Arrays are of shape (ends,).
+    """Where buckets may end: lengths that stand for all, the measured ones, and the next longer ones; shape (ends,).
 
     Attributes:
         histogram: The ends, and how many examples are nearest below each; `shortest` is the shortest of them.
-        proven, possible: Batch sizes, at least 1; `now`, `best`: what an example costs with them in a bucket to there.
+        proven, possible: Batch sizes, at least 1; `now`, `best`: the cost of an example with them in a bucket to there.
         fillable: How many examples are at most that long.
         measured: Shape (measured,): the lengths that were tried, ascending.
-        tolerance: Sizes that differ by no more than this share are as good as the same.
+        tolerance: Sizes that differ by no more than this share count as the same.
     """
 
     def __init__(self, lengths: Lengths, spread: FloatArray, findings: Findings, single: Sequence[Anchor]) -> None:
@@ -144,7 +136,7 @@ class _Ends:
         self.best = seconds(self.possible, ends, targets) / self.possible
 
     def worst(self, num_buckets: Sequence[int]) -> float | None:
-        """Return the end whose size decides most, in the table that loses most; None where none loses much."""
+        """Return the end whose size decides most, in the table that loses most; None if none loses much."""
         lost, theirs = self.most_lost(num_buckets)
         if lost <= _AT_STAKE:
             return None
@@ -153,7 +145,7 @@ class _Ends:
         return self._within_its_gap(int(ends[int(gain.argmax())])) if gain.max() > 0 else None
 
     def most_lost(self, num_buckets: Sequence[int]) -> tuple[float, FloatArray]:
-        """How much the table that loses most costs above the best possible, as a share, and that one's boundaries."""
+        """Return how much more the table that loses most costs than the best possible, and the latter's boundaries."""
         ours = optimal_boundaries(self.histogram, self.now, num_buckets)
         theirs = optimal_boundaries(self.histogram, self.best, num_buckets)
 
@@ -166,7 +158,7 @@ class _Ends:
         return lost[worst], theirs[worst]
 
     def for_max_batch_length(self) -> float | None:
-        """The middle of the lengths whose size is what holds max_batch_length down; None where it is high enough."""
+        """Return the middle of the lengths whose size holds max_batch_length down; None if it is high enough."""
         limited = self.proven < self.fillable
         now = np.where(limited, (self.proven + 1) * self.shortest, np.inf)
         best = np.where(self.possible < self.fillable, (self.possible + 1) * self.shortest, np.inf)
@@ -175,10 +167,10 @@ class _Ends:
         return self._within_its_gap(int(now.argmin()), apart=0.5)
 
     def _within_its_gap(self, end: int, apart: float = _APART) -> float | None:
-        """The open end nearest to this one that leaves a part of the gap between measured lengths on either side.
+        """Return the open end nearest to this one that leaves a part of the gap between measured lengths on both sides.
 
         Where memory leaps between two lengths, the best ends lie at the very edge of what is known: to creep along it
-        would take many trials. None where no end in the gap is open.
+        would take many trials. None if no end in the gap is open.
         """
         lengths = self.histogram.lengths
         right = int(np.searchsorted(self.measured, lengths[end]))
@@ -205,12 +197,7 @@ class _Ends:
 
 @dataclass(frozen=True, eq=False)
 class _Pairs:
-    """Pairs of length and target.
-
-    Attributes:
-        lengths, targets: Shape (examples,): of examples that stand for all, in ascending order of length.
-        spanning: Pairs that are measured first.
-    """
+    """Pairs of length and target of examples that stand for all, ascending in length; `spanning` are measured first."""
 
     lengths: FloatArray
     targets: FloatArray
@@ -218,7 +205,7 @@ class _Pairs:
 
     @classmethod
     def of(cls, data: Lengths, targets: FloatArray) -> _Pairs | None:
-        """Of a data set; None where its targets follow from its lengths."""
+        """Return those of a data set; None if its targets follow from its lengths."""
         ratio = targets / data.values
         if np.ptp(ratio) <= _PROPORTIONAL * ratio.max():
             return None
@@ -234,7 +221,7 @@ class _Pairs:
         return cls(lengths, longest, tuple(dict.fromkeys(spanning)))
 
     def worst(self, findings: Findings, num_buckets: int) -> Anchor | None:
-        """Return the pair whose size decides most, in the best table; None where that loses little."""
+        """Return the pair whose size decides most, in the best table; None if that loses little."""
 
         def is_open(anchor: Anchor) -> bool:
             return findings.closed_by(findings.bracket(anchor)) is None

@@ -1,4 +1,4 @@
-"""The run folder of a probe: who holds it, what it was measured for, and whether it can be continued."""
+"""Keeps a probe's run folder: who holds it, what it was measured for, and whether it can be continued."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from batchtune.results import (
     STREAM_FILE,
     SWEEP_FILE,
     TRIALS_FILE,
-    Device,
     LengthsSummary,
     Probe,
     ReadingRecord,
@@ -32,7 +31,6 @@ from batchtune.results import (
     Sweep,
     Trial,
     WorkloadRecord,
-    meta_of,
     read_result,
 )
 from batchtune.units import format_length
@@ -42,7 +40,7 @@ _ANOTHER = "Give another folder with --run, or --force to start over in this one
 
 
 def workload_sha256(settings: ProbeSettings) -> str | None:
-    """Return the hash of the file that holds the workload; None if it is in no file."""
+    """Return the hash of the workload's file; None without one."""
     path = Path(settings.workload.rpartition(":")[0])
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".py" and path.is_file() else None
 
@@ -64,10 +62,7 @@ def lengths_of(folder: Path) -> LengthsSummary | None:
 
 
 def _other_lengths(lengths: Lengths, theirs: LengthsSummary) -> tuple[str, str]:
-    """Describe how lengths differ from those of a run, and how to read the same ones.
-
-    The second is a sentence and a space if other options explain the difference, else empty.
-    """
+    """Describe how lengths differ from a run's, and how to read the same: a sentence and a space, or empty."""
     what = (
         f"other lengths ({theirs.count:,} up to {format_length(theirs.max, theirs.unit)}; these are {lengths.count:,} "
         f"up to {format_length(lengths.longest, lengths.unit)})"
@@ -101,15 +96,14 @@ def read_differently(reading: ReadingRecord, theirs: ReadingRecord) -> list[tupl
 
 
 def check_lengths(lengths: Lengths, fingerprint: str, source: Path, theirs: LengthsSummary | None = None) -> None:
-    """Raise ResultError if a file is of other lengths than these; `theirs` are the run's, if they are known."""
+    """Raise ResultError if a file is of other lengths than these; `theirs` are the run's, if known."""
     if fingerprint == lengths.fingerprint:
         return
-    what, remedy = (
-        f"other lengths than these ({lengths.count:,} up to {format_length(lengths.longest, lengths.unit)})",
-        "",
-    )
     if theirs is not None and theirs.fingerprint == fingerprint:
         what, remedy = _other_lengths(lengths, theirs)
+    else:
+        longest = format_length(lengths.longest, lengths.unit)
+        what, remedy = f"other lengths than these ({lengths.count:,} up to {longest})", ""
     remedy = remedy or "Give the same manifest with the same options (--length-key, --max-length, …). "
     raise ResultError(
         f"{source} is of {what}", f"{remedy}Or tune again for these lengths in another folder with --run."
@@ -117,7 +111,7 @@ def check_lengths(lengths: Lengths, fingerprint: str, source: Path, theirs: Leng
 
 
 def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:
-    """Return whether the folder's results are of other lengths, which only `force` allows (else ResultError)."""
+    """Return whether the folder's results are of other lengths; without `force` that raises ResultError."""
     theirs = lengths_of(folder)
     if theirs is None or theirs.fingerprint == lengths.fingerprint:
         return False
@@ -130,8 +124,7 @@ def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:
 def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path) -> tuple[Run | None, list[Trial]]:
     """Return the run that the folder holds, if it can be continued, and its trials.
 
-    Raises:
-        ResultError: It is another's: other lengths, workload or settings; or the files are damaged.
+    Raises ResultError if it is of other lengths, another workload or other settings, or if files are damaged.
     """
     if not (folder / RUN_FILE).exists():
         if (folder / TRIALS_FILE).exists() or (folder / PROBE_FILE).exists():
@@ -164,10 +157,8 @@ def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path) -> tuple[R
 def read_trials(path: Path) -> list[Trial]:
     """Return the trials of a journal; none without the file.
 
-    A last line that was cut short (the process was killed, the disk was full) is taken off: its trial is run again.
-
-    Raises:
-        ResultError: A line other than the last is not a trial, or the file can't be read.
+    A last line that was cut short (the process was killed, the disk was full) is removed: its trial is run again.
+    Raises ResultError if another line is not a trial, or the file can't be read.
     """
     if path.is_symlink():  # trials would be added to what it leads to
         raise ResultError(f"{path} is a link, and batchtune adds to no file outside the run folder", _START_OVER)
@@ -236,15 +227,3 @@ def clear_run(folder: Path) -> None:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise ResultError(f"{path} can't be removed: {error.strerror or error}") from error
-
-
-def run_record(lengths: Lengths, settings: ProbeSettings, device: Device) -> Run:
-    """Return the content of `run.json` for a run that begins."""
-    return Run(
-        meta=meta_of(Run),
-        lengths=lengths.summary(),
-        workload=WorkloadRecord(spec=settings.workload, options=settings.options),
-        device=device,
-        settings=settings.recorded(),
-        workload_sha256=workload_sha256(settings),
-    )

@@ -1,4 +1,4 @@
-"""Epochs in pools, simulated: their batches' shapes, how random they are, and what cutting them otherwise gains."""
+"""Simulates epochs in pools: their batches' shapes, how random they are, and what cutting for the least cost gains."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 from batchtune.batching import epochs
 from batchtune.batching.batchers import Batching
 from batchtune.batching.epochs import Drawing, EpochShapes
-from batchtune.batching.layout import Dealing
+from batchtune.batching.layout import ON_ONE_RANK, Dealing
 from batchtune.batching.randomness import Mates, again_at_random, mates_in_cuts
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.tuning.costs import StepSeconds
 from batchtune.tuning.sweep_settings import Ranks
 
-# At least so many examples, and at least so many pools, stand for more.
+# At least this many examples, and pools, stand for more.
 _EXAMPLES, _POOLS = 1 << 19, 4
-# Epochs are simulated until so many examples were batched: at least 2, at most 8.
+# Simulate 2 to 8 epochs, until this many examples were batched.
 _IN_ALL = 1 << 21
-# Pools are cut for the least cost where that gains so much, as it can only in pools of few batches; a few pools tell.
+# Pools are cut for the least cost if that gains this much, as it can only in pools of few batches; a few pools tell.
 _LEAST_GAIN = 0.003
 _MOST_BATCHES = 60
 _COMPARED_POOLS = 6
@@ -33,7 +33,7 @@ class SimulatedEpochs:
         scale: The examples of the data set / those that were batched.
         shapes: The batches of each epoch.
         mates: How random they are, for the whole data set.
-        effective_buckets: How many times as often as in batches drawn from all examples mates meet again.
+        effective_buckets: How often mates meet again, compared with batches drawn from all examples.
         repeated_examples: How many an epoch deals twice, on average.
     """
 
@@ -62,8 +62,8 @@ def _sample(lengths: Lengths, pool_size: int, pools: int) -> Lengths:
 def simulate_epochs(batching: Batching, lengths: Lengths, dealing: Dealing, seed: int) -> SimulatedEpochs:
     """Simulate the first epochs with this seed, by the sampler's own steps.
 
-    Where some examples stand for many, batches are the same but for chance, as the pools are of the same size; only
-    two examples share a pool more often, by a ratio that is known.
+    If some examples stand for many, batches are the same but for chance, as the pools are as large; only two examples
+    share a pool more often, by a known ratio.
     """
     assert batching.pool_size is not None
     sample = _sample(lengths, batching.pool_size, max(_POOLS, -(-_EXAMPLES // batching.pool_size)))
@@ -84,7 +84,7 @@ def simulate_epochs(batching: Batching, lengths: Lengths, dealing: Dealing, seed
 
 
 def _share_of_pool(batching: Batching, count: int) -> float:
-    """The probability that a second example is in the pool of a first one."""
+    """Return the probability that a second example is in the pool of a first one."""
     assert batching.pool_size is not None
     each = count / -(-count // batching.pool_size)
     return (each - 1) / (count - 1) if each > 1 else 1.0
@@ -98,7 +98,7 @@ def seconds_in_order(shapes: EpochShapes, step_seconds: StepSeconds, ranks: Rank
 
 
 def shapes_of(found: list[EpochShapes]) -> tuple[FloatArray, ...]:
-    """Return batch sizes, lengths, and targets where there are some, of all batches of some epochs."""
+    """Return batch sizes, lengths, and targets if any, of all batches of some epochs."""
     sizes = np.concatenate([one.batch_sizes for one in found]).astype(np.float64)
     lengths = np.concatenate([one.lengths for one in found])
     targets = [one.targets for one in found if one.targets is not None]
@@ -106,9 +106,9 @@ def shapes_of(found: list[EpochShapes]) -> tuple[FloatArray, ...]:
 
 
 def cut_for_least_cost(
-    batching: Batching, lengths: Lengths, step_seconds: StepSeconds, drawing: Drawing, dealing: Dealing
+    batching: Batching, lengths: Lengths, step_seconds: StepSeconds, ranks: Ranks, seed: int
 ) -> Batching:
-    """Return the batching with the overhead of a batch, if cutting pools for the least cost gains more than 0.3%.
+    """Return the pools with a batch overhead, if cutting them for the least cost gains more than 0.3%.
 
     The overhead is that of the straight line through the times of an epoch's steps by their padded lengths; the gain
     is of those times themselves, in the same epoch.
@@ -118,7 +118,8 @@ def cut_for_least_cost(
     sizes = batching.table.batch_sizes[batching.table.assign(histogram.lengths)]
     if min(batching.pool_size, lengths.count) * np.average(1 / sizes, weights=histogram.counts) > _MOST_BATCHES:
         return batching
-    sample = _sample(lengths, batching.pool_size, _COMPARED_POOLS)
+    sample, drawing = _sample(lengths, batching.pool_size, _COMPARED_POOLS), Drawing(seed=seed)
+    dealing = ranks.dealing if ranks.same_bucket else ON_ONE_RANK
 
     def epoch_of(one: Batching) -> EpochShapes:
         return epochs.simulate(one.batcher(sample.values).cut(drawing, dealing), drawing, sample.values, sample.targets)

@@ -1,16 +1,20 @@
-"""The shards of a stream: how they are, how they should be written, and warnings of what they can't do."""
+"""Describes the shards of a stream, warns of what they can't do, and finds those of an earlier sweep again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from batchtune.batching.sharding import advised_shards
+from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray
 from batchtune.manifests import StreamLengths
-from batchtune.results import Row, Shards, StreamRow
-from batchtune.tuning.stream_settings import StreamSettings
+from batchtune.results import STREAM_FILE, Row, Shards, StreamRow, StreamSweep, read_result
+from batchtune.tuning.stream_simulation import StoredStream, shard_sizes
+from batchtune.tuning.sweep_settings import StreamSettings
 from batchtune.units import counted, format_number, format_percent
 
 # A rank correlation of position and length above this: the shards are sorted.
@@ -113,3 +117,32 @@ def row_cautions(
             f"batch mates of one epoch are mates again in the next in {format_percent(row.mates_again)} of cases: "
             "larger shuffle buffers, or a recommendation held to --min-randomness, mix them better"
         )
+
+
+def stored_stream(found: StreamLengths, folder: Path, seed: int) -> StoredStream:
+    """Take all shards, dealt to workers as for the folder's `stream.json`; ResultError without one, or of others."""
+    path = folder / STREAM_FILE
+    if not path.exists():
+        raise ResultError(
+            f"{path} does not exist, which says how shards come to workers",
+            "`batchtune sweep-stream` writes it, with stream.yaml.",
+        )
+    swept = read_result(path, StreamSweep)
+    settings = StreamSettings(**structs.asdict(swept.streamed))
+    counts, were = np.array(shard_sizes(found, settings.shard_size)), swept.shards
+    ours = counts.size, int(counts.min()), float(np.median(counts)), int(counts.max())
+    theirs = were.count, were.smallest_count, were.median_count, were.largest_count
+    if ours != theirs:
+        raise ResultError(
+            f"{path} is of {_shards(*theirs)}; these are {_shards(*ours)}",
+            "Give the same shards, or run `batchtune sweep-stream` again: batches depend on them.",
+        )
+    scale = np.ones(settings.readers)
+    return StoredStream(found.values, found.targets, counts.tolist(), settings.sharding, scale, seed)
+
+
+def _shards(count: int, smallest: int, median: float, largest: int) -> str:
+    return (
+        f"{format_number(count)} shards of {format_number(smallest)} to {format_number(largest)} examples (half of "
+        f"them up to {median:g})"
+    )

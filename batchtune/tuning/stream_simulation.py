@@ -1,4 +1,4 @@
-"""Simulated epochs of a stream: each worker's batches, made by the very code that training runs, and their figures."""
+"""Simulates epochs of a stream: each worker's batches, made by the very code that training runs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from batchtune.batching.streams import StreamBatches, StreamBatching, stream_bat
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
 from batchtune.manifests import StreamLengths
+from batchtune.results import StreamConfig
 from batchtune.tuning.costs import StepSeconds
+from batchtune.tuning.simulation import shapes_of
 
-# So many examples stand for more: shards of each worker until they hold its part of that.
+# This many examples stand for more: each worker's first shards that hold its part of them.
 _MOST_SIMULATED = 1 << 18
-# How far mates are apart is averaged over batches that hold about so many examples.
+# The distance of mates is averaged over batches that hold about this many examples.
 _MEASURED_APART = 1 << 20
 
 
 def shard_sizes(stream: StreamLengths, shard_size: int) -> list[int]:
-    """Return the examples of each shard; a source that is no set of shards is cut into such of `shard_size`."""
+    """Return the examples of each shard; a source that is not a set of shards is cut into shards of `shard_size`."""
     if stream.shards:
         return [shard.count for shard in stream.shards]
     whole, rest = divmod(stream.lengths.count, shard_size)
@@ -41,12 +43,9 @@ class StoredStream:
     """The examples that are simulated, as they are stored, and how workers come to them.
 
     Attributes:
-        lengths: Shape (examples,).
-        targets: Shape (examples,); None without target lengths.
+        lengths, targets: Shape (examples,).
         sizes: Examples of each shard.
-        sharding: How shards are dealt, and what shuffles them.
         scale: Shape (workers of all ranks,), those of a rank together: all examples of a worker / those simulated.
-        seed: Of all that is drawn.
     """
 
     lengths: FloatArray
@@ -78,13 +77,11 @@ class StoredStream:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamEpoch:
-    """One simulated epoch: the batches of each worker, those of a rank's workers one after the other.
+    """The batches of one simulated epoch, worker after worker, those of a rank's workers together.
 
     Attributes:
-        cut: All of its batches, worker after worker.
-        shapes: Their shapes.
         number: Shape (workers of all ranks,): how many batches each worker makes.
-        waits: Shape (examples in batches,): how many examples were read from each one's reading to its batch.
+        waits: Shape (examples in batches,): how many examples were read between each one's reading and its batch.
         held: The most that any worker held at once, as true length.
     """
 
@@ -140,10 +137,7 @@ def simulate_stream(stored: StoredStream, batching: AnyBatching, epoch: int) -> 
 
 
 def waits(batches: StreamBatches) -> IntArray:
-    """Return how long each example is held, in the order of `batches.examples`.
-
-    That is how many examples are read from when it is read until its batch is made: 0 for the last that is read before.
-    """
+    """Return how many examples are read after each one until its batch is made, in the order of `batches.examples`."""
     sizes = np.diff(batches.ends, prepend=0)
     return np.repeat(batches.read, sizes) - batches.examples - 1
 
@@ -151,10 +145,7 @@ def waits(batches: StreamBatches) -> IntArray:
 def most_held(batches: StreamBatches, lengths: npt.ArrayLike) -> float:
     """Return the most that is held at once, as true length: just before a batch is made, or at the end of the stream.
 
-    Args:
-        batches: Of any algorithm.
-        lengths: Shape (examples of the stream,). An example that is never held, as one that length limits leave out,
-            has to be given as 0.
+    `lengths` are of shape (examples of the stream,), 0 for those that are never held.
     """
     values = np.asarray(lengths, dtype=np.float64)
     read = np.concatenate(([0.0], np.cumsum(values)))
@@ -168,10 +159,7 @@ def _longest(values: FloatArray, starts: IntArray) -> FloatArray:
 
 
 def distance_apart(epoch: StreamEpoch) -> float:
-    """Return how far two examples of one batch are apart as they are stored / as if they were drawn at random.
-
-    Of n examples that are drawn at random, two are (n + 1) / 3 apart on average.
-    """
+    """Return how far two examples of one batch are stored apart, relative to the (n + 1) / 3 of a random draw."""
     layout, count = epoch.cut.layout, epoch.cut.layout.count
     some = np.arange(0, layout.starts.size, max(1, count // _MEASURED_APART))
     sizes = layout.batch_sizes[some].astype(np.int64)
@@ -188,31 +176,37 @@ def distance_apart(epoch: StreamEpoch) -> float:
 
 
 def batches_in_turn(epoch: StreamEpoch, sharding: Sharding) -> list[IntArray]:
-    """Return the batches of each rank in the order in which it takes them: those of its workers in turn."""
+    """Return each rank's batches in the order in which it takes them: those of its workers in turn."""
     ranks = epoch.number.reshape(sharding.world_size, sharding.workers)
     starts = np.cumsum(ranks.sum(axis=1)) - ranks.sum(axis=1)
     return [start + _in_turn(workers) for start, workers in zip(starts, ranks, strict=True)]
 
 
 def _in_turn(numbers: Sequence[int] | IntArray) -> IntArray:
-    """Return the first of each of several rows that lie one after the other, then the second of each, and so on."""
+    """Return the order of rows that lie one after the other: the first of each, then the second of each, and so on."""
     return np.argsort(np.concatenate([np.arange(number) for number in numbers]), kind="stable")
 
 
-def shapes_in_turn(stored: StoredStream, epoch: StreamEpoch, table: BucketTable) -> EpochShapes:
-    """Return the shapes of the batches that all ranks take: those of step 0, rank by rank, then step 1.
+def stream_epoch(stored: StoredStream, config: StreamConfig, epoch: int) -> EpochShapes:
+    """Return the shapes of the batches that `stream.yaml` makes, in the order in which ranks take them.
 
-    The bucket of a batch is that of its longest example, which limits its size.
+    First come those of step 0, rank by rank. A batch's bucket is that of its longest example, which limits its size.
     """
-    of_rank = batches_in_turn(epoch, stored.sharding)
-    order, shapes = np.concatenate(of_rank)[_in_turn([own.size for own in of_rank])], epoch.shapes
-    lengths = shapes.lengths[order]
-    return EpochShapes(
-        shapes.batch_sizes[order],
-        lengths,
-        None if shapes.targets is None else shapes.targets[order],
-        table.assign(lengths).astype(np.int64),
+    table = BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes)
+    batching = StreamBatching(
+        algorithm=config.algorithm,
+        table=table,
+        buffer_size=config.buffer_size,
+        max_padding_ratio=config.max_padding_ratio,
+        shuffle=config.shuffle,
+        drop_last=config.drop_last,
     )
+    found = simulate_stream(stored, batching, epoch)
+    of_rank, shapes = batches_in_turn(found, stored.sharding), found.shapes
+    order = np.concatenate(of_rank)[_in_turn([own.size for own in of_rank])]
+    targets = None if shapes.targets is None else shapes.targets[order]
+    buckets = table.assign(shapes.lengths[order]).astype(np.int64)
+    return EpochShapes(shapes.batch_sizes[order], shapes.lengths[order], targets, buckets)
 
 
 def epoch_seconds(stored: StoredStream, epoch: StreamEpoch, step_seconds: StepSeconds) -> float:
@@ -220,9 +214,7 @@ def epoch_seconds(stored: StoredStream, epoch: StreamEpoch, step_seconds: StepSe
 
     Ranks whose streams end earlier go on with their first batches, as in a nominal epoch of the mean length.
     """
-    shapes = epoch.shapes
-    columns = [shapes.batch_sizes.astype(np.float64), shapes.lengths]
-    seconds = np.asarray(step_seconds(*columns, *([] if shapes.targets is None else [shapes.targets])))
+    seconds = np.asarray(step_seconds(*shapes_of([epoch.shapes])))
     of_rank = [seconds[batches] for batches in batches_in_turn(epoch, stored.sharding)]
     known = [times for times in of_rank if times.size]
     steps = round(seconds.size / len(of_rank))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,14 @@ from batchtune.batching.strategies import STRATEGIES, Problem
 from batchtune.batching.streams import StreamBatching
 from batchtune.batching.table import BucketTable, Limits
 from batchtune.errors import UsageError
-from batchtune.lengths import IntArray, Lengths
+from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.manifests import StreamLengths
 from batchtune.results import STREAM_FILE, Row, StreamRow, StreamSweep, meta_of, write_result
 from batchtune.tuning.costs import Costs
 from batchtune.tuning.current.base import longer_than
 from batchtune.tuning.epoch_cost import EpochCost, Pricing, with_equals
-from batchtune.tuning.recommend import recommend
+from batchtune.tuning.recommend import recommend, recommend_stream
 from batchtune.tuning.run_folder import clear_run
-from batchtune.tuning.stream_recommend import recommend_stream
-from batchtune.tuning.stream_settings import StreamSettings
 from batchtune.tuning.stream_shards import row_cautions, shards_of, stream_cautions
 from batchtune.tuning.stream_simulation import (
     AnyBatching,
@@ -34,14 +33,14 @@ from batchtune.tuning.stream_simulation import (
     shard_sizes,
     simulate_stream,
 )
-from batchtune.tuning.sweep import costs_in, sweep
-from batchtune.tuning.sweep_settings import Ranks, SweepSettings
+from batchtune.tuning.sweep import all_fit, costs_in, sweep
+from batchtune.tuning.sweep_settings import Ranks, StreamSettings, SweepSettings
 from batchtune.units import counted, rounded_down
 
-# SpeechBrain's parameters that are compared: the target as a part of the maximum, and the most padding of a batch.
+# SpeechBrain's parameters to compare: the target as a part of the maximum, and the most padding of a batch.
 _TARGETS = (0.8, 0.9, 1.0)
 _PADDING_RATIOS = (0.05, 0.1, 0.2, 0.4)
-# So many caps of the batch size are tried for a larger maximum.
+# Caps of the batch size to try for a larger maximum.
 _CAPS = 64
 # Bytes of a unit of length as samples are held in memory: float32 at 16 kHz, 80 float32 features, 64-bit tokens.
 _BYTES = {"s": 64_000.0, "ms": 64.0, "samples": 4.0, "frames": 320.0, "tokens": 8.0, "words": 8.0}
@@ -56,12 +55,9 @@ def run_stream_sweep(
     force: bool = False,
     on_row: Callable[[StreamRow, int], None] = lambda row, rows: None,
 ) -> StreamSweep:
-    """Sweep with the run folder's probe, if it has one, and write `stream.json`.
+    """Sweep with the run folder's probe, if it has one, and write `stream.json`; raises as `run_sweep` does.
 
     `on_row` is called with each row as soon as it is known, and the number of all.
-
-    Raises:
-        ResultError: The folder holds results of other data, or neither it nor the caller knows max_batch_length.
     """
     foreign, costs, limit = costs_in(folder, stream.lengths, max_batch_length, force=force)
     found = sweep_stream(stream, limit, settings, costs, on_row)
@@ -80,10 +76,11 @@ def sweep_stream(
 ) -> StreamSweep:
     """Simulate an epoch of each worker's stream with every way to make batches, and recommend one.
 
-    Raises:
-        UsageError: `max_batch_length` is not positive and finite, or the current settings make no batch.
+    Raises UsageError if `max_batch_length` is not positive and finite, or the current settings make no batch.
     """
-    lengths, sharding = stream.lengths, settings.sharding
+    lengths = stream.lengths
+    if settings.bytes_per_length is None:
+        settings = replace(settings, bytes_per_length=_BYTES.get(lengths.unit or "", 1.0))
     limits = Limits(max_batch_length=max_batch_length, max_batch_size=settings.max_batch_size, frontier=costs.frontier)
     of_map = SweepSettings(
         strategies=tuple(name for name, strategy in STRATEGIES.items() if strategy.depends_on_sizes),
@@ -94,21 +91,19 @@ def sweep_stream(
     )
     as_map = sweep(lengths, max_batch_length, of_map, costs)
     sizes = shard_sizes(stream, settings.shard_size)
-    stored = StoredStream.of(stream.values, stream.targets, sizes, sharding, settings.seed)
-    simulator = _Simulator(stored, Pricing.of(lengths, max_batch_length, of_map, costs), limits, settings)
+    stored = StoredStream.of(stream.values, stream.targets, sizes, settings.sharding, settings.seed)
+    pricing = Pricing.of(lengths, max_batch_length, of_map, costs)
+    # The user's settings first, as they may have to be corrected.
+    own = None if settings.current is None else _priced(settings.current.batching, stored, pricing, limits, settings)
     tables = [row for row in as_map.rows if row.sizing == limits.sizings[-1]]
-    ways = list(_ways(tables, lengths, limits, settings))
-    # First, as the user may have to correct them.
-    own = None if settings.current is None else simulator.priced(settings.current.batching)
-    fits = None if own is None else simulator.fits
-    priced = []
+    ways, priced = list(_ways(tables, lengths, limits, settings)), []
     for way in ways:
-        priced.append(simulator.priced(way))
-        on_row(priced[-1][0], len(ways))
+        row, cost, _ = _priced(way, stored, pricing, limits, settings)
+        priced.append((row, cost))
+        on_row(row, len(ways))
     rows = with_equals(priced)
-    current = None if own is None else with_equals([*priced, own])[-1]
     # Sized as the stream's tables are, so that only the stream makes a difference.
-    best_table = recommend(tables, as_map.baselines).table
+    best_table = recommend(tables, as_map.baselines).portable
     map_style = None if best_table is None else tables[best_table]
     found = recommend_stream(rows, map_style, min_randomness=settings.min_randomness)
     chosen = None if found.row is None else rows[found.row]
@@ -117,14 +112,14 @@ def sweep_stream(
         meta=meta_of(StreamSweep),
         lengths=lengths.summary(),
         max_batch_length=max_batch_length,
-        settings={**settings.record(), "bytes_per_length": simulator.bytes_per_length},
+        settings=settings.record(),
         device_name=costs.device_name,
         simulated_examples=stored.lengths.size,
         shards=shards,
         rows=rows,
         map_style=map_style,
         recommended=found.row,
-        recommended_speechbrain=found.speechbrain,
+        recommended_speechbrain=found.portable,
         batches_per_rank=None if chosen is None else -(-chosen.batches // settings.world_size),
         reason=found.reason,
         warnings=[
@@ -133,8 +128,8 @@ def sweep_stream(
             *row_cautions(stream, shards, chosen, map_style, settings),
             *(settings.current.notes if settings.current else ()),
         ],
-        current=current,
-        current_fits=fits,
+        current=None if own is None else with_equals([*priced, own[:2]])[-1],
+        current_fits=None if own is None else own[2],
         current_settings=settings.current.settings if settings.current else None,
     )
 
@@ -170,10 +165,10 @@ def _ways(tables: Sequence[Row], lengths: Lengths, limits: Limits, settings: Str
 def speechbrain_limits(lengths: Lengths, limits: Limits) -> list[tuple[float, int | None]]:
     """Return pairs (max_batch_numel, max_batch_size) with which every batch that can occur fits.
 
-    A batch whose longest example is u holds at most min(S, ⌊M / u⌋) examples, and B(u) fit: so M < (B(u) + 1) u for
-    all u with B(u) < S, unless there are no more than B(u) examples up to u. Without a cap but the user's, M is at most
-    max_batch_length. Where memory does not grow in proportion to the padded length, a cap allows a larger M: the cap
-    that makes the fewest batches is tried, too.
+    A batch whose longest example is u holds at most min(S, ⌊M / u⌋) examples, and B(u) fit: so M < (B(u) + 1) u for all
+    u with B(u) < S, unless there are no more than B(u) examples up to u. Without a cap but the user's, M is at most
+    max_batch_length. If memory grows otherwise than in proportion to the padded length, a cap allows a larger M: the
+    one that makes the fewest batches is tried, too.
     """
     distinct, counts = lengths.histogram.lengths, lengths.histogram.counts
     fitting = limits.batch_sizes(distinct, limits.sizings[-1])
@@ -199,98 +194,79 @@ def _batches(limit: float, cap: int | None, distinct: Any, counts: IntArray) -> 
     return float(np.sum(counts / sizes))
 
 
-class _Simulator:
-    """Prices ways to make batches of one stream."""
-
-    def __init__(self, stored: StoredStream, pricing: Pricing, limits: Limits, settings: StreamSettings) -> None:
-        self._stored, self._pricing, self._limits, self._settings = stored, pricing, limits, settings
-        unit = pricing.lengths.unit
-        self.bytes_per_length = settings.bytes_per_length or _BYTES.get(unit or "", 1.0)
-        self.fits = True
-
-    def priced(self, way: AnyBatching) -> tuple[StreamRow, EpochCost]:
-        """Return the row of a way to make batches, and its cost; `fits` then says whether all its batches do."""
-        stored, pricing, settings = self._stored, self._pricing, self._settings
-        first, second = (simulate_stream(stored, way, epoch) for epoch in (0, 1))
-        if not (first.number.any() and second.number.any()):  # of the ways that are compared, each makes some
-            raise UsageError(
-                f"--current: these settings make no batch of {counted(pricing.lengths.count, 'example')}",
-                "drop_end and drop_last drop what the buffer holds when the stream ends: everything, if a worker reads "
-                "no more than the buffer holds. min_sample_len and max_sample_len may leave out everything, too.",
-            )
-        shapes, number = first.shapes, first.number
-        scale = np.repeat(stored.scale, number)  # of each batch
-        batches = max(1, round(float(scale.sum())))
-        sizes, longest = shapes.batch_sizes.astype(np.float64), shapes.lengths
-        padded, examples = float(np.sum(sizes * longest * scale)), float(np.sum(sizes * scale))
-        mates, at_random = mates_in_cuts([first.cut, second.cut], stored.lengths), again_at_random(first.cut.layout)
-        apart, step = distance_apart(first), pricing.step_seconds
-        seconds = None if step is None else epoch_seconds(stored, first, step)
-        cost = pricing.of_stream(shapes, padded, seconds)
-        workers = (number * stored.scale).reshape(settings.world_size, -1)
-        proven = None if pricing.proven is None else pricing.proven(longest)
-        fitting = self._limits.batch_sizes(longest, self._limits.sizings[-1])
-        self.fits = bool(((shapes.batch_sizes == 1) | (shapes.batch_sizes <= fitting)).all())
-        true = np.add.reduceat(stored.lengths[first.cut.examples], first.cut.layout.starts)
-        count = pricing.lengths.count
-        dropped = max(0, count - round(examples))
-        row = StreamRow(
-            **_parameters(way),
-            batches=batches,
-            dropped_examples=dropped,
-            padded_length=padded,
-            padding_ratio=max(0.0, 1 - float(np.sum(true * scale)) / padded),  # rounding
-            fill=pricing.total / (batches * pricing.max_batch_length),
-            mean_batch_size=(count - dropped) / batches,
-            smallest_batch_size=int(sizes.min()),
-            largest_batch_size=int(sizes.max()),
-            batch_size_variation=float(sizes.std() / sizes.mean()),
-            largest_padded_length=float((sizes * longest).max()),
-            under_half=float(np.mean(_shares(way, sizes, longest) < 0.5)),
-            wait_median=float(np.median(first.waits)),
-            wait_p99=float(np.percentile(first.waits, 99)),
-            buffer_length=first.held,
-            buffer_bytes=first.held * self.bytes_per_length,
-            worker_imbalance=_imbalance(workers.ravel()),
-            rank_imbalance=_imbalance(workers.sum(axis=1)),
-            mate_distance=apart * (count + 1) / 3,
-            mixing=apart,
-            mates_again=mates.again,
-            length_correlation=mates.correlation,
-            effective_buckets=max(1.0, mates.again / at_random) if at_random else 1.0,
-            estimated_epoch_seconds=seconds,
-            estimated_epoch_error_seconds=cost.standard_error,
-            unproven=proven if proven is None else int(np.count_nonzero(shapes.batch_sizes > proven)),
+def _priced(
+    way: AnyBatching, stored: StoredStream, pricing: Pricing, limits: Limits, settings: StreamSettings
+) -> tuple[StreamRow, EpochCost, bool]:
+    """Return the row of a way to make batches, its cost, and whether all its batches fit."""
+    first, second = (simulate_stream(stored, way, epoch) for epoch in (0, 1))
+    if not (first.number.any() and second.number.any()):  # only the user's own settings can make none
+        raise UsageError(
+            f"--current: these settings make no batch of {counted(pricing.lengths.count, 'example')}",
+            "drop_end and drop_last drop what the buffer holds when the stream ends: everything, if a worker reads "
+            "no more than the buffer holds. min_sample_len and max_sample_len may leave out everything, too.",
         )
-        return row, cost
-
-
-def _parameters(way: AnyBatching) -> dict[str, Any]:
-    """Return what a row says of the way itself."""
+    shapes, number = first.shapes, first.number
+    scale = np.repeat(stored.scale, number)  # of each batch
+    batches = max(1, round(float(scale.sum())))
+    sizes, longest = shapes.batch_sizes.astype(np.float64), shapes.lengths
+    padded, examples = float(np.sum(sizes * longest * scale)), float(np.sum(sizes * scale))
+    mates, at_random = mates_in_cuts([first.cut, second.cut], stored.lengths), again_at_random(first.cut.layout)
+    apart, step = distance_apart(first), pricing.step_seconds
+    seconds = None if step is None else epoch_seconds(stored, first, step)
+    cost = pricing.of_stream(shapes, padded, seconds)
+    workers = (number * stored.scale).reshape(settings.world_size, -1)
+    proven = None if pricing.proven is None else pricing.proven(longest)
+    true = np.add.reduceat(stored.lengths[first.cut.examples], first.cut.layout.starts)
+    count = pricing.lengths.count
+    dropped = max(0, count - round(examples))
+    # The algorithm, and what part each batch holds of what it could.
+    parameters: dict[str, Any]
     if isinstance(way, PivotSettings):
-        return {
+        filled = sizes * longest / way.target_batch_numel
+        parameters = {
             "algorithm": "speechbrain",
             "buffer_size": max(1, way.buffersize),
-            "target_batch_numel": way.target_batch_numel,
-            "max_batch_numel": way.max_batch_numel,
-            "max_batch_size": way.max_batch_size,
-            "max_padding_ratio": way.max_padding_ratio,
+            **{name: getattr(way, name) for name in ("target_batch_numel", "max_batch_numel", "max_batch_size")},
         }
-    return {
-        "algorithm": way.algorithm,
-        "buffer_size": way.buffer_size,
-        "max_padding_ratio": way.max_padding_ratio,
-        "boundaries": way.table.boundaries.tolist(),
-        "batch_sizes": way.table.batch_sizes.tolist(),
-    }
+    else:
+        filled = sizes / way.table.batch_sizes[way.table.assign(longest)]
+        parameters = {
+            "algorithm": way.algorithm,
+            "buffer_size": way.buffer_size,
+            "boundaries": way.table.boundaries.tolist(),
+            "batch_sizes": way.table.batch_sizes.tolist(),
+        }
+    row = StreamRow(
+        **parameters,
+        max_padding_ratio=way.max_padding_ratio,
+        batches=batches,
+        dropped_examples=dropped,
+        padded_length=padded,
+        padding_ratio=max(0.0, 1 - float(np.sum(true * scale)) / padded),  # rounding
+        fill=pricing.total / (batches * pricing.max_batch_length),
+        mean_batch_size=(count - dropped) / batches,
+        smallest_batch_size=int(sizes.min()),
+        largest_batch_size=int(sizes.max()),
+        batch_size_variation=float(sizes.std() / sizes.mean()),
+        largest_padded_length=float((sizes * longest).max()),
+        under_half=float(np.mean(filled < 0.5)),
+        wait_median=float(np.median(first.waits)),
+        wait_p99=float(np.percentile(first.waits, 99)),
+        buffer_length=first.held,
+        buffer_bytes=first.held * (settings.bytes_per_length or 0.0),
+        worker_imbalance=_imbalance(workers.ravel()),
+        rank_imbalance=_imbalance(workers.sum(axis=1)),
+        mate_distance=apart * (count + 1) / 3,
+        mixing=apart,
+        mates_again=mates.again,
+        length_correlation=mates.correlation,
+        effective_buckets=max(1.0, mates.again / at_random) if at_random else 1.0,
+        estimated_epoch_seconds=seconds,
+        estimated_epoch_error_seconds=cost.standard_error,
+        unproven=proven if proven is None else int(np.count_nonzero(shapes.batch_sizes > proven)),
+    )
+    return row, cost, all_fit(limits, shapes.batch_sizes, longest)
 
 
-def _shares(way: AnyBatching, sizes: Any, longest: Any) -> Any:
-    """Return what part each batch holds of what it could."""
-    if isinstance(way, PivotSettings):
-        return sizes * longest / way.target_batch_numel
-    return sizes / way.table.batch_sizes[way.table.assign(longest)]
-
-
-def _imbalance(numbers: Any) -> float:
+def _imbalance(numbers: FloatArray) -> float:
     return float(numbers.max() / numbers.mean())

@@ -15,7 +15,7 @@ from batchtune.batching.expectation import expected_batches
 from batchtune.batching.strategies import STRATEGIES, Problem, ProblemCosts
 from batchtune.batching.table import BucketTable, Limits
 from batchtune.errors import ResultError, UsageError
-from batchtune.lengths import FloatArray, Lengths, padded_to
+from batchtune.lengths import FloatArray, IntArray, Lengths, padded_to
 from batchtune.results import (
     PROBE_FILE,
     SWEEP_FILE,
@@ -29,18 +29,18 @@ from batchtune.results import (
     read_result,
     write_result,
 )
-from batchtune.tuning.alternatives import saturation, two_dimensional_rows
-from batchtune.tuning.baselines import fixed_baselines, lower_bound
+from batchtune.tuning.alternatives import fixed_baselines, lower_bound, saturation, two_dimensional_rows
 from batchtune.tuning.cautions import cautions, limit_unit_hint
 from batchtune.tuning.costs import Costs, batch_seconds, capped, costs_of
-from batchtune.tuning.current.base import YOURS, Current, CurrentTable
+from batchtune.tuning.current.base import YOURS, CurrentTable
 from batchtune.tuning.distribution import bucket_uses, histogram_of, quantiles_of
 from batchtune.tuning.epoch_cost import EpochCost, Pricing, with_equals
 from batchtune.tuning.recommend import knee, learning_rate_hint, recommend, trade_off
 from batchtune.tuning.run_folder import clear_run, holds_other_lengths
+from batchtune.tuning.simulation import cut_for_least_cost
 from batchtune.tuning.sweep_settings import SweepSettings
 
-# Pools that are to be as random as a table are aimed at so much of its share of mates that meet again.
+# Aim pools at this part of the largest allowed share of mates that meet again, as chance may add to it.
 _BELOW = 0.97
 
 
@@ -55,11 +55,9 @@ def run_sweep(
 ) -> Sweep:
     """Sweep bucket counts and strategies with the run folder's probe, if it has one, and write `sweep.json`.
 
-    `max_batch_length` goes before the probe's; `force` throws away what the folder holds of other data; `on_row` is
-    called with each row as soon as it is known.
-
-    Raises:
-        ResultError: The folder holds results of other data, or neither it nor the caller knows max_batch_length.
+    `max_batch_length` goes before the probe's; `force` discards results of other data in the folder; `on_row` is
+    called with each row as soon as it is known. Raises ResultError if the folder holds results of other data, or if
+    max_batch_length is neither given nor measured.
     """
     foreign, costs, max_batch_length = costs_in(folder, lengths, max_batch_length, force=force)
     found = sweep(lengths, max_batch_length, settings, costs, on_row)
@@ -72,10 +70,7 @@ def run_sweep(
 def costs_in(
     folder: Path, lengths: Lengths, max_batch_length: float | None, *, force: bool
 ) -> tuple[bool, Costs, float]:
-    """Return whether the folder holds results of other data, what its probe says of costs, and max_batch_length.
-
-    Raises as `run_sweep` does.
-    """
+    """Return whether the folder holds results of other data, the costs of its probe, and max_batch_length."""
     foreign = holds_other_lengths(lengths, folder, force=force)
     probe = None if foreign or not (folder / PROBE_FILE).exists() else read_result(folder / PROBE_FILE, Probe)
     if max_batch_length is not None:
@@ -98,10 +93,8 @@ def sweep(
     """Work out the cost of an epoch with every strategy and bucket count, and recommend one.
 
     Padded lengths and times of bucket tables are exact expectations over shuffles, those of pools means over simulated
-    epochs, which the seed decides. `on_row` is called with each row as soon as it is known.
-
-    Raises:
-        UsageError: `max_batch_length` is not positive and finite.
+    epochs, which the seed decides. Calls `on_row` as `run_sweep` does. Raises UsageError if `max_batch_length` is not
+    positive and finite.
     """
     if not (math.isfinite(max_batch_length) and max_batch_length > 0):
         raise UsageError(f"max_batch_length must be positive and finite, got {max_batch_length:g}")
@@ -122,13 +115,13 @@ def sweep(
         priced.append(more)
         on_row(more[0])
     rows = with_equals(priced)
-    current, now, table, fits = settings.current, None, None, None
+    current, table, now, fits = settings.current, None, None, None
     if current is not None:  # its batches are padded as they come
         table = current.table(lengths)
-        fits = _fits(table, limits)
+        fits = all_fit(limits, *table.batching.largest_batches(table.lengths.histogram))
         own = replace(pricing, lengths=table.lengths, total=table.lengths.total)
         cost = own.cost_of(table.batching)
-        row = own.row("current", table.sizing, table.table.num_buckets, table.batching, cost)
+        row = own.row("current", table.sizing, table.batching.table.num_buckets, table.batching, cost)
         now = with_equals([*priced, (row, cost)])[-1]
     index, reason, best_table = recommend(rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded)
     recommended = None if index is None else rows[index]
@@ -137,16 +130,10 @@ def sweep(
     curve = trade_off(seconds, spread)
     warnings = [*cautions(lengths, limits, settings.num_buckets, rows), *_ranks_cautions(pricing)]
     if current is not None and table is not None and now is not None:
-        if not fits:
-            warnings.append(
-                f"{YOURS} makes batches that are larger than what was found to fit (or than the max_batch_length that "
-                "was given): its times are extrapolated, and it may run out of memory"
-            )
-        if is_padded:
-            warnings.append(f"{YOURS} is counted as its batches come, not padded to multiples as the others are")
-        warnings += current.cautions(table, now)
-        warnings += _cap_caution(current, recommended, settings.max_batch_size)
+        warnings += _current_cautions(settings, table, now, recommended, fits=bool(fits))
     before = ("current", now.mean_batch_size) if now else (baselines[0].name, float(baselines[0].batch_size))
+    is_table = recommended is not None and recommended.pool_size is None
+    most_buckets = len(recommended.boundaries) if recommended and is_table else max(settings.num_buckets)
     return Sweep(
         meta=meta_of(Sweep),
         lengths=lengths.summary(),
@@ -165,14 +152,7 @@ def sweep(
         current_settings=None if current is None or table is None else current.record(table),
         trade_off=curve,
         knee=knee(seconds, spread, curve),
-        saturation=saturation(
-            pricing,
-            limits,
-            max(settings.num_buckets)
-            if recommended is None or recommended.pool_size is not None
-            else len(recommended.boundaries),
-            settings.throughput_fraction,
-        ),
+        saturation=saturation(pricing, limits, most_buckets, settings.throughput_fraction),
         learning_rate=None if recommended is None else learning_rate_hint(*before, recommended.mean_batch_size),
         two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),
         histogram=histogram_of(lengths),
@@ -222,8 +202,10 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
 
 
 def _pools(pricing: Pricing, name: str, sizing: Sizing, table: BucketTable, size: int) -> tuple[Row, EpochCost]:
-    """Price pools of so many examples; of the table they take how many fit."""
-    batching = pricing.cut_for_least_cost(Batching(table, size))
+    """Price pools of so many examples; the table says how many examples fit."""
+    batching = Batching(table, size)
+    if pricing.step_seconds is not None:
+        batching = cut_for_least_cost(batching, pricing.lengths, pricing.step_seconds, pricing.ranks, pricing.seed)
     cost = pricing.cost_of(batching)
     return pricing.row(name, sizing, table.num_buckets, batching, cost), cost
 
@@ -233,10 +215,10 @@ def _pools_between(
 ) -> tuple[Row, EpochCost] | None:
     """Price the largest pools that are random enough to be recommended, if they lie between two that were swept.
 
-    Mates meet again in proportion to a power of the pool size, about, from one size to the next.
+    From one size to the next, mates meet again about in proportion to a power of the pool size.
     """
     rows = [row for row, _ in priced]
-    table = recommend(rows, baselines, min_randomness=settings.min_randomness).table
+    table = recommend(rows, baselines, min_randomness=settings.min_randomness).portable
     if settings.min_randomness is not None:
         most = 1 - settings.min_randomness
     elif table is not None:
@@ -244,7 +226,7 @@ def _pools_between(
     else:
         return None
     pools = sorted((row for row in rows if row.pool_size), key=lambda row: row.pool_size or 0)
-    aim, count = most * _BELOW, pricing.lengths.count  # chance may add to it
+    aim, count = most * _BELOW, pricing.lengths.count
     for low, high in itertools.pairwise(pools):
         (size, again), (next_size, next_again) = ((one.pool_size or 1, one.mates_again or 0.0) for one in (low, high))
         if not 0 < again < aim < most < next_again:
@@ -258,10 +240,9 @@ def _pools_between(
     return None
 
 
-def _fits(current: CurrentTable, limits: Limits) -> bool:
-    """Return whether all of its batches stay within the limits; a batch of one always does."""
-    sizes, longest = current.batching.largest_batches(current.lengths.histogram)
-    return bool(((sizes == 1) | (sizes <= limits.batch_sizes(longest, limits.sizings[-1]))).all())
+def all_fit(limits: Limits, batch_sizes: IntArray, longest: FloatArray) -> bool:
+    """Return whether all these batches stay within the limits; a batch of one always does."""
+    return bool(((batch_sizes == 1) | (batch_sizes <= limits.batch_sizes(longest, limits.sizings[-1]))).all())
 
 
 def _ranks_cautions(pricing: Pricing) -> Iterator[str]:
@@ -275,10 +256,22 @@ def _ranks_cautions(pricing: Pricing) -> Iterator[str]:
         )
 
 
-def _cap_caution(current: Current, recommended: Row | None, max_batch_size: int | None) -> Iterator[str]:
-    name, most = current.kind.most_examples(current.settings) or ("", math.inf)
+def _current_cautions(
+    settings: SweepSettings, table: CurrentTable, now: Row, recommended: Row | None, *, fits: bool
+) -> Iterator[str]:
+    current = settings.current
+    assert current is not None
+    if not fits:
+        yield (
+            f"{YOURS} makes batches that are larger than what was found to fit (or than the max_batch_length that "
+            "was given): its times are extrapolated, and it may run out of memory"
+        )
+    if settings.multiple_of is not None:
+        yield f"{YOURS} is counted as its batches come, not padded to multiples as the others are"
+    yield from current.cautions(table, now)
+    name, most = table.cap or ("", math.inf)
     if recommended is not None and max(recommended.batch_sizes) > most:
-        swept = "" if max_batch_size is None else f" (--max-batch-size {max_batch_size})"
+        swept = "" if settings.max_batch_size is None else f" (--max-batch-size {settings.max_batch_size})"
         yield (
             f"{name} of {YOURS} allows {most:,} examples in a batch, the recommendation up to "
             f"{max(recommended.batch_sizes):,}{swept}: to keep your limit, sweep with --max-batch-size {most}"

@@ -1,15 +1,16 @@
-"""The plan of a verification: the workload and limit that were probed, the sampler, and its batches."""
+"""Plans a verification: the workload and limit that were probed, the sampler, and its batches."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,8 +40,7 @@ from batchtune.results import (
 )
 from batchtune.shapes import BatchShape
 from batchtune.tuning.run_folder import workload_sha256
-from batchtune.tuning.stream_simulation import StoredStream
-from batchtune.tuning.verify_stream import stream_epoch
+from batchtune.tuning.stream_simulation import StoredStream, stream_epoch
 from batchtune.units import format_length, format_size
 from batchtune.workloads import is_builtin, with_unit
 
@@ -50,11 +50,7 @@ _OF_THE_LIMIT = ("memory_bytes", "memory_fraction", "reserve_bytes", "ddp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The training step that is verified, its device and memory, and how they differ from what was probed.
-
-    Attributes:
-        limit_bytes: The limit that was probed; None: computed from the settings.
-    """
+    """The training step to verify, and how it differs from the probed one; without a limit the settings give it."""
 
     settings: ProbeSettings
     limit_bytes: int | None
@@ -62,13 +58,10 @@ class Subject:
 
 
 def subject_of(lengths: Lengths, probe: Probe | None, asked: Mapping[str, Any], folder: Path) -> Subject:
-    """Return what was probed, with the settings that the user asked for in place of the probe's.
+    """Return what was probed, with the `ProbeSettings` fields that the user `asked` for in place of the probe's.
 
-    `asked` has the fields of `ProbeSettings` that the user gave. Without `workload`, the probe's is taken if it is
-    built in.
-
-    Raises:
-        UsageError: The user has to name the workload or its options, or a value is out of range.
+    Without a workload among them, the probe's is taken if it is built in. Raises UsageError if the user has to name the
+    workload or its options, or if a value is out of range.
     """
     workload = _workload(None if probe is None else probe.workload, asked, folder)
     options = with_unit(workload.spec, workload.options, lengths.unit)
@@ -83,9 +76,9 @@ def subject_of(lengths: Lengths, probe: Probe | None, asked: Mapping[str, Any], 
 
 
 def _workload(probed: WorkloadRecord | None, asked: Mapping[str, Any], folder: Path) -> WorkloadRecord:
-    """Return the workload to run, named by the user; a built-in and its options may come from the record.
+    """Return the workload to run, named by the user; only a built-in and its options may come from the record.
 
-    Anything else in the record could be made to run any code, and so could options of it, such as a file to load.
+    Anything else in the record could be made to run any code, and so could options, such as a file to load.
     """
     spec, options = asked.get("workload"), asked.get("options")
     if spec is None:
@@ -151,16 +144,10 @@ def _notes(probe: Probe, settings: ProbeSettings, limit_bytes: int | None, folde
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifySettings:
-    """How much to run, and how closely to look; exactly one of the first three.
+    """How much to run (exactly one of the first three), and how closely to look; UsageError if a value is out of range.
 
-    Attributes:
-        steps: Shuffled steps to run; may be more than an epoch has.
-        minutes: Run shuffled steps for so long.
-        epoch: Run one epoch.
-        time_tolerance: How far the measured time may be from the estimate, as a fraction of it.
-
-    Raises:
-        UsageError: A value is out of range, or not exactly one duration is set.
+    `steps` may be more than an epoch has; `time_tolerance` is the largest deviation of the measured time from the
+    estimate, as a fraction of it.
     """
 
     steps: int | None = None
@@ -175,18 +162,17 @@ class VerifySettings:
             raise UsageError("how long to verify is not clear", "Give one of --steps, --minutes and --epoch.")
         if self.steps is not None and self.steps < 1:
             raise UsageError(f"the number of steps must be at least 1, got {self.steps}")
-        if self.minutes is not None and not 0 < self.minutes < float("inf"):
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise UsageError(f"the number of minutes must be positive and finite, got {self.minutes}")
         if self.seed < 0:
             raise UsageError(f"the seed of the shuffles must be at least 0, got {self.seed}")
-        if not 0 < self.time_tolerance < float("inf"):
+        if not 0 < self.time_tolerance < math.inf:
             raise UsageError(f"the time tolerance must be positive and finite, got {self.time_tolerance}")
         if not self.step_timeout_seconds > 0:
             raise UsageError(f"the time limit of a step must be positive, got {self.step_timeout_seconds}")
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedBatch:
+class PlannedBatch(NamedTuple):
     """A batch to run, and its bucket."""
 
     shape: BatchShape
@@ -195,13 +181,9 @@ class PlannedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyPlan:
-    """The sampler that is verified, how much to run, and the probe to compare it with.
+    """The sampler to verify, how much to run, and the probe to compare with; or, with a `stream`, its `stream.yaml`.
 
-    Attributes:
-        stream: The stream whose batches are run; None: those of a sampler over all examples.
-
-    Raises:
-        ResultError: The last boundary is below the longest length, or `drop_last` leaves out every batch.
+    Raises ResultError if the last boundary is below the longest length, or `drop_last` leaves out every batch.
     """
 
     lengths: Lengths
@@ -218,7 +200,7 @@ class VerifyPlan:
                 f"{lengths.count:,} examples are longer, up to {format_length(lengths.longest, lengths.unit)}",
                 "Add a boundary that is at least as large, or leave out the longer ones with --max-length.",
             )
-        if self.epoch_batches == 0:
+        if not len(self.first_epoch):
             group, file = "bucket" if self.batching.pool_size is None else "pool", SAMPLER_FILE
             if self.stream is not None:
                 group, file = "worker", STREAM_CONFIG_FILE
@@ -234,15 +216,10 @@ class VerifyPlan:
 
     @property
     def batching(self) -> Batching:
-        """How the sampler makes batches; those of a stream may hold examples of shorter buckets, as those of pools."""
+        """How the sampler makes batches; as in pools, those of a stream may hold examples of shorter buckets."""
         if isinstance(self.config, StreamConfig):
             return Batching(self.table, self.config.buffer_size)
         return Batching(self.table, self.config.pool_size, self.config.batch_overhead)
-
-    @cached_property
-    def batcher(self) -> Batcher:
-        """The batcher of these data."""
-        return self.batching.batcher(self.padded.values)
 
     @cached_property
     def padded(self) -> Lengths:
@@ -257,22 +234,10 @@ class VerifyPlan:
 
     @cached_property
     def fillable(self) -> IntArray:
-        """Shape (buckets,): how many examples these data have for one batch of each bucket; 0 where none is so long."""
+        """Shape (buckets,): how many examples can fill a batch of each bucket; 0 for a bucket without examples."""
         if self.batching.pool_size is None:
             return self.counts
         return np.where(self.counts > 0, np.minimum(np.cumsum(self.counts), self.batching.pool_size), 0)
-
-    @property
-    def dealing(self) -> Dealing:
-        """How examples become batches."""
-        return Dealing(drop_last=self.config.drop_last)
-
-    @cached_property
-    def epoch_batches(self) -> int:
-        """Number of batches of one epoch."""
-        if self.stream is not None:
-            return len(self.first_epoch)
-        return self.batcher.layout(self._drawing(0), self.dealing).batches_per_rank
 
     @cached_property
     def first_epoch(self) -> EpochShapes:
@@ -280,15 +245,16 @@ class VerifyPlan:
         return self._epoch_shapes(0)
 
     def _epoch_shapes(self, epoch: int) -> EpochShapes:
-        if self.stream is not None and isinstance(self.config, StreamConfig):
+        if isinstance(self.config, StreamConfig):
+            assert self.stream is not None
             return stream_epoch(self.stream, self.config, epoch)
-        drawing = self._drawing(epoch)
-        cut = self.batcher.equal_cut(drawing, self.dealing)
+        drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=self.settings.seed + epoch)
+        cut = self._batcher.equal_cut(drawing, Dealing(drop_last=self.config.drop_last))
         return epochs.simulate(cut, drawing, self.padded.values, self.padded.targets)
 
-    def _drawing(self, epoch: int) -> epochs.Drawing:
-        assert isinstance(self.config, SamplerConfig)
-        return epochs.Drawing(ordering=self.config.batch_ordering, seed=self.settings.seed + epoch)
+    @cached_property
+    def _batcher(self) -> Batcher:
+        return self.batching.batcher(self.padded.values)
 
     def with_sizes(self, batch_sizes: IntArray, steps: int) -> VerifyPlan:
         """Return the same plan with other batch sizes, for so many shuffled steps."""
@@ -330,10 +296,11 @@ class VerifyPlan:
     def shuffled_batches(self) -> Iterator[PlannedBatch]:
         """Yield epoch after epoch of batches, as the sampler draws them with seed, seed + 1 and so on.
 
-        Of a stream, those of all ranks in turn, as each rank's workers deliver theirs in turn.
+        Of a stream, all ranks' batches come in turn, as each rank's workers deliver theirs.
         """
         for epoch in itertools.count():
             shapes = self._epoch_shapes(epoch) if epoch else self.first_epoch
-            for index, (size, length) in enumerate(zip(shapes.batch_sizes, shapes.lengths, strict=True)):
-                target = None if shapes.targets is None else float(shapes.targets[index])
-                yield PlannedBatch(BatchShape(int(size), float(length), target), int(shapes.buckets[index]))
+            targets = itertools.repeat(None) if shapes.targets is None else shapes.targets.tolist()
+            columns = (shapes.batch_sizes.tolist(), shapes.lengths.tolist(), targets, shapes.buckets.tolist())
+            for size, length, target, bucket in zip(*columns, strict=False):
+                yield PlannedBatch(BatchShape(size, length, target), bucket)

@@ -54,7 +54,7 @@ class Growth:
         total_bytes: Median of the last quarter of the steps - median of the second.
         steps: From the middle of the one to that of the other.
         steady: Whether it grew from the second quarter to the third, and from that to the last.
-        noise_bytes: By how much the figures spread around a straight line within a quarter: the interquartile range.
+        noise_bytes: The interquartile range around a straight line within a quarter.
         pace: Growth per step at the end / from the second quarter to the third; 1 if it did not grow there.
     """
 
@@ -70,20 +70,17 @@ class Growth:
         return self.total_bytes / self.steps
 
     def creeps(self, limit_bytes: int) -> bool:
-        """Whether memory in use between steps grew by more than what does no harm.
-
-        At the same `pace` to the end it leaks, or fills a cache that is not full yet; else it settles.
-        """
+        """Return whether memory in use between steps grew by more than is harmless (it leaks, or fills a cache)."""
         if not self.steady or self.total_bytes < max(_ABOVE_NOISE * self.noise_bytes, _FEW_PAGES_BYTES):
             return False
         return self.per_step_bytes * _FORESEEN_STEPS > _HARMLESS_SHARE * limit_bytes
 
     def leaks(self, limit_bytes: int) -> bool:
-        """Whether memory in use between steps creeps, and did so at the same pace to the end."""
+        """Return whether memory in use between steps creeps, at the same pace to the end."""
         return self.creeps(limit_bytes) and self.pace >= _SAME_PACE
 
     def fragments(self, limit_bytes: int) -> bool:
-        """Whether the allocator's cache still grows; for the bytes that it holds beyond those in use between steps."""
+        """Return whether the allocator's cache, of the bytes beyond those in use between steps, still grows."""
         return self.steady and self.total_bytes > _CACHE_SHARE * limit_bytes
 
     def __str__(self) -> str:
@@ -96,8 +93,7 @@ class Growth:
 def growth_of(figures: Sequence[int | None]) -> Growth | None:
     """Return how these figures, one per step, grew after the first quarter, in which they may still settle.
 
-    Medians of quarters are compared, so single steps decide nothing. None if a figure is unknown, or if there are
-    fewer than 12.
+    Medians of quarters are compared, so single steps decide nothing. None if any is unknown, or for fewer than 12.
     """
     known = [figure for figure in figures if figure is not None]
     if len(known) < len(figures) or len(known) < FEWEST_STEPS:
@@ -110,7 +106,7 @@ def growth_of(figures: Sequence[int | None]) -> Growth | None:
 
 
 def _noise(quarters: Sequence[FloatArray], rise: float) -> float:
-    """Return the largest spread of the figures around a line that rises by so much per step."""
+    """Return the largest spread around a line that rises by so much per step."""
     return max(_interquartile_range(quarter - rise * np.arange(quarter.size)) for quarter in quarters)
 
 
@@ -142,10 +138,8 @@ def _interquartile_range(values: FloatArray) -> float:
 class DoneSteps:
     """All steps of a verification, in their order.
 
-    Attributes:
-        failures: Those of them that failed.
-        first_round: How many of `worst` ran each worst shape for the first time.
-        planned: How many were to be shuffled; None if time decides.
+    The `first_round` of `worst` ran each worst shape for the first time; `planned` steps were to be shuffled, None if
+    time decides.
     """
 
     worst: list[Trial] = field(default_factory=list)
@@ -201,12 +195,16 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
         )
     if not failures and ratio is not None and abs(ratio - 1) > tolerance:
         assert measured is not None and estimated is not None
+        least = f"{1 - tolerance:.2f} to " if tolerance < 1 else "up to "
         reasons.append(
             f"An epoch takes {format_seconds(measured)} measured against {format_seconds(estimated)} estimated "
-            f"({ratio:.2f} times, where {1 - tolerance:.2f} to {1 + tolerance:.2f} is allowed): {_WHY[ratio > 1]}. "
+            f"({ratio:.2f} times, where {least}{1 + tolerance:.2f} is allowed): {_WHY[ratio > 1]}. "
             "Probe again with --force while the machine does nothing else, or allow more with --time-tolerance"
         )
     stream = plan.stream
+    how: dict[str, Any] = {"pool_size": plan.batching.pool_size, "batch_overhead": plan.batching.batch_overhead}
+    if stream is not None:
+        how = {name: getattr(plan.config, name) for name in ("algorithm", "buffer_size", "max_padding_ratio")}
     return Verification(
         meta=meta_of(Verification),
         lengths=plan.lengths.summary(),
@@ -220,11 +218,11 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
         bucket_boundaries=plan.config.bucket_boundaries,
         bucket_batch_sizes=plan.config.bucket_batch_sizes,
         max_batch_length=plan.config.max_batch_length,
-        **_ways(plan),
+        **how,
         worst_steps=len(steps.worst),
         steps=sum(trial.outcome == "ok" for trial in steps.shuffled),
         planned_steps=steps.planned,
-        epoch_batches=plan.epoch_batches,
+        epoch_batches=len(plan.first_epoch),
         failures=failures,
         alloc_retries=steps.alloc_retries,
         peak_bytes=max((peak for trial in ran if (peak := trial.peak_bytes) is not None), default=None),
@@ -242,13 +240,6 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
     )
 
 
-def _ways(plan: VerifyPlan) -> dict[str, Any]:
-    """Return what else than the table decides which batches are made."""
-    if plan.stream is None:
-        return {"pool_size": plan.batching.pool_size, "batch_overhead": plan.batching.batch_overhead}
-    return {name: getattr(plan.config, name) for name in ("algorithm", "buffer_size", "max_padding_ratio")}
-
-
 def _times(
     shuffled: Sequence[Trial], plan: VerifyPlan, costs: Costs
 ) -> tuple[float | None, float | None, float | None, float | None]:
@@ -260,7 +251,7 @@ def _times(
     timed = [trial for trial in shuffled if trial.step_seconds]
     measured: FloatArray = np.array([trial.step_seconds for trial in timed], dtype=np.float64)
     if costs.step_seconds is None:
-        return None, float(measured.mean()) * plan.epoch_batches if timed else None, None, None
+        return None, float(measured.mean()) * len(plan.first_epoch) if timed else None, None, None
     if plan.batching.pool_size is None:
         epoch = estimated_epoch_seconds(plan.padded, plan.table, costs.step_seconds, drop_last=plan.config.drop_last)
     else:

@@ -1,4 +1,4 @@
-"""The verification from end to end: the recommended batches run for real, judged, and `verify.json` written."""
+"""Verifies from end to end: runs the recommended batches, judges them, and writes `verify.json`."""
 
 from __future__ import annotations
 
@@ -47,11 +47,9 @@ _SINGLE_FAILS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyProgress:
-    """The progress of a verification, before each step.
+    """The progress of a verification, before each step; `doing` is `proposal` while smaller sizes are tried.
 
     Attributes:
-        doing: `proposal` while smaller sizes are tried.
-        shape: The batch that is run next.
         done, total: Steps of this kind; the total is None if time decides.
         seconds_left: An estimate; None at the beginning.
     """
@@ -65,7 +63,6 @@ class VerifyProgress:
 
 
 OnProgress = Callable[[VerifyProgress], None]
-Clock = Callable[[], float]
 
 
 def run_verify(
@@ -78,12 +75,9 @@ def run_verify(
 ) -> Verification:
     """Run the sampler's batches in a worker process and write `verify.json`, whole or not at all.
 
-    `on_note` is called with a sentence for the user, `on_progress` before each step.
-
-    Raises:
-        ResultError: The probe was of another device, or the file can't be written.
-        WorkloadError: The workload failed, not for lack of memory.
-        ProbeError: The device can't be used.
+    Calls `on_note` with a sentence for the user, `on_progress` before each step. Raises ResultError if the probe was of
+    another device or the file can't be written, WorkloadError if the workload failed for another reason than memory,
+    ProbeError if the device can't be used.
     """
     settings = structs.replace(subject.settings, trial_timeout_seconds=plan.settings.step_timeout_seconds)
     workload = WorkloadRecord(spec=settings.workload, options=settings.options)
@@ -99,17 +93,13 @@ def verify(
     workload: WorkloadRecord,
     *,
     on_progress: OnProgress = lambda progress: None,
-    clock: Clock = time.monotonic,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Verification:
     """Run the worst shapes, then shuffled batches, one step after the other in one worker, and judge them.
 
     The worst shapes are run once, the largest first, then once more in alternation; a step that fails does not keep
     the others from being tried. If all pass, the shuffled batches follow, up to the first that fails. Only these are
-    timed: the worst shapes are their warm-up.
-
-    Raises:
-        ResultError: The probe was of another device.
-        WorkloadError, ProbeError: As for `run_verify`.
+    timed: the worst shapes are their warm-up. Raises as `run_verify` does.
     """
     probe, device = plan.probe, stepper.start()
     if probe is not None and device.name != probe.device.name:
@@ -145,14 +135,14 @@ def verify(
 
 @dataclass(slots=True)
 class _Runner:
-    """Runs a verification's steps one after the other, and keeps what they showed."""
+    """Runs a verification's steps one after the other, and keeps their trials in `done`."""
 
     plan: VerifyPlan
     stepper: Supervisor
     workload: str
     device: Device
     on_progress: OnProgress
-    clock: Clock
+    clock: Callable[[], float]
     for_proposal: bool
     done: DoneSteps = field(default_factory=DoneSteps)
     release: bool = False
@@ -167,15 +157,11 @@ class _Runner:
         again = [batch for batch, trial in zip(worst, done.worst, strict=True) if trial.outcome == "ok"]
         for planned in alternating(again):
             self._run(planned, "worst", len(worst) + len(again), started)
-        done.planned = self.plan.epoch_batches if settings.epoch else settings.steps
+        done.planned = len(self.plan.first_epoch) if settings.epoch else settings.steps
         started = self.clock()
-        for planned in self.plan.shuffled_batches():
-            enough = (
-                len(done.shuffled) > 0 and self.clock() - started >= 60 * (settings.minutes or 0.0)
-                if done.planned is None
-                else len(done.shuffled) >= done.planned
-            )
-            if done.failures or enough:
+        for ran, planned in enumerate(self.plan.shuffled_batches()):
+            late = ran > 0 and self.clock() - started >= 60 * (settings.minutes or 0.0)
+            if done.failures or (late if done.planned is None else ran >= done.planned):
                 break
             self._run(planned, "shuffled", done.planned, started)
 
@@ -235,10 +221,9 @@ def _with_proposal(
 ) -> Verification:
     """Return the result with the next smaller sizes that pass when they are run like the ones that failed.
 
-    A bucket that failed gets what the probe's frontier allows if that is less, then 5%, 10%, 20%, 40% and so on
-    less, at least one less each time. Sizes of other buckets stay: they were run, and passed. So a bucket may get
-    fewer examples than one of longer examples that was seen to fit. If none passes, the last that were tried are
-    proposed, not verified.
+    A bucket that failed gets what the probe's frontier allows if that is less, then 5%, 10%, 20%, 40% and so on less,
+    at least one less each time. Sizes of other buckets stay: they passed. So a bucket may get fewer examples than one
+    of longer examples. If none passes, the last sizes that were tried are proposed, not verified.
     """
     table, fillable = plan.table, plan.fillable
     sizes, steps = np.minimum(table.batch_sizes, np.maximum(fillable, 1)), 0

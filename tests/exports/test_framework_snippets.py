@@ -73,7 +73,8 @@ def lengths() -> FloatArray:
 
 @pytest.fixture(scope="module", params=["optimal", "pooled"])
 def made(request: pytest.FixtureRequest, lengths: FloatArray) -> Sweep:
-    settings = SweepSettings(strategies=(request.param,), num_buckets=(13,), pool_sizes=(300,))
+    pool_sizes = (300,) if request.param == "pooled" else ()
+    settings = SweepSettings(strategies=(request.param,), num_buckets=(13,), pool_sizes=pool_sizes)
     return sweep(Lengths.of(lengths, unit="s"), 600.0, settings, Costs())
 
 

@@ -20,7 +20,7 @@ SPEECH = Lengths.of(np.linspace(1, 20, 500), unit="s")
 
 def row_of(found: CurrentTable) -> Row:
     """The row of a table, with what the warnings look at; the rest is made up."""
-    histogram, table = found.lengths.histogram, found.table
+    histogram, table = found.lengths.histogram, found.batching.table
     counts = table.counts(histogram)
     used = counts > 0
     longest = histogram.lengths[table.edges(histogram)[1:][used] - 1]

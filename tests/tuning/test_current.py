@@ -45,30 +45,30 @@ class TestWrittenOut:
         assert (current.kind.name, current.settings, current.source) == ("speechbrain", expected, "--current")
         found = current.table(LENGTHS)
         table = speechbrain_table(LENGTHS.histogram, 600, num_buckets=200, max_batch_ex=64)
-        assert found.table.boundaries.tolist() == table.boundaries.tolist()
-        assert found.table.batch_sizes.tolist() == table.batch_sizes.tolist()
+        assert found.batching.table.boundaries.tolist() == table.boundaries.tolist()
+        assert found.batching.table.batch_sizes.tolist() == table.batch_sizes.tolist()
         assert (found.notes, found.left_out) == ((), {})
         assert found.describe == "SpeechBrain, max_batch_length=600 s, num_buckets=200, max_batch_ex=64"
 
     def test_a_list_is_written_with_colons(self) -> None:
         found = table_of("max_batch_length=100,bucket_boundaries=2:4:8.5")
-        assert found.table.boundaries.tolist() == [2, 4, 8.5, LENGTHS.longest]
-        assert found.table.batch_sizes.tolist() == [50, 25, 11, 1]
+        assert found.batching.table.boundaries.tolist() == [2, 4, 8.5, LENGTHS.longest]
+        assert found.batching.table.batch_sizes.tolist() == [50, 25, 11, 1]
 
     def test_the_name_of_old_recipes_is_understood(self) -> None:
         assert read_current("max_batch_len=600,num_buckets=20").settings["max_batch_length"] == 600
 
     def test_boundaries_go_before_their_number_as_speechbrain_has_it(self) -> None:
-        assert table_of("max_batch_length=100,num_buckets=7,bucket_boundaries=30:90").table.num_buckets == 2
+        assert table_of("max_batch_length=100,num_buckets=7,bucket_boundaries=30:90").batching.table.num_buckets == 2
 
     def test_a_fixed_batch_size_is_one_bucket(self) -> None:
         found = table_of("batch_size=16")
-        assert expected_batches(LENGTHS.histogram, found.table).tally.batches == math.ceil(3000 / 16)
+        assert expected_batches(LENGTHS.histogram, found.batching.table).tally.batches == math.ceil(3000 / 16)
         assert (found.describe, found.notes) == ("fixed batches of 16", ())
 
     def test_nemos_bins_can_be_written_out(self) -> None:
         found = table_of("bucket_duration_bins=4:8:16,bucket_batch_size=32:16:8")
-        assert found.table.boundaries.tolist() == [4, 8, 16]
+        assert found.batching.table.boundaries.tolist() == [4, 8, 16]
         assert sum(found.left_out.values()) == np.count_nonzero(LENGTHS.values > 16)
 
     def test_what_is_kept_in_sweep_json_is_json(self) -> None:
@@ -244,7 +244,7 @@ class TestNeMoFiles:
             if count
         }
         assert found.lengths.unit == "s"
-        assert found.table.counts(found.lengths.histogram).sum() == found.lengths.count
+        assert found.batching.table.counts(found.lengths.histogram).sum() == found.lengths.count
 
     def test_targets_stay_with_their_examples(self) -> None:
         lengths = Lengths.of([1.0, 5.0, 9.0, 30.0], targets=[10.0, 50.0, 90.0, 300.0], unit="s")
@@ -257,26 +257,26 @@ class TestNeMoFiles:
         found = current.table(LENGTHS)
         assert "bins are those of equal total length" in str(found.notes)
         assert "the mean batch of its bucket, rounded" in str(found.notes)
-        assert found.table.batch_sizes.max() <= 64
-        totals = np.bincount(found.table.assign(LENGTHS.values), LENGTHS.values)
-        assert found.table.num_buckets == 8
+        assert found.batching.table.batch_sizes.max() <= 64
+        totals = np.bincount(found.batching.table.assign(LENGTHS.values), LENGTHS.values)
+        assert found.batching.table.num_buckets == 8
         assert totals.max() < 1.1 * LENGTHS.total / 8
 
     def test_nemo_without_bins_spaces_them_evenly_to_max_duration(self) -> None:
         found = table_of("use_bucketing=true,batch_size=4,num_buckets=4,max_duration=40")
-        assert found.table.boundaries.tolist() == [10, 20, 30, found.lengths.longest]
+        assert found.batching.table.boundaries.tolist() == [10, 20, 30, found.lengths.longest]
         assert not found.notes
 
     def test_bins_without_sizes_drop_nothing(self) -> None:
         found = table_of("bucket_duration_bins=4:8,batch_duration=100")
         assert found.left_out == {}
-        assert found.table.boundaries.tolist() == [4, 8, LENGTHS.longest]
+        assert found.batching.table.boundaries.tolist() == [4, 8, LENGTHS.longest]
 
     def test_without_lhotse_batches_are_fixed_and_durations_filtered(self) -> None:
         current = read_current(str(CONFIGS / "nemo_plain.yaml"))
         found = current.table(LENGTHS)
         assert found.lengths.longest <= 10
-        assert found.table.batch_sizes.tolist() == [16]
+        assert found.batching.table.batch_sizes.tolist() == [16]
         assert found.describe == "NeMo, batch_size=16"
 
     @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ class TestNeMoFiles:
         )
         written = "".join(f",{name.replace('max_cuts', 'batch_size')}={value}" for name, value in settings.items())
         found = table_of(f"bucket_duration_bins=6:12,batch_duration=300{written}")
-        assert expected_batches(found.lengths.histogram, found.table).tally.batches == pytest.approx(
+        assert expected_batches(found.lengths.histogram, found.batching.table).tally.batches == pytest.approx(
             sum(1 for _ in sampler), rel=0.06
         )
 
@@ -339,7 +339,7 @@ class TestNeMoFiles:
             rank=0,
         )
         found = table_of("bucket_duration_bins=4:8:16,bucket_batch_size=32:16:8", Lengths.of(values, unit="s"))
-        assert sum(1 for _ in sampler) == expected_batches(found.lengths.histogram, found.table).tally.batches
+        assert sum(1 for _ in sampler) == expected_batches(found.lengths.histogram, found.batching.table).tally.batches
 
 
 class TestBatchtunesOwn:
@@ -347,9 +347,21 @@ class TestBatchtunesOwn:
         current = read_current(str(CONFIGS / "sampler.yaml"))
         lengths = Lengths.of([1.0, 20.0, 39.0], unit="s")
         found = current.table(lengths)
-        assert found.table.boundaries.tolist() == [5, 10, 40]
-        assert found.table.batch_sizes.tolist() == [20, 10, 2]
+        assert found.batching.table.boundaries.tolist() == [5, 10, 40]
+        assert found.batching.table.batch_sizes.tolist() == [20, 10, 2]
         assert (found.notes, found.describe) == ((), "batchtune's sampler, 3 buckets")
+
+    @pytest.mark.parametrize("overhead", [0, 1.5])
+    def test_pools_are_read_with_the_overhead_of_a_batch(self, tmp_path: Path, overhead: float) -> None:
+        pools = f"sampler: pooled\npool_size: 500\nbatch_overhead: {overhead}\n"
+        current = of_file(tmp_path, (CONFIGS / "sampler.yaml").read_text() + pools)
+        batching = current.table(Lengths.of([1.0, 20.0], unit="s")).batching
+        assert (batching.pool_size, batching.batch_overhead) == (500, overhead)
+
+    def test_a_negative_overhead_is_refused(self, tmp_path: Path) -> None:
+        pools = "sampler: pooled\npool_size: 500\nbatch_overhead: -1\n"
+        with pytest.raises(ResultError, match="batch_overhead must be from 0 to"):
+            of_file(tmp_path, (CONFIGS / "sampler.yaml").read_text() + pools)
 
     def test_longer_examples_than_it_knows_are_refused(self) -> None:
         with pytest.raises(ResultError, match=r"longest example \(41 s\) is beyond the last boundary 40 s"):

@@ -55,7 +55,8 @@ def test_settings_written_out_are_speechbrains() -> None:
         "source": "--current",
         "kind": "speechbrain",
         "describe": (
-            "SpeechBrain's dynamic_bucketed_batch, target_batch_numel=45 s, max_batch_numel=60 s, buffersize=1024"
+            "SpeechBrain's dynamic_bucketed_batch, target_batch_numel=45 s, max_batch_numel=60 s, buffersize=1024, "
+            "drop_end=True"
         ),
         **{"target_batch_numel": 45.0, "max_batch_numel": 60.0, "max_batch_size": 64, "max_padding_ratio": None},
         **{"buffersize": 1024, "drop_end": True, "min_sample_len": None, "max_sample_len": None},

@@ -52,7 +52,9 @@ def exact_seconds(times: StepTimes, buckets: int) -> float:
 
 
 def cost_of(seconds: float, errors: FloatArray | None) -> EpochCost:
-    return EpochCost(tally=Tally(np.ones((1, 1)), np.ones((1, 1))), padded_length=1.0, seconds=seconds, errors=errors)  # type: ignore[arg-type]
+    return EpochCost(
+        tally=Tally(np.ones((1, 1)), np.ones((1, 1))), batches=1, padded_length=1.0, seconds=seconds, errors=errors
+    )  # type: ignore[arg-type]
 
 
 def timed(buckets: int, times: StepSeconds = TIMES) -> EpochCost:

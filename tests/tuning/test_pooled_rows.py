@@ -190,6 +190,12 @@ def test_a_pool_size_that_is_no_number_of_examples_is_refused(text: str) -> None
         SweepSettings(pool_sizes=(0,))
 
 
+def test_a_pool_size_without_pools_is_refused() -> None:
+    with pytest.raises(UsageError, match="--pool-size has no effect: --strategy optimal makes no pools") as caught:
+        SweepSettings(strategies=("optimal",), pool_sizes=(1000,))
+    assert caught.value.hint == "Add --strategy pooled, or leave out --pool-size."
+
+
 def test_pools_that_fill_no_batch_are_warned_of() -> None:
     (warning,) = [one for one in swept(SPEECH, 2, 10, 400, costs=Costs()).warnings if "pools" in one]
     assert warning == ("pools of 10 examples or fewer can't fill batches: 24 examples of the median length fit in one")

@@ -227,13 +227,13 @@ TABLE = row(1000, 12, 100.0, again=0.05)
 )
 def test_pools_are_recommended_if_faster_and_as_random(found: Row, expected: int) -> None:
     chosen = recommend([TABLE, found], fixed(2000))
-    assert (chosen.row, chosen.table) == (expected, 0)
+    assert (chosen.row, chosen.portable) == (expected, 0)
 
 
 def test_of_pools_as_fast_as_the_fastest_the_most_random_win() -> None:
     rows = [pools(900, 1000, 0.01, 95.0), pools(850, 5000, 0.03, 90.5), pools(840, 9000, 0.05, 90.0), TABLE]
     chosen = recommend(rows, fixed(2000))
-    assert (chosen.row, chosen.table) == (1, 3)
+    assert (chosen.row, chosen.portable) == (1, 3)
 
 
 def test_pools_need_no_more_randomness_than_is_asked_for() -> None:
@@ -241,9 +241,9 @@ def test_pools_need_no_more_randomness_than_is_asked_for() -> None:
     assert recommend(rows, fixed(2000)).row == 0
     assert recommend(rows, fixed(2000), min_randomness=0.8).row == 1
     chosen = recommend(rows, fixed(2000), min_randomness=0.96)
-    assert (chosen.row, chosen.table) == (None, None)
+    assert (chosen.row, chosen.portable) == (None, None)
     chosen = recommend([*rows, pools(990, 1000, 0.001, 120.0)], fixed(2000), min_randomness=0.96)
-    assert (chosen.row, chosen.table) == (3, None)  # slower than the table, which is not random enough
+    assert (chosen.row, chosen.portable) == (3, None)  # slower than the table, which is not random enough
 
 
 def test_with_few_shapes_no_pools_are_recommended() -> None:

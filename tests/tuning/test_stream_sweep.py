@@ -22,10 +22,10 @@ from batchtune.results import StreamRow, StreamSweep
 from batchtune.tuning import stream_simulation
 from batchtune.tuning.costs import Costs
 from batchtune.tuning.current import CurrentStream
-from batchtune.tuning.stream_recommend import recommend_stream
-from batchtune.tuning.stream_settings import StreamSettings
+from batchtune.tuning.recommend import recommend_stream
 from batchtune.tuning.stream_simulation import StoredStream, distance_apart, epoch_seconds, simulate_stream
 from batchtune.tuning.stream_sweep import speechbrain_limits, sweep_stream
+from batchtune.tuning.sweep_settings import StreamSettings
 
 SPEECH = np.random.default_rng(5).gamma(6, 2, 1500).round(1) + 0.5
 TABLE = BucketTable.of([5.0, 10.0, 15.0, 25.0, 70.0], [60, 30, 20, 12, 4])

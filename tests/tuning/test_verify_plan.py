@@ -31,7 +31,7 @@ def planned(
 
 
 def epoch(plan: VerifyPlan, number: int = 0) -> list[PlannedBatch]:
-    batches = plan.epoch_batches
+    batches = len(plan.first_epoch)
     return list(islice(plan.shuffled_batches(), number * batches, (number + 1) * batches))
 
 

@@ -292,6 +292,12 @@ def test_emptied_caches_give_a_warning_but_hold() -> None:
     assert "emptied its cache 63 times" in found.warnings[0]
 
 
+@pytest.mark.parametrize(("tolerance", "allowed"), [(0.1, "0.90 to 1.10"), (1.0, "up to 2.00"), (5.0, "up to 6.00")])
+def test_the_allowed_times_are_never_negative(tolerance: float, allowed: str) -> None:
+    found = verified(MadeStepper(slower=9.0), probe=made_probe(LENGTHS), steps=60, time_tolerance=tolerance)
+    assert f"times, where {allowed} is allowed)" in found.reasons[0]
+
+
 @pytest.mark.parametrize("slower", [1.2, 0.8])
 def test_another_time_than_estimated_does_not_hold(slower: float) -> None:
     found = verified(MadeStepper(slower=slower), probe=made_probe(LENGTHS))

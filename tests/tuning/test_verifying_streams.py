@@ -15,9 +15,8 @@ from batchtune.batching.sharding import Sharding
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.results import StreamConfig, Verification, WorkloadRecord
-from batchtune.tuning.stream_simulation import StoredStream
+from batchtune.tuning.stream_simulation import StoredStream, stream_epoch
 from batchtune.tuning.verify_plan import PlannedBatch, VerifyPlan, VerifySettings
-from batchtune.tuning.verify_stream import stream_epoch
 from batchtune.tuning.verifying import verify
 
 BOUNDARIES = [5.0, 12.0, 30.0]
@@ -64,7 +63,7 @@ def planned(
 
 
 def epoch(plan: VerifyPlan) -> list[PlannedBatch]:
-    return list(islice(plan.shuffled_batches(), plan.epoch_batches))
+    return list(islice(plan.shuffled_batches(), len(plan.first_epoch)))
 
 
 def verified(stepper: MadeStepper, plan: VerifyPlan) -> Verification:
@@ -124,7 +123,7 @@ def test_the_next_epoch_follows() -> None:
     assert plan.stream is not None and isinstance(plan.config, StreamConfig)
     expected = stream_epoch(plan.stream, plan.config, 1)
     batches = iter(plan.shuffled_batches())
-    for _ in range(plan.epoch_batches):
+    for _ in range(len(plan.first_epoch)):
         next(batches)
     sizes = [next(batches).shape.batch_size for _ in range(len(expected))]
     assert sizes == expected.batch_sizes.tolist()

@@ -1,4 +1,4 @@
-"""A user's current batching settings, for a sweep to show beside its own tables, or its own ways to batch a stream.
+"""A user's current batching settings, for a sweep to compare with its own tables or ways to batch a stream.
 
 To add a kind: a module with a `TableKind`, and a line in `TABLES` of `reading.py`.
 """

@@ -1,4 +1,4 @@
-"""Settings as a user has them, the table that they make, and the hooks that each kind of settings has."""
+"""A user's current settings, the table that they make, and the hooks of each kind of settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from batchtune.batching.batchers import Batching
-from batchtune.batching.table import BucketTable
 from batchtune.configs.recipes import Block
 from batchtune.configs.references import References
 from batchtune.errors import BatchtuneError, ResultError, UsageError
@@ -24,8 +23,8 @@ from batchtune.units import format_length
 OPTION = "--current"
 HOW = "Write --current max_batch_length=600,num_buckets=200, --current batch_size=16, or the path of a YAML file."
 YOURS = "your current config"
-MOST_BUCKETS = 100_000
-# Nothing that is batched is longer or shorter, in any unit; beyond, boundaries would overflow or coincide.
+_MOST_BUCKETS = 100_000
+# No length is outside this range, in any unit; beyond it, boundaries would overflow or coincide.
 _SHORTEST, _LONGEST = 1e-9, 1e15
 _LARGEST_BATCH_SIZE = 2**31
 
@@ -34,11 +33,8 @@ _LARGEST_BATCH_SIZE = 2**31
 class Current:
     """Batching settings as a user has them, checked but not yet applied to lengths.
 
-    Attributes:
-        settings: By name, plain values that JSON can hold.
-        source: `--current`, or the file's name without its folders.
-        key_path: Where in the file; None for the top level and for `--current`.
-        notes: What the settings say that is not reproduced, sentences without a full stop.
+    `source` is `--current` or the file's name without its folders, `key_path` the place in the file (None for the top
+    level and for `--current`); `notes` name what is not reproduced, in sentences without a full stop.
     """
 
     kind: TableKind
@@ -48,9 +44,9 @@ class Current:
     notes: tuple[str, ...] = ()
 
     def table(self, lengths: Lengths) -> CurrentTable:
-        """Return the batches that the settings make of these lengths, as a bucket table.
+        """Return the batches that the settings make of these lengths.
 
-        Raises ResultError if they are for other lengths (other units, or none is left), or make no table.
+        Raises ResultError if they are for other lengths (another unit, or no example is left), or make no table.
         """
         try:
             return self.kind.table(self, lengths)
@@ -58,11 +54,11 @@ class Current:
             raise ResultError(f"{self.source}: the settings make no bucket table: {error}", HOW) from error
 
     def record(self, found: CurrentTable) -> dict[str, Any]:
-        """Return what `sweep.json` keeps as `current_settings`."""
+        """Return the `current_settings` of `sweep.json`."""
         return recorded(self, self.kind, found.describe, self.settings)
 
     def cautions(self, found: CurrentTable, row: Row) -> Iterator[str]:
-        """Yield warnings about the table that the settings make, each a sentence without a full stop."""
+        """Yield warnings about the table, sentences without a full stop."""
         if left_out := sum(found.left_out.values()):
             reasons = "; ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
             yield (
@@ -75,39 +71,31 @@ class Current:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentTable:
-    """The batches that current settings make, as a table that can be evaluated.
+    """The batches that current settings make.
 
     Attributes:
-        lengths: The examples that the settings keep, which the table covers; the given object itself if all.
+        lengths: The examples that the settings keep; the given object itself if all.
         describe: The settings in a few words.
         sizing: `length` if batch sizes come from one max_batch_length, else `frontier`: sizes per bucket.
         notes: Why the framework's own batches may differ; sentences without a full stop.
-        left_out: Reason → number of examples that the settings leave out; empty where they keep all.
-        pool_size, batch_overhead: As in `sampler.yaml`.
+        left_out: Reason → number of examples that the settings leave out.
+        cap: The setting that caps the examples in a batch besides their length, and its value.
     """
 
-    table: BucketTable
+    batching: Batching
     lengths: Lengths
     describe: str
     sizing: Sizing = "frontier"
     notes: tuple[str, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
-    pool_size: int | None = None
-    batch_overhead: float | None = None
-
-    @property
-    def batching(self) -> Batching:
-        """How the settings make batches."""
-        return Batching(self.table, self.pool_size, self.batch_overhead)
+    cap: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Plain values by name, with checked access: a wrong value raises a BatchtuneError that says where it stands.
+    """Plain values by name; the methods check them and raise a BatchtuneError that says where a wrong one stands.
 
-    Attributes:
-        values: Numbers, words, lists of numbers; None for a key without a value.
-        lines: The line of each key in a file; None for `--current`.
+    `lines` has the line of each key in a file; None for `--current`. A key without a value is None.
     """
 
     values: Mapping[str, Any]
@@ -117,7 +105,7 @@ class Settings:
 
     @property
     def from_file(self) -> bool:
-        """Whether they come from a file, and not from the command line."""
+        """Whether they come from a file rather than from the command line."""
         return self.lines is not None
 
     def has(self, name: str) -> bool:
@@ -143,8 +131,15 @@ class Settings:
             raise self.wrong(name, f"must be a number, got {_shown(value)}")
         return float(value)
 
+    def amount(self, name: str) -> float:
+        """Return a length, or 0."""
+        value = self.number(name)
+        if not 0 <= value <= _LONGEST:
+            raise self.wrong(name, f"must be from 0 to {_LONGEST:g}, got {value:g}")
+        return value
+
     def length(self, name: str) -> float:
-        """Return a positive number, within what any unit needs."""
+        """Return a positive length."""
         return self._length(name, self.values[name])
 
     def lengths(self, name: str) -> list[float]:
@@ -158,14 +153,17 @@ class Settings:
                 raise self.wrong(name, problem, "Write boundaries in ascending order.")
         return found
 
-    def count(self, name: str, most: int = _LARGEST_BATCH_SIZE) -> int:
-        """Return a whole number from 1 to `most`."""
-        return self._count(name, self.values[name], most)
+    def count(self, name: str) -> int:
+        """Return a whole number from 1."""
+        return self._count(name, self.values[name])
+
+    def bucket_count(self, name: str) -> int:
+        """Return a number of buckets."""
+        return self._count(name, self.values[name], _MOST_BUCKETS)
 
     def counts(self, name: str) -> list[int]:
         """Return a list of whole numbers from 1."""
-        most = _LARGEST_BATCH_SIZE
-        return [self._count(name, value, most, f"entry {number} ") for number, value in self._entries(name)]
+        return [self._count(name, value, entry=f"entry {number} ") for number, value in self._entries(name)]
 
     def choice(self, name: str, known: Sequence[str]) -> str:
         """Return one of the known words."""
@@ -189,8 +187,8 @@ class Settings:
             raise self.wrong(name, f"must be a list of numbers, got {_shown(value)}")
         if not value:
             raise self.wrong(name, "is an empty list")
-        if len(value) > MOST_BUCKETS:
-            raise self.wrong(name, f"has {len(value):,} entries; {MOST_BUCKETS:,} is the most")
+        if len(value) > _MOST_BUCKETS:
+            raise self.wrong(name, f"has {len(value):,} entries; {_MOST_BUCKETS:,} is the most")
         return enumerate(value, 1)
 
     def _length(self, name: str, value: Any, entry: str = "") -> float:
@@ -200,7 +198,7 @@ class Settings:
             raise self.wrong(name, f"{entry}must be positive and finite ({_SHORTEST:g} to {_LONGEST:g}), got {value:g}")
         return float(value)
 
-    def _count(self, name: str, value: Any, most: int, entry: str = "") -> int:
+    def _count(self, name: str, value: Any, most: int = _LARGEST_BATCH_SIZE, entry: str = "") -> int:
         if not _is_number(value) or not math.isfinite(value) or value != int(value):
             raise self.wrong(name, f"{entry}must be a whole number, got {_shown(value)}")
         if not 1 <= value <= most:
@@ -213,10 +211,9 @@ class SettingsKind(ABC):
 
     Attributes:
         name: Its name in `sweep.json` or `stream.json`.
-        keys: All settings that it may have.
-        signs: Any of these says that settings are of this kind.
-        inherited: Those that also count from the mappings around, the innermost first, up to the file's top.
-        inner: Where a mapping that `--current FILE:KEY.PATH` names has this key, settings are those in its mapping.
+        keys: All settings that it may have; any of `signs` gives the kind away.
+        inherited: Settings that may also stand in a mapping around; the innermost counts.
+        inner: If a mapping that `--current FILE:KEY.PATH` names has this key, the settings are those in its mapping.
     """
 
     name: ClassVar[str]
@@ -231,24 +228,21 @@ class SettingsKind(ABC):
 
     @abstractmethod
     def find(self, references: References) -> Block | None:
-        """Find the settings of the training in a file; None if it holds none of this kind.
+        """Find the settings of the training in a file; None without any of this kind.
 
-        Raises ResultError if it holds several, or settings can't be taken from such a file.
+        Raises ResultError if there are several, or they can't be taken from such a file.
         """
 
     def refusal(self, block: Block, name: str) -> ResultError | None:
-        """Return the error to raise where a block of the file `name` holds what can't be reproduced."""
+        """Return the error to raise if a block of the file `name` can't be reproduced."""
         return None
 
     @abstractmethod
     def read(self, settings: Settings) -> dict[str, object]:
-        """Return the settings, checked.
-
-        Raises BatchtuneError if one is missing or wrong, or they ask for batches that no table can express.
-        """
+        """Return the settings, checked; raises BatchtuneError if they are wrong, or make no bucket table."""
 
     def notes(self, settings: Settings) -> Iterable[str]:
-        """Return what the settings say that is not reproduced, as sentences without a full stop."""
+        """Name what is not reproduced, in sentences without a full stop."""
         return ()
 
 
@@ -260,16 +254,12 @@ class TableKind(SettingsKind):
         """Return the batches that the settings make; raises ResultError or ValueError if they make none."""
 
     def cautions(self, settings: Mapping[str, Any], lengths: Lengths, row: Row) -> Iterable[str]:
-        """Return warnings about the row that they make of the lengths that they keep."""
+        """Return warnings about the row of the sweep for the lengths that the settings keep."""
         return ()
-
-    def most_examples(self, settings: Mapping[str, Any]) -> tuple[str, int] | None:
-        """Return the setting that limits the examples in a batch besides their length, and its value."""
-        return None
 
 
 def recorded(where: Current | Settings, kind: SettingsKind, describe: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as `sweep.json` and `stream.json` keep them, with where they were read."""
+    """Return settings as `sweep.json` and `stream.json` keep them, with their source."""
     place = {} if where.key_path is None else {"key_path": where.key_path}
     return {"source": where.source, **place, "kind": kind.name, "describe": describe, **values}
 
@@ -289,7 +279,7 @@ def _is_number(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    """Quote a value in a message, cut if it is long: entries that are aliases of lists would never end."""
+    """Quote a value in a message, cut if it is long: a list of aliases might never end."""
     if value is None:
         return "nothing"
     shown = reprlib.Repr()

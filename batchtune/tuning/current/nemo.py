@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from batchtune.batching.batchers import Batching
 from batchtune.batching.samplers import lhotse_boundaries
 from batchtune.batching.table import BucketTable
 from batchtune.configs.recipes import Block, block_at
@@ -15,32 +16,24 @@ from batchtune.configs.references import References
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import Row
-from batchtune.tuning.current.base import (
-    MOST_BUCKETS,
-    YOURS,
-    Current,
-    CurrentTable,
-    Settings,
-    TableKind,
-    longer_than,
-)
+from batchtune.tuning.current.base import YOURS, Current, CurrentTable, Settings, TableKind, longer_than
 from batchtune.units import counted, format_length
 
-# What changes lengths or drops examples in ways that lengths alone don't tell.
+# These change lengths or drop examples in ways that lengths alone don't tell.
 _UNSEEN = (
     *("perturb_speed", "truncate_duration", "cut_into_windows_duration", "pad_min_duration", "concatenate_samples"),
     *("min_tps", "max_tps"),
 )
-# Settings of loaders whose batches lengths alone don't decide.
+# Lengths alone don't decide the batches of loaders with one of these.
 _REFUSED = ("multi_config", "use_multimodal_sampling", "bucketing_batch_size")
-# Values of these that bound nothing.
+# Values that bound nothing.
 _UNBOUNDED = {"min_tps": -1, "max_tps": math.inf}
 _BUCKETING = ("use_bucketing", "bucket_duration_bins", "bucket_batch_size", "batch_duration")
 _TRAIN_SETS = (("model", "train_ds"), ("train_ds",), ("data", "train_ds"))
 # LhotseDataLoadingConfig's.
 _DEFAULT_BUCKETS = 30
 _DEFAULT_CUTS = 10_000
-# A larger batch than anyone makes: what a mean size is worked out for.
+# The largest batch size considered for a mean.
 _LARGEST_MEAN = 100_000
 
 
@@ -58,7 +51,7 @@ class NemoSettings(TableKind):
     signs = ("use_lhotse", *_BUCKETING)
 
     def claims(self, names: Collection[str], path: Sequence[str] = ()) -> bool:
-        """Claim a `train_ds` with nothing but a batch_size, too: it may have filters."""
+        """Claim a `train_ds` with nothing but a batch_size, too, as it may have filters."""
         data_set = "batch_size" in names and bool(path) and path[-1].endswith("_ds")
         return data_set or super().claims(names, path)
 
@@ -68,7 +61,7 @@ class NemoSettings(TableKind):
         return next((block for block in blocks if block is not None), None)
 
     def read(self, settings: Settings) -> dict[str, object]:
-        """Check the settings; those of loaders that make no buckets are refused."""
+        """Check the settings, and refuse loaders that make no buckets."""
         for name in _REFUSED:
             if settings.values.get(name) not in (None, False):
                 raise settings.wrong(
@@ -77,7 +70,7 @@ class NemoSettings(TableKind):
         lhotse = settings.flag("use_lhotse", any(settings.has(name) for name in _BUCKETING))
         if not lhotse and not settings.has("batch_size"):
             raise settings.wrong(None, "needs batch_size", "NeMo without Lhotse takes a fixed batch size.")
-        # Bounds on durations that bound nothing are left out.
+        # Values that bound nothing are left out.
         unbounded = {"min_duration": (-math.inf, 0.0), "max_duration": (math.inf, math.inf)}
         bounds = {
             name: settings.length(name)
@@ -89,13 +82,13 @@ class NemoSettings(TableKind):
         return {
             "use_lhotse": lhotse,
             **settings.given(settings.count, "batch_size"),
-            **settings.given(lambda name: settings.count(name, MOST_BUCKETS), "num_buckets"),
+            **settings.given(settings.bucket_count, "num_buckets"),
             **bounds,
             **(_bucketing(settings) if lhotse else {}),
         }
 
     def notes(self, settings: Settings) -> Iterator[str]:
-        """Name what lengths alone don't tell, and what is assumed."""
+        """Name settings with effects that lengths alone don't show, and what is assumed."""
         given = ((name, settings.values.get(name)) for name in _UNSEEN)
         unseen = [name for name, value in given if value not in (None, False, _UNBOUNDED.get(name))]
         if unseen:
@@ -109,10 +102,10 @@ class NemoSettings(TableKind):
     def table(self, current: Current, lengths: Lengths) -> CurrentTable:
         """Return the buckets that NeMo makes of these lengths, as far as a table can express them.
 
-        An example belongs to the first bin that is not below its duration (`bisect_left`). Bins with sizes drop what is
-        longer than the last (`BucketingFilter`); bins without have one bucket more, without end. A batch under
-        `batch_duration` closes when one example more, of the longest so far, would exceed it (Lhotse's
-        `TimeConstraint`): its size is taken to be the mean size of its bucket's.
+        An example belongs to the first bin that is not below its duration (`bisect_left`). Bins with sizes drop longer
+        examples than the last (`BucketingFilter`); bins without have one more bucket, without end. A batch under
+        `batch_duration` closes when one more example, of the longest so far, would exceed it (Lhotse's
+        `TimeConstraint`): its size is taken to be the mean of its bucket.
         """
         if lengths.unit not in ("s", None):
             raise ResultError(
@@ -151,12 +144,16 @@ class NemoSettings(TableKind):
                 "batch sizes from a probe are measured at each length and need none, those from --max-batch-length "
                 "alone may not fit where yours do"
             )
+        cap = None  # where batch_duration is the limit on lengths
+        if {"batch_duration", "batch_size"} <= settings.keys() and "bucket_batch_size" not in settings:
+            cap = "batch_size", settings["batch_size"]
         return CurrentTable(
-            table=BucketTable(boundaries, sizes),
+            batching=Batching(BucketTable(boundaries, sizes)),
             lengths=kept,
             describe=f"NeMo, {limits}",
             notes=tuple(notes),
             left_out=left_out,
+            cap=cap,
         )
 
     def cautions(self, settings: Mapping[str, Any], lengths: Lengths, row: Row) -> Iterator[str]:
@@ -164,11 +161,6 @@ class NemoSettings(TableKind):
         if "batch_duration" in settings:
             consequence = "batches that hold such an example exceed it"
             yield from longer_than(lengths, settings["batch_duration"], f"batch_duration of {YOURS},", consequence)
-
-    def most_examples(self, settings: Mapping[str, Any]) -> tuple[str, int] | None:
-        """Return `batch_size` where `batch_duration` is the limit on lengths."""
-        beside = {"batch_duration", "batch_size"} <= settings.keys() and "bucket_batch_size" not in settings
-        return ("batch_size", settings["batch_size"]) if beside else None
 
 
 def _bucketing(settings: Settings) -> dict[str, object]:

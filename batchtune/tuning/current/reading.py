@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,16 +30,13 @@ AnyKind = TypeVar("AnyKind", bound=SettingsKind)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known(Generic[AnyKind]):
-    """The kinds of settings that a command takes, and its hints.
+    """The kinds of settings that a command takes, in the order in which they are asked, and its hints.
 
     Attributes:
-        kinds: In the order in which they are asked.
-        how: How settings are written on the command line, a sentence.
-        settings: Which ones are known, a sentence.
-        files: Which files are, a sentence.
-        examples: Names for a user whose settings are of no kind.
+        how, settings, files: How to write settings, and which settings and files are known; a sentence each.
+        examples: Names to suggest if settings are of no kind.
         refused: Name of a setting that can't be reproduced → why, a phrase after that name.
-        incomplete: Name of a setting at a file's top → what a file with it says, where it holds settings of no kind.
+        incomplete: Name of a setting at a file's top → the file's problem if no kind claims it.
     """
 
     kinds: Sequence[AnyKind]
@@ -50,13 +48,13 @@ class Known(Generic[AnyKind]):
     incomplete: Mapping[str, str] = field(default_factory=dict)
 
 
-# Sorted greedy batches are no buckets: equal lengths fall into different batches.
+# Equal lengths fall into different batches.
 _GREEDY = (
     "{}'s, which sorts all examples and cuts them greedily: such batches are no bucket table, and are not reproduced"
 )
 _INCOMPLETE = "neither num_buckets nor bucket_boundaries"
 TABLES: Known[TableKind] = Known(
-    # A NeMo data set, too, may have a batch_size, and a recipe a loader with one.
+    # In this order: a NeMo data set may have a batch_size, and a recipe a loader with one.
     kinds=(OwnTable(), NemoSettings(), SpeechBrainSettings(), FixedSize()),
     how=HOW,
     settings=(
@@ -74,11 +72,8 @@ TABLES: Known[TableKind] = Known(
 def read_current(text: str) -> Current:
     """Read and check a user's current batching settings.
 
-    The text is as in `read_settings`; the file is a SpeechBrain training YAML, a NeMo config or a sampler.yaml.
-
-    Raises:
-        UsageError: The text is neither, names an unknown key, or has a wrong value.
-        ResultError: The file can't be read, or holds no settings that can be reproduced.
+    The text is as in `read_settings`; the file is a SpeechBrain training YAML, a NeMo config or a sampler.yaml. Raises
+    as `read_settings` does, also for wrong values and for settings that can't be reproduced.
     """
     kind, settings = read_settings(text, TABLES)
     return Current(
@@ -91,17 +86,14 @@ def read_current(text: str) -> Current:
 
 
 def read_settings(text: str, known: Known[AnyKind]) -> tuple[AnyKind, Settings]:
-    """Read settings that are not checked yet, and find their kind.
+    """Read settings, without checking them yet, and find their kind.
 
     The text is `key=value,key=value` (a list is written with colons, `bucket_boundaries=2:4:8.5`), the path of a
-    file, or `PATH:KEY.PATH` for a block within one.
-
-    Raises:
-        UsageError: The text is neither, or names an unknown key.
-        ResultError: The file can't be read, or holds no settings of a known kind.
+    file, or `PATH:KEY.PATH` for a block within one. Raises UsageError if it is neither, or names an unknown key, and
+    ResultError if the file can't be read, or holds no settings of a known kind.
     """
     for path, key_path in _files(text):
-        if _exists(path):
+        if os.path.exists(path):  # a folder, too: the error of reading it says what is wrong
             file = Path(path)
             root = parse_yaml(read_text(file, file.name, known.files), file.name)
             return _of_file(root, file.name, key_path, known)
@@ -111,23 +103,15 @@ def read_settings(text: str, known: Known[AnyKind]) -> tuple[AnyKind, Settings]:
 
 
 def _files(text: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the files and key paths that a text may name, the longest file first."""
+    """Yield the files and key paths that a text may mean, the longest file name first."""
     yield text, None
     end = len(text)
     while (end := text.rfind(":", 0, end)) >= 0 and len(text) - end <= _LONGEST_KEY_PATH:
         yield text[:end], text[end + 1 :]
 
 
-def _exists(path: str) -> bool:
-    try:
-        # A folder too: the message of reading it says what is wrong.
-        return bool(path) and Path(path).exists()
-    except (OSError, ValueError):  # a name too long, or with a NUL
-        return False
-
-
 def _of_file(root: Node, name: str, key_path: str | None, known: Known[AnyKind]) -> tuple[AnyKind, Settings]:
-    """Read the settings of the training from a file, at `key_path` or found; keys of no kind may be made by code."""
+    """Read the training's settings from a file, at `key_path` or where they are found; other keys may be code."""
     if not isinstance(root.value, dict):
         raise ResultError(f"{name} holds no settings by name", known.settings)
     references = References(root, name)
@@ -136,8 +120,8 @@ def _of_file(root: Node, name: str, key_path: str | None, known: Known[AnyKind])
         raise refusal
     tag = block.node.tag
     if tag is not None and tag.startswith("!include"):
-        where = f"{name}, line {block.node.line}"
-        raise ResultError(f"{where}: the settings are in another file ({tag[:60]})", "Give that file to --current.")
+        problem = f"the settings are in another file ({tag[:60]})"
+        raise ResultError(f"{name}, line {block.node.line}: {problem}", "Give that file to --current.")
     nodes = {key: (node, block.chain) for key, node in block.settings.items() if key in kind.keys}
     nodes |= {key: found for key in kind.inherited if key not in nodes and (found := block.nearest(key)) is not None}
     values = {key: references.plain(node, chain) for key, (node, chain) in nodes.items()}
@@ -195,20 +179,17 @@ def _pairs(text: str, known: Known[AnyKind]) -> tuple[AnyKind, Settings]:
         raise UsageError(f"{OPTION}: {name} is {known.refused[name]}", known.settings)
     if not (wrong := unknown or [name for name in values if name not in names]):
         raise UsageError(f"{OPTION}: {', '.join(values)} alone says nothing about the batches", known.settings)
-    raise UsageError(f"{OPTION}: {not_settings(wrong)}", did_you_mean(wrong, names) + f"Known: {', '.join(names)}.")
+    problem, hint = unknown_settings(wrong, names)
+    raise UsageError(f"{OPTION}: {problem}", hint)
 
 
-def not_settings(names: Sequence[str]) -> str:
-    """Say that these names are not settings, all in one phrase."""
+def unknown_settings(names: Sequence[str], known: Sequence[str]) -> tuple[str, str]:
+    """Return a problem, that these names are not settings, and a hint with the known ones, the closest first."""
     shown = ", ".join(repr(name[:60]) for name in names)
-    return f"{shown} {'is not a setting that goes' if len(names) == 1 else 'are not settings that go'} here"
-
-
-def did_you_mean(names: Sequence[str], known: Sequence[str]) -> str:
-    """Return a sentence with the closest known name for each of these, and a space; empty where none is close."""
-    near = [difflib.get_close_matches(name, known, n=1) for name in names]
-    found = dict.fromkeys(match for matches in near for match in matches)
-    return f"Did you mean {' and '.join(found)}? " if found else ""
+    problem = f"{shown} {'is not a setting that goes' if len(names) == 1 else 'are not settings that go'} here"
+    near = dict.fromkeys(match for name in names for match in difflib.get_close_matches(name, known, n=1))
+    did_you_mean = f"Did you mean {' and '.join(near)}? " if near else ""
+    return problem, f"{did_you_mean}Known: {', '.join(known)}."
 
 
 def _number(text: str) -> float | int | str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from batchtune.batching.batchers import Batching
 from batchtune.batching.epochs import ORDERINGS
 from batchtune.batching.samplers import speechbrain_table
 from batchtune.batching.strategies.speechbrain import capped_by_num_buckets, single_bucket
@@ -12,16 +13,7 @@ from batchtune.configs.recipes import BUCKETS, LIMITS, OLD_RULES, Block, trainin
 from batchtune.configs.references import References
 from batchtune.lengths import Lengths
 from batchtune.results import Row
-from batchtune.tuning.current.base import (
-    MOST_BUCKETS,
-    OPTION,
-    YOURS,
-    Current,
-    CurrentTable,
-    Settings,
-    TableKind,
-    longer_than,
-)
+from batchtune.tuning.current.base import OPTION, YOURS, Current, CurrentTable, Settings, TableKind, longer_than
 from batchtune.units import format_length
 
 _OPTIONAL = ("bucket_boundaries", "max_batch_ex")
@@ -29,21 +21,12 @@ _GIVE = "Give {} as SpeechBrain's DynamicBatchSampler does."
 
 
 class SpeechBrainSettings(TableKind):
-    """The sampler's arguments; names of old recipes (`max_batch_len`, `shuffle_ex`) become today's."""
+    """The sampler's arguments; the names in old recipes (`max_batch_len`, `shuffle_ex`) become today's."""
 
     name = "speechbrain"
     keys = (
-        "max_batch_length",
-        *BUCKETS,
-        "max_batch_ex",
-        "shuffle",
-        "batch_ordering",
-        "drop_last",
-        "seed",
-        "feats_hop_size",
-        "max_batch_len",
-        "shuffle_ex",
-        *OLD_RULES,
+        *("max_batch_length", *BUCKETS, "max_batch_ex", "shuffle", "batch_ordering", "drop_last", "seed"),
+        *("feats_hop_size", "max_batch_len", "shuffle_ex", *OLD_RULES),
     )
     signs = (*LIMITS, "bucket_boundaries", *OLD_RULES)
 
@@ -55,10 +38,7 @@ class SpeechBrainSettings(TableKind):
         return training_block(references.root, references.name, f"{OPTION} {references.name}:")
 
     def read(self, settings: Settings) -> dict[str, object]:
-        """Check the settings.
-
-        Source: `speechbrain.dataio.sampler.DynamicBatchSampler`, SpeechBrain 1.1, and the recipes' YAML files.
-        """
+        """Check the settings as the `DynamicBatchSampler` of SpeechBrain 1.1 and the recipes' YAML files have them."""
         limit = next((name for name in LIMITS if settings.has(name)), None)
         boundaries = settings.has("bucket_boundaries") and settings.values["bucket_boundaries"] != []
         if not boundaries and not settings.has("num_buckets"):
@@ -74,7 +54,7 @@ class SpeechBrainSettings(TableKind):
         shuffle = next(filter(settings.has, ("shuffle_ex", "shuffle")), None)
         return {
             "max_batch_length": settings.length(limit),
-            **settings.given(lambda name: settings.count(name, MOST_BUCKETS), "num_buckets"),
+            **settings.given(settings.bucket_count, "num_buckets"),
             **({"bucket_boundaries": settings.lengths("bucket_boundaries")} if boundaries else {}),
             **settings.given(settings.count, "max_batch_ex"),
             **settings.given(settings.length, "feats_hop_size"),
@@ -100,19 +80,21 @@ class SpeechBrainSettings(TableKind):
         if settings.get("drop_last"):
             notes.append("drop_last leaves out each bucket's last batch where it is not full; it is counted here")
         words = f"{len(boundaries)} bucket_boundaries" if boundaries else f"num_buckets={settings['num_buckets']}"
+        table = speechbrain_table(
+            lengths.histogram,
+            limit,
+            num_buckets=settings.get("num_buckets"),
+            bucket_boundaries=boundaries,
+            max_batch_ex=most,
+        )
+        capped = "" if most is None else f", max_batch_ex={most}"
         return CurrentTable(
-            table=speechbrain_table(
-                lengths.histogram,
-                limit,
-                num_buckets=settings.get("num_buckets"),
-                bucket_boundaries=boundaries,
-                max_batch_ex=most,
-            ),
+            batching=Batching(table),
             lengths=lengths,
             sizing="length",
-            describe=f"SpeechBrain, max_batch_length={format_length(limit, lengths.unit)}, {words}"
-            + ("" if most is None else f", max_batch_ex={most}"),
+            describe=f"SpeechBrain, max_batch_length={format_length(limit, lengths.unit)}, {words}{capped}",
             notes=tuple(notes),
+            cap=None if most is None else ("max_batch_ex", most),
         )
 
     def cautions(self, settings: Mapping[str, Any], lengths: Lengths, row: Row) -> Iterator[str]:
@@ -130,7 +112,3 @@ class SpeechBrainSettings(TableKind):
                 f"{YOURS} makes batches of one example, because its smallest boundary, {smallest}, is more than half "
                 f"of max_batch_length {format_length(limit, lengths.unit)}"
             )
-
-    def most_examples(self, settings: Mapping[str, Any]) -> tuple[str, int] | None:
-        """Return `max_batch_ex`, if it is set."""
-        return ("max_batch_ex", settings["max_batch_ex"]) if "max_batch_ex" in settings else None

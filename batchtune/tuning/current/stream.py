@@ -15,7 +15,7 @@ from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.results import STREAM_ALGORITHMS, STREAM_CONFIG_FILE, StreamConfig
 from batchtune.tuning.current.base import OPTION, YOURS, Settings, SettingsKind, longer_than, recorded
-from batchtune.tuning.current.reading import Known, did_you_mean, not_settings, read_settings
+from batchtune.tuning.current.reading import Known, read_settings, unknown_settings
 from batchtune.tuning.current.tables import checked_table, own_file, table_for
 from batchtune.units import PER_SECOND, counts_samples, format_length, format_number
 
@@ -30,11 +30,8 @@ _PIVOT = "indices_around_random_pivot"
 class CurrentStream:
     """A user's current way to batch a stream, in the unit of the lengths.
 
-    Attributes:
-        batching: What to simulate.
-        settings: What `stream.json` keeps as `current_settings`: `source`, `key_path` where there is one, `kind`,
-            `describe`, and the settings by name.
-        notes: What was assumed, and what would surprise; sentences without a full stop.
+    `settings` are the `current_settings` of `stream.json`; `notes` say what was assumed, and what may surprise, in
+    sentences without a full stop.
     """
 
     batching: PivotSettings | StreamBatching
@@ -60,19 +57,17 @@ class PivotArguments(StreamKind):
     inner = "sampler_kwargs"
 
     def find(self, references: References) -> Block | None:
-        """Find the training's settings: those that the function gets, where the file's top has them, too."""
+        """Find the training's settings: those passed to the function, if the file's top has them, too."""
         return stream_block(references.root, references.name, f"{OPTION} {references.name}:")
 
     def refusal(self, block: Block, name: str) -> ResultError | None:
-        """Refuse what the function would: unknown `sampler_kwargs`; and another `sampler_fn`."""
+        """Refuse unknown `sampler_kwargs`, as the function would, and another `sampler_fn`."""
         if block.keys[-1:] == (self.inner,):
             unknown = [key for key in block.settings if key not in _SAMPLER_KEYS]
             if unknown:
+                problem, hint = unknown_settings(unknown, _SAMPLER_KEYS)
                 line = block.settings[unknown[0]].line
-                return ResultError(
-                    f"{name}, line {line}: {'.'.join(block.keys)}: {not_settings(unknown)}",
-                    did_you_mean(unknown, _SAMPLER_KEYS) + f"Known: {', '.join(_SAMPLER_KEYS)}.",
-                )
+                return ResultError(f"{name}, line {line}: {'.'.join(block.keys)}: {problem}", hint)
         for mapping in block.chain:
             other = mapping.get("sampler_fn")
             if other is not None and _PIVOT not in f"{other.tag}{other.value}":
@@ -83,23 +78,18 @@ class PivotArguments(StreamKind):
         return None
 
     def read(self, settings: Settings) -> dict[str, object]:
-        """Check the settings.
-
-        Source: `speechbrain.dataio.iterators`, SpeechBrain 1.1.
-        """
+        """Check the settings as `speechbrain.dataio.iterators` of SpeechBrain 1.1 takes them."""
         if not settings.has("target_batch_numel"):
             raise settings.wrong("target_batch_numel", "is missing", "SpeechBrain has no default for it.")
         ratio = settings.given(settings.number, "max_padding_ratio")
-        for value in ratio.values():
-            if not 0 <= settings.number("max_padding_ratio") <= 1:
-                raise settings.wrong("max_padding_ratio", f"must be from 0 to 1, got {value:g}")
+        if ratio and not 0 <= (value := settings.number("max_padding_ratio")) <= 1:
+            raise settings.wrong("max_padding_ratio", f"must be from 0 to 1, got {value:g}")
         return {
             **settings.given(settings.length, *STREAM_LIMITS),
-            **settings.given(settings.count, "max_batch_size"),
+            **settings.given(settings.count, "max_batch_size", "buffersize"),
             # Left out, it is SpeechBrain's default; null turns it off.
             **({"max_padding_ratio": None} if "max_padding_ratio" in settings.values else {}),
             **ratio,
-            **settings.given(settings.count, "buffersize"),
             **settings.given(settings.flag, "drop_end"),
             **settings.given(settings.length, *_SAMPLE_LENGTHS, "sample_rate"),
         }
@@ -118,15 +108,14 @@ class PivotArguments(StreamKind):
         notes += self._notes(batching, lengths)
         if settings.from_file and "buffersize" not in found:
             notes.append(f"buffersize is not in {settings.source}: SpeechBrain's default, 1024, is assumed")
-        limits = ", ".join(
-            f"{name}={format_length(found[name], lengths.unit)}" for name in STREAM_LIMITS if name in found
-        )
-        describe = f"SpeechBrain's dynamic_bucketed_batch, {limits}, buffersize={batching.buffersize}"
+        limits = [f"{name}={format_length(found[name], lengths.unit)}" for name in STREAM_LIMITS if name in found]
+        others = [f"buffersize={batching.buffersize}", *(["drop_end=True"] if batching.drop_end else [])]
+        describe = ", ".join(["SpeechBrain's dynamic_bucketed_batch", *limits, *others])
         values = {**asdict(batching), **({} if rate is None else {"sample_rate": rate})}
         return CurrentStream(batching, recorded(settings, self, describe, values), tuple(notes))
 
     def _rate(self, found: dict[str, Any], settings: Settings, lengths: Lengths) -> float | None:
-        """Return how many samples a second the limits count; None where they count what the lengths do."""
+        """Return how many samples a second the limits count; None if they count in the lengths' unit."""
         rate: float | None = found.get("sample_rate")
         if lengths.unit not in PER_SECOND:
             if rate is not None and not settings.from_file and lengths.unit != "samples":
@@ -137,7 +126,7 @@ class PivotArguments(StreamKind):
                 )
             return None
         name = next(name for name in reversed(STREAM_LIMITS) if name in found)
-        if lengths.unit == "ms":  # of which a batch holds about as many as of samples
+        if lengths.unit == "ms":  # a batch holds about as many of them as of samples, so the size tells nothing
             return rate
         # A recipe's sample_rate says how its audio is read, whatever its limits count.
         if not counts_samples(found[name], lengths.longest):
@@ -178,7 +167,7 @@ class OwnStream(StreamKind):
     signs = ("bucket_batch_sizes", "buffer_size")
 
     def find(self, references: References) -> Block | None:
-        """Take the file itself if it says that it is batchtune's."""
+        """Take the file itself if it declares itself batchtune's."""
         return own_file(references, StreamConfig, STREAM_CONFIG_FILE)
 
     def read(self, settings: Settings) -> dict[str, object]:
@@ -211,6 +200,7 @@ class OwnStream(StreamKind):
         )
         held = format_number(batching.buffer_size)
         describe = f"batchtune's BucketedStream, {batching.algorithm} with a buffer of {held}"
+        describe += ", drop_last=True" if batching.drop_last else ""
         return CurrentStream(batching, recorded(settings, self, describe, found))
 
 
@@ -235,16 +225,13 @@ _STREAMS: Known[StreamKind] = Known(
 def stream_current(text: str, lengths: Lengths) -> CurrentStream:
     """Read and check a user's current way to batch a stream, and turn it into the unit of the lengths.
 
-    The text is `key=value,key=value`, the path of a SpeechBrain training YAML or of a stream.yaml, or `PATH:KEY.PATH`
-    for a block within one. In a YAML file the settings are those of a mapping with `target_batch_numel`, such as
-    `sampler_kwargs`; `buffersize` and others may stand there or in a mapping around it. Numbers may be products.
+    The text is as in `read_settings`; the file is a SpeechBrain training YAML, where `buffersize` and others may also
+    stand in a mapping around the one with `target_batch_numel`, or a stream.yaml. Numbers may be products.
 
     SpeechBrain counts what `len_fn` returns, as a rule samples of audio. Limits that no batch of lengths in seconds
     can have are divided by `sample_rate`, which may stand among the settings; on the command line it always divides.
 
-    Raises:
-        UsageError: The text is neither, names unknown settings, or has a wrong value.
-        ResultError: The file can't be read, holds no such settings, or is for lengths in another unit.
+    Raises as `read_current` does, also for lengths in another unit.
     """
     kind, settings = read_settings(text, _STREAMS)
     return kind.current(settings, lengths)

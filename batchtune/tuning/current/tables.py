@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from batchtune.batching.batchers import Batching
 from batchtune.batching.table import BucketTable
 from batchtune.configs.recipes import Block, block_at
 from batchtune.configs.references import References
@@ -17,19 +18,13 @@ from batchtune.tuning.current.base import Current, CurrentTable, Settings, Table
 from batchtune.units import counted, format_length
 
 _LOADERS = (
-    "train_dataloader_opts",
-    "train_dataloader_options",
-    "dataloader_options",
-    "dataloader_opts",
+    *("train_dataloader_opts", "train_dataloader_options", "dataloader_options", "dataloader_opts"),
     "train_loader_kwargs",
 )
 
 
-_POOLS = ("sampler", "pool_size", "batch_overhead")
-
-
 def own_file(references: References, kind: type[SamplerConfig | StreamConfig], file: str) -> Block | None:
-    """Return the whole file if it says that it is batchtune's; raise ResultError if it is another one, or newer."""
+    """Return the whole file if it declares itself batchtune's; raise ResultError if it is another kind, or newer."""
     root, name = references.root, references.name
     declared, version = (None if node is None else node.value for node in (root.get("format"), root.get("version")))
     if not isinstance(declared, str) or not declared.startswith("batchtune/"):
@@ -49,9 +44,7 @@ def own_file(references: References, kind: type[SamplerConfig | StreamConfig], f
 def table_for(settings: Mapping[str, Any], source: str, lengths: Lengths) -> BucketTable:
     """Return boundaries and batch sizes as a table.
 
-    Raises:
-        ResultError: They are in another unit than the lengths, or end before the longest.
-        ValueError: They are no table.
+    Raises ResultError if they are in another unit than the lengths or end before the longest, ValueError for no table.
     """
     unit, last = settings.get("unit"), settings["bucket_boundaries"][-1]
     if unit is not None and lengths.unit is not None and unit != lengths.unit:
@@ -69,7 +62,7 @@ def table_for(settings: Mapping[str, Any], source: str, lengths: Lengths) -> Buc
 
 
 def checked_table(settings: Settings) -> dict[str, object]:
-    """Return boundaries and sizes, and what goes with them, checked."""
+    """Check boundaries, batch sizes, and the settings that go with them."""
     for name in ("bucket_boundaries", "bucket_batch_sizes"):
         if not settings.has(name):
             raise settings.wrong(name, "is missing", "A table needs boundaries and a batch size for each.")
@@ -89,11 +82,14 @@ class OwnTable(TableKind):
     """Boundaries and a batch size for each."""
 
     name = "batchtune"
-    keys = ("bucket_boundaries", "bucket_batch_sizes", "unit", "max_batch_length", "drop_last", *_POOLS)
+    keys = (
+        *("bucket_boundaries", "bucket_batch_sizes", "unit", "max_batch_length", "drop_last"),
+        *("sampler", "pool_size", "batch_overhead"),
+    )
     signs = ("bucket_batch_sizes",)
 
     def find(self, references: References) -> Block | None:
-        """Take the file itself if it says that it is batchtune's."""
+        """Take the file itself if it declares itself batchtune's."""
         return own_file(references, SamplerConfig, SAMPLER_FILE)
 
     def read(self, settings: Settings) -> dict[str, object]:
@@ -101,25 +97,20 @@ class OwnTable(TableKind):
         table = checked_table(settings)
         if (settings.values.get("sampler") == "pooled") != settings.has("pool_size"):
             raise settings.wrong("pool_size", "goes with sampler: pooled", "Give both, or neither.")
-        return {
-            **settings.given(settings.count, "pool_size"),
-            **settings.given(settings.length, "batch_overhead"),
-            **table,
-        }
+        pools = settings.given(settings.count, "pool_size") | settings.given(settings.amount, "batch_overhead")
+        return pools | table
 
     def table(self, current: Current, lengths: Lengths) -> CurrentTable:
         """Return the table itself; an example beyond its last boundary, which the sampler refuses, is an error."""
-        settings = current.settings
-        pool_size = settings.get("pool_size")
+        settings, pool_size = current.settings, current.settings.get("pool_size")
         made = counted(len(settings["bucket_boundaries"]), "bucket")
         if pool_size is not None:
             made = f"pools of {counted(pool_size, 'example')}"
+        table = table_for(settings, current.source, lengths)
         return CurrentTable(
-            table=table_for(settings, current.source, lengths),
+            batching=Batching(table, pool_size, settings.get("batch_overhead")),
             lengths=lengths,
             describe=f"batchtune's sampler, {made}",
-            pool_size=pool_size,
-            batch_overhead=settings.get("batch_overhead"),
         )
 
 
@@ -152,7 +143,7 @@ class FixedSize(TableKind):
         size, sorting = current.settings["batch_size"], current.settings.get("sorting")
         note = f"the examples are sorted (sorting: {sorting}), which pads less than the shuffled batches counted here"
         return CurrentTable(
-            table=BucketTable(np.array([lengths.longest]), np.array([size], dtype=np.int64)),
+            batching=Batching(BucketTable(np.array([lengths.longest]), np.array([size], dtype=np.int64))),
             lengths=lengths,
             describe=f"fixed batches of {size:,}",
             notes=() if sorting is None else (note,),
