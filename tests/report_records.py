@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from batchtune.reports import RunResults
+from batchtune.reports.rule_fields import RuleInputs
 from batchtune.results import (
     Baseline,
     BucketUse,
@@ -461,3 +462,15 @@ def made_drift(**changes: Any) -> Drift:
         stale=655 / 634 - 1,
     )
     return msgspec.structs.replace(drift, **changes)
+
+
+def rule_inputs(*, missing: dict[str, str] | None = None, **records: Any) -> RuleInputs:
+    """Inputs of rules by the records of a run, and of a baseline: `baseline` is its sweep, `baseline_stream`, ..."""
+    theirs = {
+        name.removeprefix("baseline_") if "_" in name else "sweep": records.pop(name)
+        for name in list(records)
+        if name.startswith("baseline")
+    }
+    run = RunResults(name="run", **{"probe": made_probe(), **records})
+    baseline = RunResults(name="baseline", **theirs) if theirs else None
+    return RuleInputs(results=run, baseline=baseline, missing=missing or {})

@@ -214,18 +214,8 @@ def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: N
         if isinstance(error, UsageError) or "drift" not in needed:
             raise
         missing["drift"] = error.message
-    inputs = RuleInputs(
-        sweep=results.sweep,
-        stream=results.stream,
-        loader=results.loader,
-        verification=results.verification,
-        baseline=theirs.sweep if theirs is not None else None,
-        baseline_stream=theirs.stream if theirs is not None else None,
-        baseline_loader=theirs.loader if theirs is not None else None,
-        drift=drift,
-        missing=missing,
-    )
-    return replace(results, verdicts=judge(rules, inputs), drift=drift)
+    inputs = RuleInputs(results=replace(results, drift=drift), baseline=theirs, missing=missing)
+    return replace(inputs.results, verdicts=judge(rules, inputs))
 
 
 def _drift(results: RunResults, new: NewLengths) -> Drift:

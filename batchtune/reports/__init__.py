@@ -1,14 +1,15 @@
 """Results → terminal, Markdown, HTML, JSON: one module per format, each with `render(results) -> str`.
 
-A format knows nothing but the records: `run` reads them, `summary` and `page` say what a report contains.
+A format knows nothing but the records: `run` reads them, `page` puts together what
+the section on each kind of result says.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
+from batchtune.reports.page import summary_sentences
 from batchtune.reports.run import RunResults, load_run
-from batchtune.reports.summary import summary_sentences
 
 __all__ = ["FORMATS", "RunResults", "load_run", "render", "summary_sentences"]
 

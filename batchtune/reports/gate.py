@@ -19,7 +19,6 @@ from batchtune.errors import UsageError
 from batchtune.reports.rule_fields import (
     DRIFT_FIELDS,
     HIGHER_IS_BETTER,
-    LOWER_IS_BETTER,
     RATIOS,
     SHARES,
     Field,
@@ -156,7 +155,7 @@ def _judge(rule: Rule, inputs: RuleInputs) -> Verdict:
         else:
             row, same_lengths = compared_with(inputs, field)
             other = value_in(row, field, " in the baseline")
-            fails, how = _how_much_worse(rule, value, other, same_lengths=same_lengths)
+            fails, how = _how_much_worse(rule, field, value, other, same_lengths=same_lengths)
             found = f"{_digits(value)}, {how}"
     except NotKnownError as error:
         return _verdict(rule, "error", str(error))
@@ -170,11 +169,11 @@ def _verdict(
     return Verdict(rule=rule.text, outcome=outcome, value=value, limit=limit, baseline=other, message=message)
 
 
-def _how_much_worse(rule: Rule, value: Value, other: Value, *, same_lengths: bool) -> tuple[bool, str]:
+def _how_much_worse(rule: Rule, field: Field, value: Value, other: Value, *, same_lengths: bool) -> tuple[bool, str]:
     """Compare with a baseline; return whether the rule fails, and in words how much worse the value is."""
     in_baseline = f"{_digits(other)} in the baseline{'' if same_lengths else ' (which has other lengths)'}"
     ours, theirs, allowed = _exact(value), _exact(other), _exact(rule.limit)
-    more = theirs - ours if rule.field in HIGHER_IS_BETTER else ours - theirs
+    more = theirs - ours if field.leaf in HIGHER_IS_BETTER else ours - theirs
     fails = more > allowed * abs(theirs)
     if more <= 0:
         return fails, f"no worse than {in_baseline}"
@@ -212,14 +211,15 @@ def _field(rule: Rule) -> Field:
     if field.is_flag != isinstance(rule.limit, bool):
         wanted = "true or false" if field.is_flag else "a number"
         raise NotKnownError(f"{rule.field} is {wanted}, and can't be compared with {rule.written}")
+    if rule.operator == "worse" and not field.is_comparable:
+        of = rule.field.rpartition(".")[0]
+        comparable = (name for name, one in all_fields().items() if one.is_comparable)
+        named = ", ".join(sorted(name for name in comparable if name.rpartition(".")[0] == of))
+        raise NotKnownError(f"{rule.field} can't be worse; {named} can")
     if rule.operator == "worse":
-        if rule.field not in LOWER_IS_BETTER | HIGHER_IS_BETTER:
-            of = rule.field.rpartition(".")[0]
-            comparable = LOWER_IS_BETTER | HIGHER_IS_BETTER
-            named = ", ".join(sorted(name for name in comparable if name.rpartition(".")[0] == of))
-            raise NotKnownError(f"{rule.field} can't be worse; {named} can")
-    elif rule.percent and rule.field not in RATIOS:
+        return field
+    if rule.percent and field.leaf not in RATIOS:
         raise NotKnownError(f"{rule.field} is not a ratio, and can't be compared with {rule.written}")
-    elif rule.field in SHARES and not 0 <= rule.limit <= 1:
+    if field.leaf in SHARES and not 0 <= rule.limit <= 1:
         raise NotKnownError(f"{rule.field} is from 0 to 1, and {rule.written} is not: write 8% or 0.08")
     return field

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from batchtune.reports.page import summary_sentences, warning_sentences
 from batchtune.reports.run import RunResults
-from batchtune.reports.summary import summary_sentences, warning_sentences
 from batchtune.results import (
     Drift,
     LoaderTuning,

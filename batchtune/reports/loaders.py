@@ -1,4 +1,4 @@
-"""What a report says of a data loader: what to set, whether the step waits for it, what is slow, what failed."""
+"""The section on a data loader: what to set, whether the step waits for it, what is slow, what failed."""
 
 from __future__ import annotations
 
@@ -6,32 +6,24 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from batchtune.reports.comparisons import batches_words, speed
-from batchtune.reports.run import RunResults
-from batchtune.reports.table import UNKNOWN, clean
-from batchtune.results import (
-    BUSY_IDLE,
-    LOADER_CONFIG_FILE,
-    LoaderRow,
-    LoaderStage,
-    LoaderTuning,
-    argument_text,
-)
-from batchtune.units import (
-    counted,
-    format_number,
-    format_percent,
-    format_seconds,
-    format_size,
-    with_full_stop,
-)
+from batchtune.reports.rows import batches_words, speed
+from batchtune.reports.section import Section, settings_facts
+from batchtune.reports.table import UNKNOWN, Fact, Table, clean, known, make_table, shown_of, spread
+from batchtune.results import BUSY_IDLE, LOADER_CONFIG_FILE, LoaderRow, LoaderStage, LoaderTuning, argument_text
+from batchtune.units import counted, format_number, format_percent, format_seconds, format_size, with_full_stop
 
 # A sentence quotes no more of an error, or of a name.
 _QUOTED = 120
-_SILENT = {
+_MEASURED = "*"
+_MAX_ROWS = 500
+_MAX_FAILED = 20
+# A DataLoader's defaults, which names of its rows leave out.
+_DEFAULTS = {
     **{"in_order": True, "pin_memory": False, "persistent_workers": False},
     **{"prefetch_factor": None, "multiprocessing_context": None},
 }
+# Arguments whose own name is too wide for a column.
+_TITLES = {"multiprocessing_context": "context"}
 _OUTCOMES = {
     "error": "an error",
     "timeout": "no batch within the time limit",
@@ -42,88 +34,190 @@ _OUTCOMES = {
 }
 
 
-def loader_headline(loader: LoaderTuning) -> str:
-    """Say what to set, and whether it keeps the step busy, or that the loader is the bottleneck and why."""
-    row = loader.recommended_row
-    if row is None:
-        return f"Loader: {with_full_stop(loader.reason) or 'no setting is recommended.'}"
-    rate, idle, name = f"{format_number(_speed(row))} {row.rate_unit}", row.idle, setting_name(loader, row)
-    if idle is None:
-        set_it = f"Set {name} for the loader: {rate}" if row.arguments else f"The loader as it is makes {rate}"
-        return f"{set_it}{_against(loader, row)}."
-    waits = format_percent(idle)
-    if idle <= BUSY_IDLE:
-        needs = "" if loader.demanded is None else f"; the step takes {format_number(loader.demanded)}"
-        which = name if row.arguments else "The loader as it is"
-        return f"{which} keeps the step busy: it waits for data {waits} of the time. The loader makes {rate}{needs}."
-    if loader.keeps_up:
-        return (
-            f"{name} keeps up: it makes {rate}, and the step takes {format_number(loader.demanded or 0.0)}. The step "
-            f"waits {waits} of the time all the same, mostly to receive batches from the workers."
-        )
-    slow = "" if (stage := slowest(loader)) is None else f"; {_stage(stage)}"
-    best = f"with the best setting, {name}" if len(loader.rows) > 1 else f"with {name}" if row.arguments else "as it is"
-    return f"The loader is the bottleneck: {best}, the step waits for data {waits} of the time{slow}."
+class LoaderSection(Section[LoaderTuning]):
+    """The section on `loader.json`."""
 
+    title = "Loader"
 
-def loader_sentences(loader: LoaderTuning) -> Iterator[str]:
-    """Say what speaks for the recommended row, most important first; the headline comes before."""
-    row = loader.recommended_row
-    if row is None:
-        return
-    yield from brief_loader_sentences(loader)
-    if loader.reason and not loader.reason.startswith("The loader is the bottleneck"):  # the headline says so
-        yield f"Why: {with_full_stop(loader.reason)}"
-    needs = []
-    if row.processors is not None:
-        needs.append(f"{row.processors:.1f} processors")
-    if row.memory_bytes is not None:
-        shared = "" if not row.shared_bytes else f" ({format_size(row.shared_bytes)} of it shared)"
-        needs.append(f"{format_size(row.memory_bytes)} of memory{shared}")
-    if needs:
-        first = row.first_batch_seconds
-        comes = "" if first is None else f"; the first batch comes after {format_seconds(first)}"
-        yield f"It keeps {' and '.join(needs)} in use{comes}."
-    if loader.demand is not None:
-        yield f"The step: {demand_words(loader)}."
-    if row.gpu_idle is not None and row.gpu_idle_measured is not None:
-        yield (
-            f"Beside a step that takes as long, it was measured to wait {format_percent(row.gpu_idle_measured)} of the "
-            f"time; the queue of workers gives {format_percent(row.gpu_idle)}."
-        )
-    queue = loader.queue
-    if queue is not None:
-        receives = ""
-        if queue.receive_seconds >= 1e-6:
-            receives = (
-                f"; the training process spends {format_seconds(queue.receive_seconds)} on one that a worker made"
+    def headline(self) -> str:
+        """Say what to set, and whether it keeps the step busy, or that the loader is the bottleneck and why."""
+        loader, row = self.result, self.result.recommended_row
+        if row is None:
+            return f"Loader: {with_full_stop(loader.reason) or 'no setting is recommended.'}"
+        rate, idle, name = f"{format_number(_speed(row))} {row.rate_unit}", row.idle, setting_name(loader, row)
+        if idle is None:
+            set_it = f"Set {name} for the loader: {rate}" if row.arguments else f"The loader as it is makes {rate}"
+            alone, against = without_workers(loader), ""
+            if alone is not None and alone is not row and alone.examples_per_second and row.examples_per_second:
+                times = speed(1 / row.examples_per_second, 1 / alone.examples_per_second)
+                against = f", {times} {setting_name(loader, alone)}"
+            return f"{set_it}{against}."
+        waits = format_percent(idle)
+        if idle <= BUSY_IDLE:
+            needs = "" if loader.demanded is None else f"; the step takes {format_number(loader.demanded)}"
+            which = name if row.arguments else "The loader as it is"
+            return (
+                f"{which} keeps the step busy: it waits for data {waits} of the time. The loader makes {rate}{needs}."
             )
-        yield (
-            f"One process makes a batch in {format_seconds(queue.batch_seconds)}, {format_percent(queue.busy)} of it "
-            f"computing{receives}. With these figures the queue gives the measured rates to within "
-            f"{format_percent(queue.relative_error)}."
-        )
-    if row.examples_per_second_spread is not None and row.trials > 1:
-        yield (
-            f"Its rate is the median of {row.trials} trials, which differ by "
-            f"{format_percent(row.examples_per_second_spread)}."
-        )
+        if loader.keeps_up:
+            return (
+                f"{name} keeps up: it makes {rate}, and the step takes {format_number(loader.demanded or 0.0)}. The "
+                f"step waits {waits} of the time all the same, mostly to receive batches from the workers."
+            )
+        slow = f"; {self._stage}" if self._stage else ""
+        best = f"with {name}" if row.arguments else "as it is"
+        if len(loader.rows) > 1:
+            best = f"with the best setting, {name}"
+        return f"The loader is the bottleneck: {best}, the step waits for data {waits} of the time{slow}."
 
+    @property
+    def _stage(self) -> str:
+        """The stage that takes most of making a batch; empty if stages were not measured."""
+        slowest = max(self.result.stages, key=lambda stage: stage.share, default=None)
+        if slowest is None:
+            return ""
+        return f"{quoted(slowest.name)} takes {format_percent(slowest.share)} of the time to make a batch"
 
-def brief_loader_sentences(loader: LoaderTuning) -> Iterator[str]:
-    """Say what an epoch takes, the slow stage, and whether batches are reproducible."""
-    row = loader.recommended_row
-    if row is None:
-        return
-    if row.estimated_epoch_seconds is not None:
-        what = "with the step" if loader.demand is not None else "of the loader alone"
-        yield f"An epoch {what} is estimated at {format_seconds(row.estimated_epoch_seconds)}."
-    stage = slowest(loader)
-    if stage is not None and (row.idle is None or row.idle <= BUSY_IDLE):  # else the headline says so
-        yield f"The slowest stage: {_stage(stage)}."
-    if loader.reproducible and loader.reproduced is not None:
-        same = batches_words(loader.reproduced.batches)
-        yield f"Reproducible: two epochs from one seed gave the same {same}, bit for bit."
+    def sentences(self) -> Iterator[str]:
+        """As for every section."""
+        yield from self.evidence()
+        loader, row = self.result, self.result.recommended_row
+        if row is None:
+            return
+        yield from self.brief()
+        if loader.reason and not loader.reason.startswith("The loader is the bottleneck"):  # the headline says so
+            yield f"Why: {with_full_stop(loader.reason)}"
+        needs = []
+        if row.processors is not None:
+            needs.append(f"{row.processors:.1f} processors")
+        if row.memory_bytes is not None:
+            shared = "" if not row.shared_bytes else f" ({format_size(row.shared_bytes)} of it shared)"
+            needs.append(f"{format_size(row.memory_bytes)} of memory{shared}")
+        if needs:
+            first = row.first_batch_seconds
+            comes = "" if first is None else f"; the first batch comes after {format_seconds(first)}"
+            yield f"It keeps {' and '.join(needs)} in use{comes}."
+        if loader.demand is not None:
+            yield f"The step: {_demand_words(loader)}."
+        if row.gpu_idle is not None and row.gpu_idle_measured is not None:
+            yield (
+                f"Beside a step that takes as long, it was measured to wait {format_percent(row.gpu_idle_measured)} of "
+                f"the time; the queue of workers gives {format_percent(row.gpu_idle)}."
+            )
+        if (queue := loader.queue) is not None:
+            receives, seconds = "", format_seconds(queue.receive_seconds)
+            if queue.receive_seconds >= 1e-6:
+                receives = f"; the training process spends {seconds} on one that a worker made"
+            yield (
+                f"One process makes a batch in {format_seconds(queue.batch_seconds)}, {format_percent(queue.busy)} of "
+                f"it computing{receives}. With these figures the queue gives the measured rates to within "
+                f"{format_percent(queue.relative_error)}."
+            )
+        if row.examples_per_second_spread is not None and row.trials > 1:
+            differ = format_percent(row.examples_per_second_spread)
+            yield f"Its rate is the median of {row.trials} trials, which differ by {differ}."
+
+    def brief(self) -> Iterator[str]:
+        """Say what an epoch takes, the slow stage, and whether batches are reproducible."""
+        loader, row = self.result, self.result.recommended_row
+        if row is None:
+            return
+        if row.estimated_epoch_seconds is not None:
+            what = "with the step" if loader.demand is not None else "of the loader alone"
+            yield f"An epoch {what} is estimated at {format_seconds(row.estimated_epoch_seconds)}."
+        if self._stage and (row.idle is None or row.idle <= BUSY_IDLE):  # else the headline says so
+            yield f"The slowest stage: {self._stage}."
+        if loader.reproducible and loader.reproduced is not None:
+            same = batches_words(loader.reproduced.batches)
+            yield f"Reproducible: two epochs from one seed gave the same {same}, bit for bit."
+
+    def facts(self) -> Iterator[Fact]:
+        """As for every section."""
+        loader, having = self.result, self.result.measured_with
+        yield "Loader", f"{loader.target.words} ({loader.kind})"
+        batch = "" if loader.batch is None else f"{loader.batch}; "
+        yield "Batches", f"{batch}delivered to {loader.device_name}"
+        if loader.epoch_batches is not None:
+            examples = "" if loader.epoch_examples is None else f", {counted(loader.epoch_examples, 'example')}"
+            yield "Epoch", f"{format_number(loader.epoch_batches)} batches{examples}"
+        if loader.demand is not None:
+            yield "Step", _demand_words(loader)
+        ranks = f", shared by {having.ranks_per_node} ranks" if having.ranks_per_node > 1 else ""
+        if "processors" in loader.settings:
+            yield "Processors", f"{having.processors}{ranks}"
+
+    def tables(self) -> Iterator[Table]:
+        """Lay out all rows, those that failed with their messages, and the stages."""
+        loader = self.result
+        if loader.rows:
+            yield _rows_table(loader)
+        failed = failed_settings(loader)
+        messages = [
+            {"settings": setting_name(loader, row), "outcome": outcome_words(row), "message": row.error or UNKNOWN}
+            for row in failed[:_MAX_FAILED]
+        ]
+        if messages:
+            notes = shown_of(len(messages), len(failed), "", "loader.json")
+            yield make_table("Settings that failed", messages, notes)
+        if loader.stages:
+            yield _stages_table(loader.stages)
+
+    def comparison(self) -> Iterator[Table]:
+        """Compare the recommended row with the fastest one, and with the training process making its own batches."""
+        loader, chosen = self.result, self.result.recommended_row
+        if chosen is None:
+            return
+        fastest = max(_delivered(loader.rows), key=_speed)
+        lines = {"recommended": chosen, "fastest": fastest, "without workers": without_workers(loader)}
+        rows, seen = [], set[int]()
+        for name, row in lines.items():
+            if row is None or id(row) in seen:
+                continue
+            seen.add(id(row))
+            figures = _figures(row)
+            rows.append(
+                {
+                    "": name,
+                    "workers": format_number(row.workers),
+                    "examples/s": figures["examples/s"],
+                    "step waits": known(row.idle, format_percent),
+                    **{title: figures[title] for title in ("wait p99", "first batch", "memory")},
+                }
+            )
+        yield make_table("" if self.is_main else self.title, rows, marked=0)
+
+    def warnings(self, *, brief: bool) -> Iterator[str]:
+        """Yield what differs between two epochs, the settings that failed, and the tuning's own warnings."""
+        loader, reproduced = self.result, self.result.reproduced
+        if reproduced is not None and reproduced.first_difference is not None:
+            how = f": {quoted(reproduced.what)}" if reproduced.what else ""
+            yield with_full_stop(
+                f"Not reproducible: two epochs from one seed differ from batch {reproduced.first_difference} on{how}"
+            )
+        if failed := failed_settings(loader):
+            first = failed[0]
+            why = quoted(first.error) if first.error else outcome_words(first)
+            one, of = f"{setting_name(loader, first)}: {with_full_stop(why)}", counted(len(loader.rows), "setting")
+            more = " --full shows all." if brief and len(failed) > 1 else ""
+            yield f"{len(failed)} of {of} of the loader failed, such as {one}{more}"
+        yield from map(with_full_stop, loader.warnings)
+
+    def steps(self) -> Iterator[Fact]:
+        """As for every section."""
+        row, again = self.result.recommended_row, f"batchtune tune-loader TARGET{self.run.as_option}"
+        if row is None:
+            yield again, "measure again"
+            return
+        yield str(self.run.folder / LOADER_CONFIG_FILE), "the arguments, for the loader"
+        if self.result.demand is None:
+            yield f"{again} --step-ms MS", "hold it against the step"
+        elif row.idle is not None and row.idle > BUSY_IDLE and not self.result.stages:
+            yield f"{again} --stages", "find the slow stage"
+
+    def settings(self) -> dict[str, list[Fact]]:
+        """As for every section."""
+        loader = self.result
+        return {"Loader": [("target", loader.target.words), ("kind", loader.kind), *settings_facts(loader.settings)]}
 
 
 def varied_arguments(loader: LoaderTuning) -> list[str]:
@@ -144,36 +238,23 @@ def argument_of(row: LoaderRow, name: str) -> str:
 
 
 def setting_name(loader: LoaderTuning, row: LoaderRow) -> str:
-    """Return which row it is, by the arguments that rows differ in, short enough for a sentence.
-
-    A DataLoader's defaults go without saying.
-    """
-    varied, silent = varied_arguments(loader), _SILENT if loader.kind == "torch" else {}
+    """Return which row it is, by the arguments that rows differ in, short enough for a sentence."""
+    varied, silent = varied_arguments(loader), _DEFAULTS if loader.kind == "torch" else {}
     differ = {
         name: value for name, value in row.arguments.items() if name in varied and silent.get(name, ...) is not value
     }
-    return shown((replace(row, arguments=differ) if differ else row).name)
+    return quoted((replace(row, arguments=differ) if differ else row).name)
 
 
-def shown(text: str) -> str:
+def quoted(text: str) -> str:
     """Return the first line of a text from a file, short enough for a sentence."""
     line = clean((text.strip().splitlines() or [""])[0])
     return line if len(line) <= _QUOTED else f"{line[: _QUOTED - 1]}…"
 
 
-def slowest(loader: LoaderTuning) -> LoaderStage | None:
-    """Return the stage that takes the most of making a batch; None where stages were not measured."""
-    return max(loader.stages, key=lambda stage: stage.share, default=None)
-
-
 def without_workers(loader: LoaderTuning) -> LoaderRow | None:
     """Return the fastest row in which the training process makes the batches itself; None where none was measured."""
     return max(_delivered(row for row in loader.rows if not row.workers), key=_speed, default=None)
-
-
-def fastest(loader: LoaderTuning) -> LoaderRow | None:
-    """Return the row with the most examples per second; None where all failed."""
-    return max(_delivered(loader.rows), key=_speed, default=None)
 
 
 def failed_settings(loader: LoaderTuning) -> list[LoaderRow]:
@@ -186,7 +267,7 @@ def outcome_words(row: LoaderRow) -> str:
     return _OUTCOMES.get(row.outcome, row.outcome)
 
 
-def demand_words(loader: LoaderTuning) -> str:
+def _demand_words(loader: LoaderTuning) -> str:
     """Say how long the step takes, and where that is from; a phrase."""
     demand = loader.demand
     assert demand is not None
@@ -197,75 +278,80 @@ def demand_words(loader: LoaderTuning) -> str:
     return f"{format_seconds(demand.step_seconds)} for a batch on average, {source}{takes}"
 
 
-def loader_facts(loader: LoaderTuning) -> Iterator[tuple[str, str]]:
-    """Name and value of what was measured, and how."""
-    yield "Loader", f"{loader.target.words} ({loader.kind})"
-    batch = "" if loader.batch is None else f"{loader.batch}; "
-    yield "Batches", f"{batch}delivered to {loader.device_name}"
-    if loader.epoch_batches is not None:
-        examples = "" if loader.epoch_examples is None else f", {counted(loader.epoch_examples, 'example')}"
-        yield "Epoch", f"{format_number(loader.epoch_batches)} batches{examples}"
-    if loader.demand is not None:
-        yield "Step", demand_words(loader)
-    having = loader.measured_with
-    ranks = f", shared by {having.ranks_per_node} ranks" if having.ranks_per_node > 1 else ""
-    if "processors" in loader.settings:
-        yield "Processors", f"{having.processors}{ranks}"
-
-
-def loader_warnings(loader: LoaderTuning, *, brief: bool = False) -> Iterator[str]:
-    """Yield what differs between two epochs, the settings that failed, and the tuning's own warnings.
-
-    In the full report a table holds the settings that failed.
-    """
-    reproduced = loader.reproduced
-    if reproduced is not None and reproduced.first_difference is not None:
-        how = f": {shown(reproduced.what)}" if reproduced.what else ""
-        yield with_full_stop(
-            f"Not reproducible: two epochs from one seed differ from batch {reproduced.first_difference} on{how}"
-        )
-    failed = failed_settings(loader)
-    if failed:
-        first = failed[0]
-        why = shown(first.error) if first.error else outcome_words(first)
-        one, of = f"{setting_name(loader, first)}: {with_full_stop(why)}", counted(len(loader.rows), "setting")
-        more = " --full shows all." if brief and len(failed) > 1 else ""
-        yield f"{len(failed)} of {of} of the loader failed, such as {one}{more}"
-    yield from map(with_full_stop, loader.warnings)
-
-
-def loader_steps(results: RunResults) -> Iterator[tuple[str, str]]:
-    """Pair each command, or file, with what it is for, in the order to take them."""
-    loader, run = results.loader, results.as_option
-    if loader is None:
-        return
-    row = loader.recommended_row
-    again = f"batchtune tune-loader TARGET{run}"
-    if row is None:
-        yield again, "measure again"
-        return
-    yield str(results.folder / LOADER_CONFIG_FILE), "the arguments, for the loader"
-    if loader.demand is None:
-        yield f"{again} --step-ms MS", "hold it against the step"
-    elif row.idle is not None and row.idle > BUSY_IDLE and not loader.stages:
-        yield f"{again} --stages", "find the slow stage"
-
-
-def _against(loader: LoaderTuning, row: LoaderRow) -> str:
-    """Say how fast a row is next to the training process alone: `, 3.1 times faster than num_workers=0`."""
-    alone = without_workers(loader)
-    if alone is None or alone is row or not alone.examples_per_second or not row.examples_per_second:
-        return ""
-    return f", {speed(1 / row.examples_per_second, 1 / alone.examples_per_second)} {setting_name(loader, alone)}"
-
-
-def _stage(stage: LoaderStage) -> str:
-    return f"{shown(stage.name)} takes {format_percent(stage.share)} of the time to make a batch"
-
-
 def _speed(row: LoaderRow) -> float:
     return row.examples_per_second or row.batches_per_second or 0.0
 
 
 def _delivered(rows: Iterable[LoaderRow]) -> Iterator[LoaderRow]:
     return (row for row in rows if row.outcome == "ok")
+
+
+def _rows_table(loader: LoaderTuning) -> Table:
+    shown = spread(range(len(loader.rows)), _MAX_ROWS, [loader.recommended])
+    varied, rows = varied_arguments(loader), []
+    grows, failed = any(row.growth_bytes_per_batch for row in loader.rows), bool(failed_settings(loader))
+    for index in shown:
+        row = loader.rows[index]
+        figures = {
+            **_figures(row),
+            "growth": known(row.growth_bytes_per_batch, format_size) if grows else None,
+            "outcome": row.outcome.replace("_", " ") if failed else None,
+        }
+        arguments: dict[str, str | None] = {}
+        for name in varied:  # by titles that narrow terminals can set in lines
+            title = _TITLES.get(name, name).replace("_", " ")
+            arguments[f"{name}=" if title in (*figures, *arguments) or not title else title] = argument_of(row, name)
+        rows.append({**(arguments or {"settings": row.name}), **figures})
+    marked = None if loader.recommended is None else shown.index(loader.recommended)
+    notes = [*shown_of(len(shown), len(loader.rows), " settings", "loader.json"), *_notes(loader, varied)]
+    return make_table("Settings of the loader", rows, notes, marked)
+
+
+def _figures(row: LoaderRow) -> dict[str, str | None]:
+    """Return the cells that decide between rows."""
+    mark = _MEASURED if row.gpu_idle_measured is not None else ""
+    return {
+        "examples/s": known(row.examples_per_second, format_number),
+        "step waits": known(row.idle, lambda idle: f"{format_percent(idle)}{mark}"),
+        "wait p50": known(row.wait_p50_seconds, format_seconds),
+        "wait p99": known(row.wait_p99_seconds, format_seconds),
+        "first batch": known(row.first_batch_seconds, format_seconds),
+        "processors": known(row.processors, lambda count: f"{count:.1f}"),
+        "memory": known(row.memory_bytes, format_size),
+    }
+
+
+def _notes(loader: LoaderTuning, varied: list[str]) -> Iterator[str]:
+    if loader.recommended is not None:
+        yield "▶ marks the recommended row."
+    fixed = {name: value for row in loader.rows for name, value in row.arguments.items() if name not in varied}
+    if varied and fixed:
+        same = " ".join(f"{name}={argument_text(value)}" for name, value in fixed.items())
+        yield f"The same for all that take it: {same}."
+    if any(row.idle is not None for row in loader.rows):
+        yield "“Step waits” is the share of training that the step waits for batches, by the queue of workers."
+    if any(row.gpu_idle_measured is not None for row in loader.rows):
+        yield f"{_MEASURED} marks shares that were measured, beside a step that takes as long."
+    if any(row.wait_p50_seconds is not None for row in loader.rows):
+        yield (
+            "“Wait” is for one batch, of a consumer that takes batches as fast as they come (p50: the median; p99: 99 "
+            "in 100 are shorter), the first of each epoch apart."
+        )
+    if len({row.rounds for row in loader.rows}) > 1:
+        yield "Settings that were slow in a first, short round were not measured again."
+    if any(row.growth_bytes_per_batch for row in loader.rows):
+        yield "“Growth” is by how much memory grew with each batch."
+
+
+def _stages_table(stages: list[LoaderStage]) -> Table:
+    rows = [
+        {
+            "stage": stage.name,
+            "time per example": format_seconds(stage.seconds_per_example),
+            "share": format_percent(stage.share),
+        }
+        for stage in stages
+    ]
+    shares = [stage.share for stage in stages]
+    notes = ["Each measured alone, in one process, without the stages before."]
+    return make_table("Stages of making a batch", rows, notes, marked=shares.index(max(shares)))

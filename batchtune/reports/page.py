@@ -1,32 +1,40 @@
 """A report's content, in the words and numbers that a reader sees, before any format.
 
-The formats for people (terminal, Markdown, HTML) all render a `Page`, so they say the same.
+The formats for people (terminal, Markdown, HTML) all render a `Page`, so they say the same. Each kind of result has a
+`Section`; this module knows only their order.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any
 
-from batchtune.reports.loaders import loader_facts
-from batchtune.reports.rows import current_words
+from batchtune.reports.loaders import LoaderSection
+from batchtune.reports.probes import ProbeSection, describe_device
 from batchtune.reports.run import RunResults
-from batchtune.reports.streams import stream_facts
-from batchtune.reports.summary import brief_sentences, describe_device, next_steps, summary_sentences, warning_sentences
-from batchtune.reports.table import Table, clean
-from batchtune.reports.tables import brief_tables, failed_trials, full_tables, verdict_table
+from batchtune.reports.section import Section
+from batchtune.reports.streams import StreamSection
+from batchtune.reports.sweeps import SweepSection
+from batchtune.reports.table import Fact, Table, clean, make_table
 from batchtune.reports.verification import (
+    proposal_table,
     verification_facts,
     verification_sentences,
     verification_tables,
     verification_warnings,
 )
-from batchtune.results import LengthsSummary, LoaderTuning, Outcome, Probe
+from batchtune.results import Drift, LengthsSummary, Row, Verdict
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
-Fact = tuple[str, str]
+# Field of `RunResults` → the section on it, in the order of sentences and tables. To add one: a subclass, and a line.
+SECTIONS: dict[str, type[Section[Any]]] = {
+    "sweep": SweepSection,
+    "stream": StreamSection,
+    "probe": ProbeSection,
+    "loader": LoaderSection,
+}
+_WORST_FIRST = {"error": 0, "fails": 1, "holds": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +44,9 @@ class Page:
     Attributes:
         facts: Name and value of what was measured, where and how.
         summary: Sentences, most important first.
-        tables: In the order to show them.
         warnings: Each with its remedy.
         verdicts: The verdict on each rule, before all else; None without rules.
-        next_steps: A command or a file, and what it is for; a brief page has some.
+        next_steps: A command or a file, and its purpose; only a brief page has some.
     """
 
     title: str
@@ -67,18 +74,20 @@ def clean_facts(facts: Iterable[Fact]) -> tuple[Fact, ...]:
     return tuple((clean(name), clean(value)) for name, value in facts)
 
 
+def sections(results: RunResults) -> list[Section[Any]]:
+    """Return the sections on a run's results, the main one first."""
+    found = ((kind, getattr(results, name)) for name, kind in SECTIONS.items())
+    return [kind(results, result) for kind, result in found if result is not None]
+
+
 def build_page(results: RunResults, *, brief: bool = False) -> Page:
-    """Lay out a run's results; brief: what matters most, that is what to set, what it saves, and what to do next."""
-    warnings = warning_sentences(results, brief=brief)
-    if brief and (failed := failed_trials(results.probe)):
-        trials, shown = counted(len(failed), "trial"), "--full shows the messages."
-        warnings.insert(0, f"{trials} failed, but not for lack of memory: {failed[0].outcome}. {shown}")
+    """Lay out a run's results; brief: only what to set, what it saves, and what to do next."""
     return Page(
         title=f"batchtune report: {results.name}",
         facts=() if brief else list(_facts(results)),
         summary=brief_sentences(results) if brief else summary_sentences(results),
         tables=brief_tables(results) if brief else list(full_tables(results)),
-        warnings=warnings,
+        warnings=warning_sentences(results, brief=brief),
         verdicts=verdict_table(results.verdicts),
         next_steps=list(next_steps(results)) if brief else (),
     )
@@ -111,42 +120,118 @@ def build_verification_page(results: RunResults, *, brief: bool = False) -> Page
     return replace(page, facts=(), tables=tables, next_steps=list(next_steps(results)))
 
 
+def summary_sentences(results: RunResults) -> list[str]:
+    """Say what to set and what it saves, most important first; the same in every format.
+
+    The first is a headline: short, and enough where there is room for one sentence only.
+    """
+    sentences = _headlines(results)
+    for section in sections(results):
+        title = f"{section.title}: " if section.title and not section.is_main else ""
+        sentences += [f"{title}{sentence}" for sentence in section.sentences()]
+    return sentences
+
+
+def brief_sentences(results: RunResults) -> list[str]:
+    """Say what to set and why; a table compares the numbers."""
+    main, headlines = sections(results)[0], _headlines(results, brief=True)
+    return headlines if results.failed_verification else [*headlines, *main.evidence(), *main.brief()]
+
+
+def _headlines(results: RunResults, *, brief: bool = False) -> list[str]:
+    """Say what does not hold, as all else depends on it; then what to set; then how far other lengths differ."""
+    sentences = [verdict_sentence(results.verdicts)] if results.verdicts else []
+    if results.failed_verification is not None:
+        sentences += verification_sentences(results.failed_verification)
+    if not (brief and results.failed_verification):  # the batches to set, and what they save, are then no news
+        sentences += filter(None, (section.headline() for section in sections(results)))
+    if results.drift is not None:
+        sentences += drift_sentences(results.drift, results.sweep.recommended_row if results.sweep else None)
+    return sentences
+
+
+def full_tables(results: RunResults) -> Iterator[Table]:
+    """Lay out all that a run's results hold."""
+    for section in sections(results):
+        yield from section.tables()
+    if results.verification is not None:
+        yield from verification_tables(results.verification)
+
+
+def brief_tables(results: RunResults) -> list[Table]:
+    """Lay out what the recommended row saves; or, where its verification does not hold, the sizes that are safe."""
+    if results.failed_verification is not None:
+        return proposal_table(results.failed_verification)
+    return [table for section in sections(results) for table in section.comparison()]
+
+
+def warning_sentences(results: RunResults, *, brief: bool = False) -> list[str]:
+    """Return all warnings, each once.
+
+    Those on the recommended batches come first, those on tables that nobody has to use last.
+    """
+    found, warnings = sections(results), list(verification_warnings(results))
+    for section in found:
+        warnings += section.urgent_warnings(brief=brief)
+    for section in reversed(found):
+        warnings += section.warnings(brief=brief)
+    return list(dict.fromkeys(warnings))
+
+
+def next_steps(results: RunResults) -> Iterator[Fact]:
+    """Pair each command, or file, with its purpose, in the order to take them."""
+    for section in sections(results):
+        yield from section.steps()
+    yield f"batchtune report{results.as_argument} --full", "all tables (-o report.html: charts)"
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
+    """Lay out one row for each rule, the worst first; its first column holds the outcome. None without rules."""
+    ordered = sorted(verdicts, key=lambda verdict: _WORST_FIRST[verdict.outcome])
+    rows = [{"verdict": one.outcome, "fails if": one.rule, "found": one.message} for one in ordered]
+    return make_table("Rules", rows) if rows else None
+
+
+def verdict_sentence(verdicts: Sequence[Verdict]) -> str:
+    """Say how the run stands up to all rules, in one sentence."""
+    fails = sum(verdict.outcome == "fails" for verdict in verdicts)
+    errors = sum(verdict.outcome == "error" for verdict in verdicts)
+    if not fails and not errors:
+        return "The rule holds." if len(verdicts) == 1 else f"All {len(verdicts)} rules hold."
+    if len(verdicts) == 1:
+        return "The rule fails." if fails else "The rule can't be judged."
+    parts = [f"{fails} {'fails' if fails == 1 else 'fail'}"] if fails else []
+    parts += [f"{errors} can't be judged"] if errors else []
+    return f"Of {counted(len(verdicts), 'rule')}, {' and '.join(parts)}."
+
+
+def drift_sentences(drift: Drift, row: Row | None = None) -> list[str]:
+    """Say how far the other lengths are from those of the run, and what that costs with the recommended row."""
+    examples = counted(drift.lengths.count, "example")
+    if not drift.changed:
+        return [f"The manifest has the same lengths as the run: {examples}."]
+    beyond = f"{counted(drift.beyond, 'example')} {'is' if drift.beyond == 1 else 'are'}" if drift.beyond else "none is"
+    times, tuned, anew = "", "the table costs", "a newly tuned one"
+    if row is not None and row.pool_size is not None:
+        tuned, anew = "the pools cost", "newly tuned ones of that size"
+    if drift.epoch_seconds is not None and drift.retuned_epoch_seconds is not None:
+        ours, retuned = format_seconds(drift.epoch_seconds), format_seconds(drift.retuned_epoch_seconds)
+        times = f"{ours} against {retuned} an epoch, "
+    return [
+        f"The lengths of the manifest ({examples}) differ from those of the run: their distributions differ by "
+        f"{drift.distance:.3f} (Kolmogorov-Smirnov, to within 0.001), and {beyond} beyond the last boundary.",
+        f"On them {tuned} {format_percent(drift.stale)} more than {anew}: {times}"
+        f"{drift.batches:,} batches against {drift.retuned_batches:,}.",
+    ]
+
+
 def _facts(results: RunResults) -> Iterator[Fact]:
-    probe, sweep, stream, verification = results.probe, results.sweep, results.stream, results.verification
-    main = results.main
     if results.lengths is not None:
         yield "Data", _describe_data(results.lengths)
-    if probe is not None:
-        device, count = probe.device, Counter(trial.outcome for trial in probe.trials)
-        driver = f", driver {device.driver}" if device.driver else ""
-        outcomes = ", ".join(f"{count[name]} {name}" for name in get_args(Outcome) if count[name])
-        yield "Device", describe_device(device)
-        yield "Software", f"torch {device.torch}{driver}, allocator {device.allocator}"
-        yield "Workload", probe.workload.words
-        yield "Trials", f"{len(probe.trials)}: {outcomes}" if outcomes else "0"
-        fits = []
-        for name, model in (("peak memory", probe.models.peak_bytes), ("step time", probe.models.step_seconds)):
-            if model is not None:
-                most = "" if model.largest_error is None else f" ({format_percent(model.largest_error)} at most)"
-                fits.append(f"{name} to within {format_percent(model.relative_error)}{most}")
-        if fits:
-            yield "Models", f"fit the trials: {', '.join(fits)}"
-    elif not isinstance(main, (Probe, LoaderTuning)) and main.device_name is not None:
-        yield "Device", main.device_name
-    row = sweep.recommended_row if sweep is not None else None
-    if not isinstance(main, LoaderTuning):
-        limit = format_length(main.max_batch_length, main.lengths.unit)
-        sized_by = ", for samplers without a batch size per bucket" if row and row.sizing == "frontier" else ""
-        yield "Limit", f"max_batch_length = {limit}{sized_by}"
-    if sweep is not None:
-        yield from (("Current", text) for text in current_words(sweep))
-    if stream is not None:
-        yield from stream_facts(stream)
-        yield from (("Current stream", text) for text in current_words(stream))
-    if results.loader is not None:
-        yield from loader_facts(results.loader)
-    if verification is not None:
-        yield from verification_facts(verification)
+    for section in reversed(sections(results)):  # what was measured before what was made of it
+        yield from section.facts()
+    if results.verification is not None:
+        yield from verification_facts(results.verification)
 
 
 def _describe_data(lengths: LengthsSummary) -> str:

@@ -1,14 +1,19 @@
-"""How a report calls the rows of a sweep, and what it compares the recommended one with."""
+"""How reports name the rows of a sweep, of tables or of a stream, and compare what their epochs cost."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from batchtune.batching.strategies import STRATEGIES
-from batchtune.results import Baseline, LowerBound, Row, StreamSweep, Sweep
-from batchtune.units import format_number
+from batchtune.results import Baseline, Costed, LowerBound, Row, StreamRow, StreamSweep, Sweep, cost_of
+from batchtune.units import format_number, format_percent, format_ratio, format_seconds
 
 FIXED_BASELINE = "fixed-random"
 CURRENT = "your current config"
 DOES_NOT_FIT = "does not fit"
+# Marks rows with batches that are not proven to fit.
+UNPROVEN = "*"
+_AS_FAST = "as fast as"
 
 
 def series_name(row: Row) -> str:
@@ -16,9 +21,9 @@ def series_name(row: Row) -> str:
     return row.strategy if row.sizing == "length" else f"{row.strategy} ({row.sizing})"
 
 
-def current_name(sweep: Sweep | StreamSweep) -> str:
-    """Return what tables and charts call the user's own config; it says so where its batches can't fit."""
-    return f"current ({DOES_NOT_FIT})" if sweep.current_fits is False else "current"
+def current_name(sweep: Sweep | StreamSweep, name: str = "current") -> str:
+    """Return what tables and charts call the user's own config; it says so if its batches do not fit."""
+    return f"{name} ({DOES_NOT_FIT})" if sweep.current_fits is False else name
 
 
 def current_words(sweep: Sweep | StreamSweep) -> list[str]:
@@ -33,14 +38,12 @@ def current_words(sweep: Sweep | StreamSweep) -> list[str]:
 
 def swept_kinds(sweep: Sweep) -> str:
     """Return what was swept: `tables`, `pools`, or `tables and pools`."""
-    has_pools = any(row.pool_size is not None for row in sweep.rows)
-    if all(row.pool_size is not None for row in sweep.rows):
-        return "pools" if has_pools else "tables"
-    return "tables and pools" if has_pools else "tables"
+    kinds = {row.pool_size is not None for row in sweep.rows}
+    return "tables and pools" if len(kinds) > 1 else "pools" if True in kinds else "tables"
 
 
 def best_table(sweep: Sweep) -> Row | None:
-    """Return the best bucket table, which frameworks get that can't make pools; None where no table is recommended."""
+    """Return the best bucket table, for frameworks that can't make pools; None if no table is recommended."""
     return None if sweep.recommended_table is None else sweep.rows[sweep.recommended_table]
 
 
@@ -65,8 +68,13 @@ def format_share(share: float) -> str:
     return "less than 0.001%" if 0 < share < 1e-5 else f"{100 * share:.3g}%"
 
 
+def format_correlation(correlation: float) -> str:
+    """Return a correlation with 3 digits, without a minus before 0."""
+    return f"{round(correlation, 3) + 0.0:.3f}"
+
+
 def compared(sweep: Sweep) -> list[tuple[str, Row | Baseline]]:
-    """Name what the recommended row is compared with: the user's own config or today's practice, a fixed batch size."""
+    """Name the alternatives to the recommended row: the user's config or today's practice, and a fixed batch size."""
     others: list[tuple[str, Row | Baseline]] = []
     if sweep.current is not None and sweep.current_fits is not False:
         others.append((CURRENT, sweep.current))
@@ -89,3 +97,94 @@ def today_row(sweep: Sweep) -> tuple[str, Row] | None:
 def fixed_baseline(sweep: Sweep) -> Baseline | None:
     """Return the largest fixed batch size, its batches drawn at random; None where it was not computed."""
     return next((baseline for baseline in sweep.baselines if baseline.name == FIXED_BASELINE), None)
+
+
+def batches_words(count: int) -> str:
+    """Return `1 batch`, `634 batches`."""
+    return "1 batch" if count == 1 else f"{format_number(count)} batches"
+
+
+def speed(our_seconds: float, their_seconds: float) -> str:
+    """Return `1.34 times faster than`."""
+    if our_seconds == 0 or format_ratio(their_seconds / our_seconds) == "1.00":
+        return _AS_FAST
+    if our_seconds < their_seconds:
+        return f"{format_ratio(their_seconds / our_seconds)} times faster than"
+    return f"{format_ratio(our_seconds / their_seconds)} times slower than"
+
+
+def advantage(row: Row | StreamRow, others: Sequence[tuple[str, Costed]]) -> str:
+    """Say how a row compares with the first of the others: `: 1.34 times faster than NAME`; empty without any."""
+    if not others:
+        return ""
+    (name, other), *_ = others
+    ours, theirs = row.estimated_epoch_seconds, other.estimated_epoch_seconds
+    if ours is not None and theirs:
+        faster, also = speed(ours, theirs), ""
+        if faster != _AS_FAST and type(other) is type(row) and row.equal_to_best and other.equal_to_best:
+            also = ", but the estimates may be off by as much"
+        return f": {faster} {name}{also}"
+    return f": {_fewer(row.batches, other.batches)} than with {name}" if other.batches else ""
+
+
+def is_better(one: Costed, other: Costed) -> bool:
+    """Return whether one costs less, in time where both are known, else in batches."""
+    timed = one.estimated_epoch_seconds is not None and other.estimated_epoch_seconds is not None
+    return (cost_of(one, timed=timed) or 0.0) < (cost_of(other, timed=timed) or 0.0)
+
+
+def padding(row: Row | StreamRow, others: Sequence[tuple[str, Row | StreamRow | Baseline]]) -> str:
+    """Say how much is padding, and how much with the others."""
+    against = [f"{format_percent(other.padding_ratio)} with {name}" for name, other in others]
+    return _joined(f"Padding is {format_percent(row.padding_ratio)} of all cells", ", against ", against)
+
+
+def time_error(row: Row | StreamRow, besides: str = "") -> Iterator[str]:
+    """Say how exactly the time is known, if it is; `besides` ends the sentence."""
+    if row.estimated_epoch_seconds and row.estimated_epoch_error_seconds is not None:
+        error = format_percent(2 * row.estimated_epoch_error_seconds / row.estimated_epoch_seconds)
+        yield f"The measured steps give the time to within {error} (two standard errors){besides}."
+
+
+def batch_sizes(row: Row | StreamRow) -> str | None:
+    """Say how the batch size varies, without a full stop; None in files of older versions."""
+    if row.smallest_batch_size is None or row.largest_batch_size is None or row.batch_size_variation is None:
+        return None
+    return (
+        f"Batches hold {format_number(row.smallest_batch_size)} to {format_number(row.largest_batch_size)} examples, "
+        f"{format_number(row.mean_batch_size)} on average (coefficient of variation {row.batch_size_variation:.2f})"
+    )
+
+
+def savings(
+    sweep: Sweep | StreamSweep, row: Row | StreamRow, others: Sequence[tuple[str, Costed]], kinds: str
+) -> list[str]:
+    """Say what an epoch needs with the recommended row, and how much less that is than with the others, by name.
+
+    `kinds` of rows were compared, such as `tables`.
+    """
+    source, ranks = (sweep.current_settings or {}).get("source"), sweep.world_size
+    named = {CURRENT: f"{CURRENT} ({source})"} if source and source != "--current" else {}
+    needs = [f"{named.get(name, name)} needs {format_number(other.batches)}" for name, other in others]
+    seconds = row.estimated_epoch_seconds
+    if seconds is None:
+        cost = f"Step times are not known, so {kinds} are compared by batches"
+        saved = [f"{_fewer(row.batches, other.batches)} than with {name}" for name, other in others if other.batches]
+    else:
+        cost = f"One epoch is estimated at {format_seconds(seconds)}"
+        times = [(name, other.estimated_epoch_seconds) for name, other in others]
+        saved = [f"{speed(seconds, time)} {name} ({format_seconds(time)})" for name, time in times if time]
+    on_ranks = f" on {format_number(ranks)} ranks" if ranks > 1 else ""
+    return [_joined(f"An epoch{on_ranks} needs {batches_words(row.batches)}", "; ", needs), _joined(cost, ": ", saved)]
+
+
+def _fewer(ours: int, theirs: int) -> str:
+    if ours == theirs:
+        return "no fewer batches"
+    return f"{format_percent(abs(1 - ours / theirs))} {'fewer' if ours < theirs else 'more'} batches"
+
+
+def _joined(start: str, joint: str, others: Sequence[str]) -> str:
+    *first, last = others or [""]
+    listed = f"{', '.join(first)} and {last}" if first else last
+    return f"{start}{joint if others else ''}{listed}."

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,7 +21,6 @@ from batchtune.results import (
     LengthsSummary,
     LoaderTuning,
     Probe,
-    Result,
     Row,
     StreamSweep,
     Sweep,
@@ -34,8 +33,26 @@ from batchtune.results import (
 # Where the command line puts files unless the user names another folder; commands that are proposed need not name it.
 DEFAULT_FOLDER = Path("batchtune-run")
 
-AnyResult = TypeVar("AnyResult", bound=Result)
 AnyRow = TypeVar("AnyRow", Row, TwoDimensionalRow)
+
+
+class Kind(NamedTuple):
+    """A kind of result: its record, file, command and what sentences call it."""
+
+    record: type[Probe | Sweep | StreamSweep | LoaderTuning]
+    file: str
+    command: str
+    arguments: str
+    words: str
+
+
+# Field of `RunResults` → the kind of result that it holds.
+KINDS = {
+    "probe": Kind(Probe, PROBE_FILE, "probe-oom", "MANIFEST --workload W", "the probe"),
+    "sweep": Kind(Sweep, SWEEP_FILE, "sweep-buckets", "MANIFEST", "the sweep"),
+    "stream": Kind(StreamSweep, STREAM_FILE, "sweep-stream", "SOURCE", "the sweep of the stream"),
+    "loader": Kind(LoaderTuning, LOADER_FILE, "tune-loader", "TARGET", "the tuning of the loader"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +69,8 @@ class RunResults:
     """
 
     name: str
-    probe: Probe | None
-    sweep: Sweep | None
+    probe: Probe | None = None
+    sweep: Sweep | None = None
     verification: Verification | None = None
     verdicts: tuple[Verdict, ...] = ()
     drift: Drift | None = None
@@ -71,6 +88,11 @@ class RunResults:
         found = self.sweep or self.stream or self.probe or self.loader
         assert found is not None
         return found
+
+    @property
+    def failed_verification(self) -> Verification | None:
+        """The verification, if it does not hold."""
+        return None if self.verification is None or self.verification.holds else self.verification
 
     def verified(self, *, of_stream: bool) -> Verification | None:
         """Return the verification, if it is of a stream's batches, or if it is not."""
@@ -100,28 +122,19 @@ def load_run(folder: Path) -> RunResults:
         ResultError: The folder is missing or holds none of `probe.json`, `sweep.json`, `stream.json` and
             `loader.json`; one of them can't be read, or is edited or damaged; or they are of different data.
     """
-    how = (
-        f"`batchtune probe-oom MANIFEST --workload W --run {folder}` writes probe.json, "
-        f"`batchtune sweep-buckets MANIFEST --run {folder}` writes sweep.json, "
-        f"`batchtune sweep-stream SOURCE --run {folder}` writes stream.json, "
-        f"`batchtune tune-loader TARGET --run {folder}` writes loader.json, and "
-        f"`batchtune tune MANIFEST --workload W --run {folder}` writes the first two."
-    )
+    written = [f"`batchtune {one.command} {one.arguments} --run {folder}` writes {one.file}" for one in KINDS.values()]
+    how = f"{', '.join(written)}, and `batchtune tune MANIFEST --workload W --run {folder}` writes the first two."
     if not folder.exists():
         raise ResultError(f"There is no run folder {folder}", how)
     if not folder.is_dir():
         raise ResultError(f"{folder} is a file; a run folder is needed here", "Give the folder that holds it.")
-
-    def read(name: str, kind: type[AnyResult]) -> AnyResult | None:
-        return read_result(folder / name, kind) if (folder / name).exists() else None
-
-    probe, sweep, stream = read(PROBE_FILE, Probe), read(SWEEP_FILE, Sweep), read(STREAM_FILE, StreamSweep)
-    loader = read(LOADER_FILE, LoaderTuning)
-    found = {PROBE_FILE: probe, SWEEP_FILE: sweep, STREAM_FILE: stream, LOADER_FILE: loader}
-    if not any(found.values()):
-        raise ResultError(f"{folder} holds neither {' nor '.join(found)}", how)
-    having = [(folder / name, None if result is None else result.lengths) for name, result in found.items()]
-    known = [(path, lengths) for path, lengths in having if lengths is not None]
+    paths = {name: folder / kind.file for name, kind in KINDS.items()}
+    found: dict[str, Any] = {
+        name: read_result(path, KINDS[name].record) for name, path in paths.items() if path.exists()
+    }
+    if not found:
+        raise ResultError(f"{folder} holds neither {' nor '.join(path.name for path in paths.values())}", how)
+    known = [(paths[name], result.lengths) for name, result in found.items() if result.lengths is not None]
     for (path, lengths), (other_path, other) in itertools.pairwise(known):
         if lengths.fingerprint != other.fingerprint:
             ours, theirs = (f"{one.count:,} examples (fingerprint {one.fingerprint[:12]})" for one in (lengths, other))
@@ -129,17 +142,13 @@ def load_run(folder: Path) -> RunResults:
                 f"{path} and {other_path} are of different data: {ours} and {theirs}",
                 "Make the older one anew from the same manifest and with the same filters.",
             )
+    verify = folder / VERIFY_FILE
+    verification = read_result(verify, Verification) if verify.exists() else None
+    results = RunResults(name=folder.resolve().name or "run", folder=folder, verification=verification, **found)
+    probe, sweep = results.probe, results.sweep
     if probe is not None and sweep is not None and (not probe.is_proven or sweep.device_name is not None):
-        sweep = with_unproven(sweep)
-    return RunResults(
-        name=folder.resolve().name or "run",
-        probe=probe,
-        sweep=sweep,
-        verification=read(VERIFY_FILE, Verification),
-        folder=folder,
-        stream=stream,
-        loader=loader,
-    )
+        return replace(results, sweep=with_unproven(sweep))
+    return results
 
 
 def with_unproven(sweep: Sweep) -> Sweep:

@@ -12,11 +12,14 @@ from batchtune.results import Row, StreamRow, Trial, VerifyFailure
 from batchtune.units import format_length, format_number, format_ratio
 
 V = TypeVar("V")
+Fact = tuple[str, str]
+"""A name and a value, or a command and its purpose."""
 
 UNKNOWN = "\u2013"  # an en dash: unknown, or no question here; never 0
 TIMES = "\u00d7"  # the multiplication sign
 _MAX_TEXT = 400
 _MAX_FAILURES = 10
+_MAX_LIMITS = 24
 # The columns of all tables that hold text, and those that hold running text; the others hold numbers.
 _TEXT = {
     "",
@@ -105,18 +108,18 @@ def make_table(
     )
 
 
-def limits(row: Row | StreamRow, unit: str | None, most: int) -> tuple[list[dict[str, str | None]], int]:
-    """Return how many examples a batch holds, by its longest, in at most so many rows; and how many there are."""
-    found = list(zip(row.boundaries, row.batch_sizes, strict=True))
-    rows: list[dict[str, str | None]] = [
+def limits_table(title: str, row: Row | StreamRow, unit: str | None, file: str, notes: Iterable[str] = ()) -> Table:
+    """Lay out how many examples a batch holds, by its longest."""
+    sizes = list(zip(row.boundaries, row.batch_sizes, strict=True))
+    rows = [
         {
             "up to": format_length(boundary, unit),
             "batch size": format_number(size),
             "largest batch": format_length(boundary * size, unit),
         }
-        for boundary, size in spread(found, most)
+        for boundary, size in spread(sizes, _MAX_LIMITS)
     ]
-    return rows, len(found)
+    return make_table(f"{title} ({row.name})", rows, [*shown_of(len(rows), len(sizes), " lengths", file), *notes])
 
 
 def failures_table(title: str, failures: Sequence[Trial | VerifyFailure], unit: str | None, file: str) -> list[Table]:

@@ -14,9 +14,9 @@ from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from batchtune.reports.page import Fact, Page, build_page, build_verification_page
+from batchtune.reports.page import Page, build_page, build_verification_page
 from batchtune.reports.run import RunResults
-from batchtune.reports.table import TIMES, UNKNOWN, Column, Table
+from batchtune.reports.table import TIMES, UNKNOWN, Column, Fact, Table
 from batchtune.units import counted
 
 _WIDTH = 80

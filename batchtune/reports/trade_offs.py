@@ -1,19 +1,27 @@
-"""What else a sweep shows: equal rows, speed against randomness, ranks, saturation, tables over two lengths."""
+"""What else a report says of a sweep: pools, equal rows, randomness, ranks, saturation, tables over two lengths."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from batchtune.reports.comparisons import time_error
-from batchtune.reports.pools import faster_pools_sentence, format_correlation, randomness_sentence
-from batchtune.reports.rows import format_share, knows_mates, mates_again, swept_kinds
-from batchtune.reports.table import TIMES, Table, format_times, known, make_table, shown_of, spread
-from batchtune.results import Row, Saturation, StreamRow, Sweep, cost_of
+from batchtune.reports.rows import (
+    batch_sizes,
+    best_table,
+    compared,
+    format_correlation,
+    format_share,
+    mates_again,
+    swept_kinds,
+    time_error,
+)
+from batchtune.reports.table import format_times
+from batchtune.results import Row, Saturation, Sweep, cost_of
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
-_MAX_SATURATION_POINTS = 10
-_MAX_CURVE_POINTS = 12
+# The recommendation's own rule: pools that cost this part less than the best table are faster.
+_FASTER = 0.01
+_RANDOMNESS_DIGITS = 1e3
 
 
 def trade_off_sentences(sweep: Sweep) -> Iterator[str]:
@@ -42,7 +50,7 @@ def trade_off_sentences(sweep: Sweep) -> Iterator[str]:
     if row is not None:
         yield from _batch_sizes(sweep, row)
     if sweep.two_dimensional:
-        gains = _gains(sweep)
+        gains = two_dimensional_gains(sweep)
         best = max(gains)
         num_buckets = sweep.two_dimensional[gains.index(best)].num_buckets
         yield (
@@ -103,17 +111,7 @@ def _batch_sizes(sweep: Sweep, row: Row) -> Iterator[str]:
     yield f"{sizes}{rate}."
 
 
-def batch_sizes(row: Row | StreamRow) -> str | None:
-    """Say how the batch size varies, without a full stop; None in files of older versions."""
-    if row.smallest_batch_size is None or row.largest_batch_size is None or row.batch_size_variation is None:
-        return None
-    return (
-        f"Batches hold {format_number(row.smallest_batch_size)} to {format_number(row.largest_batch_size)} examples, "
-        f"{format_number(row.mean_batch_size)} on average (coefficient of variation {row.batch_size_variation:.2f})"
-    )
-
-
-def _gains(sweep: Sweep) -> list[float]:
+def two_dimensional_gains(sweep: Sweep) -> list[float]:
     """Return how many times as fast as one dimension each table is; by batches where not all times are known."""
     rows = sweep.two_dimensional
     times = [(row.one_dimensional_epoch_seconds, row.estimated_epoch_seconds) for row in rows]
@@ -121,89 +119,90 @@ def _gains(sweep: Sweep) -> list[float]:
     return known if len(known) == len(rows) else [row.one_dimensional_batches / row.batches for row in rows]
 
 
-def trade_off_tables(sweep: Sweep) -> Iterator[Table]:
-    """Lay out the curve of speed against randomness, throughput by max_batch_length, tables over two lengths."""
-    if len(sweep.trade_off) > 1:
-        yield _curve_table(sweep)
-    if sweep.saturation is not None and len(sweep.saturation.points) > 1:
-        yield _saturation_table(sweep, sweep.saturation)
-    if sweep.two_dimensional:
-        yield _two_dimensional_table(sweep)
+def pool_sentences(sweep: Sweep, row: Row) -> Iterator[str]:
+    """Say what recommended pools are not made for, and how they vary from epoch to epoch."""
+    yield _sampler(sweep, row)
+    yield (
+        "Pools make batches of many shapes: if you compile a model for each shape, sweep with --multiple-of, which "
+        "recommends a table of few shapes."
+    )
+    if row.simulated_epochs is None or row.batches_deviation is None:
+        return
+    batches = f"{format_number(row.batches)} in each of {row.simulated_epochs} simulated epochs"
+    if row.batches_deviation:
+        spread = f"{format_number(row.batches)} ± {row.batches_deviation:.2g}"
+        batches = f"{spread} in {row.simulated_epochs} simulated epochs (mean and standard deviation)"
+    time = ""
+    if row.epoch_seconds_deviation is not None and row.estimated_epoch_seconds:
+        time = f" The time varies by {format_share(row.epoch_seconds_deviation / row.estimated_epoch_seconds)}."
+    yield f"How many batches pools give depends on the shuffle: {batches}; the sampler's len() is exact.{time}"
 
 
-def _curve_table(sweep: Sweep) -> Table:
-    indices, timed = sweep.trade_off, sweep.has_times
-    kept = [indices.index(index) for index in (sweep.knee, sweep.recommended) if index in indices]
-    shown = spread(indices, _MAX_CURVE_POINTS, kept)
-    fastest = cost_of(sweep.rows[indices[0]], timed=timed)
-    rows = []
-    kinds, known_mates = swept_kinds(sweep), knows_mates(sweep)
-    for index in shown:
-        row = sweep.rows[index]
-        sizing, knee = "" if row.sizing == "length" else " (frontier)", " (knee)" if index == sweep.knee else ""
-        size, again = format_number(row.pool_size or len(row.boundaries)), row.mates_again
-        random = f"{1 / row.effective_buckets:.3f}" if row.effective_buckets else None
-        if known_mates and again is not None:  # rounded down, as --min-randomness is to be given
-            random = f"{math.floor(1e4 * (1 - again)) / 1e4:.4f}"
-        rows.append(
-            {
-                "table" if kinds == "tables" else "strategy": f"{row.strategy} {size}{sizing}{knee}",
-                "effective buckets": None if known_mates else f"{row.effective_buckets:.1f}",
-                "randomness": random,
-                "length correlation": known(row.length_correlation, format_correlation),
-                "mean batch": format_number(row.mean_batch_size),
-                "variation": known(row.batch_size_variation, "{:.2f}".format),
-                "cost": format_times(cost_of(row, timed=timed), fastest),
-            }
-        )
-    notes = [
-        f"Cost is a multiple ({TIMES}) of the fastest's. Nothing swept is cheaper and more random than one of these.",
-        *shown_of(len(shown), len(indices), f" {kinds} on the curve", "sweep.json"),
+def _sampler(sweep: Sweep, row: Row) -> str:
+    """Say what runs recommended pools, and what all else gets instead."""
+    own, table = "Pools need batchtune's own sampler", best_table(sweep)
+    if table is None:
+        return f"{own}: no bucket table is recommended for frameworks that can't take it."
+    return (
+        f"{own}: frameworks that can't take it get the best table, {table.name} ({_cost(sweep, table)}, "
+        f"{_compared_cost(sweep, table, row)})."
+    )
+
+
+def randomness_sentence(sweep: Sweep, row: Row) -> str | None:
+    """Say how often the recommended row's batch mates meet again, and how alike their lengths are."""
+    again = mates_again(sweep, row)
+    if again is None:
+        return None
+    others = [(name, mates_again(sweep, other)) for name, other in compared(sweep)]
+    against = " and ".join(f"{format_share(share)} with {name}" for name, share in others if share is not None)
+    alike = ""
+    if row.length_correlation is not None:
+        alike = f"; the lengths of mates correlate by {format_correlation(row.length_correlation)}"
+    return (
+        f"{format_share(again)} of batch mates are mates again in the next epoch"
+        f"{f', against {against}' if against else ''}{alike}."
+    )
+
+
+def faster_pools_sentence(sweep: Sweep, row: Row) -> str | None:
+    """Say which pools are faster than the recommended table, by how much and at what randomness; None without any."""
+    timed, again = sweep.has_times, mates_again(sweep, row)
+    cost, fewest = cost_of(row, timed=timed), min((one.batches for one in sweep.baselines), default=math.inf)
+    if row.pool_size is not None or cost is None or again is None:
+        return None
+    faster = [
+        other
+        for other in sweep.rows
+        if other.pool_size is not None
+        and not other.unproven
+        and other.batches < fewest
+        and (cost_of(other, timed=timed) or 0.0) < cost * (1 - _FASTER)
     ]
-    if known_mates:
-        notes.append("Randomness is the share of batch mates that are not mates again in the next epoch.")
-    marked = shown.index(sweep.recommended) if sweep.recommended in shown else None
-    return make_table("Speed against randomness", rows, notes, marked)
+    if not faster:
+        return None
+    pools = min(faster, key=lambda other: (other.mates_again or 0.0, cost_of(other, timed=timed)))
+    verb = "take" if timed else "need"
+    less = f"{pools.name.capitalize()} would {verb} {_cost(sweep, pools)}, {_compared_cost(sweep, pools, row)}"
+    if sweep.settings.get("multiple_of") is not None:
+        return f"{less}, but make batches of more shapes than --multiple-of leaves."
+    least = math.floor((pools.randomness or 0.0) * _RANDOMNESS_DIGITS) / _RANDOMNESS_DIGITS
+    return (
+        f"{less}, but {format_share(pools.mates_again or 0.0)} of their batch mates are mates again in the next epoch "
+        f"instead of {format_share(again)}; --min-randomness {least:g} allows that."
+    )
 
 
-def _saturation_table(sweep: Sweep, saturation: Saturation) -> Table:
-    row, points = sweep.recommended_row, saturation.points
-    best = max(point.throughput for point in points)
-    limits = [point.max_batch_length for point in points]
-    at = limits.index(saturation.max_batch_length) if saturation.max_batch_length in limits else None
-    shown = spread(range(len(limits)), _MAX_SATURATION_POINTS, [at])
-    rows = [
-        {
-            "max_batch_length": format_length(point.max_batch_length, sweep.lengths.unit),
-            "mean batch": format_number(point.mean_batch_size),
-            "estimated epoch": format_seconds(point.estimated_epoch_seconds),
-            "throughput": format_percent(point.throughput / best) if best else None,
-        }
-        for point in (points[index] for index in shown)
-    ]
-    notes = [
-        "Throughput is true length per second, as a share of the best of these tables: "
-        f"{saturation.num_buckets} optimal buckets each, sized by max_batch_length."
-    ]
-    if row is not None and row.sizing == "frontier" and row.estimated_epoch_seconds and best:
-        share = sweep.lengths.total / row.estimated_epoch_seconds / best
-        what = "table, with measured batch sizes, reaches" if row.pool_size is None else "pools, as measured, reach"
-        notes.append(f"The recommended {what} {format_percent(share)} of that best.")
-    marked = None if at is None else shown.index(at)
-    return make_table("Throughput by max_batch_length", rows, notes, marked)
+def _cost(sweep: Sweep, row: Row) -> str:
+    """Return a row's cost: `627 batches`, or `an estimated 12.3 s an epoch`."""
+    seconds = row.estimated_epoch_seconds
+    if sweep.has_times and seconds is not None:
+        return f"an estimated {format_seconds(seconds)} an epoch"
+    return f"{format_number(row.batches)} batches"
 
 
-def _two_dimensional_table(sweep: Sweep) -> Table:
-    timed = all(row.estimated_epoch_seconds is not None for row in sweep.two_dimensional)
-    rows = [
-        {
-            "buckets": format_number(row.num_buckets),
-            "batches": format_number(row.batches),
-            "over length alone": format_number(row.one_dimensional_batches),
-            "estimated epoch": known(row.estimated_epoch_seconds, format_seconds) if timed else None,
-            "gain": f"{gain:.2f}{TIMES}",
-        }
-        for row, gain in zip(sweep.two_dimensional, _gains(sweep), strict=True)
-    ]
-    note = "Gain is by time where it is known, else by batches; from the same simulated shuffles, on one rank."
-    return make_table("Buckets over both lengths", rows, [note])
+def _compared_cost(sweep: Sweep, row: Row, other: Row) -> str:
+    """Return how much more or less a row costs than another: `1.5% more`."""
+    ours, theirs = (cost_of(one, timed=sweep.has_times) or 0.0 for one in (row, other))
+    change = ours / theirs - 1 if theirs else 0.0
+    return f"{format_percent(abs(change))} {'more' if change >= 0 else 'less'}"

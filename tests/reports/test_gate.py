@@ -16,6 +16,7 @@ from report_records import (
     made_lengths,
     made_sweep,
     made_verification,
+    rule_inputs,
     whole_sweep,
     without_recommendation,
 )
@@ -23,9 +24,8 @@ from report_records import (
 from batchtune.errors import ResultError, UsageError
 from batchtune.reports import load_run
 from batchtune.reports.gate import exit_code, judge, not_judged, parse_rules
+from batchtune.reports.page import drift_sentences, verdict_sentence, verdict_table
 from batchtune.reports.rule_fields import HIGHER_IS_BETTER, LOWER_IS_BETTER, RATIOS, SHARES, RuleInputs, all_fields
-from batchtune.reports.summary import drift_sentences, verdict_sentence
-from batchtune.reports.tables import verdict_table
 from batchtune.results import Sweep, Verdict, write_result
 
 replace = msgspec.structs.replace
@@ -47,7 +47,7 @@ def verdict_of(rule: str, evidence: RuleInputs) -> Verdict:
 
 
 def outcome(rule: str, sweep: Sweep | None = None, **evidence: Any) -> str:
-    return verdict_of(rule, RuleInputs(sweep=sweep or SWEEP, **evidence)).outcome
+    return verdict_of(rule, rule_inputs(sweep=sweep or SWEEP, **evidence)).outcome
 
 
 def test_limits_may_have_an_exponent() -> None:
@@ -86,12 +86,12 @@ def test_what_is_shown_as_a_round_number_is_not_taken_for_one(seconds: float, ex
 
 def test_a_message_has_enough_digits_to_differ_from_the_limit() -> None:
     sweep = with_row(estimated_epoch_seconds=99.9999)
-    verdict = verdict_of("estimated_epoch_seconds >= 100", RuleInputs(sweep=sweep))
+    verdict = verdict_of("estimated_epoch_seconds >= 100", rule_inputs(sweep=sweep))
     assert verdict.message == "estimated_epoch_seconds is 99.9999, not >= 100"
 
 
 def test_a_limit_in_per_cent_is_answered_in_per_cent() -> None:
-    verdict = verdict_of("padding_ratio > 8%", RuleInputs(sweep=with_row(padding_ratio=0.09421)))
+    verdict = verdict_of("padding_ratio > 8%", rule_inputs(sweep=with_row(padding_ratio=0.09421)))
     assert verdict.message == "padding_ratio is 9.421%, which is > 8%"
     assert (verdict.value, verdict.limit, verdict.outcome) == (0.09421, 0.08, "fails")
 
@@ -119,7 +119,7 @@ def test_worse_is_a_share_of_the_baseline(field: str, ours: float, theirs: float
 
 
 def test_a_worse_value_is_told_with_the_baselines() -> None:
-    evidence = RuleInputs(sweep=with_row(batches=655), baseline=with_row(batches=634))
+    evidence = rule_inputs(sweep=with_row(batches=655), baseline=with_row(batches=634))
     verdict = verdict_of("batches worse 2%", evidence)
     assert verdict.message == "batches is 655, 3.312% worse than 634 in the baseline, above 2%"
     assert (verdict.value, verdict.baseline, verdict.limit) == (655, 634, 0.02)
@@ -127,13 +127,13 @@ def test_a_worse_value_is_told_with_the_baselines() -> None:
 
 def test_a_baseline_of_other_lengths_is_told_as_such() -> None:
     other = replace(SWEEP, lengths=replace(SWEEP.lengths, fingerprint="0" * 64))
-    verdict = verdict_of("batches worse 2%", RuleInputs(sweep=SWEEP, baseline=other))
+    verdict = verdict_of("batches worse 2%", rule_inputs(sweep=SWEEP, baseline=other))
     assert verdict.message == "batches is 634, no worse than 634 in the baseline (which has other lengths)"
 
 
 def test_verdicts_are_read_back_as_they_were_written() -> None:
     rules = parse_rules(["batches > 1", "padding_ratio > 8%", "verify.holds == false", "batchs > 1"])
-    verdicts = judge(rules, RuleInputs(sweep=SWEEP, verification=made_verification()))
+    verdicts = judge(rules, rule_inputs(sweep=SWEEP, verification=made_verification()))
     assert msgspec.json.decode(msgspec.json.encode(verdicts), type=tuple[Verdict, ...]) == verdicts
 
 
@@ -216,7 +216,7 @@ CAN_NOT_TELL = {
 @pytest.mark.parametrize("name", CAN_NOT_TELL)
 def test_what_can_not_be_told_is_never_a_pass(name: str) -> None:
     rule, changes, words = CAN_NOT_TELL[name]
-    verdict = verdict_of(rule, RuleInputs(**{"sweep": made_sweep(), **changes}))
+    verdict = verdict_of(rule, rule_inputs(**{"sweep": made_sweep(), **changes}))
     assert verdict.outcome == "error"
     assert words in verdict.message
 
@@ -269,7 +269,7 @@ def test_any_text_is_a_rule_or_wrong_usage(text: str) -> None:
         rules = parse_rules([text])
     except UsageError:
         return
-    assert judge(rules, RuleInputs(sweep=SWEEP))[0].message
+    assert judge(rules, rule_inputs(sweep=SWEEP))[0].message
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from([">", ">=", "<", "<=", "==", "!="]))
@@ -303,11 +303,11 @@ def test_a_rule_given_twice_counts_once() -> None:
     ],
 )
 def test_an_error_goes_before_a_failure_in_the_exit_code(rules: list[str], code: int) -> None:
-    assert exit_code(judge(parse_rules(rules), RuleInputs(sweep=made_sweep()))) == code
+    assert exit_code(judge(parse_rules(rules), rule_inputs(sweep=made_sweep()))) == code
 
 
 def test_all_rules_are_judged_in_their_order() -> None:
-    verdicts = judge(parse_rules(["batches > 1", "batchs > 1", "fill < 0"]), RuleInputs(sweep=made_sweep()))
+    verdicts = judge(parse_rules(["batches > 1", "batchs > 1", "fill < 0"]), rule_inputs(sweep=made_sweep()))
     assert [verdict.outcome for verdict in verdicts] == ["fails", "error", "holds"]
 
 
@@ -316,7 +316,8 @@ def test_rules_on_a_run_that_can_not_be_read_are_errors() -> None:
 
 
 def test_every_field_with_a_meaning_of_its_own_is_there() -> None:
-    assert HIGHER_IS_BETTER | LOWER_IS_BETTER | RATIOS | SHARES <= set(all_fields())
+    named = {field.leaf for field in all_fields().values()}
+    assert HIGHER_IS_BETTER | LOWER_IS_BETTER | RATIOS | SHARES <= named
 
 
 @pytest.mark.parametrize(
@@ -329,11 +330,11 @@ def test_every_field_with_a_meaning_of_its_own_is_there() -> None:
     ],
 )
 def test_the_verdicts_in_one_sentence(rules: list[str], sentence: str) -> None:
-    assert verdict_sentence(judge(parse_rules(rules), RuleInputs(sweep=made_sweep()))) == sentence
+    assert verdict_sentence(judge(parse_rules(rules), rule_inputs(sweep=made_sweep()))) == sentence
 
 
 def test_what_went_wrong_comes_first_in_the_table() -> None:
-    verdicts = judge(parse_rules(["fill < 0", "batches > 1", "batchs > 1"]), RuleInputs(sweep=made_sweep()))
+    verdicts = judge(parse_rules(["fill < 0", "batches > 1", "batchs > 1"]), rule_inputs(sweep=made_sweep()))
     assert [row[0] for row in verdict_table(verdicts).rows] == ["error", "fails", "holds"]
 
 

@@ -7,8 +7,8 @@ import pytest
 from report_records import made_probe, made_sweep, partly_proven_sweep, proven_probe, proven_sweep
 
 from batchtune.reports import RunResults
+from batchtune.reports.page import warning_sentences
 from batchtune.reports.run import with_unproven
-from batchtune.reports.summary import warning_sentences
 from batchtune.results import CostModel, Models, Probe, Sweep
 
 

@@ -16,17 +16,14 @@ from loader_records import (
     made_loader,
 )
 from msgspec.structs import replace
-from report_records import made_probe, made_sweep
+from report_records import made_probe, made_sweep, rule_inputs
 
 from batchtune.errors import ResultError
 from batchtune.reports import load_run, summary_sentences
 from batchtune.reports.gate import judge, parse_rules
 from batchtune.reports.html import figures
-from batchtune.reports.page import build_page
-from batchtune.reports.rule_fields import RuleInputs
-from batchtune.reports.summary import next_steps, warning_sentences
+from batchtune.reports.page import brief_tables, build_page, full_tables, next_steps, warning_sentences
 from batchtune.reports.table import UNKNOWN
-from batchtune.reports.tables import brief_tables, full_tables
 from batchtune.results import LoaderRow, LoaderTuning, Verdict, write_result
 
 
@@ -41,7 +38,7 @@ def with_row(loader: LoaderTuning, index: int | None = None, **changes: Any) -> 
 
 
 def verdict_of(rule: str, loader: LoaderTuning | None, **evidence: Any) -> Verdict:
-    (verdict,) = judge(parse_rules([rule]), RuleInputs(sweep=None, loader=loader, **evidence))
+    (verdict,) = judge(parse_rules([rule]), rule_inputs(sweep=None, loader=loader, **evidence))
     return verdict
 
 

@@ -9,16 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from pooled_records import pooled_sweep
-from report_records import COUNT, made_drift, made_sweep, made_verification, whole_sweep
+from report_records import COUNT, made_drift, made_sweep, made_verification, rule_inputs, whole_sweep
 
 from batchtune.reports import RunResults, summary_sentences
 from batchtune.reports.gate import judge, parse_rules
-from batchtune.reports.pools import faster_pools_sentence, pool_sentences
-from batchtune.reports.rule_fields import RuleInputs
-from batchtune.reports.summary import drift_sentences, next_steps
+from batchtune.reports.page import drift_sentences, full_tables, next_steps
+from batchtune.reports.sweep_tables import rows_table, sweep_comparison, trade_off_tables
 from batchtune.reports.table import UNKNOWN
-from batchtune.reports.tables import comparison_table, full_tables, rows_table
-from batchtune.reports.trade_offs import trade_off_sentences, trade_off_tables
+from batchtune.reports.trade_offs import faster_pools_sentence, pool_sentences, trade_off_sentences
 from batchtune.results import Row, Sweep, Verdict
 from batchtune.tuning.recommend import recommend
 
@@ -40,7 +38,7 @@ def headline(sweep: Sweep) -> str:
 
 
 def verdict_of(rule: str, sweep: Sweep, **evidence: Any) -> Verdict:
-    (verdict,) = judge(parse_rules([rule]), RuleInputs(sweep=sweep, **evidence))
+    (verdict,) = judge(parse_rules([rule]), rule_inputs(sweep=sweep, **evidence))
     return verdict
 
 
@@ -131,7 +129,7 @@ def test_pools_are_shown_by_their_size() -> None:
 
 def test_recommended_pools_are_compared_with_the_best_table() -> None:
     sweep = pooled_sweep()
-    table = comparison_table(sweep, recommended(sweep))
+    table = sweep_comparison(sweep, recommended(sweep))
     again = [column.title for column in table.columns].index("meet again")
     shown = {row[0]: row[again] for row in table.rows}
     assert (shown["recommended"], shown["best table (13 buckets)"], shown["lower bound"]) == ("20%", "4.09%", UNKNOWN)

@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from report_records import made_probe, made_sweep, whole_sweep
+from report_records import made_probe, made_sweep, rule_inputs, whole_sweep
 from streamed_records import made_stream, streamed, whole_stream
 
 from batchtune.errors import ResultError
 from batchtune.reports import RunResults, load_run, summary_sentences
 from batchtune.reports.gate import judge, parse_rules
-from batchtune.reports.page import build_page
-from batchtune.reports.rule_fields import RuleInputs
-from batchtune.reports.summary import next_steps, warning_sentences
+from batchtune.reports.page import brief_tables, build_page, full_tables, next_steps, warning_sentences
 from batchtune.reports.table import UNKNOWN
-from batchtune.reports.tables import brief_tables, full_tables
 from batchtune.results import StreamRow, StreamSweep, Verdict, write_result
 
 
@@ -36,7 +33,7 @@ def with_row(stream: StreamSweep, **changes: Any) -> StreamSweep:
 
 
 def verdict_of(rule: str, stream: StreamSweep | None, **evidence: Any) -> Verdict:
-    (verdict,) = judge(parse_rules([rule]), RuleInputs(**{"sweep": None, **evidence}, stream=stream))
+    (verdict,) = judge(parse_rules([rule]), rule_inputs(**{"sweep": None, **evidence}, stream=stream))
     return verdict
 
 
@@ -193,7 +190,7 @@ def test_the_shards_and_their_problems_are_facts() -> None:
     made = made_stream()
     assumed = replace(made, shards=replace(made.shards, assumed=True))
     assert dict(build_page(alone(assumed)).facts)["Shards"] == (
-        "48 of 600 examples each, assumed: the source is no set of shards"
+        "48 of 600 examples each, assumed: the source is not a set of shards"
     )
 
 

@@ -20,8 +20,8 @@ from report_records import (
 )
 
 from batchtune.reports import RunResults, summary_sentences
+from batchtune.reports.page import next_steps
 from batchtune.reports.rows import today_row
-from batchtune.reports.summary import next_steps
 from batchtune.results import Probe, Row, Sweep, WorkloadRecord
 from batchtune.units import format_ratio
 

@@ -7,7 +7,8 @@ import pytest
 from report_records import made_sweep, whole_sweep, without_recommendation
 
 from batchtune.reports import FORMATS, RunResults, render, summary_sentences
-from batchtune.reports.trade_offs import trade_off_sentences, trade_off_tables
+from batchtune.reports.sweep_tables import trade_off_tables
+from batchtune.reports.trade_offs import trade_off_sentences
 from batchtune.results import Saturation, Sweep
 
 

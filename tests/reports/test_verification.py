@@ -7,15 +7,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from report_records import failed_verification, made_probe, made_sweep, made_verification, with_recommended
+from report_records import failed_verification, made_probe, made_sweep, made_verification, rule_inputs, with_recommended
 from streamed_records import made_stream
 
 from batchtune.errors import ResultError
 from batchtune.reports import RunResults, load_run, summary_sentences
 from batchtune.reports.gate import judge, parse_rules
-from batchtune.reports.page import build_verification_page
-from batchtune.reports.rule_fields import RuleInputs
-from batchtune.reports.summary import next_steps, warning_sentences
+from batchtune.reports.page import build_verification_page, next_steps, warning_sentences
 from batchtune.reports.verification import verification_facts, verification_sentences, verification_tables
 from batchtune.results import Device, Probe, StreamSweep, Sweep, Verification, WorkloadRecord, write_result
 
@@ -165,7 +163,7 @@ def test_it_is_compared_with_the_streams_sweep_alone() -> None:
         verified = of_stream(stream, **changes)
         results = dataclasses.replace(run_with(verified), stream=stream)
         assert any("The verification ran" in warning for warning in warning_sentences(results)) == said
-        inputs = RuleInputs(sweep=SWEEP, stream=stream, verification=verified)
+        inputs = rule_inputs(sweep=SWEEP, stream=stream, verification=verified)
         (verdict,) = judge(parse_rules(["verify.holds == false"]), inputs)
         assert verdict.outcome == ("error" if said else "holds")
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 import msgspec
 
@@ -24,17 +23,15 @@ from batchtune.reports.html.figure import Figure
 from batchtune.reports.html.loader_figures import loader_figures
 from batchtune.reports.html.stream_figures import stream_figures
 from batchtune.reports.html.sweep_figures import cost_figures
-from batchtune.reports.page import Fact, build_page, clean_facts
-from batchtune.reports.run import RunResults
-from batchtune.reports.table import UNKNOWN, Table, clean, format_shape, known, make_table, shown_of, spread
-from batchtune.results import Device, Probe
-from batchtune.units import counted, format_number, format_seconds, format_size
+from batchtune.reports.page import build_page, clean_facts, sections
+from batchtune.reports.probes import trial_log
+from batchtune.reports.run import KINDS, RunResults
+from batchtune.reports.section import settings_facts
+from batchtune.reports.table import Fact, clean
+from batchtune.results import VERIFY_FILE
 
 # These, and `<`, could end or open something inside a script element; all are inside JSON's strings.
 _ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
-
-# Of the trial log, enough for any search; the page's size is bounded by it.
-_MOST_TRIALS = 1000
 
 
 def render(results: RunResults, configs: Mapping[str, str] | None = None) -> str:
@@ -68,7 +65,7 @@ def render(results: RunResults, configs: Mapping[str, str] | None = None) -> str
         page=build_page(results),
         figures=drawn,
         configs=configs or {},
-        trial_log=_trial_log(results.probe) if results.probe is not None else None,
+        trial_log=trial_log(results.probe) if results.probe is not None else None,
         environment=_environment(results),
         policy=policy,
         style=Markup(_asset("page.css")),
@@ -109,100 +106,13 @@ def _source(script: str) -> str:
 
 def _environment(results: RunResults) -> list[tuple[str, tuple[Fact, ...]]]:
     """Return lists of names and values, each with its title: the device, the settings, what wrote the files."""
-    probe, sweep, stream, verification = results.probe, results.sweep, results.stream, results.verification
     groups: dict[str, list[Fact]] = {}
-    loader = results.loader
-    files = {} if results.lengths is None else {"data fingerprint": results.lengths.fingerprint}
-    if probe is not None:
-        groups["Device"] = list(_device_facts(probe.device))
-        groups["Settings of the device"] = _settings(probe.device.settings)
-        groups["Workload"] = [("spec", probe.workload.spec), *_settings(probe.workload.options)]
-        groups["Probe"] = [*_settings(probe.settings), *_check_facts(probe)]
-        files["probe.json"] = f"batchtune {probe.meta.batchtune}"
-    if sweep is not None:
-        groups["Sweep"] = _settings(sweep.settings)
-        groups["Current settings"] = _settings(sweep.current_settings or {})
-        files["sweep.json"] = f"batchtune {sweep.meta.batchtune}"
-    if stream is not None:
-        groups["Stream"] = _settings(stream.settings)
-        groups["Current settings of the stream"] = _settings(stream.current_settings or {})
-        files["stream.json"] = f"batchtune {stream.meta.batchtune}"
-    if loader is not None:
-        groups["Loader"] = [("target", loader.target.words), ("kind", loader.kind), *_settings(loader.settings)]
-        files["loader.json"] = f"batchtune {loader.meta.batchtune}"
-    if verification is not None:
-        groups["Verification"] = _settings(verification.settings)
-        files["verify.json"] = f"batchtune {verification.meta.batchtune}"
-    groups["Files"] = list(files.items())
+    for section in reversed(sections(results)):
+        groups |= section.settings()
+    if results.verification is not None:
+        groups["Verification"] = settings_facts(results.verification.settings)
+    files = [] if results.lengths is None else [("data fingerprint", results.lengths.fingerprint)]
+    written = {kind.file: getattr(results, name) for name, kind in KINDS.items()} | {VERIFY_FILE: results.verification}
+    files += [(file, f"batchtune {one.meta.batchtune}") for file, one in written.items() if one is not None]
+    groups["Files"] = files
     return [(title, clean_facts(facts)) for title, facts in groups.items() if facts]
-
-
-def _trial_log(probe: Probe) -> Table | None:
-    """Return every trial, in order; None without any."""
-    if not probe.trials:
-        return None
-    shown, unit = spread(probe.trials, _MOST_TRIALS), probe.lengths.unit
-    rows = []
-    for trial in shown:
-        seconds, distance = trial.step_seconds, trial.step_seconds_spread
-        either_side = "" if distance is None else f" ± {format_seconds(distance / 2)}"
-        rows.append(
-            {
-                "trial": str(trial.index),
-                "batch shape": format_shape(trial.batch_size, trial.length, unit),
-                "target length": known(trial.target_length, format_number),
-                "outcome": f"{trial.outcome} (in alternation)" if trial.confirmation else trial.outcome,
-                "step time": None if seconds is None else f"{format_seconds(seconds)}{either_side}",
-                "peak memory": known(trial.peak_bytes, format_size),
-                "held": known(trial.reserved_bytes, format_size),
-                "took": format_seconds(trial.elapsed_seconds),
-                "message": trial.error or ", ".join(trial.throttle_reasons or ()) or UNKNOWN,
-            }
-        )
-    return make_table("Every trial", rows, shown_of(len(shown), len(probe.trials), "", "probe.json"))
-
-
-def _device_facts(device: Device) -> Iterator[Fact]:
-    yield "name", f"{device.name} ({device.kind})"
-    sizes = {
-        "memory": device.total_bytes,
-        "free before": device.free_bytes,
-        "limit": device.limit_bytes,
-        "outside the allocator": device.outside_bytes,
-        "reserve": device.reserve_bytes or None,
-        "kept for DistributedDataParallel": device.ddp_bytes or None,
-    }
-    yield from ((name, format_size(size)) for name, size in sizes.items() if size is not None)
-    texts = {"driver": device.driver, "torch": device.torch, "allocator": device.allocator, "UUID": device.uuid}
-    flags = {"part of a GPU (MIG)": device.mig, "ECC": device.ecc}
-    yield from ((name, _value(value)) for name, value in {**texts, **flags}.items() if value is not None)
-    if device.other_processes is not None:
-        used = [format_size(p.used_bytes) for p in device.processes or () if p.used_bytes is not None]
-        yield "other processes", format_number(device.other_processes) + (f" ({', '.join(used)})" if used else "")
-
-
-def _check_facts(probe: Probe) -> Iterator[Fact]:
-    confirmation, margin = probe.confirmation, probe.margin
-    if confirmation is not None:
-        shapes, steps = counted(confirmation.shapes, "batch shape"), counted(confirmation.steps, "step")
-        workers = "1 process" if confirmation.workers == 1 else f"{confirmation.workers} processes"
-        yield "confirmed", f"{shapes} in {steps} in alternation, in {workers}; {confirmation.given_up} given up"
-    if margin is not None:
-        yield (
-            "margin",
-            f"{format_size(margin.bytes)}: equal batches differ by up to {format_size(margin.spread_bytes)} in "
-            f"{counted(margin.repetitions, 'repetition')}, a process's first step by up to "
-            f"{format_size(margin.first_step_bytes)}",
-        )
-
-
-def _settings(settings: Mapping[str, Any]) -> list[Fact]:
-    return [(name, _value(value)) for name, value in settings.items()]
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return UNKNOWN
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ", ".join(map(_value, value)) if isinstance(value, list) else str(value)

@@ -8,9 +8,12 @@ the page's script puts the colours in, so that one figure serves the light and t
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import numpy as np
 
 from batchtune.reports.table import Table, clean, spread
 from batchtune.units import format_number
@@ -112,6 +115,42 @@ def bars(name: str, values: Iterable[tuple[Any, float, str]], color: str, **sett
     """Return a trace of bars, each with its place, height and hover text."""
     marker = {"color": color, **settings.pop("marker", {})}
     return {"type": "bar", **_series(name, values), "marker": marker, **settings}
+
+
+def mark(name: str, point: Point, color: str, marker: Layout) -> Trace:
+    """Return a trace of one point."""
+    return points(name, [point], color, mode="markers", marker=marker)
+
+
+def star(point: Point) -> Trace:
+    """Return the mark of the recommended row."""
+    looks = {"symbol": "star", "size": 16, "line": {"color": "--paper", "width": 1.5}}
+    return mark("recommended", point, "--accent", looks)
+
+
+def level(name: str, value: float, x_axis: Layout, color: str, dash: str, text: str) -> Trace:
+    """Return a line at one height, of many points, so that its text is shown wherever the pointer meets it."""
+    low, high = x_axis["range"]
+    places = np.linspace(low, high, 49)
+    line = [(place, value, "") for place in (10**places if x_axis.get("type") == "log" else places).tolist()]
+    return points(name, line, color, mode="lines", line={"width": 1.5, "dash": dash}, hovertext=text)
+
+
+def above_scale(text: str, number: int = 0) -> Layout:
+    """Return a note in a chart's upper left corner on a value that is too high to draw; others are above it."""
+    return {
+        "text": label(f"↑ {text}, above this scale"),
+        **{"xref": "paper", "x": 0, "xanchor": "left", "xshift": 8},
+        **{"yref": "paper", "y": 1, "yanchor": "top", "yshift": -18 * number},
+        **{"showarrow": False, "font": {"size": 12, "color": "--faint"}},
+    }
+
+
+def log_range(values: Sequence[float]) -> list[float]:
+    """Return the range of a logarithmic axis, with some room on both sides."""
+    low, high = math.log10(min(values)), math.log10(max(values))
+    room = 0.06 * max(high - low, 0.02)
+    return [low - room, high + room]
 
 
 def _series(name: str, values: Iterable[tuple[Any, float | None, str]]) -> Trace:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from batchtune.reports.html.cost_scale import mark
 from batchtune.reports.html.figure import (
     HUES,
     Figure,
@@ -15,14 +12,23 @@ from batchtune.reports.html.figure import (
     Point,
     Trace,
     View,
+    above_scale,
     axis,
     drawable,
     hover,
-    label,
+    level,
     points,
+    star,
     thinned,
 )
-from batchtune.reports.loaders import argument_of, failed_settings, outcome_words, setting_name, shown, varied_arguments
+from batchtune.reports.loaders import (
+    argument_of,
+    failed_settings,
+    outcome_words,
+    quoted,
+    setting_name,
+    varied_arguments,
+)
 from batchtune.reports.table import UNKNOWN
 from batchtune.results import LoaderRow, LoaderTuning
 from batchtune.units import format_number, format_percent, format_seconds, format_size
@@ -76,19 +82,19 @@ def _view(loader: LoaderTuning, scale: _Scale) -> View:
     rows = _drawn(loader, scale)
     failed = [row for row in failed_settings(loader) if drawable(row.workers)]
     workers = sorted({row.workers for row in (*rows, *failed)})
-    low, high = _around(workers)
+    room = 0.06 * max(workers[-1] - workers[0], 8)
+    ticks: Layout = {"tickvals": workers, "ticktext": list(map(str, workers))} if len(workers) <= _MOST_TICKS else {}
+    x_axis = axis("workers", range=[workers[0] - room, workers[-1] + room], **ticks)
     highest = max(scale.of(row) or 0.0 for row in rows)
     data: list[Trace] = []
     notes: list[Layout] = []
     if scale.level is not None:
-        name, level = scale.level
-        if level <= _HIGHEST * highest:
-            highest = max(highest, level)
-            line: list[Point] = [(place, level, "") for place in np.linspace(low, high, 49).tolist()]
-            width = {"width": 1.5, "dash": "dash"}
-            data.append(points(name, line, "--ink", mode="lines", line=width, hovertext=hover(name)))
+        name, value = scale.level
+        if value <= _HIGHEST * highest:
+            highest = max(highest, value)
+            data.append(level(name, value, x_axis, "--ink", "dash", hover(name)))
         else:
-            notes.append(_note(f"↑ {name}, above this scale"))
+            notes.append(above_scale(name))
 
     def point(row: LoaderRow) -> Point:
         return row.workers, scale.of(row), _row_text(loader, row)
@@ -105,26 +111,9 @@ def _view(loader: LoaderTuning, scale: _Scale) -> View:
         data.append(points("failed", places, "--ink", mode="markers", marker={"symbol": "x", "size": 9}))
     chosen = loader.recommended_row
     if chosen is not None and chosen in rows:
-        star = {"symbol": "star", "size": 16, "line": {"color": "--paper", "width": 1.5}}
-        data.append(mark("recommended", point(chosen), "--accent", star))
-    ticks: Layout = {"tickvals": workers, "ticktext": list(map(str, workers))} if len(workers) <= _MOST_TICKS else {}
-    x_axis = axis("workers", range=[low, high], **ticks)
+        data.append(star(point(chosen)))
     y_axis = axis(scale.title, scale.unit, range=[-0.04 * highest, (1.06 + 0.06 * len(notes)) * highest or 1.0])
     return View(scale.label, data, {"xaxis": x_axis, "yaxis": y_axis, "annotations": notes})
-
-
-def _around(workers: Sequence[int]) -> tuple[float, float]:
-    """Return the range of the axis of workers, with some room on both sides."""
-    room = 0.06 * max(workers[-1] - workers[0], 8)
-    return workers[0] - room, workers[-1] + room
-
-
-def _note(text: str) -> Layout:
-    return {
-        "text": label(text),
-        **{"xref": "paper", "x": 0, "xanchor": "left", "xshift": 8, "yref": "paper", "y": 1, "yanchor": "top"},
-        **{"showarrow": False, "font": {"size": 12, "color": "--faint"}},
-    }
 
 
 def _groups(loader: LoaderTuning, rows: Sequence[LoaderRow]) -> dict[str, list[LoaderRow]]:
@@ -188,7 +177,7 @@ def _effect(rows: Sequence[LoaderRow], name: str) -> float:
 def _row_text(loader: LoaderTuning, row: LoaderRow) -> str:
     name = setting_name(loader, row)
     if row.outcome != "ok":
-        return hover(name, f"failed: {outcome_words(row)}", shown(row.error or ""))
+        return hover(name, f"failed: {outcome_words(row)}", quoted(row.error or ""))
     rate, spread = row.examples_per_second or 0.0, row.examples_per_second_spread
     waits, measured = row.idle, " (measured)" if row.gpu_idle_measured is not None else ""
     p99 = row.wait_p99_seconds

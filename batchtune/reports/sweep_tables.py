@@ -1,19 +1,20 @@
-"""The tables of a report: what was compared, what to set, what fits, what failed, and the gate's verdicts."""
+"""The tables on a sweep: its rows compared, the recommended buckets, the trade-offs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 
 from batchtune.batching.strategies import STRATEGIES
-from batchtune.reports.loader_tables import loader_comparison_table, loader_tables
 from batchtune.reports.rows import (
     CURRENT,
-    DOES_NOT_FIT,
+    UNPROVEN,
     best_table,
     compared,
     current_name,
     current_words,
     fixed_baseline,
+    format_correlation,
     format_share,
     knows_mates,
     mates_again,
@@ -21,70 +22,34 @@ from batchtune.reports.rows import (
     swept_kinds,
     today_row,
 )
-from batchtune.reports.run import RunResults
-from batchtune.reports.stream_tables import stream_comparison_table, stream_tables
 from batchtune.reports.table import (
+    TIMES,
     UNKNOWN,
     Table,
-    failures_table,
     format_shape,
     format_times,
     known,
-    limits,
+    limits_table,
     make_table,
     shown_of,
     spread,
 )
-from batchtune.reports.trade_offs import trade_off_tables
-from batchtune.reports.verification import proposal_table, verification_tables
-from batchtune.results import Baseline, LowerBound, Probe, Row, Sweep, Trial, Verdict, cost_of
-from batchtune.units import counted, format_length, format_number, format_percent, format_seconds, format_size
+from batchtune.reports.trade_offs import two_dimensional_gains
+from batchtune.results import Baseline, LowerBound, Probe, Row, Saturation, Sweep, cost_of
+from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
-# Of tables whose batch sizes are not all proven.
-_MARK = "*"
-_MAX_FRONTIER_POINTS = 24
+_MAX_SATURATION_POINTS = 10
+_MAX_CURVE_POINTS = 12
 # Strategies that take fewer buckets than they may where more would cost more.
 _BY_COST = {name for name, strategy in STRATEGIES.items() if strategy.depends_on_sizes}
-_WORST_FIRST = {"error": 0, "fails": 1, "holds": 2}
 
 
-def full_tables(results: RunResults) -> Iterator[Table]:
-    """Lay out all that a run's results hold."""
-    probe, sweep, verification = results.probe, results.sweep, results.verification
-    if sweep is not None:
-        yield rows_table(sweep)
-        if sweep.recommended_row is not None:
-            yield _bucket_table(sweep, sweep.recommended_row, probe)
-        yield from trade_off_tables(sweep)
-    if probe is not None:
-        if probe.frontier:
-            yield _frontier_table(probe)
-        title, unit = "Trials that failed, but not for lack of memory", probe.lengths.unit
-        yield from failures_table(title, failed_trials(probe), unit, "probe.json")
-    if results.stream is not None:
-        yield from stream_tables(results.stream)
-    if results.loader is not None:
-        yield from loader_tables(results.loader)
-    if verification is not None:
-        yield from verification_tables(verification)
-
-
-def brief_tables(results: RunResults) -> list[Table]:
-    """Lay out what the recommended row saves; or, where its verification does not hold, the sizes that are safe."""
-    sweep, verification = results.sweep, results.verification
-    if verification is not None and not verification.holds:
-        return proposal_table(verification)
-    found = []
-    if sweep is not None and sweep.recommended_row is not None:
-        found.append(comparison_table(sweep, sweep.recommended_row))
-    stream = results.stream
-    if stream is not None and stream.recommended_row is not None:
-        found.append(stream_comparison_table(stream, stream.recommended_row, "" if sweep is None else "Stream"))
-    loader = results.loader
-    if loader is not None and loader.recommended_row is not None:
-        title = "" if results.main is loader else "Loader"
-        found.append(loader_comparison_table(loader, loader.recommended_row, title))
-    return found
+def sweep_tables(sweep: Sweep, probe: Probe | None) -> Iterator[Table]:
+    """Lay out all that a sweep holds; the probe's trials prove batch sizes."""
+    yield rows_table(sweep)
+    if sweep.recommended_row is not None:
+        yield _bucket_table(sweep, sweep.recommended_row, probe)
+    yield from trade_off_tables(sweep)
 
 
 def rows_table(sweep: Sweep) -> Table:
@@ -122,14 +87,14 @@ def rows_table(sweep: Sweep) -> Table:
     return make_table(title, rows, _notes(sweep, chosen), marked, len(chosen))
 
 
-def comparison_table(sweep: Sweep, row: Row) -> Table:
+def sweep_comparison(sweep: Sweep, row: Row) -> Table:
     """Lay the recommended row next to what it is compared with, and the user's own config even if it can't fit."""
     timed, in_pools = sweep.has_times, row.pool_size is not None
     brief = timed and in_pools  # one line has no room for more
     lines: list[tuple[str, Row | Baseline | LowerBound]] = [("recommended", row)]
     lines += [(name.removeprefix("a "), other) for name, other in compared(sweep)]
     if sweep.current is not None and sweep.current_fits is False:
-        lines.append((f"{CURRENT} ({DOES_NOT_FIT})", sweep.current))
+        lines.append((current_name(sweep, CURRENT), sweep.current))
     if (table := best_table(sweep)) is not None and table is not row:
         lines.append((f"best table ({counted(len(table.boundaries), 'bucket')})", table))
     lines.append(("lower bound", sweep.lower_bound))
@@ -173,7 +138,7 @@ def chosen_rows(sweep: Sweep) -> list[int]:
 
 def _size(row: Row) -> str:
     """Return the size of pools, or the buckets as asked for, `12 of 20` where the table has fewer; `*`: unproven."""
-    mark = _MARK if row.unproven else ""
+    mark = UNPROVEN if row.unproven else ""
     return f"{format_number(row.pool_size) if row.pool_size is not None else _buckets(row)}{mark}"
 
 
@@ -193,7 +158,7 @@ def _notes(sweep: Sweep, chosen: list[int]) -> list[str]:
     if sweep.recommended is not None:
         notes.append("▶ marks the recommended row.")
     if any(row.unproven for row in (*rows, sweep.current) if row is not None):
-        notes.append(f"{_MARK} marks tables with batch sizes that are not proven to fit.")
+        notes.append(f"{UNPROVEN} marks tables with batch sizes that are not proven to fit.")
     if sweep.current_fits is False:
         notes.append(
             "The current config does not fit: its batches are larger than what was measured to fit, or than "
@@ -233,7 +198,13 @@ def _bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
     """Lay out the recommended buckets, each with the trial that proves its batch size, where one is known."""
     unit, uses = sweep.lengths.unit, sweep.buckets
     if row.pool_size is not None:
-        return _limits_table(row, unit)
+        notes = []
+        if row.batch_overhead is not None:
+            notes.append(
+                "Pools are cut where the sum of padded lengths is least, with an overhead of "
+                f"{format_length(row.batch_overhead, unit)} a batch: batches may hold fewer examples."
+            )
+        return limits_table("Largest batch size, by longest example", row, unit, "sampler.yaml", notes)
     trials = {trial.index: trial for trial in probe.trials} if probe else {}
     proven = [use.proven_by for use in uses] if len(uses) == len(row.boundaries) else [None] * len(row.boundaries)
     rows = []
@@ -257,52 +228,89 @@ def _bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
     return make_table(f"Recommended buckets ({row.strategy})", rows, notes)
 
 
-def _limits_table(row: Row, unit: str | None) -> Table:
-    """Lay out how many examples a batch of recommended pools holds, by its longest."""
-    rows, count = limits(row, unit, _MAX_FRONTIER_POINTS)
-    notes = [*shown_of(len(rows), count, " lengths", "sampler.yaml")]
-    if row.batch_overhead is not None:
-        notes.append(
-            "Pools are cut where the sum of padded lengths is least, with an overhead of "
-            f"{format_length(row.batch_overhead, unit)} a batch: batches may hold fewer examples."
-        )
-    return make_table(f"Largest batch size, by longest example ({row.name})", rows, notes)
+def trade_off_tables(sweep: Sweep) -> Iterator[Table]:
+    """Lay out the curve of speed against randomness, throughput by max_batch_length, tables over two lengths."""
+    if len(sweep.trade_off) > 1:
+        yield _curve_table(sweep)
+    if sweep.saturation is not None and len(sweep.saturation.points) > 1:
+        yield _saturation_table(sweep, sweep.saturation)
+    if sweep.two_dimensional:
+        yield _two_dimensional_table(sweep)
 
 
-def _frontier_table(probe: Probe) -> Table:
-    """Lay out the largest batch that fits at each length."""
-    shown, unit = spread(probe.frontier, _MAX_FRONTIER_POINTS), probe.lengths.unit
+def _curve_table(sweep: Sweep) -> Table:
+    indices, timed = sweep.trade_off, sweep.has_times
+    kept = [indices.index(index) for index in (sweep.knee, sweep.recommended) if index in indices]
+    shown = spread(indices, _MAX_CURVE_POINTS, kept)
+    fastest = cost_of(sweep.rows[indices[0]], timed=timed)
     rows = []
-    for point in shown:
-        closed_by: str = "data, not memory" if point.closed_by == "data" else point.closed_by
-        if point.oom_batch_size is not None:
-            closed_by += f" at {format_number(point.oom_batch_size)}"
+    kinds, known_mates = swept_kinds(sweep), knows_mates(sweep)
+    for index in shown:
+        row = sweep.rows[index]
+        sizing, knee = "" if row.sizing == "length" else " (frontier)", " (knee)" if index == sweep.knee else ""
+        size, again = format_number(row.pool_size or len(row.boundaries)), row.mates_again
+        random = f"{1 / row.effective_buckets:.3f}" if row.effective_buckets else None
+        if known_mates and again is not None:  # rounded down, as --min-randomness is to be given
+            random = f"{math.floor(1e4 * (1 - again)) / 1e4:.4f}"
         rows.append(
             {
-                "length": format_length(point.length, unit),
-                "target length": known(point.target_length, format_number),
-                "batch size": format_number(point.batch_size),
-                "closed by": closed_by,
-                "peak memory": known(point.peak_bytes, format_size),
-                "step time": known(point.step_seconds, format_seconds),
-                "trial": known(point.trial, str),
+                "table" if kinds == "tables" else "strategy": f"{row.strategy} {size}{sizing}{knee}",
+                "effective buckets": None if known_mates else f"{row.effective_buckets:.1f}",
+                "randomness": random,
+                "length correlation": known(row.length_correlation, format_correlation),
+                "mean batch": format_number(row.mean_batch_size),
+                "variation": known(row.batch_size_variation, "{:.2f}".format),
+                "cost": format_times(cost_of(row, timed=timed), fastest),
             }
         )
-    notes = [*shown_of(len(shown), len(probe.frontier), " lengths", "probe.json")]
-    if any(point.closed_by == "data" for point in shown):
-        notes.append(
-            "“Data, not memory”: no more examples are this short, or --max-batch-size allows no more. More may fit."
-        )
-    return make_table("Frontier: the largest batch, by length", rows, notes)
+    notes = [
+        f"Cost is a multiple ({TIMES}) of the fastest's. Nothing swept is cheaper and more random than one of these.",
+        *shown_of(len(shown), len(indices), f" {kinds} on the curve", "sweep.json"),
+    ]
+    if known_mates:
+        notes.append("Randomness is the share of batch mates that are not mates again in the next epoch.")
+    marked = shown.index(sweep.recommended) if sweep.recommended in shown else None
+    return make_table("Speed against randomness", rows, notes, marked)
 
 
-def failed_trials(probe: Probe | None) -> list[Trial]:
-    """Return the trials that failed, but not for lack of memory."""
-    return [trial for trial in probe.trials if trial.outcome not in ("ok", "oom")] if probe is not None else []
+def _saturation_table(sweep: Sweep, saturation: Saturation) -> Table:
+    row, points = sweep.recommended_row, saturation.points
+    best = max(point.throughput for point in points)
+    limits = [point.max_batch_length for point in points]
+    at = limits.index(saturation.max_batch_length) if saturation.max_batch_length in limits else None
+    shown = spread(range(len(limits)), _MAX_SATURATION_POINTS, [at])
+    rows = [
+        {
+            "max_batch_length": format_length(point.max_batch_length, sweep.lengths.unit),
+            "mean batch": format_number(point.mean_batch_size),
+            "estimated epoch": format_seconds(point.estimated_epoch_seconds),
+            "throughput": format_percent(point.throughput / best) if best else None,
+        }
+        for point in (points[index] for index in shown)
+    ]
+    notes = [
+        "Throughput is true length per second, as a share of the best of these tables: "
+        f"{saturation.num_buckets} optimal buckets each, sized by max_batch_length."
+    ]
+    if row is not None and row.sizing == "frontier" and row.estimated_epoch_seconds and best:
+        share = sweep.lengths.total / row.estimated_epoch_seconds / best
+        what = "table, with measured batch sizes, reaches" if row.pool_size is None else "pools, as measured, reach"
+        notes.append(f"The recommended {what} {format_percent(share)} of that best.")
+    marked = None if at is None else shown.index(at)
+    return make_table("Throughput by max_batch_length", rows, notes, marked)
 
 
-def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
-    """Lay out one row for each rule, the worst first; its first column holds the outcome. None without rules."""
-    ordered = sorted(verdicts, key=lambda verdict: _WORST_FIRST[verdict.outcome])
-    rows = [{"verdict": one.outcome, "fails if": one.rule, "found": one.message} for one in ordered]
-    return make_table("Rules", rows) if rows else None
+def _two_dimensional_table(sweep: Sweep) -> Table:
+    timed = all(row.estimated_epoch_seconds is not None for row in sweep.two_dimensional)
+    rows = [
+        {
+            "buckets": format_number(row.num_buckets),
+            "batches": format_number(row.batches),
+            "over length alone": format_number(row.one_dimensional_batches),
+            "estimated epoch": known(row.estimated_epoch_seconds, format_seconds) if timed else None,
+            "gain": f"{gain:.2f}{TIMES}",
+        }
+        for row, gain in zip(sweep.two_dimensional, two_dimensional_gains(sweep), strict=True)
+    ]
+    note = "Gain is by time where it is known, else by batches; from the same simulated shuffles, on one rank."
+    return make_table("Buckets over both lengths", rows, [note])
