@@ -27,7 +27,7 @@ def shortened(value: object, limit: int = QUOTED_CHARACTERS) -> str:
 
 
 def listed(values: Sequence[object], most: int = 20) -> str:
-    """List foreign values for a message: the first, each shortened, and the number of the others."""
+    """List foreign values for a message: the first ones, shortened, and the number of the others."""
     more = [f"and {len(values) - most:,} more"] if len(values) > most else []
     return ", ".join([*map(shortened, values[:most]), *more])
 
@@ -38,14 +38,14 @@ def bounded(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text of a stranger's file for a terminal: what could steer it becomes a question mark."""
+    """Return text safe for a terminal: control characters become question marks."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def without_commands(text: str, *, wrapped: bool = True) -> str:
-    """Return text in which GitHub Actions finds no command where a log shows it.
+    """Return text in which GitHub Actions finds no command when a log shows it.
 
-    It takes `::name::` where that begins a line, and `##[name]` anywhere (https://github.com/actions/runner,
+    Commands are `::name::` at the start of a line, and `##[name]` anywhere (https://github.com/actions/runner,
     `ActionCommand.cs`). If `wrapped`, lines may still be broken, between words or in a long one.
     """
     parted = (_WORDS_BEGIN if wrapped else _LINES_BEGIN).sub(lambda match: match[0].replace("::", ": :"), text)
@@ -65,13 +65,13 @@ class BatchtuneError(Exception):
 
 
 class UsageError(BatchtuneError):
-    """The command line, the environment or `[tool.batchtune]` asks for something meaningless."""
+    """The command line, the environment or `[tool.batchtune]` has a meaningless setting."""
 
     exit_code = 2
 
 
 class ManifestError(BatchtuneError):
-    """A source of lengths can't be read as asked."""
+    """A source of lengths can't be read as requested."""
 
 
 class ResultError(BatchtuneError):
@@ -79,7 +79,7 @@ class ResultError(BatchtuneError):
 
 
 class WorkloadError(BatchtuneError):
-    """The user's workload failed, not for lack of memory; `traceback` are the last lines of its own traceback."""
+    """The user's workload failed with an error other than OOM; `traceback` is the end of its own traceback."""
 
     def __init__(self, message: str, hint: str | None = None, traceback: str | None = None) -> None:
         super().__init__(message, hint)
@@ -91,4 +91,4 @@ class LoaderError(WorkloadError):
 
 
 class ProbeError(BatchtuneError):
-    """The probe can't give an answer: nothing fits, or the device can't be used."""
+    """The probe has no result: nothing fits, or the device can't be used."""

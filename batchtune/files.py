@@ -15,21 +15,18 @@ from batchtune.units import format_size
 
 
 def write_whole(path: Path, content: str | bytes, *, follow: bool = True) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part.
-
-    Text is written as UTF-8; `path`, `follow` and errors are as for `writing_whole`.
-    """
+    """Write a file so that a reader sees the old content or the new, never a part; arguments as in `writing_whole`."""
     with writing_whole(path, follow=follow) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
 def writing_whole(path: Path, *, synced: bool = True, follow: bool = True) -> Iterator[IO[bytes]]:
-    """Open a file that takes its name when the block ends, and leaves nothing behind on failure.
+    """Open a temporary file in the same folder that takes its name when the block ends, or vanishes on failure.
 
-    Until then it is a temporary file in the same folder, which is created if missing. If `synced`, it survives a loss
-    of power. If `follow`, a link is followed, and a device or pipe written to: not in a run folder, which may come from
-    anywhere, with links in it to any file. Raises ResultError if the file can't be written.
+    The folder is created if missing. If `synced`, the file survives a power loss. If `follow`, a link is followed, and
+    a device or pipe written to: not in a run folder, which may come from anywhere, with links to any file. Raises
+    ResultError if the file can't be written.
     """
     temporary: str | None = None
     try:
@@ -60,7 +57,7 @@ def writing_whole(path: Path, *, synced: bool = True, follow: bool = True) -> It
 def read_regular(path: Path, most_bytes: int, hint: str | None = None, *, name: str | None = None) -> bytes:
     """Read a file that may come from anywhere, called `name` in messages, by default its path.
 
-    Raises ResultError if it is missing, unreadable, larger, or not an ordinary file: a pipe might never end.
+    Raises ResultError if it is missing, unreadable, too large, or not an ordinary file: a pipe might never end.
     """
     name = name or str(path)
     try:
@@ -79,7 +76,7 @@ def read_regular(path: Path, most_bytes: int, hint: str | None = None, *, name: 
 
 
 def unwritable(path: Path, error: OSError) -> ResultError:
-    """Return the error for a file that can't be written, with the system's own reason."""
+    """Return the error for a file that can't be written, with the system's reason."""
     return ResultError(
         f"{path} can't be written: {error.strerror or error}",
         "Nothing was left half-written. Make room or choose another place, then run the same command again.",

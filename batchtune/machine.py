@@ -7,13 +7,11 @@ import os
 from pathlib import Path
 
 
-def available_memory() -> int | None:
-    """Return how much more processes can take without swapping, in bytes (MemAvailable; man 5 proc)."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return min(total_memory(), int(line.split()[1]) * 1024)
-    return None
+def available_memory() -> int:
+    """Return how much more memory processes can take without swapping, in bytes."""
+    import psutil
+
+    return min(total_memory(), int(psutil.virtual_memory().available))
 
 
 def total_memory() -> int:

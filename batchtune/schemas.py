@@ -1,4 +1,4 @@
-"""JSON Schemas (draft 2020-12) of the files that commands write, with the words of the records' docstrings."""
+"""JSON Schemas (draft 2020-12) of the files that commands write, described by the records' docstrings."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ from batchtune.results import (
     Verification,
 )
 
-# One entry of a Google-style section: one or several names, a colon, the text.
+# One entry of a Google-style section: one or several names, a colon, the text, in which another entry may begin.
 _ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): (?P<text>.*)")
-_NONE = re.compile(r"\bNone\b")
-# What begins the next attribute within an entry.
 _NEXT = re.compile(r"; ([a-z]\w*): ")
+_NONE = re.compile(r"\bNone\b")
 
 
 class Described(NamedTuple):
-    """What a schema can be asked for: the record that a file holds, where it is found, and what it holds."""
+    """The record in a file, the name of the file, and what it holds."""
 
     record: type[Record]
     file: str
@@ -56,7 +55,7 @@ SCHEMAS = {
     "trials": Described(Trial, "trials.jsonl, each line", "one batch shape that was measured"),
     "sampler": Described(SamplerConfig, "sampler.yaml", "the recommendation; YAML with the same content as JSON"),
     "report": Described(Report, "report --format json, tune --json", "the summary of a run, and its result files"),
-    "export": Described(Exported, "export --json", "the recommendation in another framework's words"),
+    "export": Described(Exported, "export --json", "the recommendation as another framework's config"),
     "scan": Described(Scan, "scan --json", "what the lengths of a data set look like"),
     "doctor": Described(Doctor, "doctor --json", "what a machine offers"),
 }
@@ -84,25 +83,22 @@ def render_schema(name: str) -> str:
 
 
 def render_names() -> str:
-    """Return the names of all schemas, one a line, with what they are of."""
+    """Return the names of all schemas, one a line, each with its file and what that holds."""
     width = max(map(len, SCHEMAS))
     return "".join(f"{name:<{width}}  {one.file}: {one.one_line}\n" for name, one in SCHEMAS.items())
 
 
 def render_list() -> str:
     """Return the names of all schemas as JSON text."""
-    listed = [
-        {
-            **{"name": name, "file": one.file, "description": one.one_line},
-            **{"version": one.record.VERSION, "id": identifier_of(name)},
-        }
-        for name, one in SCHEMAS.items()
-    ]
+    listed: list[dict[str, Any]] = []
+    for name, (record, file, one_line) in SCHEMAS.items():
+        listed.append({"name": name, "file": file, "description": one_line})
+        listed[-1] |= {"version": record.VERSION, "id": identifier_of(name)}
     return json.dumps({"schemas": listed}, indent=2, ensure_ascii=False) + "\n"
 
 
 def identifier_of(name: str) -> str:
-    """Return the `$id` of a schema: it ends in the version of the files that it is of."""
+    """Return the `$id` of a schema, which ends in the version of its files."""
     return f"urn:batchtune:schema:{name}:{SCHEMAS[name].record.VERSION}"
 
 
@@ -123,28 +119,23 @@ def _described(schema: dict[str, Any], record: Any) -> dict[str, Any]:
             "format": {"type": "string", "const": record.FORMAT},
             "version": {"type": "integer", "minimum": 1, "maximum": record.VERSION},
         }
-        # A file says which format and version it is of in `meta`, or at its top.
+        # A file has its format and version in `meta`, or at its top.
         properties.update({"meta": {**properties["meta"], "properties": own}} if "meta" in properties else own)
     return {**schema, "description": _NONE.sub("null", text), "properties": properties}
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return a Google-style docstring as its text, paragraph by paragraph, and the attributes that it describes.
+    """Split a Google-style docstring into its text, paragraph by paragraph, and its attributes' descriptions.
 
     Several names before one colon share its text; one entry may hold several attributes, as `a: ...; b: ...`.
     """
     head, _, section = text.partition("\nAttributes:\n")
     attributes: dict[str, str] = {}
-    names: list[str] = []
-    for line in textwrap.dedent(section).strip().splitlines():
-        entry = _ENTRY.fullmatch(line)
-        if entry is not None:  # a continuation is indented, so it matches nothing here
-            names = entry["names"].split(", ")
-            attributes.update(dict.fromkeys(names, entry["text"]))
-        else:
-            attributes.update({name: f"{attributes[name]} {line.strip()}" for name in names})
-    for name, words in list(attributes.items()):
-        attributes[name], *others = _NEXT.split(words)
-        attributes.update(zip(others[::2], others[1::2], strict=True))
+    # A continuation line is indented further.
+    entries = re.sub(r"\n +", " ", textwrap.dedent(section)).strip().splitlines()
+    for entry in filter(None, map(_ENTRY.fullmatch, entries)):
+        words, *others = _NEXT.split(entry["text"])
+        attributes |= dict.fromkeys(entry["names"].split(", "), words)
+        attributes |= zip(others[::2], others[1::2], strict=True)
     paragraphs = [" ".join(part.split()) for part in head.strip().split("\n\n")]
     return "\n\n".join(paragraphs), attributes

@@ -9,18 +9,8 @@ from typing import Any
 from batchtune.results import Device, DeviceProcess, Trial
 from batchtune.units import counted, format_size
 
-# A process that holds less computes nothing: a CUDA context alone takes more. It is the desktop's or a monitor's.
-_IDLE_BYTES = 64 << 20
 _PROCESSES_NAMED = 3
-# Clocks always differ by a few steps. Beyond this fraction, the times of two trials don't compare.
-_CLOCK_RANGE = 0.1
-# The interquartile range of a trial's steps, as a fraction of their median, and the fraction of trials in which it may
-# be larger. One trial in four may be disturbed: the median of many is still good.
-_LARGE_SPREAD = 0.15
-_DISTURBED_SHARE = 0.25
-# With so many processors fewer than a step has threads, its times are useless; every machine does a little else.
-_TAKEN_PROCESSORS = 0.25
-_WORDS = ((None, "not set"), (True, "on"), (False, "off"))
+_LARGE_SPREAD = 0.15  # of the times of a trial's steps: interquartile range / median
 
 WORST_TIME_ERROR = 1.0
 """A model of step times with a larger mean relative error estimates nothing."""
@@ -29,15 +19,24 @@ WORST_TIME_ERROR = 1.0
 def trust_warnings(device: Device, trials: Sequence[Trial]) -> list[str]:
     """Return why the figures of a probe may be wrong, each with its remedy; `device` is as it was when it began."""
     passed = [trial for trial in trials if trial.outcome == "ok"]
-    # Whether it computes on the machine's own processors, as all programs do.
-    alone, shared = _on_a_device_of_its_own, _on_a_shared_device
-    found = alone(device, trials, passed) if device.processors is None else shared(device, device.processors, passed)
-    return [*found, *_about_times(passed), *settings_warnings(device.settings)]
+    found = _about_gpu(device, trials, passed) if device.processors is None else _about_cpu(device, passed)
+    # If steps take long, only one is timed: such a trial counts, but shows no spread.
+    timed = [(trial.step_seconds, trial.step_seconds_spread or 0.0) for trial in passed if trial.step_seconds]
+    disturbed = sum(spread > _LARGE_SPREAD * seconds for seconds, spread in timed)
+    times = []
+    if disturbed > 0.25 * len(timed):  # else the median of many is still good
+        times.append(
+            f"The times of a trial's steps differ by more than {_LARGE_SPREAD:.0%} of their median in {disturbed} of "
+            f"the {counted(len(timed), 'trial')} that passed: treat step times as rough. Probe again on a machine that "
+            "does nothing else."
+        )
+    return [*found, *times, *settings_warnings(device.settings)]
 
 
 def busy_with(processes: Sequence[DeviceProcess] | None) -> str | None:
     """Return `2 other processes (4711 with 3.2 GiB, 815)`; None if none of them matters."""
-    busy = [one for one in processes or () if one.used_bytes is None or one.used_bytes >= _IDLE_BYTES]
+    # A process that holds less computes nothing, as a CUDA context alone takes more: a desktop or a monitor.
+    busy = [one for one in processes or () if one.used_bytes is None or one.used_bytes >= 64 << 20]
     if not busy:
         return None
     busy.sort(key=lambda one: -(one.used_bytes or 0))
@@ -55,7 +54,7 @@ def settings_warnings(settings: Mapping[str, Any]) -> list[str]:
             "CUDA_LAUNCH_BLOCKING is set: every kernel waits for the one before, so steps take longer. Unset it for "
             "the probe, unless training has it too."
         )
-    # torch reads it so: any value at all turns the cache off.
+    # For torch, any value at all turns the cache off.
     if settings.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
         warnings.append(
             "PYTORCH_NO_CUDA_MEMORY_CACHING is set: the allocator keeps no cache, so memory and times differ from "
@@ -71,10 +70,10 @@ def settings_warnings(settings: Mapping[str, Any]) -> list[str]:
 
 
 def settings_differences(before: Device, now: Device) -> list[str]:
-    """Return the differences between two measurements in settings that decide memory and time, as sentences."""
+    """Return the differences between two measurements in settings that affect memory and time, as sentences."""
     versions = (("PyTorch", before.torch, now.torch), ("The driver", before.driver, now.driver))
     changed = [(name, old, new) for name, old, new in versions if None not in (old, new)]
-    # Without settings it was written by an older batchtune: nothing is known of them.
+    # Older files have no settings.
     if before.settings and now.settings:
         names = sorted({*before.settings, *now.settings})
         changed += [(name, before.settings.get(name), now.settings.get(name)) for name in names]
@@ -89,10 +88,13 @@ def settings_differences(before: Device, now: Device) -> list[str]:
 
 
 def _worded(value: Any) -> str:
-    return next((word for one, word in _WORDS if value is one), str(value))
+    if value is None:
+        return "not set"
+    return str(value) if not isinstance(value, bool) else "on" if value else "off"
 
 
-def _on_a_shared_device(device: Device, processors: int, passed: Sequence[Trial]) -> Iterator[str]:
+def _about_cpu(device: Device, passed: Sequence[Trial]) -> Iterator[str]:
+    """Yield the doubts about a device that other programs compute on too."""
     seen = [trial.other_processors for trial in passed if trial.other_processors is not None]
     others = sum(seen) / len(seen) if seen else device.other_processors
     if device.processes:
@@ -106,9 +108,10 @@ def _on_a_shared_device(device: Device, processors: int, passed: Sequence[Trial]
             "were free when the probe began: the system may have swapped, or may kill such a process. Give a limit "
             "with --memory that is free."
         )
+    processors = device.processors or 0
     if others is None or device.processes:  # another probe was reported already
         return
-    if others + device.settings.get("threads", processors) > processors + _TAKEN_PROCESSORS:
+    if others + device.settings.get("threads", processors) > processors + 0.25:  # every machine does a little else
         when = "while steps were timed" if seen else "while the workload was built"
         yield (
             f"Other programs took {others:.1f} of {counted(processors, 'processor')} {when}: the step times are too "
@@ -116,7 +119,7 @@ def _on_a_shared_device(device: Device, processors: int, passed: Sequence[Trial]
         )
 
 
-def _on_a_device_of_its_own(device: Device, trials: Sequence[Trial], passed: Sequence[Trial]) -> Iterator[str]:
+def _about_gpu(device: Device, trials: Sequence[Trial], passed: Sequence[Trial]) -> Iterator[str]:
     who = busy_with(device.processes)
     if device.processes is None and device.other_processes:
         who = _other_processes(device.other_processes)
@@ -125,16 +128,16 @@ def _on_a_device_of_its_own(device: Device, trials: Sequence[Trial], passed: Seq
             f"Also on the device: {who}. The limit is what they left free, and times may be too long. Stop them and "
             "probe again with --force, or probe another device with --device."
         )
-    outside, missing = max((one.outside_bytes for one in trials if one.outside_bytes is not None), default=None), 0
+    outside = max((one.outside_bytes for one in trials if one.outside_bytes is not None), default=None)
     if outside is not None and device.free_bytes is not None:
         missing = device.limit_bytes + device.reserve_bytes + device.ddp_bytes + outside - device.free_bytes
-    if outside is not None and missing > 0 and (device.outside_bytes is None or outside > device.outside_bytes):
-        reserve_mib = -(-(missing + device.reserve_bytes) >> 20)  # rounded up
-        yield (
-            f"Memory outside PyTorch's allocator (CUDA's context, the libraries' workspaces) grew to "
-            f"{format_size(outside)} during the probe: with the limit it is {format_size(missing)} more than the "
-            f"device had free. Leave more with --reserve {reserve_mib}MiB, and --force."
-        )
+        if missing > 0 and (device.outside_bytes is None or outside > device.outside_bytes):
+            reserve_mib = -(-(missing + device.reserve_bytes) >> 20)  # rounded up
+            yield (
+                f"Memory outside PyTorch's allocator (CUDA's context, the libraries' workspaces) grew to "
+                f"{format_size(outside)} during the probe: with the limit it is {format_size(missing)} more than the "
+                f"device had free. Leave more with --reserve {reserve_mib}MiB, and --force."
+            )
     timed = [trial.throttle_reasons for trial in passed if trial.throttle_reasons is not None]
     if reasons := Counter(reason for its in timed for reason in its):
         named = ", ".join(f"{reason} in {count}" for reason, count in reasons.most_common())
@@ -144,22 +147,10 @@ def _on_a_device_of_its_own(device: Device, trials: Sequence[Trial], passed: Seq
             "its cooling and power limit, or treat the times as rough."
         )
     clocks = [trial.sm_clock_mhz for trial in passed if trial.sm_clock_mhz]
-    if clocks and max(clocks) - min(clocks) > _CLOCK_RANGE * max(clocks):
+    if clocks and max(clocks) - min(clocks) > 0.1 * max(clocks):  # clocks always differ by a few steps
         yield (
             f"The GPU's clock varied from {min(clocks):,} to {max(clocks):,} MHz between trials: their times don't "
             "compare well. Lock the clock for the probe (nvidia-smi --lock-gpu-clocks), or treat the times as rough."
-        )
-
-
-def _about_times(passed: Sequence[Trial]) -> Iterator[str]:
-    # If steps take long, only one is timed: such a trial counts, but shows no spread.
-    timed = [trial for trial in passed if trial.step_seconds]
-    large = [trial for trial in timed if (trial.step_seconds_spread or 0.0) > _LARGE_SPREAD * (trial.step_seconds or 0)]
-    if len(large) > _DISTURBED_SHARE * len(timed):
-        yield (
-            f"The times of a trial's steps differ by more than {_LARGE_SPREAD:.0%} of their median in {len(large)} of "
-            f"the {counted(len(timed), 'trial')} that passed: treat step times as rough. Probe again on a machine that "
-            "does nothing else."
         )
 
 

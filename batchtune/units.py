@@ -8,10 +8,8 @@ import re
 from batchtune.errors import UsageError, shortened
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?\s*", re.IGNORECASE | re.ASCII)
-# Unit of time → of it in a second; lengths of an unknown unit are taken for seconds.
+# Unit of time → how many make a second; lengths of an unknown unit are assumed to be seconds.
 PER_SECOND = {"s": 1.0, "ms": 1000.0, None: 1.0}
-_NO_BATCH = 2000
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def parse_size(text: str) -> int:
@@ -23,11 +21,10 @@ def parse_size(text: str) -> int:
     Raises:
         UsageError: Not a size, or not positive.
     """
-    match = _SIZE.fullmatch(text)
     size = 0.0
-    if match is not None:
+    if match := _SIZE.fullmatch(text):
         decimal = match[2] and not match[3] and text.strip().lower().endswith("b")
-        size = float(match[1]) * (1000 if decimal else 1024) ** _POWERS[(match[2] or "").upper()]
+        size = float(match[1]) * (1000 if decimal else 1024) ** " KMGT".index((match[2] or " ").upper())
     if not 1 <= size < math.inf:
         raise UsageError(
             f"{shortened(text)} is not a memory size", "Write a number with a unit, such as 2GiB or 500MB."
@@ -51,22 +48,20 @@ def _three_digits(value: float) -> str:
 
 
 def counts_samples(limit: float, longest: float) -> bool:
-    """Return whether a batch's limit must count samples of audio, where lengths are seconds, the longest `longest`.
+    """Return whether a batch's limit must count audio samples, for lengths in seconds up to `longest`.
 
-    No batch holds so many times the longest example; limits in samples are thousands of times as large.
+    No batch holds 2000 times the longest example; limits in samples are larger.
     """
-    return limit > _NO_BATCH * longest
+    return limit > 2000 * longest
 
 
 def format_number(value: float) -> str:
     """Format a number for a person: at most 4 significant digits below 10,000, grouped by thousands above."""
-    if abs(value) >= 9999.5:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:.4g}"
 
 
 def rounded_down(value: float, digits: int) -> float:
-    """Return the largest number with so many digits that is not above a positive value."""
+    """Round a positive value down to this many significant digits."""
     step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
     return min(value, float(f"{math.floor(value / step) * step:.{digits}g}"))
 
@@ -84,7 +79,7 @@ def format_length(value: float, unit: str | None) -> str:
 def format_seconds(seconds: float) -> str:
     """Format a time span for a person: `430 µs`, `45 ms`, `12.3 s`, `4 min 05 s`, `3 h 12 min`.
 
-    The unit is chosen by the rounded number, so that 59.96 s is `1 min 00 s` and not `60 s`.
+    The unit is chosen by the rounded number: 59.96 s is `1 min 00 s`, not `60 s`.
     """
     if seconds == 0:
         return "0 s"
@@ -102,16 +97,16 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_ratio(value: float) -> str:
-    """A ratio with 3 significant digits that keeps its zeros: `1.60`, `12.3`, `104`."""
+    """Format a ratio with 3 significant digits, keeping zeros: `1.60`, `12.3`, `104`."""
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
 
 
 def format_percent(ratio: float) -> str:
-    """A ratio as per cent: `11.4%`."""
+    """Format a ratio as per cent: `11.4%`."""
     return f"{100 * ratio:.1f}%"
 
 
 def with_full_stop(text: str) -> str:
-    """Return a sentence from a result file, where most have no full stop, with one."""
+    """End a sentence from a result file, where most have no full stop, with one."""
     text = text.strip()
     return text if not text or text.endswith((".", "!", "?")) else f"{text}."

@@ -1,8 +1,8 @@
-"""Checks that the batches at the limit also fit one after the other: training never runs one shape alone.
+"""Checks that the batches at the limit also fit one after the other: training never runs only one shape.
 
-An allocator keeps what it freed in blocks that another shape may not fit into. So the shapes run in turns, the cache
-kept, first in the worker that the search leaves behind, then in a fresh one, as training starts. The first step of a
-fresh worker may need more than later ones with the same batch: the difference becomes a part of the margin.
+An allocator keeps what it freed in blocks that another shape may not fit into. So the shapes run in turns with the
+cache kept, first in the search's last worker, then in a fresh one, as training starts. The first step of a fresh worker
+may need more than later ones with the same batch: the margin covers the difference.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from batchtune.probe.supervisor import Supervisor
 from batchtune.results import Trial
 from batchtune.shapes import BatchShape
 
-# How often the shapes take turns in the search's worker, and in the fresh one.
-ROUNDS = (2, 1)
-# So many shapes tell how much longer a step takes in turns than repeated.
-_FEWEST_TIMED = 3
+ROUNDS = (2, 1)  # of turns in the search's worker, and in the fresh one
+_FEWEST_TIMED = 3  # shapes, to compare step times in turns with those repeated
 
 T = TypeVar("T")
 
@@ -32,8 +30,8 @@ class Turns:
     steps: int = 0  # that passed
     alloc_retries: int = 0  # how often the allocator emptied its cache to go on
     reserved_growth_bytes: int | None = None  # of its cache, after each shape had run once; None if it has no cache
-    failures: list[Ran] = field(default_factory=list)  # take no further turns; no fresh worker starts after them
-    # Of the steps of each shape that passed, but for the first step of the fresh worker.
+    failures: list[Ran] = field(default_factory=list)  # they take no further turns, and no fresh worker starts
+    # Of each shape's steps that passed, without the first step of the fresh worker.
     peaks: dict[BatchShape, list[int]] = field(default_factory=dict)
     seconds: dict[BatchShape, list[float]] = field(default_factory=dict)
     first_step: tuple[BatchShape, int] | None = None  # of the fresh worker: its shape and its peak, if it passed
@@ -41,7 +39,7 @@ class Turns:
     reserved_first: int = 0  # the largest cache of the current worker while each shape ran once
 
     def time_ratio(self, trials: Sequence[Trial]) -> float | None:
-        """Return the time of the turns' steps over that of the same shapes' trials; None for too few shapes."""
+        """Return the time of steps in turns / that of the same shapes' trials; None for too few shapes."""
         alone = {trial.shape: trial.mean_step_seconds for trial in trials if trial.mean_step_seconds}
         both = [(fmean(seconds), alone[shape]) for shape, seconds in self.seconds.items() if shape in alone]
         if len(both) < _FEWEST_TIMED:
@@ -49,7 +47,7 @@ class Turns:
         return sum(in_turns for in_turns, _ in both) / sum(repeated for _, repeated in both)
 
     def passed(self, step: Trial, *, again: bool, first: bool) -> None:
-        """Take in a step that passed: `first` of the fresh worker, or `again` after an earlier turn of this worker."""
+        """Record a step that passed: the `first` of the fresh worker, or `again` after an earlier turn of this one."""
         self.steps += 1
         self.alloc_retries += step.alloc_retries or 0
         if step.step_seconds is not None and not first:
@@ -66,18 +64,17 @@ class Turns:
 
 
 def confirm(stepper: Supervisor, shapes: Sequence[BatchShape], on_step: Callable[[BatchShape], None]) -> Turns:
-    """Run the shapes in turns, and find all that fail so in the first worker, else in the fresh one.
+    """Run the shapes in turns, and find all that fail in the first worker, or if none does, in the fresh one.
 
-    A shape fails if it runs out of memory, or if it crashes or hangs a second time, in a fresh worker. If it passes
-    because the allocator empties its cache, that is counted: it fits, at the cost of time. `on_step` is called
-    before each step. Raises as `Supervisor.start`.
+    A shape fails if it runs out of memory, or crashes or hangs twice. It passes, with a count, if the allocator has to
+    empty its cache: it fits, at the cost of time. `on_step` is called before each step. Raises as `Supervisor.start`.
     """
     turns = Turns()
     faults: set[BatchShape] = set()
 
     def run_worker(rounds: int, *, fresh: bool) -> bool:
-        """Run one worker's turns; return whether it died, so that they have to be run once more."""
-        turns.reserved_first = 0  # another worker's cache says nothing of this one's
+        """Run one worker's turns; return whether it died, so that they must be run again."""
+        turns.reserved_first = 0
         if fresh:
             stepper.start()
         for number in range(rounds * len(shapes)):
@@ -97,7 +94,7 @@ def confirm(stepper: Supervisor, shapes: Sequence[BatchShape], on_step: Callable
                 break
             else:
                 turns.failures.append(ran)
-            if outcome == "error":  # the workload's own: nothing more can be learnt
+            if outcome == "error":  # the workload's own, which ends the probe
                 break
         return False
 
@@ -110,17 +107,17 @@ def confirm(stepper: Supervisor, shapes: Sequence[BatchShape], on_step: Callable
 
 
 def error_in_turns(step: Trial) -> str:
-    """Describe a failure among the others in a few words."""
+    """Describe a failure in turns in a few words."""
     return f"in turns with the other shapes: {step.error or step.outcome}"
 
 
 def alternating(shapes: list[T]) -> list[T]:
-    """Largest, smallest, second largest, second smallest, and so on: what fragments an allocator's cache most."""
+    """Alternate large and small shapes, given in order of size: this fragments an allocator's cache most."""
     return [shape for pair in zip(shapes, reversed(shapes), strict=True) for shape in pair][: len(shapes)]
 
 
 def first_step_excess(stepper: Supervisor, shape: BatchShape) -> int | None:
-    """Return by how many bytes a fresh worker's first step exceeds the second, with one batch; None if not known."""
+    """Return how many bytes a fresh worker's first step needs beyond the second of the same batch; None: unknown."""
     stepper.start()
     steps = [stepper.step(shape).trial for _ in range(2)]
     peaks = [step.peak_bytes for step in steps if step.outcome == "ok" and step.peak_bytes is not None]

@@ -1,8 +1,9 @@
-"""One probe at a time on a device: a lock that the system lets go of when its holder ends, however it does."""
+"""One probe at a time on a device: a lock that the system releases when its holder ends, however it ends."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import stat
@@ -15,7 +16,7 @@ FOLDER = "batchtune-locks"
 
 
 class DeviceBusy(ProbeError):
-    """Another probe holds the device; `process` is its process, None if unknown."""
+    """Another probe holds the device; `process` is its id, None if unknown."""
 
     def __init__(self, device_name: str, process: int | None) -> None:
         self.process = process
@@ -27,46 +28,33 @@ class DeviceBusy(ProbeError):
         )
 
 
-class DeviceLock:
-    """Holds a device for this process, from construction to `release`.
+def lock_device(device_id: str, device_name: str) -> io.FileIO:
+    """Hold a device for this process until the returned file is closed.
 
-    The lock is an flock on a file in the machine's temporary folder, which several users may share. Whoever made
-    the file, it is only opened if it is a plain file there, never followed elsewhere. Raises DeviceBusy if another
-    process holds the device, and ProbeError if the lock can't be made.
+    The lock is an flock on a file in the machine's temporary folder, which several users may share: only a plain file
+    is opened, and no link is followed. Raises DeviceBusy if another process holds the device, ProbeError if the lock
+    can't be made.
     """
+    import fcntl  # not on Windows
 
-    def __init__(self, device_id: str, device_name: str) -> None:
-        import fcntl  # not on Windows
-
-        path = lock_path(device_id)
-        try:
-            self._handle: int | None = _open(path)
-        except OSError as error:
-            raise ProbeError(
-                f"the device's lock {path} can't be used: {error.strerror or error}",
-                "Remove it, or set TMPDIR to a folder that you can write to.",
-            ) from error
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            written = os.pread(self._handle, 32, 0).strip()
-            self.release()
-            raise DeviceBusy(device_name, int(written) if written.isdigit() else None) from None
-        with contextlib.suppress(OSError):  # another user's file may be closed to writing: the lock holds all the same
-            os.ftruncate(self._handle, 0)
-            os.write(self._handle, b"%d\n" % os.getpid())
-
-    def release(self) -> None:
-        """Let go of the device."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
-
-    def __enter__(self) -> DeviceLock:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.release()
+    path = lock_path(device_id)
+    try:
+        lock = io.FileIO(_open(path))
+    except OSError as error:
+        raise ProbeError(
+            f"the device's lock {path} can't be used: {error.strerror or error}",
+            "Remove it, or set TMPDIR to a folder that you can write to.",
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with lock:
+            written = os.pread(lock.fileno(), 32, 0).strip()
+        raise DeviceBusy(device_name, int(written) if written.isdigit() else None) from None
+    with contextlib.suppress(OSError):  # another user's file may be closed to writing: the lock holds all the same
+        os.ftruncate(lock.fileno(), 0)
+        os.write(lock.fileno(), b"%d\n" % os.getpid())
+    return lock
 
 
 def lock_path(device_id: str) -> Path:
@@ -75,7 +63,7 @@ def lock_path(device_id: str) -> Path:
 
 
 def _open(path: Path) -> int:
-    """Open the lock's file, not inherited by any process that this one starts; make it and its folder for everybody."""
+    """Open the lock's file, created with its folder for all users; processes that this one starts don't inherit it."""
     # O_NONBLOCK, because opening a pipe that someone has put there would wait.
     flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     made = False
@@ -86,7 +74,7 @@ def _open(path: Path) -> int:
     try:
         if made:
             os.fchmod(folder, 0o1777)  # as /tmp is: the sticky bit
-        # Made and opened by two calls: one that does either fails where /tmp is guarded (fs.protected_regular).
+        # Two calls: one that creates or opens fails where /tmp is guarded (fs.protected_regular).
         with contextlib.suppress(FileExistsError):
             handle = os.open(path.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o666, dir_fd=folder)
             os.fchmod(handle, 0o666)

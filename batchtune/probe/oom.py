@@ -1,4 +1,4 @@
-"""Judges whether an exception was a lack of memory: by its type, then by the messages along its causes.
+"""Judges whether an exception means out of memory: by its type, then by the messages along its causes.
 
 The messages are those of the libraries themselves: PyTorch's allocators (CUDA, HIP, XPU, MPS, CPU), the CUDA
 driver and runtime, cuBLAS, cuSOLVER, cuFFT, cuDNN, oneDNN, Triton and NCCL.
@@ -19,25 +19,23 @@ from batchtune.probe.devices import backends
 from batchtune.units import parse_size
 from batchtune.workloads.loading import first_line
 
-# Those of one kind of device are in its backend. Compiled ahead: when an error comes, no memory may be left for it.
+# Each backend adds those of its devices. Compiled ahead: when an error comes, no memory may be left to do it.
 _OOM_MESSAGES = [
     r"\bXPU out of memory(?!\.\w)",  # not the name of a file
     r"MPS backend out of memory",
     r"would exceed allowed memory",
     r"std::bad_alloc",
+    *(message for backend in backends() for message in backend.OOM_MESSAGES),
 ]
 _DISGUISED_MESSAGES = [
     r"could not create a (primitive|memory object)",
-    r"can't start new thread",  # its stack needs memory too; but it may be the number of threads
+    r"can't start new thread",  # its stack needs memory too; but there may be too many threads
+    *(message for backend in backends() for message in backend.DISGUISED_MESSAGES),
 ]
-_OOM = re.compile("|".join([*_OOM_MESSAGES, *(one for backend in backends() for one in backend.OOM_MESSAGES)]))
-_DISGUISED = re.compile(
-    "|".join([*_DISGUISED_MESSAGES, *(one for backend in backends() for one in backend.DISGUISED_MESSAGES)])
-)
+_OOM, _DISGUISED = re.compile("|".join(_OOM_MESSAGES)), re.compile("|".join(_DISGUISED_MESSAGES))
 
-# How PyTorch's allocators (CPU; CUDA and others) and NumPy write how much they could not get.
-_REQUESTED_BYTES = re.compile(r"you tried to allocate (\d+) bytes")
-_REQUESTED_SIZE = re.compile(r"(?:Tried|Unable) to allocate ([\d.]+ [KMGT]iB)")
+# How PyTorch's allocators (CPU; CUDA and others) and NumPy say how much they could not get.
+_REQUESTED = re.compile(r"you tried to allocate (\d+) bytes|(?:Tried|Unable) to allocate ([\d.]+ [KMGT]iB)")
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError", "_ArrayMemoryError"}
 
@@ -54,9 +52,9 @@ def message_verdict(message: str) -> Verdict | None:
 def error_verdict(error: BaseException) -> Verdict | None:
     """Judge an exception by its own type and message, then by those of what it was raised from.
 
-    `raise ... from cause` says that the cause is why, so the cause's verdict holds. An exception that came up while
-    another was being handled (its `__context__`) may be that one in other words, or a fault in the handling: if only
-    that other was a lack of memory, the verdict is `disguised`. `from None` says that it has nothing to do with it.
+    After `raise ... from cause`, the cause's verdict holds. An exception raised while another was being handled (its
+    `__context__`) may restate that one, or be a bug in the handler: if only the other one is an OOM, the verdict is
+    `disguised`. After `raise ... from None` the other one does not count.
     """
     verdicts = {_own_verdict(cause) for cause in _linked(error)}
     if "oom" in verdicts:
@@ -68,10 +66,9 @@ def error_verdict(error: BaseException) -> Verdict | None:
 
 @contextmanager
 def noting_ooms(found: list[str]) -> Iterator[None]:
-    """Note the first lack of memory that is raised within, and where, whether or not the workload catches it.
+    """Note the first OOM raised within, and where, even if the workload catches it.
 
-    Python calls back for every exception and every call of this thread (`sys.settrace`), so nothing that is timed may
-    run in here.
+    Python calls back for every exception and call in this thread (`sys.settrace`), so time nothing in here.
     """
 
     def on_event(frame: FrameType, event: str, argument: Any) -> Any:
@@ -90,11 +87,10 @@ def noting_ooms(found: list[str]) -> Iterator[None]:
 
 
 def requested_bytes(message: str) -> int | None:
-    """Return how much memory was asked for in vain, by an error's message; None if it does not say."""
-    if match := _REQUESTED_BYTES.search(message):
-        return int(match[1])
-    match = _REQUESTED_SIZE.search(message)
-    return parse_size(match[1]) if match else None
+    """Return how much memory was requested in vain, by an error's message; None if it does not say."""
+    if (match := _REQUESTED.search(message)) is None:
+        return None
+    return int(match[1]) if match[1] else parse_size(match[2])
 
 
 def _own_verdict(error: BaseException) -> Verdict | None:
@@ -109,7 +105,7 @@ def _own_verdict(error: BaseException) -> Verdict | None:
 
 
 def _linked(error: BaseException, *, contexts: bool = False) -> list[BaseException]:
-    """Return the exception and what it was raised from, each once; with `contexts`, also what was handled then."""
+    """Return the exception and what it was raised from, each once; with `contexts`, also what was being handled."""
     found = [error]
     for one in found:  # which grows
         context = one.__context__ if contexts and not one.__suppress_context__ else None

@@ -1,4 +1,4 @@
-"""The outcome of each batch shape, by the trials so far: which are proven, which are ruled out."""
+"""The outcome of each batch shape in the trials so far: which are proven, which are ruled out."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from batchtune.shapes import BatchShape
 PeakFit = Callable[[Sequence[float], Sequence[float], Sequence[float], "Sequence[float] | None"], "CostModel | None"]
 """(batch sizes, lengths, peaks, target lengths) → the fitted model, or None if they are too few."""
 
-# The margin: so many times the widest spread that was seen, and this part of the limit.
+# The margin: this multiple of the widest spread seen, plus this fraction of the limit.
 _SPREADS = 1.1
 _LEAST_MARGIN = 0.001
 
 
 class Anchor(NamedTuple):
-    """A place to search the largest batch size at: the longest length and target of a batch (None: no targets)."""
+    """Where the largest batch size is searched: a batch's longest length and longest target (None: no targets)."""
 
     length: float
     target_length: float | None
@@ -35,17 +35,17 @@ class Anchor(NamedTuple):
         return BatchShape(batch_size, self.length, self.target_length)
 
     def is_within(self, other: Anchor) -> bool:
-        """Return whether it is no larger than another in any respect."""
+        """Return whether neither its length nor its target is larger than the other's."""
         return self.length <= other.length and (self.target_length or 0.0) <= (other.target_length or 0.0)
 
     @property
     def arrays(self) -> tuple[FloatArray, FloatArray]:
-        """Its length and its target, each an array of one."""
+        """Its length and its target, each as an array of one."""
         return np.array([self.length]), np.array([self.target_length or 0.0])
 
 
 class Shapes:
-    """Many batch shapes, to be compared with many lengths and targets, shape (n,) each."""
+    """Batch shapes, to compare with arrays of lengths and targets, shape (n,) each."""
 
     def __init__(self, shapes: Iterable[BatchShape]) -> None:
         rows = sorted((shape.batch_size, shape.length, shape.target_length or 0.0) for shape in shapes)
@@ -53,22 +53,22 @@ class Shapes:
         self.sizes, self.lengths, self.targets = np.ascontiguousarray(columns)
 
     def exceeds(self, shape: BatchShape) -> bool:
-        """Return whether one is at least as large as another in every respect, and not the same."""
+        """Return whether one of them contains a shape, as `BatchShape.contains` has it."""
         length, target = shape.length, shape.target_length or 0.0
         no_less = (self.sizes >= shape.batch_size) & (self.lengths >= length) & (self.targets >= target)
         same = (self.sizes == shape.batch_size) & (self.lengths == length) & (self.targets == target)
         return bool((no_less & ~same).any())
 
-    def largest_beyond(self, lengths: FloatArray, targets: FloatArray, within: npt.ArrayLike = True) -> FloatArray:
-        """Return shape (n,): the largest batch size at no shorter length and target, or 0; of those `within`."""
+    def largest_beyond(self, lengths: FloatArray, targets: FloatArray, among: npt.ArrayLike = True) -> FloatArray:
+        """Return the largest batch size at a length and target no shorter, or 0; shape (n,)."""
         beyond = (lengths[:, None] <= self.lengths) & (targets[:, None] <= self.targets)
-        largest: FloatArray = np.where(beyond & within, self.sizes, 0.0).max(axis=1, initial=0.0)
+        largest: FloatArray = np.where(beyond & among, self.sizes, 0.0).max(axis=1, initial=0.0)
         return largest
 
-    def smallest_below(self, lengths: FloatArray, targets: FloatArray, within: npt.ArrayLike = True) -> FloatArray:
-        """Return shape (n,): the smallest batch size at no longer length and target, or infinity; of those `within`."""
+    def smallest_below(self, lengths: FloatArray, targets: FloatArray, among: npt.ArrayLike = True) -> FloatArray:
+        """Return the smallest batch size at a length and target no longer, or infinity; shape (n,)."""
         below = (lengths[:, None] >= self.lengths) & (targets[:, None] >= self.targets)
-        smallest: FloatArray = np.where(below & within, self.sizes, np.inf).min(axis=1, initial=np.inf)
+        smallest: FloatArray = np.where(below & among, self.sizes, np.inf).min(axis=1, initial=np.inf)
         return smallest
 
     def elsewhere(self, anchor: Anchor) -> npt.NDArray[np.bool_]:
@@ -79,24 +79,23 @@ class Shapes:
 
 @dataclass(slots=True)
 class Task:
-    """The search's task."""
+    """What is searched for, in which data and memory."""
 
     lengths: Lengths
     settings: ProbeSettings
     limit_bytes: int
     fit: PeakFit
     rungs: Sequence[int]  # the batch sizes that the tolerance tells apart
-    spread_bytes: int = 0  # by how much peaks of equal batches were seen to differ outside of the trials
-    first_step_bytes: int = 0  # by how much the first step of a process was seen to exceed later ones
+    spread_bytes: int = 0  # how far peaks of equal batches differed outside the trials
+    first_step_bytes: int = 0  # how far a process's first step exceeded later ones
 
 
 class Outcomes:
     """The outcome of each batch shape; derived from the trials, never stored.
 
-    A shape is proven if a trial ran that is no smaller in any respect, and that leaves the margin free: memory is
-    taken to grow with batch size, length and target. If a failure shows that it does not, the failure counts: it
-    rules out all that is no smaller in any respect, whatever passed there. Only shapes among `confirmed` count as
-    proven; None: all.
+    A shape is proven if a trial passed that is at least as large in every respect and leaves the margin free: memory
+    is assumed to grow with batch size, length and target. A failure that contradicts this wins: it rules out every
+    shape at least as large, whatever passed there. `confirmed` limits which shapes can be proven; None: no limit.
     """
 
     def __init__(self, task: Task, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> None:
@@ -113,7 +112,7 @@ class Outcomes:
             if trial.worker is not None and trial.worker != worker and not trial.confirmation:
                 worker = trial.worker
                 self._first_of_worker.add(trial.index)
-            if trial.outcome == "error":  # the workload's own; it was shown, fixed and runs anew
+            if trial.outcome == "error":  # the workload's own, fixed since
                 continue
             shape = trial.shape
             if shape not in self._by_shape:
@@ -122,11 +121,9 @@ class Outcomes:
 
     @cached_property
     def anchors(self) -> list[Anchor]:
-        """Where a largest batch size was searched: all that were tried, but for those that were merely timed."""
-        searched = [
-            trial for trials in self._by_shape.values() for trial in trials if not trial.timing or trial.outcome != "ok"
-        ]
-        found = {Anchor(trial.length, trial.target_length) for trial in searched}
+        """Where a largest batch size was searched: wherever a trial ran for more than its time."""
+        tried = (trial for trials in self._by_shape.values() for trial in trials)
+        found = {Anchor(one.length, one.target_length) for one in tried if not one.timing or one.outcome != "ok"}
         return [anchor for anchor in self._sizes if anchor in found]
 
     def anchor(self, length: float) -> Anchor:
@@ -134,7 +131,7 @@ class Outcomes:
         return Anchor(length, self.lengths.worst_target(length))
 
     def cap(self, anchor: Anchor) -> int:
-        """Return the largest batch size that the data can fill with examples that are no longer, in either length."""
+        """Return the largest batch that the data can fill with examples no longer, in either length."""
         count = self.lengths.count_within(anchor.length, anchor.target_length)
         return min(count, self.settings.max_batch_size or count)
 
@@ -148,10 +145,9 @@ class Outcomes:
 
     @cached_property
     def failures(self) -> dict[BatchShape, Trial]:
-        """The trial that rules a shape out.
+        """The trial that rules out each shape: an OOM (two if a larger shape passed), a second crash or time-out.
 
-        That is one that ran out of memory, or if a larger shape passed, the first of two; the last of two or more
-        crashes or time-outs; one that failed in alternation with the others.
+        A failure while shapes took turns rules a shape out at once.
         """
         found = {}
         for shape, trials in self._by_shape.items():
@@ -166,9 +162,9 @@ class Outcomes:
         return found
 
     def to_retry(self, anchor: Anchor) -> int | None:
-        """Return a batch size here that is tried once more, in a fresh worker, before its failure is believed.
+        """Return a batch size here to try again in a fresh worker before its failure is believed.
 
-        That is one whose only trial crashed or timed out, or ran out of memory though a larger shape passed.
+        Its only trial crashed, timed out, or ran out of memory though a larger shape passed.
         """
         for size in self._sizes.get(anchor, ()):
             trial, *others = self._by_shape[anchor.shape(size)]
@@ -178,20 +174,20 @@ class Outcomes:
         return None
 
     def is_dominated(self, shape: BatchShape) -> bool:
-        """Return whether a shape passed that is at least as large in every respect, and larger in one."""
+        """Return whether a shape that contains this one passed."""
         return self._ran.exceeds(shape)
 
     def highest_peak(self, shape: BatchShape) -> int | None:
-        """Return the highest peak that was measured for a shape; None if none is known."""
+        """Return the highest peak measured for a shape; None if unknown."""
         return max(self._peaks(shape), default=None)
 
     def peak_range(self, shape: BatchShape, others: Sequence[int] = ()) -> int:
-        """Return by how much the peaks of a shape's trials, and others of it, differ."""
+        """Return how far the peaks of a shape's trials, and these others, differ."""
         peaks = [*self._peaks(shape), *others]
         return max(peaks) - min(peaks) if peaks else 0
 
     def _peaks(self, shape: BatchShape) -> list[int]:
-        """Return the highest and lowest peak of each trial; the excess of a process's first step is the margin's."""
+        """Return the highest and lowest peak of each trial, without what a process's first step adds."""
         peaks = []
         for trial in self._by_shape.get(shape, ()):
             peak = trial.peak_bytes
@@ -202,7 +198,7 @@ class Outcomes:
         return peaks
 
     def is_proven(self, shape: BatchShape) -> bool:
-        """Return whether it ran, did not fail as well, and leaves the margin free."""
+        """Return whether it passed, never failed, and leaves the margin free."""
         if not self.passes(shape) or shape in self.failures:
             return False
         if self.confirmed is not None and shape not in self.confirmed:
@@ -211,32 +207,27 @@ class Outcomes:
         return lowest is None or lowest + self.margin.bytes <= self.task.limit_bytes
 
     def median_seconds(self, shape: BatchShape) -> float | None:
-        """Return the median step time of a shape; None if none is known."""
+        """Return the median step time of a shape; None if unknown."""
         times = [trial.step_seconds for trial in self._by_shape[shape] if trial.step_seconds is not None]
         return float(np.median(times)) if times else None
 
     def proof(self, anchor: Anchor, batch_size: int) -> int | None:
-        """Return the index of the trial that proves this size here: the smallest shape that is no smaller."""
+        """Return the index of the trial that proves this size here: the smallest proven shape that covers it."""
         found = [
-            (shape.padded_length, trial.index)
+            (shape.padded_length, next(trial.index for trial in trials if trial.outcome == "ok"))
             for shape, trials in self._by_shape.items()
             if shape.batch_size >= batch_size and anchor.is_within(Anchor(shape.length, shape.target_length))
             if self.is_proven(shape)
-            for trial in trials
-            if trial.outcome == "ok"
         ]
         return min(found)[1] if found else None
 
     def proven_sizes(self, lengths: FloatArray, targets: FloatArray | None = None) -> IntArray:
-        """Return the largest batch size that is proven at each length (and target), or 0; shape (n,).
-
-        If a shape failed though a larger one passed, that is the largest that ran below it.
-        """
+        """Return the largest batch size proven at each length (and target), below any that failed, or 0; shape (n,)."""
         targets = np.zeros(lengths.shape) if targets is None else targets
         below = self._failed.smallest_below(lengths, targets)
         if not self.is_contradicted:
             return self._proven.largest_beyond(lengths, targets, self._proven.sizes < below[:, None]).astype(np.int64)
-        # By the trials at the next longer length that was tried alone.
+        # Only the trials at the next longer length that was tried count.
         found = np.zeros(lengths.shape, dtype=np.int64)
         anchors = sorted(self.anchors)
         for index, wanted in enumerate(map(Anchor, lengths.tolist(), targets.tolist())):
@@ -248,7 +239,7 @@ class Outcomes:
 
     @cached_property
     def is_contradicted(self) -> bool:
-        """Whether a shape ran out of memory, twice, though a larger one passed: then lengths need their own proofs."""
+        """Whether a shape ran out of memory twice though a larger one passed: then lengths need their own proofs."""
         return any(trial.outcome == "oom" and self.is_dominated(shape) for shape, trial in self.failures.items())
 
     @cached_property
@@ -260,11 +251,7 @@ class Outcomes:
             if peaks and (len(trials) > 1 or any(trial.peak_spread_bytes is not None for trial in trials)):
                 ranges.append(max(peaks) - min(peaks))
                 repetitions += sum(max(1, trial.steps - 1) for trial in trials if trial.peak_bytes is not None)
-        rest = [
-            trial.rest_bytes
-            for trial in self.trials
-            if trial.outcome == "ok" and trial.rest_bytes is not None and trial.index not in self._first_of_worker
-        ]
+        rest = [held for index, held in self._rest if index not in self._first_of_worker]
         spread = max(*ranges, max(rest, default=0) - min(rest, default=0))
         at_least = max(_SPREADS * spread, float(self.task.first_step_bytes))
         return Margin(
@@ -275,14 +262,19 @@ class Outcomes:
         )
 
     @cached_property
+    def _rest(self) -> list[tuple[int, int]]:
+        """The index of each trial that passed, and the bytes in use after it."""
+        passed = (trial for trial in self.trials if trial.outcome == "ok")
+        return [(trial.index, trial.rest_bytes) for trial in passed if trial.rest_bytes is not None]
+
+    @cached_property
     def rest_bytes(self) -> int | None:
-        """In use between trials: the parameters, the optimizer's state; None if unknown."""
-        known = [trial.rest_bytes for trial in self.trials if trial.outcome == "ok" and trial.rest_bytes is not None]
-        return min(known, default=None)
+        """In use between trials (parameters, optimizer state); None if unknown."""
+        return min((held for _, held in self._rest), default=None)
 
     @cached_property
     def knows_peaks(self) -> bool:
-        """Whether the system tells peaks; also if nothing has passed yet."""
+        """Whether peaks can be measured here; True before anything has passed."""
         passed = [shape for shape in self._by_shape if self.passes(shape)]
         return not passed or any(self.highest_peak(shape) is not None for shape in passed)
 
@@ -300,7 +292,7 @@ class Outcomes:
 
     @cached_property
     def _out_of_reach(self) -> Shapes:
-        """The shapes that failed for want of memory, or left no margin."""
+        """The shapes that ran out of memory, or left no margin."""
         ooms = (shape for shape, trial in self.failures.items() if trial.outcome == "oom")
         ran = (shape for shape in self._by_shape if shape not in self.failures and self.passes(shape))
         return Shapes([*ooms, *(shape for shape in ran if not self.is_proven(shape))])

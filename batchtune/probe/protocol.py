@@ -16,23 +16,23 @@ Stage = Literal["import", "device", "setup", "make_batch", "step"]
 class Prepare(Message, frozen=True):
     """Asks for what comes before any trial.
 
-    Up to `device`: name it, without using its memory (`Identified`); `import`: import the workload and check its
-    options, without using the device; `setup`: build it (`Ready`, both).
+    Up to `device`: identify it without using its memory (`Identified`); `import`: import the workload and check its
+    options without using the device; `setup`: build it (`Ready`, both).
     """
 
     workload: str
     options: dict[str, Any]
     settings: ProbedWith
-    limit_bytes: int | None  # to enforce; None: worked out from the cap and the fraction
+    limit_bytes: int | None  # to enforce; None: computed from the cap and the fraction
     up_to: Literal["device", "import", "setup"]
 
 
 class Identified(Message, frozen=True):
-    """The device that a name such as `auto` or `cuda:1` stands for here."""
+    """The device that a name such as `auto` or `cuda:1` means here."""
 
-    id: str  # tells it from all others of this machine: `cpu`, or the UUID
+    id: str  # unique on this machine: `cpu`, or the UUID
     name: str  # for people
-    shared: bool = False  # whether a probe may start while another one uses it; times then can't be trusted
+    shared: bool = False  # whether a probe may start while another one uses it; times are then unreliable
 
 
 class Ready(Message, frozen=True):
@@ -42,10 +42,9 @@ class Ready(Message, frozen=True):
 
 
 class Run(Message, frozen=True):
-    """Asks for a trial: several steps with one batch.
+    """Asks for a trial (several steps with one batch), or for a `single` step of a new batch, as in training.
 
-    Or for a `single` step of a new batch, as in training: no warm-up, the allocator's cache kept, or emptied before
-    if `release`.
+    A single step has no warm-up, and keeps the allocator's cache unless `release` empties it first.
     """
 
     shape: BatchShape
@@ -60,7 +59,7 @@ class Ran(Message, frozen=True):
     stage: Stage | None = None  # where the error was raised
     traceback: str | None = None  # the last lines of the workload's own frames
     hint: str | None = None  # how to fix the error
-    renew: bool = False  # the worker must be replaced: damaged (a sticky device error), or its memory is full of holes
+    renew: bool = False  # the worker must be replaced: damaged by a sticky device error, or its memory is full of holes
 
 
 class Failed(Message, frozen=True):
@@ -73,7 +72,6 @@ class Failed(Message, frozen=True):
     out_of_memory: bool = False
 
 
-Request = Prepare | Run
 Reply = Identified | Ready | Ran | Failed
 
-decode_request = msgspec.json.Decoder[Request](Request).decode
+decode_request = msgspec.json.Decoder[Prepare | Run](Prepare | Run).decode

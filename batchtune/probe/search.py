@@ -1,12 +1,12 @@
-"""Says which batch shape to try next: a pure function of the trials so far.
+"""Chooses the batch shape to try next: a pure function of the trials so far.
 
-The search has no state of its own. Given the same trials it proposes the same shape, so that a search that was
-interrupted goes on from its journal, and a made device tests it without torch.
+The search has no state of its own: the same trials give the same proposal. So an interrupted search continues from its
+journal, and a made device tests it without torch.
 
-For each of a set of lengths it brackets the largest batch size that fits between one that passed and one that
-failed (or what the data can fill). A model of the peak memory, fitted to all trials and corrected by what was
-measured at this very length and its neighbours, says where to try next; where that does not close in, bisection does.
-The set spans the data at first; then lengths are added, one by one, where knowing more is worth most.
+For each of a set of lengths it brackets the largest batch size that fits between one that passed and one that failed
+(or what the data can fill). A model of the peak memory, fitted to all trials and corrected by the peaks at this length
+and its neighbours, says where to try next; where that does not close in, bisection does. The set spans the data at
+first; then lengths are added, one by one, where knowing more is worth most.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from batchtune.results import FrontierPoint, Trial
 from batchtune.shapes import BatchShape
 
 Refine = Callable[[Findings], "Anchor | None"]
-"""Findings → where to measure next, or None if more is not worth it."""
+"""Findings → where to measure next, or None if nothing more is worth it."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextTrial:
-    """The shape to try next; `fresh`: in a new worker, as its failure there would be believed."""
+    """The shape to try next; if `fresh`, in a new worker, where a failure is believed."""
 
     shape: BatchShape
     fresh: bool = False
 
 
 class SearchEnds(Exception):
-    """The search can't go on; carries the trial that showed it."""
+    """The search can't go on, as the trial shows."""
 
     def __init__(self, trial: Trial, fitting_length: float = 0.0, too_long: int = 0) -> None:
         super().__init__(trial.error or trial.outcome)
@@ -53,7 +53,7 @@ class SingleFails(SearchEnds):
 
 
 class TooLong(SearchEnds):
-    """The longest examples do not fit; carries the longest length that does, and how many are longer."""
+    """The longest examples do not fit; `fitting_length` is the longest that does, `too_long` how many are longer."""
 
 
 class FrontierSearch:
@@ -69,7 +69,7 @@ class FrontierSearch:
         self._refine = refine
 
     def findings(self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> Findings:
-        """Return the conclusions of the trials."""
+        """Return the conclusions from the trials."""
         return Findings(self.task, trials, confirmed)
 
     def propose(self, trials: Sequence[Trial]) -> NextTrial | None:
@@ -89,7 +89,7 @@ class FrontierSearch:
         if (retry := findings.to_retry(anchor)) is not None:
             return NextTrial(anchor.shape(retry), fresh=True)
         batch_size = next_batch_size(findings, anchor)
-        # A shape that was tried tells nothing new, whatever memory did since: the search must not go round.
+        # A shape that was tried shows nothing new, whatever memory did since: the search must not go in circles.
         if batch_size is None or findings.tried(anchor.shape(batch_size)):
             return None
         return NextTrial(anchor.shape(batch_size))
@@ -108,8 +108,6 @@ class FrontierSearch:
             if (trial := findings.failures.get(anchor.shape(1))) is not None:
                 if trial.outcome != "oom":
                     raise SingleFails(trial)
-                if middle == 0:
-                    raise NothingFits(trial)
                 failed, alone = middle, trial
             elif findings.passes(anchor.shape(1)):
                 passed = middle
@@ -126,10 +124,9 @@ class FrontierSearch:
     def frontier(
         self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None, *, joint: bool = False
     ) -> list[FrontierPoint]:
-        """Return the lengths that are closed, in ascending order, each with the longest target at or below it.
+        """Return the closed lengths, in ascending order, each with the longest target at or below it.
 
-        `confirmed` are the shapes that count as proven; None: all that ran and leave the margin. If `joint`, return
-        the pairs of a length and a shorter target instead.
+        `confirmed` as in `Outcomes`. If `joint`, return the pairs of a length and a shorter target instead.
         """
         findings, points = self.findings(trials, confirmed), []
         for anchor in sorted(self._order(findings)):
@@ -157,7 +154,7 @@ class FrontierSearch:
         return points
 
     def not_monotone(self, trials: Sequence[Trial]) -> list[tuple[BatchShape, BatchShape]]:
-        """Pairs of a shape that ran out of memory twice, at last in a fresh worker, and a larger one that passed."""
+        """Return pairs of a shape that ran out of memory, in a fresh worker too, and a larger one that passed."""
         findings = self.findings(trials)
         passed = [trial.shape for trial in trials if trial.outcome == "ok"]
         failed = {trial.shape for trial in trials if trial.outcome == "oom" and not trial.confirmation}
@@ -168,12 +165,12 @@ class FrontierSearch:
         ]
 
     def longest_failure(self, trials: Sequence[Trial]) -> Trial | None:
-        """Return the trial that shows that not even one of the longest examples fits; None if none does."""
+        """Return the trial in which one of the longest examples failed; None if it fits."""
         findings = self.findings(trials)
         return findings.failures.get(findings.anchor(self._lengths.longest).shape(1))
 
     def progress(self, trials: Sequence[Trial]) -> tuple[int, int]:
-        """Return how many lengths are closed, of how many as far as is known; or tried for the longest that fits."""
+        """Return how many lengths are closed and how many there will be; or tried, for the longest that fits."""
         findings = self.findings(trials)
         if findings.anchor(self._lengths.longest).shape(1) in findings.failures:
             tried = sum(findings.tried(anchor.shape(1)) > 0 for anchor in findings.anchors)
@@ -185,10 +182,9 @@ class FrontierSearch:
     # Which lengths
 
     def _order(self, findings: Findings) -> list[Anchor]:
-        """Return what is probed, in its order: the longest, the shortest, from the longer down, then what was added.
+        """Return where to probe, in order: the longest, the shortest, from the longer down, then what was added.
 
-        The longest comes first, as it tells how much fits at all. The others are chosen after it, so until its limit
-        is known it is alone.
+        Until the limit of the longest is known it is alone: the others are chosen by it.
         """
         longest, shortest = self._lengths.longest, self._lengths.shortest
         first = findings.anchor(longest)
@@ -205,8 +201,8 @@ class FrontierSearch:
     def _lengths_between(self, longest_batch_size: int) -> list[float]:
         """Return lengths of the data to probe between the shortest and the longest.
 
-        They are spread half by the logarithm of the length, half by where the data's total length lies. The lowest is
-        where the data can just fill what memory allows: below, no batch can reach the limit.
+        They are spread half by the logarithm of the length, half by the data's total length. The lowest is where the
+        data can just fill what memory allows: below, no batch can reach the limit.
         """
         histogram = self._lengths.histogram
         lengths = histogram.lengths
@@ -219,7 +215,7 @@ class FrontierSearch:
         totals = histogram.cumulative_total[first:] - histogram.cumulative_total[first]
         marks = np.linspace(0, 1, wanted + 1)[:-1]
         indices = first + np.searchsorted((logs + totals / totals[-1]) / 2, marks, side="left")
-        # Marks may fall on the same length: move the later ones up to the next free one, leaving room for those behind.
+        # Marks may fall on the same length: move the later ones up to the next free one, leaving room for the rest.
         chosen = [first - 1]
         for number, index in enumerate(indices.tolist()):
             chosen.append(min(max(index, chosen[-1] + 1), lengths.size - 1 - (wanted - number)))
@@ -227,10 +223,7 @@ class FrontierSearch:
 
 
 def _first_failure(trials: Sequence[Trial], longest: float) -> int | None:
-    """Return the batch size at the longest length that the other lengths are chosen from.
-
-    It must never change once they are, so it is the first that failed there, whatever comes later.
-    """
+    """Return the first batch size that failed at the longest length: later trials must not change what it decides."""
     faults: set[int] = set()
     for trial in trials:
         if trial.length != longest or trial.outcome in ("ok", "error") or trial.confirmation:

@@ -1,4 +1,4 @@
-"""A built workload on a limited device: runs trials and single steps, and judges what they show."""
+"""A built workload on a limited device: runs trials and single steps, and judges their outcomes."""
 
 from __future__ import annotations
 
@@ -23,22 +23,8 @@ from batchtune.workloads.loading import first_line, user_traceback
 if TYPE_CHECKING:
     from batchtune.workloads import Workload
 
-# The first step of a trial is not timed: it makes the optimizer's state, and the libraries choose their kernels in it.
-_WARM_UP_STEPS = 1
 MOST_TIMED_STEPS = 30
-_STEADY = 0.05
-_FEWEST_STEPS = 3
-_ENOUGH_SECONDS = 0.25
-_MOST_SECONDS = 1.0
-_ONE_IS_ENOUGH_SECONDS = 10.0
-
-# With steps so long that ten take too long, half as many are believed.
-_SURE_STEPS = 10
 _WATCH_SECONDS = 30.0
-_SURE_STEPS_IF_LONG = 5
-# A leak that would take less than this share of the limit in so many more steps does no harm.
-_FORESEEN_STEPS = 10_000
-_HARMLESS_SHARE = 0.05
 _LEAK_HINT = (
     "Something keeps tensors from step to step, such as a loss that is added to a list without .item() or .detach(). "
     "Fix it and run the same command again; the trials so far are kept. "
@@ -58,17 +44,16 @@ class Session:
         """Run one trial, with the allocator's cache kept as in training.
 
         If the steps passed only because the allocator emptied its cache, or because something caught its error, the
-        trial runs once more from an empty cache: leftovers of other shapes must not count against this one, nor what a
-        library tries only the first time.
+        trial runs once more from an empty cache: neither leftovers of other shapes nor what a library tries only the
+        first time may count against this shape.
         """
         attempt = self._attempt(shape, _Attempt.run_trial)
         if attempt.error is None and (attempt.retries or attempt.caught_oom):
             self._meter.release()
             attempt = self._attempt(shape, _Attempt.run_trial)
         if attempt.verdict == "oom" and grows(attempt.in_use, self._meter.device.limit_bytes):
-            # Was it because each step left more in use? A batch of one example is watched. Unless it goes on leaking,
-            # this was a plain lack of memory. If not even it passes any more, though the whole batch had passed, the
-            # leak has used up the memory.
+            # Did each step leave more in use? Watch a batch of one example. If it goes on leaking, or no longer passes
+            # though the whole batch had, a leak used up the memory; otherwise the batch was simply too large.
             self._free(failed=True)
             again = self._attempt(replace(shape, batch_size=1), _Attempt.run_watched)
             fewer = shape.batch_size > 1 or len(again.in_use) < len(attempt.in_use)
@@ -78,7 +63,7 @@ class Session:
         return self._ran(attempt)
 
     def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-        """Make one batch and run one step, as in training; if `release`, empty the allocator's cache before."""
+        """Make one batch and run one step, as in training; if `release`, empty the allocator's cache first."""
         if release:
             self._free(failed=True)
         attempt = self._attempt(shape, _Attempt.run_step, single=True)
@@ -92,29 +77,30 @@ class Session:
     def _attempt(self, shape: BatchShape, run: Callable[[_Attempt], None], *, single: bool = False) -> _Attempt:
         meter = self._meter
         attempt = _Attempt(self._workload, meter, shape, single=single)
-        retries, ooms = meter.retries(), meter.ooms()
+        retries, ooms = meter.retries_and_ooms()
         try:
             run(attempt)
         except BaseException as error:  # also sys.exit() and the like: nothing that a step raises ends the worker
-            # No memory may be left, or a device that answers nothing after a sticky error.
+            # No memory may be left, or a device that no longer answers after a sticky error.
             with contextlib.suppress(Exception):
                 attempt.peak_bytes = _highest(meter.peak(), attempt.peak_bytes)
             # Only text leaves this block: the exception holds the failed step's frames, and they its tensors.
             attempt.error, attempt.verdict, attempt.traceback = _described(error)
-        attempt.retries, attempt.ooms = meter.retries() - retries, meter.ooms() - ooms
+        retries_now, ooms_now = meter.retries_and_ooms()
+        attempt.retries, attempt.ooms = retries_now - retries, ooms_now - ooms
         self._stepped = self._stepped or bool(attempt.in_use)
         return attempt
 
     def _free(self, *, failed: bool) -> None:
-        """Free what a trial left behind; after a failure, also what the allocator keeps of it."""
+        """Free what a trial left behind; after a failure, the allocator's cache too."""
         gc.collect()
         if failed:
             self._meter.release()
 
     def _ran(self, attempt: _Attempt) -> Ran:
         trial = attempt.trial()
-        # After anything but a plain lack of memory the worker must be replaced. So must it be if the very first step
-        # ran out of memory: the optimizer's state may be half made, and the next step would fail for want of the rest.
+        # Any error but a plain OOM costs the worker. So does an OOM in its very first step: the optimizer's state may
+        # be incomplete, and the next step would fail because of that.
         plain = attempt.verdict == "oom" and (self._stepped or attempt.stage != "step")
         harmless = attempt.error is None or (plain and self._meter.healthy())
         return Ran(
@@ -128,20 +114,22 @@ class Session:
 
 @dataclass
 class _Attempt:
-    """One try at a batch shape, and its results so far."""
+    """One try at a batch shape, and its results so far.
+
+    In a `single` step among others, as in training, the allocator may empty its cache, and a library may catch one of
+    its errors and go on; in a trial either is a failure.
+    """
 
     workload: Workload
     meter: Meter
     shape: BatchShape
-    # A single step among others, as in training. There it is no failure if the allocator empties its cache, or if a
-    # library catches an error of the allocator's and goes on.
     single: bool = False
-    seconds: list[float] = field(default_factory=list)
-    in_use: list[int] = field(default_factory=list)  # bytes after each step that was run to its end
+    seconds: list[float] = field(default_factory=list)  # of the timed steps
+    in_use: list[int] = field(default_factory=list)  # bytes after each completed step
     peaks: list[int | None] = field(default_factory=list)  # bytes, of making the batch and of each step
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
-    surroundings: dict[str, Any] = field(default_factory=dict)  # what else the trial's record says of the device
+    surroundings: dict[str, Any] = field(default_factory=dict)  # further fields of the trial
     retries: int = 0
     ooms: int = 0
     caught: list[str] = field(default_factory=list)
@@ -155,20 +143,13 @@ class _Attempt:
         """Run steps until their time is known, and more if they seem to leak."""
         with noting_ooms(self.caught):
             batch = self._make()
-            for _ in range(_WARM_UP_STEPS):
-                self._timed(batch)
+            self._timed(batch)  # a warm-up: it makes the optimizer's state, and libraries choose their kernels
         if self.caught:
             return
-        self.meter.other_processors()  # from here on
+        self.meter.surroundings()  # count from here
         while not enough(self.seconds):
             self.seconds.append(self._timed(batch))
-        clock, reasons = self.meter.clocks()
-        self.surroundings = {
-            "other_processors": self.meter.other_processors(),
-            "outside_bytes": self.meter.outside(),
-            "sm_clock_mhz": clock,
-            "throttle_reasons": reasons,
-        }
+        self.surroundings = self.meter.surroundings()
         if grows(self.in_use, self.meter.device.limit_bytes):
             self._watch(batch)
 
@@ -204,7 +185,7 @@ class _Attempt:
         self.reserved_bytes = _highest(self.meter.reserved(), self.reserved_bytes)
 
     def _watch(self, batch: Any) -> None:
-        """Run more steps, to tell a leak from memory that grows at first only, or that waits for Python's collector."""
+        """Run more steps, to tell a leak from memory that stops growing or waits for Python's garbage collector."""
         limit, seconds = self.meter.device.limit_bytes, 0.0
         gc.collect()
         in_use = [self.meter.in_use()]
@@ -220,7 +201,7 @@ class _Attempt:
 
     @property
     def caught_oom(self) -> str | None:
-        """The lack of memory that the workload caught itself; None if it caught none, or failed anyway."""
+        """The OOM that the workload caught itself; None if it caught none, or failed anyway."""
         if self.error is not None:
             return None
         if self.caught:
@@ -241,11 +222,11 @@ class _Attempt:
         return "ok", None
 
     def trial(self) -> Trial:
-        """Return its record. Failures have no times and no peaks, but for a single step's peak."""
+        """Return its record. Failures have no times and no peaks, except a single step's peak."""
         outcome, error = self.judged()
-        facts: dict[str, Any] = {"step_seconds": None, "failed_peak_bytes": self.peak_bytes}
+        facts: dict[str, Any] = {"failed_peak_bytes": self.peak_bytes}
         if outcome == "ok":
-            later = [peak for peak in self.peaks[1 + _WARM_UP_STEPS :] if peak is not None]
+            later = [peak for peak in self.peaks[2:] if peak is not None]  # without the batch's and the warm-up's
             facts = {
                 "step_seconds": statistics.median(self.seconds),
                 "step_seconds_spread": interquartile_range(self.seconds) if len(self.seconds) > 1 else None,
@@ -253,21 +234,16 @@ class _Attempt:
                 "steady_peak_bytes": _highest(*self.peaks[:1], *later),
                 "peak_spread_bytes": max(later) - min(later) if len(later) > 1 else None,
             }
-        holds = outcome == "ok" or self.single
-        return Trial(
-            index=0,
-            batch_size=self.shape.batch_size,
-            length=self.shape.length,
-            target_length=self.shape.target_length,
-            outcome=outcome,
+        if outcome == "ok" or self.single:
+            facts |= {"peak_bytes": self.peak_bytes, "reserved_bytes": self.reserved_bytes}
+        return Trial.of(
+            self.shape,
+            outcome,
+            error,
             steps=len(self.in_use),
-            peak_bytes=self.peak_bytes if holds else None,
-            reserved_bytes=self.reserved_bytes if holds else None,
             rest_bytes=self.meter.in_use(),
             caught=self.caught_oom is not None,
             alloc_retries=self.retries,
-            error=error,
-            elapsed_seconds=0.0,
             **self.surroundings,
             **facts,
         )
@@ -278,9 +254,9 @@ def _highest(*values: int | None) -> int | None:
 
 
 def _described(error: BaseException) -> tuple[str, Verdict | None, str | None]:
-    """Return an exception's message, what it says of memory, and its traceback.
+    """Return an exception's message, its verdict, and its traceback.
 
-    The failed step's variables are let go of first: where memory has run out, none is left to write a text.
+    The failed step's variables are freed first: if memory has run out, none is left to write a text.
     """
     try:
         cause: BaseException | None = error
@@ -294,21 +270,18 @@ def _described(error: BaseException) -> tuple[str, Verdict | None, str | None]:
         return "MemoryError, and no memory to say where", "oom", None
 
 
-# Do a trial's steps agree: in their time, and in the memory that they leave in use?
-
-
 def enough(seconds: Sequence[float]) -> bool:
     """Return whether these timed steps are enough to know the step time.
 
-    Short steps scatter more and are cheap to repeat: up to 30, for a quarter of a second. If they are not steady
-    (the interquartile range is more than 5% of the median), for up to a second. A step that is slow only now and then
-    shows as such among three, so there are no fewer, unless the first takes 10 seconds.
+    Short steps vary more and are cheap to repeat: run up to 30 of them, for a quarter of a second, or for up to a
+    second if they are not steady (interquartile range above 5% of the median). Three are the least, to show one that is
+    slow by chance, unless the first takes 10 seconds.
     """
     total = sum(seconds)
-    if len(seconds) < _FEWEST_STEPS:
-        return len(seconds) == 1 and total >= _ONE_IS_ENOUGH_SECONDS
-    steady = interquartile_range(seconds) <= _STEADY * statistics.median(seconds)
-    return len(seconds) >= MOST_TIMED_STEPS or total >= (_ENOUGH_SECONDS if steady else _MOST_SECONDS)
+    if len(seconds) < 3:
+        return len(seconds) == 1 and total >= 10.0
+    steady = interquartile_range(seconds) <= 0.05 * statistics.median(seconds)
+    return len(seconds) >= MOST_TIMED_STEPS or total >= (0.25 if steady else 1.0)
 
 
 def interquartile_range(values: Sequence[float]) -> float:
@@ -318,24 +291,23 @@ def interquartile_range(values: Sequence[float]) -> float:
 
 
 def grows(in_use: Sequence[int], limit_bytes: int) -> bool:
-    """Return whether every step left more bytes in use than the one before, and so much that it matters."""
+    """Return whether every step left more bytes in use than the one before, over 5% of the limit in 10,000 steps."""
     if len(in_use) < 2 or any(after <= before for before, after in pairwise(in_use)):
         return False
-    return _mean_growth(in_use) * _FORESEEN_STEPS > _HARMLESS_SHARE * limit_bytes
+    return _mean_growth(in_use) * 10_000 > 0.05 * limit_bytes
 
 
 def leaks(in_use: Sequence[int], limit_bytes: int, seconds: float) -> bool:
-    """Return whether memory has grown in so many steps of one shape, in so many seconds, that it counts as a leak.
+    """Return whether memory grew in enough steps of one shape, which took these seconds, to count as a leak.
 
-    `in_use` holds the bytes before the steps and after each, its batch still there. A cache of something from each of
-    more steps than these looks the same.
+    `in_use` holds the bytes before the steps and after each. A cache that every step adds to looks the same.
     """
-    wanted = _SURE_STEPS if seconds < _WATCH_SECONDS else _SURE_STEPS_IF_LONG
+    wanted = 10 if seconds < _WATCH_SECONDS else 5
     return len(in_use) > wanted and grows(in_use, limit_bytes)
 
 
 def leak_message(in_use: Sequence[int], *, ran_out: bool = False) -> str:
-    """Describe a leak; `ran_out`: it went on until memory ran out."""
+    """Describe a leak; if `ran_out`, until memory ran out."""
     steps = len(in_use) - 1
     in_a_row = f"{steps} steps in a row" if steps > 1 else "1 step"
     until = ", then memory ran out" if ran_out else ""

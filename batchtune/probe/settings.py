@@ -8,7 +8,6 @@ from batchtune.errors import UsageError, shortened
 from batchtune.probe.devices import DEVICE_FORMS, is_device
 from batchtune.results import ProbedWith
 
-_TIMES_AS_MANY = 5
 _RECORDED = (
     *("device", "memory_bytes", "memory_fraction", "num_lengths", "max_lengths", "tolerance", "max_batch_size"),
     *("seed", "reserve_bytes", "ddp"),
@@ -16,19 +15,14 @@ _RECORDED = (
 
 
 class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
-    """The workload, the device, and how closely to measure. `ProbedWith` has the rest.
+    """The workload, the device, and how closely to measure. Raises UsageError if a value is out of range.
 
     Attributes:
         workload: `builtin:NAME`, `path/to/file.py:NAME` or `package.module:NAME`.
-        options: Passed to it.
-        num_lengths: How many lengths span the data, the shortest and the longest among them.
-        max_lengths: How many to probe in all, with those that are added where tables need them; None: five times as
-            many as span the data.
-        tolerance: How far below the true limit a batch size may be, as a share of it; one example at least.
-        wait_seconds: Longest to wait for another probe of the device to end; infinite: as long as it takes.
-
-    Raises:
-        UsageError: A value is out of range.
+        num_lengths: How many lengths span the data, including the shortest and the longest.
+        max_lengths: How many to probe in all, with those added where tables need them; None: 5 × num_lengths.
+        tolerance: How far below the true limit a batch size may be, as a fraction of it; at least one example.
+        wait_seconds: How long to wait for another probe of the device to end; may be infinite.
     """
 
     workload: str
@@ -62,7 +56,7 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
     @property
     def most_lengths(self) -> int:
         """How many lengths to probe in all."""
-        return _TIMES_AS_MANY * self.num_lengths if self.max_lengths is None else self.max_lengths
+        return 5 * self.num_lengths if self.max_lengths is None else self.max_lengths
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that trials depend on, as `run.json` and `probe.json` carry them."""

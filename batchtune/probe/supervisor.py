@@ -1,7 +1,8 @@
-"""Drives the worker process: starts it, asks for trials, replaces it when it dies or hangs. Never imports torch."""
+"""Drives the worker process: starts it, requests trials, replaces it when it dies or hangs. Never imports torch."""
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.probe.devices import backends
-from batchtune.probe.lock import DeviceBusy, DeviceLock
+from batchtune.probe.lock import DeviceBusy, lock_device
 from batchtune.probe.protocol import Failed, Identified, Prepare, Ran, Ready, Reply, Run
 from batchtune.probe.settings import ProbeSettings
 from batchtune.processes.worker import Nursery, WorkerLost
@@ -22,24 +23,21 @@ from batchtune.workloads.loading import last_frame
 
 Prepared = TypeVar("Prepared", Identified, Ready)
 
-# How often to look whether another probe has ended.
-_POLL_SECONDS = 0.5
-# Of a trial whose worker can't report it any more.
-_UNKNOWN = ("step_seconds", "peak_bytes", "reserved_bytes", "alloc_retries")
+_POLL_SECONDS = 0.5  # while waiting for another probe to end
 
 
 def worker_program() -> tuple[str, Any, dict[str, str]]:
-    """Return what a probe's workers run, what they reply, and what they must find in their environment."""
+    """Return the module that a probe's workers run, the type of their replies, and their environment."""
     needed = {name: value for backend in backends() for name, value in backend.WORKER_ENVIRONMENT.items()}
     return "batchtune.probe.worker", Reply, needed
 
 
 class Supervisor:
-    """Measures batch shapes, with a fresh worker wherever the last one died, hung or was damaged.
+    """Measures batch shapes, with a fresh worker whenever the last one died, hung or was damaged.
 
-    Use as a context manager: no process outlives it, and the device is held for it alone, from `start` to the end.
-    `limit_bytes` is the memory limit of a run that is continued; None: the first worker works it out. `on_note` is
-    called with sentences that the user should read while it happens.
+    Use as a context manager: no process outlives it, and it holds the device for itself from `start` to the end.
+    `limit_bytes` is the memory limit of a continued run; None: the first worker computes it. `on_note` is called with
+    sentences that the user should read meanwhile.
     """
 
     def __init__(
@@ -52,11 +50,11 @@ class Supervisor:
     ) -> None:
         self._settings = settings
         self._limit_bytes = limit_bytes
-        self._number = first_worker - 1
+        self.worker = first_worker - 1
         self._nursery = Nursery(*worker_program())
         self._has_worker = False
         self._unused = False
-        self._lock: DeviceLock | None = None
+        self._lock: io.FileIO | None = None
         self._busy: DeviceBusy | None = None
         self._note = on_note or (lambda text: None)
 
@@ -67,30 +65,25 @@ class Supervisor:
         self._drop()
         self._nursery.close()
         if self._lock is not None:
-            self._lock.release()
+            self._lock.close()
             self._lock = None
 
-    @property
-    def worker(self) -> int:
-        """Number of the current worker process, or of the last one."""
-        return self._number
-
     def start(self) -> Device:
-        """Build the workload in a new worker of a fresh process, as training starts; once more if that dies.
+        """Build the workload in a worker of a fresh process, as training starts; once more if that dies.
 
-        On the CPU the device's processes show another probe that uses it too.
+        On the CPU, the processes of the device include another probe that uses it.
 
         Raises:
             WorkloadError: The workload can't be imported or built.
-            ProbeError: The device can't be used, or the workload alone needs more than the limit; as DeviceBusy:
-                another probe uses the GPU, and did not end in time.
+            ProbeError: The device can't be used, or the workload alone exceeds the limit.
+            DeviceBusy: Another probe uses the GPU, and did not end in time.
         """
         self._drop()
         self._nursery.close()
         return self._start_worker()
 
     def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
-        """Run one trial; `index` is its place in the journal, `fresh` asks for a worker that has run nothing before.
+        """Run one trial, the journal's entry `index`; if `fresh`, in a worker that has run nothing before.
 
         If the worker dies or hangs, that is the trial's outcome (`crash`, `oom`, `timeout`). Raises as `start`.
         """
@@ -98,7 +91,7 @@ class Supervisor:
         return replace(ran, trial=replace(ran.trial, index=index, timing=timing))
 
     def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-        """Run one step of a new batch, the allocator's cache kept, or emptied before it if `release`."""
+        """Run one step of a new batch with the allocator's cache as it is, or emptied first if `release`."""
         return self._run(Run(shape=shape, single=True, release=release))
 
     def _run(self, request: Run, *, fresh: bool = False) -> Ran:
@@ -114,27 +107,14 @@ class Supervisor:
                 error = f"no answer within {limit:g} s{_hangs_at('; ', lost)}"
             else:
                 error = f"the worker process {lost}" + (f": {tail}" if (tail := _tail(lost.output, lines=3)) else "")
-            shape = request.shape
-            nothing: dict[str, Any] = dict.fromkeys(_UNKNOWN)
-            trial = Trial(
-                index=0,
-                batch_size=shape.batch_size,
-                length=shape.length,
-                target_length=shape.target_length,
-                outcome=lost.outcome,
-                steps=0,
-                error=error,
-                elapsed_seconds=0.0,
-                **nothing,
-            )
-            ran = Ran(trial=trial, renew=True)
+            ran = Ran(trial=Trial.of(request.shape, lost.outcome, error), renew=True)
         if ran.renew:
             self._drop()
         elapsed = round(time.monotonic() - started, 6)
-        return replace(ran, trial=replace(ran.trial, worker=self._number, elapsed_seconds=elapsed))
+        return replace(ran, trial=replace(ran.trial, worker=self.worker, elapsed_seconds=elapsed))
 
     def _start_worker(self) -> Device:
-        """Build the workload in a new worker, which may share the process that the last one was forked from."""
+        """Build the workload in a new worker, which may be forked from the same process as the last one."""
         for is_last in (False, True):
             try:
                 self._renew()
@@ -149,8 +129,8 @@ class Supervisor:
                 if is_last:
                     raise WorkloadError(
                         f"{self._settings.workload}: the worker process {died} while it built the workload, twice",
-                        "What it printed last may say why. If something outside kills it (a job's limit, a "
-                        "container's), it needs less memory or time, or a higher limit there.",
+                        "Its last output may say why. If something outside kills it (a job's or a container's limit), "
+                        "it needs less memory or time, or a higher limit there.",
                         _tail(died.output),
                     ) from None
                 self._note(f"The worker process {died} while it built the workload: it is built once more.")
@@ -166,15 +146,15 @@ class Supervisor:
         return replace(device, other_processes=1, processes=[other])
 
     def _take_device(self) -> None:
-        """Hold the device for this probe alone, or go on without if another one holds the CPU.
+        """Lock the device for this probe; if another holds the CPU, go on without.
 
-        The workload's own errors come before that of a device that is in use, and before any waiting.
+        The workload's own errors are raised before any waiting, and before DeviceBusy.
         """
         known = self._prepare("device", Identified)
         deadline = 0.0
         while self._lock is None:
             try:
-                self._lock = DeviceLock(known.id, known.name)
+                self._lock = lock_device(known.id, known.name)
             except DeviceBusy as busy:
                 if self._busy is None:
                     self._prepare("import", Ready)
@@ -225,7 +205,7 @@ class Supervisor:
 
     def _renew(self) -> None:
         self._drop()
-        self._number += 1
+        self.worker += 1
         self._nursery.start_worker()
         self._has_worker = True
 

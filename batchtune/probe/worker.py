@@ -1,7 +1,7 @@
-"""The worker process: builds the workload once, and runs the trials that it is asked for.
+"""The worker process: builds the workload once, and runs the trials that the supervisor requests.
 
-Forked by the nursery, or where that can't be, started as `python -m batchtune.probe.worker FD`. It speaks over its
-socket alone: what the workload prints goes to the standard streams and disturbs nothing.
+Forked by the nursery, or where that is impossible, started as `python -m batchtune.probe.worker FD`. It speaks only
+over its socket: what the workload prints goes to the standard streams and disturbs nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from batchtune.workloads.loading import first_line, user_traceback
 
 
 def work(channel: int) -> None:
-    """Serve requests in a forked process, or where a backend can't be used after a fork, in a new program."""
+    """Serve requests in a forked process, or in a new program if a backend can't be used after a fork."""
     if any(backend.is_broken_by_fork() for backend in backends()):
         os.set_inheritable(channel, True)
         os.execv(sys.executable, [sys.executable, "-m", "batchtune.probe.worker", str(channel)])
@@ -40,7 +40,7 @@ def serve(channel: socket.socket) -> None:
     """Serve requests until the supervisor closes the socket."""
     channel.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
-    # To see where it hangs. Not to the stream itself: the workload may close or replace that.
+    # To see where it hangs; to a copy of the stream, because the workload may close or replace the stream.
     faulthandler.register(signal.SIGUSR2, file=os.dup(2), all_threads=False)
     session: Session | None = None
     with channel, channel.makefile("rb") as requests:
@@ -54,7 +54,7 @@ def serve(channel: socket.socket) -> None:
                 shape = request.shape
                 reply = session.step(shape, release=request.release) if request.single else session.measure(shape)
             channel.sendall(encode(reply) + b"\n")
-    os._exit(0)  # no finalizer of the workload's may hang the end
+    os._exit(0)  # without the workload's finalizers, which may hang
 
 
 def _prepare(request: Prepare) -> tuple[Session | None, Identified | Ready | Failed]:
@@ -98,10 +98,7 @@ def _prepare(request: Prepare) -> tuple[Session | None, Identified | Ready | Fai
 
 
 def describe_settings(switches: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what else decides memory and time, for `Device.settings`: environment variables and torch's switches.
-
-    `switches` are the device's own. A switch that torch can't tell is None.
-    """
+    """Return what `Device.settings` records: environment variables, torch's switches, and the device's own."""
     import torch
 
     precision: str | None = None
@@ -116,18 +113,18 @@ def describe_settings(switches: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gradient_bytes() -> int:
-    """Return the bytes of the gradients of what the workload trains: DDP's gradient buckets take as much.
+    """Return the bytes of the gradients of what the workload trains, which DDP's gradient buckets take too.
 
-    The parameters of all live optimizers that require a gradient count, each once; without an optimizer, all live
-    parameters. (DDP keeps its buckets besides the gradients unless it is given `gradient_as_bucket_view=True`:
+    Counts the parameters of all live optimizers that require a gradient, each once; without an optimizer, all live
+    parameters. (DDP keeps its buckets in addition to the gradients unless given `gradient_as_bucket_view=True`:
     https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.)
     """
     import torch
     from torch.nn.parameter import is_lazy
 
-    gc.collect()  # what is only waiting to be collected is not trained
+    gc.collect()  # drop what is no longer trained
     live = gc.get_objects()
-    # By type, not isinstance: that asks an object for its __class__, which a lazy module answers by importing things.
+    # By type, not isinstance, which asks an object for its __class__: a lazy module would import things to answer.
     optimizers = [thing for thing in live if issubclass(type(thing), torch.optim.Optimizer)]
     if optimizers:
         trained = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]

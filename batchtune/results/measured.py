@@ -1,4 +1,4 @@
-"""The records of what is measured: `run.json`, `trials.jsonl`, `probe.json` and `verify.json`."""
+"""The records of measurements: `run.json`, `trials.jsonl`, `probe.json` and `verify.json`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from batchtune.results.shared import (
     StepSeconds,
     StreamAlgorithm,
     TargetLength,
-    wrong_boundaries,
     wrong_limit,
     wrong_settings,
+    wrong_table,
 )
 from batchtune.shapes import BatchShape
 
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 Outcome = Literal["ok", "oom", "timeout", "crash", "error"]
 ClosedBy = Literal["oom", "memory", "data", "timeout", "crash"]
 
-# In seconds; less than a clock can tell.
-_SHORTEST_STEP = 1e-12
-
 
 class Trial(Record, frozen=True, kw_only=True):
     """One batch shape measured on the device.
@@ -47,26 +44,25 @@ class Trial(Record, frozen=True, kw_only=True):
     Attributes:
         index: Position in `trials.jsonl`, from 0.
         outcome: `ok`, or why not.
-        steps: Training steps that were run to their end.
-        step_seconds: Median time of the measured steps (the first is a warm-up).
+        steps: Training steps that completed.
+        step_seconds: Median time of the timed steps (the first is a warm-up).
         peak_bytes: Most memory in use during the trial.
         reserved_bytes: Most memory held by the allocator, its cache included.
         alloc_retries: How often the allocator had to empty its cache to go on.
-        error: The error's message where the outcome is not `ok`.
-        elapsed_seconds: Wall time of the trial, batch making and worker start included.
-        step_seconds_spread: Interquartile range of the measured steps; None for fewer than two.
-        mean_step_seconds: Mean time of the measured steps; None in older files.
-        worker: Number of the worker process in this run folder, from 1; trials of one number shared a process.
-        confirmation: Whether the shape failed in alternation with the others, after it had passed by itself.
-        rest_bytes: In use after the trial, when its batch was freed.
-        outside_bytes: Memory of the device that the worker holds outside torch's allocator (context, workspaces).
+        elapsed_seconds: Wall time of the trial, including making the batch and starting a worker.
+        step_seconds_spread: Interquartile range of the timed steps; None for fewer than two.
+        mean_step_seconds: Mean time of the timed steps; None in older files.
+        worker: Number of the worker process in this run folder, from 1.
+        confirmation: Whether the shape failed in turns with the others, after it had passed alone.
+        rest_bytes: In use after the trial, once its batch was freed.
+        outside_bytes: Device memory that the worker holds outside torch's allocator (context, workspaces).
         sm_clock_mhz, throttle_reasons: While the steps were timed; None where the device can't tell.
-        steady_peak_bytes: As `peak_bytes`, the first step left out: the first step of a process may need more.
+        steady_peak_bytes: As `peak_bytes`, without the first step: the first step of a process may need more.
         peak_spread_bytes: Largest - smallest peak of the steps after the first; None for fewer than two.
-        timing: Whether the shape was run for its time alone, with a typical target: no size is searched there.
+        timing: Whether the shape, with a typical target, was run only to time it.
         failed_peak_bytes: Most memory in use before the error; None where the trial passed, or no error was seen.
-        caught: Whether the workload caught the lack of memory itself, and its step returned as if it had passed.
-        other_processors: How many processors other programs took while steps were timed, on average; None on a GPU.
+        caught: Whether the workload caught the out-of-memory error itself, and its step returned normally.
+        other_processors: Processors used by other programs while steps were timed, on average; None on a GPU.
     """
 
     index: Count
@@ -96,17 +92,25 @@ class Trial(Record, frozen=True, kw_only=True):
     caught: bool = False
     other_processors: Amount | None = None
 
+    @classmethod
+    def of(cls, shape: BatchShape, outcome: Outcome, error: str | None = None, **facts: Any) -> Trial:
+        """Record an outcome; facts that are not given are unknown. The supervisor fills in its index and wall time."""
+        made: dict[str, Any] = dict.fromkeys(("step_seconds", "peak_bytes", "reserved_bytes", "alloc_retries"))
+        made |= {"index": 0, "steps": 0, "elapsed_seconds": 0.0, **facts}
+        size, length, target_length = shape.batch_size, shape.length, shape.target_length
+        return cls(batch_size=size, length=length, target_length=target_length, outcome=outcome, error=error, **made)
+
     @property
     def shape(self) -> BatchShape:
-        """What was measured."""
+        """The batch shape that was measured."""
         return BatchShape(self.batch_size, self.length, self.target_length)
 
     def problems(self, index: int | None = None) -> Iterator[str]:
-        """As for every record; `index` is its place in `trials.jsonl` or `probe.json`, where that is known."""
+        """As for every record; `index` is its position in `trials.jsonl` or `probe.json`, if known."""
         if index not in (None, self.index):
             yield f"the index {self.index} can't be right here"
         for seconds in (self.step_seconds, self.mean_step_seconds):
-            if seconds is not None and 0 < seconds < _SHORTEST_STEP:
+            if seconds is not None and 0 < seconds < 1e-12:  # no clock can tell
                 yield f"no step takes {seconds} s"
 
 
@@ -114,12 +118,10 @@ class FrontierPoint(Record, frozen=True, kw_only=True):
     """The largest batch size that fits at one length.
 
     Attributes:
-        closed_by: What ends it: `oom` (one step more was seen to run out), `memory` (the measured peak leaves
-            less room than one step more needs, by the fit), `data` (the data can't fill more), or `timeout` and
-            `crash` (one step more failed so, twice).
-        oom_batch_size: The smallest batch size that was seen to run out; None unless one was.
-        trial: Index of the trial that proves the batch size: it ran with at least as many examples, as long a length
-            and as long a target. None where an older batchtune wrote the file.
+        closed_by: Why no larger size fits: `oom`, `timeout` or `crash` (the next size failed so), `memory` (the
+            measured peak leaves too little room for it, by the fit), or `data` (the data can't fill more).
+        oom_batch_size: The smallest batch size that ran out of memory; None if none did.
+        trial: Index of the trial that proves the batch size, no smaller in any respect; None in older files.
     """
 
     length: Length
@@ -135,12 +137,12 @@ class FrontierPoint(Record, frozen=True, kw_only=True):
 class Margin(Record, frozen=True, kw_only=True):
     """The memory that a proven batch leaves free, because peaks of equal batches differ.
 
-    A batch counts as proven where the lowest peak that was seen of it, plus `bytes`, is within the limit.
+    A batch is proven if its lowest measured peak, plus `bytes`, is within the limit.
 
     Attributes:
-        bytes: 1.1 × `spread_bytes`, or `first_step_bytes` where that is more, + 0.1% of the limit.
+        bytes: The larger of 1.1 × `spread_bytes` and `first_step_bytes`, + 0.1% of the limit.
         spread_bytes: The widest range of peaks of equal batches, or of what the process holds between trials.
-        first_step_bytes: By how much the first step of a process exceeds later ones with the same batch.
+        first_step_bytes: How far the first step of a process exceeds later ones with the same batch.
         repetitions: How many peaks were compared.
     """
 
@@ -157,9 +159,9 @@ class CostModel(Record, frozen=True, kw_only=True):
     longest target length of the batch.
 
     Attributes:
-        example: What each example costs whatever its length.
-        relative_error: Root mean square of (fit / measured - 1) over all trials it was fitted to.
-        largest_error: The largest |fit / measured - 1| among them; None in files of older versions.
+        example: Of each example, whatever its length.
+        relative_error: Root mean square of (fit / measured - 1) over the fitted trials.
+        largest_error: The largest |fit / measured - 1| among them; None in older files.
     """
 
     floor: Amount
@@ -178,23 +180,23 @@ class CostModel(Record, frozen=True, kw_only=True):
     @overload
     def per_example(self, length: FloatArray, target_length: FloatArray | float = 0.0) -> FloatArray: ...
     def per_example(self, length: Any, target_length: Any = 0.0) -> Any:
-        """Return what one more example costs, in the model's unit, element by element."""
+        """Return the cost of one more example, in the model's unit, element by element."""
         own = self.example + length * (self.linear + self.quadratic * length + self.cross * target_length)
         return own + target_length * (self.target_linear + self.target_quadratic * target_length)
 
 
 class Confirmation(Record, frozen=True, kw_only=True):
-    """The batches at the limit, run once more one after the other, the allocator's cache kept, as training runs them.
+    """The batches at the limit, run again in turns with the allocator's cache kept, as training runs them.
 
     Attributes:
         shapes: How many batch shapes were confirmed.
-        steps: Steps in all, each with another shape than the one before (where there is more than one).
-        workers: In how many worker processes one after the other; the last was fresh.
+        steps: Steps in all, each with a different shape from the one before.
+        workers: How many worker processes ran them, one after the other; the last was fresh.
         alloc_retries: How often the allocator emptied its cache to go on.
-        reserved_growth_bytes: By how much its cache grew after all shapes had been seen once; None where it has none.
-        given_up: How many shapes failed on the way and were replaced by smaller ones.
-        time_ratio: What the steps took, each with another shape than the one before as in training, over what trials,
-            which repeat a batch, took for the same shapes; None where too few are known. Estimated times include it.
+        reserved_growth_bytes: How far its cache grew after all shapes had run once; None if it has no cache.
+        given_up: How many shapes failed and were replaced by smaller ones.
+        time_ratio: Time of these steps / time of the same shapes' trials, which repeat one batch. Estimated times
+            include it. None if too few are known.
     """
 
     shapes: Count
@@ -207,14 +209,14 @@ class Confirmation(Record, frozen=True, kw_only=True):
 
 
 class Models(Record, frozen=True, kw_only=True):
-    """The fitted models; None where there were too few measurements."""
+    """The fitted models; None if there were too few measurements."""
 
     peak_bytes: CostModel | None
     step_seconds: CostModel | None
 
 
 class ProbedWith(Record, frozen=True, kw_only=True):
-    """The settings of a probe, where something later reads them; those of older files are as they were then."""
+    """The settings of a probe that later commands read; the defaults are those of older files."""
 
     device: Annotated[str, msgspec.Meta(pattern=r"^[a-z]{1,16}(:[0-9]{1,4})?$")] = "auto"
     memory_bytes: Size | None = None
@@ -226,11 +228,11 @@ class ProbedWith(Record, frozen=True, kw_only=True):
 
 
 class Run(Measured, frozen=True, kw_only=True):
-    """What a run folder's trials were measured for: they count only where all of this is the same.
+    """What a run folder's trials were measured for: they are reused only if all of this is the same.
 
     Attributes:
-        workload_sha256: Hash of the workload's file; None if it is not a file. batchtune warns of a change, and keeps
-            the trials: it may have been a comment, or the fix of what stopped the probe.
+        workload_sha256: Hash of the workload's file; None if it is not a file. batchtune warns of a change and keeps
+            the trials: the change may be a comment, or the fix of what stopped the probe.
     """
 
     FORMAT: ClassVar[str] = "batchtune/run"
@@ -245,9 +247,9 @@ class Probe(Measured, frozen=True, kw_only=True):
         frontier: In ascending order of length, each with the longest target at or below it. A size holds for all
             lengths up to its own.
         joint_frontier: The same for shorter targets than those; empty without targets.
-        confirmation: None where the run was written by an older batchtune.
-        margin: None where peaks are not known, or where an older batchtune wrote the file.
-        warnings: Why figures may not be trusted, each with its remedy.
+        confirmation: None in older files.
+        margin: None if peaks are unknown, and in older files.
+        warnings: Why figures may be wrong, each with its remedy.
     """
 
     FORMAT: ClassVar[str] = "batchtune/probe"
@@ -262,7 +264,7 @@ class Probe(Measured, frozen=True, kw_only=True):
     warnings: list[str] = msgspec.field(default_factory=list)
 
     def problems(self) -> Iterator[str]:
-        """As for every record."""
+        """Check the settings, the order of trials and points, and that either all points have targets or none."""
         yield from wrong_settings(self.settings, ProbedWith)
         yield from wrong_limit(self.max_batch_length, self.lengths)
         for index, trial in enumerate(self.trials):
@@ -285,7 +287,7 @@ class Probe(Measured, frozen=True, kw_only=True):
 
     @property
     def is_proven(self) -> bool:
-        """Whether its sizes were run alone and in turns, with a margin: not by an older batchtune."""
+        """Whether its sizes were run alone and in turns, with a margin; older versions did not."""
         return all(point.trial is not None for point in self.frontier)
 
 
@@ -293,7 +295,7 @@ VerifyPhase = Literal["worst", "shuffled"]
 
 
 class VerifyFailure(Record, frozen=True, kw_only=True):
-    """A batch of the verification that did not pass.
+    """A batch of the verification that failed.
 
     Attributes:
         phase: Among the worst shapes, or among the shuffled batches.
@@ -313,11 +315,11 @@ class VerifyFailure(Record, frozen=True, kw_only=True):
 
 
 class Proposal(Record, frozen=True, kw_only=True):
-    """The next smaller sizes, where a table did not hold.
+    """Smaller sizes for a table that did not hold.
 
     Attributes:
-        bucket_batch_sizes: Instead of the table's, with its boundaries.
-        max_batch_length: Instead of the table's, for samplers that work batch sizes out of it.
+        bucket_batch_sizes: For the table's boundaries.
+        max_batch_length: For samplers that compute batch sizes from it.
         verified: Whether these batch sizes were run like the table's, in a fresh worker process, and passed.
         steps: How many steps that took.
     """
@@ -332,27 +334,26 @@ class Verification(Measured, frozen=True, kw_only=True):
     """`verify.json`: the recommended batches, run for real.
 
     Attributes:
-        bucket_boundaries, bucket_batch_sizes, max_batch_length: The table that was run, as `sampler.yaml` had it.
+        bucket_boundaries, bucket_batch_sizes, max_batch_length: The table that was run, as in `sampler.yaml`.
         pool_size, batch_overhead: How batches were cut from pools, likewise; None: they were made in buckets.
-        algorithm, buffer_size, max_padding_ratio: Of a stream's batches, as `stream.yaml` had them; None for a table
-            or pools over all examples.
+        algorithm, buffer_size, max_padding_ratio: Of a stream's batches, as in `stream.yaml`; None without a stream.
         worst_steps: Steps with the worst shape of each bucket, before the shuffled ones.
         steps: Shuffled steps that passed.
-        planned_steps: Shuffled steps that were to be run; None where time decided.
+        planned_steps: Shuffled steps that were to be run; None if a time limit decided.
         epoch_batches: Batches of one epoch.
-        alloc_retries: How often the allocator emptied its cache to go on, after each shape had been run once.
+        alloc_retries: How often the allocator emptied its cache to go on, after each shape had run once.
         peak_bytes, reserved_bytes: The most in use, and the most held by the allocator; None where unknown.
-        rest_growth_bytes: By how much memory in use between steps grew, from the second to the last quarter of the
-            shuffled steps (of the worst shapes', where it did not come to those); None where too few steps passed.
-        reserved_growth_bytes: The same of what the allocator holds.
+        rest_growth_bytes: Growth of the memory in use between steps, from the second to the last quarter of the
+            shuffled steps (of the worst shapes' steps if there are no others); None if too few passed.
+        reserved_growth_bytes: The same for the memory that the allocator holds.
         estimated_epoch_seconds: Of this table, by the probe's step times; None without them.
-        measured_epoch_seconds: From the shuffled steps, scaled to the epoch; None where none passed.
+        measured_epoch_seconds: From the shuffled steps, scaled to the epoch; None if none passed.
         time_ratio: Measured / estimated time of exactly the batches that were run.
         time_ratio_spread: Interquartile range of that ratio over the steps.
-        holds: Whether all that was checked is as it should be.
-        reasons: Why it does not hold; sentences without a full stop. Empty where it does.
-        warnings: What to know besides, each a sentence without a full stop.
-        proposal: Smaller sizes; None where it holds, or where smaller sizes don't help.
+        holds: Whether every check passed.
+        reasons: Why it does not hold, each a sentence without a full stop; empty if it holds.
+        warnings: Each a sentence without a full stop.
+        proposal: Smaller sizes; None if it holds, or if smaller sizes don't help.
     """
 
     FORMAT: ClassVar[str] = "batchtune/verify"
@@ -390,13 +391,10 @@ class Verification(Measured, frozen=True, kw_only=True):
         return self.algorithm is not None
 
     def problems(self) -> Iterator[str]:
-        """As for every record."""
-        yield from wrong_boundaries(self.bucket_boundaries)
-        buckets = len(self.bucket_boundaries)
-        proposed = self.proposal.bucket_batch_sizes if self.proposal is not None else self.bucket_batch_sizes
-        for what, sizes in (("batch sizes", self.bucket_batch_sizes), ("proposed batch sizes", proposed)):
-            if len(sizes) != buckets:
-                yield f"it has {buckets} boundaries and {len(sizes)} {what}"
+        """Check the tables, and that the failures are in their buckets."""
+        yield from wrong_table(self.bucket_boundaries, self.bucket_batch_sizes)
+        if self.proposal is not None:
+            yield from wrong_table(self.bucket_boundaries, self.proposal.bucket_batch_sizes, "proposed batch sizes")
         for failure in self.failures:
-            if failure.bucket >= buckets:
-                yield f"failures: bucket {failure.bucket} of {buckets}"
+            if failure.bucket >= len(self.bucket_boundaries):
+                yield f"failures: bucket {failure.bucket} of {len(self.bucket_boundaries)}"

@@ -11,7 +11,7 @@ Answer = Literal["holds", "fails", "error"]
 
 
 class Percentiles(Record, frozen=True, kw_only=True):
-    """How long examples are: percentiles 0, 50, 95, 99, 99.9 and 100 by nearest rank: each one occurs."""
+    """Percentiles 0, 50, 95, 99, 99.9 and 100 of the lengths, by nearest rank: each one occurs."""
 
     min: float
     median: float
@@ -27,9 +27,9 @@ class Scan(Result, frozen=True, kw_only=True):
     Attributes:
         sources: Where the lengths come from, as the user named it.
         distinct: Number of different lengths.
-        targets: Of the target lengths; None where there are none.
+        targets: Of the target lengths, if any.
         histogram: Bins that cover all lengths, the longest first; even or log-spaced.
-        left_out: Reason → number of examples that were left out.
+        left_out: Reason → number of examples left out.
         notes: What the reader found out.
         warnings: What looks wrong or wasteful, each with its remedy.
     """
@@ -48,14 +48,14 @@ class Scan(Result, frozen=True, kw_only=True):
 
 
 class DoctorGpu(Record, frozen=True, kw_only=True):
-    """A GPU, or an instance of one (MIG), as it is now; None: can't be told.
+    """A GPU, or an instance of one (MIG), as it is now; None: unknown.
 
     Attributes:
-        device: What PyTorch calls it, such as `cuda:0`; None where PyTorch does not see it.
-        processes: Who uses it, each with its memory.
+        device: PyTorch's name for it, such as `cuda:0`; None if PyTorch does not see it.
+        processes: The processes that use it, each with its memory.
         mig: Whether it is an instance, or divided into instances.
         throttle_reasons: Why its clock is lower now than it could be.
-        probe_process: The process of batchtune that is probing it; None where there is none.
+        probe_process: The batchtune process that is probing it, if any.
     """
 
     name: str
@@ -74,11 +74,11 @@ class DoctorGpu(Record, frozen=True, kw_only=True):
 
 
 class DoctorTorch(Record, frozen=True, kw_only=True):
-    """PyTorch, as a process of its own found it.
+    """PyTorch, as imported in a process of its own.
 
     Attributes:
-        version: None where it can't be imported.
-        cuda, hip, cudnn: What it was built with; None: without.
+        version: None if it can't be imported.
+        cuda, hip, cudnn: The versions it was built with; None: without.
         problem: Why it can't be used, or sees no GPU though it was built for one.
     """
 
@@ -93,10 +93,10 @@ class DoctorCpu(Record, frozen=True, kw_only=True):
     """The CPU and its memory.
 
     Attributes:
-        processors: That this process may use.
-        load_average: Of the last minute: how many processes ran or waited to run; None where the system can't tell.
-        limit_problem: Why memory can't be limited and measured here; None where it can.
-        probe_process: The process of batchtune that is probing it; None where there is none.
+        processors: Available to this process.
+        load_average: Of the last minute: how many processes ran or waited to run; None if unknown.
+        limit_problem: Why memory can't be limited and measured here, if so.
+        probe_process: The batchtune process that is probing it, if any.
     """
 
     name: str
@@ -112,10 +112,10 @@ class Doctor(Result, frozen=True, kw_only=True):
     """What `batchtune doctor` found out about a machine.
 
     Attributes:
-        driver: The NVIDIA driver's version; None where there is none.
-        nvml_problem: Why the driver can't be asked; None where it can.
-        environment: The variables that change what a training step takes, those that are set.
-        packages: Optional package → version; None where it is not installed.
+        driver: The NVIDIA driver's version, if any.
+        nvml_problem: Why the driver can't be asked, if so.
+        environment: The variables set that affect a training step's memory or time.
+        packages: Optional package → version; None if not installed.
         warnings: What stands in the way of a probe, each with its remedy.
     """
 
@@ -134,12 +134,12 @@ class Doctor(Result, frozen=True, kw_only=True):
 
 
 class Exported(Result, frozen=True, kw_only=True):
-    """What `batchtune export --json` prints: a recommendation in another framework's words.
+    """What `batchtune export --json` prints: a recommendation as another framework's config.
 
     Attributes:
         framework: As `--to` names it.
         title: The framework's own name.
-        file: Where it was written, or what to call it.
+        file: Where it was written, or a name for it.
         content: The config or the snippet.
     """
 
@@ -152,15 +152,15 @@ class Exported(Result, frozen=True, kw_only=True):
 
 
 class Verdict(Record, frozen=True, kw_only=True):
-    """What the gate says of one rule.
+    """The gate's verdict on one rule.
 
     Attributes:
-        rule: As it was given, white space made even.
-        outcome: `holds`; `fails`; or `error`: it can't be told, which is never a pass.
-        value: Of the rule's field; None where it is not known.
-        limit: What the rule compares it with; for `worse` the share that is allowed, 0.02 for 2%.
-        baseline: The value in the other run, for `worse`; None else.
-        message: The value and the limit, or why it can't be told; no full stop.
+        rule: As given, with single spaces.
+        outcome: `holds`; `fails`; or `error`: it can't be decided, which is never a pass.
+        value: Of the rule's field; None if unknown.
+        limit: What the rule compares it with; for `worse` the fraction allowed, 0.02 for 2%.
+        baseline: The value in the other run, for `worse`.
+        message: The value and the limit, or why it can't be decided; no full stop.
     """
 
     rule: str
@@ -172,18 +172,18 @@ class Verdict(Record, frozen=True, kw_only=True):
 
 
 class Drift(Record, frozen=True, kw_only=True):
-    """How far other lengths are from those that a run was tuned for.
+    """How far new lengths are from those that a run was tuned for.
 
     Attributes:
-        lengths: The others.
+        lengths: The new ones.
         changed: Whether the fingerprint differs.
         distance: Kolmogorov-Smirnov: the largest difference between the two distribution functions, 0 to 1.
-        beyond: How many of the others are longer than the last boundary of the recommended table.
-        batches: What the tuned table needs for the others; those beyond it are batches of one.
-        retuned_batches: What a table tuned for the others, with the same strategy, sizing and number of buckets, needs.
+        beyond: How many of the new lengths are beyond the last boundary of the recommended table.
+        batches: Of the new lengths with the tuned table; those beyond it are batches of one.
+        retuned_batches: With a table tuned for them, with the same strategy, sizing and number of buckets.
         epoch_seconds, retuned_epoch_seconds: The same in estimated time; None without step times.
-        stale: How much the tuned table costs above one tuned anew, in time where it is known, else in batches: 0.02 is
-            2% more; 0 where it costs no more.
+        stale: How much more the tuned table costs than one tuned anew, in time if known, else in batches: 0.02 is 2%
+            more; at least 0.
     """
 
     lengths: LengthsSummary

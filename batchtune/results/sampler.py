@@ -13,16 +13,16 @@ class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The evidence for the recommendation.
 
     Attributes:
-        fingerprint: Of the lengths: the table holds for these data.
-        device: Name of the device that was measured; None where the sweep had no probe.
-        batches: Batches of one epoch, over all ranks that the sweep was made for.
+        fingerprint: Of the lengths that the table was made for.
+        device: Name of the device that was measured; None without a probe.
+        batches: Batches of one epoch, over all ranks of the sweep.
         padding_ratio: Padded cells / all cells.
-        estimated_epoch_seconds: None where no step times are known.
-        unproven: How many buckets have a batch size that is not proven to fit; None where nothing was probed.
-        margin_bytes: Memory that proven batches leave free; None where it is not known.
-        min_length, max_length: Shorter and longer examples were left out (--min-length, --max-length): no batch with
-            them was counted or run. None without such a limit.
-        left_out: Reason → number of examples that were left out; empty where none was, or in older files.
+        estimated_epoch_seconds: None without step times.
+        unproven: How many buckets have a batch size that is not proven to fit; None without a probe.
+        margin_bytes: Memory that proven batches leave free; None if unknown.
+        min_length, max_length: The limits of --min-length and --max-length: no batch with shorter or longer examples
+            was counted or run. None without such a limit.
+        left_out: Reason → number of examples left out; empty in older files.
         multiple_of: Batches were counted as padded to multiples of it; None: to their longest example.
     """
 
@@ -48,7 +48,7 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The content of `sampler.yaml`, in its order.
 
     Attributes:
-        unit: What lengths, boundaries and max_batch_length count; None where it is unknown.
+        unit: Of lengths, boundaries and max_batch_length; None if unknown.
         max_batch_length: The largest padded length of a batch that the sweep allowed.
         max_batch_size: The largest of bucket_batch_sizes.
         num_buckets: Number of boundaries.
@@ -57,12 +57,11 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         sampler: How batches are made: in the buckets, or in sorted pools, where the buckets say how many examples fit
             with the longest one of a batch.
         pool_size: The most examples of a pool; None in buckets.
-        batch_overhead: What a batch costs besides its padded length, in the unit; pools are cut so that the sum is
-            least. None: each batch holds as many examples as fit.
+        batch_overhead: The cost of a batch beyond its padded length, in the unit; pools are cut to minimise the total.
+            None: each batch holds as many examples as fit.
     """
 
     FORMAT: ClassVar[str] = "batchtune/sampler"
-    VERSION: ClassVar[int] = 1
 
     format: str
     version: int

@@ -1,4 +1,4 @@
-"""What result files share: number types, the base of the records, lengths, workload, device; reading and writing."""
+"""What result files share: number types, base records, lengths, workload, device; reading and writing."""
 
 from __future__ import annotations
 
@@ -14,24 +14,20 @@ import msgspec
 from batchtune.errors import ResultError, shortened
 from batchtune.files import read_regular, write_whole
 
-# No sane number is larger: sums and products of these stay far from what a float or a 64-bit integer can hold.
+# With these bounds, sums and products stay far from what a float or a 64-bit integer can hold.
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=10**18)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
-# A difference of two measurements.
 ByteChange = Annotated[int, msgspec.Meta(ge=-(2**60), le=2**60)]
 Length = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 TargetLength = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e40)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-# Of a step: at most 30,000 years.
 StepSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
-# Numbers that follow from each other may differ by this, relatively.
-ROUNDING = 1e-6
-# Examples in a batch: a 64-bit integer may not hold more.
-_LARGEST_BATCH = 4e18
+ROUNDING = 1e-6  # relative tolerance between numbers that follow from each other
+_LARGEST_BATCH = 4e18  # examples that a 64-bit integer can count
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,12 +36,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     VERSION: ClassVar[int] = 1
 
     def problems(self) -> Iterator[str]:
-        """Yield each contradiction between numbers that follow from each other, a phrase that names the field."""
+        """Yield each contradiction between fields, as a phrase that names one."""
         return iter(())
 
 
 class Meta(Record, frozen=True, kw_only=True):
-    """What a result file is."""
+    """The kind and version of a result file."""
 
     format: str
     version: int
@@ -61,11 +57,11 @@ class Result(Record, frozen=True, kw_only=True):
 
 
 class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """How the manifest was read: the options as they were given, None for those that were not.
+    """How the manifest was read: the options as given, None for those that were not.
 
     Attributes:
         length_scale: As a number or a fraction, `1/16000`.
-        tokenizer, target_file: Paths, as they were given.
+        tokenizer, target_file: Paths, as given.
     """
 
     format: str | None = None
@@ -83,7 +79,7 @@ class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def flags(self) -> dict[str, str]:
-        """Option → value, as on the command line, of those that were given; the value of --skip-invalid is empty."""
+        """Option → value, as on the command line, of those given; the value of --skip-invalid is empty."""
         found = {}
         for name in self.__struct_fields__:
             value = getattr(self, name)
@@ -100,11 +96,11 @@ class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LengthsSummary(Record, frozen=True, kw_only=True):
-    """The data set that a result is about.
+    """The data set of a result.
 
     Attributes:
-        reading: How its manifest was read; None where it was none, or in files of older versions.
-        left_out: Reason → number of examples that were left out: `longer than --max-length 30` → 1000.
+        reading: How its manifest was read; None without a manifest, and in older files.
+        left_out: Reason → number of examples left out: `longer than --max-length 30` → 1000.
     """
 
     count: Size
@@ -117,11 +113,10 @@ class LengthsSummary(Record, frozen=True, kw_only=True):
     left_out: dict[str, Count] = {}
 
     def problems(self) -> Iterator[str]:
-        """As for every record."""
+        """Compare the total with the count and the longest."""
         if self.min > self.max:
             yield f"min is {self.min} and max {self.max}"
-        low, high = self.max, self.max * self.count
-        if not low * (1 - ROUNDING) <= self.total <= high * (1 + ROUNDING):
+        if not self.max * (1 - ROUNDING) <= self.total <= self.max * self.count * (1 + ROUNDING):
             yield f"total is {self.total}, for {self.count} examples up to {self.max}"
 
 
@@ -133,22 +128,22 @@ class WorkloadRecord(Record, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """The step as a person reads it: `train.py:MyStep layers=4`."""
+        """The step for people: `train.py:MyStep layers=4`."""
         return self.spec + "".join(f" {key}={value}" for key, value in self.options.items())
 
 
 class DeviceProcess(Record, frozen=True, kw_only=True):
-    """A process that uses a device; None for what the driver does not tell."""
+    """A process that uses a device; None for what the driver does not report."""
 
     pid: Count
     used_bytes: Bytes | None
 
 
 class Device(Record, frozen=True, kw_only=True):
-    """The device that was measured, and the limit that was enforced on it. None: the system can't tell.
+    """The device that was measured, and the limit enforced on it. None: the system can't tell.
 
     Attributes:
-        limit_bytes: What the workload may take, after all that is kept free.
+        limit_bytes: Available to the workload, after all that is kept free.
         other_processes: How many other processes used the device at the start.
         processes: Those, each with its memory.
         uuid: Of the GPU or the MIG instance.
@@ -156,13 +151,13 @@ class Device(Record, frozen=True, kw_only=True):
         mig: Whether it is a part of a GPU (Multi-Instance GPU).
         ecc: Whether its memory corrects errors, which takes some of it.
         outside_bytes: Held by this process outside torch's allocator: the context, the libraries' workspaces.
-        reserve_bytes: Kept free because the user said so.
+        reserve_bytes: Kept free at the user's request.
         ddp_bytes: Kept free for the gradient buckets of DistributedDataParallel.
-        settings: What else decides memory and time: the allocator's environment variables, TF32, cudnn.benchmark,
-            deterministic algorithms; name → value, as they are after the workload's setup.
-        processors: That the worker may use; None on a GPU, as for the next two.
+        settings: Name → value of the allocator's environment variables, TF32, cudnn.benchmark, deterministic
+            algorithms and whatever else affects memory and time, after the workload's setup.
+        processors: Available to the worker; None on a GPU, as are the next two.
         load_average: Of the last minute, before the workload was built.
-        other_processors: How many processors other programs took while the workload was built, on average.
+        other_processors: Processors used by other programs while the workload was built, on average.
     """
 
     kind: str
@@ -188,7 +183,7 @@ class Device(Record, frozen=True, kw_only=True):
 
 
 class Measured(Result, frozen=True, kw_only=True):
-    """Base of the files about what was measured with a workload on a device."""
+    """Base of the files that hold measurements of a workload on a device."""
 
     lengths: LengthsSummary
     workload: WorkloadRecord
@@ -202,12 +197,21 @@ def wrong_limit(max_batch_length: float, lengths: LengthsSummary) -> Iterator[st
         yield f"max_batch_length is {max_batch_length}, for lengths from {lengths.min}"
 
 
-def wrong_boundaries(boundaries: Sequence[float]) -> Iterator[str]:
-    """Yield what is wrong with the boundaries of a bucket table."""
+def wrong_table(boundaries: Sequence[float], batch_sizes: Sequence[int], sizes: str = "batch sizes") -> Iterator[str]:
+    """Yield what is wrong with a bucket table."""
+    if len(boundaries) != len(batch_sizes):
+        yield f"it has {len(boundaries)} boundaries and {len(batch_sizes)} {sizes}"
     if not boundaries:
         yield "there are no boundaries"
     if any(before >= after for before, after in itertools.pairwise(boundaries)):
         yield "boundaries do not ascend"
+
+
+def wrong_rows(rows: Sequence[Record], **indices: int | None) -> Iterator[str]:
+    """Yield what is wrong with the named indices of rows."""
+    for name, index in indices.items():
+        if index is not None and index >= len(rows):
+            yield f"{name} is {index}, but rows are 0 to {len(rows) - 1}"
 
 
 def wrong_settings(settings: dict[str, Any], kind: type[Record]) -> Iterator[str]:
@@ -230,26 +234,24 @@ LOADER_FILE = "loader.json"
 LOADER_CONFIG_FILE = "loader.yaml"
 RUN_FILES = (
     *(RUN_FILE, TRIALS_FILE, PROBE_FILE, SWEEP_FILE, SAMPLER_FILE, VERIFY_FILE),
-    *(STREAM_FILE, STREAM_CONFIG_FILE),
-    *(LOADER_FILE, LOADER_CONFIG_FILE),
+    *(STREAM_FILE, STREAM_CONFIG_FILE, LOADER_FILE, LOADER_CONFIG_FILE),
 )
 
 R = TypeVar("R", bound=Result)
 
-# What JSON may hold as it is and a terminal acts on: control characters, changes of writing direction; and what GitHub
-# takes for a command.
+# Legal in JSON, but terminals act on it (control characters, changes of writing direction), or GitHub (commands).
 _ACTIVE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]|(?<=##)\\[")
 
 
 def meta_of(kind: type[Result]) -> Meta:
-    """Return the `meta` that a newly written file of this kind carries."""
+    """Return the `meta` of a new file of this kind."""
     from batchtune import __version__
 
     return Meta(format=kind.FORMAT, version=kind.VERSION, batchtune=__version__)
 
 
 def encode(result: Result) -> bytes:
-    """Return a result as the bytes of its file, which do nothing to a terminal or a log that shows them."""
+    """Return a result as the bytes of its file, harmless in a terminal or a log."""
     text = msgspec.json.format(msgspec.json.encode(result), indent=2)
     return _ACTIVE.sub(lambda match: f"\\u{ord(match[0]):04x}", text.decode()).encode() + b"\n"
 
@@ -259,8 +261,7 @@ def write_result(path: Path, result: Result) -> None:
     write_whole(path, encode(result), follow=False)
 
 
-# Of a result file: a sweep of all bucket counts up to 1000 has less.
-LARGEST_BYTES = 256 << 20
+LARGEST_BYTES = 256 << 20  # of a result file; a sweep of all bucket counts up to 1000 takes less
 
 
 class _Envelope(msgspec.Struct):
@@ -268,10 +269,10 @@ class _Envelope(msgspec.Struct):
 
 
 def read_result(path: Path, kind: type[R]) -> R:
-    """Read a result file, and check that it is of this kind, no newer than known, and that its numbers can be.
+    """Read a result file, and check its kind, its version and its numbers.
 
     Raises:
-        ResultError: Missing, unreadable, not of this kind, newer, edited or damaged; the message names the field.
+        ResultError: Missing, unreadable, of another kind, too new, edited or damaged; the message names the field.
     """
     again = "Make it anew with the command that wrote it."
     data = read_regular(path, LARGEST_BYTES, again)
@@ -296,7 +297,7 @@ def read_result(path: Path, kind: type[R]) -> R:
 
 
 def _problems(record: Record, place: str = "") -> Iterator[str]:
-    """Yield what is wrong with the records that a record holds, then with itself: it may rely on them."""
+    """Yield what is wrong with the records in a record, then with itself: its own checks rely on theirs."""
     for name in record.__struct_fields__:
         value = getattr(record, name)
         if isinstance(value, Record):
@@ -313,7 +314,7 @@ STREAM_ALGORITHMS: tuple[StreamAlgorithm, ...] = get_args(StreamAlgorithm)
 
 
 class Costed(Protocol):
-    """What an epoch's batches cost: how many they are, and how long they take, where that is known."""
+    """The cost of an epoch."""
 
     @property
     def batches(self) -> int:
@@ -325,7 +326,7 @@ class Costed(Protocol):
 
 
 class SweptWith(Record, frozen=True, kw_only=True):
-    """The settings of a sweep, where something later reads them; missing in files of older versions."""
+    """The settings of a sweep that later commands read; the defaults are for older files."""
 
     max_batch_size: Size | None = None
     seed: Seed = 0
@@ -340,8 +341,8 @@ class RankTimes(Record, frozen=True, kw_only=True):
 
     Attributes:
         without_waiting_epoch_seconds: If no rank ever waited: all batches' time / the number of ranks.
-        independent_epoch_seconds: Each rank takes whatever batch comes.
-        same_bucket_epoch_seconds: At each step all ranks take batches of the same bucket.
+        independent_epoch_seconds: If each rank takes whatever batch comes.
+        same_bucket_epoch_seconds: If at each step all ranks take batches of the same bucket.
     """
 
     without_waiting_epoch_seconds: Amount

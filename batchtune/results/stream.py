@@ -21,19 +21,20 @@ from batchtune.results.shared import (
     Share,
     Size,
     StreamAlgorithm,
-    wrong_boundaries,
     wrong_limit,
+    wrong_rows,
     wrong_settings,
+    wrong_table,
 )
 from batchtune.results.sweep import Row, have_times
 from batchtune.units import counted, format_number
 
 Algorithm = Literal["speechbrain", "bucket", "pool", "pivot"]
-"""How batches are made of what a buffer holds: by SpeechBrain's `dynamic_bucketed_batch`, or by `BucketedStream`."""
+"""How batches are made from a buffer: by SpeechBrain's `dynamic_bucketed_batch`, or by `BucketedStream`."""
 
 
 class StreamRow(Record, frozen=True, kw_only=True):
-    """One way to batch a stream, and what one epoch with it costs over all ranks and workers.
+    """One way to batch a stream, and the cost of an epoch over all ranks and workers.
 
     Figures are those of a simulated epoch, each worker's stream by itself; mates_again compares it with the next.
 
@@ -43,8 +44,8 @@ class StreamRow(Record, frozen=True, kw_only=True):
             None for other algorithms.
         max_batch_size: Of `speechbrain`; None: any.
         max_padding_ratio: Of `speechbrain` and `pivot`; None: any.
-        boundaries, batch_sizes: The bucket table; a batch holds at most the size of its longest example's bucket. Empty
-            for `speechbrain`.
+        boundaries, batch_sizes: The table; a batch holds at most the size of its longest example's bucket. Empty for
+            `speechbrain`.
         batches: Of one epoch that reads each example once.
         dropped_examples: How many an epoch leaves out, as SpeechBrain's `drop_end` does.
         padded_length: Cells of the epoch's batches.
@@ -53,20 +54,19 @@ class StreamRow(Record, frozen=True, kw_only=True):
         mean_batch_size: Examples in a batch; smallest_batch_size, largest_batch_size: of any batch.
         batch_size_variation: Their standard deviation / their mean.
         largest_padded_length: Of any batch of the epoch.
-        under_half: The share of batches that hold less than half of what they could: of target_batch_numel, or of the
-            batch size that fits with their longest example.
-        wait_median, wait_p99: How many examples a worker reads from when it reads one until that one's batch is made.
+        under_half: The fraction of batches that are less than half full: of target_batch_numel, or of the batch size
+            that fits with their longest example.
+        wait_median, wait_p99: Examples that a worker reads after one until that one's batch is made.
         buffer_length: The most that a worker holds at once, as true length.
         buffer_bytes: The same in memory, by `bytes_per_length`.
         worker_imbalance, rank_imbalance: The most batches of a worker, or of a rank, / their mean.
-        mate_distance: How far two examples of one batch are apart, on average, counted in examples as they are stored.
-        mixing: The same / that of two examples that are drawn at random.
-        mates_again: The probability that two examples of one batch are in one batch again in the next epoch.
-        length_correlation: Of the lengths of two examples of one batch; None where all lengths are equal.
-        effective_buckets: How many times as often as in batches of the same sizes that are drawn from all examples
-            mates meet again.
+        mate_distance: Mean distance of two examples of one batch, counted in examples as they are stored.
+        mixing: The same / that of two examples drawn at random.
+        mates_again: The probability that two examples of one batch share a batch again in the next epoch.
+        length_correlation: Of the lengths of two examples of one batch; None if all lengths are equal.
+        effective_buckets: mates_again / the same for batches of the same sizes drawn from all examples.
         estimated_epoch_seconds: On all ranks, each step as long as its slowest rank takes; None without step times.
-        estimated_epoch_error_seconds: Its standard error; None likewise.
+        estimated_epoch_error_seconds: Its standard error; None without step times.
         equal_to_best: Whether it differs from the lowest estimated time by no more than the error of the difference.
         unproven: How many of the epoch's batches are larger than what is proven to fit; None without a probe.
     """
@@ -108,7 +108,7 @@ class StreamRow(Record, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Which row it is, as sentences say it: `bucket with 12 buckets and a buffer of 1024`."""
+        """The row's name in sentences: `bucket with 12 buckets and a buffer of 1024`."""
         buffer = f"a buffer of {format_number(self.buffer_size)}"
         if self.by_speechbrain:
             return f"SpeechBrain's dynamic_bucketed_batch with {buffer}"
@@ -117,12 +117,12 @@ class StreamRow(Record, frozen=True, kw_only=True):
 
     @property
     def by_speechbrain(self) -> bool:
-        """Whether SpeechBrain's own function makes the batches, and not `BucketedStream`."""
+        """Whether SpeechBrain's own function makes the batches, not `BucketedStream`."""
         return self.algorithm == "speechbrain"
 
     @property
     def num_buckets(self) -> int | None:
-        """How many buckets there are; None where batches are not made in buckets."""
+        """How many buckets there are; None if batches are not made in buckets."""
         return len(self.boundaries) if self.algorithm == "bucket" else None
 
     @property
@@ -131,14 +131,11 @@ class StreamRow(Record, frozen=True, kw_only=True):
         return 1 - self.mates_again
 
     def problems(self) -> Iterator[str]:
-        """As for every record."""
-        if self.by_speechbrain:
-            if self.target_batch_numel is None:
-                yield "algorithm is speechbrain, but target_batch_numel is missing"
-        else:
-            yield from wrong_boundaries(self.boundaries)
-        if len(self.boundaries) != len(self.batch_sizes):
-            yield f"it has {len(self.boundaries)} boundaries and {len(self.batch_sizes)} batch sizes"
+        """Check the table, which only SpeechBrain's algorithm lacks, and the padded length."""
+        if self.by_speechbrain and self.target_batch_numel is None:
+            yield "algorithm is speechbrain, but target_batch_numel is missing"
+        if not self.by_speechbrain or self.boundaries or self.batch_sizes:
+            yield from wrong_table(self.boundaries, self.batch_sizes)
         if self.padded_length <= 0:
             yield f"padded_length is {self.padded_length}"
 
@@ -149,7 +146,7 @@ class ShardAdvice(Record, frozen=True, kw_only=True):
     Attributes:
         shards: How many: a multiple of ranks × workers.
         maxcount: Examples of a shard.
-        maxsize_bytes: The size at which a shard is closed however few it holds; None where sizes are unknown.
+        maxsize_bytes: The size at which a shard is closed, however few it holds; None if sizes are unknown.
     """
 
     shards: Size
@@ -161,16 +158,16 @@ class Shards(Record, frozen=True, kw_only=True):
     """The shards of a stream.
 
     Attributes:
-        count: How many there are; of a manifest without shards, how many there would be of `shard_size` examples.
-        assumed: Whether they are made up, as the source is no set of shards.
-        broken: How many break off or can't be read; what is before the damage counts.
+        count: How many there are; for a manifest without shards, how many of `shard_size` examples there would be.
+        assumed: Whether they are made up, because the source has no shards.
+        broken: How many are truncated or can't be read; what is before the damage counts.
         empty: How many hold no example that counts.
         smallest_count, median_count, largest_count: Examples of a shard.
         smallest_length, largest_length: True length of a shard.
         sorted: Whether the examples come in order of length, so that a buffer can't mix them.
-        repeated_ids: How many keys stand in more than one place; None where the source has no keys.
+        repeated_ids: How many keys occur more than once; None if the source has no keys.
         idle_workers: How many workers, of all ranks, get no shard.
-        advice: None where the shards do as they are.
+        advice: None if the shards are fine.
     """
 
     count: Count
@@ -189,7 +186,7 @@ class Shards(Record, frozen=True, kw_only=True):
 
 
 class StreamedWith(Record, frozen=True, kw_only=True):
-    """The settings of a stream's sweep that say how its examples come to workers."""
+    """The settings of a stream's sweep that decide how its examples reach workers."""
 
     world_size: Annotated[int, msgspec.Meta(ge=1, le=16_384)] = 1
     workers: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 1
@@ -204,17 +201,17 @@ class StreamSweep(Result, frozen=True, kw_only=True):
 
     Attributes:
         settings: `world_size`, `workers` (of a rank), `shuffle_shards`, `shuffle_buffer`, `buffer_sizes`, `seed`,
-            `bytes_per_length`, and what else was asked for.
+            `bytes_per_length`, and the other options given.
         simulated_examples: How many examples were simulated: all, or the first shards of each worker. `mates_again` is
             then too high, as there are fewer examples to meet, and ends of streams count too much.
-        map_style: A bucket table over all examples, as a sampler with random access runs it; what streaming costs is
-            the difference. None where no table beats the baseline.
-        current: The user's own settings, as a row; None where they are not known.
+        map_style: A bucket table over all examples, as a sampler with random access runs it, to show what streaming
+            costs. None if no table beats the baseline.
+        current: The user's own settings, as a row; None if unknown.
         current_fits: Whether its batches stay within what was measured to fit, or within max_batch_length.
-        current_settings: Those settings, and `source`, where they were read.
+        current_settings: Those settings, and their `source`.
         recommended: Index of the recommended row.
         recommended_speechbrain: Index of the best row of SpeechBrain's own algorithm.
-        batches_per_rank: The batches of a nominal epoch on each rank: the mean over ranks with the recommended row.
+        batches_per_rank: Batches of a nominal epoch on each rank: the mean over ranks with the recommended row.
     """
 
     FORMAT: ClassVar[str] = "batchtune/stream"
@@ -237,35 +234,30 @@ class StreamSweep(Result, frozen=True, kw_only=True):
     current_settings: dict[str, Any] | None = None
 
     def problems(self) -> Iterator[str]:
-        """As for every record."""
+        """Check the settings, the indices of rows, and each row's count of examples."""
         yield from wrong_settings(self.settings, StreamedWith)
         yield from wrong_limit(self.max_batch_length, self.lengths)
-        for name in ("recommended", "recommended_speechbrain"):
-            index = getattr(self, name)
-            if index is not None and index >= len(self.rows):
-                yield f"{name} is {index}, but rows are 0 to {len(self.rows) - 1}"
-                return
-        if self.recommended_speechbrain is not None:
-            row = self.rows[self.recommended_speechbrain]
-            if not row.by_speechbrain:
-                yield f"recommended_speechbrain is {self.recommended_speechbrain}, whose algorithm is {row.algorithm}"
+        wrong = list(
+            wrong_rows(self.rows, recommended=self.recommended, recommended_speechbrain=self.recommended_speechbrain)
+        )
+        yield from wrong
+        row = None if wrong else self.speechbrain_row
+        if row is not None and not row.by_speechbrain:
+            yield f"recommended_speechbrain is {self.recommended_speechbrain}, whose algorithm is {row.algorithm}"
         for index, row in enumerate(self.rows):
-            if not math.isclose(
-                row.mean_batch_size * row.batches, self.lengths.count - row.dropped_examples, rel_tol=ROUNDING
-            ):
-                yield (
-                    f"row {index}: batches is {row.batches} and mean_batch_size {row.mean_batch_size}, for "
-                    f"{self.lengths.count - row.dropped_examples:,} examples"
-                )
+            count = self.lengths.count - row.dropped_examples
+            if not math.isclose(row.mean_batch_size * row.batches, count, rel_tol=ROUNDING):
+                size = f"batches is {row.batches} and mean_batch_size {row.mean_batch_size}"
+                yield f"row {index}: {size}, for {count:,} examples"
 
     @property
     def recommended_row(self) -> StreamRow | None:
-        """The recommended row; None where none is."""
+        """The recommended row, if any."""
         return None if self.recommended is None else self.rows[self.recommended]
 
     @property
     def speechbrain_row(self) -> StreamRow | None:
-        """The best row of SpeechBrain's own algorithm; None without one."""
+        """The best row of SpeechBrain's own algorithm, if any."""
         return None if self.recommended_speechbrain is None else self.rows[self.recommended_speechbrain]
 
     @property
@@ -275,33 +267,31 @@ class StreamSweep(Result, frozen=True, kw_only=True):
 
     @property
     def world_size(self) -> int:
-        """Number of ranks whose batches are counted; 1 where the settings do not say."""
+        """Number of ranks whose batches are counted; 1 if the settings do not say."""
         return self.streamed.world_size
 
     @property
     def streamed(self) -> StreamedWith:
-        """How the examples come to workers, and the seed."""
-        known = StreamedWith.__struct_fields__
-        return StreamedWith(**{name: value for name, value in self.settings.items() if name in known})
+        """How the examples reach workers, and the seed."""
+        return msgspec.convert(self.settings, StreamedWith)
 
 
 class StreamConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of `stream.yaml`, in its order: the recommendation for `batchtune.BucketedStream`.
 
     Attributes:
-        unit: What lengths, boundaries and max_batch_length count; None where it is unknown.
-        algorithm: How batches are made of what the buffer holds.
+        unit: Of lengths, boundaries and max_batch_length; None if unknown.
+        algorithm: How batches are made from the buffer.
         buffer_size: The most examples that a worker holds.
         max_batch_length: The largest padded length of a batch that the sweep allowed.
         bucket_boundaries: Inclusive upper edges, strictly ascending.
         bucket_batch_sizes: One for each boundary: a batch holds at most that of its longest example's bucket.
-        max_padding_ratio: Of `pivot`: the most of a batch that may be padding; None: any.
+        max_padding_ratio: For `pivot`: the largest fraction of a batch that may be padding; None: any.
         batches_per_epoch: Of a nominal epoch on each rank; None: as many as the stream gives.
-        drop_last: Whether what is left at the end of the stream is left out.
+        drop_last: Whether the remainder at the end of the stream is dropped.
     """
 
     FORMAT: ClassVar[str] = "batchtune/stream-config"
-    VERSION: ClassVar[int] = 1
 
     format: str
     version: int

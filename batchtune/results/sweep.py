@@ -23,9 +23,10 @@ from batchtune.results.shared import (
     Size,
     SweptWith,
     TargetLength,
-    wrong_boundaries,
     wrong_limit,
+    wrong_rows,
     wrong_settings,
+    wrong_table,
 )
 from batchtune.units import counted, format_number
 
@@ -33,38 +34,38 @@ Sizing = Literal["length", "frontier"]
 
 
 class Row(Record, frozen=True, kw_only=True):
-    """One bucket table of a sweep, or one size of pools, and what one epoch with it costs.
+    """One bucket table of a sweep, or one size of pools, and the cost of an epoch with it.
 
-    Of pools the table says how many examples fit with the longest of a batch; their figures are means of simulated
+    For pools the table says how many examples fit with the longest of a batch; their figures are means of simulated
     epochs. On several ranks the batches are those of all ranks together, as batchtune's samplers deal them: every rank
-    has as many, so some are split, or (in the same bucket) what fills no batch on each rank is dealt in smaller ones.
+    has the same number, so some are split, or (in the same bucket) the remainder is dealt in smaller ones.
 
     Attributes:
-        num_buckets: What was asked for, or how many batch sizes pools have; used_buckets: how many hold an example.
+        num_buckets: Requested, or how many batch sizes pools have; used_buckets: how many hold an example.
         boundaries, batch_sizes: The table, one entry a bucket; the boundary is an inclusive upper edge.
         batches: Batches of one epoch, `drop_last` off; a multiple of the ranks.
         padded_length: Cells of the epoch's batches, expected over shuffles.
-        padding_ratio: Padded cells / all cells; those of an example that is dealt a second time count as padded.
+        padding_ratio: Padded cells / all cells; those of an example dealt a second time count as padded.
         fill: True length, of each example once, / (batches × max_batch_length).
-        mean_batch_size: Examples in a batch, one that is dealt twice counted twice.
+        mean_batch_size: Examples in a batch, counting one dealt twice twice.
         largest_padded_length: Of any batch that this table can form on these data.
-        effective_buckets: 1 / Σ p², p the share of the examples in each bucket. Of pools: how many times as often as in
-            batches of the same sizes that are drawn from all examples mates meet again.
+        effective_buckets: 1 / Σ p², p the share of the examples in each bucket. For pools: mates_again / the same for
+            batches of the same sizes drawn from all examples.
         estimated_epoch_seconds: On all ranks, each step as long as its slowest rank takes; None without step times.
-        estimated_epoch_error_seconds: Its standard error; None likewise.
+        estimated_epoch_error_seconds: Its standard error; None without step times.
         equal_to_best: Whether it differs from the lowest estimated time by no more than the error of the difference.
-        smallest_batch_size, largest_batch_size: Of the epoch's batches, those that are not full included.
+        smallest_batch_size, largest_batch_size: Of the epoch's batches, including those that are not full.
         batch_size_variation: Their standard deviation / their mean.
         steps: Optimizer steps of one epoch, on `world_size` ranks with gradients accumulated.
-        ranks: What the ranks' waiting for each other costs; None for one rank, or without step times.
-        unproven: How many buckets have a batch size that is not proven: no batch that ran, alone and in turns, was at
-            least as large in every respect. None without a probe.
-        repeated_examples: How many examples are dealt a second time, so that every rank has as many batches.
-        mates_again: The probability that two examples of one batch are in one batch again in the next epoch.
-        length_correlation: Of the lengths of two examples of one batch; None where all lengths are equal.
-        pool_size, batch_overhead: As in `sampler.yaml`; pool_size is None where batches are made in buckets.
+        ranks: The cost of the ranks' waiting for each other; None for one rank, or without step times.
+        unproven: How many buckets have a batch size that is not proven: no batch at least as large in every respect
+            ran, alone and in turns. None without a probe.
+        repeated_examples: How many examples are dealt a second time, to give every rank the same number of batches.
+        mates_again: The probability that two examples of one batch share a batch again in the next epoch.
+        length_correlation: Of the lengths of two examples of one batch; None if all lengths are equal.
+        pool_size, batch_overhead: As in `sampler.yaml`; pool_size is None if batches are made in buckets.
         simulated_epochs: How many epochs the figures are means of; None: they are exact expectations.
-        batches_deviation, epoch_seconds_deviation: From epoch to epoch; None likewise.
+        batches_deviation, epoch_seconds_deviation: From epoch to epoch; None for exact expectations.
     """
 
     strategy: str
@@ -100,7 +101,7 @@ class Row(Record, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Which row it is, as sentences say it: `optimal with 12 buckets`, `pools of 6800 examples`."""
+        """The row's name in sentences: `optimal with 12 buckets`, `pools of 6800 examples`."""
         if self.pool_size is not None:
             return f"pools of {format_number(self.pool_size)} examples"
         return f"{self.strategy} with {counted(len(self.boundaries), 'bucket')}"
@@ -112,7 +113,7 @@ class Row(Record, frozen=True, kw_only=True):
 
     @property
     def randomness(self) -> float | None:
-        """The probability that two mates are not mates again in the next epoch; None in files of older versions."""
+        """The probability that two mates are not mates again in the next epoch; None in older files."""
         return None if self.mates_again is None else 1 - self.mates_again
 
     @property
@@ -121,10 +122,8 @@ class Row(Record, frozen=True, kw_only=True):
         return self.used_buckets
 
     def problems(self) -> Iterator[str]:
-        """As for every record."""
-        yield from wrong_boundaries(self.boundaries)
-        if len(self.boundaries) != len(self.batch_sizes):
-            yield f"it has {len(self.boundaries)} boundaries and {len(self.batch_sizes)} batch sizes"
+        """Check the table, the padded length, and that pools have the fields of pools."""
+        yield from wrong_table(self.boundaries, self.batch_sizes)
         if self.padded_length <= 0:
             yield f"padded_length is {self.padded_length}"
         if (self.pool_size is None) != (self.simulated_epochs is None):
@@ -134,8 +133,8 @@ class Row(Record, frozen=True, kw_only=True):
 class Baseline(Record, frozen=True, kw_only=True):
     """A fixed batch size, the largest that fits the longest examples.
 
-    On several ranks batches and padded_length are those of all ranks together, each with as many batches: where the
-    number of batches is no multiple of the ranks, some are split in two.
+    On several ranks batches and padded_length are those of all ranks together, each with the same number of batches:
+    some are split in two to get a multiple of the ranks.
     """
 
     name: str
@@ -146,13 +145,13 @@ class Baseline(Record, frozen=True, kw_only=True):
     estimated_epoch_seconds: Amount | None
 
     def problems(self) -> Iterator[str]:
-        """As for every record."""
+        """Check the padded length."""
         if self.padded_length <= 0:
             yield f"padded_length is {self.padded_length}"
 
 
 class LowerBound(Record, frozen=True, kw_only=True):
-    """What no bucket table can beat; on several ranks over all of them, each with as many batches."""
+    """The cost that no bucket table can beat, over all ranks."""
 
     batches: Size
     padded_length: Amount
@@ -168,15 +167,15 @@ class HistogramBin(Record, frozen=True, kw_only=True):
 
 
 class BucketUse(Record, frozen=True, kw_only=True):
-    """What one bucket of the recommended table holds.
+    """One bucket of the recommended table.
 
     Attributes:
         boundary: Its inclusive upper edge.
         examples: Number of examples in it.
-        batches: Batches of one epoch, over all ranks, those that are not full included.
+        batches: Batches of one epoch, over all ranks, including those that are not full.
         length: True length of its examples.
         padded_length: Cells of its batches, expected over shuffles.
-        proven_by: The trial, as `trials.jsonl` counts them, that shows that its batches fit; None where none does.
+        proven_by: Index of the trial in `trials.jsonl` that proves that its batches fit, if any.
     """
 
     boundary: Length
@@ -189,11 +188,11 @@ class BucketUse(Record, frozen=True, kw_only=True):
 
 
 class SaturationPoint(Record, frozen=True, kw_only=True):
-    """What one max_batch_length brings.
+    """The throughput at one max_batch_length.
 
     Attributes:
         batches, mean_batch_size: As for a row, over all ranks.
-        throughput: True length that is trained on, per second.
+        throughput: True length trained on, per second.
     """
 
     max_batch_length: Length
@@ -210,7 +209,7 @@ class Saturation(Record, frozen=True, kw_only=True):
         num_buckets: Of the optimal table at each point.
         points: In ascending order of max_batch_length.
         fraction: Of the best throughput.
-        max_batch_length: The smallest among the points that reaches this fraction.
+        max_batch_length: The smallest of the points to reach this fraction.
     """
 
     num_buckets: Size
@@ -220,10 +219,10 @@ class Saturation(Record, frozen=True, kw_only=True):
 
 
 class LearningRate(Record, frozen=True, kw_only=True):
-    """By what to multiply the learning rate, a hint, when the batch size changes.
+    """Factors for the learning rate when the batch size changes; a hint.
 
     Attributes:
-        relative_to: Whose batch size the factors start from: a baseline's name, or `current`.
+        relative_to: The row whose batch size the factors start from: a baseline's name, or `current`.
         from_batch_size, to_batch_size: Mean batch sizes, before and with the recommended row.
         linear: to / from (Goyal et al. 2017, for SGD).
         square_root: √(to / from) (Krizhevsky 2014; Malladi et al. 2022 for Adam).
@@ -237,16 +236,16 @@ class LearningRate(Record, frozen=True, kw_only=True):
 
 
 class TwoDimensionalRow(Record, frozen=True, kw_only=True):
-    """A bucket table over length and target length, and what it gains over one dimension, on one rank.
+    """A bucket table over length and target length, and its gain over one dimension, on one rank.
 
     Attributes:
         num_buckets: The most buckets allowed.
-        buckets: (length, target length) pairs, in ascending order, both inclusive upper edges: an example belongs
-            to the first bucket whose length boundary and whose target boundary are both not below its own.
+        buckets: (length, target length) pairs, in ascending order, both inclusive upper edges: an example belongs to
+            the first bucket with neither boundary below its own.
         batch_sizes: One for each bucket.
         batches, estimated_epoch_seconds: Of one epoch, from simulated shuffles.
-        one_dimensional_batches, one_dimensional_epoch_seconds: Of the optimal table over length alone, sized by the
-            frontier, with as many buckets, from the same shuffles.
+        one_dimensional_batches, one_dimensional_epoch_seconds: The same for the optimal table over length alone, sized
+            by the frontier, with as many buckets.
         unproven: As for a row.
     """
 
@@ -265,7 +264,7 @@ class TwoDimensionalRow(Record, frozen=True, kw_only=True):
         return len(self.buckets)
 
     def problems(self) -> Iterator[str]:
-        """As for every record."""
+        """Check the table."""
         if not self.buckets or len(self.buckets) != len(self.batch_sizes):
             yield f"it has {len(self.buckets)} buckets and {len(self.batch_sizes)} batch sizes"
         if any(before > after for before, after in itertools.pairwise(self.buckets)):
@@ -276,19 +275,20 @@ class Sweep(Result, frozen=True, kw_only=True):
     """`sweep.json`: the bucket tables compared.
 
     Attributes:
-        current: The user's own settings, as a row; None where they are not known.
-        current_fits: Whether its batches stay within what was measured to fit, or within max_batch_length where there
-            is no probe; None without one.
-        current_settings: Those settings, and `source`, where they were read.
-        recommended_table: Index of the best bucket table, for what can't run pools; None without one, and in old files.
+        current: The user's own settings, as a row; None if unknown.
+        current_fits: Whether its batches stay within what was measured to fit, or within max_batch_length without a
+            probe; None without such a row.
+        current_settings: Those settings, and their `source`.
+        recommended_table: Index of the best bucket table, for frameworks without pools; None if there is none, and in
+            older files.
         trade_off: Indices of the rows that no other beats in both speed and randomness, the fastest first.
-        knee: Index of the row on that curve after which more speed costs most randomness; None where it has no bend.
+        knee: Index of the row on that curve after which more speed costs most randomness; None without a bend.
         saturation: None without step times.
-        learning_rate: None where no row is recommended.
-        two_dimensional: Empty without target lengths, or where memory does not depend on them.
-        histogram: Of the lengths, ascending bins that cover them all; empty in files of older versions.
-        quantiles: 1001 lengths: quantile i / 1000 of the data set at position i; empty likewise.
-        buckets: Of the recommended table; empty without one, and of pools.
+        learning_rate: None if no row is recommended.
+        two_dimensional: Empty without target lengths, or if memory does not depend on them.
+        histogram: Of the lengths, ascending bins that cover them all; empty in older files.
+        quantiles: 1001 lengths: quantile i / 1000 of the data set at position i; empty in older files.
+        buckets: Of the recommended table; empty without one, and for pools.
     """
 
     FORMAT: ClassVar[str] = "batchtune/sweep"
@@ -317,20 +317,14 @@ class Sweep(Result, frozen=True, kw_only=True):
     recommended_table: Count | None = None
 
     def problems(self) -> Iterator[str]:
-        """As for every record."""
+        """Check the settings, the indices of rows, the quantiles, and the recommended row's figures."""
         yield from wrong_settings(self.settings, SweptWith)
         yield from wrong_limit(self.max_batch_length, self.lengths)
-        chosen = [
-            ("recommended", self.recommended),
-            ("recommended_table", self.recommended_table),
-            ("knee", self.knee),
-            *(("trade_off", one) for one in self.trade_off),
-        ]
-        missing = [(name, index) for name, index in chosen if index is not None and index >= len(self.rows)]
-        for name, index in missing:
-            yield f"{name} is {index}, but rows are 0 to {len(self.rows) - 1}"
-        table = None if missing else self.recommended_table
-        if table is not None and self.rows[table].pool_size is not None:
+        table, trade_off = self.recommended_table, max(self.trade_off, default=None)
+        chosen = {"recommended": self.recommended, "recommended_table": table, "knee": self.knee}
+        missing = list(wrong_rows(self.rows, **chosen, trade_off=trade_off))
+        yield from missing
+        if not missing and table is not None and self.rows[table].pool_size is not None:
             yield f"recommended_table is {table}, which is of pools"
         if any(low > high for low, high in itertools.pairwise(self.quantiles)):
             yield "quantiles do not ascend"
@@ -348,7 +342,7 @@ class Sweep(Result, frozen=True, kw_only=True):
 
     @property
     def recommended_row(self) -> Row | None:
-        """The recommended row, or None where no row beats the baseline."""
+        """The recommended row, or None if no row beats the baseline."""
         return None if self.recommended is None else self.rows[self.recommended]
 
     @property
@@ -358,33 +352,31 @@ class Sweep(Result, frozen=True, kw_only=True):
 
     @property
     def world_size(self) -> int:
-        """Number of ranks whose batches are counted; 1 where the settings do not say."""
-        found = self.settings.get("world_size")
-        return found if isinstance(found, int) and found > 1 else 1
+        """Number of ranks whose batches are counted; 1 if the settings do not say."""
+        return msgspec.convert(self.settings, SweptWith).world_size
 
 
 def cost_of(costed: Costed, *, timed: bool) -> float | None:
-    """Return what an epoch costs, to compare tables by: its estimated seconds, or its batches.
+    """Return an epoch's cost: its estimated seconds if `timed` (None if unknown), else its batches.
 
-    Times are compared if `timed`, as `Sweep.has_times` says: seconds and batches are never mixed. None where times are
-    compared and this one is unknown.
+    `Sweep.has_times` decides for all rows: seconds and batches are never mixed.
     """
     return costed.estimated_epoch_seconds if timed else float(costed.batches)
 
 
 def have_times(rows: Iterable[Costed]) -> bool:
-    """Return whether all have an estimated time, so that they are compared by it; else their batches are compared."""
+    """Return whether all have an estimated time to be compared by; otherwise their batches are compared."""
     return all(row.estimated_epoch_seconds is not None for row in rows)
 
 
 def epoch_costs(rows: Sequence[Costed]) -> list[float]:
-    """Return costs that can be compared: estimated seconds, or the numbers of batches where any row has no time."""
+    """Return comparable costs: estimated seconds, or the numbers of batches if any row has no time."""
     timed = have_times(rows)
     return [cost_of(row, timed=timed) or 0.0 for row in rows]
 
 
 def unproven_sizes(row: Row | TwoDimensionalRow) -> str | None:
-    """Say how many batch sizes are not proven: `4 of 13 batch sizes are not proven to fit`; None where all are."""
+    """Say how many batch sizes are not proven: `4 of 13 batch sizes are not proven to fit`; None if all are."""
     if not row.unproven:
         return None
     if row.unproven == row.sizes_in_use > 1:

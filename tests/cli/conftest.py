@@ -15,7 +15,7 @@ from shared_nursery import OF_LOADERS, SHARED
 from typer.testing import CliRunner
 
 from batchtune.cli.app import app
-from batchtune.probe.lock import DeviceLock
+from batchtune.probe.lock import lock_device
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 KNOWN = f"{Path(__file__).parents[1] / 'probe' / 'known_workload.py'}:Known"
@@ -111,7 +111,7 @@ def examined(made_once: MadeOnce) -> Path:
     """A folder with the `doctor.json` of this machine while a probe holds its CPU, and CUDA_LAUNCH_BLOCKING is set."""
 
     def make(folder: Path) -> None:
-        with DeviceLock("cpu", "the CPU"):
+        with lock_device("cpu", "the CPU"):
             ran = run_in(folder, "doctor", "--json", env={"CUDA_LAUNCH_BLOCKING": "1"})
         assert ran.returncode == 0, ran.stderr
         (folder / "doctor.json").write_text(ran.stdout)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cli.conftest import Run
 
-from batchtune.probe.lock import DeviceLock
+from batchtune.probe.lock import lock_device
 from batchtune.results import DeviceProcess, Doctor, DoctorGpu
 from batchtune.tuning.doctor import lock_holder, merge_gpus
 
@@ -123,7 +123,7 @@ def test_a_time_limit_that_has_no_meaning_is_refused(batchtune: Run) -> None:
 
 
 def test_the_holder_of_a_lock_is_known_while_it_holds_it() -> None:
-    with DeviceLock("cpu", "the CPU"):
+    with lock_device("cpu", "the CPU"):
         assert lock_holder("cpu") == os.getpid()
     assert lock_holder("cpu") is None
     assert lock_holder("GPU-never-probed") is None

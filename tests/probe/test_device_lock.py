@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from batchtune.errors import ProbeError
-from batchtune.probe.lock import FOLDER, DeviceLock
+from batchtune.probe.lock import FOLDER, lock_device
 
 
 @pytest.fixture
@@ -21,47 +21,47 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_device_is_held_by_one_at_a_time(locks: Path) -> None:
-    with DeviceLock("GPU-1", "NVIDIA H200"):
+    with lock_device("GPU-1", "NVIDIA H200"):
         with pytest.raises(ProbeError) as caught:
-            DeviceLock("GPU-1", "NVIDIA H200")
+            lock_device("GPU-1", "NVIDIA H200")
         assert caught.value.message == f"another probe (process {os.getpid()}) is using NVIDIA H200"
         assert caught.value.hint
 
 
 def test_other_devices_are_free(locks: Path) -> None:
-    with DeviceLock("GPU-1", "one"), DeviceLock("GPU-2", "two"):
+    with lock_device("GPU-1", "one"), lock_device("GPU-2", "two"):
         pass
 
 
 def test_a_device_that_was_let_go_of_is_free(locks: Path) -> None:
     for _ in range(2):
-        with DeviceLock("cpu", "CPU"):
+        with lock_device("cpu", "CPU"):
             pass
 
 
 def test_a_holder_that_was_killed_holds_nothing(locks: Path) -> None:
     code = (
         "import sys, tempfile, time; tempfile.tempdir = sys.argv[1]\n"
-        "from batchtune.probe.lock import DeviceLock\n"
-        "lock = DeviceLock('cpu', 'CPU'); print('held', flush=True); time.sleep(1000)"
+        "from batchtune.probe.lock import lock_device\n"
+        "lock = lock_device('cpu', 'CPU'); print('held', flush=True); time.sleep(1000)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(locks.parent)], stdout=subprocess.PIPE)
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"held\n"
     with pytest.raises(ProbeError, match=f"process {holder.pid}"):
-        DeviceLock("cpu", "CPU")
+        lock_device("cpu", "CPU")
     holder.kill()
     holder.wait()
     holder.stdout.close()
-    with DeviceLock("cpu", "CPU"):
+    with lock_device("cpu", "CPU"):
         pass
 
 
 def test_no_process_that_is_started_holds_it(locks: Path) -> None:
-    with DeviceLock("cpu", "CPU"):
+    with lock_device("cpu", "CPU"):
         child = subprocess.Popen(["sleep", "1000"], close_fds=False)
     try:
-        with DeviceLock("cpu", "CPU"):
+        with lock_device("cpu", "CPU"):
             pass
     finally:
         child.kill()
@@ -71,7 +71,7 @@ def test_no_process_that_is_started_holds_it(locks: Path) -> None:
 def test_all_users_may_take_it_whatever_the_umask(locks: Path) -> None:
     before = os.umask(0o077)
     try:
-        with DeviceLock("cpu", "CPU"):
+        with lock_device("cpu", "CPU"):
             pass
     finally:
         os.umask(before)
@@ -80,7 +80,7 @@ def test_all_users_may_take_it_whatever_the_umask(locks: Path) -> None:
 
 
 def test_an_id_can_not_lead_out_of_the_folder(locks: Path) -> None:
-    with DeviceLock("../../etc/passwd", "a device"):
+    with lock_device("../../etc/passwd", "a device"):
         assert [path.name for path in locks.iterdir()] == [".._.._etc_passwd.lock"]
 
 
@@ -88,7 +88,7 @@ def test_a_folder_that_is_a_link_is_not_followed(locks: Path, tmp_path: Path) ->
     (tmp_path / "elsewhere").mkdir()
     locks.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ProbeError, match="can't be used"):
-        DeviceLock("cpu", "CPU")
+        lock_device("cpu", "CPU")
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
@@ -106,7 +106,7 @@ def test_a_file_that_is_no_plain_file_is_left_alone(locks: Path, tmp_path: Path,
     else:
         lock.mkdir()
     with pytest.raises(ProbeError, match=r"cpu\.lock can't be used") as caught:
-        DeviceLock("cpu", "CPU")
+        lock_device("cpu", "CPU")
     assert "TMPDIR" in (caught.value.hint or "")
     assert (tmp_path / "precious").read_text() == "precious"
 
@@ -114,4 +114,4 @@ def test_a_file_that_is_no_plain_file_is_left_alone(locks: Path, tmp_path: Path,
 def test_a_temporary_folder_that_can_not_be_written_is_told(locks: Path, tmp_path: Path) -> None:
     locks.write_text("")
     with pytest.raises(ProbeError, match="can't be used"):
-        DeviceLock("cpu", "CPU")
+        lock_device("cpu", "CPU")

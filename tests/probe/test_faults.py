@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from worker_processes import gone, ours, processes_of, supervise, wait_for
 
 from batchtune.errors import WorkloadError
-from batchtune.probe.lock import DeviceBusy, DeviceLock
+from batchtune.probe.lock import DeviceBusy, lock_device
 from batchtune.probe.protocol import Identified
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import DeviceProcess
@@ -246,20 +246,20 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(gpu: None) -> None:
     with supervise("Good") as supervisor:
-        with DeviceLock("GPU-made", "GPU"):
+        with lock_device("GPU-made", "GPU"):
             with pytest.raises(DeviceBusy, match=f"another probe \\(process {os.getpid()}\\) is using GPU") as caught:
                 supervisor.start()
             assert "--wait" in (caught.value.hint or "")
         assert supervisor.start().kind == "cpu"
         supervisor.measure(ONE, 0, fresh=True)
         with pytest.raises(DeviceBusy):
-            DeviceLock("GPU-made", "GPU")
-    DeviceLock("GPU-made", "GPU").release()
+            lock_device("GPU-made", "GPU")
+    lock_device("GPU-made", "GPU").close()
 
 
 def test_the_workloads_error_comes_before_a_busy_gpu(gpu: None) -> None:
     with (
-        DeviceLock("GPU-made", "GPU"),
+        lock_device("GPU-made", "GPU"),
         supervise("Missing") as supervisor,
         pytest.raises(WorkloadError, match="Missing"),
     ):
@@ -268,11 +268,11 @@ def test_the_workloads_error_comes_before_a_busy_gpu(gpu: None) -> None:
 
 def test_a_gpu_in_use_can_be_waited_for(gpu: None) -> None:
     notes: list[str] = []
-    lock = DeviceLock("GPU-made", "GPU")
+    lock = lock_device("GPU-made", "GPU")
 
     def on_note(text: str) -> None:
         notes.append(text)
-        lock.release()
+        lock.close()
 
     with supervise("Good") as supervisor:
         supervisor._settings = replace(supervisor._settings, wait_seconds=math.inf)

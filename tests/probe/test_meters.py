@@ -199,7 +199,8 @@ def test_without_nvml_the_limit_is_the_same_and_the_rest_unknown(monkeypatch: py
     device = meter.device
     assert device.limit_bytes == 50 * GIB - 700 * MIB
     assert (device.driver, device.processes, device.other_processes, device.free_bytes) == (None, None, None, None)
-    assert (device.outside_bytes, device.uuid, meter.clocks()) == (None, "GPU-aaaaaaaa", (None, None))
+    assert (device.outside_bytes, device.uuid) == (None, "GPU-aaaaaaaa")
+    assert meter.surroundings() == {"outside_bytes": None, "sm_clock_mhz": None, "throttle_reasons": None}
 
 
 @pytest.mark.parametrize("own_pid", [os.getpid(), None], ids=["by its own figure", "by what is free"])
@@ -211,21 +212,21 @@ def test_memory_outside_the_allocator_is_followed_as_it_grows(
     meter = settled()
     made.reserved = 9 * GIB
     made.take(300 * MIB)
-    assert meter.outside() == 1000 * MIB
+    assert meter.surroundings()["outside_bytes"] == 1000 * MIB
 
 
 def test_memory_of_later_processes_is_not_counted_as_ours(cuda: MadeCuda) -> None:
     meter = settled()
     cuda.others = 5 * GIB
     cuda.show()
-    assert meter.outside() == 700 * MIB
+    assert meter.surroundings()["outside_bytes"] == 700 * MIB
 
 
 def test_a_foreign_process_of_the_same_number_is_not_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     made = MadeCuda(MadeGpu(), own_pid=None)
     made.install(monkeypatch, MadeNvml([made.gpu]))
     made.gpu.compute = [(os.getpid(), 60 * GIB)]  # a process of the host's: this one does not use the device yet
-    assert settled().outside() == 700 * MIB
+    assert settled().surroundings()["outside_bytes"] == 700 * MIB
 
 
 def test_figures_of_a_whole_gpu_are_not_those_of_an_instance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +239,8 @@ def test_figures_of_a_whole_gpu_are_not_those_of_an_instance(monkeypatch: pytest
 def test_the_clock_and_why_it_is_held_down_are_told(cuda: MadeCuda) -> None:
     meter = settled()
     cuda.gpu.clock, cuda.gpu.reasons = 900, 0x20
-    assert meter.clocks() == (900, ["thermal slowdown by the driver"])
+    found = meter.surroundings()
+    assert (found["sm_clock_mhz"], found["throttle_reasons"]) == (900, ["thermal slowdown by the driver"])
 
 
 def test_a_gpu_is_identified_by_its_uuid_and_is_not_used_for_it(cuda: MadeCuda) -> None:
@@ -304,7 +306,7 @@ def found(memory, limit, reserve, ddp):
     except RuntimeError as error:
         outcome = "out of memory"
     return [device.limit_bytes, resource.getrlimit(resource.RLIMIT_DATA)[0], device.reserve_bytes, device.ddp_bytes,
-          meter.outside(), meter.clocks(), device.free_bytes > 0, meter.switches()["threads"] > 0, outcome]
+          list(meter.surroundings()), device.free_bytes > 0, meter.switches()["threads"] > 0, outcome]
 
 for case in json.loads(sys.argv[1]):
     if os.fork():
@@ -325,7 +327,7 @@ def test_on_the_cpu_the_limit_is_lowered_and_real() -> None:
     assert ran.returncode == 0, ran.stderr
     fresh, continued, (message, hint) = map(json.loads, ran.stdout.splitlines())
     lowered = 2 * GIB - 500 * MIB
-    assert fresh == [lowered, lowered, 300 * MIB, 200 * MIB, None, [None, None], True, True, "out of memory"]
+    assert fresh == [lowered, lowered, 300 * MIB, 200 * MIB, ["other_processors"], True, True, "out of memory"]
     assert continued[:3] == [GIB, GIB, 300 * MIB]
     assert message.startswith("a memory limit of 20 MiB is too small, with 1,004 MiB kept free: with the workload")
     assert "--reserve" in hint

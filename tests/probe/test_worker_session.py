@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -55,20 +56,11 @@ class MadeMeter(Meter):
     def in_use(self) -> int:
         return self.used
 
-    def outside(self) -> int:
-        return 300 * MIB
+    def surroundings(self) -> dict[str, Any]:
+        return {"outside_bytes": 300 * MIB, "sm_clock_mhz": 1410, "throttle_reasons": ["power cap"]}
 
-    def clocks(self) -> tuple[int | None, list[str] | None]:
-        return 1410, ["power cap"]
-
-    def retries(self) -> int:
-        return self.flushed
-
-    def ooms(self) -> int:
-        return self.raised
-
-    def other_processors(self) -> None:
-        return None
+    def retries_and_ooms(self) -> tuple[int, int]:
+        return self.flushed, self.raised
 
     def healthy(self) -> bool:
         return self.sound

@@ -1,4 +1,4 @@
-"""The kinds of devices that can be probed: one module each, with its line here. Importing this imports none of them."""
+"""The kinds of devices that can be probed: one module each, registered here. Importing this imports none of them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from batchtune.probe.devices.base import DeviceBackend
 
-# The name for `--device`, with `:N` if a machine may have several, and the class that is imported when it is needed.
-# `auto` takes the first that is available.
-_BACKENDS = {
-    "cuda:N": "batchtune.probe.devices.cuda:CudaBackend",
+# The `--device` name and its class, imported when needed. `auto` takes the first that is available.
+_KINDS = {
+    "cuda": "batchtune.probe.devices.cuda:CudaBackend",
     "cpu": "batchtune.probe.devices.cpu:CpuBackend",
 }
-_KINDS = {name.removesuffix(":N"): target for name, target in _BACKENDS.items()}
-_COMPLETED = 4
-_FORMS = sorted({*_KINDS, *_BACKENDS})
+_NUMBERED = ["cuda"]  # a machine may have several
+_FORMS = sorted([*_KINDS, *(f"{kind}:N" for kind in _NUMBERED)])
 
 DEVICE_FORMS = f"auto, {', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
 """`auto, cpu, cuda or cuda:N`."""
@@ -30,14 +28,13 @@ def is_device(name: str) -> bool:
     """Return whether `--device` takes this, on some machine."""
     kind, colon, number = name.partition(":")
     if colon:
-        return f"{kind}:N" in _BACKENDS and re.fullmatch(r"\d+", number) is not None
+        return kind in _NUMBERED and re.fullmatch(r"\d+", number) is not None
     return kind == "auto" or kind in _KINDS
 
 
 def device_names() -> list[str]:
-    """Return what `--device` may be completed to; finding out which devices exist would take too long."""
-    numbered = [name.removesuffix("N") for name in _BACKENDS if name.endswith(":N")]
-    return ["auto", *sorted(_KINDS), *(f"{name}{number}" for name in numbered for number in range(_COMPLETED))]
+    """Return the completions of `--device`; finding out which devices exist would take too long."""
+    return ["auto", *sorted(_KINDS), *(f"{kind}:{number}" for kind in _NUMBERED for number in range(4))]
 
 
 def backends() -> Iterator[DeviceBackend]:
@@ -53,7 +50,7 @@ def backend_for(device: str) -> DeviceBackend:
 
 
 def describe_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that change a step's memory or time, if they are set."""
+    """Return the variables that affect a step's memory or time, if they are set."""
     names = ["PYTORCH_ALLOC_CONF", *(name for backend in backends() for name in backend.VARIABLES)]
     return {name: environment[name] for name in names if environment.get(name)}
 

@@ -1,4 +1,4 @@
-"""Base classes of the devices: they declare every hook, with the answer of a device that knows nothing of it."""
+"""Base classes of the devices: they declare every hook, with a default for devices that have no answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Meter(ABC):
     """One device, opened in the worker process: limits its memory, so that running out is real, and measures it.
 
-    Open, `limit`, set the workload up, `settle`; then it is read for each trial.
+    Open it, `limit` it, set up the workload, `settle` it; then read it for each trial.
     """
 
     device: Device  # as it is recorded, complete once settled
@@ -28,9 +28,9 @@ class Meter(ABC):
 
     @abstractmethod
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
-        """Work out and enforce the final limit, once the workload is set up. Raises ProbeError if nothing is left.
+        """Compute and enforce the final limit, with the workload set up. Raises ProbeError if nothing is left.
 
-        `reserve_bytes` are kept free because the user said so, `ddp_bytes` for one copy of the gradients.
+        Keeps `reserve_bytes` free for the user, and `ddp_bytes` for one copy of the gradients.
         """
 
     @abstractmethod
@@ -49,25 +49,13 @@ class Meter(ABC):
         """Return the most bytes the allocator held since the reset, with its cache; None if it has no cache."""
         return None
 
-    def outside(self) -> int | None:
-        """Return the bytes that this process holds outside torch's allocator; None if unknown."""
-        return None
+    def retries_and_ooms(self) -> tuple[int, int]:
+        """Return how often this process's allocator has emptied its cache to go on, and run out of memory."""
+        return 0, 0
 
-    def clocks(self) -> tuple[int | None, list[str] | None]:
-        """Return the clock in MHz, now, and why it is lower than it could be; None if unknown."""
-        return None, None
-
-    def retries(self) -> int:
-        """Return how often the allocator has emptied its cache to go on, since the process started."""
-        return 0
-
-    def ooms(self) -> int:
-        """Return how often the allocator has run out of memory, since the process started."""
-        return 0
-
-    def other_processors(self) -> float | None:
-        """Return how many processors other programs took since the last call, on average; None: not relevant here."""
-        return None
+    def surroundings(self) -> dict[str, Any]:
+        """Return what a trial records of other programs since the last call, the clock, and memory outside torch."""
+        return {}
 
     def synchronize(self) -> None:
         """Wait for all that was queued on the device."""
@@ -82,21 +70,21 @@ class Meter(ABC):
         return True
 
     def switches(self) -> dict[str, Any]:
-        """Return the settings of this kind of device that decide memory and time, after the workload's setup."""
+        """Return the settings of this kind of device that affect memory and time, after the workload's setup."""
         return {}
 
     def worn(self) -> bool:
-        """Return whether so much is held at rest that the next trial would not compare with the first."""
+        """Return whether so much is held between trials that the next would not compare with the first."""
         return False
 
 
 class DeviceBackend(ABC):
     """One kind of device."""
 
-    OOM_MESSAGES: ClassVar[Sequence[str]] = ()  # patterns of errors that mean a lack of memory
-    DISGUISED_MESSAGES: ClassVar[Sequence[str]] = ()  # those that do if a smaller shape passes
-    VARIABLES: ClassVar[Sequence[str]] = ()  # of the environment that change a step's memory or time; recorded
-    WORKER_ENVIRONMENT: ClassVar[Mapping[str, str]] = {}  # what a worker process must find when it starts
+    OOM_MESSAGES: ClassVar[Sequence[str]] = ()  # patterns of errors that mean out of memory
+    DISGUISED_MESSAGES: ClassVar[Sequence[str]] = ()  # patterns of those that do if a smaller shape passes
+    VARIABLES: ClassVar[Sequence[str]] = ()  # environment variables that affect memory or time; recorded
+    WORKER_ENVIRONMENT: ClassVar[Mapping[str, str]] = {}  # set before a worker process starts
 
     @abstractmethod
     def is_available(self) -> bool:
@@ -108,13 +96,13 @@ class DeviceBackend(ABC):
 
     @abstractmethod
     def open(self, device: str, settings: ProbedWith, limit_bytes: int | None) -> Meter:
-        """Open the device with the settings' cap and fraction, or with the limit of a run that is being continued.
+        """Open the device with the settings' cap and fraction, or with the limit of a continued run.
 
         Raises ProbeError if it is missing, or has less memory free than the limit needs.
         """
 
     def is_broken_by_fork(self) -> bool:
-        """Return whether an import has used a device before this process was forked, so that this one can't use it."""
+        """Return whether an import used a device before this process was forked, which makes it unusable here."""
         return False
 
     def seen_by_torch(self) -> list[DoctorGpu]:

@@ -19,8 +19,7 @@ from batchtune.probe.protocol import Identified
 from batchtune.results import Device, DoctorCpu, ProbedWith
 from batchtune.units import format_size
 
-# Of the device's lock.
-CPU_ID = "cpu"
+CPU_ID = "cpu"  # of its lock
 _WORN_SHARE = 0.02
 _CLEAR_REFS = "/proc/self/clear_refs"
 
@@ -31,14 +30,14 @@ class CpuBackend(DeviceBackend):
     OOM_MESSAGES = (r"DefaultCPUAllocator: (can't allocate memory|not enough memory)",)
     VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
     WORKER_ENVIRONMENT: ClassVar = {
-        # Read by glibc when the process starts: every block of 16 KiB or more is mapped by itself and given back when
-        # freed, so the process holds just its tensors. Smaller ones leave holes in the heap: with blocks of up to
-        # 64 KiB there, a small batch could leave some MiB of them.
+        # Read by glibc when the process starts: blocks of 16 KiB or more are mapped one by one and returned when freed,
+        # so the process holds just its tensors. Smaller ones leave holes in the heap: with a threshold of 64 KiB, a
+        # small batch could leave some MiB of them.
         "MALLOC_MMAP_THRESHOLD_": "16384",
         "MALLOC_TRIM_THRESHOLD_": "16384",
         "MALLOC_ARENA_MAX": "1",
-        # oneDNN keeps a compiled primitive with its memory for each of the last 1024 shapes: some MiB a trial that
-        # would count against all later ones.
+        # By default oneDNN caches a compiled primitive and its memory for each of the last 1024 shapes: some MiB a
+        # trial, which would count against all later ones.
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0",
         "LRU_CACHE_CAPACITY": "1",
     }
@@ -53,16 +52,16 @@ class CpuBackend(DeviceBackend):
 
     def open(self, device: str, settings: ProbedWith, limit_bytes: int | None) -> CpuMeter:
         """Open this process's memory."""
-        return CpuMeter(settings.memory_bytes, settings.memory_fraction, limit_bytes)
+        return CpuMeter(settings, limit_bytes)
 
 
 def describe_cpu(probe_process: int | None) -> DoctorCpu:
-    """Describe the CPU and its memory, with the process of batchtune that is probing it."""
+    """Describe the CPU and its memory, with the batchtune process that is probing it."""
     problem = None
     if platform.system() != "Linux":
         problem = "it needs Linux: other systems enforce no limit on a process's memory"
     elif error := _reset_peak():
-        problem = f"{_CLEAR_REFS} can't be written ({error.strerror}): peaks of memory can't be told"
+        problem = f"{_CLEAR_REFS} can't be written ({error.strerror}): memory peaks can't be measured"
     return DoctorCpu(
         name=_cpu_name(),
         processors=len(_usable()),
@@ -79,22 +78,23 @@ class CpuMeter(Meter):
 
     `RLIMIT_DATA` limits it: beyond, mmap and brk fail and torch raises. The kernel keeps a resettable peak only of
     the resident set (`VmHWM`; man 5 proc), so the peak of the data is data at the reset + the growth of the resident
-    set since, less the growth of its pages of files: exact for memory that is touched, as tensors are. Only while
-    libraries are still being read in, in a process's first step, is it too low by what they take after the peak.
+    set since - the growth of its file pages: exact for memory that is touched, as tensors are. Only in a process's
+    first step, while libraries are still being loaded, is it too low, by what they take after the peak.
     """
 
-    def __init__(self, memory_bytes: int | None, fraction: float, limit_bytes: int | None) -> None:
+    def __init__(self, settings: ProbedWith, limit_bytes: int | None) -> None:
         self._seconds = _processor_seconds()
         load = _load_average()
         import torch
 
         self.torch_device = torch.device("cpu")
         total = total_memory()
+        wanted = int(min(settings.memory_bytes or total, total) * settings.memory_fraction)
         self.device = Device(
             kind="cpu",
             name=_cpu_name(),
             total_bytes=total,
-            limit_bytes=limit_bytes or int(min(memory_bytes or total, total) * fraction),
+            limit_bytes=limit_bytes or wanted,
             driver=None,
             torch=str(torch.__version__),
             allocator="malloc, mapped and returned block by block",
@@ -116,14 +116,14 @@ class CpuMeter(Meter):
         self._enforce("Python and PyTorch alone hold")
 
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
-        """Lower the limit by what is to be kept free, unless it is that of an earlier run, which was lowered then."""
+        """Lower the limit by what is to be kept free; that of a continued run was lowered when it began."""
         kept = 0 if self._continued else reserve_bytes + ddp_bytes
         self.device = msgspec.structs.replace(
             self.device,
             limit_bytes=self.device.limit_bytes - kept,
             reserve_bytes=reserve_bytes,
             ddp_bytes=ddp_bytes,
-            other_processors=self.other_processors(),
+            **self.surroundings(),
         )
         self._enforce("with the workload built, Python and PyTorch hold")
 
@@ -148,7 +148,7 @@ class CpuMeter(Meter):
         self._at_reset = _status() if _reset_peak() is None else {}
 
     def peak(self) -> int | None:
-        """Data held at the reset + the resident set's growth since, but for the pages of files; at least the data."""
+        """Return the peak of the data since the reset, computed as the class says; at least the data now."""
         if not self._at_reset:
             return None
         now, before = _status(), self._at_reset
@@ -159,14 +159,14 @@ class CpuMeter(Meter):
         """Return the bytes of the process's data."""
         return _status()["VmData"]
 
-    def other_processors(self) -> float | None:
-        """How many processors other programs took since the last call, on average; None if Linux does not tell."""
+    def surroundings(self) -> dict[str, Any]:
+        """Return how many processors other programs used since the last call, on average, if Linux can tell."""
         before, self._seconds = self._seconds, _processor_seconds()
         if before is None or self._seconds is None:
-            return None
+            return {"other_processors": None}
         elapsed, busy, own = (now - then for now, then in zip(self._seconds, before, strict=True))
-        # A program that has ended takes its own seconds with it, and clocks tick every hundredth of a second.
-        return None if elapsed <= 0 else round(max(0.0, busy - own) / elapsed, 3)
+        # The seconds of a program that has ended are gone, and clocks tick every hundredth of a second.
+        return {"other_processors": None if elapsed <= 0 else round(max(0.0, busy - own) / elapsed, 3)}
 
     def switches(self) -> dict[str, Any]:
         """Return the number of threads."""
@@ -175,12 +175,12 @@ class CpuMeter(Meter):
         return {"threads": torch.get_num_threads()}
 
     def worn(self) -> bool:
-        """Return whether the heap has grown holes: blocks too small to be mapped leave them, and they count as data."""
+        """Return whether the heap has holes, left by blocks too small to be mapped: they count as data."""
         return _trimmed_gap() - self._gap > _WORN_SHARE * self.device.limit_bytes
 
 
 def _processor_seconds() -> tuple[float, float, float] | None:
-    """The time; for how long the processors were busy that this process may use; with its session's processes alone."""
+    """Return the time, the seconds that this process's processors were busy, and those its session used."""
     ours, session, own = {f"cpu{number}" for number in _usable()}, os.getsid(0), 0
     try:
         lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
@@ -224,16 +224,16 @@ def _status() -> dict[str, int]:
 
 
 def _files(status: dict[str, int]) -> int:
-    """Return the part of the resident set that is no data: pages of files and shared memory; 0 before Linux 4.5."""
+    """Return the part of the resident set that is not data: pages of files and shared memory; 0 before Linux 4.5."""
     return status.get("RssFile", 0) + status.get("RssShmem", 0)
 
 
 def _trimmed_gap() -> int:
-    """Return the bytes that are held, but not in memory, after the heap has given back what it can: its holes."""
+    """Return the size of the heap's holes, after trimming: bytes held, but not in memory."""
     with contextlib.suppress(AttributeError):  # glibc's; others give memory back by themselves
         ctypes.CDLL(None).malloc_trim(0)
     status = _status()
-    # Without the pages of files: libraries are read in while the first steps run, and would hide holes.
+    # Without file pages: libraries are loaded while the first steps run, and would hide holes.
     return status["VmData"] - status["VmRSS"] + _files(status)
 
 

@@ -1,4 +1,4 @@
-"""GPUs by CUDA or ROCm: torch's caching allocator limits the memory, and NVML shows what is outside of it."""
+"""GPUs by CUDA or ROCm: torch's caching allocator limits the memory, and NVML shows the memory outside it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from batchtune.probe.protocol import Identified
 from batchtune.results import Device, DoctorGpu, ProbedWith
 from batchtune.units import format_size
 
-# The driver's own memory differs a little from process to process.
-_SLACK = 1.02
-# CUDA and NVML differ by some hundred MiB over how much memory there is. If they differ by more, NVML means another
-# thing: the whole GPU, and CUDA an instance of it.
+_SLACK = 1.02  # the driver's own memory differs a little from process to process
+# CUDA and NVML differ by some hundred MiB in the total memory. If they differ by more than this fraction, NVML means
+# the whole GPU, and CUDA an instance of it.
 _SAME_TOTAL = 0.05
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _GIVE_MORE = "Give more with --memory or --memory-fraction, keep less free with --reserve, or take a smaller model."
@@ -30,12 +29,8 @@ class CudaBackend(DeviceBackend):
 
     OOM_MESSAGES = (
         r"\b(CUDA|HIP) out of memory(?!\.\w)",  # not the name of a file
-        r"\b(CUDA|HIP) error: out of memory",
-        r"CUDA driver error: out of memory",
-        r"(CU|HIP)BLAS_STATUS_ALLOC_FAILED",
-        r"CUSOLVER_STATUS_ALLOC_FAILED",
-        r"CUFFT_ALLOC_FAILED",
-        r"CUDNN_STATUS_ALLOC_FAILED",
+        r"\b(CUDA|HIP)( driver)? error: out of memory",
+        r"((CU|HIP)BLAS_STATUS|CUSOLVER_STATUS|CUDNN_STATUS|CUFFT)_ALLOC_FAILED",
         r"CUDNN_STATUS_INTERNAL_ERROR_(DEVICE|HOST)_ALLOCATION_FAILED",
         r"Triton Error \[(CUDA|HIP)\]: out of memory",
         r"Cuda failure (2 )?'out of memory'",  # NCCL
@@ -69,24 +64,24 @@ class CudaBackend(DeviceBackend):
 
     def open(self, device: str, settings: ProbedWith, limit_bytes: int | None) -> CudaMeter:
         """Create the CUDA context."""
-        return CudaMeter(_index(device), settings.memory_bytes, settings.memory_fraction, limit_bytes)
+        return CudaMeter(_index(device), settings, limit_bytes)
 
     def is_broken_by_fork(self) -> bool:
-        """Ask torch (`torch.cuda`, "bad fork"), where it is imported."""
+        """Ask torch (`torch.cuda`, "bad fork"), if it is imported."""
         in_bad_fork = getattr(getattr(sys.modules.get("torch"), "_C", None), "_cuda_isInBadFork", None)
         return bool(in_bad_fork and in_bad_fork())
 
     def seen_by_torch(self) -> list[DoctorGpu]:
-        """Describe the GPUs without using them: torch could only tell what is free by taking memory there."""
+        """Describe the GPUs without using them: torch could find out how much is free only by taking memory there."""
         import torch
 
+        unknown: dict[str, Any] = dict.fromkeys(DoctorGpu.__struct_fields__)
         found = []
         for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
             card = _Card(index)
-            facts: dict[str, Any] = dict.fromkeys(DoctorGpu.__struct_fields__)
-            facts |= {"name": card.name, "device": f"cuda:{index}", "uuid": card.id}
+            facts = {"name": card.name, "device": f"cuda:{index}", "uuid": card.id}
             facts["capability"] = f"{card.properties.major}.{card.properties.minor}"
-            found.append(DoctorGpu(**{**facts, "total_bytes": int(card.properties.total_memory)}))
+            found.append(DoctorGpu(**{**unknown, **facts, "total_bytes": int(card.properties.total_memory)}))
         return found
 
     def seen_by_driver(self) -> tuple[list[DoctorGpu], str | None, str | None]:
@@ -103,8 +98,8 @@ def _index(device: str) -> int:
     if device != "auto" and not torch.cuda.is_available():
         raise ProbeError(
             f"--device {device} was asked for, but PyTorch {torch.__version__} sees no CUDA device here",
-            "`batchtune doctor` tells what is here. A CUDA build of PyTorch and a driver that fits it are needed; "
-            "or say --device cpu.",
+            "`batchtune doctor` shows what is here. Install a CUDA build of PyTorch and a matching driver, or use "
+            "--device cpu.",
         )
     index = int(device.partition(":")[2] or 0)
     if index >= torch.cuda.device_count():
@@ -116,17 +111,16 @@ def _index(device: str) -> int:
 
 
 class _Card:
-    """A device of torch's, and NVML's view of it; its UUID as NVML writes it. Takes no memory on it."""
+    """One of torch's devices, and NVML's view of it; its UUID as NVML writes it. Takes no memory on it."""
 
     def __init__(self, index: int) -> None:
         import torch
 
         self.properties = torch.cuda.get_device_properties(index)
         self.name = str(self.properties.name)
-        # Of a GPU or of an instance, torch does not say which; in some versions nothing but zeros.
+        # Of a GPU or of an instance, torch does not say which; all zeros in some versions.
         uuid = str(getattr(self.properties, "uuid", "") or "")
-        if not uuid.strip("0-"):
-            uuid = ""
+        uuid = uuid if uuid.strip("0-") else ""
         numbers: list[Any] = [getattr(self.properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
         place = "{:04x}:{:02x}:{:02x}.0".format(*numbers) if all(isinstance(one, int) for one in numbers) else None
         self.gpu = find_gpu(uuid or None, place, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -139,32 +133,29 @@ class _Card:
 class CudaMeter(Meter):
     """A CUDA (or ROCm) device's memory, as torch's caching allocator holds it.
 
-    Three kinds of memory are told apart: torch's (tensors and cache), which the limit is for; this process's *outside*
-    of that: the CUDA context, loaded kernels, workspaces of libraries; and the *others*', in use before it came.
+    The memory of the device is torch's (tensors and cache), which is limited; this process's *outside* of that (the
+    CUDA context, loaded kernels, workspaces of libraries); and the *others*', in use before this process started.
     """
 
-    def __init__(self, index: int, memory_bytes: int | None, fraction: float, limit_bytes: int | None) -> None:
+    def __init__(self, index: int, settings: ProbedWith, limit_bytes: int | None) -> None:
         import torch
 
         self._cuda = torch.cuda
         self.torch_device = torch.device("cuda", index)
         card = _Card(index)
         self._gpu = card.gpu
-        # Before this process uses the device: in a container NVML tells the host's process ids, not this one's.
+        # Before this process uses the device: in a container NVML reports the host's process ids, not this one's.
         facts = self._gpu.facts() if self._gpu else None
         try:
             _create_context(self.torch_device)
         except RuntimeError as error:  # no memory for even that, exclusive mode, a driver that is too old
             raise ProbeError(
                 f"{card.name} can't be used: {str(error).splitlines()[0]}",
-                "`batchtune doctor` tells who uses it. Stop what need not run, or probe another device with --device.",
+                "`batchtune doctor` shows who uses it. Stop what need not run, or probe another device with --device.",
             ) from None
-        free, total = torch.cuda.mem_get_info(index)
-        available = free + torch.cuda.memory_reserved(index)
+        total = torch.cuda.mem_get_info(index)[1]
         self._continued = limit_bytes is not None
-        self._wanted = limit_bytes or int(min(memory_bytes or total, total) * fraction)
-        self._total = total
-        self._check_available(available)
+        self._wanted = limit_bytes or int(min(settings.memory_bytes or total, total) * settings.memory_fraction)
         processes = facts.processes if facts else None
         others = None if processes is None else [one for one in processes if one.pid != os.getpid()]
         self._pid_is_ours = others == processes
@@ -176,7 +167,7 @@ class CudaMeter(Meter):
             kind="cuda",
             name=card.name,
             total_bytes=total,
-            limit_bytes=min(self._wanted, available),
+            limit_bytes=min(self._wanted, self._available()),
             driver=self._gpu.driver() if self._gpu else None,
             torch=str(torch.__version__),
             allocator=f"{allocator} ({given})" if given else allocator,
@@ -190,51 +181,50 @@ class CudaMeter(Meter):
 
     def limit(self) -> None:
         """Limit what torch's allocator may hold."""
-        share = min(1.0, self.device.limit_bytes / self._total)
+        share = min(1.0, self.device.limit_bytes / self.device.total_bytes)
         self._cuda.set_per_process_memory_fraction(share, self.torch_device)
 
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
-        """Work out the limit once all that stays beside torch's memory exists, and enforce it.
-
-        With the workload set up, the handles of cuBLAS and cuDNN are made, as the first step would make them. Then
+        """Compute and enforce the limit, after making the handles of cuBLAS and cuDNN as the first step would.
 
             limit = min(cap × fraction, total - others - outside) - reserve - ddp
 
-        where total - others - outside is what is free + what torch holds. The limit of a run that is being continued
-        stays as it is; it must still fit.
+        where total - others - outside = free + held by torch. The limit of a continued run stays, and must still fit.
         """
         _create_handles(self.torch_device)
         self.synchronize()
         self.release()
-        free, _ = self._cuda.mem_get_info(self.torch_device)
-        available = free + self._cuda.memory_reserved(self.torch_device) - reserve_bytes - ddp_bytes
-        self._check_available(available)
-        limit = self._wanted if self._continued else min(self._wanted - reserve_bytes - ddp_bytes, available)
+        kept = reserve_bytes + ddp_bytes
+        available = self._available(kept)
         self.device = msgspec.structs.replace(
             self.device,
-            limit_bytes=limit,
-            outside_bytes=self.outside(),
+            limit_bytes=self._wanted if self._continued else min(self._wanted - kept, available),
+            outside_bytes=self._outside(),
             reserve_bytes=reserve_bytes,
             ddp_bytes=ddp_bytes,
         )
-        if limit <= (allocated := self.in_use()):
+        if self.device.limit_bytes <= (allocated := self.in_use()):
+            free, total = self._cuda.mem_get_info(self.torch_device)
             parts = [
                 f"the workload itself holds {format_size(allocated)}",
                 *([f"{format_size(reserve_bytes)} are kept free by --reserve"] if reserve_bytes else []),
                 *([f"{format_size(ddp_bytes)} for DDP's gradient buckets"] if ddp_bytes else []),
-                f"{format_size(free)} of {format_size(self._total)} are free on the device",
+                f"{format_size(free)} of {format_size(total)} are free on the device",
             ]
             raise ProbeError(f"nothing of the memory is left for batches: {', '.join(parts)}", _GIVE_MORE)
         self.limit()
 
-    def _check_available(self, available: int) -> None:
-        """Raise ProbeError if the limit of an earlier run does not fit any more."""
+    def _available(self, kept_bytes: int = 0) -> int:
+        """Return the bytes that torch could hold. Raises ProbeError if a continued run's limit no longer fits."""
+        free, _ = self._cuda.mem_get_info(self.torch_device)
+        available = free + self._cuda.memory_reserved(self.torch_device) - kept_bytes
         if self._continued and self._wanted > available * _SLACK:
             raise ProbeError(
                 f"this run was measured with a limit of {format_size(self._wanted)}, "
                 f"but only {format_size(max(0, available))} of the device are free now",
                 "Stop what else uses the device, or measure anew with --force.",
             )
+        return available
 
     def reset(self) -> None:
         """Reset the allocator's own peaks."""
@@ -252,11 +242,19 @@ class CudaMeter(Meter):
         """Return the bytes of tensors."""
         return int(self._cuda.memory_allocated(self.torch_device))
 
-    def outside(self) -> int | None:
+    def surroundings(self) -> dict[str, Any]:
+        """Return what NVML says now of the clock, and of the memory outside torch's allocator."""
+        return {
+            "outside_bytes": self._outside(),
+            "sm_clock_mhz": self._gpu.sm_clock_mhz() if self._gpu else None,
+            "throttle_reasons": self._gpu.throttle_reasons() if self._gpu else None,
+        }
+
+    def _outside(self) -> int | None:
         """Return what this process holds on the device - what torch's allocator holds; None without NVML.
 
-        By the driver's own figure for this process if there is one. Else (in a container, whose process ids are
-        others) by how much less is free than before this process came, with what others have taken since.
+        By the driver's own figure for this process. Without one (in a container, which has its own process ids), by
+        how much less is free than before this process started, which includes what others have taken since.
         """
         if self._gpu is None:
             return None
@@ -271,24 +269,17 @@ class CudaMeter(Meter):
             held = self._free_before - free
         return max(0, held - reserved)
 
-    def clocks(self) -> tuple[int | None, list[str] | None]:
-        """Return the multiprocessors' clock and the reasons why it is held down: as they are when asked."""
-        return (self._gpu.sm_clock_mhz(), self._gpu.throttle_reasons()) if self._gpu else (None, None)
-
-    def retries(self) -> int:
-        """Return the allocator's own count of flushed caches."""
-        return int(self._cuda.memory_stats(self.torch_device).get("num_alloc_retries", 0))
-
-    def ooms(self) -> int:
-        """Return the allocator's own count of errors raised, those included that somebody caught."""
-        return int(self._cuda.memory_stats(self.torch_device).get("num_ooms", 0))
+    def retries_and_ooms(self) -> tuple[int, int]:
+        """Return the allocator's own counts of flushed caches and of errors raised, including those caught since."""
+        stats = self._cuda.memory_stats(self.torch_device)
+        return int(stats.get("num_alloc_retries", 0)), int(stats.get("num_ooms", 0))
 
     def synchronize(self) -> None:
         """Wait for the device's queue."""
         self._cuda.synchronize(self.torch_device)
 
     def release(self) -> None:
-        """Empty the allocator's cache; after a sticky error not even that works, which `healthy` then tells."""
+        """Empty the allocator's cache; after a sticky error even that fails, and `healthy` is False."""
         with contextlib.suppress(RuntimeError):
             self._cuda.empty_cache()
 
@@ -316,7 +307,7 @@ class CudaMeter(Meter):
             precisions = ["tf32" if one else "ieee" for one in allowed]
         names = ("matmul_precision", "cudnn_conv_precision", "cudnn_rnn_precision")
         return {
-            # `none`: nobody has asked for less than full precision.
+            # `none`: full precision, as nobody asked for less.
             **{name: "ieee" if value == "none" else value for name, value in zip(names, precisions, strict=True)},
             "cudnn_benchmark": cudnn.benchmark,
             "cudnn_deterministic": cudnn.deterministic,
@@ -334,7 +325,7 @@ def _create_handles(device: Any) -> None:
     """Use cuBLAS and cuDNN once, without random numbers: their handles, kernels and workspaces take memory."""
     import torch
 
-    # What is not supported here (bf16 on an old GPU, a deterministic mode that needs more settings) is left out.
+    # Some may be unsupported here: bf16 on an old GPU, a deterministic mode that needs more settings.
     for dtype in (torch.float32, torch.bfloat16):
         with contextlib.suppress(RuntimeError), torch.enable_grad():
             matrix = torch.ones(128, 128, dtype=dtype, device=device, requires_grad=True)

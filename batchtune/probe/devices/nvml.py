@@ -1,8 +1,8 @@
 """The driver's description of a GPU, by NVML (`pynvml`, from the package nvidia-ml-py). Knows nothing of torch.
 
 NVML may be absent (no NVIDIA driver, ROCm), and every single question may fail: not supported by this GPU, a virtual
-one or a part of one, not permitted in a container, not known to an older driver, named otherwise by another version
-of the package. What can't be told is then None, and nothing else is lost.
+one or a part of one, not permitted in a container, unknown to an older driver, named differently by another version
+of the package. Each unanswered question is None, and the others still count.
 
 Names and meanings are those of the NVML API reference (https://docs.nvidia.com/deploy/nvml-api/).
 """
@@ -16,11 +16,10 @@ from batchtune.results import DeviceProcess, DoctorGpu
 
 # The driver's answer if it does not know a process's memory: -1, as an unsigned number of 64 bits.
 _NOT_AVAILABLE = 2**64 - 1
-
 _CLOCK_SM = 1  # NVML_CLOCK_SM
 
 # nvmlClocksEventReasons: the bits that mean "slower than it could be". Idle, and clocks that somebody set (bits 1 and
-# 2), are the normal state of a GPU and none of them.
+# 2), are the normal state of a GPU.
 _THROTTLE_REASONS = {
     0x004: "power cap",
     0x008: "hardware slowdown",
@@ -41,7 +40,7 @@ class Gpu:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
-        self.is_instance = bool(_number(self._ask("nvmlDeviceIsMigDeviceHandle")))
+        self.is_instance = bool(self._number("nvmlDeviceIsMigDeviceHandle"))
         parent = self._ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle") if self.is_instance else None
         self._whole = Gpu(nvml, parent) if parent is not None else self  # clocks and ECC are the whole GPU's
 
@@ -61,9 +60,9 @@ class Gpu:
             free_bytes=free,
             processes=self.processes(),
             mig=True if self.is_instance else self.divided(),
-            ecc=_first_flag(self._whole._ask("nvmlDeviceGetEccMode")),
+            ecc=self._whole._current_mode("nvmlDeviceGetEccMode"),
             sm_clock_mhz=self.sm_clock_mhz(),
-            max_sm_clock_mhz=_number(self._whole._ask("nvmlDeviceGetMaxClockInfo", _CLOCK_SM)),
+            max_sm_clock_mhz=self._whole._number("nvmlDeviceGetMaxClockInfo", _CLOCK_SM),
             throttle_reasons=self.throttle_reasons(),
             probe_process=None,
         )
@@ -74,18 +73,17 @@ class Gpu:
 
     def divided(self) -> bool | None:
         """Return whether this GPU is divided into instances; None for GPUs that can't be."""
-        return _first_flag(self._ask("nvmlDeviceGetMigMode"))
+        return self._current_mode("nvmlDeviceGetMigMode")
 
     def instances(self) -> Iterator[Gpu]:
         """Yield the instances that this GPU is divided into."""
-        most = _number(self._ask("nvmlDeviceGetMaxMigDeviceCount")) if self.divided() else None
-        handles = (self._ask("nvmlDeviceGetMigDeviceHandleByIndex", index) for index in range(most or 0))
-        return _gpus(self._nvml, handles)
+        most = self._number("nvmlDeviceGetMaxMigDeviceCount") if self.divided() else None
+        return _found(self._nvml, "nvmlDeviceGetMigDeviceHandleByIndex", *((self._handle, i) for i in range(most or 0)))
 
     def memory(self) -> tuple[int | None, int | None]:
         """Return the bytes in total, and those that are free."""
         memory = self._ask("nvmlDeviceGetMemoryInfo")
-        return _bytes(getattr(memory, "total", None)), _bytes(getattr(memory, "free", None))
+        return _bytes(memory, "total"), _bytes(memory, "free")
 
     def processes(self) -> list[DeviceProcess] | None:
         """Return who uses it, for computing or for graphics, each with its memory, in the order of their ids."""
@@ -93,7 +91,7 @@ class Gpu:
             return None
         used: dict[int, int | None] = {}
         for process in (*compute, *(self._processes("nvmlDeviceGetGraphicsRunningProcesses") or ())):
-            pid, its_bytes = int(process.pid), _bytes(getattr(process, "usedGpuMemory", None))
+            pid, its_bytes = int(process.pid), _bytes(process, "usedGpuMemory")
             known = used.get(pid)
             used[pid] = its_bytes if known is None else max(known, its_bytes or 0)
         return [DeviceProcess(pid=pid, used_bytes=used[pid]) for pid in sorted(used)]
@@ -104,77 +102,82 @@ class Gpu:
         return next((answer for answer in answers if answer is not None), None)
 
     def sm_clock_mhz(self) -> int | None:
-        """Return the clock of the multiprocessors, now."""
-        return _number(self._whole._ask("nvmlDeviceGetClockInfo", _CLOCK_SM))
+        """Return the current clock of the multiprocessors."""
+        return self._whole._number("nvmlDeviceGetClockInfo", _CLOCK_SM)
 
     def throttle_reasons(self) -> list[str] | None:
-        """Why it is slower now than it could be, in plain words; empty if it is not."""
-        bits = _number(self._whole._ask("nvmlDeviceGetCurrentClocksEventReasons"))
+        """Return why it is slower now than it could be, in plain words; empty if it is not."""
+        bits = self._whole._number("nvmlDeviceGetCurrentClocksEventReasons")
         if bits is None:  # its name before driver 535
-            bits = _number(self._whole._ask("nvmlDeviceGetCurrentClocksThrottleReasons"))
+            bits = self._whole._number("nvmlDeviceGetCurrentClocksThrottleReasons")
         return None if bits is None else named_reasons(bits)
 
     def _ask(self, call: str, *arguments: Any) -> Any:
         return _answer(self._nvml, call, self._handle, *arguments)
 
+    def _number(self, call: str, *arguments: Any) -> int | None:
+        return _number(self._ask(call, *arguments))
+
+    def _current_mode(self, call: str) -> bool | None:
+        modes = self._ask(call)  # the current one and the pending one
+        return bool(modes[0]) if isinstance(modes, (list, tuple)) and modes else None
+
 
 def named_reasons(bits: int) -> list[str]:
-    """NVML's bit mask of clock event reasons in plain words, without those that mean nothing bad."""
+    """Name the reasons in NVML's bit mask of clock events, without those that mean nothing bad."""
     if bits & _HARDWARE_CAUSES:
         bits &= ~_HARDWARE_SLOWDOWN  # set along with its cause, which says more
     return [words for bit, words in _THROTTLE_REASONS.items() if bits & bit]
 
 
 def find_gpu(uuid: str | None, pci_bus_id: str | None, visible: str | None = None) -> Gpu | None:
-    """Return the GPU or instance that is meant; None if NVML can't tell.
+    """Return the GPU or instance with this UUID, else at `pci_bus_id` (`0000:65:00.0`); None if NVML can't tell.
 
-    The UUID may lack its `GPU-` or `MIG-`; if it leads nowhere, `pci_bus_id` (`0000:65:00.0`) is asked. `visible` is
-    CUDA_VISIBLE_DEVICES: it names the instance if the UUID is the whole GPU's.
+    The UUID may lack its `GPU-` or `MIG-`. `visible` is CUDA_VISIBLE_DEVICES: it names the instance if the UUID is the
+    whole GPU's.
     """
     nvml = _loaded()
     if isinstance(nvml, str):
         return None
     names = [uuid] if uuid and uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"] if uuid else []
-    found = _first_found(nvml, "nvmlDeviceGetHandleByUUID", names)
+    found = next(_found(nvml, "nvmlDeviceGetHandleByUUID", *((name,) for name in names)), None)
     if found is None and pci_bus_id is not None:
-        found = _first_found(nvml, "nvmlDeviceGetHandleByPciBusId", [pci_bus_id])
+        found = next(_found(nvml, "nvmlDeviceGetHandleByPciBusId", (pci_bus_id,)), None)
     if found is None or found.is_instance or not found.divided():
         return found
-    # CUDA shows a process one instance alone, and older drivers tell its GPU's UUID for it.
-    chosen = [name.strip() for name in (visible or "").split(",") if name.strip().startswith("MIG-")][:1]
-    if chosen:
-        return _first_found(nvml, "nvmlDeviceGetHandleByUUID", chosen)
+    # CUDA shows a process only one instance, and older drivers report its GPU's UUID for it.
+    for name in (name.strip() for name in (visible or "").split(",")):
+        if name.startswith("MIG-"):
+            return next(_found(nvml, "nvmlDeviceGetHandleByUUID", (name,)), None)
     instances = list(found.instances())
     return instances[0] if len(instances) == 1 else None
 
 
 def all_gpus() -> tuple[list[Gpu], str | None]:
-    """Return every GPU, those that are divided as their instances; and why NVML can't be asked."""
+    """Return every GPU, divided ones as their instances, and why NVML can't be asked."""
     nvml = _loaded()
     if isinstance(nvml, str):
         return [], nvml
     count = _number(_answer(nvml, "nvmlDeviceGetCount")) or 0
-    gpus = _gpus(nvml, (_answer(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(count)))
+    gpus = _found(nvml, "nvmlDeviceGetHandleByIndex", *((index,) for index in range(count)))
     return [part for gpu in gpus for part in (list(gpu.instances()) or [gpu])], None
 
 
 def _loaded() -> Any | str:
-    """Return the module, initialised; or why not, in NVML's words."""
+    """Return the initialised module, or NVML's reason why it can't be used."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception as error:  # no package, no library, no driver, no permission: all of them mean that it can't tell
+    except Exception as error:  # no package, no library, no driver, no permission
         return str(error) or type(error).__name__
     return pynvml
 
 
-def _gpus(nvml: Any, handles: Iterable[Any]) -> Iterator[Gpu]:
+def _found(nvml: Any, call: str, *arguments: tuple[Any, ...]) -> Iterator[Gpu]:
+    """Yield a GPU for each of the arguments for which the call returns a handle."""
+    handles: Iterable[Any] = (_answer(nvml, call, *each) for each in arguments)
     return (Gpu(nvml, handle) for handle in handles if handle is not None)
-
-
-def _first_found(nvml: Any, call: str, names: Iterable[str]) -> Gpu | None:
-    return next(_gpus(nvml, (_answer(nvml, call, name) for name in names)), None)
 
 
 def _answer(nvml: Any, call: str, *arguments: Any) -> Any:
@@ -195,11 +198,6 @@ def _number(value: Any) -> int | None:
     return int(value) if isinstance(value, int) else None
 
 
-def _bytes(value: Any) -> int | None:
-    size = _number(value)
+def _bytes(facts: Any, field: str) -> int | None:
+    size = _number(getattr(facts, field, None))
     return None if size == _NOT_AVAILABLE else size
-
-
-def _first_flag(modes: Any) -> bool | None:
-    """Of a current and a pending mode, the current one."""
-    return bool(modes[0]) if isinstance(modes, (list, tuple)) and modes else None
