@@ -146,7 +146,7 @@ def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
         (
             "workload_under_test.py:Godo",
             "workload_under_test.py has no 'Godo'",
-            "Did you mean Good? It has: Good, Half, fails, leaves, make, needs, raise_it, tells.",
+            "Did you mean 'Good'? It has: Good, Half, fails, leaves, make, needs, raise_it, tells.",
         ),
         (
             "workload_under_test.py:number",
