@@ -14,7 +14,7 @@ from batchtune.exports.fields import Loading, stream_fields, table_fields
 from batchtune.exports.lhotse import covering_stream, covering_table, in_seconds, least_buffer
 from batchtune.exports.text import broken, flow_list, from_template, number
 from batchtune.results import Probe, Row, Sweep, argument_text, unproven_sizes
-from batchtune.units import counted, format_number, format_seconds, rounded_down
+from batchtune.units import rounded_down
 
 _OF_LOADERS = ("num_workers", "pin_memory")
 # NeMo's own default of bucket_buffer_size.
@@ -181,14 +181,6 @@ def _two_dimensional(sweep: Sweep) -> dict[str, Any] | None:
         sweep.two_dimensional,
         key=lambda row: (row.estimated_epoch_seconds if timed else row.batches, len(row.buckets)),
     )
-    seconds, others = row.estimated_epoch_seconds, row.one_dimensional_epoch_seconds
-    instead = format_number(row.one_dimensional_batches)
-    if seconds is not None and others is not None:
-        instead += f" ({format_seconds(seconds)} instead of {format_seconds(others)})"
-    sizes = unproven_sizes(row)
-    proof = "Whether these batches fit was not measured" if sizes is None else f"Of these, {sizes}"
-    if row.unproven == 0:
-        proof = "Every batch size was run, or is no larger than one that was"
     durations = in_seconds([length for length, _ in row.buckets], sweep.lengths.unit, "NeMo")
     pairs = ", ".join(
         f"[{number(duration)}, {number(tokens)}]" for duration, (_, tokens) in zip(durations, row.buckets, strict=True)
@@ -201,13 +193,8 @@ def _two_dimensional(sweep: Sweep) -> dict[str, Any] | None:
         # Strict, NeMo drops examples whose tokens no bin of their duration holds; else it takes the next that does.
         "bucketing_2d_strict_mode: false",
     ]
-    return {
-        "buckets": counted(len(row.buckets), "bin"),
-        "batches": format_number(row.batches),
-        "instead": instead,
-        "proof": proof,
-        "lines": [line for setting in settings for line in broken(setting).splitlines()],
-    }
+    lines = [line for setting in settings for line in broken(setting).splitlines()]
+    return {"row": row, "unproven": unproven_sizes(row), "lines": lines}
 
 
 EXPORTS = (

@@ -127,7 +127,7 @@ def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
         (
             "builtin:conformer",
             "unknown built-in workload 'conformer'",
-            "Did you mean conformer-ctc? Built in: conformer-ctc, transformer-lm.",
+            "Did you mean 'conformer-ctc'? Built in: conformer-ctc, transformer-lm.",
         ),
         ("builtin:", "unknown built-in workload ''", "Built in: conformer-ctc, transformer-lm."),
         ("nowhere.py:Good", "nowhere.py does not exist", "Write builtin:NAME"),
@@ -183,7 +183,7 @@ def test_an_unknown_option_lists_the_options_and_defaults(folder: Path) -> None:
     error = failure("workload_under_test.py:Good", layer=3)
     assert (error.message, error.hint) == (
         "workload_under_test.py:Good has no option 'layer'",
-        "Did you mean layers? It takes layers=2, name=x.",
+        "Did you mean 'layers'? It takes layers=2, name=x.",
     )
 
 
