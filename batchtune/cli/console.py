@@ -104,8 +104,7 @@ def describe(lengths: Lengths, *, quiet: bool) -> None:
 def warn_of_edited_configs(results: RunResults, needed: str | None = None) -> None:
     """Warn if `sampler.yaml` or `stream.yaml` differs from the recommendation that reports and exports show.
 
-    Raises:
-        ResultError: The one that is `needed` is damaged.
+    If the one that is `needed` is damaged, ResultError is raised.
     """
     from batchtune.exports.run_configs import read_sampler_yaml, read_stream_yaml, sampler_config, stream_config
     from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE, STREAM_FILE, SWEEP_FILE

@@ -75,8 +75,7 @@ def _patch(
 ) -> str:
     """Return a user's file with the recommended numbers, show the changes, and write it to the target if there is one.
 
-    Raises:
-        ResultError: The file is missing, unreadable, not UTF-8, or can't be patched.
+    Raises ResultError if the file is missing, unreadable, not UTF-8, or can't be patched.
     """
     import difflib
 

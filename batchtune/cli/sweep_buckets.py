@@ -85,8 +85,7 @@ def write_config(found: Sweep | StreamSweep, config: Path, render: Callable[[Pro
 def check_limit(max_batch_length: float | None, lengths: Lengths | None = None, *, quiet: bool = False) -> None:
     """Warn if --max-batch-length seems to be in another unit than the lengths, once they are known.
 
-    Raises:
-        UsageError: It is out of range, or every batch would hold one example.
+    Raises UsageError if it is out of range, or every batch would hold one example.
     """
     if max_batch_length is None:
         return

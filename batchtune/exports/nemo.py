@@ -29,9 +29,6 @@ def render(tuned: Tuned) -> str:
     Source: `nemo/collections/common/data/lhotse/dataloader.py` and `sampling.py`, NeMo 3.0.0: an example belongs to the
     first bin that is not below its duration (`bisect_left`); what is longer than the last bin is dropped
     (`BucketingFilter`), as is what is longer than `max_duration`.
-
-    Raises:
-        ResultError: Nothing is recommended, or the lengths can't be turned into seconds.
     """
     sweep, chosen = tuned.needed_sweep, covering_table(tuned, "NeMo")
     # NeMo, which repeats the data, would fill sizes that a bucket can't fill, and which were not run.
@@ -53,9 +50,6 @@ def render_tarred(tuned: Tuned) -> str:
     Source: `dataloader.py` and `nemo_adapters.py` (`LazyNeMoTarredIterator`) there, NeMo 3.0.0; Lhotse 1.33, whose
     `DynamicBucketingSampler` adds `shuffle_buffer_size` to its buffer, and waits, where it is `concurrent`, until a
     tenth of that is full, not until a batch is; and whose `IterableDatasetWrapper` goes on in the next epoch.
-
-    Raises:
-        ResultError: The run holds no bucket table of a stream, or its lengths can't be turned into seconds.
     """
     chosen = covering_stream(tuned, "NeMo")
     return from_template(
@@ -141,9 +135,6 @@ def duration_limit(probe: Probe, boundaries: Sequence[float]) -> DurationLimit |
     Returns:
         None if sizes are not proven at all lengths, no model grows with the length alone, or the longest examples would
         get less than half of what is proven.
-
-    Raises:
-        ResultError: The lengths can't be turned into seconds.
     """
     model = probe.models.peak_bytes
     if model is None or model.target_linear or model.target_quadratic or model.cross or not model.linear > 0:
