@@ -95,7 +95,7 @@ def _report(error: BatchtuneError | MemoryError | OSError) -> None:
     if isinstance(error, BatchtuneError):
         console.note(f"Error: {error.message}" + (f"\n{error.hint}" if error.hint else ""))
     elif isinstance(error, MemoryError):
-        console.note("Error: this needs more memory than the process may take\nRaise its limit (ulimit -v).")
+        console.note("Error: this needs more memory than the process may use\nRaise its limit (ulimit -v).")
     elif error.filename is not None:  # a file or folder without a message of its own
         console.note(bounded(f"Error: {error.filename}: {error.strerror}"))
     else:  # it is stdout, and nothing more can be written there, not even at the end of the process

@@ -1,4 +1,4 @@
-"""The options that several commands share, in groups: each a dataclass, which `expand` makes options of a command."""
+"""The options that several commands share, in groups: dataclasses whose fields `expand` makes options of a command."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def option(
 ) -> Any:
     """Declare an option of a command; `expand` derives what is not given from the parameter's name.
 
-    `variable` is the environment variable that sets it too, without `BATCHTUNE_`; None: none, and no setting. `values`
-    are what the shell's completion offers, or their registry, `module:NAME`.
+    `variable` is its environment variable without `BATCHTUNE_`; None: it can't be set there or in pyproject.toml.
+    `values` are what the shell's completion offers, or their registry, `module:NAME`.
     """
     if values is not None:
         further["autocompletion"] = complete_from(values)
@@ -54,12 +54,12 @@ def option(
 
 
 def setting(help: str, metavar: str | None = None, *, default: Any = None, **further: Any) -> Any:
-    """Declare a field of a group: an `option` with its default. If its type is mutable, use `Annotated` instead."""
+    """Declare a field of a group: an `option` with its default. For a mutable type, use `Annotated` instead."""
     return field(default=default, metadata={"option": option(help, metavar, **further)})
 
 
 def complete_from(values: str | Sequence[str], prefix: str = "") -> Callable[[str], list[str]]:
-    """Return a completion that offers these values, or the names in a registry, `module:NAME`, imported when needed."""
+    """Return a completion that offers these values, or the names in a registry, `module:NAME`."""
 
     def complete(incomplete: str) -> list[str]:
         names: Sequence[str] = values
@@ -103,7 +103,7 @@ _FRACTION = "Fraction of that memory to use."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestOptions:
-    """Where the lengths are and how to read them."""
+    """The source of the lengths and how to read it."""
 
     PANEL: ClassVar = "Reading the manifest"
 
@@ -153,16 +153,13 @@ class ManifestOptions:
     )
 
     def load(self, *, quiet: bool, as_in: Path | None = None) -> Lengths:
-        """Read the lengths, with progress on a terminal unless quiet.
-
-        Options that the user did not give are taken from the run in the folder `as_in`, if it holds one.
-        """
+        """Read the lengths, with progress; `as_in` is a run folder from which options that were not given are taken."""
         from batchtune.manifests import load_lengths
 
         return self._read(load_lengths, quiet=quiet, as_in=as_in)
 
     def load_stream(self, *, quiet: bool, as_in: Path | None = None) -> StreamLengths:
-        """Read the lengths in the order in which they are stored, likewise."""
+        """Read the lengths in the order in which they are stored, as `load` does."""
         from batchtune.manifests import load_stream
 
         return self._read(load_stream, quiet=quiet, as_in=as_in)
@@ -184,11 +181,11 @@ class ManifestOptions:
 
     @property
     def processes(self) -> int:
-        """How many processes may read."""
+        """The number of processes that may read."""
         return self.jobs or len(os.sched_getaffinity(0))
 
     def read_options(self) -> ReadOptions:
-        """Return the options for reading that the user gave. Raises UsageError if one of them is invalid."""
+        """Return the options for reading that the user gave. Raises UsageError if one is invalid."""
         from batchtune.manifests import ReadOptions, parse_scale
 
         given = {field.name: getattr(self, field.name) for field in fields(ReadOptions)}
@@ -217,7 +214,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """The training step, its device and memory: those of a run, but for what the user gives here."""
+    """The training step, its device and memory; whatever is not given is taken from the run."""
 
     PANEL: ClassVar = "Workload and device"
 
@@ -245,7 +242,7 @@ class WorkloadOptions:
     )
 
     def asked(self) -> dict[str, Any]:
-        """Return the fields of `ProbeSettings` that the user gave. Raises UsageError if one of them is invalid."""
+        """Return the fields of `ProbeSettings` that the user gave. Raises UsageError if one is invalid."""
         from batchtune.workloads import parse_options
 
         asked = {
@@ -385,7 +382,7 @@ class SweepOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """How the stream comes to the workers, and the ways to batch it that are compared."""
+    """How workers read the stream, and the ways to batch it that are compared."""
 
     PANEL: ClassVar = "Stream"
 

@@ -41,7 +41,7 @@ _NONE = cast("list[str]", ())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewLengths(ManifestOptions):
-    """Other lengths to hold the run to, and how to read them; `--format` is the report's."""
+    """New lengths to compare with the run's, and how to read them; `--format` is the report's."""
 
     manifest: Annotated[
         list[str],
@@ -70,7 +70,7 @@ class NewLengths(ManifestOptions):
     ] = None
 
     def read_options(self) -> ReadOptions:
-        """Return the options for reading that the user gave. Raises UsageError if one of them is invalid."""
+        """Return the options for reading that the user gave. Raises UsageError if one is invalid."""
         return replace(ManifestOptions.read_options(self), format=self.manifest_format)
 
 
@@ -189,7 +189,7 @@ def _check(
 
 
 def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: NewLengths) -> RunResults:
-    """Return the run with its verdicts and drift; a baseline or lengths that can't be read fail the rules on them."""
+    """Return the run with its verdicts and drift; rules on a baseline or lengths that can't be read can't be judged."""
     from batchtune.reports import load_run
     from batchtune.reports.gate import judge
     from batchtune.reports.rule_fields import RuleInputs

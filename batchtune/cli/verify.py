@@ -45,7 +45,7 @@ _RUN_FILES = ("run.json", "probe.json", "sweep.json", "sampler.yaml", "stream.js
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAndManifest(ManifestOptions):
-    """Where the lengths are, after the run folder if that is named."""
+    """The source of the lengths, after the run folder if it is named."""
 
     manifest: Annotated[
         list[str],
@@ -59,7 +59,7 @@ class RunAndManifest(ManifestOptions):
     ]
 
     def split(self, run: Path | None) -> tuple[Path, ManifestOptions]:
-        """Return the run folder, and where the lengths are. Raises UsageError if two or no manifest are named."""
+        """Return the run folder and the source. Raises UsageError if two run folders or no manifest are named."""
         first, *rest = self.manifest
         if not any((Path(first) / name).is_file() for name in _RUN_FILES):
             return run or DEFAULT_RUN_FOLDER, self
