@@ -7,7 +7,7 @@ it. Anything else that escapes is a bug of batchtune.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 QUOTED_CHARACTERS = 80
 # Longer words in a message, such as a path, are cut in the middle.
@@ -30,6 +30,19 @@ def listed(values: Sequence[object], most: int = 20) -> str:
     """List foreign values for a message: the first ones, shortened, and the number of the others."""
     more = [f"and {len(values) - most:,} more"] if len(values) > most else []
     return ", ".join([*map(shortened, values[:most]), *more])
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most similar, if any is similar enough."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `Did you mean 'optimal'? ` for a misspelt name, and an empty text if no known name is similar."""
+    near = nearest(name, known)
+    return "" if near is None else f"Did you mean {near!r}? "
 
 
 def bounded(text: str) -> str:

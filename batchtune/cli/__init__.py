@@ -1,7 +1,7 @@
 """The command line: parse, call, print, exit. The only code that prints or exits.
 
-The exit code depends on the command alone: a reader that stops reading (`| head`) or was never there (`>&-`) does not
-change it, so a failing gate does not pass in a pipeline.
+The exit code depends on the command alone: a reader that stops (`| head`) or a closed stdout (`>&-`) does not change
+it, so a failing gate does not pass in a pipeline.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from batchtune import __version__
 from batchtune.cli import console, settings
 from batchtune.cli.commands import Command, improving
-from batchtune.errors import BatchtuneError, WorkloadError, bounded, shortened
+from batchtune.errors import BatchtuneError, WorkloadError, bounded, nearest, shortened
 
 # The first line of each command's help. Its module is imported only when it is run, or its own help is shown.
 COMMANDS = {
@@ -55,7 +55,7 @@ class Commands(TyperGroup):
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             begun = [command for command in COMMANDS if command.startswith(name.lower().replace("_", "-"))]
-            meant = " or ".join(begun) or settings.nearest(name, COMMANDS)
+            meant = " or ".join(begun) or nearest(name, COMMANDS)
             hint = f"Did you mean {meant}?" if meant else f"Commands: {', '.join(COMMANDS)}."
             ctx.fail(f"Unknown command {shortened(name)}. {hint}")
         return super().resolve_command(ctx, args)
@@ -95,7 +95,7 @@ def _report(error: BatchtuneError | MemoryError | OSError) -> None:
     if isinstance(error, BatchtuneError):
         console.note(f"Error: {error.message}" + (f"\n{error.hint}" if error.hint else ""))
     elif isinstance(error, MemoryError):
-        console.note("Error: this needs more memory than the process may take\nRaise its limit (ulimit -v).")
+        console.note("Error: this needs more memory than the process may use\nRaise its limit (ulimit -v).")
     elif error.filename is not None:  # a file or folder without a message of its own
         console.note(bounded(f"Error: {error.filename}: {error.strerror}"))
     else:  # it is stdout, and nothing more can be written there, not even at the end of the process

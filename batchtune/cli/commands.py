@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from batchtune.cli import console, settings
-from batchtune.errors import BatchtuneError, UsageError, bounded, shortened
+from batchtune.errors import BatchtuneError, UsageError, bounded, nearest, shortened
 
 # The base of all errors of usage that parsing raises; typer has no public name for it.
 _ParsingError: Any = typer.BadParameter.__base__
@@ -30,7 +30,7 @@ COMMON = "Common"
 _EXIT_3 = {
     "tune": "with --verify: the recommended batches do not hold",
     "verify": "the recommended batches do not hold",
-    "report": "a rule of --fail-if does not hold",
+    "report": "a rule of --fail-if fails",
 }
 
 
@@ -142,14 +142,17 @@ def improving(ctx: Any) -> Iterator[None]:
 
 def _meant(option: str, ctx: Any) -> str:
     """Say which option a misspelt one may stand for, or which commands have it."""
-    own = {name.lstrip("-"): name for parameter in ctx.command.get_params(ctx) for name in parameter.opts}
+    parameters = ctx.command.get_params(ctx)
+    own = {name.lstrip("-"): name for one in parameters if one.param_type_name == "option" for name in one.opts}
     bare = option.lstrip("-").replace("_", "-")
     lists = f"`{ctx.command_path} --help` lists all options."
+    if bare in (one.name for one in parameters if one.param_type_name == "argument"):
+        return f"{bare.upper()} is an argument here: `{ctx.command_path} {bare.upper()}`."
     if bare not in own:
         having = [one.name for one in _siblings(ctx) if any(option in parameter.opts for parameter in one.params)]
         if having:
             return f"It is an option of {', '.join(f'`batchtune {name}`' for name in having)}. {lists}"
-    near = settings.nearest(bare, own)
+    near = nearest(bare, own)
     return f"Did you mean {own[near]}?" if near is not None else lists
 
 
@@ -177,7 +180,7 @@ def _warn_of_variables(ctx: Any) -> None:
     commands = [ctx.command, *([ctx.parent.command] if ctx.parent else []), *_siblings(ctx)]
     known = {parameter.envvar for command in commands for parameter in command.params if parameter.envvar}
     for name in sorted(suspects - known):
-        near = settings.nearest(name, known)
+        near = nearest(name, known)
         hint = f"Did you mean {near}?" if near else "`batchtune COMMAND --help` lists the names."
         console.note(f"Warning: the environment variable {name} sets no option. {hint}")
 

@@ -101,8 +101,11 @@ def describe(lengths: Lengths, *, quiet: bool) -> None:
     notes(headline(lengths, ascii=not encodes_blocks(sys.stderr)), quiet=quiet)
 
 
-def warn_of_edited_configs(results: RunResults) -> None:
-    """Warn if `sampler.yaml` or `stream.yaml` differs from the recommendation that reports and exports show."""
+def warn_of_edited_configs(results: RunResults, needed: str | None = None) -> None:
+    """Warn if `sampler.yaml` or `stream.yaml` differs from the recommendation that reports and exports show.
+
+    If the one that is `needed` is damaged, ResultError is raised.
+    """
     from batchtune.exports.run_configs import read_sampler_yaml, read_stream_yaml, sampler_config, stream_config
     from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE, STREAM_FILE, SWEEP_FILE
 
@@ -117,6 +120,8 @@ def warn_of_edited_configs(results: RunResults) -> None:
         try:
             written, config = config_of(sweep), read(path)
         except ResultError as error:
+            if name == needed:
+                raise
             note(f"Warning: {error.message}. This shows {shown}.")
             continue
         fields = [field for field in written.__struct_fields__ if field in _MAKE_BATCHES]

@@ -53,7 +53,7 @@ def export(
         return
     framework = _framework(to, patch, key_path)
     results = load_run(run)
-    console.warn_of_edited_configs(results)
+    console.warn_of_edited_configs(results, needed=framework.reads)
     to_stdout = str(output) == "-" or (output is None and patch is None)
     target = None if to_stdout else output or patch
     if patch is not None:
@@ -75,8 +75,7 @@ def _patch(
 ) -> str:
     """Return a user's file with the recommended numbers, show the changes, and write it to the target if there is one.
 
-    Raises:
-        ResultError: The file is missing, unreadable, not UTF-8, or can't be patched.
+    Raises ResultError if the file is missing, unreadable, not UTF-8, or can't be patched.
     """
     import difflib
 

@@ -1,4 +1,4 @@
-"""The options that several commands share, in groups: each a dataclass, which `expand` makes options of a command."""
+"""The options that several commands share, in groups: dataclasses whose fields `expand` makes options of a command."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def option(
 ) -> Any:
     """Declare an option of a command; `expand` derives what is not given from the parameter's name.
 
-    `variable` is the environment variable that sets it too, without `BATCHTUNE_`; None: none, and no setting. `values`
-    are what the shell's completion offers, or their registry, `module:NAME`.
+    `variable` is its environment variable without `BATCHTUNE_`; None: it can't be set there or in pyproject.toml.
+    `values` are what the shell's completion offers, or their registry, `module:NAME`.
     """
     if values is not None:
         further["autocompletion"] = complete_from(values)
@@ -53,12 +53,12 @@ def option(
 
 
 def setting(help: str, metavar: str | None = None, *, default: Any = None, **further: Any) -> Any:
-    """Declare a field of a group: an `option` with its default. If its type is mutable, use `Annotated` instead."""
+    """Declare a field of a group: an `option` with its default. For a mutable type, use `Annotated` instead."""
     return field(default=default, metadata={"option": option(help, metavar, **further)})
 
 
 def complete_from(values: str | Sequence[str], prefix: str = "") -> Callable[[str], list[str]]:
-    """Return a completion that offers these values, or the names in a registry, `module:NAME`, imported when needed."""
+    """Return a completion that offers these values, or the names in a registry, `module:NAME`."""
 
     def complete(incomplete: str) -> list[str]:
         names: Sequence[str] = values
@@ -90,8 +90,8 @@ MaxBatchLength = Annotated[
     ),
 ]
 _MIN_RANDOMNESS: dict[str, Any] = {
-    "help": "Recommend only what is at least this random, from 0 to 1: the probability that two examples of one batch "
-    "are not in one batch again in the next epoch.",
+    "help": "Recommend only rows at least this random, from 0 to 1: the probability that two examples of a batch are "
+    "not in one batch again in the next epoch.",
     "metavar": "X",
 }
 _WORKLOADS = complete_from("batchtune.workloads.registry:BUILTINS", "builtin:")
@@ -102,7 +102,7 @@ _FRACTION = "Fraction of that memory to use."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestOptions:
-    """Where the lengths are and how to read them."""
+    """The source of the lengths and how to read it."""
 
     PANEL: ClassVar = "Reading the manifest"
 
@@ -110,15 +110,15 @@ class ManifestOptions:
         list[str],
         typer.Argument(
             metavar="MANIFEST",
-            help="The source of the lengths: a file (compressed or not), a folder, 'a pattern-{00..31}.tar', or - for "
-            "standard input. Several form one data set.",
+            help="Where to read the lengths from: a file (compressed or not), a folder, 'a pattern-{00..31}.tar', "
+            "or - for standard input. Several form one data set.",
             show_default=False,
         ),
     ]
     format: str | None = setting(
         "Format of the manifest (default: detected from its content).", "FORMAT", values="batchtune.manifests:FORMATS"
     )
-    length_key: str | None = setting("Column or key of the lengths (default: found by its name).", "NAME")
+    length_key: str | None = setting("Column or key of the lengths (default: found by name).", "NAME")
     target_key: str | None = setting("Column or key of a second length, such as the transcript's.", "NAME")
     unit: str | None = setting(
         "Unit of the lengths: s, ms, samples, frames, tokens, words, characters or bytes.",
@@ -129,7 +129,7 @@ class ManifestOptions:
     min_length: float | None = setting("Leave out shorter examples.", "X")
     max_length: float | None = setting("Leave out longer examples.", "X")
     skip_invalid: bool = setting(
-        "Leave out rows with invalid lengths, and the rest of a damaged shard or file if there are several. "
+        "Leave out rows with invalid lengths and, of several shards or files, the rest of a damaged one. "
         "Everything left out is counted and reported.",
         default=False,
     )
@@ -138,32 +138,27 @@ class ManifestOptions:
         "WHAT",
         values=("characters", "words", "bytes"),
     )
-    tokenizer: Annotated[
-        Path | None, option("A tokenizer.json: the length of a text is its number of tokens.", "FILE")
-    ] = None
+    tokenizer: Annotated[Path | None, option("A tokenizer.json, to measure texts in tokens.", "FILE")] = None
     reduce: str | None = setting(
-        "How to make one length of a list: max, sum, first, or count (the number of items).",
+        "How to reduce a list to one length: max, sum, first, or count (the number of items).",
         "HOW",
         values=("max", "sum", "first", "count"),
     )
     target_file: str | None = setting(
-        "File of target lengths or texts: keyed by id like Kaldi's, or one line for each example (.ltr, .wrd).", "FILE"
+        "File with target lengths or texts: keyed by id like Kaldi's, or one line per example (.ltr, .wrd).", "FILE"
     )
     jobs: int | None = setting(
-        "Number of processes to read many files with (default: one per processor).", "N", min=1, max=1024
+        "Number of processes that read many files (default: one per processor).", "N", min=1, max=1024
     )
 
     def load(self, *, quiet: bool, as_in: Path | None = None) -> Lengths:
-        """Read the lengths, with progress on a terminal unless quiet.
-
-        Options that the user did not give are taken from the run in the folder `as_in`, if it holds one.
-        """
+        """Read the lengths, with progress; `as_in` is a run folder from which options that were not given are taken."""
         from batchtune.manifests import load_lengths
 
         return self._read(load_lengths, quiet=quiet, as_in=as_in)
 
     def load_stream(self, *, quiet: bool, as_in: Path | None = None) -> StreamLengths:
-        """Read the lengths in the order in which they are stored, likewise."""
+        """Read the lengths in the order in which they are stored, as `load` does."""
         from batchtune.manifests import load_stream
 
         return self._read(load_stream, quiet=quiet, as_in=as_in)
@@ -185,11 +180,11 @@ class ManifestOptions:
 
     @property
     def processes(self) -> int:
-        """How many processes may read."""
+        """The number of processes that may read."""
         return self.jobs or len(os.sched_getaffinity(0))
 
     def read_options(self) -> ReadOptions:
-        """Return the options for reading that the user gave. Raises UsageError if one of them is invalid."""
+        """Return the options for reading that the user gave. Raises UsageError if one is invalid."""
         from batchtune.manifests import ReadOptions, parse_scale
 
         given = {field.name: getattr(self, field.name) for field in fields(ReadOptions)}
@@ -206,7 +201,7 @@ class RunOptions:
     max_batch_size: int | None = setting(
         "Largest number of examples in a batch (default: no limit).", "N", rich_help_panel=BUCKETS
     )
-    run: Annotated[Path, option("Run folder: where the files of this run are read and written.", "DIR")] = (
+    run: Annotated[Path, option("Run folder: the files of this run are read and written there.", "DIR")] = (
         DEFAULT_RUN_FOLDER
     )
     seed: int = setting("Seed for the workload's random numbers and the sampler's shuffles.", "N", default=0)
@@ -218,36 +213,35 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """The training step, its device and memory: those of a run, but for what the user gives here."""
+    """The training step, its device and memory; whatever is not given is taken from the run."""
 
     PANEL: ClassVar = "Workload and device"
 
     workload: str | None = setting(
-        "The training step that was probed: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two "
-        "run your own code, so you must name them here, with their --set options: batchtune runs no code that only a "
-        "file names. A built-in, and the options below, are taken from the run by default.",
+        "The training step that was probed: builtin:NAME, path/to/file.py:NAME or package.module:NAME. You must "
+        "name your own code, with its --set options: batchtune never runs code just because a file names it. By "
+        "default, a built-in and the options below are taken from the run.",
         "W",
         autocompletion=_WORKLOADS,
     )
-    set: Annotated[list[str] | None, option("Option of the workload; can be repeated.", "KEY=VALUE")] = None
+    set: Annotated[list[str] | None, option("An option for the workload; can be repeated.", "KEY=VALUE")] = None
     device: str | None = setting(**_DEVICE)
     memory: str | None = setting(f"{_MEMORY}.", "SIZE")
     memory_fraction: float | None = setting(_FRACTION, "X")
     reserve: str | None = setting(
-        "Memory to keep free in addition, such as 500MiB: for what training needs and the workload lacks (NCCL's "
+        "Memory to keep free in addition, such as 500MiB: for what training needs but the workload lacks (NCCL's "
         "buffers, a second model, evaluation).",
         "SIZE",
     )
     setup_timeout: float = setting("Time limit for importing and building the workload.", "SECONDS", default=600.0)
     wait: float = setting(
-        "If another probe uses the device, wait for it to end: at most this long, or without a limit if no number "
-        "follows.",
+        "How long to wait for another probe that uses the device; without a number, until it ends.",
         "[SECONDS]",
         default=0.0,
     )
 
     def asked(self) -> dict[str, Any]:
-        """Return the fields of `ProbeSettings` that the user gave. Raises UsageError if one of them is invalid."""
+        """Return the fields of `ProbeSettings` that the user gave. Raises UsageError if one is invalid."""
         from batchtune.workloads import parse_options
 
         asked = {
@@ -268,7 +262,7 @@ class ProbeOptions(WorkloadOptions):
     """The options of a probe."""
 
     workload: str | None = setting(
-        "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
+        "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME; the last two run your own "
         "code (default: the built-in for the lengths' unit).",
         "W",
         autocompletion=_WORKLOADS,
@@ -277,17 +271,17 @@ class ProbeOptions(WorkloadOptions):
     memory: str | None = setting(f"{_MEMORY} (default: the whole device).", "SIZE")
     memory_fraction: float | None = setting(_FRACTION, "X", default=0.9)
     ddp: bool = setting(
-        "Keep room for one copy of the gradients: the gradient buckets of DistributedDataParallel.", default=False
+        "Keep room for a copy of the gradients: the gradient buckets of DistributedDataParallel.", default=False
     )
     num_lengths: int = setting(
-        "Number of lengths to start with, from the shortest to the longest. The probe adds more if the bucket "
+        "Number of lengths to start with, from the shortest to the longest; more are added where the bucket "
         "tables need them.",
         "N",
         default=12,
     )
     max_lengths: int | None = setting("Largest number of lengths to probe (default: 5 times --num-lengths).", "N")
     tolerance: float = setting(
-        "How far a batch size may stay below the largest that fits, as a fraction of it.", "X", default=0.01
+        "How far a batch size may be below the largest that fits, as a fraction of it.", "X", default=0.01
     )
     trial_timeout: float = setting("Time limit of one trial.", "SECONDS", default=300.0)
 
@@ -325,13 +319,14 @@ class SweepOptions:
     strategy: Annotated[
         list[str] | None,
         option(
-            "speechbrain, linear, exponential, quantile, optimal or pooled; can be repeated (default: all).",
+            "A strategy to compare: speechbrain, linear, exponential, quantile, optimal or pooled; can be repeated "
+            "(default: all).",
             "S",
             values="batchtune.batching.strategies:STRATEGIES",
         ),
     ] = None
     current: str | None = setting(
-        "Your current settings, shown as a row: max_batch_length=600,num_buckets=200 or batch_size=16; or their "
+        "Your current settings, to compare with: max_batch_length=600,num_buckets=200 or batch_size=16, or a "
         "file: a SpeechBrain YAML, a NeMo config or a sampler.yaml.",
         "WHAT",
     )
@@ -341,18 +336,18 @@ class SweepOptions:
         "N",
     )
     multiple_of: float | None = setting(
-        "Round boundaries up to multiples of this, if you pad batches to them: for tensor cores, strides, or few "
-        "shapes to compile.",
+        "Round boundaries up to multiples of this, if you pad batches to them: for tensor cores, strides, or "
+        "fewer shapes to compile.",
         "X",
     )
     world_size: int = setting(
-        "Number of ranks that train together; each step lasts as long as its slowest rank.", "N", default=1
+        "Number of ranks that train together; each step takes as long as its slowest rank.", "N", default=1
     )
     same_bucket: bool = setting(
-        "With --world-size: at each step all ranks take batches of the same bucket.", default=False
+        "With --world-size: all ranks take batches of the same bucket at each step.", default=False
     )
     accumulate: int = setting(
-        "Gradient accumulation steps; ranks wait for each other only at the last of them.", "N", default=1
+        "Gradient accumulation steps; ranks only wait for each other at the last one.", "N", default=1
     )
     throughput_fraction: float = setting(
         "Report the smallest max_batch_length that reaches this fraction of the best throughput.", "X", default=0.95
@@ -386,29 +381,29 @@ class SweepOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """How the stream comes to the workers, and the ways to batch it that are compared."""
+    """How workers read the stream, and the ways to batch it that are compared."""
 
     PANEL: ClassVar = "Stream"
 
-    workers: int = setting("Workers of each rank's DataLoader; each reads its own shards.", "N", default=1)
+    workers: int = setting("DataLoader workers of each rank; each reads its own shards.", "N", default=1)
     world_size: int = setting("Number of ranks that train together.", "N", default=1)
-    shuffle_shards: int = setting("WebDataset's shardshuffle; 0: in the order of the source.", "N", default=100)
+    shuffle_shards: int = setting("WebDataset's shardshuffle; 0 keeps the order of the source.", "N", default=100)
     shuffle_buffer: int = setting(
-        "The buffer of WebDataset's .shuffle(N), before batching; 0: none.", "N", default=1000
+        "The N of WebDataset's .shuffle(N) before batching; 0: no shuffle.", "N", default=1000
     )
     buffer_size: str = setting(
-        "Examples that a worker holds to make batches of; a list is compared.", "N", default="256,1024,4096"
+        "Number of examples that a worker holds to form batches; several are compared.", "N", default="256,1024,4096"
     )
     num_buckets: str = setting("Bucket counts: 15, 10:20 (both included) or 10,15,20.", "N", default="4,8,12,16,20")
-    shard_size: int = setting("Examples of each shard, if the source is no set of shards.", "N", default=1000)
+    shard_size: int = setting("Examples per shard, if the source has no shards.", "N", default=1000)
     bytes_per_length: float | None = setting(
-        "Memory that a unit of length takes in the buffer, in bytes (default: by the unit: 64000 a second, which is "
+        "Memory in the buffer per unit of length, in bytes (default: by the unit: 64000 a second, which is "
         "float32 at 16 kHz, 320 a frame, 8 a token).",
         "X",
     )
     current: str | None = setting(
-        "Your current settings of dynamic_bucketed_batch, shown as a row: "
-        "target_batch_numel=450,max_batch_numel=600,buffersize=1024; or their file: a SpeechBrain YAML or a "
+        "Your current settings of dynamic_bucketed_batch, to compare with: "
+        "target_batch_numel=450,max_batch_numel=600,buffersize=1024, or a file: a SpeechBrain YAML or a "
         "stream.yaml.",
         "WHAT",
     )
@@ -434,26 +429,28 @@ class LoaderOptions:
 
     PANEL: ClassVar = "Loader"
 
-    set: Annotated[list[str] | None, option("Argument of your function; can be repeated.", "KEY=VALUE")] = None
+    set: Annotated[list[str] | None, option("An argument for your function; can be repeated.", "KEY=VALUE")] = None
     kind: str | None = setting(
-        "Kind of the loader: torch, dali or iterable (default: recognised).", "KIND", values="batchtune.loaders:KINDS"
+        "Kind of loader: torch, dali or iterable (default: detected).", "KIND", values="batchtune.loaders:KINDS"
     )
     sweep: Annotated[
         list[str] | None,
         option(
-            "Values to compare: num_workers=0:8, prefetch_factor=2,4 or pin_memory=true; any parameter of your "
-            "function can be named. Can be repeated (default: by the kind and the number of processors).",
+            "Values to compare: num_workers=0:8, prefetch_factor=2,4 or pin_memory=true, or of any parameter of your "
+            "function. Can be repeated (default: by the kind and the number of processors).",
             "NAME=VALUES",
         ),
     ] = None
-    step_ms: float | None = setting("Time of a training step in ms (default: by the run's probe).", "X")
+    step_ms: float | None = setting("Time of a training step in ms (default: from the run's probe).", "X")
     device: str = setting(**_DEVICE, default="auto")
     ranks_per_node: int = setting("Ranks that share the processors of this machine.", "N", default=1)
-    seconds: float = setting("Time to measure each setting in the first round.", "X", default=2.0)
-    trials: int = setting("Measurements of the best settings; their median counts.", "N", default=3)
+    seconds: float = setting("Seconds to measure each setting in the first round.", "X", default=2.0)
+    trials: int = setting("How often to measure the best settings; the median counts.", "N", default=3)
     timeout: float = setting("Time limit of one batch.", "SECONDS", default=60.0)
-    setup_timeout: float = setting("Time limit for importing and building it.", "SECONDS", default=600.0)
-    stages: bool = setting("Measure reading, decoding, augmenting and collating apart.", default=False)
+    setup_timeout: float = setting(
+        "Time limit for importing your code and building the loader.", "SECONDS", default=600.0
+    )
+    stages: bool = setting("Measure reading, decoding, augmenting and collating separately.", default=False)
     check_reproducible: bool = setting(
         "Check that two epochs from the same seed give the same batches, bit for bit.", default=False
     )

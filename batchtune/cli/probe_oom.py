@@ -26,7 +26,7 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
     """Find the largest batches that fit.
 
     Sorts the lengths in descending order, runs real training steps in a separate process, and bisects between batches
-    that fit and batches that run out of memory, guided by a model of memory.
+    that fit and batches that run out of memory, guided by a memory model.
 
     Reads the manifest. Writes run.json, trials.jsonl and probe.json into the run folder. If interrupted, the same
     command continues where it stopped.

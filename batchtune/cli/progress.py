@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from batchtune.cli import console
@@ -135,19 +136,19 @@ def _loader_line(row: LoaderRow) -> str:
 def worker_bar(unit: str | None, *, ddp: bool, quiet: bool) -> Iterator[WorkerBar]:
     """Show a bar for the training steps of a worker process; `unit` is that of the lengths."""
     with _bar("Building the workload", quiet=quiet) as bar:
-        yield WorkerBar(bar, unit, ddp=ddp, quiet=quiet)
+        yield WorkerBar(bar, unit, ddp, quiet, None if quiet or not bar.disable else _lines())
 
 
+@dataclass(slots=True)
 class WorkerBar:
     """Shows what a worker process does: lines about its device, then a bar, with a line for each trial of a probe."""
 
-    def __init__(self, bar: Bar, unit: str | None, *, ddp: bool, quiet: bool) -> None:
-        self._bar = bar
-        self._unit = unit
-        self._ddp = ddp
-        self._quiet = quiet
-        self._introduced = False
-        self._lines = None if quiet or not bar.disable else _lines()
+    _bar: Bar
+    _unit: str | None
+    _ddp: bool
+    _quiet: bool
+    _due: Callable[[], float | None] | None
+    _introduced: bool = False
 
     def probing(self, progress: ProbeProgress) -> None:
         """Show the progress of a probe."""
@@ -178,7 +179,7 @@ class WorkerBar:
         self._introduce(progress.device)
         doing = f"{doing} {self._shape(progress.shape)}"
         left = f", about {format_seconds(progress.seconds_left)} left" if progress.seconds_left else ""
-        if self._lines is not None and (seconds := self._lines()):
+        if self._due and (seconds := self._due()):
             console.note(f"{doing}, after {format_seconds(seconds)}{left}; Ctrl-C stops it.")
         self._bar.update(_TASK, description=doing + left, completed=progress.done, total=progress.total)
 

@@ -41,13 +41,13 @@ _NONE = cast("list[str]", ())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewLengths(ManifestOptions):
-    """Other lengths to hold the run to, and how to read them; `--format` is the report's."""
+    """New lengths to compare with the run's, and how to read them; `--format` is the report's."""
 
     manifest: Annotated[
         list[str],
         option(
-            "New lengths: how far they have drifted from the run's, and what its table costs on them; can be repeated. "
-            "They are read as the run's were, except for the options below.",
+            "New lengths: show how far they have drifted from the run's, and what its table costs on them; can be "
+            "repeated. They are read like the run's, except for the options below.",
             "MANIFEST",
             variable=None,
             show_default=False,
@@ -70,7 +70,7 @@ class NewLengths(ManifestOptions):
     ] = None
 
     def read_options(self) -> ReadOptions:
-        """Return the options for reading that the user gave. Raises UsageError if one of them is invalid."""
+        """Return the options for reading that the user gave. Raises UsageError if one is invalid."""
         return replace(ManifestOptions.read_options(self), format=self.manifest_format)
 
 
@@ -83,17 +83,17 @@ def report(
     fail_if: Annotated[
         list[str] | None,
         option(
-            "A rule that fails, as FIELD OP VALUE: 'padding_ratio > 8%', 'verify.holds == false', 'stale > 2%'; or, "
-            "with --baseline, 'batches worse 2%'. A field is one of the recommended row in sweep.json, current.FIELD, "
+            "Fail if FIELD OP VALUE is true: 'padding_ratio > 8%', 'verify.holds == false', 'stale > 2%'; or, with "
+            "--baseline, 'batches worse 2%'. FIELD is one of the recommended row in sweep.json, current.FIELD, "
             "bound.FIELD, verify.FIELD, stream.FIELD or shards.FIELD of stream.json, gpu_idle or loader.FIELD of "
             "loader.json, or with --manifest drift, stale, beyond or changed. Can be repeated; in the environment, "
-            "rules are separated by ;.",
+            "separate rules with ;.",
             "RULE",
             rich_help_panel=_GATE,
         ),
     ] = None,
     baseline: Annotated[
-        Path | None, option("The run folder that `worse` compares with.", "RUN", rich_help_panel=_GATE)
+        Path | None, option("The run folder to compare with in rules with `worse`.", "RUN", rich_help_panel=_GATE)
     ] = None,
     junit_xml: Annotated[
         Path | None,
@@ -102,7 +102,7 @@ def report(
     github: Annotated[
         bool,
         option(
-            "Append the report to the summary of the GitHub Actions step, and annotate rules that fail.",
+            "Append the report to the GitHub Actions step summary, and annotate rules that fail.",
             rich_help_panel=_GATE,
         ),
     ] = False,
@@ -111,8 +111,8 @@ def report(
 ) -> None:
     """Show a run: what to set, what it saves. In CI: hold it to rules.
 
-    Reads the run folder; writes nothing unless asked to. With --fail-if, all rules are judged and shown. The exit code
-    is 1 if a rule can't be judged (an unknown field, a missing verify.json), otherwise 3 if one fails.
+    Reads the run folder; writes nothing unless asked to. With --fail-if, judges and shows all rules. The exit code is 1
+    if a rule can't be judged (an unknown field, a missing verify.json), otherwise 3 if one fails.
     """
     from batchtune.reports.gate import exit_code, not_judged, parse_rules
     from batchtune.reports.junit import render_junit
@@ -189,7 +189,7 @@ def _check(
 
 
 def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: NewLengths) -> RunResults:
-    """Return the run with its verdicts and drift; a baseline or lengths that can't be read fail the rules on them."""
+    """Return the run with its verdicts and drift; rules on a baseline or lengths that can't be read can't be judged."""
     from batchtune.reports import load_run
     from batchtune.reports.gate import judge
     from batchtune.reports.rule_fields import RuleInputs

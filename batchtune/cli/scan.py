@@ -26,18 +26,18 @@ def scan(
         Path | None,
         option("Parquet file to write: id, length, target_length, source.", "FILE", "--output", "-o", variable=None),
     ] = None,
-    summary: Annotated[bool, option("Only show the summary, as without -o.", variable=None)] = False,
+    summary: Annotated[bool, option("Only show the summary: the default without -o.", variable=None)] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Read the lengths of a data set, once.
 
-    Audio and tensors, in folders or tar shards, are read by their headers, without decoding. Without -o, shows the
-    distribution of the lengths and what hurts batching.
+    Reads only the headers of audio and tensors, in folders or tar shards. Without -o, shows how the lengths are
+    distributed and what hurts batching.
 
-    With -o, writes id, length, target length and source of every example as Parquet, which is a manifest for the other
-    commands. The lengths of finished shards are kept next to it until all are written: if interrupted, the same
-    command continues where it stopped.
+    With -o, writes id, length, target length and source of every example as Parquet, a manifest for the other
+    commands. Keeps the lengths of finished shards next to it until all are written: if interrupted, the same command
+    continues where it stopped.
     """
     from batchtune.cli.progress import reading_bar
     from batchtune.manifests import scan as write_scan

@@ -8,8 +8,7 @@ import typer
 
 from batchtune.cli import console
 from batchtune.cli.options import Json, Output, complete_from, expand
-from batchtune.cli.settings import nearest
-from batchtune.errors import UsageError, shortened
+from batchtune.errors import UsageError, did_you_mean, shortened
 
 EXAMPLES = """
 batchtune schema
@@ -24,7 +23,7 @@ def schema(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="Name of the schema; all names are listed without it.",
+            help="Name of the schema; without it, lists all names.",
             autocompletion=complete_from("batchtune.schemas:SCHEMAS"),
         ),
     ] = None,
@@ -33,8 +32,8 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a result file.
 
-    There is one for each file in a run folder, and for the output of other commands with --json: JSON Schema 2020-12,
-    with the meaning of each field. A schema's $id ends in the version of the files, which is also in their meta.
+    Each file in a run folder, and each command's output with --json, has one: JSON Schema 2020-12, with the meaning of
+    each field. Its $id ends in the version of the files, which is also in their meta.
 
     Reads nothing. Writes to FILE if -o is given. A schema is always JSON; --json applies to the list of names.
     """
@@ -44,7 +43,6 @@ def schema(
         console.write_result(render_list() if json else render_names(), output)
         return
     if name not in SCHEMAS:
-        near = nearest(name.removeprefix("batchtune/").partition(".")[0], SCHEMAS)
-        known = f"Known schemas: {', '.join(SCHEMAS)}."
-        raise UsageError(f"unknown schema {shortened(name)}", f"Did you mean {near}? {known}" if near else known)
+        near = did_you_mean(name.removeprefix("batchtune/").partition(".")[0], SCHEMAS)
+        raise UsageError(f"unknown schema {shortened(name)}", f"{near}Known schemas: {', '.join(SCHEMAS)}.")
     console.write_result(render_schema(name), output)

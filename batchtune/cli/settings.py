@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from batchtune.errors import UsageError, shortened
+from batchtune.errors import UsageError, nearest, shortened
 
 # Options of one command line, never of a project.
 _NEVER = {"help", "force", "json", "quiet", "output", "patch", "key_path", "list_known"}
@@ -114,10 +114,3 @@ def origin_of(ctx: Any, parameter: Any) -> tuple[Any, str] | None:
         value, where = ctx.meta[_ORIGINS][ctx.info_name][parameter.name]
         return value, f"set in {where}"
     return None
-
-
-def nearest(name: str, known: Collection[str]) -> str | None:
-    """Return the known name that is most similar, if any is similar enough."""
-    import difflib
-
-    return next(iter(difflib.get_close_matches(name, known, n=1)), None)

@@ -35,9 +35,9 @@ def sweep_buckets(
 
     Computes exactly what one epoch costs with each strategy and number of buckets. Needs no GPU, and no torch.
 
-    Reads the manifest, and max_batch_length and costs from the run folder's probe.json; with --max-batch-length no
-    probe is needed. Options for reading the manifest that the run was made with, such as --max-length, are taken from
-    there and shown, unless --force starts over. Writes sweep.json and sampler.yaml there.
+    Reads the manifest, and max_batch_length and costs from the run folder's probe.json; with --max-batch-length, no
+    probe is needed. Options with which the run read its manifest, such as --max-length, are taken from there and shown,
+    unless --force starts over. Writes sweep.json and sampler.yaml there.
     """
     from batchtune.reports import load_run
 
@@ -85,8 +85,7 @@ def write_config(found: Sweep | StreamSweep, config: Path, render: Callable[[Pro
 def check_limit(max_batch_length: float | None, lengths: Lengths | None = None, *, quiet: bool = False) -> None:
     """Warn if --max-batch-length seems to be in another unit than the lengths, once they are known.
 
-    Raises:
-        UsageError: It is out of range, or every batch would hold one example.
+    Raises UsageError if it is out of range, or every batch would hold one example.
     """
     if max_batch_length is None:
         return

@@ -25,12 +25,11 @@ def sweep_stream(
 ) -> None:
     """Tune the batches of a stream of tar shards.
 
-    Workers read shards and make batches of what a buffer holds. This simulates what each worker of
-    each rank reads, as WebDataset deals and shuffles shards, and compares SpeechBrain's dynamic_bucketed_batch with
-    batchtune's own BucketedStream at the same size of the buffer. Needs no GPU.
+    Simulates what each worker of each rank reads, as WebDataset splits and shuffles shards, and compares SpeechBrain's
+    dynamic_bucketed_batch with batchtune's own BucketedStream at the same buffer size. Needs no GPU.
 
-    The source is tar shards (only headers are read), or any manifest in the order of the stream. max_batch_length and
-    costs come from the run folder's probe.json, or from --max-batch-length. Writes stream.json and stream.yaml there.
+    Reads tar shards (only their headers), or any manifest in the order of the stream. max_batch_length and costs come
+    from the run folder's probe.json, or from --max-batch-length. Writes stream.json and stream.yaml there.
     """
     from batchtune.cli.progress import stream_bar
     from batchtune.exports.run_configs import render_stream_yaml, stream_config

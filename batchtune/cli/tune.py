@@ -42,11 +42,11 @@ def tune(
 ) -> None:
     """Probe, sweep and report, all in one.
 
-    Goes from a manifest to a recommended sampler config: `batchtune probe-oom`, `batchtune sweep-buckets` and
-    `batchtune report` in one command.
+    Runs `batchtune probe-oom`, `batchtune sweep-buckets` and `batchtune report`: from a manifest to a recommended
+    sampler config.
 
-    Reads the manifest. Writes run.json, trials.jsonl, probe.json, sweep.json and sampler.yaml into the run folder, and
-    with --verify verify.json. If interrupted, the same command continues where it stopped.
+    Reads the manifest. Writes run.json, trials.jsonl, probe.json, sweep.json, sampler.yaml and, with --verify,
+    verify.json into the run folder. If interrupted, the same command continues where it stopped.
     """
     from batchtune.reports import load_run, render
     from batchtune.tuning.verify_plan import VerifySettings

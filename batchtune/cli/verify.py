@@ -45,21 +45,21 @@ _RUN_FILES = ("run.json", "probe.json", "sweep.json", "sampler.yaml", "stream.js
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAndManifest(ManifestOptions):
-    """Where the lengths are, after the run folder if that is named."""
+    """The source of the lengths, after the run folder if it is named."""
 
     manifest: Annotated[
         list[str],
         typer.Argument(
             metavar="[RUN] MANIFEST",
-            help="The run folder, if it is not batchtune-run, then the source of the lengths as for other commands. A "
-            "folder that holds run.json, probe.json, sweep.json, sampler.yaml, stream.json or stream.yaml is taken as "
-            "the run folder; --run names it too.",
+            help="The run folder, unless it is batchtune-run, then the source of the lengths as for other commands. A "
+            "folder with run.json, probe.json, sweep.json, sampler.yaml, stream.json or stream.yaml is taken for the "
+            "run folder; --run names it too.",
             show_default=False,
         ),
     ]
 
     def split(self, run: Path | None) -> tuple[Path, ManifestOptions]:
-        """Return the run folder, and where the lengths are. Raises UsageError if two or no manifest are named."""
+        """Return the run folder and the source. Raises UsageError if two run folders or no manifest are named."""
         first, *rest = self.manifest
         if not any((Path(first) / name).is_file() for name in _RUN_FILES):
             return run or DEFAULT_RUN_FOLDER, self
@@ -79,11 +79,11 @@ def verify(
     subject: WorkloadOptions,
     run: Annotated[Path | None, option("The run folder (default: batchtune-run).", "DIR")] = None,
     stream: Annotated[
-        bool, option("Run the batches of stream.yaml (default: only where the run folder has no sampler.yaml).")
+        bool, option("Run the batches of stream.yaml (default: only if the run folder has no sampler.yaml).")
     ] = False,
     steps: Annotated[int | None, option("Number of shuffled steps (default: 200).", "N")] = None,
-    minutes: Annotated[float | None, option("Run shuffled steps for this long instead.", "X")] = None,
-    epoch: Annotated[bool, option("Run one whole epoch instead.")] = False,
+    minutes: Annotated[float | None, option("Run shuffled steps for this long instead of --steps.", "X")] = None,
+    epoch: Annotated[bool, option("Run one whole epoch instead of --steps.")] = False,
     time_tolerance: Annotated[
         float, option("Largest relative difference between the measured and the estimated time of an epoch.", "X")
     ] = 0.1,
@@ -96,16 +96,15 @@ def verify(
     """Run the recommended batches for real.
 
     Runs the batches of the run folder's sampler.yaml, one training step after the other in one process: first the
-    largest batch of each bucket (in pools: of each batch size), twice, then shuffled batches with real lengths. It
-    holds if nothing runs out of memory, memory does not creep, and an epoch takes the estimated time. If not, smaller
-    sizes are tried and proposed.
+    largest batch of each bucket (in pools: of each batch size), twice, then shuffled batches with real lengths. The
+    recommendation holds if no batch runs out of memory, memory does not grow, and an epoch takes the estimated time. If
+    it does not, smaller batch sizes are tried and proposed.
 
-    With --stream they are those of stream.yaml: instead of shuffled batches, the ones that BucketedStream makes of the
+    With --stream, runs the batches of stream.yaml: the largest ones, then those that BucketedStream makes of the
     shards, in its order, with the workers, ranks and shuffles of stream.json.
 
     Reads the manifest and the run folder's sampler.yaml, and takes the device, the limit, a built-in workload and the
-    options for reading the manifest from its probe.json or run.json. Writes verify.json there. Without --steps,
-    --minutes or --epoch, it runs 200 shuffled steps.
+    options for reading the manifest from its probe.json or run.json. Writes verify.json there.
     """
     from batchtune.reports import load_run
     from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE

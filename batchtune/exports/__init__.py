@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 
-from batchtune.errors import ResultError, UsageError, shortened
+from batchtune.errors import ResultError, UsageError, did_you_mean, shortened
 from batchtune.exports.base import Export, Tuned
 from batchtune.results import LOADER_CONFIG_FILE, SAMPLER_FILE, STREAM_CONFIG_FILE
 
@@ -36,8 +35,8 @@ FRAMEWORKS: tuple[str, ...] = tuple(_MODULES)
 def export_of(name: str) -> Export:
     """Return the export for a framework; raise UsageError if the name is unknown."""
     if name not in _MODULES:
-        near = "".join(f"Did you mean {one!r}? " for one in get_close_matches(name.lower(), FRAMEWORKS, n=1))
-        raise UsageError(f"unknown framework {shortened(name)}", f"{near}Known frameworks: {', '.join(FRAMEWORKS)}.")
+        hint = f"{did_you_mean(name.lower(), FRAMEWORKS)}Known frameworks: {', '.join(FRAMEWORKS)}."
+        raise UsageError(f"unknown framework {shortened(name)}", hint)
     exports: tuple[Export, ...] = import_module(f"batchtune.exports.{_MODULES[name]}").EXPORTS
     return next(export for export in exports if export.name == name)
 

@@ -84,7 +84,8 @@ class Export:
         title: The framework's own name.
         file: What to call the file.
         render: Returns the config or snippet for a tuned run, ready to write, with comments on what the framework can't
-            express. Raises ResultError if the run lacks the sweep, or the framework can express no row.
+            express. Raises ResultError if the run lacks the sweep, or the framework can express no row or no such unit.
+        reads: The file in the run folder that the snippet reads when it runs; None if it reads none.
         patch: Called with a user's own file as text, a tuned run, key_path and name (`--patch`): puts the recommended
             numbers into it and changes nothing else. None if batchtune can't.
     """
@@ -93,6 +94,7 @@ class Export:
     title: str
     file: str
     render: Callable[[Tuned], str]
+    reads: str | None = None
     patch: Callable[..., Patched] | None = None
 
 
@@ -130,10 +132,7 @@ def choose_table(
     Only batchtune's own sampler runs pools: where they are recommended, the best table is the one that the sweep names
     next to them. If the framework can't express that, prefer tables whose batch sizes are all proven, then the lowest
     estimated time (number of batches, if a time is unknown), then the fewest buckets. `why` says why the framework
-    can't express others: "SpeechBrain derives batch sizes from max_batch_length".
-
-    Raises:
-        ResultError: The sweep recommends nothing, or holds no table that the framework can express.
+    can't express others. Raises ResultError if the sweep recommends nothing, or holds no such table.
     """
     recommended, timed = recommended_row(sweep), sweep.has_times
     tables = [row for row in sweep.rows if row.pool_size is None]
@@ -165,10 +164,8 @@ def choose_stream(sweep: StreamSweep, who: str, *runs: Algorithm) -> Chosen[Stre
     """Choose the recommended row if `who` runs its algorithm; else the best row of the algorithms that it runs.
 
     For SpeechBrain's own algorithm, that is the row that the sweep names. For others, prefer rows whose batches are all
-    proven, then the lowest estimated time (number of batches, if a time is unknown), then the smallest buffer.
-
-    Raises:
-        ResultError: The sweep recommends nothing, or holds no such row.
+    proven, then the lowest estimated time (number of batches, if a time is unknown), then the smallest buffer. Raises
+    ResultError if the sweep recommends nothing, or holds no such row.
     """
     recommended, timed = recommended_row(sweep), sweep.has_times
     rows = [row for row in sweep.rows if row.algorithm in runs]

@@ -22,15 +22,8 @@ def cutting_fields(
 ) -> dict[str, Any]:
     """Return what the templates of these toolkits have in common.
 
-    Args:
-        tuned: The run.
-        toolkit: Its name.
-        setting: Its limit for a batch.
-        loads: The arguments of torch's DataLoader that it has settings for.
-        batch_size_at: Length → how many examples of it are a batch.
-
-    Raises:
-        ResultError: The sweep recommends nothing, or has no row with batch sizes from max_batch_length.
+    `setting` is the toolkit's limit for a batch, `loads` are the arguments of torch's DataLoader that it can set, and
+    `batch_size_at` says how many examples of a length are a batch.
     """
     sweep, probe, loading = tuned.needed_sweep, tuned.probe, Loading.of(tuned)
     why = f"{toolkit} knows no bucket table, only a limit for a batch"

@@ -21,8 +21,7 @@ _BUFFER = 20_000
 def covering_table(tuned: Tuned, framework: str) -> Chosen[Row]:
     """Choose the best table for a framework with a batch size for each bucket.
 
-    Raises:
-        ResultError: Nothing is recommended, or the table ends before the longest example.
+    Raises ResultError if nothing is recommended, or the table ends before the longest example.
     """
     return _covering(choose_table(tuned.needed_sweep, framework), tuned.needed_sweep, "sweep-buckets")
 
@@ -76,9 +75,6 @@ def render(tuned: Tuned) -> str:
     buckets, which `FixedBucketBatchSizeConstraint` refuses. Both compare inclusively (`bisect_left`), as we do.
 
     Source: `lhotse.dataset.sampling.dynamic_bucketing`, Lhotse 1.33.
-
-    Raises:
-        ResultError: Nothing is recommended, or Lhotse can't measure cuts in the unit of the lengths.
     """
     sweep, chosen = tuned.needed_sweep, covering_table(tuned, "Lhotse")
     return from_template(
@@ -94,9 +90,6 @@ def render_shar(tuned: Tuned) -> str:
     """Return the same for shards in the format Lhotse Shar, with a loader.
 
     Source: `lhotse.CutSet.from_shar` and `lhotse.dataset.iterable_dataset`, Lhotse 1.33.
-
-    Raises:
-        ResultError: The run holds no sweep of a stream with a bucket table, or Lhotse can't measure its unit.
     """
     chosen = covering_stream(tuned, "Lhotse")
     return from_template(

@@ -14,7 +14,7 @@ from batchtune.exports.fields import Loading, stream_fields, table_fields
 from batchtune.exports.lhotse import covering_stream, covering_table, in_seconds, least_buffer
 from batchtune.exports.text import broken, flow_list, from_template, number
 from batchtune.results import Probe, Row, Sweep, argument_text, unproven_sizes
-from batchtune.units import counted, format_number, format_seconds, rounded_down
+from batchtune.units import rounded_down
 
 _OF_LOADERS = ("num_workers", "pin_memory")
 # NeMo's own default of bucket_buffer_size.
@@ -29,9 +29,6 @@ def render(tuned: Tuned) -> str:
     Source: `nemo/collections/common/data/lhotse/dataloader.py` and `sampling.py`, NeMo 3.0.0: an example belongs to the
     first bin that is not below its duration (`bisect_left`); what is longer than the last bin is dropped
     (`BucketingFilter`), as is what is longer than `max_duration`.
-
-    Raises:
-        ResultError: Nothing is recommended, or the lengths can't be turned into seconds.
     """
     sweep, chosen = tuned.needed_sweep, covering_table(tuned, "NeMo")
     # NeMo, which repeats the data, would fill sizes that a bucket can't fill, and which were not run.
@@ -53,9 +50,6 @@ def render_tarred(tuned: Tuned) -> str:
     Source: `dataloader.py` and `nemo_adapters.py` (`LazyNeMoTarredIterator`) there, NeMo 3.0.0; Lhotse 1.33, whose
     `DynamicBucketingSampler` adds `shuffle_buffer_size` to its buffer, and waits, where it is `concurrent`, until a
     tenth of that is full, not until a batch is; and whose `IterableDatasetWrapper` goes on in the next epoch.
-
-    Raises:
-        ResultError: The run holds no bucket table of a stream, or its lengths can't be turned into seconds.
     """
     chosen = covering_stream(tuned, "NeMo")
     return from_template(
@@ -141,9 +135,6 @@ def duration_limit(probe: Probe, boundaries: Sequence[float]) -> DurationLimit |
     Returns:
         None if sizes are not proven at all lengths, no model grows with the length alone, or the longest examples would
         get less than half of what is proven.
-
-    Raises:
-        ResultError: The lengths can't be turned into seconds.
     """
     model = probe.models.peak_bytes
     if model is None or model.target_linear or model.target_quadratic or model.cross or not model.linear > 0:
@@ -181,14 +172,6 @@ def _two_dimensional(sweep: Sweep) -> dict[str, Any] | None:
         sweep.two_dimensional,
         key=lambda row: (row.estimated_epoch_seconds if timed else row.batches, len(row.buckets)),
     )
-    seconds, others = row.estimated_epoch_seconds, row.one_dimensional_epoch_seconds
-    instead = format_number(row.one_dimensional_batches)
-    if seconds is not None and others is not None:
-        instead += f" ({format_seconds(seconds)} instead of {format_seconds(others)})"
-    sizes = unproven_sizes(row)
-    proof = "Whether these batches fit was not measured" if sizes is None else f"Of these, {sizes}"
-    if row.unproven == 0:
-        proof = "Every batch size was run, or is no larger than one that was"
     durations = in_seconds([length for length, _ in row.buckets], sweep.lengths.unit, "NeMo")
     pairs = ", ".join(
         f"[{number(duration)}, {number(tokens)}]" for duration, (_, tokens) in zip(durations, row.buckets, strict=True)
@@ -201,13 +184,8 @@ def _two_dimensional(sweep: Sweep) -> dict[str, Any] | None:
         # Strict, NeMo drops examples whose tokens no bin of their duration holds; else it takes the next that does.
         "bucketing_2d_strict_mode: false",
     ]
-    return {
-        "buckets": counted(len(row.buckets), "bin"),
-        "batches": format_number(row.batches),
-        "instead": instead,
-        "proof": proof,
-        "lines": [line for setting in settings for line in broken(setting).splitlines()],
-    }
+    lines = [line for setting in settings for line in broken(setting).splitlines()]
+    return {"row": row, "unproven": unproven_sizes(row), "lines": lines}
 
 
 EXPORTS = (

@@ -8,7 +8,7 @@ from batchtune.exports.base import Chosen, Export, Tuned, choose_stream, recomme
 from batchtune.exports.fields import LengthLimits, Loading, stream_fields, table_fields
 from batchtune.exports.run_configs import OWN_STREAM
 from batchtune.exports.text import from_template, literal
-from batchtune.results import STREAM_ALGORITHMS, ReadingRecord
+from batchtune.results import SAMPLER_FILE, STREAM_ALGORITHMS, STREAM_CONFIG_FILE, ReadingRecord
 
 # Of the DataLoader's arguments; Transformers 5 has the others, too, older ones do not.
 _OF_TRAINING_ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
@@ -47,7 +47,13 @@ def _render_stream(tuned: Tuned, *, name: str, title: str) -> str:
 
 
 EXPORTS = tuple(
-    Export(name=name, title=title, file=file, render=partial(render, name=name, title=title))
+    Export(
+        name=name,
+        title=title,
+        file=file,
+        render=partial(render, name=name, title=title),
+        reads=SAMPLER_FILE if render is _render_sampler else STREAM_CONFIG_FILE,
+    )
     for name, title, file, render in (
         ("transformers", "Transformers", "batchtune_transformers.py", _render_sampler),
         ("accelerate", "Accelerate", "batchtune_accelerate.py", _render_sampler),

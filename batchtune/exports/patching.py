@@ -96,8 +96,7 @@ class BlockPatch:
     def set_all(self, after: str) -> None:
         """Plan the edits that make the block say what is wanted; keys that it lacks are added after that key.
 
-        Raises:
-            ResultError: A value can't be changed without changing something else.
+        Raises ResultError if a value can't be changed without changing something else.
         """
         if self.block.tag is not None and self.block.tag.startswith("!include"):
             raise self.wrong(self.block, "the settings are in another file", "Patch that file.")

@@ -92,11 +92,7 @@ def read_sampler_yaml(path: Path) -> SamplerConfig:
 
 
 def stream_config(stream: StreamSweep, probe: Probe | None = None) -> StreamConfig:
-    """Return the sweep's recommended row, or the best that `BucketedStream` can run, as its config.
-
-    Raises:
-        ResultError: The sweep recommends nothing, or holds no row that `BucketedStream` can run.
-    """
+    """Return the best row that `BucketedStream` can run as its config; raises ResultError as `choose_stream` does."""
     row = choose_stream(stream, OWN_STREAM, *STREAM_ALGORITHMS).row
     assert row.algorithm != "speechbrain"
     return StreamConfig(

@@ -30,9 +30,6 @@ def render(tuned: Tuned) -> str:
 
     Source: `speechbrain.dataio.iterators.dynamic_bucketed_batch` and `.dataloader.make_dataloader`, SpeechBrain 1.1;
     WebDataset 1.0.
-
-    Raises:
-        ResultError: The run holds no sweep of a stream, or it holds no row of this algorithm.
     """
     chosen = _choose_row(tuned)
     row, shared = chosen.row, stream_fields(chosen, tuned, "SpeechBrain")

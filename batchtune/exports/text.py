@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from batchtune.errors import without_commands
-from batchtune.units import counted, format_length
+from batchtune.units import counted, format_length, format_number, format_seconds
 
 _WIDTH = 100
 
@@ -69,6 +69,8 @@ def _environment() -> Any:
         in_unit=format_length,
         thousands="{:,}".format,
         counted=counted,
+        compact=format_number,
+        seconds=format_seconds,
         flow=flow_list,
         broken=lambda line: Written(broken(line).rstrip("\n")),
         literal=lambda text: Written(literal(text)),

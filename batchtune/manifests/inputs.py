@@ -15,7 +15,7 @@ import msgspec
 from batchtune.errors import ManifestError, listed, shortened
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.formats.json import JSON_LINES
-from batchtune.manifests.source import STDIN, Source
+from batchtune.manifests.source import STDIN, Source, missing
 from batchtune.units import counted
 
 # Of a folder in which nothing else lies: next to audio or shards such files are not manifests.
@@ -111,7 +111,7 @@ def _sources(path: Path, wanted: str | None) -> list[Source]:
     if not any(kind is not None and path.name.lower().endswith(kind[1]) for kind in kinds):
         return [Source(path)]
     if not path.exists():
-        raise ManifestError(f"{path} does not exist", "Check the path.")
+        raise missing(path)
     return [Source(path.parent, (path.name,))]  # such as one audio file
 
 

@@ -81,7 +81,7 @@ class ReadOptions:
     def __post_init__(self) -> None:
         if self.length_scale is not None and self.length_scale <= 0:
             raise ValueError(f"length_scale must be positive, got {self.length_scale}")
-        check_choice("unit", self.unit, UNITS)
+        check_choice("--unit", self.unit, UNITS)
         check_choice("--measure", self.measure, COUNTINGS)
         check_choice("--reduce", self.reduce, REDUCTIONS)
         for name, other, hint in _EXCLUSIVE:

@@ -21,7 +21,7 @@ from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 
-from batchtune.errors import ManifestError, shortened
+from batchtune.errors import ManifestError, did_you_mean, shortened
 from batchtune.lengths import IntArray
 from batchtune.machine import total_memory
 
@@ -321,13 +321,21 @@ def _decompressed(raw: BinaryIO, compression: str | None) -> contextlib.Abstract
     return bz2.BZ2File(raw) if compression == "bzip2" else lzma.LZMAFile(raw)
 
 
+def missing(path: Path) -> ManifestError:
+    """Return the error for a path that does not exist, with a similar name next to it if there is one."""
+    hint = "Check the path." if path.is_absolute() else f"Check the path: it starts at {Path.cwd()}."
+    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+        hint = did_you_mean(path.name, [entry.name for _, entry in zip(range(1000), entries, strict=False)]) + hint
+    return ManifestError(f"{path} does not exist", hint)
+
+
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
     """Turn what goes wrong while a file is read or decompressed into a ManifestError."""
     try:
         yield
     except FileNotFoundError:
-        raise ManifestError(f"{path} does not exist", "Check the path.") from None
+        raise missing(path) from None
     except PermissionError:
         raise ManifestError(f"{path} can't be read: permission denied", "Ask for the right to read it.") from None
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:

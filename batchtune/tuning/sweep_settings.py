@@ -11,7 +11,7 @@ import numpy as np
 from batchtune.batching.layout import Dealing
 from batchtune.batching.sharding import Sharding
 from batchtune.batching.strategies import STRATEGIES, Strategy
-from batchtune.errors import UsageError, shortened
+from batchtune.errors import UsageError, did_you_mean, shortened
 from batchtune.results import RankTimes
 from batchtune.tuning.current.base import Current
 from batchtune.tuning.current.stream import CurrentStream
@@ -84,7 +84,8 @@ class SweepSettings:
             raise UsageError("at least one strategy is needed", f"Known ones: {', '.join(STRATEGIES)}.")
         for name in self.strategies:
             if name not in STRATEGIES:
-                raise UsageError(f"unknown strategy {shortened(name)}", f"Known ones: {', '.join(STRATEGIES)}.")
+                hint = f"{did_you_mean(name, STRATEGIES)}Known strategies: {', '.join(STRATEGIES)}."
+                raise UsageError(f"unknown strategy {shortened(name)} (--strategy)", hint)
         if not self.num_buckets:
             raise UsageError("at least one number of buckets is needed")
         for number in self.num_buckets:

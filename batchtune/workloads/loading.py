@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -18,7 +17,7 @@ from types import ModuleType
 from typing import Any, cast
 
 import batchtune
-from batchtune.errors import BatchtuneError, WorkloadError
+from batchtune.errors import BatchtuneError, WorkloadError, did_you_mean
 from batchtune.workloads.registry import BUILTINS, Workload
 
 _FORMS = "Write builtin:NAME, path/to/file.py:NAME or package.module:NAME."
@@ -96,7 +95,7 @@ def _target(location: str, name: str) -> Any:
     """Import a built-in, a file or a package's module, and return its attribute `name`."""
     if location == "builtin":
         if name not in BUILTINS:
-            hint = f"{_meant(name, BUILTINS)}Built in: {', '.join(sorted(BUILTINS))}."
+            hint = f"{did_you_mean(name, BUILTINS)}Built in: {', '.join(sorted(BUILTINS))}."
             raise WorkloadError(f"unknown built-in workload {name!r}", hint)
         module, _, attribute = BUILTINS[name].target.partition(":")
         return getattr(importlib.import_module(module), attribute)
@@ -118,7 +117,7 @@ def _target(location: str, name: str) -> Any:
         if not key.startswith("_") and callable(value) and getattr(value, "__module__", None) == code.__name__
     )
     hint = f"It has: {', '.join(public)}." if public else "It defines no public class or function."
-    raise WorkloadError(f"{location} has no {name!r}", _meant(name, public) + hint)
+    raise WorkloadError(f"{location} has no {name!r}", did_you_mean(name, public) + hint)
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -169,10 +168,6 @@ def _put_first(folder: str) -> None:
         sys.path.insert(0, folder)
 
 
-def _meant(name: str, names: Collection[str]) -> str:
-    return "".join(f"Did you mean {near}? " for near in difflib.get_close_matches(name, names, n=1))
-
-
 def _check_options(spec: str, target: Any, options: Mapping[str, Any], given: Collection[str]) -> None:
     """Check the options against the signature, so that the error for a wrong one lists those that exist."""
     try:
@@ -186,7 +181,7 @@ def _check_options(spec: str, target: Any, options: Mapping[str, Any], given: Co
     listing = f"It takes {', '.join(written)}." if named else "It takes no options."
     unknown = [key for key in options if key not in named]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        raise WorkloadError(f"{spec} has no option {unknown[0]!r}", _meant(unknown[0], named) + listing)
+        raise WorkloadError(f"{spec} has no option {unknown[0]!r}", did_you_mean(unknown[0], named) + listing)
     for name, default in named.items():
         if default is inspect.Parameter.empty and name not in options and name not in given:
             raise WorkloadError(f"{spec} needs the option {name!r}", f"Add --set {name}=... {listing}")

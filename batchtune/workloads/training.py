@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
@@ -42,11 +42,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """Options that every built-in workload takes.
-
-    Raises:
-        ValueError: A value outside its range; the message states the rule and the value.
-    """
+    """Options that every built-in workload takes; a value out of range is a ValueError with the rule and the value."""
 
     SIZES: ClassVar[Mapping[str, Size]]
 
@@ -62,7 +58,7 @@ class TrainingConfig:
     seed: int = 0  # of parameters, batches and dropout
 
     def __post_init__(self) -> None:
-        check_choice("size", self.size, tuple(self.SIZES))
+        check_choice("size", self.size, self.SIZES)
         for name, least in (("dim", 1), ("layers", 1), ("heads", 1), ("vocab", 3)):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), least)
@@ -70,10 +66,10 @@ class TrainingConfig:
         if hyper.dim % (2 * hyper.heads):
             raise ValueError(f"dim must be a multiple of 2 * heads, got dim={hyper.dim}, heads={hyper.heads}")
         check_number("dropout", self.dropout, 0.0, below=1.0)
-        check_choice("dtype", self.dtype, tuple(AUTOCAST_DTYPES))
+        check_choice("dtype", self.dtype, AUTOCAST_DTYPES)
         if not isinstance(self.checkpoint, bool):
             raise ValueError(f"checkpoint must be true or false, got {self.checkpoint!r}")
-        check_choice("optimizer", self.optimizer, tuple(OPTIMIZERS))
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_integer("seed", self.seed, 0)
 
     @property
@@ -142,10 +138,10 @@ class TrainingWorkload(ABC, Generic[Config, Batch]):
 
 
 def rotary_angles(positions: int, head_dim: int, device: torch.device) -> Tensor:
-    """Return angles of rotary position embeddings (Su et al., 2021, arXiv:2104.09864, equation 15).
+    """Return angles of rotary position embeddings (Su et al., 2021, arXiv:2104.09864, equation 15), in radians.
 
-    Shape (positions, head_dim / 2), radians, fp32. They are computed for each batch, not kept in a table: a table
-    grows with the longest batch seen so far and would add it to the memory of every later trial.
+    Shape (positions, head_dim / 2), fp32. A table kept between batches would grow with the longest batch seen so far
+    and add to the memory of every later trial.
     """
     frequencies = 10000.0 ** (-torch.arange(0, head_dim, 2, device=device) / head_dim)
     return torch.outer(torch.arange(positions, device=device), frequencies)
@@ -161,8 +157,8 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
 class SelfAttention(nn.Module):
     """Multi-head self-attention.
 
-    There is no mask, as every example of a batch has its full length, and no dropout inside, so that torch's
-    fused kernels are used on every device and memory does not grow with the square of the length.
+    Without a mask, as every example of a batch has its full length, and without dropout inside, torch uses its fused
+    kernels on every device, and memory does not grow with the square of the length.
     """
 
     def __init__(self, dim: int, heads: int, *, causal: bool) -> None:
@@ -219,7 +215,7 @@ def whole(value: float) -> int:
     return math.ceil(value - 1e-6)
 
 
-def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """Raise ValueError unless the value is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

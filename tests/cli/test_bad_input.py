@@ -59,6 +59,33 @@ def assert_one_message(ran: "subprocess.CompletedProcess[str]", code: int, patte
     assert ran.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (["trian.csv"], "trian.csv does not exist", "Did you mean 'train.csv'? Check the path: it starts at {here}."),
+        (["no/where.csv"], "no/where.csv does not exist", "Check the path: it starts at {here}."),
+        (
+            ["train.csv", "--unit", "m"],
+            "unknown --unit 'm'",
+            "Did you mean 'ms'? Known: s, ms, samples, frames, tokens, words, characters, bytes.",
+        ),
+        (
+            ["train.csv", "--strategy", "optimum"],
+            "unknown strategy 'optimum' (--strategy)",
+            "Did you mean 'optimal'? Known strategies: speechbrain, quantile, linear, exponential, optimal, pooled.",
+        ),
+    ],
+    ids=["manifest", "folder", "unit", "strategy"],
+)
+def test_a_misspelt_word_is_named_with_what_exists(
+    batchtune: Run, tmp_path: Path, arguments: list[str], error: str, hint: str
+) -> None:
+    (tmp_path / "train.csv").write_text(ROWS)
+    ran = batchtune("sweep-buckets", *arguments, *LIMIT)
+    assert ran.returncode in (1, 2)
+    assert ran.stderr == f"Error: {error}\n{hint.format(here=tmp_path)}\n"
+
+
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_a_bad_manifest_is_one_message_and_no_file(batchtune: Run, tmp_path: Path, name: str) -> None:
     make, pattern = MANIFESTS[name]

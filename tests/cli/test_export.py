@@ -68,6 +68,19 @@ def test_pools_that_the_sweep_does_not_recommend_are_pointed_out(batchtune: Run,
     assert warned in batchtune("report").stderr
 
 
+@pytest.mark.parametrize("framework", ["pytorch", "lightning", "transformers", "accelerate"])
+def test_code_that_reads_a_damaged_sampler_yaml_is_an_error(batchtune: Run, run_folder: Path, framework: str) -> None:
+    config = run_folder / "sampler.yaml"
+    config.write_text(config.read_text().replace("shuffle: true", "shuffle: 7"))
+    ran = batchtune("export", "--to", framework)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.startswith("Error: batchtune-run/sampler.yaml is damaged: ")
+    assert "make the file anew with `batchtune sweep-buckets`" in ran.stderr
+    ran = batchtune("export", "--to", "nemo")  # which does not read it
+    assert ran.returncode == 0
+    assert ran.stderr.startswith("Warning: batchtune-run/sampler.yaml is damaged: ")
+
+
 @pytest.mark.usefixtures("run_folder")
 def test_the_environment_names_the_framework(batchtune: Run) -> None:
     assert batchtune("export", env={"BATCHTUNE_TO": "fairseq"}).stdout == expected("fairseq")
@@ -252,6 +265,9 @@ def test_an_edited_stream_yaml_is_pointed_out(batchtune: Run, stream_folder: Pat
         assert warned in batchtune(*command.split()).stderr
     (stream_folder / "stream.yaml").write_text(text, encoding="utf-8")
     assert "edited" not in batchtune("report").stderr
+    (stream_folder / "stream.yaml").write_text("format: 3", encoding="utf-8")
+    ran = batchtune("export", "--to", "webdataset")
+    assert (ran.returncode, ran.stdout) == (1, "") and ran.stderr.startswith("Error: batchtune-run/stream.yaml ")
 
 
 @pytest.mark.usefixtures("stream_folder")

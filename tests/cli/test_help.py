@@ -119,6 +119,7 @@ def test_a_misspelt_command_gets_a_suggestion(called: Called, written: str, mean
             ["sweep-buckets", "--workload", "w"],
             "It is an option of `batchtune tune`, `batchtune probe-oom`, `",
         ),
+        (["export", "--run", "x"], "Unknown option --run. RUN is an argument here: `batchtune export RUN`."),
         (["doctor", "--qqqq"], "Unknown option --qqqq. `batchtune doctor --help` lists"),
         (["--debgu"], "Unknown option --debgu. Did you mean --debug?"),
     ],

@@ -263,7 +263,7 @@ def test_a_file_that_can_not_be_written_is_one_message(
         (["--fail-if", HOLDS, "--junit-xml", "a.xml", "-o", "a.xml"], "the same place"),
         (["--fail-if", HOLDS, "--junit-xml", "-"], "the same place"),
         (["--fail-if", HOLDS, "--format", "junit"], "unknown report format 'junit'"),
-        (["--manifest", "new.csv", "--unit", "parsecs"], "unknown unit 'parsecs'"),
+        (["--manifest", "new.csv", "--unit", "parsecs"], "unknown --unit 'parsecs'"),
     ],
 )
 def test_options_that_make_no_sense_together_are_wrong_usage(

@@ -213,7 +213,7 @@ def test_the_names_are_listed(batchtune: Run) -> None:
 def test_an_unknown_name_suggests_the_nearest(batchtune: Run, name: str) -> None:
     ran = batchtune("schema", name)
     assert ran.returncode == 2 and ran.stdout == ""
-    assert f"unknown schema '{name}'\nDid you mean sweep?" in ran.stderr
+    assert f"unknown schema '{name}'\nDid you mean 'sweep'?" in ran.stderr
 
 
 def test_stdout_holds_one_result_only(batchtune: Run, manifest: Path) -> None:

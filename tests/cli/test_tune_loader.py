@@ -155,7 +155,7 @@ def test_batches_that_cant_be_counted_are_batches(tuning: Run, tmp_path: Path) -
     ("arguments", "code", "expected"),
     [
         (["missing.py:make"], 1, "missing.py does not exist"),
-        (["loaders.py:mak"], 1, "Did you mean make?"),
+        (["loaders.py:mak"], 1, "Did you mean 'make'?"),
         (["loaders.py:broken"], 1, "the corpus is not mounted"),
         (["loaders.py:make", "--sweep", "worker=1"], 2, "num_workers"),
         (["loaders.py:make", "--sweep", "num_workers=two"], 2, "two can't be: Expected `int`"),

@@ -83,6 +83,8 @@ def config(tmp_path: Path, closed: None) -> str:
 def snippet(name: str, found: StreamSweep, **fields: Any) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "snippet"}
     exec(compile(export_of(name).render(Tuned(stream=found, **fields)), name, "exec"), names)
+    if name == "speechbrain-stream":
+        names["AUDIO"] = "audio.pth"  # which the user has to set
     return names
 
 
@@ -135,6 +137,15 @@ def test_speechbrains_loader_makes_tuned_batches(shards: str, workers: int) -> N
     assert [ids(again), ids(again)] == [first, second]
     whole = ids(names["train_loader"](shards, num_workers=workers).loader)  # a pass over the shards
     assert sorted(key for batch in whole for key in batch) == list(range(SAMPLES.size))
+
+
+@pytest.mark.parametrize("name", ["speechbrain-stream", "webdataset", "hf-streaming"])
+def test_no_name_of_a_shards_member_is_assumed(name: str) -> None:
+    text = export_of(name).render(Tuned(stream=made_stream()))
+    assert '["audio.pth"]' not in text
+    if name == "speechbrain-stream":
+        assert "# SET THIS to the extension of the audio in your shards" in text
+        assert "sample[AUDIO]" in text
 
 
 @pytest.mark.usefixtures("speechbrain")

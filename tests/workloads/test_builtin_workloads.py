@@ -156,7 +156,7 @@ class TestConformance:
         with pytest.raises(WorkloadError) as caught:
             load_workload(f"builtin:{name}", {"layer": 3})
         assert caught.value.hint is not None
-        assert caught.value.hint.startswith("Did you mean layers? It takes size=small, dim=none, layers=none")
+        assert caught.value.hint.startswith("Did you mean 'layers'? It takes size=small, dim=none, layers=none")
 
 
 @pytest.mark.parametrize(("name", "shape"), CASES)

@@ -127,7 +127,7 @@ def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
         (
             "builtin:conformer",
             "unknown built-in workload 'conformer'",
-            "Did you mean conformer-ctc? Built in: conformer-ctc, transformer-lm.",
+            "Did you mean 'conformer-ctc'? Built in: conformer-ctc, transformer-lm.",
         ),
         ("builtin:", "unknown built-in workload ''", "Built in: conformer-ctc, transformer-lm."),
         ("nowhere.py:Good", "nowhere.py does not exist", "Write builtin:NAME"),
@@ -146,7 +146,7 @@ def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
         (
             "workload_under_test.py:Godo",
             "workload_under_test.py has no 'Godo'",
-            "Did you mean Good? It has: Good, Half, fails, leaves, make, needs, raise_it, tells.",
+            "Did you mean 'Good'? It has: Good, Half, fails, leaves, make, needs, raise_it, tells.",
         ),
         (
             "workload_under_test.py:number",
@@ -183,7 +183,7 @@ def test_an_unknown_option_lists_the_options_and_defaults(folder: Path) -> None:
     error = failure("workload_under_test.py:Good", layer=3)
     assert (error.message, error.hint) == (
         "workload_under_test.py:Good has no option 'layer'",
-        "Did you mean layers? It takes layers=2, name=x.",
+        "Did you mean 'layers'? It takes layers=2, name=x.",
     )
 
 
