@@ -128,13 +128,17 @@ def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Itera
         held += len(lengths)
         found = enumerate(map(bisect_left, repeat(edges), lengths), reader.count - len(lengths))
         waits = len(lengths) == room and held < batching.buffer_size
-        for place, bucket in found:
-            buckets[bucket].append(place)
-            if chance is None and len(buckets[bucket]) == sizes[bucket]:
-                batch, buckets[bucket], waits = buckets[bucket], [], True
-                waited[bucket] = 0
-                held -= len(batch)
-                yield batch
+        if chance is None:
+            for place, bucket in found:
+                buckets[bucket].append(place)
+                if len(buckets[bucket]) == sizes[bucket]:
+                    batch, buckets[bucket], waits = buckets[bucket], [], True
+                    waited[bucket] = 0
+                    held -= len(batch)
+                    yield batch
+        else:
+            for place, bucket in found:
+                buckets[bucket].append(place)
         if reader.ended:
             break
         while reader.count >= next_look:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 1 << 18
 _OF_ALL = ("bucket_boundaries", "bucket_batch_sizes", "shuffle", "batch_ordering", "drop_last", "seed")
-_OF_POOLS = ("pool_size", "batch_overhead")
+OF_POOLS = ("pool_size", "batch_overhead")
 _READING = {option.name for option in fields(ReadOptions)}
 
 
@@ -132,7 +132,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             )
         kinds = {one.KIND: one for one in EpochBatchSampler.__subclasses__()}
         made_by = cls if cls.KIND is not None else cast("type[Self]", kinds[config.sampler])
-        for name in _OF_POOLS:
+        for name in OF_POOLS:
             if name in overrides and name not in made_by.OPTIONS:
                 raise ValueError(
                     f"{name} is for pools, but {path} describes buckets: leave it out, or make pools with "
