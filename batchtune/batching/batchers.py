@@ -34,15 +34,12 @@ _FIRST_EPOCHS, _ATTEMPTS = 3, 32
 class Batching:
     """A way to make batches, as a sampler config describes it.
 
-    Attributes:
-        table: The buckets. In pools, a batch holds at most the batch size of its longest example's bucket.
-        pool_size: The most examples of a pool; None: batches are made in buckets.
-        batch_overhead: The cost of a batch besides its padded length, in the unit of length: pools are then cut so that
-            the sum of both is least. None: each batch holds as many examples as fit.
+    With `batch_overhead`, the cost of a batch besides its padded length, in the unit of length, pools are cut so that
+    the sum of both is least; without, each batch holds as many examples as fit.
     """
 
-    table: BucketTable
-    pool_size: int | None = None
+    table: BucketTable  # in pools, a batch holds at most the batch size of its longest example's bucket
+    pool_size: int | None = None  # the most examples of a pool; None: batches are made in buckets
     batch_overhead: float | None = None
 
     def largest_batches(self, histogram: Histogram) -> tuple[IntArray, FloatArray]:

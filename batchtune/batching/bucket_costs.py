@@ -152,20 +152,16 @@ class SmoothCosts(BucketCosts):
         spans = np.diff(up_to)
         summed = within * (some - size)
         even = np.diff(summed, axis=1) / ((size + 1) * spans)
-        side = self._side(points, up_to, spans)
+        # Where an interval's lengths lie: 1 all at its longest, 0 rising evenly, -1 all at its shortest.
+        low, high = self._lengths[points[:-1]], self._lengths[points[1:]]
+        mean_place = (np.diff(self._totals[points]) / spans - low) / np.where(high > low, high - low, 1.0)
+        even_place = (spans + 1) / (2 * spans)
+        side = np.clip((mean_place - even_place) / np.maximum(1 - even_place, 0.25), -1.0, 1.0)
         below = even + np.maximum(side, 0) * (within[:, :-1] - even) + np.maximum(-side, 0) * (within[:, 1:] - even)
         mean = costs[-1] - below @ np.diff(costs)
         # If one batch holds all examples, its longest is the longest of all.
         known = np.append(up_to[:starts], up_to[-1] - size)
         return cast(FloatArray, np.interp(self._counts[:end], known, np.append(mean, costs[-1])))
-
-    def _side(self, points: IntArray, up_to: IntArray, spans: IntArray) -> FloatArray:
-        """Return where an interval's lengths lie: 1 all at its longest, 0 rising evenly, -1 all at its shortest."""
-        low, high = self._lengths[points[:-1]], self._lengths[points[1:]]
-        width = np.where(high > low, high - low, 1.0)
-        mean = (np.diff(self._totals[points]) / spans - low) / width
-        even = (spans + 1) / (2 * spans)
-        return np.clip((mean - even) / np.maximum(1 - even, 0.25), -1.0, 1.0)
 
     def _set_rest_costs(self, histogram: Histogram, cost: ShapeCost) -> None:
         """Tabulate costs by rows of sizes and columns of lengths, and where to look in the table."""

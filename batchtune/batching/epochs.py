@@ -30,17 +30,11 @@ EXAMPLES, _BATCHES = 1, 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochBatches:
-    """An epoch's batches, in their order.
+    """An epoch's batches, in their order."""
 
-    Attributes:
-        order: Shape (examples in batches,): indices of examples, batch after batch.
-        starts: Shape (batches + 1,): batch i holds order[starts[i] : starts[i + 1]].
-        buckets: Shape (batches,): index of each batch's bucket.
-    """
-
-    order: Indices
-    starts: Indices
-    buckets: Indices
+    order: Indices  # shape (examples in batches,): indices of examples, batch after batch
+    starts: Indices  # shape (batches + 1,): batch i holds order[starts[i] : starts[i + 1]]
+    buckets: Indices  # shape (batches,): index of each batch's bucket
 
     def __len__(self) -> int:
         return int(self.buckets.size)

@@ -19,17 +19,11 @@ Indices: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealing:
-    """The way in which buckets become the batches of all ranks.
-
-    Attributes:
-        world_size: Number of ranks. Each has the same number of batches, always.
-        same_bucket: Whether, step by step, the batches of all ranks are of one bucket.
-        drop_last: Whether to leave out examples that fill no batch, and batches that are not enough for all ranks.
-    """
+    """The way in which buckets become the batches of all ranks, which always have the same number."""
 
     world_size: int = 1
-    same_bucket: bool = False
-    drop_last: bool = False
+    same_bucket: bool = False  # whether, step by step, the batches of all ranks are of one bucket
+    drop_last: bool = False  # whether to leave out examples that fill no batch, and batches not enough for all ranks
 
     @property
     def together(self) -> int:
@@ -42,25 +36,16 @@ ON_ONE_RANK = Dealing()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """The places where buckets or pools, one after the other, are cut into batches; arrays of the shape (batches,).
+    """The places where buckets or pools, one after the other, are cut into batches; arrays of the shape (batches,)."""
 
-    Attributes:
-        starts: A batch's first example, as a position in this epoch's examples.
-        buckets: The bucket whose batch size limits the batch.
-        rest: Whether the batch holds what the full batches of its bucket or pool leave over.
-        count: Number of examples of the data set.
-        in_order: Whether unshuffled batches come in this order; else as their last examples are read.
-        most_per_rank: With `drop_last`, the most batches that a rank runs; None: all that are enough for all ranks.
-    """
-
-    starts: Indices
+    starts: Indices  # a batch's first example, as a position in this epoch's examples
     batch_sizes: Indices
-    buckets: Indices
-    rest: npt.NDArray[np.bool_]
+    buckets: Indices  # the bucket whose batch size limits the batch
+    rest: npt.NDArray[np.bool_]  # whether it holds what the full batches of its bucket or pool leave over
     dealing: Dealing
-    count: int
-    in_order: bool = False
-    most_per_rank: int | None = None
+    count: int  # of examples in the data set
+    in_order: bool = False  # whether unshuffled batches come in this order; else as their last examples are read
+    most_per_rank: int | None = None  # with `drop_last`, the most batches that a rank runs; None: all that are enough
 
     @property
     def batches_per_rank(self) -> int:

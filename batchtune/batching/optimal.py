@@ -24,15 +24,10 @@ _SAMPLE_STEP = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BestBuckets:
-    """The cheapest buckets for each number of them, up to `most`.
+    """The cheapest buckets for each number of them."""
 
-    Attributes:
-        totals: Shape (most,): the least cost in 1, 2, ... buckets; infinite if there are fewer ends.
-        previous: For each number an array of the shape (ends + 1,): the end before each end in the cheapest buckets up
-            to it, counted from 1 (0: the bucket begins at the shortest length).
-    """
-
-    totals: FloatArray
+    totals: FloatArray  # shape (most,): the least cost in 1, 2, ... buckets; infinite if there are fewer ends
+    # For each number, shape (ends + 1,): the end before each end in the cheapest buckets up to it, counted from 1.
     previous: Sequence[IntArray] | npt.NDArray[np.int32]
 
     def improving(self, least_gain: float = TIE) -> list[int]:
@@ -163,8 +158,14 @@ def _lower_hull(x: FloatArray, y: FloatArray) -> npt.NDArray[np.intp]:
     neighbours. If these are few, their neighbourhood's own hull decides, taken wider from pass to pass, since a
     dent that unravels point by point would take as many passes as it has points.
     """
-    kept = _below_a_sample(x, y)
-    reach = 1
+    sample = np.append(np.arange(0, x.size - 1, _SAMPLE_STEP), x.size - 1)
+    corners = sample[_lower_hull_one_by_one(x[sample].tolist(), y[sample].tolist())]
+    spans = np.diff(corners)
+    dx, dy = np.repeat(np.diff(x[corners]), spans), np.repeat(np.diff(y[corners]), spans)
+    from_x, from_y = np.repeat(x[corners[:-1]], spans), np.repeat(y[corners[:-1]], spans)
+    below = np.append((y[:-1] - from_y) * dx < dy * (x[:-1] - from_x), True)
+    below[corners] = True
+    kept, reach = np.flatnonzero(below), 1
     while kept.size > 2:
         dx, dy = np.diff(x[kept]), np.diff(y[kept])
         bent = 1 + np.flatnonzero(dy[:-1] * dx[1:] >= dy[1:] * dx[:-1])
@@ -181,18 +182,6 @@ def _lower_hull(x: FloatArray, y: FloatArray) -> npt.NDArray[np.intp]:
         kept = np.delete(kept, np.delete(near, corners))
         reach *= _WIDENING
     return kept
-
-
-def _below_a_sample(x: FloatArray, y: FloatArray) -> npt.NDArray[np.intp]:
-    """Return the indices of the points below the hull of an evenly spaced sample, and of that hull's vertices."""
-    sample = np.append(np.arange(0, x.size - 1, _SAMPLE_STEP), x.size - 1)
-    corners = sample[_lower_hull_one_by_one(x[sample].tolist(), y[sample].tolist())]
-    spans = np.diff(corners)
-    dx, dy = np.repeat(np.diff(x[corners]), spans), np.repeat(np.diff(y[corners]), spans)
-    from_x, from_y = np.repeat(x[corners[:-1]], spans), np.repeat(y[corners[:-1]], spans)
-    below = np.append((y[:-1] - from_y) * dx < dy * (x[:-1] - from_x), True)
-    below[corners] = True
-    return np.flatnonzero(below)
 
 
 def _lower_hull_one_by_one(x: list[float], y: list[float]) -> npt.NDArray[np.intp]:

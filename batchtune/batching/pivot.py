@@ -36,9 +36,7 @@ class PivotSettings:
         drop_end: Whether to leave out the examples that are held at the end of the stream.
         min_sample_len, max_sample_len: Shorter and longer examples are left out; None: any length.
 
-    Raises:
-        ValueError: One of them is not a number. SpeechBrain raises a TypeError when it needs the number, or reads on
-            for ever.
+    Raises ValueError if one of them is not a number; SpeechBrain raises a TypeError later, or reads on for ever.
     """
 
     target_batch_numel: float

@@ -23,20 +23,14 @@ _COUNTED = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Mates:
-    """What is expected of two examples of one batch.
+    """The figures of two examples of one batch."""
 
-    Attributes:
-        again: The probability that they are in one batch again in the next epoch; 0 if all batches hold one example.
-        correlation: Of the lengths of an example and a mate, each drawn uniformly; None if lengths do not vary, or
-            nobody has a mate.
-    """
-
-    again: float
-    correlation: float | None
+    again: float  # the probability that they meet again in the next epoch; 0 if all batches hold one example
+    correlation: float | None  # of their lengths; None if lengths do not vary, or nobody has a mate
 
 
 def mates_in_buckets(histogram: Histogram, table: BucketTable, tally: Tally) -> Mates:
-    """Return what is expected of mates in a table's batches, exactly.
+    """Return the figures of mates in a table's batches, exactly.
 
     A batch is a uniformly drawn subset of its bucket. So of the n_b(n_b - 1) / 2 pairs of bucket b, all equally likely,
     Σ B(B - 1) / 2 are mates: a pair meets again with the ratio of both.

@@ -37,11 +37,8 @@ def speechbrain_table(
 ) -> BucketTable:
     """Return the buckets that SpeechBrain's DynamicBatchSampler sorts these lengths into, by its own arguments.
 
-    `bucket_boundaries`, positive, go before `num_buckets`. Its one bucket more, of batch size 1, for examples beyond
-    the last boundary, is in the table only if there are any; the longest length is then its boundary.
-
-    Raises:
-        ValueError: Neither boundaries nor their number are given, or they break a rule of `BucketTable`.
+    `bucket_boundaries`, positive, go before `num_buckets`; ValueError without either. Its one bucket more, of batch
+    size 1, for examples beyond the last boundary, is in the table only if there are any, up to the longest length.
     """
     if bucket_boundaries is not None:
         boundaries = np.asarray(bucket_boundaries, dtype=np.float64)
@@ -65,9 +62,8 @@ def lhotse_boundaries(lengths: npt.ArrayLike, num_buckets: int) -> FloatArray:
 
     Source: `lhotse.dataset.sampling.dynamic_bucketing.estimate_duration_buckets`, Lhotse 1.33.
 
-    Raises:
-        ValueError: `num_buckets` is below 2 or above the number of examples, where Lhotse fails an assertion; or a
-            length is negative or NaN.
+    Raises ValueError if `num_buckets` is below 2 or above the number of examples, where Lhotse fails an assertion, or
+    if a length is negative or NaN.
     """
     values = np.array(lengths, dtype=np.float64)
     if values.ndim != 1:

@@ -29,20 +29,13 @@ class Sharding:
     - A worker without a shard raises a ValueError (`empty_check`), or gives nothing if that is off.
     - Without `detshuffle`, shards come in the same order in every epoch. With it they do so too unless the DataLoader
       has `persistent_workers`, since each new worker counts epochs from 0.
-
-    Attributes:
-        world_size: Number of ranks.
-        workers: Of each rank's DataLoader; 1 also if it reads in the process itself.
-        shuffle_shards: How many shards its `shardshuffle` holds; 0: they stay in order.
-        shuffle_buffer: How many examples `.shuffle` holds; 0: they stay in order.
-        shuffle_initial: How many `.shuffle` holds before it gives the first; None: WebDataset's own 100.
     """
 
     world_size: int = 1
-    workers: int = 1
-    shuffle_shards: int = 0
-    shuffle_buffer: int = 0
-    shuffle_initial: int | None = None
+    workers: int = 1  # of each rank's DataLoader; 1 also if it reads in the process itself
+    shuffle_shards: int = 0  # how many shards its `shardshuffle` holds; 0: they stay in order
+    shuffle_buffer: int = 0  # how many examples `.shuffle` holds; 0: they stay in order
+    shuffle_initial: int | None = None  # how many it holds before it gives the first; None: WebDataset's own 100
 
     def shards(self, count: int, *, seed: int, epoch: int) -> list[list[IntArray]]:
         """Return which of `count` shards each worker reads, in its order: [rank][worker]."""
@@ -62,8 +55,7 @@ class Sharding:
         as by `.shuffle(shuffle_buffer, initial=shuffle_initial, rng=sample_random(seed, epoch, rank, worker))`. Without
         `rng` and `seed`, WebDataset shuffles by the time of day. `sizes` are the examples of each shard, by URL.
 
-        Raises:
-            BatchtuneError: Something is to be shuffled, and Numba is not installed.
+        Raises BatchtuneError if something is to be shuffled and Numba is not installed.
         """
         starts = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
         read = self.shards(len(sizes), seed=seed, epoch=epoch)

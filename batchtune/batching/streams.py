@@ -28,49 +28,32 @@ _FEW = 32
 class StreamBatching:
     """A way to make batches of a stream, as `BucketedStream` does.
 
-    Attributes:
-        algorithm: `bucket`: of one bucket's examples; `pool`: of neighbours in a buffer that is sorted and cut as a
-            whole; `pivot`: of neighbours around a random example, as SpeechBrain does.
-        table: A batch holds at most the batch size of its longest example's bucket.
-        buffer_size: The most examples that are held at once.
-        max_padding_ratio: For `pivot`: the most of a batch that may be padding; None: any.
-        shuffle: Whether chance decides which of the buffer's examples go together, and in which order batches come.
-        drop_last: Whether to leave out examples at the end of the stream that fill no batch.
+    The algorithm makes them of one bucket's examples (`bucket`), of neighbours in a buffer that is sorted and cut as a
+    whole (`pool`), or of neighbours around a random example, as SpeechBrain does (`pivot`).
     """
 
     algorithm: StreamAlgorithm
-    table: BucketTable
-    buffer_size: int
-    max_padding_ratio: float | None = None
-    shuffle: bool = True
-    drop_last: bool = False
+    table: BucketTable  # a batch holds at most the batch size of its longest example's bucket
+    buffer_size: int  # the most examples that are held at once
+    max_padding_ratio: float | None = None  # for `pivot`: the most of a batch that may be padding; None: any
+    shuffle: bool = True  # whether chance decides which examples go together, and in which order batches come
+    drop_last: bool = False  # whether to leave out examples at the end of the stream that fill no batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamBatches:
-    """The batches that one worker makes of its stream.
+    """The batches that one worker makes of its stream."""
 
-    Attributes:
-        examples: Shape (examples in batches,): places in the worker's stream, from 0, batch after batch.
-        ends: Shape (batches,): batch i is examples[ends[i - 1] : ends[i]].
-        read: Shape (batches,): how many examples of the stream had been read when the batch was made.
-    """
-
-    examples: IntArray
-    ends: IntArray
-    read: IntArray
+    examples: IntArray  # shape (examples in batches,): places in the worker's stream, from 0, batch after batch
+    ends: IntArray  # shape (batches,): batch i is examples[ends[i - 1] : ends[i]]
+    read: IntArray  # shape (batches,): how many examples of the stream had been read when the batch was made
 
 
 class Reader(ABC):
-    """The examples of a stream, in its order.
+    """The examples of a stream, in its order."""
 
-    Attributes:
-        count: How many examples were read; the next is at this place, from 0.
-        ended: Whether the stream has given its last example.
-    """
-
-    count = 0
-    ended = False
+    count = 0  # how many examples were read; the next is at this place
+    ended = False  # whether the stream has given its last example
 
     @abstractmethod
     def read(self, room: int) -> list[float]:
@@ -145,13 +128,17 @@ def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Itera
         held += len(lengths)
         found = enumerate(map(bisect_left, repeat(edges), lengths), reader.count - len(lengths))
         waits = len(lengths) == room and held < batching.buffer_size
-        for place, bucket in found:
-            buckets[bucket].append(place)
-            if chance is None and len(buckets[bucket]) == sizes[bucket]:
-                batch, buckets[bucket], waits = buckets[bucket], [], True
-                waited[bucket] = 0
-                held -= len(batch)
-                yield batch
+        if chance is None:
+            for place, bucket in found:
+                buckets[bucket].append(place)
+                if len(buckets[bucket]) == sizes[bucket]:
+                    batch, buckets[bucket], waits = buckets[bucket], [], True
+                    waited[bucket] = 0
+                    held -= len(batch)
+                    yield batch
+        else:
+            for place, bucket in found:
+                buckets[bucket].append(place)
         if reader.ended:
             break
         while reader.count >= next_look:

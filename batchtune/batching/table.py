@@ -89,9 +89,8 @@ class BucketTable:
         are compared with the boundaries rounded alike: if the last boundary was the longest length, that length,
         rounded, is still not beyond it.
 
-        With target boundaries it takes `targets` too and follows NeMo's rule without its strict mode. The strict one
-        gives the same bucket to all examples whose target is at most the last target boundary of their own boundary,
-        and none to the others.
+        With target boundaries it takes `targets` too and follows NeMo's rule without its strict mode. Strict mode
+        differs only for targets beyond the last target boundary of their own boundary: they have no bucket.
         """
         if self.target_boundaries is not None:
             assert targets is not None
@@ -162,10 +161,8 @@ def _check_each(rule: str, values: npt.NDArray[Any], sound: npt.NDArray[np.bool_
 def batch_sizes_for(boundaries: npt.ArrayLike, max_batch_length: float, max_batch_size: int | None = None) -> IntArray:
     """Return the batch size of each bucket: max(1, int(max_batch_length / boundary)), at most `max_batch_size`.
 
-    The division and the cut are SpeechBrain's own, so that the sizes agree in every case of rounding.
-
-    Raises:
-        ValueError: `max_batch_length` is not positive and finite, or `max_batch_size` is below 1.
+    It divides and cuts as SpeechBrain does, to round alike. Raises ValueError if `max_batch_length` is not positive and
+    finite, or `max_batch_size` is below 1.
     """
     if not (math.isfinite(max_batch_length) and max_batch_length > 0):
         raise ValueError(f"max_batch_length must be positive and finite, got {max_batch_length}")

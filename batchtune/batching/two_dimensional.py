@@ -99,19 +99,12 @@ def _shares(totals: IntArray, parts: int) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cuts:
-    """The places where the targets of some bins may be cut; all arrays have the shape (cuts, bins), contiguous.
+    """The places where the targets of some bins may be cut; all arrays have the shape (cuts, bins), contiguous."""
 
-    Attributes:
-        tops: Target boundaries, ascending in each bin; the last is the largest target in the bin.
-        counts: Number of the bin's examples up to that target.
-        costs: What an example costs in a sub-bin that ends there.
-        usable: Whether it is a boundary of its own: below the bin's largest, and above the one before.
-    """
-
-    tops: FloatArray
-    counts: IntArray
-    costs: FloatArray
-    usable: npt.NDArray[np.bool_]
+    tops: FloatArray  # target boundaries, ascending in each bin; the last is the largest target in the bin
+    counts: IntArray  # number of the bin's examples up to that target
+    costs: FloatArray  # of an example in a sub-bin that ends there
+    usable: npt.NDArray[np.bool_]  # whether it is a boundary of its own: below the largest, above the one before
 
     def least(self, most: int) -> FloatArray:
         """Return the least cost up to each cut in exactly 1, 2, … sub-bins, shape (cuts, min(most, cuts), bins)."""

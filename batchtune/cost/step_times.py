@@ -36,21 +36,13 @@ _CHUNK = 4096
 _SAME = 1e-20
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Timed:
     """The batch shapes that were timed, in the order of their first trials; arrays of shape (measured,)."""
 
-    sizes: FloatArray
-    lengths: FloatArray
-    targets: FloatArray | None
-    seconds: FloatArray  # the expected time of a step: the median over its trials, times the mean over the median
-    errors: FloatArray  # its relative standard error
-    common_error: float  # the standard error of the mean over the median, which all times have in common
-
-    @classmethod
-    def of(cls, trials: Sequence[Trial], *, with_targets: bool) -> _Timed:
-        """Return the shapes of trials that passed; targets tell them apart only `with_targets`."""
-        mean_to_median, common_error = _mean_to_median(trials)
+    def __init__(self, trials: Sequence[Trial], *, with_targets: bool) -> None:
+        """Take the shapes of trials that passed; targets tell them apart only `with_targets`."""
+        # The standard error of the mean over the median is common to all times.
+        mean_to_median, self.common_error = _mean_to_median(trials)
         by_shape: dict[tuple[int, float, float | None], list[Trial]] = defaultdict(list)
         for trial in trials:
             if trial.outcome == "ok" and trial.step_seconds:
@@ -62,13 +54,11 @@ class _Timed:
             seconds.append(np.median(expected))
             errors.append(np.median([_error(trial) for trial in same]) / math.sqrt(len(same)))
         shapes = np.array(list(by_shape), dtype=np.float64).reshape(-1, 3)  # an unknown target is NaN
-        sizes, lengths, targets = np.ascontiguousarray(shapes.T)
-        known = with_targets and not np.isnan(targets).any()
-        return cls(sizes, lengths, targets if known else None, np.array(seconds), np.array(errors), common_error)
-
-    @property
-    def weights(self) -> FloatArray:
-        return _MODEL_ERROR / np.hypot(_MODEL_ERROR, self.errors)
+        self.sizes, self.lengths, targets = np.ascontiguousarray(shapes.T)
+        self.targets = targets if with_targets and not np.isnan(targets).any() else None
+        # The expected time of a step, the median over its trials times the mean over the median; its relative error.
+        self.seconds, self.errors = np.array(seconds), np.array(errors)
+        self.weights = _MODEL_ERROR / np.hypot(_MODEL_ERROR, self.errors)
 
 
 def fit_step_seconds(trials: Sequence[Trial]) -> CostModel | None:
@@ -77,7 +67,7 @@ def fit_step_seconds(trials: Sequence[Trial]) -> CostModel | None:
     Each shape counts once, with the median of its trials, and the less the more its steps' times differ. All are
     multiplied by the mean over the median of a step, if the trials have means.
     """
-    timed = _Timed.of(trials, with_targets=True)
+    timed = _Timed(trials, with_targets=True)
     return fit_cost(timed.sizes, timed.lengths, timed.seconds, timed.targets, weights=timed.weights)
 
 
@@ -97,13 +87,13 @@ class StepTimes:
     points: FloatArray  # shape (coordinates, measured)
     certainty: FloatArray  # shape (measured,), from above 0 to 1
     ratios: FloatArray  # shape (measured,): the logarithm of measured / model
-    errors: FloatArray  # as in `_Timed`
-    common_error: float
+    errors: FloatArray  # shape (measured,): the relative standard error of each time
+    common_error: float  # of the mean over the median, which all times have in common
 
     @classmethod
     def of(cls, trials: Sequence[Trial], model: CostModel) -> StepTimes:
         """Return the times of trials that passed, and of other shapes by a model that was fitted to them."""
-        timed = _Timed.of(trials, with_targets=needs_targets(model))
+        timed = _Timed(trials, with_targets=needs_targets(model))
         fitted = predict(model, timed.sizes, timed.lengths, timed.targets)
         return cls(
             model=model,
@@ -136,7 +126,14 @@ class StepTimes:
         fitted to. Last, for all times in common: the error of the mean over the median, and half of the leave-one-out
         error.
         """
-        missed = self._missed()
+        missed = 0.0
+        if self.ratios.size:
+            closeness = self._closeness(self.points)
+            np.fill_diagonal(closeness, 0.0)
+            weights = self.certainty[:, None] * closeness / (self.certainty @ closeness + 1.0)
+            square = np.mean((self.ratios @ weights - self.ratios) ** 2)
+            noise = np.mean(self.errors**2 + self.errors**2 @ weights**2)
+            missed = math.sqrt(max(square - noise, _LEAST_MISSED * square))
         common = math.hypot(self.common_error, _MISSED_ALIKE * missed)
         return np.append(np.hypot(self.errors, missed), (self.model.relative_error, common))
 
@@ -158,17 +155,6 @@ class StepTimes:
             gradient[-2] += scaled.sum()
         gradient[-1] = seconds.sum()
         return float(seconds.sum()), gradient
-
-    def _missed(self) -> float:
-        """Return the leave-one-out error of the ratios, root mean square, less what noise explains."""
-        if not self.ratios.size:
-            return 0.0
-        closeness = self._closeness(self.points)
-        np.fill_diagonal(closeness, 0.0)
-        weights = self.certainty[:, None] * closeness / (self.certainty @ closeness + 1.0)
-        missed = np.mean((self.ratios @ weights - self.ratios) ** 2)
-        noise = np.mean(self.errors**2 + self.errors**2 @ weights**2)
-        return math.sqrt(max(missed - noise, _LEAST_MISSED * missed))
 
     def _chunks(
         self, shape: tuple[int, ...], batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, targets: npt.ArrayLike | None

@@ -32,22 +32,16 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 1 << 18
 _OF_ALL = ("bucket_boundaries", "bucket_batch_sizes", "shuffle", "batch_ordering", "drop_last", "seed")
-_OF_POOLS = ("pool_size", "batch_overhead")
+OF_POOLS = ("pool_size", "batch_overhead")
 _READING = {option.name for option in fields(ReadOptions)}
 
 
 class EpochBatchSampler(OnRanks, Sampler[list[int]]):
-    """A batch sampler for buckets or pools.
+    """A batch sampler for buckets or pools."""
 
-    Attributes:
-        KIND: The `sampler` of the sampler.yaml files that it runs; None: any.
-        OPTIONS: The fields of these files that are its arguments.
-        pool_size, batch_overhead: As for `PooledBatchSampler`; None in buckets.
-    """
-
-    KIND: ClassVar[str | None] = None
-    OPTIONS: ClassVar[tuple[str, ...]] = _OF_ALL
-    pool_size: int | None = None
+    KIND: ClassVar[str | None] = None  # the `sampler` of the sampler.yaml files that it runs; None: any
+    OPTIONS: ClassVar[tuple[str, ...]] = _OF_ALL  # the fields of these files that are its arguments
+    pool_size: int | None = None  # as for `PooledBatchSampler`; None in buckets
     batch_overhead: float | None = None
 
     def __init__(
@@ -138,7 +132,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             )
         kinds = {one.KIND: one for one in EpochBatchSampler.__subclasses__()}
         made_by = cls if cls.KIND is not None else cast("type[Self]", kinds[config.sampler])
-        for name in _OF_POOLS:
+        for name in OF_POOLS:
             if name in overrides and name not in made_by.OPTIONS:
                 raise ValueError(
                     f"{name} is for pools, but {path} describes buckets: leave it out, or make pools with "
@@ -250,15 +244,9 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
         """Return what `load_state_dict` needs to go on after the delivered batches; the same on every rank.
 
-        Args:
-            batches: How many batches of the last pass were trained on, if something between the sampler and the
-                training fetches ahead; None for all that a plain DataLoader has delivered.
-
-        Raises:
-            ValueError: Fewer were handed out.
-
-        Warns:
-            UserWarning: The DataLoader has workers, and this torch does not say how many batches it has delivered.
+        `batches` of the last pass were trained on: say it if something between the sampler and the training fetches
+        ahead; None for all that a plain DataLoader has delivered. Raises ValueError if fewer were handed out, and warns
+        if the DataLoader has workers and this torch does not say how many batches it has delivered.
         """
         epoch, position = self._cursor
         if batches is not None:
@@ -274,8 +262,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next iteration go on where the state was taken.
 
-        Raises:
-            ValueError: The state is of another sampler: other lengths, options, seed or number of ranks.
+        Raises ValueError if the state is of another sampler: other lengths, options, seed or number of ranks.
         """
         if not isinstance(state_dict, Mapping):
             raise ValueError(f"not a state of a {type(self).__name__}: {type(state_dict).__name__} instead of a dict")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from batchtune.sampler.base import EpochBatchSampler
+from batchtune.sampler.base import OF_POOLS, EpochBatchSampler
 from batchtune.sampler.common import whole
 
 
@@ -97,7 +97,7 @@ class PooledBatchSampler(EpochBatchSampler):
     """
 
     KIND = "pooled"
-    OPTIONS = (*EpochBatchSampler.OPTIONS, "pool_size", "batch_overhead")
+    OPTIONS = (*EpochBatchSampler.OPTIONS, *OF_POOLS)
 
     def __init__(
         self, lengths: npt.ArrayLike, *, pool_size: int, batch_overhead: float | None = None, **options: Any

@@ -270,10 +270,8 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         """Yield the batches of one pass over a worker's part of the source; for a nominal epoch, of pass after pass.
 
         Each pass empties the buffer. If it went on into the next one it would be full when a nominal epoch ends: of
-        examples that leave late because of their lengths, and so never in any epoch.
-
-        Raises:
-            ValueError: The source gives nothing, or can't be read again.
+        examples that leave late because of their lengths, and so never in any epoch. Raises ValueError if the source
+        gives nothing or can't be read again.
         """
         rank, world_size, worker, workers = place
         readers = world_size * (workers or 1)
@@ -325,8 +323,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` needs to go on after the batches that were handed out; for this worker alone.
 
-        Warns:
-            UserWarning: Workers of a plain DataLoader have read the stream, which do not report where they are.
+        Warns if workers of a plain DataLoader have read the stream, as they do not report where they are.
         """
         position = self._cursor
         if get_worker_info() is None and position.batches == 0 and self._epochs.differ(self.rank):
@@ -346,8 +343,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next pass go on where the state was taken.
 
-        Raises:
-            ValueError: The state is of another stream: other options, seed, rank, worker or number of them.
+        Raises ValueError if the state is of another stream: other options, seed, rank, worker or number of them.
         """
         ours = self._identity
         names = {"epoch", "batches", "finished", "read", *ours}

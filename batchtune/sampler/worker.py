@@ -43,15 +43,10 @@ class ExampleLimits:
 
 
 class Held(Reader):
-    """The examples that were read and are in no batch yet.
-
-    Attributes:
-        batches: How many batches have left.
-        seen: How many examples the source has given.
-        dropped: How many of these were overlong and left out.
-    """
+    """The examples that were read and are in no batch yet."""
 
     def __init__(self, limits: ExampleLimits) -> None:
+        # How many examples the source has given, how many of these were overlong and left out; batches that have left.
         self.seen = self.dropped = self.batches = 0
         self._examples: Iterator[Any] = iter(())
         self._limits = limits
@@ -149,18 +144,13 @@ class Held(Reader):
 
 @dataclass(slots=True)
 class Position:
-    """A place in an epoch: after so many batches of one worker, or at its end.
-
-    Attributes:
-        read: The digest of the lengths that were read until then; while a pass runs, `held` has it.
-        place: Rank, world size, worker and number of workers of the one that resumes there; None for a running pass.
-    """
+    """A place in an epoch: after so many batches of one worker, or at its end."""
 
     epoch: int
     batches: int = 0
-    read: str = ""
+    read: str = ""  # the digest of the lengths that were read until then; while a pass runs, `held` has it
     finished: bool = False
-    place: tuple[int, int, int, int] | None = None
+    place: tuple[int, int, int, int] | None = None  # of the worker that resumes there; None for a running pass
     held: Held | None = None
 
     @property

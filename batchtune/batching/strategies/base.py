@@ -23,30 +23,20 @@ class ProblemCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
-    """The data and limits that boundaries are chosen for.
-
-    Attributes:
-        batch_sizes: Shape (distinct lengths,): the batch size of a bucket that ends at each, at least 1, in any order.
-        costs: The cost to minimise; None: the number of batches.
-    """
+    """The data and limits that boundaries are chosen for."""
 
     histogram: Histogram
     max_batch_length: float
-    batch_sizes: IntArray
-    costs: ProblemCosts | None = None
+    batch_sizes: IntArray  # shape (distinct lengths,): of a bucket that ends at each, at least 1, in any order
+    costs: ProblemCosts | None = None  # to minimise; None: the number of batches
 
 
 class Strategy(ABC):
-    """A way to choose boundaries.
+    """A way to choose boundaries."""
 
-    Attributes:
-        depends_on_sizes: Whether the boundaries depend on `Problem.batch_sizes`, so that each way to size buckets has
-            boundaries of its own.
-        in_pools: Whether batches are made in sorted pools, where the boundaries only say how many examples fit. What is
-            varied is then the pool size, not the number of buckets.
-    """
-
+    # Whether the boundaries depend on `Problem.batch_sizes`, so that each way to size buckets has its own.
     depends_on_sizes: ClassVar[bool] = False
+    # Whether batches are made in sorted pools: a sweep varies their size, and boundaries only limit batch sizes.
     in_pools: ClassVar[bool] = False
 
     @abstractmethod
