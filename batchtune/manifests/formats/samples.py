@@ -21,7 +21,6 @@ from batchtune.manifests.source import Head, Source
 from batchtune.manifests.tar import BLOCK, Tar, is_header, open_tar
 from batchtune.manifests.values import Unreadable, number
 
-_JSON_SUFFIXES = frozenset(("json", "jsn"))
 _PEEKED_SAMPLES = 100
 _CHUNK = 1000
 _LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
