@@ -1,4 +1,4 @@
-"""The lengths of a data set: what every part of batchtune works on."""
+"""The lengths of a data set, sorted, and of a stream, in its order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Lengths:
         values: Shape (count,), positive and finite.
         targets: Shape (count,), the target length of the same example, or None. Within equal lengths, descending too.
         left_out: Reason → number of examples that were left out ("shorter than --min-length 1" → 12).
-        notes: What the reader found out and the user should know, as full sentences.
+        notes: Findings of the reader for the user, as full sentences.
         reading: How the manifest was read; None without one.
     """
 
@@ -128,7 +128,7 @@ class Lengths:
 
     @cached_property
     def _worst_targets(self) -> FloatArray:
-        """Shape (count,): the longest target of so many of the shortest examples."""
+        """The longest target of the 1, 2, … shortest examples, shape (count,)."""
         assert self.targets is not None
         return cast(FloatArray, np.maximum.accumulate(self.targets[::-1]))
 

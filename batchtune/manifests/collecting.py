@@ -247,7 +247,7 @@ def merged(parts: Sequence[Part], plan: Plan) -> Part:
 
 
 def _first(head: str, lines: Sequence[str], count: int) -> str:
-    """A line for the head, for each of the first of so many, and for the number of the others."""
+    """Return the head, the first lines and the number of the others, out of `count`, as lines of a message."""
     more = [f"and {count - _SHOWN:,} more"] if count > _SHOWN else []
     return "\n  ".join([head, *lines[:_SHOWN], *more])
 

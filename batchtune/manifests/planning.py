@@ -300,10 +300,10 @@ def _counting_note(column: Column, counted: Unit, options: ReadOptions) -> str:
 def scaling_for(
     path: Path, source: Unit | None, unit: Unit | None, scale: Fraction | None
 ) -> tuple[Unit | None, Fraction, str | None]:
-    """Decide the unit of the lengths in the end, their factor, and a note for the user, by the unit of the source.
+    """Decide the final unit of the lengths, their factor, and a note for the user, by the unit of the source.
 
-    A unit that the user gives wins; s and ms are converted into each other; a scale without a unit gives one
-    only if there is no doubt. Raises ManifestError if the user wants another unit, and no scale says how.
+    The user's unit wins; s and ms are converted into each other; a scale without a unit gives one only if there is no
+    doubt. Raises ManifestError if the user wants another unit and gives no scale.
     """
     if scale is not None:
         sampled = source == "samples" and scale.numerator == 1 and scale.denominator in _SAMPLE_RATES

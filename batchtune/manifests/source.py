@@ -151,7 +151,7 @@ class Source:
             return 1
 
     def forget(self) -> None:
-        """Free what is kept of its content."""
+        """Free the reader and the first bytes."""
         self.reader = None
         vars(self).pop("head", None)
 
@@ -161,7 +161,7 @@ class Source:
         if self.names is not None:
             return Head(b"", complete=True, names=self.names)
         data = bytearray()
-        # Gzip hands out less than asked for where one of its members ends.
+        # Gzip returns less than asked for at the end of each of its members.
         with self._raw() as raw, _decompressed(raw, self.compression) as stream:
             while len(data) <= HEAD_BYTES and (more := stream.read(HEAD_BYTES + 1 - len(data))):
                 data += more

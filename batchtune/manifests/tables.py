@@ -1,4 +1,4 @@
-"""Parquet and Arrow tables: what their columns are, and the values of some of them. Runs in the reader process."""
+"""Parquet and Arrow tables: their columns, and the values of some of them. Runs in the reader process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _VALUE_BYTES = 8
 _ERRORS = (pyarrow.ArrowException, OSError, ValueError, TypeError, MemoryError, OverflowError, RecursionError)
 
 
-# Some rows: the number of the first of them, from 0, and how much of the file is read with them, from 0 to 1.
+# The number of the first row, from 0, some rows, and the share of the file that is read with them, from 0 to 1.
 _Batch = tuple[int, pyarrow.RecordBatch, float]
 
 
@@ -118,7 +118,7 @@ class TableReader:
         if not os.stat(path).st_size:
             raise ManifestError(f"{label} is empty", "Check that it was written to its end.")
         with self._explained():
-            # Both hand out their rows with little more of their columns than the keys need.
+            # Both read little more of their columns than the keys need.
             self._table = _ParquetTable(path) if title == "Parquet" else _ArrowTable(path)
         self._parts: Iterator[tuple[int, int, float, list[Values]]] = iter(())
         self._ids: Iterator[str | None] = iter(())
@@ -148,7 +148,7 @@ class TableReader:
         return found, units, target
 
     def select(self, names: Sequence[str]) -> None:
-        """Choose the columns that `next` hands out."""
+        """Choose the columns that `next` returns."""
         self._parts = self._values([self._key(name) for name in names])
 
     def next(self) -> tuple[int, int, float, list[Values]] | None:
@@ -275,7 +275,7 @@ class _Note(msgspec.Struct):
 
 
 def _rows_at_once(rows: int, size: int) -> int:
-    """Return how many of so many rows, which have a size in bytes, take little memory."""
+    """Return how many rows to read at once, where all of them take `size` bytes."""
     return max(1, min(_MOST_ROWS_AT_ONCE, rows * _BYTES_AT_ONCE // max(1, size)))
 
 

@@ -165,7 +165,7 @@ class Tar:
         self._globals: dict[bytes, bytes] = {}
 
     def payload(self, offset: int, size: int) -> Payload:
-        """Return the bytes of the last member that `members` handed out."""
+        """Return the bytes of the last member that `members` yielded."""
         archive = self._archive
 
         def read(start: int, count: int) -> bytes:

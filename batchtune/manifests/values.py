@@ -1,4 +1,4 @@
-"""Values as they stand in a file → numbers, what is wrong with the others, and how texts and lists are measured."""
+"""Turn values of a file into numbers: text is counted, lists are reduced, and invalid values say what is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest formats: the line here is all that a new one needs besides its class."""
+"""The manifest formats: a new one needs its class and one line here."""
 
 from __future__ import annotations
 

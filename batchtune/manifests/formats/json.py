@@ -19,7 +19,7 @@ from batchtune.manifests.json_objects import Getter, JsonFormat, begins_with_lis
 from batchtune.manifests.source import Head
 from batchtune.manifests.values import Unreadable, fault, number
 
-# What a folder of JSON Lines is called, and the endings of their names.
+# A folder of JSON Lines: a name for the files, and their endings.
 JSON_LINES = ("JSON Lines", (".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.xz"))
 
 
@@ -195,7 +195,7 @@ class _Computed(JsonFormat):
 
 
 def _duration(cut: _Cut) -> object:
-    """Return the duration; where there are tracks, as `MixedCut.duration` does: the last end, rounded to 8 digits."""
+    """Return the duration; with tracks, as `MixedCut.duration` does: the last end, rounded to 8 digits."""
     if cut.tracks is None:
         return cut.duration
     ends = []

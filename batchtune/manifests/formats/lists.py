@@ -243,7 +243,7 @@ class Numbers(LineList):
 
 
 class Text(Numbers):
-    """Lines of text, each an example that is measured; only blank lines at the end are passed over."""
+    """Lines of text, each an example whose length is counted; only blank lines at the end are passed over."""
 
     name = "text"
     description = "plain text, one example on every line; never told from the content, so name it"

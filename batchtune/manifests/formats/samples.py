@@ -21,7 +21,6 @@ from batchtune.manifests.source import Head, Source
 from batchtune.manifests.tar import BLOCK, Tar, is_header, open_tar
 from batchtune.manifests.values import Unreadable, number
 
-_JSON_SUFFIXES = frozenset(("json", "jsn"))
 _PEEKED_SAMPLES = 100
 _CHUNK = 1000
 _LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
@@ -244,7 +243,7 @@ class WebDataset(Format):
         return summarise(_entry(sample, single) for sample in first)
 
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
-        """Yield the samples, a thousand at a time. Where the shard breaks off, those before are handed out first."""
+        """Yield the samples, a thousand at a time; those before damage in the shard come first."""
 
         @functools.lru_cache(_MOST_SUFFIXES)
         def readers(suffix: str) -> _Readers:
@@ -289,7 +288,7 @@ class WebDataset(Format):
 
 
 def _chunks(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
-    """Yield so many samples at a time that their values take little memory; those before an error are handed out."""
+    """Yield samples in lists that take little memory; those before an error come first."""
     chunk: list[_Sample] = []
     kept = 0
     try:
@@ -309,8 +308,8 @@ def _chunks(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
 def _samples(tar: Tar, readers: Callable[[str], _Readers]) -> Iterator[_Sample]:
     """Group the members as webdataset's `tar_file_iterator` and `group_by_keys` do (1.0.2).
 
-    `readers` is called with each suffix. Where the archive is damaged or breaks off (ManifestError), the sample in
-    which it does is not handed out: members of it may be missing.
+    `readers` is called with each suffix. A sample in which the archive is damaged or breaks off (ManifestError) is not
+    yielded: members of it may be missing.
     """
     sample: _Sample | None = None
     current, suffixes = "", set[str]()
@@ -330,7 +329,7 @@ def _samples(tar: Tar, readers: Callable[[str], _Readers]) -> Iterator[_Sample]:
             sample.repeated = suffix
         suffixes.add(suffix)
         for column, read in readers(suffix):
-            if column in sample.values:  # that of any audio, or the suffix is there twice
+            if column in sample.values:  # the column `audio`, or a repeated suffix
                 value: object = Unreadable("several audio members", f"{shortened(suffix)} and another")
             else:
                 value = _SPARSE if sparse else read(tar.payload(offset, size))

@@ -1,6 +1,6 @@
 """Lengths of audio and array files, from their headers alone: nothing is decoded, unpickled or evaluated.
 
-Functions here raise Unreadable for a file whose length can't be told.
+Functions here raise Unreadable for a file whose length is unknown.
 """
 
 from __future__ import annotations

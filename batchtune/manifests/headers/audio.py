@@ -152,10 +152,7 @@ def _wav_length(payload: Payload, head: bytes) -> AudioLength | None:
 
 
 def _samples(fmt: bytes, fact: int, size: int) -> AudioLength | None:
-    """Return the length by the chunk `fmt `, the number in `fact` (or 0) and the bytes of samples.
-
-    None if it takes libsndfile. Raises Unreadable if nothing can tell it.
-    """
+    """Return the length by the chunk `fmt `, the number in `fact` (or 0) and the bytes of samples; None if unknown."""
     codec, channels, rate, _, align, bits = _FMT.unpack_from(fmt)
     if codec == 0xFFFE and len(fmt) >= 26:  # WAVE_FORMAT_EXTENSIBLE
         codec = int.from_bytes(fmt[24:26], "little")
@@ -180,7 +177,7 @@ def _samples(fmt: bytes, fact: int, size: int) -> AudioLength | None:
 _STREAMINFO_END = 4 + 4 + 34
 # A frame of 65535 equal samples: a header of 6 bytes, a subframe of 2, a footer of 2.
 _SMALLEST_FRAME = 10
-# Bytes look like a frame's header by chance once in some thousand files; only a hostile file has many.
+# Bytes look like a frame's header by chance once in some dozen files; only a hostile file has many.
 _MOST_TRIED = 8
 _CODED_SIZES = {1: 192, **{code: 144 << code for code in range(2, 6)}, **{code: 1 << code for code in range(8, 16)}}
 

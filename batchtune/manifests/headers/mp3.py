@@ -21,7 +21,7 @@ _BIT_RATES = {
     (False, 1): (32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
     **dict.fromkeys([(False, 2), (False, 3)], (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)),
 }
-# The delay of the decoder itself, which mpg123 takes off the end where there is an Info tag.
+# The delay of the decoder itself, which mpg123 takes off the end if there is an Info tag.
 _DECODER_DELAY = 529
 _WINDOW_BYTES = 256 * 1024
 _LONGEST_GAP = 64 * 1024
@@ -57,7 +57,7 @@ def mp3_length(payload: Payload, search: bool = False) -> AudioLength:
 
 
 def _tagged_count(data: bytes, frame: _Frame, available: int) -> int | None:
-    """Return the number of samples by the tag in the first frame (`data`, of so many bytes left), None without one."""
+    """Return the number of samples by the tag in the first frame, `data`, of a file of `available` bytes, or None."""
 
     def number(at: int) -> int:
         return int.from_bytes(data[at : at + 4], "big")
@@ -134,7 +134,7 @@ class _Reader:
         return None
 
     def _at(self, position: int, size: int) -> int:
-        """Return the index in the window of a position, with so many bytes after it, as far as the file has them."""
+        """Return the index of a position in the window, which then holds `size` bytes from there, if the file does."""
         at = position - self._start
         if at < 0 or (at + size > len(self._window) and self._start + len(self._window) < self._size):
             self._start, at = position, 0
