@@ -31,8 +31,7 @@ from batchtune.results import (
 from batchtune.tuning.loader_demand import Steps, steps_of_run
 from batchtune.tuning.loader_idle import IdleModel
 from batchtune.tuning.loader_recommend import ranked, reason_for, warnings_for
-from batchtune.tuning.loader_reproduce import reproduced
-from batchtune.tuning.loader_rows import row_of
+from batchtune.tuning.loader_rows import reproduced, row_of
 from batchtune.tuning.run_folder import alone_in
 from batchtune.units import counted, format_number
 
@@ -179,7 +178,7 @@ class _Tuner:
     def _receiving(self, found: list[LoaderRow]) -> list[LoaderRow]:
         """Measure how long it takes to receive a batch, and return the rows with the idle shares that follow."""
         with_workers = [row for row in found if row.outcome == "ok" and row.workers and row.batches_per_second]
-        if not (self._idle.has_steps and self._kind.WORKERS_AXIS and with_workers):
+        if not (self._idle.steps and self._kind.MORE_WORKERS and with_workers):
             return found
         row = min(with_workers, key=lambda row: row.workers)
         step = _LONG_STEP * row.workers / (row.batches_per_second or 1.0)
@@ -195,9 +194,9 @@ class _Tuner:
 
     def _more_workers(self, found: Sequence[LoaderRow], axes: dict[str, Sequence[Argument]]) -> list[Arguments]:
         """Return settings with twice as many workers as any, where these may help and the user named no number."""
-        name = self._kind.WORKERS_AXIS
+        name = self._kind.WORKERS
         working = [row for row in found if row.outcome == "ok"]
-        if name is None or name in self._settings.sweep or not working:
+        if not (self._kind.MORE_WORKERS and working) or name in self._settings.sweep:
             return []
         processors, most = len(self._settings.processors), max(row.workers for row in found)
         fastest = max(working, key=lambda row: row.batches_per_second or 0.0)
@@ -251,7 +250,7 @@ class _Tuner:
             tried.append(self._confirmed(arguments, row.rounds, number, len(candidates)))
             if tried[-1].outcome == "ok" and (tried[-1].idle or 0.0) <= BUSY_IDLE:
                 break
-            if not self._idle.has_steps:
+            if not self._idle.steps:
                 break
         working = [row for row in tried if row.outcome == "ok"]
         if working:
@@ -286,7 +285,7 @@ class _Tuner:
         """Measure a setting with all its arguments, then with a consumer that computes as long as the step takes."""
         seconds = self._settings.seconds * 2 ** (rounds - 1)
         row = self._measure(arguments, Plan(seconds=seconds, trials=self._settings.trials), rounds, done, total)
-        if row.outcome != "ok" or not self._idle.has_steps:
+        if row.outcome != "ok" or not self._idle.steps:
             return row
         self._on_progress(LoaderProgress(doing="confirming", arguments=arguments, done=done, total=total))
         epochs = self._measured[row.name].epochs
@@ -297,7 +296,7 @@ class _Tuner:
         if paced.outcome != "ok":
             row = replace(row, outcome=paced.outcome, error=paced.error)
         else:
-            self._idle.learn_paced(row, paced.epochs)
+            self._idle.learn(row, paced.epochs, paced=True)
             row = replace(row, gpu_idle_measured=measured_idle(paced.epochs, row.workers))
             row = replace(row, estimated_epoch_seconds=self._idle.epoch_seconds(row, epochs))
         self.rows[row.name] = row
@@ -349,7 +348,7 @@ class _Tuner:
         counts: dict[int, int] = {}
         for name, measurement in self._measured.items():
             examples = self._idle.epoch_examples(measurement.epochs)
-            if examples is not None and self._kind.WORKERS_AXIS:
+            if examples is not None and self._kind.MORE_WORKERS:
                 counts.setdefault(self.rows[name].workers, examples)
         if not counts:
             return
