@@ -37,7 +37,7 @@ import msgspec
 from batchtune.errors import LoaderError
 from batchtune.loaders.base import BatchFacts, LoaderKind, Machine, OpenLoader, Target
 from batchtune.loaders.batches import examples_in_largest, facts_of
-from batchtune.loaders.dali_readers import OperatorTimes, ReaderWatch
+from batchtune.loaders.dali_readers import ReaderWatch, operator_times
 from batchtune.loaders.dali_threads import ReaderThread, Source
 from batchtune.results import Argument, Arguments, LoaderStage
 from batchtune.workloads.loading import first_line
@@ -161,14 +161,14 @@ class DaliLoader(OpenLoader):
     def stages(self, seconds: float) -> list[LoaderStage]:
         """Measure each operator, one after the other (`sync_full`), without reader threads.
 
-        The rest of the time is Python's, with what it runs besides operators. Operators of a captured pipeline can't be
-        told apart.
+        The rest of the time is Python's, and whatever it runs besides operators. Operators of a captured pipeline can't
+        be measured apart.
         """
         source = self._source(0, 1, "sync_full")
         source.start()
         started, elapsed, examples = None, 0.0, 0
         try:
-            with OperatorTimes(self._ndd) as times, contextlib.closing(source.epochs()) as batches:
+            with operator_times(self._ndd) as times, contextlib.closing(source.epochs()) as batches:
                 for batch in batches:
                     if started is None:  # the first one warms up
                         started = time.perf_counter()
@@ -180,7 +180,13 @@ class DaliLoader(OpenLoader):
                         break
         finally:
             source.stop()
-        return [] if self._watch.captured else times.stages(elapsed, examples)
+        if self._watch.captured or not times or not examples:
+            return []
+        times["Python"] = max(0.0, elapsed - sum(times.values()))
+        whole = sum(times.values())
+        return [
+            LoaderStage(name=name, seconds_per_example=own / examples, share=own / whole) for name, own in times.items()
+        ]
 
     def explain(self, error: BaseException) -> str | None:
         """As in the base class: DALI's own message for too many shards needs more."""

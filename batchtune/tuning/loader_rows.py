@@ -67,17 +67,26 @@ def row_of(measurement: Measurement, kind: LoaderKind, rounds: int) -> LoaderRow
 
 
 def _rates(trial: Sequence[Taken], workers: int) -> FloatArray:
-    """Return batches, examples and length per second of one trial.
-
-    The first batches of an epoch don't count, one of each worker: all of them begin at once, and end together.
-    """
+    """Return batches, examples and length per second of one trial, each epoch from `_steady` on."""
     seconds, totals = 0.0, np.zeros(3)
     for taken in trial:
-        first = min(max(1, workers), len(taken.waits) // 2)
+        first = _steady(taken, workers)
         seconds += sum(taken.waits[first:]) + sum(taken.steps[first:])
         sums = [sum(value or 0 for value in column[first:]) for column in (taken.examples, taken.total_lengths)]
         totals += (len(taken.waits) - first, *sums)
     return totals / max(seconds, 1e-9)
+
+
+def measured_idle(epochs: Sequence[Taken], workers: int) -> float:
+    """Return the share of the time that the consumer waited, each epoch from `_steady` on."""
+    waits = sum(sum(taken.waits[_steady(taken, workers) :]) for taken in epochs)
+    steps = sum(sum(taken.steps[_steady(taken, workers) :]) for taken in epochs)
+    return waits / max(waits + steps, 1e-9)
+
+
+def _steady(taken: Taken, workers: int) -> int:
+    """Return the first batch of an epoch that counts: all workers begin their first ones at once, and end together."""
+    return min(max(1, workers), len(taken.waits) // 2)
 
 
 def growth(memory: MemoryUse, spans: Sequence[tuple[float, float]], batches: int) -> float | None:
