@@ -29,8 +29,7 @@ from batchtune.results import (
     read_result,
     write_result,
 )
-from batchtune.tuning.loader_demand import Steps, steps_of_run
-from batchtune.tuning.loader_idle import IdleModel
+from batchtune.tuning.loader_demand import IdleModel, Steps, steps_of_run
 from batchtune.tuning.loader_recommend import ranked, reason_for, warnings_for
 from batchtune.tuning.loader_rows import measured_idle, reproduced, row_of
 from batchtune.tuning.run_folder import alone_in
