@@ -10,15 +10,13 @@ from typing import Any, ClassVar
 
 from batchtune.results import Argument, Arguments, LoaderStage
 
+# How many batches of each worker may wait unless an argument says so: with torch's DataLoader, and with DALI's threads.
+_PREFETCHED = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the loader of one rank may use, as the sweep knows it.
-
-    Attributes:
-        processors: Of this rank: those of the machine / ranks per node.
-        accelerator: Whether batches go to a GPU.
-    """
+    """What the loader of one rank may use: its processors (the machine's / ranks per node), and a GPU or none."""
 
     processors: int
     accelerator: bool
@@ -30,21 +28,22 @@ class Target:
 
     Attributes:
         function: The class or function that `FILE.py:NAME` names.
-        options: Of `--set`.
-        takes: The names of the parameters of `function`; an argument among them is passed to it.
+        options: From `--set`.
+        takes: The names of its parameters; an argument among them is passed to it. `needs`: those without a default.
         seed: For all random numbers; passed as `seed` if the function takes it.
         device: Where batches are delivered to, `cpu` or `cuda:0`; passed as `device` likewise.
-        config: The run's `sampler.yaml`; None without one.
+        config: The run's `sampler.yaml`, if it has one.
     """
 
     function: Callable[..., Any]
     options: Mapping[str, Any]
     takes: frozenset[str]
+    needs: frozenset[str] = frozenset()
     seed: int
     device: str
     config: str | None
 
-    def call(self, arguments: Mapping[str, Argument] = {}) -> Any:
+    def call(self, arguments: Mapping[str, Argument]) -> Any:
         """Call the function with the options, and with those of the arguments, `seed` and `device` that it takes."""
         offered = {"seed": self.seed, "device": self.device, **arguments}
         return self.function(
@@ -54,10 +53,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFacts:
-    """What a delivered batch is. None: it can't be told.
+    """A delivered batch; None: unknown.
 
     Attributes:
-        examples: Number of examples.
         length: Longest length, in the loader's unit (or the run's, where the lengths are known).
         total_length: Sum of the true lengths where they are known, else examples × length.
         size_bytes: Of all its tensors and arrays.
@@ -73,11 +71,11 @@ class OpenLoader(ABC):
     """A loader that was built, in the worker process.
 
     Attributes:
-        kind: The kind that the target turned out to be when it was called; None: the one that opened it.
+        kind: The kind that the target turned out to be when it was called.
         exact: Whether `facts` gives true lengths in the unit of the run.
     """
 
-    kind: ClassVar[str | None] = None
+    kind: ClassVar[str]
     exact = False
 
     @abstractmethod
@@ -89,23 +87,23 @@ class OpenLoader(ABC):
         """Describe a batch. Called after each batch: must be cheap, well under a millisecond."""
 
     def batches(self) -> int | None:
-        """Return how many batches an epoch has; None if that is not known before."""
+        """Return how many batches an epoch has, if that is known before."""
         return None
 
     def examples(self) -> int | None:
-        """Return how many examples an epoch has; None if that is not known before."""
+        """Return how many examples an epoch has, if that is known before."""
         return None
 
     def explain(self, error: BaseException) -> str | None:
-        """Return what else can be said of an error that the last epoch raised: `item 17 of the dataset raises it`."""
+        """Return what else is known about an error that the last epoch raised: `item 17 of the data set raises it`."""
         return None
 
     def emptiness(self) -> str | None:
-        """Return why an epoch has no batch, as far as that can be told: `drop_last leaves all 3 examples out`."""
+        """Return why an epoch has no batch, if known: `the data set has no examples`."""
         return None
 
     def stages(self, seconds: float) -> list[LoaderStage]:
-        """Measure the stages of making a batch apart, in this process, for about so many seconds; empty: it can't."""
+        """Measure each stage of making a batch, in this process, for about so many seconds; empty if it can't."""
         return []
 
     def close(self) -> None:
@@ -117,17 +115,23 @@ class LoaderKind(ABC):
     """One kind of loader.
 
     Attributes:
+        GIVEN: Parameters that a function may have without a default: the kind gives them, besides what is swept.
         START_AXES: The arguments that matter for the start of an epoch only.
         ARGUMENTS: Name → type of all that it can be swept by.
-        WORKERS_AXIS: The number of workers, if there may be more of them than processors.
-        GIVEN: Parameters that a function may have without a default: the kind gives them, besides what is swept.
+        WORKERS: The argument that is the number of processes or threads that make batches.
+        QUEUE: The argument that is how many batches of each of them may be ready before they are taken.
+        MORE_WORKERS: Whether there may be more of them than processors.
+        IN_SHARED_MEMORY: Whether batches that are ready wait in /dev/shm.
     """
 
     name: ClassVar[str]
     GIVEN: ClassVar[tuple[str, ...]] = ()
     START_AXES: ClassVar[tuple[str, ...]] = ()
-    WORKERS_AXIS: ClassVar[str | None] = None
     ARGUMENTS: ClassVar[Mapping[str, Any]] = {}
+    WORKERS: ClassVar[str]
+    QUEUE: ClassVar[str]
+    MORE_WORKERS: ClassVar[bool] = False
+    IN_SHARED_MEMORY: ClassVar[bool] = False
 
     @abstractmethod
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
@@ -137,20 +141,27 @@ class LoaderKind(ABC):
         """
 
     def settings(self, axes: Mapping[str, Sequence[Argument]]) -> list[Arguments]:
-        """Return all settings that these values make, without those that are the same (no workers: no prefetching)."""
-        return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+        """Return all different settings that these values make."""
+        every = [self.simplified(dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
+        return [one for number, one in enumerate(every) if one not in every[:number]]
 
-    @abstractmethod
+    def simplified(self, arguments: Arguments) -> Arguments:
+        """Return the simplest arguments that mean the same: without workers, nothing is prefetched."""
+        return arguments
+
     def workers(self, arguments: Arguments) -> int:
-        """Return how many processes or threads make batches beside the one that trains."""
-
-    def batches_in_flight(self, arguments: Arguments) -> int:
-        """Return how many batches may wait in shared memory at once; 0: none is there."""
-        return 0
+        """Return how many processes or threads make batches besides the one that trains."""
+        number = arguments.get(self.WORKERS)
+        return number if isinstance(number, int) else 0
 
     def prefetched(self, arguments: Arguments) -> int:
         """Return how many batches of each worker may be ready before they are taken."""
-        return max(1, self.batches_in_flight(arguments) // max(1, self.workers(arguments)))
+        number = arguments.get(self.QUEUE)
+        return number if isinstance(number, int) else _PREFETCHED
+
+    def batches_in_flight(self, arguments: Arguments) -> int:
+        """Return how many batches of all workers may be ready before they are taken."""
+        return self.workers(arguments) * self.prefetched(arguments)
 
     @abstractmethod
     def recognises(self, target: Target) -> bool:
@@ -160,5 +171,5 @@ class LoaderKind(ABC):
     def open(self, target: Target, arguments: Arguments) -> OpenLoader:
         """Build the loader with these arguments; may import the library.
 
-        Raises LoaderError for what can't be a loader; whatever the user's code raises is left as it is.
+        Raises LoaderError for what can't be a loader; lets pass whatever the user's code raises.
         """

@@ -30,12 +30,14 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+import msgspec
 
 from batchtune.errors import LoaderError
 from batchtune.loaders.base import BatchFacts, LoaderKind, Machine, OpenLoader, Target
 from batchtune.loaders.batches import examples_in_largest, facts_of
-from batchtune.loaders.dali_readers import OperatorTimes, ReaderWatch
+from batchtune.loaders.dali_readers import ReaderWatch, operator_times
 from batchtune.loaders.dali_threads import ReaderThread, Source
 from batchtune.results import Argument, Arguments, LoaderStage
 from batchtune.workloads.loading import first_line
@@ -43,7 +45,6 @@ from batchtune.workloads.loading import first_line
 _DYNAMIC = "nvidia.dali.experimental.dynamic"
 # DALI's default first; on the CPU the last two are the same.
 _EVAL_MODES = ("eager", "deferred", "sync_cpu", "sync_full")
-_QUEUE_DEPTH = 2
 
 
 class DaliKind(LoaderKind):
@@ -58,7 +59,12 @@ class DaliKind(LoaderKind):
     """
 
     name = "dali"
-    # Parameters that the user's function gets though nothing sweeps them: they need no default.
+    ARGUMENTS: ClassVar[Mapping[str, Any]] = {
+        "reader_threads": Annotated[int, msgspec.Meta(ge=0)],
+        "queue_depth": Annotated[int, msgspec.Meta(ge=1)] | None,
+    }
+    WORKERS: ClassVar[str] = "reader_threads"
+    QUEUE: ClassVar[str] = "queue_depth"
     GIVEN: ClassVar[tuple[str, ...]] = ("shard_id", "num_shards", "rng", "num_threads")
 
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
@@ -69,24 +75,12 @@ class DaliKind(LoaderKind):
             "eval_mode": _EVAL_MODES if machine.accelerator else _EVAL_MODES[:-1],
             "num_threads": sorted({1, *middle, machine.processors}),
             "reader_threads": [0, 1, 2] if several else [0, 1],
-            "queue_depth": [_QUEUE_DEPTH],
+            "queue_depth": [2],
         }
 
-    def settings(self, axes: Mapping[str, Sequence[Argument]]) -> list[Arguments]:
+    def simplified(self, arguments: Arguments) -> Arguments:
         """As in the base class: without reader threads there is no queue."""
-        every = super().settings(axes)
-        for one in every:
-            if not one.get("reader_threads"):
-                one["queue_depth"] = None
-        return [one for number, one in enumerate(every) if one not in every[:number]]
-
-    def workers(self, arguments: Arguments) -> int:
-        """As in the base class: the reader threads."""
-        return _whole(arguments, "reader_threads", 0)
-
-    def prefetched(self, arguments: Arguments) -> int:
-        """As in the base class: the depth of its queue."""
-        return _whole(arguments, "queue_depth", _QUEUE_DEPTH)
+        return arguments if self.workers(arguments) else {**arguments, "queue_depth": None}
 
     def recognises(self, target: Target) -> bool:
         """Return whether the module, or the code, of the function refers to DALI's dynamic mode."""
@@ -94,13 +88,15 @@ class DaliKind(LoaderKind):
 
     def open(self, target: Target, arguments: Arguments) -> OpenLoader:
         """As in the base class; sets what DALI allows to be set once in a process."""
-        return DaliLoader(target, arguments)
+        return DaliLoader(target, arguments, self.workers(arguments), self.prefetched(arguments))
 
 
 class DaliLoader(OpenLoader):
     """A user's function that makes batches with DALI, called in this thread or in reader threads."""
 
-    def __init__(self, target: Target, arguments: Arguments) -> None:
+    kind: ClassVar[str] = "dali"
+
+    def __init__(self, target: Target, arguments: Arguments, threads: int, depth: int) -> None:
         self._ndd = ndd = _dynamic_mode(target.function)
         _check_device(ndd, target.device)
         mode = arguments.get("eval_mode", "eager")
@@ -111,16 +107,12 @@ class DaliLoader(OpenLoader):
                 ndd.set_num_threads(num_threads)
             except (TypeError, ValueError) as error:
                 raise LoaderError(f"num_threads={num_threads}: {' '.join(str(error).split())}") from None
-        threads = _whole(arguments, "reader_threads", 0)
-        depth = _whole(arguments, "queue_depth", _QUEUE_DEPTH)
         if threads > 1 and not {"shard_id", "num_shards"} <= target.takes:
             raise LoaderError(
                 f"reader_threads={threads}: your function does not take shard_id and num_shards, so each thread would "
                 "read all of the data",
                 "Let it take both, and pass them to its reader.",
             )
-        if threads and not depth:
-            raise LoaderError("queue_depth=0: reader threads need a queue of 1 or more", "Or take reader_threads=0.")
         self._target, self._arguments, self._watch = target, arguments, ReaderWatch(ndd)
         self._last: tuple[Any, int] = (None, 0)
         sources = [self._source(shard, max(threads, 1), str(mode)) for shard in range(max(threads, 1))]
@@ -169,14 +161,14 @@ class DaliLoader(OpenLoader):
     def stages(self, seconds: float) -> list[LoaderStage]:
         """Measure each operator, one after the other (`sync_full`), without reader threads.
 
-        The rest of the time is Python's, with what it runs besides operators. Operators of a captured pipeline can't be
-        told apart.
+        The rest of the time is Python's, and whatever it runs besides operators. Operators of a captured pipeline can't
+        be measured apart.
         """
         source = self._source(0, 1, "sync_full")
         source.start()
         started, elapsed, examples = None, 0.0, 0
         try:
-            with OperatorTimes(self._ndd) as times, contextlib.closing(source.epochs()) as batches:
+            with operator_times(self._ndd) as times, contextlib.closing(source.epochs()) as batches:
                 for batch in batches:
                     if started is None:  # the first one warms up
                         started = time.perf_counter()
@@ -188,10 +180,16 @@ class DaliLoader(OpenLoader):
                         break
         finally:
             source.stop()
-        return [] if self._watch.captured else times.stages(elapsed, examples)
+        if self._watch.captured or not times or not examples:
+            return []
+        times["Python"] = max(0.0, elapsed - sum(times.values()))
+        whole = sum(times.values())
+        return [
+            LoaderStage(name=name, seconds_per_example=own / examples, share=own / whole) for name, own in times.items()
+        ]
 
     def explain(self, error: BaseException) -> str | None:
-        """As in the base class: DALI's own message stands; only its words for too many shards need more."""
+        """As in the base class: DALI's own message for too many shards needs more."""
         return "there are fewer files than reader threads" if "num_shards_ <= Size()" in str(error) else None
 
     def close(self) -> None:
@@ -233,16 +231,6 @@ def _check_device(ndd: Any, device: str) -> None:
             f"batches are to go to {device}, but DALI sees no such GPU: {first_line(error)}",
             "Take --device cpu, or look at the driver: nvidia-smi lists the GPUs.",
         ) from None
-
-
-def _whole(arguments: Arguments, name: str, default: int) -> int:
-    """Return an argument that is a whole number from 0."""
-    value = arguments.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise LoaderError(f"{name}={value}: a whole number from 0 is needed")
-    return value
 
 
 def _mentions_dali(function: Callable[..., Any]) -> bool:

@@ -10,22 +10,27 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from batchtune.results import LoaderStage
-
-_REST = "Python"
 # The place of `capture` among the arguments of `next_epoch`.
 _CAPTURE = 2
 
 
+class _OfThread(threading.local):
+    """What was read in this thread since the last batch: reader → examples, and how many of them do not count."""
+
+    def __init__(self) -> None:
+        self.read: dict[int, tuple[int, int]] = {}
+        self.captured = False
+
+
 class ReaderWatch:
-    """Knows how many examples of the batches that readers yield belong to no epoch, or to the next one.
+    """Counts the examples of readers' batches that belong to no epoch, or to the next one.
 
     `next_epoch(batch_size=B)` yields ceil(size of the shard / B) batches, all of B examples. Only the reader knows the
-    size (`get_metadata`), and only the user's function holds it; so this wraps `next_epoch` until `close`.
+    size (`get_metadata`), and only the user's function holds the reader; so this wraps `next_epoch` until `close`.
     """
 
     def __init__(self, ndd: Any) -> None:
-        self._local = threading.local()
+        self._local = _OfThread()
         # Of each reader: its metadata, which a captured one gives in its first epoch only, and the epochs it ended.
         self._metadata: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -51,21 +56,20 @@ class ReaderWatch:
     @property
     def captured(self) -> bool:
         """Whether a reader in this thread captures a pipeline: it is lost when an epoch is broken off."""
-        return getattr(self._local, "captured", False)
+        return self._local.captured
 
     def forget(self) -> None:
         """Forget what was read in this thread."""
-        self._local.read = {}
+        self._local.read.clear()
 
     def surplus(self, examples: int | None) -> int:
         """Return how many examples of a batch, just made in this thread, do not count, and forget what was read.
 
         It is known if a reader's batches since the last one hold as many examples; else 0.
         """
-        read = getattr(self._local, "read", {})
-        found = max((surplus for number, surplus in read.values() if number == examples), default=0)
+        found = max((surplus for number, surplus in self._local.read.values() if number == examples), default=0)
         self.forget()
-        return int(found)
+        return found
 
     def _watched(self, reader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         left: int | None = None
@@ -74,17 +78,10 @@ class ReaderWatch:
                 size = _batch_size(outputs)
                 if size is not None:
                     left = (self._epoch_size(reader, size) if left is None else left) - size
-                    number, surplus = self._read().get(id(reader), (0, 0))
-                    self._read()[id(reader)] = (number + size, surplus + min(size, max(0, -left)))
+                    number, surplus = self._local.read.get(id(reader), (0, 0))
+                    self._local.read[id(reader)] = (number + size, surplus + min(size, max(0, -left)))
                 yield outputs
         self._epochs[reader] = self._epochs.get(reader, 0) + 1
-
-    def _read(self) -> dict[int, tuple[int, int]]:
-        """Return what was read in this thread since the last batch: reader → examples, and surplus of them."""
-        if not hasattr(self._local, "read"):
-            self.forget()
-        found: dict[int, tuple[int, int]] = self._local.read
-        return found
 
     def _epoch_size(self, reader: Any, batch_size: int) -> int:
         """Return the number of examples in the shard that this epoch reads, without those that pad it."""
@@ -97,47 +94,34 @@ class ReaderWatch:
         return int((shard + 1) * size // shards - shard * size // shards)
 
 
-class OperatorTimes:
-    """The time that each of DALI's operators takes, while this is entered; operators must run one after the other."""
+@contextlib.contextmanager
+def operator_times(ndd: Any) -> Iterator[dict[str, float]]:
+    """Add up the seconds of each DALI operator, in the order in which they first run, until the block ends.
 
-    def __init__(self, ndd: Any) -> None:
-        self._class, self._seconds = _class_with(ndd, "_run"), dict[str, float]()
+    Operators must run one after the other.
+    """
+    seconds: dict[str, float] = {}
+    operator_class = _class_with(ndd, "_run")
+    if operator_class is None:
+        yield seconds
+        return
+    original = operator_class._run
 
-    def __enter__(self) -> OperatorTimes:
-        if self._class is not None:
-            original = self._original = self._class._run
+    @functools.wraps(original)
+    def run(operator: Any, ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        result = original(operator, ctx, *args, **kwargs)
+        if ctx is not None and ctx.cuda_stream is not None:
+            ctx.cuda_stream.synchronize()
+        name = _name(operator)
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
+        return result
 
-            @functools.wraps(original)
-            def run(operator: Any, ctx: Any, *args: Any, **kwargs: Any) -> Any:
-                started = time.perf_counter()
-                result = original(operator, ctx, *args, **kwargs)
-                if ctx is not None and ctx.cuda_stream is not None:
-                    ctx.cuda_stream.synchronize()
-                name = _name(operator)
-                self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
-                return result
-
-            self._class._run = run
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        if self._class is not None:
-            self._class._run = self._original
-
-    def clear(self) -> None:
-        """Start anew."""
-        self._seconds.clear()
-
-    def stages(self, seconds: float, examples: int) -> list[LoaderStage]:
-        """Return the operators, in the order in which they first ran; the rest of the time comes last."""
-        if not self._seconds or not examples:
-            return []
-        rest = max(0.0, seconds - sum(self._seconds.values()))
-        whole = sum(self._seconds.values()) + rest
-        return [
-            LoaderStage(name=name, seconds_per_example=own / examples, share=own / whole)
-            for name, own in [*self._seconds.items(), (_REST, rest)]
-        ]
+    operator_class._run = run
+    try:
+        yield seconds
+    finally:
+        operator_class._run = original
 
 
 def _class_with(ndd: Any, method: str) -> Any:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from batchtune.errors import LoaderError, listed
-from batchtune.loaders import torch_arguments
+from batchtune.errors import LoaderError
 from batchtune.loaders.base import BatchFacts, Machine, OpenLoader, Target
 from batchtune.loaders.batches import facts_of
+from batchtune.loaders.culprit import culprit, unpicklable
 from batchtune.loaders.failures import WorkerDied
-from batchtune.loaders.iterable import IterableKind, IterableLoader, call
+from batchtune.loaders.iterable import DEFAULTS, IterableKind, IterableLoader, call, torch_axes
 from batchtune.results import TORCH_TYPES, Argument, Arguments, LoaderStage
+from batchtune.workloads.loading import OTHER_NAME
 
 # The arguments that a DataLoader keeps as attributes, from which the same one is built with others.
 _KEPT = (
@@ -33,59 +32,53 @@ _WITHOUT_WORKERS: dict[str, Any] = {
     "timeout": 0,
 }
 _RECENT = 64
-# How long to look for the example that raises an error.
-_EXPLAINING_SECONDS = 10.0
 
 
 class TorchKind(IterableKind):
     """A DataLoader over a data set, with a dict of arguments, or the user's own: which, its call shows."""
 
     name: ClassVar[str] = "torch"
-    WORKERS_AXIS: ClassVar[str | None] = torch_arguments.WORKERS_AXIS
+    MORE_WORKERS: ClassVar[bool] = True
     ARGUMENTS: ClassVar[Mapping[str, Any]] = TORCH_TYPES
 
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
         """As the base class says."""
-        return torch_arguments.axes(machine)
+        return torch_axes(machine)
 
     def open(self, target: Target, arguments: Arguments) -> OpenLoader:
         """As the base class says; any other iterable of batches is opened as such."""
         from torch.utils.data import DataLoader, IterableDataset
 
         made = call(target, arguments)
-        lengths = None
+        _refuse(made)
+        lengths, maker = None, DataLoader
+        batches = isinstance(made, (list, tuple, str)) or _starts_workers(made)
         if isinstance(made, DataLoader):
-            given = _arguments_of(made)
+            given, maker = _arguments_of(made), type(made)
         elif isinstance(made, Mapping) and "dataset" in made:
             given = dict(made)
             lengths = given.pop("lengths", None)
-        elif _begins_with_loader(made):
-            return IterableLoader(target, arguments, made)
-        elif isinstance(made, IterableDataset):
+        elif isinstance(made, IterableDataset) and not batches:
             given = {"dataset": made, "batch_size": None}
-        elif isinstance(made, (list, tuple)):  # of batches
-            return IterableLoader(target, arguments, made)
-        elif hasattr(made, "__getitem__") and hasattr(made, "__len__") and not isinstance(made, (Mapping, str)):
+        elif hasattr(made, "__getitem__") and hasattr(made, "__len__") and not batches:
             given = {"dataset": made}
         else:
-            _refuse(made)
             return IterableLoader(target, arguments, made)
         if lengths is not None:
             sampler = _recommended(target, given, lengths)
             given = {name: value for name, value in given.items() if name not in _BATCHING} | {"batch_sampler": sampler}
         if given.get("generator") is not None:
             given["generator"].manual_seed(target.seed)
-        maker = type(made) if isinstance(made, DataLoader) else DataLoader
         return TorchLoader(target, maker, given, arguments, lengths)
 
 
 class NotingSampler:
-    """A batch sampler that notes the batches that were asked for and not delivered yet.
+    """A batch sampler that notes the indices of the batches that were requested.
 
     Attributes:
-        sent: Their indices, in order.
-        recent: The indices of the last batches that were asked for, delivered or not.
-        stopped: Whether to ask for no more.
+        sent: Of those that were not delivered yet, in order.
+        recent: Of the last ones, delivered or not.
+        stopped: Whether to request no more.
     """
 
     def __init__(self, sampler: Any) -> None:
@@ -109,13 +102,11 @@ class NotingSampler:
         return len(self.sampler)
 
     def delivered(self, batch: Any, *, in_order: bool) -> Any:
-        """Return the indices of a delivered batch: of the first that was asked for, or out of order, of its size."""
+        """Return the indices of a delivered batch: of the first that was requested, or out of order, of its size."""
         if not self.sent:
             return None
-        place = 0
-        if not in_order:
-            examples = facts_of(batch).examples
-            place = next((place for place, one in enumerate(self.sent) if _size(one) == examples), 0)
+        examples = None if in_order else facts_of(batch).examples
+        place = next((place for place, one in enumerate(self.sent) if not in_order and _size(one) == examples), 0)
         found = self.sent[place]
         del self.sent[place]
         return found
@@ -129,14 +120,14 @@ class TorchLoader(IterableLoader):
         plain: With the user's own arguments, but without workers.
     """
 
-    kind: ClassVar[str | None] = "torch"
+    kind: ClassVar[str] = "torch"
 
     def __init__(self, target: Target, maker: Any, given: dict[str, Any], arguments: Arguments, lengths: Any) -> None:
         import numpy as np
         from torch.utils.data import DataLoader, IterableDataset
 
         # What the target took itself is not the DataLoader's, but for the arguments that both have.
-        own = {k: v for k, v in arguments.items() if k not in target.takes or k in torch_arguments.DEFAULTS}
+        own = {k: v for k, v in arguments.items() if k not in target.takes or k in DEFAULTS}
         given = given | {name: own.pop(name) for name in _BATCHING if name in own}
         self.plain = DataLoader(**{**given, **_WITHOUT_WORKERS})
         self._noting: NotingSampler | None = None
@@ -153,17 +144,19 @@ class TorchLoader(IterableLoader):
         else:  # each item of the data set is a batch
             wanted |= {"sampler": self.plain.sampler, "batch_size": None}
         self.loader = _build(maker, wanted)
+        self._in_order = self.loader.num_workers < 2 or getattr(self.loader, "in_order", True)
         _warn_of_shards(self.plain.dataset, self.loader.num_workers)
+        _check_importable(self.loader)
         super().__init__(target, {**arguments, "pin_memory": self.loader.pin_memory}, self.loader)
 
     def epoch(self) -> Iterator[Any]:
         """As the base class says."""
-        noting, in_order = self._noting, getattr(self.loader, "in_order", True) or self.loader.num_workers < 2
+        noting = self._noting
         batches = super().epoch()
         try:
             for batch in batches:
                 if noting is not None:
-                    self._indices = noting.delivered(batch, in_order=in_order)
+                    self._indices = noting.delivered(batch, in_order=self._in_order)
                 yield batch
         except GeneratorExit:
             if noting is not None and self.loader.persistent_workers:
@@ -223,103 +216,35 @@ class TorchLoader(IterableLoader):
         """As the base class says. It fetches the examples of the batch one by one in this process, to find the one."""
         context = self.loader.multiprocessing_context
         if "pickle" in str(error).lower() and context is not None and context.get_start_method() != "fork":
-            return self._unpickled()
+            return unpicklable(self.plain)
         if self._noting is None:
             return super().explain(error)
         if isinstance(error, WorkerDied):  # whichever batch it was making
-            return self._culprit(error, list(self._noting.sent))
-        in_order = getattr(self.loader, "in_order", True) or self.loader.num_workers < 2
+            return culprit(self.plain, error, list(self._noting.sent), apart=True)
         # Out of order, a batch may have been taken for another one.
-        return self._culprit(error, list(self._noting.sent)[:1] if in_order else list(self._noting.recent)[::-1])
+        suspects = list(self._noting.sent)[:1] if self._in_order else list(self._noting.recent)[::-1]
+        return culprit(self.plain, error, suspects, apart=self.loader.num_workers > 0)
 
     def stages(self, seconds: float) -> list[LoaderStage]:
         """As the base class says."""
-        return self._stages_of(self.plain, seconds)
+        from batchtune.loaders.stages import measure_stages
+
+        return measure_stages(self.plain, seconds)
 
     def close(self) -> None:
         """As the base class says."""
         super().close()
         self.loader = None
 
-    def _culprit(self, error: BaseException, batches: Sequence[Any]) -> str | None:
-        """Return which example of the batches raises the error or ends its process, or else which together.
-
-        With workers, the examples are tried in one more of them, which they may end or block.
-        """
-        tried: deque[str | None] = deque([None], maxlen=1)
-        if not self.loader.num_workers:
-            self._try(error, batches, tried.append)
-            return tried[0]
-        receiving, sending = multiprocessing.Pipe(duplex=False)
-        asked = (error, batches, sending.send)
-        trial = multiprocessing.get_context("fork").Process(target=self._try, args=asked, daemon=True)
-        trial.start()
-        sending.close()
-        deadline = time.monotonic() + _EXPLAINING_SECONDS
-        with contextlib.suppress(EOFError):
-            while receiving.poll(max(0.0, deadline - time.monotonic())):
-                tried.append(receiving.recv())
-            tried.append(None)
-        trial.kill()
-        return tried[0]
-
-    def _try(self, error: BaseException, batches: Sequence[Any], tell: Callable[[str | None], None]) -> None:
-        """Try each example, then each batch, up to the one to blame; tell before what would be said of it."""
-        dataset, deadline = self.plain.dataset, time.monotonic() + _EXPLAINING_SECONDS
-        died = isinstance(error, WorkerDied)
-        does = "ends it" if died else "raises it"
-
-        def is_it(found: BaseException) -> bool:
-            return isinstance(found, SystemExit) if died else type(found).__name__ in f"{type(error).__name__} {error}"
-
-        for indices in batches:
-            examples = []
-            for index in indices:
-                if time.monotonic() > deadline:
-                    return tell(None)
-                tell(f"item {index} of the data set {does}")
-                try:
-                    one = dataset.__getitems__([index])[0] if hasattr(dataset, "__getitems__") else dataset[index]
-                    examples.append(one)
-                except (Exception, SystemExit) as found:
-                    if is_it(found):
-                        return None
-            if len(examples) == len(indices):
-                tell(f"collate_fn {does} for the items {listed(indices, 5)}")
-                try:
-                    self.plain.collate_fn(examples)
-                except (Exception, SystemExit) as found:
-                    if is_it(found):
-                        return None
-        return tell(None)
-
-    def _unpickled(self) -> str | None:
-        """Return what workers that are not forked can't be sent."""
-        from multiprocessing.reduction import ForkingPickler
-
-        def fails(value: Any) -> bool:
-            try:
-                ForkingPickler.dumps(value)
-            except Exception:
-                return True
-            return False
-
-        for name in ("dataset", "collate_fn", "worker_init_fn"):
-            value = getattr(self.plain, name)
-            if fails(value):
-                inner = [key for key, one in getattr(value, "__dict__", {}).items() if fails(one)]
-                return f"`{'.'.join([name, *inner[:1]])}` can't be pickled"
-        return None
-
 
 def _refuse(made: Any) -> None:
     """Raise LoaderError for what is nearly a data set, or nearly the arguments of a DataLoader."""
-    if isinstance(made, Mapping):
+    if isinstance(made, Mapping) and "dataset" not in made:
         raise LoaderError(
             f"the target returns a dict without `dataset`: {', '.join(map(str, made)) or 'it is empty'}",
             "Give it the arguments of torch's DataLoader, with the data set under `dataset`.",
         )
-    if hasattr(made, "__getitem__") and not hasattr(made, "__iter__"):
+    if hasattr(made, "__getitem__") and not hasattr(made, "__iter__") and not hasattr(made, "__len__"):
         raise LoaderError(
             f"the target returns an object of type {type(made).__name__} without __len__: how many items has it?",
             "Add that method, or return a dict with the `dataset` and a `sampler`.",
@@ -377,15 +302,27 @@ def _build(maker: Any, arguments: dict[str, Any]) -> Any:
     return DataLoader(**arguments)
 
 
-def _begins_with_loader(pipeline: Any) -> bool:
-    """Return whether a pipeline begins with a DataLoader, as a WebLoader does: it starts workers itself."""
+def _check_importable(loader: Any) -> None:
+    """Raise LoaderError if workers that are not forked could not import the user's file by its name."""
+    context = loader.multiprocessing_context
+    for part in (loader.dataset, loader.collate_fn, loader.worker_init_fn):
+        _, other, name = str(getattr(part, "__module__", "")).partition(OTHER_NAME)
+        if other and context is not None and context.get_start_method() != "fork":
+            raise LoaderError(
+                f"workers that are not forked can't import {name}.py: another module has its name",
+                "Rename the file, or use fork.",
+            )
+
+
+def _starts_workers(pipeline: Any) -> bool:
+    """Return whether a pipeline begins with a DataLoader, as a WebLoader does."""
     from torch.utils.data import DataLoader
 
     return any(isinstance(stage, DataLoader) for stage in _stages(pipeline))
 
 
 def _warn_of_shards(pipeline: Any, workers: int) -> None:
-    """Warn if a WebDataset pipeline has fewer shards than workers, which share them out."""
+    """Warn if a WebDataset pipeline has fewer shards than workers, which share them."""
     for stage in _stages(pipeline):
         shards = getattr(stage, "urls", None)
         if isinstance(shards, list) and 0 < len(shards) < workers:

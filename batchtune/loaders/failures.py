@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
-import shutil
 import signal
 import threading
 import time
@@ -19,13 +17,13 @@ from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, LoaderError, WorkloadError
 from batchtune.loaders.base import OpenLoader
+from batchtune.loaders.memory import shared_memory
 from batchtune.loaders.protocol import Failed
 from batchtune.processes.worker import oom_kills
 from batchtune.results import LoaderOutcome
 from batchtune.units import format_size
 from batchtune.workloads.loading import first_line, raised_elsewhere, user_traceback
 
-_SHARED_MEMORY = "/dev/shm"
 # As torch, Python and the C library write them.
 _EXITED = re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) exited unexpectedly")
 _CUT = re.compile(r"(?:Connection\w*|BrokenPipe|EOF|FileNotFound)Error: (?!Caught)")
@@ -232,10 +230,9 @@ def _known(said: str) -> tuple[LoaderOutcome, str | None, str | None]:
 
 
 def _small_shared_memory() -> str:
-    size = ""
-    with contextlib.suppress(OSError):
-        size = f": it holds {format_size(shutil.disk_usage(_SHARED_MEMORY).total)}"
-    return f"{_SHARED_MEMORY} is too small for the batches in flight{size}"
+    memory = shared_memory()
+    size = f": it holds {format_size(memory.total)}" if memory else ""
+    return f"/dev/shm is too small for the batches in flight{size}"
 
 
 def _said(error: BaseException) -> str:

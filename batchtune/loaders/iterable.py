@@ -1,22 +1,37 @@
-"""Any iterable of batches, measured as it is: a framework's own loader, a WebLoader, a generator function."""
+"""Any iterable of batches, measured as it is: a framework's own loader, a WebLoader, a generator function.
+
+It is swept by those arguments of torch's DataLoader that its function takes.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from importlib import metadata
 from typing import Any, ClassVar
 
 from batchtune.errors import LoaderError
-from batchtune.loaders import torch_arguments
 from batchtune.loaders.base import BatchFacts, LoaderKind, Machine, OpenLoader, Target
 from batchtune.loaders.batches import facts_of, moved
 from batchtune.results import Argument, Arguments, LoaderStage
+from batchtune.units import format_number
+
+# Of torch's DataLoader; `multiprocessing_context=None` is Python's own default.
+DEFAULTS: Arguments = {
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "in_order": True,
+    "pin_memory": False,
+    "persistent_workers": False,
+    "multiprocessing_context": None,
+}
+_IN_ORDER_SINCE = (2, 6)
 
 
 class IterableLoader(OpenLoader):
     """An iterable of batches. If it is an iterator, which ends once, the target is called anew for each epoch."""
 
-    kind: ClassVar[str | None] = "iterable"
+    kind: ClassVar[str] = "iterable"
 
     def __init__(self, target: Target, arguments: Arguments, made: Any) -> None:
         if not hasattr(made, "__iter__") or isinstance(made, (str, bytes)):
@@ -24,25 +39,24 @@ class IterableLoader(OpenLoader):
                 f"the target returns an object of type {type(made).__name__}: neither a data set nor an iterable",
                 "Return a data set, a dict of DataLoader arguments, a DataLoader, or any iterable of batches.",
             )
-        self._target, self._arguments = target, arguments
-        self._made, self._once = made, iter(made) is made if isinstance(made, Iterator) else False
+        self._target, self._arguments, self._made = target, arguments, made
+        self._once = isinstance(made, Iterator) and iter(made) is made
         self._used = False
-        self.delivered = 0
+        self._delivered = 0
 
     def epoch(self) -> Iterator[Any]:
         """As the base class says."""
         if self._once and self._used:
             self._made = call(self._target, self._arguments)
-        self._used, self.delivered = True, 0
-        # An error's traceback keeps it: torch's would wait 5 s for its workers to end, where one has died.
-        iterator = iter(self._made)
+        self._used, self._delivered = True, 0
+        iterator = iter(self._made)  # a variable, so that the traceback of an error keeps it
         for batch in iterator:
-            ready = self._to_device(batch)
+            ready = self._on_device(batch)
             del batch
-            self.delivered += 1
+            self._delivered += 1
             yield ready
 
-    def _to_device(self, batch: Any) -> Any:
+    def _on_device(self, batch: Any) -> Any:
         """Return the batch on the device, ready; on the CPU it is left as it is."""
         if self._target.device == "cpu":
             return batch
@@ -65,17 +79,13 @@ class IterableLoader(OpenLoader):
 
     def explain(self, error: BaseException) -> str | None:
         """As the base class says."""
-        count = self.delivered
-        return f"raised after {count:,} {'batch' if count == 1 else 'batches'}"
+        return f"after {format_number(self._delivered)} batch{'' if self._delivered == 1 else 'es'}"
 
     def stages(self, seconds: float) -> list[LoaderStage]:
         """As the base class says."""
-        return self._stages_of(self._made, seconds)
-
-    def _stages_of(self, loader: Any, seconds: float) -> list[LoaderStage]:
         from batchtune.loaders.stages import measure_stages
 
-        return measure_stages(loader, {}, seconds, lambda batch: facts_of(batch).examples)
+        return measure_stages(self._made, seconds)
 
     def close(self) -> None:
         """As the base class says."""
@@ -83,27 +93,28 @@ class IterableLoader(OpenLoader):
 
 
 class IterableKind(LoaderKind):
-    """Any iterable of batches. Swept are those arguments of torch's DataLoader that are parameters of the target."""
+    """Any iterable of batches."""
 
     name: ClassVar[str] = "iterable"
-    START_AXES: ClassVar[tuple[str, ...]] = torch_arguments.START_AXES
-    GIVEN: ClassVar[tuple[str, ...]] = tuple(torch_arguments.DEFAULTS)
+    GIVEN: ClassVar[tuple[str, ...]] = tuple(DEFAULTS)
+    START_AXES: ClassVar[tuple[str, ...]] = ("persistent_workers", "multiprocessing_context")
+    WORKERS: ClassVar[str] = "num_workers"
+    QUEUE: ClassVar[str] = "prefetch_factor"
+    IN_SHARED_MEMORY: ClassVar[bool] = True
 
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
         """As the base class says."""
-        return {name: values for name, values in torch_arguments.axes(machine).items() if name in takes}
+        return {name: values for name, values in torch_axes(machine).items() if name in takes}
 
-    def settings(self, axes: Mapping[str, Sequence[Argument]]) -> list[Arguments]:
-        """As the base class says."""
-        return torch_arguments.distinct(super().settings(axes))
-
-    def workers(self, arguments: Arguments) -> int:
-        """As the base class says."""
-        return torch_arguments.workers(arguments)
-
-    def batches_in_flight(self, arguments: Arguments) -> int:
-        """As the base class says."""
-        return torch_arguments.batches_in_flight(arguments)
+    def simplified(self, arguments: Arguments) -> Arguments:
+        """As the base class says. A single worker keeps the order; without `num_workers`, all settings may differ."""
+        if "num_workers" not in arguments:
+            return arguments
+        if not self.workers(arguments):
+            alone = {**DEFAULTS, "pin_memory": arguments.get("pin_memory")}
+            return {name: alone.get(name, value) for name, value in arguments.items()}
+        single = self.workers(arguments) == 1 and "in_order" in arguments
+        return {**arguments, "in_order": True} if single else arguments
 
     def recognises(self, target: Target) -> bool:
         """As the base class says."""
@@ -114,12 +125,18 @@ class IterableKind(LoaderKind):
         return IterableLoader(target, arguments, call(target, arguments))
 
 
+def torch_axes(machine: Machine) -> dict[str, Sequence[Argument]]:
+    """Return the arguments of torch's DataLoader that are swept, each with its values, the cheapest first."""
+    workers = {0, machine.processors, *(1 << power for power in range(machine.processors.bit_length()))}
+    found: dict[str, Sequence[Argument]] = {"num_workers": sorted(workers), "prefetch_factor": [2, 4]}
+    with contextlib.suppress(metadata.PackageNotFoundError, ValueError):  # without importing torch
+        if tuple(map(int, metadata.version("torch").split(".")[:2])) >= _IN_ORDER_SINCE:
+            found["in_order"] = [True, False]
+    if machine.accelerator:
+        found["pin_memory"] = [False, True]
+    return found | {"persistent_workers": [False, True], "multiprocessing_context": ["fork", "spawn", "forkserver"]}
+
+
 def call(target: Target, arguments: Arguments) -> Any:
     """Call the target with these arguments; where it needs one that is not set, with the default of torch."""
-    try:
-        parameters = inspect.signature(target.function).parameters.values()
-    except (TypeError, ValueError):  # written in C
-        return target.call(arguments)
-    needed = {one.name for one in parameters if one.default is one.empty} - target.options.keys()
-    defaults = {name: value for name, value in torch_arguments.DEFAULTS.items() if name in needed}
-    return target.call({**defaults, **arguments})
+    return target.call({**{name: value for name, value in DEFAULTS.items() if name in target.needs}, **arguments})

@@ -11,15 +11,14 @@ from batchtune.results import Arguments, LoaderOutcome, LoaderStage
 
 
 class Open(Message, frozen=True):
-    """Asks to import the user's code and to build the loader.
+    """A request to import the user's code and to build the loader.
 
     Attributes:
-        spec, options: The target and its `--set` options.
         kind: As the user named it; None: recognised.
         processors: The processors that the process and all that it starts may use.
         device: `auto`, `cpu` or `cuda:N`.
-        inspect: Whether only those of the arguments count that the user's function takes.
-        config: Path of the run's `sampler.yaml`; None without one.
+        inspect: Whether to drop arguments that the user's function does not take.
+        config: Path of the run's `sampler.yaml`, if it has one.
     """
 
     spec: str
@@ -34,14 +33,14 @@ class Open(Message, frozen=True):
 
 
 class Opened(Message, frozen=True):
-    """The loader is built; None: not known.
+    """The loader that was built.
 
     Attributes:
-        pid: The worker process.
         takes: The parameters of the user's function.
         device: That batches go to, `cpu` or `cuda:N`; device_name: as a person knows it.
+        batches, examples: Of an epoch; None: unknown.
         exact: Whether the lengths of batches are true ones in the unit of the run.
-        warnings: What the code warned of, each once.
+        warnings: Each warning of the code, once.
     """
 
     pid: int
@@ -56,7 +55,7 @@ class Opened(Message, frozen=True):
 
 
 class Take(Message, frozen=True):
-    """Asks for an epoch, or its first part: it ends after so many batches or seconds, whichever comes first.
+    """A request for an epoch, or its first part: it ends after so many batches or seconds, whichever comes first.
 
     Attributes:
         steps: How long the consumer is busy with each batch in turn, from the start again after the last; None: it
@@ -75,48 +74,47 @@ class Taken(Message, frozen=True):
 
     Attributes:
         complete: Whether the epoch came to its end.
-        seconds: From its start to its end, the workers of the next epoch not counted.
+        seconds: From its start to its end, without starting the workers of the next epoch.
         waits: Seconds for each batch, the first from the start of the epoch.
         steps: Seconds that the consumer then took.
-        examples, lengths, total_lengths: As in `BatchFacts`; None where it can't be told.
+        examples, lengths, total_lengths: As in `BatchFacts`.
         bytes: Of the largest batch.
         cpu_seconds: Of the process and all that it started.
-        words: What the first batch is; None without one.
+        words: The shape of the first batch, in words.
         digests: Of each batch, name → hash.
     """
 
-    complete: bool
-    seconds: float
-    waits: list[float]
-    steps: list[float]
-    examples: list[int | None]
-    lengths: list[float | None]
-    total_lengths: list[float | None]
-    bytes: int
-    cpu_seconds: float
-    words: str | None
+    complete: bool = False
+    seconds: float = 0.0
+    waits: list[float] = msgspec.field(default_factory=list)
+    steps: list[float] = msgspec.field(default_factory=list)
+    examples: list[int | None] = msgspec.field(default_factory=list)
+    lengths: list[float | None] = msgspec.field(default_factory=list)
+    total_lengths: list[float | None] = msgspec.field(default_factory=list)
+    bytes: int = 0
+    cpu_seconds: float = 0.0
+    words: str | None = None
     digests: list[dict[str, str]] = msgspec.field(default_factory=list)
 
 
 class Split(Message, frozen=True):
-    """Asks for the time of each stage, measured for about so many seconds."""
+    """A request to measure each stage for about so many seconds."""
 
     seconds: float
 
 
 class Stages(Message, frozen=True):
-    """The stages, in their order; empty where they can't be told apart."""
+    """The stages, in their order; empty if they can't be measured apart."""
 
     stages: list[LoaderStage]
 
 
 class Failed(Message, frozen=True):
-    """The user's code, or the loader, raised an error.
+    """An error of the user's code or of the loader.
 
     Attributes:
-        outcome: `error`, `oom`, `shared_memory`, `crash` (a worker of the loader died) or `timeout`.
         traceback: The last lines of the user's own frames.
-        fatal: Whether other settings would fail alike: the target can't be imported or is no loader.
+        fatal: Whether other settings would fail alike: the target can't be imported, or makes no loader.
     """
 
     outcome: LoaderOutcome
@@ -124,6 +122,11 @@ class Failed(Message, frozen=True):
     hint: str | None = None
     traceback: str | None = None
     fatal: bool = False
+
+    @property
+    def text(self) -> str:
+        """The message, the hint and the traceback, each on lines of its own."""
+        return "\n".join(part for part in (self.message, self.hint, self.traceback) if part)
 
 
 Request = Open | Take | Split

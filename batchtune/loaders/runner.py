@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import psutil
 
 from batchtune.errors import LoaderError
 from batchtune.loaders.base import LoaderKind
-from batchtune.loaders.memory import MemoryUse, MemoryWatch, shared_memory_free
+from batchtune.loaders.memory import MemoryUse, shared_memory, watched_memory
 from batchtune.loaders.protocol import Failed, Open, Opened, Reply, Split, Stages, Take, Taken
 from batchtune.loaders.settings import LoaderSettings
-from batchtune.processes.worker import Nursery, WorkerLost
+from batchtune.processes.worker import Message, Nursery, WorkerLost
 from batchtune.results import Arguments, LoaderOutcome, LoaderStage
 from batchtune.units import format_seconds, format_size
 from batchtune.workloads.loading import last_frame
 
-# A part of an epoch that warms up: so many times what may be waiting, and at most so long.
+Answer = TypeVar("Answer", Opened, Taken, Stages)
+
+# The part of an epoch that warms up: so many times what may be waiting, and at least so many batches.
 _WARM_UP_TIMES = 2
 _WARM_UP_BATCHES = 8
-# An epoch that ends at once is begun again only so many times in a trial.
+# The most epochs of a trial, if they end at once.
 _MOST_EPOCHS = 50
 _LAST_LINES = 5
-# A trial whose epochs take so many times as long as it should has seen enough of them.
+# A trial that is so many times its time over it begins no more epochs.
 _LATE = 2
 
 
@@ -35,8 +39,8 @@ class Plan:
     Attributes:
         seconds: Of each trial.
         trials: How many, after the warm-up.
-        epochs: How many epochs to begin in a trial at least; to see how long one takes to start.
-        batches: Of each epoch at most; None: all, as far as the time goes.
+        epochs: The fewest epochs to begin in a trial; to see how long one takes to start.
+        batches: The most of each epoch; None: all, as far as the time goes.
         steps: How long the consumer is busy with each batch in turn; None: not at all.
         digests: Whether to hash each batch, of one epoch.
     """
@@ -49,19 +53,20 @@ class Plan:
     digests: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Measurement:
     """What one setting delivered.
 
     Attributes:
-        trials: Of each, its epochs or parts of one; complete trials only, unless the first failed.
-        memory: None where the loader was not built.
-        spans: When each epoch of the trials began and ended, on `time.monotonic`'s clock.
+        error: The message, the hint and the traceback, each on lines of its own.
+        trials: The epochs, or parts of one, of each complete trial.
+        memory: None if the loader was not built.
+        spans: The beginning and the end of each epoch of the trials, on `time.monotonic`'s clock.
         busy_processors: How many all programs of the machine kept busy during the trials; None if it failed.
     """
 
     arguments: Arguments
-    outcome: LoaderOutcome
+    outcome: LoaderOutcome = "ok"
     error: str | None = None
     trials: list[list[Taken]] = field(default_factory=list)
     memory: MemoryUse | None = None
@@ -72,6 +77,12 @@ class Measurement:
     def epochs(self) -> list[Taken]:
         """All epochs of all trials."""
         return [taken for trial in self.trials for taken in trial]
+
+
+class _Failure(Exception):
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.message)
+        self.failed = failed
 
 
 class LoaderRunner:
@@ -90,64 +101,67 @@ class LoaderRunner:
 
     def inspect(self) -> Opened:
         """Build the loader once, with the first of the values that the user named. Raises LoaderError if that fails."""
-        self._nursery.start_worker()
-        try:
+        with self._worker():
             return self._inspect()
-        except _Failure as failure:
-            raise LoaderError(failure.message, failure.hint, failure.traceback) from None
-        finally:
-            self._nursery.end_worker()
-
-    def measure(self, arguments: Arguments, plan: Plan, kind: LoaderKind) -> Measurement:
-        """Measure one setting in a fresh process. Raises LoaderError if every other setting would fail alike."""
-        self._nursery.start_worker()
-        memory, trials = None, list[list[Taken]]()
-        self._spans.clear()
-        try:
-            opened = self._open(arguments)
-            with MemoryWatch(opened.pid) as memory:
-                self._warm_up(kind.batches_in_flight(arguments), plan)
-                self._spans.clear()
-                started, busy_before = time.monotonic(), _busy_seconds()
-                for _ in range(plan.trials):
-                    trials.append(self._trial(plan))
-                busy = (_busy_seconds() - busy_before) / (time.monotonic() - started)
-            if not any(taken.waits for trial in trials for taken in trial):
-                raise _Failure("empty", "the loader delivers no batch")
-        except _Failure as failure:
-            if failure.fatal:
-                raise LoaderError(failure.message, failure.hint, failure.traceback) from None
-            return Measurement(
-                arguments=arguments,
-                outcome=failure.outcome,
-                error=failure.text,
-                trials=trials,
-                memory=memory,
-                spans=list(self._spans),
-            )
-        finally:
-            self._nursery.end_worker()
-        return Measurement(
-            arguments=arguments,
-            outcome="ok",
-            trials=trials,
-            memory=memory,
-            spans=list(self._spans),
-            busy_processors=busy,
-        )
 
     def stages(self, seconds: float) -> list[LoaderStage]:
         """Measure the stages of making a batch in a fresh process. Raises LoaderError if a stage fails."""
+        with self._worker():
+            self._inspect()
+            return self._ask(Split(seconds=seconds), Stages, seconds * 2 + self._settings.timeout_seconds).stages
+
+    def measure(self, arguments: Arguments, plan: Plan, kind: LoaderKind) -> Measurement:
+        """Measure one setting in a fresh process. Raises LoaderError if every other setting would fail alike."""
+        found = Measurement(arguments=arguments)
+        with self._worker():
+            try:
+                self._measure(found, plan, kind)
+            except _Failure as failure:
+                if failure.failed.fatal:
+                    raise
+                found.outcome, found.error = failure.failed.outcome, failure.failed.text
+        return found
+
+    @contextmanager
+    def _worker(self) -> Iterator[None]:
+        """Start a worker, and end it; a failure becomes a LoaderError."""
         self._nursery.start_worker()
         try:
-            self._inspect()
-            found = self._ask(Split(seconds=seconds), Stages, seconds * 2 + self._settings.timeout_seconds)
-            assert isinstance(found, Stages)
-            return found.stages
+            yield
         except _Failure as failure:
-            raise LoaderError(failure.message, failure.hint, failure.traceback) from None
+            raise LoaderError(failure.failed.message, failure.failed.hint, failure.failed.traceback) from None
         finally:
             self._nursery.end_worker()
+
+    def _measure(self, found: Measurement, plan: Plan, kind: LoaderKind) -> None:
+        opened = self._open(found.arguments)
+        self._spans = []  # of the warm-up
+        with watched_memory(opened.pid) as found.memory:
+            if not plan.digests:
+                batches = max(_WARM_UP_BATCHES, 1 + _WARM_UP_TIMES * kind.batches_in_flight(found.arguments))
+                self._take(Take(batches=batches, seconds=plan.seconds))
+            self._spans = found.spans
+            started, busy_before = time.monotonic(), _busy_seconds()
+            for _ in range(plan.trials):
+                found.trials.append(self._trial(plan))
+            busy = (_busy_seconds() - busy_before) / (time.monotonic() - started)
+        if not any(taken.waits for taken in found.epochs):
+            raise _Failure(Failed(outcome="empty", message="the loader delivers no batch"))
+        found.busy_processors = busy
+
+    def _trial(self, plan: Plan) -> list[Taken]:
+        """Take epochs until the time is over and as many as requested have begun."""
+        taken: list[Taken] = []
+        left = plan.seconds
+        again = plan.batches is None and not plan.digests
+        while len(taken) < plan.epochs or (again and left > 0 and len(taken) < _MOST_EPOCHS):
+            steps = None if plan.steps is None else list(plan.steps)
+            seconds = max(left, plan.seconds / 4)
+            taken.append(self._take(Take(batches=plan.batches, seconds=seconds, steps=steps, digests=plan.digests)))
+            left -= taken[-1].seconds
+            if not taken[-1].waits or (len(taken) > 1 and left < -_LATE * plan.seconds):
+                break
+        return taken
 
     def _inspect(self) -> Opened:
         return self._open({name: values[0] for name, values in self._settings.sweep.items()}, inspect=True)
@@ -165,57 +179,36 @@ class LoaderRunner:
             inspect=inspect,
             config=settings.config,
         )
-        opened = self._ask(request, Opened, settings.setup_timeout_seconds)
-        assert isinstance(opened, Opened)
-        return opened
-
-    def _warm_up(self, in_flight: int, plan: Plan) -> None:
-        if not plan.digests:
-            self._take(Take(batches=max(_WARM_UP_BATCHES, 1 + _WARM_UP_TIMES * in_flight), seconds=plan.seconds))
-
-    def _trial(self, plan: Plan) -> list[Taken]:
-        """Take epochs until the time is over and as many as asked for have begun."""
-        taken: list[Taken] = []
-        left = plan.seconds
-        again = plan.batches is None and not plan.digests
-        while len(taken) < plan.epochs or (again and left > 0 and len(taken) < _MOST_EPOCHS):
-            steps = None if plan.steps is None else list(plan.steps)
-            seconds = max(left, plan.seconds / 4)
-            taken.append(self._take(Take(batches=plan.batches, seconds=seconds, steps=steps, digests=plan.digests)))
-            left -= taken[-1].seconds
-            if not taken[-1].waits or (len(taken) > 1 and left < -_LATE * plan.seconds):
-                break
-        return taken
+        return self._ask(request, Opened, settings.setup_timeout_seconds)
 
     def _take(self, request: Take) -> Taken:
-        longest_step = max(request.steps or [0.0])
-        limit = request.seconds + longest_step + self._settings.timeout_seconds
+        limit = request.seconds + max(request.steps or [0.0]) + self._settings.timeout_seconds
         began = time.monotonic()
         taken = self._ask(request, Taken, limit)
-        assert isinstance(taken, Taken)
         self._spans.append((began, began + taken.seconds))
         return taken
 
-    def _ask(self, request: Open | Take | Split, kind: type[Opened | Taken | Stages], timeout: float) -> Reply:
+    def _ask(self, request: Message, kind: type[Answer], timeout: float) -> Answer:
+        opening = isinstance(request, Open)
         try:
             reply = self._nursery.ask(request, (kind, Failed), timeout)
         except WorkerLost as lost:
-            what = "building the loader" if isinstance(request, Open) else "delivering batches"
             if lost.outcome == "timeout":
+                what = "building the loader" if opening else "delivering batches"
                 where = f", at {last_frame(lost.output)}" if lost.output else ""
-                limit = "--setup-timeout" if isinstance(request, Open) else "--timeout"
-                raise _Failure(
-                    "timeout",
-                    f"{what} hangs{where}: it took longer than {format_seconds(timeout)}",
-                    f"If it just takes long, allow more with {limit}.",
-                    fatal=isinstance(request, Open),
-                ) from None
-            printed = "\n".join(lost.output.strip().splitlines()[-_LAST_LINES:])
-            raise _Failure(
-                lost.outcome, f"the process that takes the batches {lost}", traceback=printed or None
-            ) from None
+                reply = Failed(
+                    outcome="timeout",
+                    message=f"{what} hangs{where}: it took longer than {format_seconds(timeout)}",
+                    hint=f"If it just takes long, allow more with {'--setup-timeout' if opening else '--timeout'}.",
+                    fatal=opening,
+                )
+            else:
+                printed = "\n".join(lost.output.strip().splitlines()[-_LAST_LINES:])
+                message = f"the process that takes the batches {lost}"
+                reply = Failed(outcome=lost.outcome, message=message, traceback=printed or None)
         if isinstance(reply, Failed):
-            raise _Failure(reply.outcome, reply.message, reply.hint, reply.traceback, fatal=reply.fatal)
+            raise _Failure(reply)
+        assert isinstance(reply, kind)
         return reply
 
 
@@ -225,34 +218,13 @@ def _busy_seconds() -> float:
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - times.guest)
 
 
-class _Failure(Exception):
-    """A setting failed."""
-
-    def __init__(
-        self,
-        outcome: LoaderOutcome,
-        message: str,
-        hint: str | None = None,
-        traceback: str | None = None,
-        *,
-        fatal: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.outcome, self.message, self.hint, self.traceback, self.fatal = outcome, message, hint, traceback, fatal
-
-    @property
-    def text(self) -> str:
-        """The message, the hint and the traceback, each on lines of its own."""
-        return "\n".join(part for part in (self.message, self.hint, self.traceback) if part)
-
-
 def too_small(kind: LoaderKind, arguments: Arguments, batch_bytes: int) -> str | None:
     """Return why /dev/shm can't hold the batches that would wait with these arguments; None if it can."""
-    waiting, free = kind.batches_in_flight(arguments), shared_memory_free()
-    if free is None or waiting * batch_bytes <= free:
+    waiting, memory = kind.batches_in_flight(arguments), shared_memory()
+    if memory is None or waiting * batch_bytes <= memory.free or not kind.IN_SHARED_MEMORY:
         return None
     return (
-        f"/dev/shm has {format_size(free)} free, and {waiting} batches of up to {format_size(batch_bytes)} may wait in "
-        "it: a worker would be killed by a bus error\nMake it larger (docker run --shm-size, or mount -o "
+        f"/dev/shm has {format_size(memory.free)} free, and {waiting} batches of up to {format_size(batch_bytes)} may "
+        "wait in it: a worker would be killed by a bus error\nMake it larger (docker run --shm-size, or mount -o "
         "remount,size=... /dev/shm), or take fewer workers or a smaller prefetch_factor."
     )

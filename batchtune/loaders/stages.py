@@ -14,14 +14,10 @@ from types import CodeType, FrameType
 from typing import Any
 
 from batchtune.errors import LoaderError
+from batchtune.loaders.batches import facts_of
 from batchtune.results import LoaderStage
 from batchtune.workloads.loading import first_line, user_traceback
 
-# Arguments of a DataLoader that only its workers need.
-_OF_WORKERS = {
-    *("num_workers", "prefetch_factor", "persistent_workers", "multiprocessing_context", "worker_init_fn"),
-    *("timeout", "pin_memory", "pin_memory_device", "in_order"),
-}
 # Stages of WebDataset: up to the last of these, a pipeline reads shards.
 _READS = {"tar_file_expander", "tarfile_samples", "group_by_keys", "check_empty", "StreamingOpen", "FileCache"}
 _SHUFFLES = {"shuffle", "detshuffle"}
@@ -42,8 +38,8 @@ class _Stage:
 
     Attributes:
         name: As in LoaderStage; empty: its time is not that of a worker.
-        run: From what the stage before yields to its own iterator.
-        codes: Of the user's function, if it may be told apart which functions it spends its time in.
+        run: Takes the iterator of the stage before; returns its own.
+        codes: Of the user's function, if the functions that it calls may be measured apart.
         steady: Whether in the long run it yields as many items as it takes, though not while its buffer fills.
         seconds: Inside its iterator, the stages before included.
         items: How many it yielded.
@@ -59,19 +55,12 @@ class _Stage:
     warm_up: tuple[float, int] = (0.0, 0)
 
 
-def measure_stages(
-    dataset: Any, arguments: Mapping[str, Any], seconds: float, examples_in: Callable[[Any], int | None]
-) -> list[LoaderStage]:
+def measure_stages(loader: Any, seconds: float) -> list[LoaderStage]:
     """Measure each stage's own time, in this process, as a worker of torch's DataLoader runs it: with one thread.
 
-    The objects of the user stay as they are. Whole epochs are measured after a first one; of an epoch that takes longer
-    than `seconds`, the part after a warm-up of a fifth of that.
-
-    Args:
-        dataset: A map-style or iterable dataset, a WebDataset pipeline, a DataLoader, or any iterable of batches.
-        arguments: Of the DataLoader that takes it; the names that only workers need are left out.
-        seconds: For about so long; up to twice as long where that ends an epoch, or if functions are told apart.
-        examples_in: Returns the number of examples in a batch; None counts as one.
+    `loader` is a DataLoader, a WebDataset pipeline or any iterable of batches; it stays as it is. Whole epochs are
+    measured after a first one; of an epoch that takes longer than `seconds`, the part after a warm-up of a fifth of
+    that. It takes up to twice as long where that ends an epoch, or if functions are measured apart.
 
     Returns:
         The stages in their order; the shares sum to 1.
@@ -84,28 +73,22 @@ def measure_stages(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        stages = _stages_of(dataset, arguments)
-        examples = _run(stages, seconds, examples_in)
+        stages = _stages_of(loader)
+        examples = _run(stages, seconds)
         shares = _functions_within(stages, seconds / 2)
     finally:
         torch.set_num_threads(threads)
-    found = _own_times(stages, examples)
-    return [part for stage in found for part in _divided(stage, shares.get(stage.name, {}))]
+    return [part for stage in _own_times(stages, examples) for part in _divided(stage, shares.get(stage.name, {}))]
 
 
 # Finding the stages
 
 
-def _stages_of(dataset: Any, arguments: Mapping[str, Any]) -> list[_Stage]:
-    """Return the stages of a dataset under a DataLoader with these arguments, or of an iterable that needs none."""
+def _stages_of(loader: Any) -> list[_Stage]:
+    """Return the stages of a DataLoader or of an iterable."""
     from torch.utils.data import DataLoader
 
-    if isinstance(dataset, DataLoader):
-        return _loader_stages(dataset)
-    if not arguments:
-        return _iterable_stages(dataset)
-    kept = {name: value for name, value in arguments.items() if name not in {"dataset", "lengths", *_OF_WORKERS}}
-    return _loader_stages(DataLoader(dataset, **kept))
+    return _loader_stages(loader) if isinstance(loader, DataLoader) else _iterable_stages(loader)
 
 
 def _loader_stages(loader: Any) -> list[_Stage]:
@@ -170,7 +153,7 @@ def _iterable_stages(dataset: Any) -> list[_Stage]:
         return [_Stage(name=f"{type(dataset).__name__}.__iter__", run=lambda _: dataset)]
     first, *others = dataset.pipeline
     if isinstance(first, (pipeline, DataLoader)):
-        stages = _stages_of(first, {})
+        stages = _stages_of(first)
     else:
         stages = [_Stage(name=_READING, run=lambda _: dataset.invoke(copy.copy(first)))]
     names = [_stage_name(stage) for stage in others]
@@ -231,7 +214,7 @@ def _place(code: CodeType) -> str:
 # Measuring them
 
 
-def _run(stages: list[_Stage], seconds: float, examples_in: Callable[[Any], int | None]) -> int:
+def _run(stages: list[_Stage], seconds: float) -> int:
     """Take batches through the stages, and return how many examples came while their time was counted."""
     started = time.perf_counter()
     warm, examples = False, 0
@@ -244,7 +227,7 @@ def _run(stages: list[_Stage], seconds: float, examples_in: Callable[[Any], int 
         batches = 0
         for batch in chain:
             batches += 1
-            examples += examples_in(batch) or 1
+            examples += facts_of(batch).examples or 1
             elapsed = time.perf_counter() - started
             if epoch or elapsed < _WARM_UP * seconds:
                 continue

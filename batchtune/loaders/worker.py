@@ -18,7 +18,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, LoaderError
 from batchtune.loaders import KINDS, kind_of
-from batchtune.loaders.base import BatchFacts, OpenLoader, Target
+from batchtune.loaders.base import OpenLoader, Target
 from batchtune.loaders.batches import digests_of, words_of
 from batchtune.loaders.failures import WorkerWatch, failed, missing_library, report_unsent_batches
 from batchtune.loaders.protocol import (
@@ -84,6 +83,8 @@ class Served:
         self.loader: OpenLoader | None = None
         self._watch = watch
         self._kills: int | None = None
+        # Its traceback keeps torch's iterator, which would wait for its workers as it goes, or for a lock left closed.
+        self._raised: BaseException | None = None
 
     def answer(self, request: Request) -> Reply:
         """Do what a request asks for."""
@@ -112,44 +113,38 @@ class Served:
                 if request.inspect:
                     taken = {name: value for name, value in request.arguments.items() if name in target.takes}
                     request = replace(request, arguments=taken)
-                self.loader, kind = _opened(request, target)
+                self.loader = _opened(request, target)
                 batches, examples = self.loader.batches(), self.loader.examples()
             except BaseException as error:
                 found = missing_library(error, request.spec) or error
                 # Whether it is due to the arguments, others will show.
                 fatal = isinstance(found, BatchtuneError) or target is None or not request.arguments
                 return replace(failed(found, kills=self._kills), fatal=fatal)
+        told = [one for one in caught if not issubclass(one.category, ResourceWarning)]
         return Opened(
             pid=os.getpid(),
-            kind=kind,
+            kind=self.loader.kind,
             takes=sorted(target.takes),
             device=device,
             device_name=device_name,
             batches=batches,
             examples=examples,
             exact=self.loader.exact,
-            warnings=list(
-                dict.fromkeys(
-                    f"{one.category.__name__}: {one.message}"
-                    for one in caught
-                    if not issubclass(one.category, ResourceWarning)
-                )
-            ),
+            warnings=list(dict.fromkeys(f"{one.category.__name__}: {one.message}" for one in told)),
         )
 
     def _take(self, loader: OpenLoader, request: Take) -> Taken | Failed:
-        record = _Record()
         busy_before = _cpu_seconds()
-        started = time.perf_counter()
         epoch = loader.epoch()
         try:
             self._watch.begin()
-            record.take(loader, epoch, request, started)
+            taken = _take(loader, epoch, request)
             self._watch.end()
         except BaseException as raised:
             self._watch.end()
+            self._raised = raised
             return replace(failed(self._watch.cause(raised), loader, kills=self._kills), fatal=False)
-        taken = record.taken(_cpu_seconds() - busy_before)
+        taken = replace(taken, cpu_seconds=_cpu_seconds() - busy_before)
         try:
             epoch.close()  # type: ignore[attr-defined]
         except BaseException:  # workers that were stopped in the middle of a batch may end in disorder
@@ -160,57 +155,40 @@ class Served:
         return taken
 
 
-@dataclass(slots=True)
-class _Record:
-    """What an epoch has delivered so far."""
-
-    complete: bool = False
-    waits: list[float] = field(default_factory=list)
-    steps: list[float] = field(default_factory=list)
-    facts: list[BatchFacts] = field(default_factory=list)
-    words: str | None = None
-    digests: list[dict[str, str]] = field(default_factory=list)
-
-    def take(self, loader: OpenLoader, epoch: Iterator[Any], request: Take, started: float) -> None:
-        """Take batches until the epoch or the request ends."""
-        asked = started
-        while request.batches is None or len(self.waits) < request.batches:
-            try:
-                batch = next(epoch)
-            except StopIteration:
-                self.complete = True
-                return
-            delivered = time.perf_counter()
-            self.waits.append(delivered - asked)
-            self.facts.append(loader.facts(batch))
-            if self.words is None:
-                self.words = words_of(batch)
-            if request.digests:
-                self.digests.append(digests_of(batch))
-            del batch
-            if request.steps:
-                step = request.steps[(len(self.waits) - 1) % len(request.steps)]
-                time.sleep(max(0.0, delivered + step - time.perf_counter()))
-            asked = time.perf_counter()
-            self.steps.append(asked - delivered)
-            if asked - started >= request.seconds:
-                break
-        self.complete = len(self.waits) == loader.batches()
-
-    def taken(self, cpu_seconds: float) -> Taken:
-        return Taken(
-            complete=self.complete,
-            seconds=sum(self.waits) + sum(self.steps),  # at the end of an epoch, torch waits for its workers to end
-            waits=self.waits,
-            steps=self.steps,
-            examples=[one.examples for one in self.facts],
-            lengths=[one.length for one in self.facts],
-            total_lengths=[one.total_length for one in self.facts],
-            bytes=max((one.size_bytes for one in self.facts), default=0),
-            cpu_seconds=cpu_seconds,
-            words=self.words,
-            digests=self.digests,
-        )
+def _take(loader: OpenLoader, epoch: Iterator[Any], request: Take) -> Taken:
+    """Take batches until the epoch or the request ends."""
+    taken, largest, complete, words = Taken(), 0, False, None
+    started = asked = time.perf_counter()
+    while request.batches is None or len(taken.waits) < request.batches:
+        try:
+            batch = next(epoch)
+        except StopIteration:
+            complete = True
+            break
+        delivered = time.perf_counter()
+        taken.waits.append(delivered - asked)
+        facts = loader.facts(batch)
+        taken.examples.append(facts.examples)
+        taken.lengths.append(facts.length)
+        taken.total_lengths.append(facts.total_length)
+        largest, words = max(largest, facts.size_bytes), words or words_of(batch)
+        if request.digests:
+            taken.digests.append(digests_of(batch))
+        del batch
+        if request.steps:
+            step = request.steps[(len(taken.waits) - 1) % len(request.steps)]
+            time.sleep(max(0.0, delivered + step - time.perf_counter()))
+        asked = time.perf_counter()
+        taken.steps.append(asked - delivered)
+        if asked - started >= request.seconds:
+            break
+    return replace(
+        taken,
+        complete=complete or len(taken.waits) == loader.batches(),
+        seconds=sum(taken.waits) + sum(taken.steps),  # at the end of an epoch, torch waits for its workers to end
+        bytes=largest,
+        words=words,
+    )
 
 
 def _seed(seed: int, processors: int) -> None:
@@ -247,39 +225,32 @@ def _target(request: Open) -> Target:
         raise LoaderError(f"{request.spec!r} names no class or function in a file", "Write path/to/file.py:NAME.")
     given = {"seed", "device", *request.arguments, *(name for kind in map(kind_of, KINDS) for name in kind.GIVEN)}
     function = load_function(request.spec, request.options, given=given)
-    takes: set[str] = set()
-    try:
-        takes = {
-            one.name
-            for one in inspect.signature(function).parameters.values()
-            if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-        }
-    except (TypeError, ValueError):  # written in C
-        pass
+    parameters: list[inspect.Parameter] = []
+    with contextlib.suppress(TypeError, ValueError):  # written in C
+        parameters += inspect.signature(function).parameters.values()
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     return Target(
         function=function,
         options=request.options,
-        takes=frozenset(takes),
+        takes=frozenset(one.name for one in named),
+        needs=frozenset(one.name for one in named if one.default is one.empty) - request.options.keys(),
         seed=request.seed,
         device=request.device,
         config=request.config,
     )
 
 
-def _opened(request: Open, target: Target) -> tuple[OpenLoader, str]:
-    """Open the target as the kind that the user named, or as the first that recognises it; return the kind, too."""
-    if request.kind is not None:
-        kind = kind_of(request.kind)
-    else:
-        kind = next(one for one in map(kind_of, KINDS) if one.recognises(target))
+def _opened(request: Open, target: Target) -> OpenLoader:
+    """Open the target as the kind that the user named, or as the first that recognises it."""
+    kinds = map(kind_of, KINDS)
+    kind = kind_of(request.kind) if request.kind else next(one for one in kinds if one.recognises(target))
     loader = kind.open(target, request.arguments)
-    found = loader.kind or kind.name
-    if request.kind not in (None, found):
+    if request.kind not in (None, loader.kind):
         raise LoaderError(
-            f"{request.spec} makes a loader of the kind {found}, but {request.kind} was asked for",
-            f"Leave out --kind, or ask for {found}.",
+            f"{request.spec} makes a loader of the kind {loader.kind}, but {request.kind} was asked for",
+            f"Leave out --kind, or ask for {loader.kind}.",
         )
-    return loader, found
+    return loader
 
 
 def _cpu_seconds() -> float:

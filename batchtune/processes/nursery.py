@@ -3,12 +3,12 @@
 Started as `python -m batchtune.processes.nursery CONTROL SUPERVISOR MODULE`: a worker is a call of the module's
 `work(channel)`. Importing PyTorch takes seconds; this does it once, and uses no device, so each worker finds one
 untouched. Over the socket CONTROL the supervisor sends `start` (with a worker's channel, output and folder), `stack`
-(the worker prints its stack) and `end`. The nursery answers `started`, and the worker's exit code when nothing is left
+(the worker prints its stack) and `end`. The nursery answers `started`, and the worker's exit code once nothing is left
 of it.
 
-As a *child subreaper* (man 2 prctl) it adopts whatever a worker's children leave behind: a process that left its
-session, or whose parent has ended, still comes to it. When the worker ends, or the supervisor ends or asks for it, the
-nursery kills all that is left.
+As a *child subreaper* (man 2 prctl) it adopts whatever a worker's children leave behind, even a process that left its
+session or whose parent has ended. When the worker ends, or the supervisor ends or asks for it, the nursery kills all
+that is left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Worker processes as a supervisor sees them: how they start, what they say and print, and how they end."""
+"""Worker processes as a supervisor sees them: how they start, answer and end."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ encode = msgspec.json.Encoder().encode
 
 
 class WorkerLost(Exception):
-    """The worker process did not answer; `str` of it goes on after "the worker process".
+    """The worker process did not answer; `str` of it continues "the worker process".
 
     The outcome is `oom` if the kernel's OOM killer ended it, or an allocation failed where C++ can't raise. `output` is
     the end of what it printed; if it hangs, its stack as `user_stack` writes it.
@@ -68,11 +68,11 @@ class WorkerLost(Exception):
 
 
 class Nursery:
-    """The worker processes of one supervisor, one at a time, each with its channel and the end of what it prints.
+    """The worker processes of one supervisor, one at a time, each with its channel and the end of its output.
 
     They are forked from a process that has PyTorch (`processes.nursery`), which starts with the first worker, and again
-    after `close` or if something has killed it. `module` is what they run, `replies` the union of what they say, and
-    `environment` what they must find when they start.
+    after `close` or if something has killed it. They run `module`, answer with the union of types `replies`, and get
+    the variables `environment`.
     """
 
     def __init__(self, module: str, replies: Any, environment: Mapping[str, str]) -> None:
@@ -125,7 +125,7 @@ class Nursery:
         raise WorkerLost("crash", f"{said}: your code writes to files that are not its own")
 
     def output(self) -> str:
-        """Return the end of what it printed."""
+        """Return the end of the worker's output."""
         return b"".join(self._output).decode(errors="replace")
 
     def end_worker(self) -> None:
@@ -152,16 +152,10 @@ class Nursery:
     def _start(self) -> None:
         self.close()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        nursery = [sys.executable, "-m", "batchtune.processes.nursery"]
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "batchtune.processes.nursery",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                    self._module,
-                ],
+                [*nursery, str(theirs.fileno()), str(os.getpid()), self._module],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -177,7 +171,7 @@ class Nursery:
         return self._exit_code
 
     def _listen(self, seconds: float) -> None:
-        """Take in what the process that workers are forked from says within the time."""
+        """Handle a message of the nursery, if one comes within the time."""
         if not ready([self._control], seconds):
             return
         said = b""
@@ -209,16 +203,16 @@ class Nursery:
         while b"\n" not in self._said and len(self._said) < _LONGEST_REPLY_BYTES:
             # First look whether it has ended, then read: its last words are read even then.
             ended = self._ended() is not None
-            if ready([self._channel], 0 if ended else _POLL_SECONDS):
-                if not self._receive():
-                    self._died()
-            elif ended:  # a child of the workload's may hold the channel open after the worker itself has gone
+            readable = ready([self._channel], 0 if ended else _POLL_SECONDS)
+            if readable and self._receive():
+                continue
+            if readable or ended:  # a child of the workload's may hold the channel open after the worker has gone
                 self._died()
-            elif time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 raise WorkerLost("timeout", "hangs", self._stack())
 
     def _receive(self) -> bool:
-        """Take what has come over the channel; False if it is closed."""
+        """Read from the channel; return False if it is closed."""
         data = b""
         with contextlib.suppress(ConnectionResetError):
             data = self._channel.recv(65536)
@@ -260,7 +254,7 @@ class Nursery:
         raise WorkerLost("oom" if out_of_memory else "crash", how, output)
 
     def _oom_killed(self) -> bool:
-        """Return whether the kernel has killed for want of memory since then; if it does not count, yes."""
+        """Return whether the OOM killer has struck since the start; if the kernel does not count, assume it has."""
         now = oom_kills()
         return self._oom_kills is now if self._oom_kills is None or now is None else now > self._oom_kills
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
+from batchtune.errors import shortened
 from batchtune.results.shared import (
     Amount,
     Bytes,
@@ -40,6 +41,7 @@ TORCH_TYPES: dict[str, Any] = {
     "in_order": bool,
 }
 TORCH_ARGUMENTS = tuple(TORCH_TYPES)
+_KINDS = ("dali", "torch", "iterable")
 
 LoaderOutcome = Literal["ok", "error", "timeout", "crash", "oom", "shared_memory", "empty"]
 """How the measurement of a setting ended: `shared_memory`: /dev/shm is too small for its batches; `empty`: it delivered
@@ -239,13 +241,16 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
     def problems(self) -> Iterator[str]:
         """As for every record."""
         yield from wrong_settings(self.settings, MeasuredWith)
-        if self.kind == "torch":
-            for index, row in enumerate(self.rows):
-                for name, value in row.arguments.items():
-                    try:
-                        msgspec.convert(value, TORCH_TYPES.get(name, Argument))
-                    except msgspec.ValidationError as error:
-                        yield f"rows, entry {index}: arguments: {name}: {error}"
+        if self.kind not in _KINDS:
+            yield f"kind is {shortened(self.kind)}, but must be {', '.join(_KINDS)}"
+        if not self.rows:
+            yield "rows is empty"
+        for index, row in enumerate(self.rows if self.kind == "torch" else []):
+            for name, value in row.arguments.items():
+                try:
+                    msgspec.convert(value, TORCH_TYPES.get(name, Argument))
+                except msgspec.ValidationError as error:
+                    yield f"rows, entry {index}: arguments: {name}: {error}"
         if self.recommended is None:
             return
         if self.recommended >= len(self.rows):

@@ -77,7 +77,8 @@ def warnings_for(tuning: LoaderTuning, processors: int) -> Iterator[str]:
     """Yield what the user should know of the rows."""
     row = tuning.recommended_row
     most = max((one.workers for one in tuning.rows), default=0)
-    if most > processors and kind_of(tuning.kind).WORKERS_AXIS in tuning.settings.get("sweep", {}):
+    kind = kind_of(tuning.kind)
+    if most > processors and kind.MORE_WORKERS and kind.WORKERS in tuning.settings.get("sweep", {}):
         yield (
             f"Up to {most} workers shared {counted(processors, 'processor')}: more workers than processors help only "
             "if they wait for disks or networks."
@@ -121,16 +122,16 @@ def warnings_for(tuning: LoaderTuning, processors: int) -> Iterator[str]:
 def _how_to_go_on(tuning: LoaderTuning, row: LoaderRow, processors: int) -> Iterator[str]:
     slowest = max(tuning.stages, key=lambda stage: stage.share, default=None)
     stage = "" if slowest is None else f" {slowest.name} takes {format_percent(slowest.share)} of a batch's time."
-    busy, axis = (row.processors or 0.0) + (row.other_processors or 0.0), kind_of(tuning.kind).WORKERS_AXIS
+    busy, kind = (row.processors or 0.0) + (row.other_processors or 0.0), kind_of(tuning.kind)
     if busy >= _BUSY * processors:
         yield (
             f"All {counted(processors, 'processor')} are busy: more workers don't help.{stage} Make each example "
             "cheaper (decode less, prepare data before training), or train on a machine with more processors."
         )
-    elif axis and row.workers and row.workers >= max(one.workers for one in tuning.rows):
+    elif kind.MORE_WORKERS and row.workers and row.workers >= max(one.workers for one in tuning.rows):
         yield (
             f"The processors are not all busy ({busy:.1f} of {processors}): try more workers, for example --sweep "
-            f"{axis}={row.workers},{2 * row.workers}.{stage}"
+            f"{kind.WORKERS}={row.workers},{2 * row.workers}.{stage}"
         )
     elif stage:
         yield stage.strip()

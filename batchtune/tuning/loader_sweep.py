@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from batchtune.errors import LoaderError, ResultError
 from batchtune.loaders import kind_of
 from batchtune.loaders.base import LoaderKind, Machine
-from batchtune.loaders.protocol import Opened, Taken
+from batchtune.loaders.protocol import Opened
 from batchtune.loaders.runner import LoaderRunner, Measurement, Plan, too_small
 from batchtune.loaders.settings import LoaderSettings, swept_axes
 from batchtune.results import (
@@ -28,11 +29,9 @@ from batchtune.results import (
     read_result,
     write_result,
 )
-from batchtune.tuning.loader_demand import Steps, steps_of_run
-from batchtune.tuning.loader_idle import IdleModel
+from batchtune.tuning.loader_demand import IdleModel, Steps, steps_of_run
 from batchtune.tuning.loader_recommend import ranked, reason_for, warnings_for
-from batchtune.tuning.loader_reproduce import reproduced
-from batchtune.tuning.loader_rows import row_of
+from batchtune.tuning.loader_rows import measured_idle, reproduced, row_of
 from batchtune.tuning.run_folder import alone_in
 from batchtune.units import counted, format_number
 
@@ -41,19 +40,19 @@ _OF_RATES = (
     *("wait_p50_seconds", "wait_p99_seconds", "processors", "other_processors", "gpu_idle", "estimated_epoch_seconds"),
     "growth_bytes_per_batch",
 )
-# So many settings are measured most closely, and as many are run as training would.
+# How many settings are measured again, and run as training would run them.
 _FINALISTS = 3
-# Where the step still waits and processors are idle, workers wait for disks or networks: their number is doubled as
-# long as there are at most so many for a processor.
+# Where the step still waits and processors are idle, workers wait for disks or networks: their number is doubled, up to
+# this many for each processor.
 _WORKERS_PER_PROCESSOR = 8
 _IDLE_PROCESSORS = 0.7
-# A consumer that computes as long as the step takes is run for so many batches, but not longer than this.
+# How long a consumer is run that computes as long as the step takes.
 _PACED_BATCHES = 150
 _PACED_SECONDS = 20.0
-# To see how long it takes to receive a batch, steps are so many times as long as a worker takes for one.
+# Steps that show the time to receive a batch: so many times as long as a worker takes for one, for so many batches.
 _LONG_STEP = 2.0
 _RECEIVED = 30
-# To see how an epoch starts, so many are begun.
+# How many epochs are begun to see how one starts.
 _STARTS = 3
 _STAGES_SECONDS = 3.0
 
@@ -62,13 +61,7 @@ Doing = Literal["opening", "measuring", "starting", "confirming", "stages", "rep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderProgress:
-    """What a tuning does now.
-
-    Attributes:
-        arguments: Of the setting that is measured.
-        done, total: Settings of this round.
-        row: What was just measured; None before.
-    """
+    """What a tuning does now: the setting that is measured, how many of its round are done, and its row afterwards."""
 
     doing: Doing
     arguments: Arguments = field(default_factory=dict)
@@ -110,17 +103,12 @@ def run_loader_tuning(
 
 
 class _Tuner:
-    """One tuning: the rows that are known, and what was measured of each."""
+    """One tuning: the rows that are known, and the measurements of each."""
 
     def __init__(
-        self,
-        settings: LoaderSettings,
-        runner: LoaderRunner,
-        opened: Opened,
-        steps: Steps | None,
-        on_progress: OnProgress,
+        self, settings: LoaderSettings, runner: LoaderRunner, opened: Opened, steps: Steps | None, report: OnProgress
     ) -> None:
-        self._settings, self._runner, self._opened, self._on_progress = settings, runner, opened, on_progress
+        self._settings, self._runner, self._opened, self._on_progress = settings, runner, opened, report
         self._kind: LoaderKind = kind_of(opened.kind)
         machine = Machine(processors=len(settings.processors), accelerator=opened.device != "cpu")
         axes = self._kind.axes(machine, frozenset(opened.takes))
@@ -163,12 +151,11 @@ class _Tuner:
         while True:
             last = len(left) <= _FINALISTS
             plan = Plan(seconds=seconds, trials=self._settings.trials if last else 1)
-            found = [self._measure(arguments, plan, rounds, done, len(left)) for done, arguments in enumerate(left)]
+            found = self._measure_all(left, plan, rounds)
             if rounds == 1:
                 found = self._receiving(found)
             while rounds == 1 and (more := self._more_workers(found, once)):
-                of = len(found) + len(more)
-                found += [self._measure(one, plan, rounds, len(found) + done, of) for done, one in enumerate(more)]
+                found += self._measure_all(more, plan, rounds, before=len(found))
             best = ranked([row for row in found if row.outcome == "ok"])
             if last or not best:
                 return best
@@ -179,7 +166,7 @@ class _Tuner:
     def _receiving(self, found: list[LoaderRow]) -> list[LoaderRow]:
         """Measure how long it takes to receive a batch, and return the rows with the idle shares that follow."""
         with_workers = [row for row in found if row.outcome == "ok" and row.workers and row.batches_per_second]
-        if not (self._idle.has_steps and self._kind.WORKERS_AXIS and with_workers):
+        if not (self._idle.steps and self._kind.MORE_WORKERS and with_workers):
             return found
         row = min(with_workers, key=lambda row: row.workers)
         step = _LONG_STEP * row.workers / (row.batches_per_second or 1.0)
@@ -195,9 +182,9 @@ class _Tuner:
 
     def _more_workers(self, found: Sequence[LoaderRow], axes: dict[str, Sequence[Argument]]) -> list[Arguments]:
         """Return settings with twice as many workers as any, where these may help and the user named no number."""
-        name = self._kind.WORKERS_AXIS
+        name = self._kind.WORKERS
         working = [row for row in found if row.outcome == "ok"]
-        if name is None or name in self._settings.sweep or not working:
+        if not (self._kind.MORE_WORKERS and working) or name in self._settings.sweep:
             return []
         processors, most = len(self._settings.processors), max(row.workers for row in found)
         fastest = max(working, key=lambda row: row.batches_per_second or 0.0)
@@ -208,10 +195,20 @@ class _Tuner:
             return []
         return self._kind.settings({**axes, name: [max(1, 2 * most)]})
 
-    def _measure(
-        self, arguments: Arguments, plan: Plan, rounds: int, done: int, total: int, doing: Doing = "measuring"
-    ) -> LoaderRow:
-        self._on_progress(LoaderProgress(doing=doing, arguments=arguments, done=done, total=total))
+    def _measure_all(
+        self, settings: Sequence[Arguments], plan: Plan, rounds: int, doing: Doing = "measuring", before: int = 0
+    ) -> list[LoaderRow]:
+        """Measure settings one after the other, `before` others of the same round."""
+        found: list[LoaderRow] = []
+        now = LoaderProgress(doing=doing, done=before, total=before + len(settings))
+        for done, arguments in enumerate(settings, before):
+            now = dataclasses.replace(now, arguments=arguments, done=done, row=None)
+            self._on_progress(now)
+            found.append(self._measure(arguments, plan, rounds, starting=doing == "starting"))
+            self._on_progress(dataclasses.replace(now, done=done + 1, row=found[-1]))
+        return found
+
+    def _measure(self, arguments: Arguments, plan: Plan, rounds: int, *, starting: bool) -> LoaderRow:
         sizes = [row.batch_bytes for row in self.rows.values() if row.batch_bytes]
         reason = too_small(self._kind, arguments, max(sizes)) if sizes else None
         if reason is not None:
@@ -219,16 +216,15 @@ class _Tuner:
         else:
             measurement = self._run(arguments, plan)
         row = row_of(measurement, self._kind, rounds)
-        if doing == "starting":
+        if starting:
             row = replace(row, **dict.fromkeys(_OF_RATES))  # a few batches say nothing of rates
             self.rows.setdefault(row.name, row)
-        else:
-            if measurement.outcome == "ok":
-                self._measured[row.name] = measurement
-                self._idle.learn(row, measurement.epochs)
-                row = self._idle.priced(row, measurement.epochs)
-            self.rows[row.name] = row
-        self._on_progress(LoaderProgress(doing=doing, arguments=arguments, done=done + 1, total=total, row=row))
+            return row
+        if measurement.outcome == "ok":
+            self._measured[row.name] = measurement
+            self._idle.learn(row, measurement.epochs)
+            row = self._idle.priced(row, measurement.epochs)
+        self.rows[row.name] = row
         return row
 
     def _run(self, arguments: Arguments, plan: Plan) -> Measurement:
@@ -247,11 +243,9 @@ class _Tuner:
         tried: list[LoaderRow] = []
         candidates = self._with_more_workers(finalists[0])
         for number, row in enumerate(candidates):
-            arguments = {**row.arguments, **{name: value for name, value in start.items() if row.workers}}
-            tried.append(self._confirmed(arguments, row.rounds, number, len(candidates)))
-            if tried[-1].outcome == "ok" and (tried[-1].idle or 0.0) <= BUSY_IDLE:
-                break
-            if not self._idle.has_steps:
+            now = LoaderProgress(doing="measuring", done=number, total=len(candidates))
+            tried.append(self._confirmed(row.arguments | (start if row.workers else {}), row.rounds, now))
+            if not self._idle.steps or (tried[-1].outcome == "ok" and (tried[-1].idle or 0.0) <= BUSY_IDLE):
                 break
         working = [row for row in tried if row.outcome == "ok"]
         if working:
@@ -273,8 +267,7 @@ class _Tuner:
         if len(ways) < 2:
             return {}
         plan = Plan(seconds=self._settings.seconds, epochs=_STARTS, batches=2 * max(1, row.workers))
-        found = [self._measure(arguments, plan, 1, done, len(ways), "starting") for done, arguments in enumerate(ways)]
-        working = [one for one in found if one.outcome == "ok"]
+        working = [one for one in self._measure_all(ways, plan, 1, "starting") if one.outcome == "ok"]
         if not working:
             return {}
         soonest = min(one.first_batch_seconds or 0.0 for one in working)
@@ -282,13 +275,16 @@ class _Tuner:
         best = next(one for one in working if (one.first_batch_seconds or 0.0) <= enough)
         return {name: best.arguments[name] for name in axes}
 
-    def _confirmed(self, arguments: Arguments, rounds: int, done: int, total: int) -> LoaderRow:
+    def _confirmed(self, arguments: Arguments, rounds: int, now: LoaderProgress) -> LoaderRow:
         """Measure a setting with all its arguments, then with a consumer that computes as long as the step takes."""
-        seconds = self._settings.seconds * 2 ** (rounds - 1)
-        row = self._measure(arguments, Plan(seconds=seconds, trials=self._settings.trials), rounds, done, total)
-        if row.outcome != "ok" or not self._idle.has_steps:
+        now = dataclasses.replace(now, arguments=arguments)
+        self._on_progress(now)
+        plan = Plan(seconds=self._settings.seconds * 2 ** (rounds - 1), trials=self._settings.trials)
+        row = self._measure(arguments, plan, rounds, starting=False)
+        self._on_progress(dataclasses.replace(now, done=now.done + 1, row=row))
+        if row.outcome != "ok" or not self._idle.steps:
             return row
-        self._on_progress(LoaderProgress(doing="confirming", arguments=arguments, done=done, total=total))
+        self._on_progress(dataclasses.replace(now, doing="confirming"))
         epochs = self._measured[row.name].epochs
         steps = [float(step) for step in self._idle.steps_of(epochs)]
         period = sum(steps) / len(steps) / max(1e-3, 1 - (row.gpu_idle or 0.0))
@@ -297,7 +293,7 @@ class _Tuner:
         if paced.outcome != "ok":
             row = replace(row, outcome=paced.outcome, error=paced.error)
         else:
-            self._idle.learn_paced(row, paced.epochs)
+            self._idle.learn(row, paced.epochs, paced=True)
             row = replace(row, gpu_idle_measured=measured_idle(paced.epochs, row.workers))
             row = replace(row, estimated_epoch_seconds=self._idle.epoch_seconds(row, epochs))
         self.rows[row.name] = row
@@ -312,44 +308,34 @@ class _Tuner:
         recommended = next((index for index, row in enumerate(rows) if row.name == self._chosen), None)
         epochs = [taken for one in self._measured.values() for taken in one.epochs]
         chosen = self._measured.get(self._chosen or "")
-        steps = self._idle.steps
+        steps, opened = self._idle.steps, self._opened
         found = LoaderTuning(
             meta=meta_of(LoaderTuning),
             lengths=None if steps is None else steps.lengths,
-            target=WorkloadRecord(spec=self._settings.target, options=dict(self._settings.options)),
-            kind=self._opened.kind,
+            target=_target(self._settings),
+            kind=opened.kind,
             settings=self._settings.record(),
-            device_name=self._opened.device_name,
+            device_name=opened.device_name,
             batch=next((taken.words for taken in epochs if taken.words), None),
             epoch_batches=self._idle.epoch_batches(epochs),
-            epoch_examples=self._opened.examples or self._idle.epoch_examples(epochs) or None,
-            demand=None if chosen is None or steps is None else steps.demand(chosen.epochs, exact=self._opened.exact),
+            epoch_examples=opened.examples or self._idle.epoch_examples(epochs) or None,
+            demand=None if chosen is None or steps is None else steps.demand(chosen.epochs, exact=opened.exact),
             rows=rows,
             recommended=recommended,
             reason="",
             queue=self._idle.record,
-            warnings=[],
+            warnings=[*notes, *self._notes, *opened.warnings, *self._unequal_epochs()],
             **self._extras,  # type: ignore[arg-type]
         )
-        processors = len(self._settings.processors)
-        return replace(
-            found,
-            reason=reason_for(found, interrupted=interrupted),
-            warnings=[
-                *notes,
-                *self._notes,
-                *self._opened.warnings,
-                *self._unequal_epochs(),
-                *warnings_for(found, processors),
-            ],
-        )
+        warnings = [*found.warnings, *warnings_for(found, len(self._settings.processors))]
+        return replace(found, reason=reason_for(found, interrupted=interrupted), warnings=warnings)
 
     def _unequal_epochs(self) -> Iterator[str]:
         """Yield a warning if an epoch has more examples with some numbers of workers than with others."""
         counts: dict[int, int] = {}
         for name, measurement in self._measured.items():
             examples = self._idle.epoch_examples(measurement.epochs)
-            if examples is not None and self._kind.WORKERS_AXIS:
+            if examples is not None and self._kind.MORE_WORKERS:
                 counts.setdefault(self.rows[name].workers, examples)
         if not counts:
             return
@@ -364,16 +350,6 @@ class _Tuner:
             )
 
 
-def measured_idle(epochs: Sequence[Taken], workers: int) -> float:
-    """Return the share of the time that the consumer waited, the first batch of each epoch and worker left out."""
-    waits = steps = 0.0
-    for taken in epochs:
-        first = min(max(1, workers), len(taken.waits) // 2)
-        waits += sum(taken.waits[first:])
-        steps += sum(taken.steps[first:])
-    return waits / max(waits + steps, 1e-9)
-
-
 def check_folder(folder: Path, settings: LoaderSettings, *, force: bool) -> None:
     """Raise ResultError if the folder can't hold the tuning, or holds that of another loader, unless `force` is set."""
     if folder.exists() and not folder.is_dir():
@@ -381,8 +357,12 @@ def check_folder(folder: Path, settings: LoaderSettings, *, force: bool) -> None
     path = folder / LOADER_FILE
     if path.exists() and not force:
         theirs = read_result(path, LoaderTuning).target
-        if theirs != WorkloadRecord(spec=settings.target, options=dict(settings.options)):
+        if theirs != _target(settings):
             raise ResultError(
                 f"{path} is of another loader: {theirs.words}",
                 "Give another folder with --run, or --force to replace it.",
             )
+
+
+def _target(settings: LoaderSettings) -> WorkloadRecord:
+    return WorkloadRecord(spec=settings.target, options=dict(settings.options))

@@ -41,6 +41,19 @@ def test_every_format_is_written(batchtune: Run, run: Path, tmp_path: Path, name
         assert "batchtune/loader-config" in text
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [({"kind": "cassette"}, "kind is 'cassette'"), ({"rows": [], "recommended": None}, "rows is empty")],
+)
+def test_a_file_of_no_known_kind_or_without_rows_is_refused(
+    batchtune: Run, run: Path, changed: dict[str, object], message: str
+) -> None:
+    written = json.loads((run / "loader.json").read_text(encoding="utf-8"))
+    (run / "loader.json").write_text(json.dumps(written | changed), encoding="utf-8")
+    ran = batchtune("report", run)
+    assert ran.returncode == 1 and message in ran.stderr
+
+
 def test_it_is_compared_with_another_loader(batchtune: Run, run: Path, tmp_path: Path) -> None:
     write_result(tmp_path / "other" / "loader.json", made_loader())
     ran = batchtune("report", run, "--baseline", "other", "--fail-if", "gpu_idle worse 10%")

@@ -19,10 +19,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batchtune.errors import LoaderError
+from batchtune.errors import LoaderError, UsageError
 from batchtune.loaders.base import Machine, OpenLoader, Target
 from batchtune.loaders.batches import digests_of, words_of
 from batchtune.loaders.dali import DaliKind
+from batchtune.loaders.settings import swept_axes
 from batchtune.workloads.loading import load_function, user_traceback
 
 TARGETS = Path(__file__).parent / "dali_targets.py"
@@ -282,8 +283,6 @@ def test_bad_arguments_are_named(opened: Callable[..., OpenLoader], wavs: str, m
         ({"num_threads": 10**6}, "num_threads=1000000: The number of threads per CPU core must not exceed 100"),
         ({"num_threads": 0}, "must be positive"),
         ({"eval_mode": "lazy"}, "eval_mode=lazy: DALI has eager, deferred, sync_cpu, sync_full"),
-        ({"reader_threads": -1}, "reader_threads=-1: a whole number from 0"),
-        ({"reader_threads": 1, "queue_depth": 0}, "a queue of 1 or more"),
     ):
         with pytest.raises(LoaderError, match=message):
             opened("mels", **arguments)
@@ -304,6 +303,12 @@ def test_bad_arguments_are_named(opened: Callable[..., OpenLoader], wavs: str, m
     if not torch.cuda.is_available():
         with pytest.raises(LoaderError, match="to go to cuda:0, but DALI sees no such GPU"):
             DaliKind().open(target_of("mels", {"folder": wavs}, device="cuda:0"), {})
+
+
+def test_numbers_of_threads_and_batches_are_checked_before_measuring() -> None:
+    for swept, message in (({"reader_threads": [-1]}, "-1 can't be"), ({"queue_depth": [0]}, "0 can't be")):
+        with pytest.raises(UsageError, match=message):
+            swept_axes({}, swept, [], DaliKind.ARGUMENTS)
 
 
 def test_a_function_without_dali_is_not_taken_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,6 +286,17 @@ def test_what_cant_be_pickled_under_spawn_is_named(asker: Asker, name: str, culp
     assert failed.outcome == "error" and not failed.fatal and failed.hint and "fork" in failed.hint
 
 
+def test_a_file_with_the_name_of_another_module_is_named(asker: Asker, tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text(
+        "class Clips:\n    def __len__(self): return 4\n    def __getitem__(self, index): return index\n"
+    )
+    target = f"{tmp_path}/random.py:Clips"
+    assert asker.epoch(target, {**TWO, "multiprocessing_context": "fork"}).complete
+    failed = asker.failure(target, {**TWO, "multiprocessing_context": "spawn"})
+    assert failed.message == "workers that are not forked can't import random.py: another module has its name"
+    assert failed.hint is not None and "Rename" in failed.hint
+
+
 def test_a_batch_that_cant_be_sent_is_an_error_at_once(asker: Asker) -> None:
     failed = asker.failure("of_generators", TWO)
     assert failed.message.startswith("a batch can't be sent to the training process: ")
@@ -332,7 +343,7 @@ def test_examples_that_do_not_fit_together_are_named(asker: Asker) -> None:
 
 
 def test_an_iterable_that_breaks_says_when(asker: Asker) -> None:
-    assert asker.failure("Breaks").message == "OSError: the disk is gone (raised after 2 batches)"
+    assert asker.failure("Breaks").message == "OSError: the disk is gone (after 2 batches)"
 
 
 def test_a_gpu_that_is_not_there(asker: Asker) -> None:
