@@ -179,10 +179,9 @@ def test_numels_count_what_speechbrain_counts(unit: str | None, written: str) ->
 # batchtune's own stream
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
-def test_webdataset_gives_nominal_epochs(shards: str, config: str, workers: int) -> None:
+def test_webdataset_gives_nominal_epochs(shards: str, config: str) -> None:
     loader = snippet("webdataset", swept(), stream_config=config)["train_loader"](
-        shards, length_of, keys, num_workers=workers
+        shards, length_of, keys, num_workers=2
     )
     first, second = list(loader), list(loader)
     assert len(first) == len(second) == len(loader) == 12
@@ -217,8 +216,7 @@ def test_webdataset_leaves_out_what_was_left_out(shards: str, config: str) -> No
     assert min(length_of(example) for example in names["examples"](0, shards, length_of)) >= 0.01
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
-def test_hugging_face_streams_are_dealt_and_shuffled(config: str, workers: int) -> None:
+def test_hugging_face_streams_are_dealt_and_shuffled(config: str) -> None:
     datasets = pytest.importorskip("datasets")
 
     def generated(parts: list[int]) -> Any:
@@ -236,7 +234,7 @@ def test_hugging_face_streams_are_dealt_and_shuffled(config: str, workers: int) 
             lambda examples: [example["place"] for example in examples],
             rank=rank,
             world_size=2,
-            num_workers=workers,
+            num_workers=2,
         )
 
     first, second = list(loader(0)), list(loader(1))
@@ -270,10 +268,9 @@ def shar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
-def test_lhotse_shar_gives_nominal_epochs(shar: Path, workers: int) -> None:
+def test_lhotse_shar_gives_nominal_epochs(shar: Path) -> None:
     names = snippet("lhotse-shar", swept())
-    epochs = names["epochs"](names["train_loader"](shar, Places(), num_workers=workers))
+    epochs = names["epochs"](names["train_loader"](shar, Places(), num_workers=2))
     found = [list(next(epochs)) for _ in range(6)]
     assert [len(epoch) for epoch in found] == [12] * 6
     assert all(fits(batch, swept()) for epoch in found for batch in epoch)

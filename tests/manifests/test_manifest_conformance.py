@@ -89,12 +89,10 @@ def test_the_format_of_a_file_longer_than_the_head_is_detected(name: str, write:
 
 
 @all_formats
-def test_the_lengths_are_read(read, write: Writer, named: dict[str, str]) -> None:
+def test_the_lengths_are_read_whether_the_format_is_named_or_not(
+    read, write: Writer, named: dict[str, str], name: str
+) -> None:
     assert read(write(VALUES), **named).values.tolist() == LENGTHS
-
-
-@all_formats
-def test_the_format_can_be_named(read, write: Writer, name: str) -> None:
     assert read(write(VALUES), format=name).values.tolist() == LENGTHS
 
 
@@ -230,7 +228,7 @@ def test_an_empty_file_is_said_to_be_empty(refusal, name: str) -> None:
         assert "is empty" in refusal(content, format=name).message
 
 
-@all_formats
+@some_formats
 def test_an_unknown_length_key_is_an_error(refusal, write: Writer, named: dict[str, str]) -> None:
     assert "has no column 'lengthiness'" in refusal(write(VALUES), length_key="lengthiness", **named).message
 
@@ -241,7 +239,7 @@ def test_a_path_below_the_lengths_leads_nowhere(refusal, write: Writer, sample: 
         refusal(write(values), format=name, length_key=f"{sample.column}.x")
 
 
-@all_formats
+@some_formats
 def test_gzip_that_is_cut_off_or_corrupt_is_named(refusal, write: Writer, name: str) -> None:
     content = bytearray(gzip.compress(write(VALUES * 100)))
     assert "breaks off" in refusal(bytes(content[:-12]), format=name).message
@@ -314,7 +312,7 @@ def test_the_order_of_the_rows_does_not_change_the_fingerprint(read, write: Writ
     assert read(write(VALUES), **named).fingerprint == read(write(VALUES[::-1]), **named).fingerprint
 
 
-@all_formats
+@some_formats
 def test_two_files_are_one_data_set(tmp_path: Path, write: Writer, named: dict[str, str]) -> None:
     paths = [tmp_path / "a", tmp_path / "b"]
     paths[0].write_bytes(write(VALUES))
@@ -323,7 +321,7 @@ def test_two_files_are_one_data_set(tmp_path: Path, write: Writer, named: dict[s
 
 
 @free_formats
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(values=st.lists(st.floats(min_value=1e-6, max_value=1e12), min_size=1, max_size=20))
 def test_every_float_survives(values: list[float], name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / f"floats-{name}"
@@ -332,7 +330,7 @@ def test_every_float_survives(values: list[float], name: str, tmp_path_factory: 
 
 
 @all_formats
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=5)
 @given(content=st.one_of(st.binary(max_size=200), st.text('{}[]":,;\t\n /a1-.N', max_size=80).map(str.encode)))
 @example(content=b'{"a":' * 5000)
 @example(content=b"[" * 5000)

@@ -62,7 +62,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Finish
 
 @pytest.fixture
 def copied(finished: Callable[[int], Finished], tmp_path: Path) -> Path:
-    return shutil.copytree(finished(450).folder, tmp_path / "run")
+    return shutil.copytree(finished(400).folder, tmp_path / "run")
 
 
 def truth_around(points: list[FrontierPoint], memory_bytes: int) -> dict[float, int]:
@@ -88,7 +88,7 @@ def _largest(supervisor: Supervisor, length: float, answer: int) -> int:
     return largest or max(filter(fits, range(1, answer)), default=0)
 
 
-LIMITS_MIB = [450, pytest.param(750, marks=pytest.mark.slow)]
+LIMITS_MIB = [400, pytest.param(750, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("memory_mib", LIMITS_MIB)
@@ -101,22 +101,22 @@ def test_the_probe_finds_what_a_brute_force_finds(finished: Callable[[int], Fini
 
 
 def test_what_was_found_is_written(finished: Callable[[int], Finished]) -> None:
-    probe, folder = finished(450).probe, finished(450).folder
+    probe, folder = finished(400).probe, finished(400).folder
     assert read_result(folder / PROBE_FILE, Probe) == probe
-    assert probe.device.limit_bytes == 450 * MIB
+    assert probe.device.limit_bytes == 400 * MIB
     assert probe.lengths == LENGTHS.summary()
     assert probe.models.peak_bytes is not None
     assert len((folder / TRIALS_FILE).read_bytes().splitlines()) == len(probe.trials)
 
 
 def test_a_second_run_measures_nothing_again(copied: Path) -> None:
-    assert run_probe(LENGTHS, settings(450 * MIB), copied) == read_result(copied / PROBE_FILE, Probe)
+    assert run_probe(LENGTHS, settings(400 * MIB), copied) == read_result(copied / PROBE_FILE, Probe)
 
 
 def test_a_folder_of_other_lengths_is_refused_and_left_alone(copied: Path) -> None:
     before = {path.name: path.read_bytes() for path in copied.iterdir()}
     with pytest.raises(ResultError, match="other lengths"):
-        run_probe(Lengths.of([5.0, 10.0]), settings(450 * MIB), copied)
+        run_probe(Lengths.of([5.0, 10.0]), settings(400 * MIB), copied)
     assert {path.name: path.read_bytes() for path in copied.iterdir()} == before
 
 
