@@ -100,16 +100,19 @@ def costs_of(probe: Probe) -> Costs:
 
 def capped(costs: Costs, max_batch_length: float) -> Costs:
     """Return the same costs, but no batch longer than the user wants."""
-    frontier, joint, further = costs.frontier, costs.joint_frontier, costs.continued_frontier
 
-    def wanted(lengths: FloatArray) -> IntArray:
-        return np.maximum(1, (max_batch_length / lengths).astype(np.int64))
+    def cap(sizes: Callable[..., IntArray] | None) -> Callable[..., IntArray] | None:
+        def capped_sizes(lengths: FloatArray, *targets: FloatArray) -> IntArray:
+            assert sizes is not None
+            return np.minimum(sizes(lengths, *targets), np.maximum(1, (max_batch_length / lengths).astype(np.int64)))
+
+        return sizes and capped_sizes
 
     return replace(
         costs,
-        frontier=frontier and (lambda lengths: np.minimum(frontier(lengths), wanted(lengths))),
-        continued_frontier=further and (lambda lengths: np.minimum(further(lengths), wanted(lengths))),
-        joint_frontier=joint and (lambda lengths, targets: np.minimum(joint(lengths, targets), wanted(lengths))),
+        frontier=cap(costs.frontier),
+        continued_frontier=cap(costs.continued_frontier),
+        joint_frontier=cap(costs.joint_frontier),
     )
 
 

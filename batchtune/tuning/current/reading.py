@@ -76,13 +76,7 @@ def read_current(text: str) -> Current:
     as `read_settings` does, also for wrong values and for settings that can't be reproduced.
     """
     kind, settings = read_settings(text, TABLES)
-    return Current(
-        kind=kind,
-        settings=kind.read(settings),
-        source=settings.source,
-        key_path=settings.key_path,
-        notes=tuple(kind.notes(settings)),
-    )
+    return Current(kind=kind, given=settings, settings=kind.read(settings))
 
 
 def read_settings(text: str, known: Known[AnyKind]) -> tuple[AnyKind, Settings]:
