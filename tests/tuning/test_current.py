@@ -96,7 +96,7 @@ class TestWrittenOut:
             ("max_batch_length=6,bucket_boundaries=2:1", "does not ascend: entry 2 is 1, after 2"),
             ("max_batch_length=6,bucket_boundaries=1:2:2", "bucket_boundaries repeats 2 as entry 3"),
             ("bucket_boundaries=1:2,bucket_batch_sizes=3", "has 1 number for 2 bucket_boundaries"),
-            ("bucket_batch_size=1:2", "bucket_batch_size needs bucket_duration_bins beside it"),
+            ("bucket_batch_size=1:2", "bucket_batch_size needs bucket_duration_bins, too"),
             ("left_bucket_length=1,max_batch_length=3", "old sampler of SpeechBrain"),
         ],
     )
@@ -201,8 +201,8 @@ class TestSpeechBrainFiles:
             ("!ref <gone>", "points to 'gone', which does not exist"),
             ("!ref <round>", "around in a circle"),
             ("!ref <object.attribute>", "reads an attribute of an object"),
-            ("!ref <one> * __import__('os')", "is no arithmetic with numbers"),
-            ("!ref 9**9**9**9**9 + <one>", "is no arithmetic with numbers"),
+            ("!ref <one> * __import__('os')", "is not arithmetic with numbers"),
+            ("!ref 9**9**9**9**9 + <one>", "is not arithmetic with numbers"),
             ("[1, 2]", r"must be a number, got \[1, 2\]"),
         ],
     )

@@ -181,7 +181,7 @@ def _bucketing(settings: Settings) -> dict[str, object]:
     }
     if settings.has(sizes):
         if "bucket_duration_bins" not in found:
-            raise settings.wrong(sizes, "needs bucket_duration_bins beside it", "Give one bin for each size.")
+            raise settings.wrong(sizes, "needs bucket_duration_bins, too", "Give one bin for each size.")
         edges, counts = settings.lengths("bucket_duration_bins"), settings.counts(sizes)
         if len(counts) != len(edges):
             problem = f"has {len(counts):,} entries for {len(edges):,} bins"
@@ -193,7 +193,7 @@ def _bucketing(settings: Settings) -> dict[str, object]:
         )
     for name in (sizes, "batch_duration"):
         if name in found and not used:
-            problem = "is used without use_bucketing: its batches are no bucket table"
+            problem = "is used without use_bucketing: its batches form no bucket table"
             raise settings.wrong(name, problem, "Set use_bucketing: true if that is what you train with.")
     return found
 

@@ -50,7 +50,7 @@ class Known(Generic[AnyKind]):
 
 # Equal lengths fall into different batches.
 _GREEDY = (
-    "{}'s, which sorts all examples and cuts them greedily: such batches are no bucket table, and are not reproduced"
+    "{}'s, which sorts all examples and cuts them greedily: such batches form no bucket table, and are not reproduced"
 )
 _INCOMPLETE = "neither num_buckets nor bucket_boundaries"
 TABLES: Known[TableKind] = Known(
