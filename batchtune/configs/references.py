@@ -85,7 +85,7 @@ class References:
         formula = REFERENCE.sub(lambda match: self._operand(node, match[1], depth), text)
         result = evaluated(formula)
         if result is None:
-            raise self._wrong(node, f"{formula[:60]!r} is no arithmetic with numbers")
+            raise self._wrong(node, f"{formula[:60]!r} is not arithmetic with numbers")
         return result
 
     def _operand(self, node: Node, reference: str, depth: int) -> str:

@@ -239,7 +239,7 @@ class _Builder:
         """Add the keys that `<<` names; a mapping's own keys take precedence, then the first named."""
         for source in given.value if isinstance(given.value, list) else [given]:
             if not isinstance(source.value, dict):
-                raise self._wrong(given, "merges (<<) something that is no mapping")
+                raise self._wrong(given, "merges (<<) something that is not a mapping")
             self.merged += len(source.value)
             if self.merged > _MOST_MERGED:
                 raise self._wrong(given, f"merges (<<) more than {_MOST_MERGED:,} keys")

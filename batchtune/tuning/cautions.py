@@ -78,7 +78,7 @@ def _conversion(unit: str, longest: float) -> str:
 
 
 def limit_unit_hint(lengths: Lengths, max_batch_length: float) -> str | None:
-    """Return what max_batch_length may have been meant to be, without a full stop; None where it can be as it says."""
+    """Return a guess at the intended max_batch_length, without a full stop; None if it is plausible as it is."""
     unit, longest, median = lengths.unit, lengths.longest, float(lengths.values[lengths.count // 2])
     meant = []
     if max_batch_length < longest * _NEAR.get(unit or "", 1.0) and max_batch_length <= _MOST_SECONDS:

@@ -21,13 +21,13 @@ from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import Probe
 from batchtune.trust import WORST_TIME_ERROR
 
-# So many examples, evenly taken in order of length, say what is typical; more would only say it more slowly.
+# Examples, evenly taken in order of length, that say what is typical; more would only be slower.
 _SAMPLE = 1 << 17
-# Different targets that are distinguished.
+# Distinct targets to tell apart.
 _LEVELS = 4096
-# Where nothing says which bucket a batch is of: one of about so many with as many examples each.
+# Without a known bucket, a batch is taken to be of one of this many, with as many examples each.
 _BUCKETS = 16
-# Of more batches, only so many are looked up.
+# Look up the times of at most this many batches.
 _EACH = 8192
 # The mean of the longest of several is taken over these parts of its distribution, each by its middle: smaller ones
 # towards the end, where targets that differ much (log-normally, say) have much of their mean.
@@ -100,16 +100,19 @@ def costs_of(probe: Probe) -> Costs:
 
 def capped(costs: Costs, max_batch_length: float) -> Costs:
     """Return the same costs, but no batch longer than the user wants."""
-    frontier, joint, further = costs.frontier, costs.joint_frontier, costs.continued_frontier
 
-    def wanted(lengths: FloatArray) -> IntArray:
-        return np.maximum(1, (max_batch_length / lengths).astype(np.int64))
+    def cap(sizes: Callable[..., IntArray] | None) -> Callable[..., IntArray] | None:
+        def capped_sizes(lengths: FloatArray, *targets: FloatArray) -> IntArray:
+            assert sizes is not None
+            return np.minimum(sizes(lengths, *targets), np.maximum(1, (max_batch_length / lengths).astype(np.int64)))
+
+        return sizes and capped_sizes
 
     return replace(
         costs,
-        frontier=frontier and (lambda lengths: np.minimum(frontier(lengths), wanted(lengths))),
-        continued_frontier=further and (lambda lengths: np.minimum(further(lengths), wanted(lengths))),
-        joint_frontier=joint and (lambda lengths, targets: np.minimum(joint(lengths, targets), wanted(lengths))),
+        frontier=cap(costs.frontier),
+        continued_frontier=cap(costs.continued_frontier),
+        joint_frontier=cap(costs.joint_frontier),
     )
 
 

@@ -18,7 +18,7 @@ from batchtune.tuning.epoch_cost import Pricing
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import Ranks, SweepSettings
 
-_AGAIN = "Make sweep.json anew with `batchtune sweep-buckets`."
+_AGAIN = "Make sweep.json again with `batchtune sweep-buckets`."
 
 
 def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
@@ -115,7 +115,7 @@ def _as_swept(costs: Costs, tuned: Sweep, row: Row) -> Costs:
     if (row.sizing == "frontier" and costs.frontier is None) or (timed and costs.step_seconds is None):
         raise ResultError(
             "the recommended table was tuned by what a probe measured, but the run has no probe.json that tells it",
-            "Put probe.json back, or probe and sweep anew with `batchtune tune`.",
+            "Put probe.json back, or probe and sweep again with `batchtune tune`.",
         )
     # The others may be longer than what was measured.
     frontier = (costs.continued_frontier or costs.frontier) if by_frontier else None

@@ -16,7 +16,7 @@ from batchtune.trust import settings_differences, trust_warnings
 from batchtune.tuning.cautions import workload_unit_hint
 from batchtune.units import counted, format_length, format_size
 
-# What was measured under other conditions must not be continued, so these ends need a folder of their own.
+# A run under other conditions must not be continued, so these errors need a fresh start.
 _START_OVER = "then start over with --force, or in another folder with --run"
 
 # Where less than this part of the limit was in use, memory was free. An allocator may not find all of it in one piece.
@@ -25,7 +25,7 @@ _IN_ONE_PIECE = 0.95
 # A margin of more than this part of the limit is worth a word; so are the first few shapes at which memory falls.
 _LARGE_MARGIN = 0.02
 _MOST_NAMED = 3
-# An allocator that empties its cache once after a larger shape is no matter; in one step of ten it is.
+# It is harmless if an allocator empties its cache once after a larger shape, but not in one step of ten.
 _MANY_RETRIES = 0.1
 
 
@@ -34,7 +34,7 @@ def workload_error(workload: str, ran: Ran) -> WorkloadError:
     return WorkloadError(
         f"{workload} failed in its {ran.stage or 'step'}, with a batch of {ran.trial.shape}: {ran.trial.error}",
         ran.hint
-        or "This is no lack of memory: the probe stops. Fix it and run the same command again; "
+        or "It did not run out of memory: the probe stops. Fix it and run the same command again; "
         "the trials so far are kept.",
         ran.traceback,
     )
@@ -43,7 +43,7 @@ def workload_error(workload: str, ran: Ran) -> WorkloadError:
 def no_lack_of_memory(workload: str, trial: Trial) -> WorkloadError:
     """Return the error if even one example fails, but not for lack of memory."""
     longer = ", or allow more with --trial-timeout" if trial.outcome == "timeout" else ""
-    hint = f"This is no lack of memory: the probe stops. Fix it{longer}; {_START_OVER}."
+    hint = f"It did not run out of memory: the probe stops. Fix it{longer}; {_START_OVER}."
     return workload_error(workload, Ran(trial=trial, hint=hint))
 
 
@@ -176,7 +176,7 @@ def about_turns(turns: Turns, confirmations: int) -> Iterator[str]:
         yield (
             f"Confirmed {confirmations} times, and each time batches failed, {failed.shape} the last: "
             f"{error_in_turns(failed)}. What failed last is left out: smaller batches that passed take its place. "
-            "Leave more memory free with --memory-fraction, and probe anew with --force."
+            "Leave more memory free with --memory-fraction, and probe again with --force."
         )
     if turns.alloc_retries > _MANY_RETRIES * turns.steps:
         yield (

@@ -107,11 +107,11 @@ def run_probe(
             file = settings.workload.rpartition(":")[0]
             changed = [
                 f"{file} has changed since this run began, and {counted(len(trials), 'trial')} measured the old code. "
-                "If the change affects memory or time, measure anew with --force."
+                "If the change affects memory or time, measure again with --force."
             ]
             hooks.on_note(f"Warning: {changed[0]}")
         elif trials:
-            hooks.on_note(f"{len(trials)} trials of an earlier run in {folder} are taken over; --force measures anew.")
+            hooks.on_note(f"{len(trials)} trials of an earlier run in {folder} are reused; --force measures again.")
         if lengths.targets is not None:
             hooks.on_note("Targets: each length is probed with the longest target that occurs at or below it.")
         with hooks.measurer or Supervisor(

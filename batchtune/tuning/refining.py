@@ -26,7 +26,7 @@ from batchtune.probe.outcomes import Anchor
 
 # Lengths that stand for all: so many by where the data's total length lies, and as many by their logarithm.
 _ENDS = 192
-# A table may cost so much more than with all sizes known.
+# A table may cost this much more than with all sizes known.
 _AT_STAKE = 0.005
 # A length is measured no nearer to another than this part of the gap between two, in the logarithm.
 _APART = 0.3
@@ -34,7 +34,7 @@ _APART = 0.3
 # so many times as many as span the data. Where memory grows in proportion to the length, each adds next to nothing.
 _OF_MAX_BATCH_LENGTH = 0.03
 _FOR_MAX_BATCH_LENGTH = 3
-# So many times as many pairs of length and shorter target are measured as lengths span the data.
+# Pairs of length and shorter target to measure, as a multiple of the lengths that span the data.
 _PAIRS = 2
 # Examples that stand for all pairs, evenly taken in order of length, and boundaries in each dimension to choose from.
 _EXAMPLES = 4096

@@ -21,9 +21,9 @@ from batchtune.units import counted, format_number, format_percent
 _SORTED = 0.9
 # A worker with this many times the mean of batches is worth a warning.
 _UNEVEN = 1.1
-# So many batches under half of what they could hold are worth one, too.
+# So is this share of batches under half of what they could hold,
 _MANY_SMALL = 0.2
-# So are batch mates that meet again as often.
+# and this share of batch mates that meet again.
 _MANY_AGAIN = 0.2
 
 
@@ -70,7 +70,7 @@ def stream_cautions(stream: StreamLengths, shards: Shards, settings: StreamSetti
     needed = settings.readers
     if shards.assumed:
         yield (
-            f"the source is no set of shards: it is taken to lie in {counted(shards.count, 'shard')} of up to "
+            f"the source is not a set of shards: it is taken to lie in {counted(shards.count, 'shard')} of up to "
             f"{settings.shard_size:,} examples, in its order (--shard-size)"
         )
     if shards.broken:

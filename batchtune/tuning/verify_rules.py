@@ -115,7 +115,7 @@ def _pace(second: FloatArray, third: FloatArray, end: FloatArray) -> float:
     before = _rise(second, third)
     if before <= 0:
         return 1.0
-    noise = _noise((second, third), before)  # without the last: a bend is no noise
+    noise = _noise((second, third), before)  # without the last: a bend is not noise
     while True:
         later = end[end.size // 2 :]
         half = later.size / 2

@@ -106,7 +106,7 @@ def test_reused_trials_and_a_changed_workload_are_reported(batchtune: Run, manif
     workload = tmp_path / "mine.py"
     workload.write_text(Path(KNOWN.rpartition(":")[0]).read_text())
     arguments = ["probe-oom", manifest, "--workload", "mine.py:Known", *WORKLOAD[2:], *MEMORY]
-    assert "taken over" not in batchtune(*arguments).stderr
+    assert "are reused" not in batchtune(*arguments).stderr
     workload.write_text(workload.read_text() + "# edited\n")
     again = batchtune(*arguments).stderr
     assert "Warning: mine.py has changed since this run began" in again

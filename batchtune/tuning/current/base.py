@@ -33,15 +33,12 @@ _LARGEST_BATCH_SIZE = 2**31
 class Current:
     """Batching settings as a user has them, checked but not yet applied to lengths.
 
-    `source` is `--current` or the file's name without its folders, `key_path` the place in the file (None for the top
-    level and for `--current`); `notes` name what is not reproduced, in sentences without a full stop.
+    `given` are the settings as they were read, `settings` the checked ones as plain values.
     """
 
     kind: TableKind
+    given: Settings
     settings: Mapping[str, Any]
-    source: str
-    key_path: str | None = None
-    notes: tuple[str, ...] = ()
 
     def table(self, lengths: Lengths) -> CurrentTable:
         """Return the batches that the settings make of these lengths.
@@ -51,11 +48,11 @@ class Current:
         try:
             return self.kind.table(self, lengths)
         except ValueError as error:
-            raise ResultError(f"{self.source}: the settings make no bucket table: {error}", HOW) from error
+            raise ResultError(f"{self.given.source}: the settings make no bucket table: {error}", HOW) from error
 
     def record(self, found: CurrentTable) -> dict[str, Any]:
         """Return the `current_settings` of `sweep.json`."""
-        return recorded(self, self.kind, found.describe, self.settings)
+        return recorded(self.given, self.kind, found.describe, self.settings)
 
     def cautions(self, found: CurrentTable, row: Row) -> Iterator[str]:
         """Yield warnings about the table, sentences without a full stop."""
@@ -95,7 +92,8 @@ class CurrentTable:
 class Settings:
     """Plain values by name; the methods check them and raise a BatchtuneError that says where a wrong one stands.
 
-    `lines` has the line of each key in a file; None for `--current`. A key without a value is None.
+    `source` is `--current` or the file's name without its folders, `key_path` the place in the file (None for the top
+    level), `lines` the line of each key there (None for `--current`). A key without a value is None.
     """
 
     values: Mapping[str, Any]
@@ -241,10 +239,6 @@ class SettingsKind(ABC):
     def read(self, settings: Settings) -> dict[str, object]:
         """Return the settings, checked; raises BatchtuneError if they are wrong, or make no bucket table."""
 
-    def notes(self, settings: Settings) -> Iterable[str]:
-        """Name what is not reproduced, in sentences without a full stop."""
-        return ()
-
 
 class TableKind(SettingsKind):
     """Settings that make a bucket table."""
@@ -258,7 +252,7 @@ class TableKind(SettingsKind):
         return ()
 
 
-def recorded(where: Current | Settings, kind: SettingsKind, describe: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def recorded(where: Settings, kind: SettingsKind, describe: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as `sweep.json` and `stream.json` keep them, with their source."""
     place = {} if where.key_path is None else {"key_path": where.key_path}
     return {"source": where.source, **place, "kind": kind.name, "describe": describe, **values}

@@ -67,6 +67,7 @@ class NemoSettings(TableKind):
                 raise settings.wrong(
                     name, "makes batches that no bucket table can express", "Leave --current out, or give a batch_size."
                 )
+        settings.flag("drop_last", False)  # has no effect on a table, but must not be wrong
         lhotse = settings.flag("use_lhotse", any(settings.has(name) for name in _BUCKETING))
         if not lhotse and not settings.has("batch_size"):
             raise settings.wrong(None, "needs batch_size", "NeMo without Lhotse takes a fixed batch size.")
@@ -87,18 +88,6 @@ class NemoSettings(TableKind):
             **(_bucketing(settings) if lhotse else {}),
         }
 
-    def notes(self, settings: Settings) -> Iterator[str]:
-        """Name settings with effects that lengths alone don't show, and what is assumed."""
-        given = ((name, settings.values.get(name)) for name in _UNSEEN)
-        unseen = [name for name, value in given if value not in (None, False, _UNBOUNDED.get(name))]
-        if unseen:
-            verb = "changes" if len(unseen) == 1 else "change"
-            yield f"lengths or examples that {' and '.join(unseen)} {verb} are not reproduced"
-        if settings.from_file and not settings.has("use_lhotse") and settings.has("use_bucketing"):
-            yield "use_lhotse is not set: it is taken to be on, as bucket settings have no meaning without it"
-        if settings.flag("drop_last", False):
-            yield "drop_last leaves out batches that are not full; they are counted here"
-
     def table(self, current: Current, lengths: Lengths) -> CurrentTable:
         """Return the buckets that NeMo makes of these lengths, as far as a table can express them.
 
@@ -109,10 +98,10 @@ class NemoSettings(TableKind):
         """
         if lengths.unit not in ("s", None):
             raise ResultError(
-                f"{current.source}: NeMo counts seconds, but the lengths count {lengths.unit}",
+                f"{current.given.source}: NeMo counts seconds, but the lengths count {lengths.unit}",
                 "Convert the lengths with --length-scale and --unit s.",
             )
-        settings, notes = current.settings, list(current.notes)
+        settings, notes = current.settings, [*_notes(current.given)]
         kept, left_out = _kept(current, lengths)
         boundaries = _boundaries(settings, kept)
         if settings.get("use_bucketing") and settings.keys().isdisjoint(("bucket_duration_bins", "max_duration")):
@@ -163,6 +152,19 @@ class NemoSettings(TableKind):
             yield from longer_than(lengths, settings["batch_duration"], f"batch_duration of {YOURS},", consequence)
 
 
+def _notes(settings: Settings) -> Iterator[str]:
+    """Name settings with effects that lengths alone don't show, and what is assumed."""
+    given = ((name, settings.values.get(name)) for name in _UNSEEN)
+    unseen = [name for name, value in given if value not in (None, False, _UNBOUNDED.get(name))]
+    if unseen:
+        verb = "changes" if len(unseen) == 1 else "change"
+        yield f"lengths or examples that {' and '.join(unseen)} {verb} are not reproduced"
+    if settings.from_file and not settings.has("use_lhotse") and settings.has("use_bucketing"):
+        yield "use_lhotse is not set: it is taken to be on, as bucket settings have no meaning without it"
+    if settings.flag("drop_last", False):
+        yield "drop_last leaves out batches that are not full; they are counted here"
+
+
 def _bucketing(settings: Settings) -> dict[str, object]:
     values, used = settings.values, settings.flag("use_bucketing", not settings.from_file)
     bins, sizes = values.get("bucket_duration_bins"), "bucket_batch_size"
@@ -179,7 +181,7 @@ def _bucketing(settings: Settings) -> dict[str, object]:
     }
     if settings.has(sizes):
         if "bucket_duration_bins" not in found:
-            raise settings.wrong(sizes, "needs bucket_duration_bins beside it", "Give one bin for each size.")
+            raise settings.wrong(sizes, "needs bucket_duration_bins, too", "Give one bin for each size.")
         edges, counts = settings.lengths("bucket_duration_bins"), settings.counts(sizes)
         if len(counts) != len(edges):
             problem = f"has {len(counts):,} entries for {len(edges):,} bins"
@@ -191,7 +193,7 @@ def _bucketing(settings: Settings) -> dict[str, object]:
         )
     for name in (sizes, "batch_duration"):
         if name in found and not used:
-            problem = "is used without use_bucketing: its batches are no bucket table"
+            problem = "is used without use_bucketing: its batches form no bucket table"
             raise settings.wrong(name, problem, "Set use_bucketing: true if that is what you train with.")
     return found
 
@@ -215,7 +217,7 @@ def _kept(current: Current, lengths: Lengths) -> tuple[Lengths, dict[str, int]]:
     left_out = {reason: count for reason, count in reasons.items() if count}
     if last <= first:
         raise ResultError(
-            f"{current.source}: the settings leave out all {counted(lengths.count, 'example')}",
+            f"{current.given.source}: the settings leave out all {counted(lengths.count, 'example')}",
             "Check that the lengths are in seconds, as NeMo counts them (--length-scale).",
         )
     if not left_out:

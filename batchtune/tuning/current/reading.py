@@ -50,7 +50,7 @@ class Known(Generic[AnyKind]):
 
 # Equal lengths fall into different batches.
 _GREEDY = (
-    "{}'s, which sorts all examples and cuts them greedily: such batches are no bucket table, and are not reproduced"
+    "{}'s, which sorts all examples and cuts them greedily: such batches form no bucket table, and are not reproduced"
 )
 _INCOMPLETE = "neither num_buckets nor bucket_boundaries"
 TABLES: Known[TableKind] = Known(
@@ -76,13 +76,7 @@ def read_current(text: str) -> Current:
     as `read_settings` does, also for wrong values and for settings that can't be reproduced.
     """
     kind, settings = read_settings(text, TABLES)
-    return Current(
-        kind=kind,
-        settings=kind.read(settings),
-        source=settings.source,
-        key_path=settings.key_path,
-        notes=tuple(kind.notes(settings)),
-    )
+    return Current(kind=kind, given=settings, settings=kind.read(settings))
 
 
 def read_settings(text: str, known: Known[AnyKind]) -> tuple[AnyKind, Settings]:

@@ -106,7 +106,7 @@ class OwnTable(TableKind):
         made = counted(len(settings["bucket_boundaries"]), "bucket")
         if pool_size is not None:
             made = f"pools of {counted(pool_size, 'example')}"
-        table = table_for(settings, current.source, lengths)
+        table = table_for(settings, current.given.source, lengths)
         return CurrentTable(
             batching=Batching(table, pool_size, settings.get("batch_overhead")),
             lengths=lengths,
