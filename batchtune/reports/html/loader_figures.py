@@ -1,4 +1,4 @@
-"""Charts of a loader's tuning: what its settings deliver, and how long the step waits, against their workers."""
+"""Charts of a loader's tuning: throughput, and how long the step waits, by number of workers."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from batchtune.reports.table import UNKNOWN
 from batchtune.results import LoaderRow, LoaderTuning
 from batchtune.units import format_number, format_percent, format_seconds, format_size
 
-# Workers have a tick each up to so many.
+# Up to this many numbers of workers have a tick each.
 _MOST_TICKS = 12
 # More lines say no more.
 _MOST_LINES = 4
 # Settings whose best rates differ by less are one line.
 _MATTERS = 1.05
-# A step that takes so many times the fastest setting's examples would press all of them flat.
+# A step that takes more than this multiple of the fastest setting's rate would press all rows flat.
 _HIGHEST = 3.0
 
 
 class _Scale(NamedTuple):
-    """An axis of what rows are drawn by: `of` a row its value, `level` what they are held against, by its name."""
+    """The axis that rows are drawn on: `of` returns a row's value, `level` is a named value to compare them with."""
 
     label: str
     title: str
@@ -111,7 +111,7 @@ def _view(loader: LoaderTuning, scale: _Scale) -> View:
         data.append(points("failed", places, "--ink", mode="markers", marker={"symbol": "x", "size": 9}))
     chosen = loader.recommended_row
     if chosen is not None and chosen in rows:
-        data.append(star(point(chosen)))
+        data.append(star(point(chosen), "measured" if len(loader.rows) == 1 else "recommended"))
     y_axis = axis(scale.title, scale.unit, range=[-0.04 * highest, (1.06 + 0.06 * len(notes)) * highest or 1.0])
     return View(scale.label, data, {"xaxis": x_axis, "yaxis": y_axis, "annotations": notes})
 
