@@ -176,7 +176,7 @@ class LoaderSection(Section[LoaderTuning]):
             if row is None or id(row) in seen:
                 continue
             seen.add(id(row))
-            figures = _figures(row)
+            figures = row_cells(row)
             rows.append(
                 {
                     "": name,
@@ -300,7 +300,7 @@ def _rows_table(loader: LoaderTuning) -> Table:
     for index in shown:
         row = loader.rows[index]
         figures = {
-            **_figures(row),
+            **row_cells(row),
             "growth": known(row.growth_bytes_per_batch, format_size) if grows else None,
             "outcome": row.outcome.replace("_", " ") if failed else None,
         }
@@ -314,8 +314,8 @@ def _rows_table(loader: LoaderTuning) -> Table:
     return make_table("Settings of the loader", rows, notes, marked)
 
 
-def _figures(row: LoaderRow) -> dict[str, str | None]:
-    """Return the cells that rows are chosen by."""
+def row_cells(row: LoaderRow) -> dict[str, str | None]:
+    """Return what tables and charts show of a row, by the titles of the columns."""
     mark = _MEASURED if row.gpu_idle_measured is not None else ""
     return {
         "examples/s": known(row.examples_per_second, format_number),

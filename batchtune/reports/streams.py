@@ -319,20 +319,21 @@ def _rows_table(stream: StreamSweep) -> Table:
         lines.append((current_name(stream), stream.current))
     if stream.map_style is not None:
         lines.append((algorithm_name(stream.map_style), stream.map_style))
-    rows = [_cells(stream, name, row) for name, row in lines]
+    rows = [{"algorithm": name, **row_cells(stream, row)} for name, row in lines]
     notes = [*shown_of(len(shown), len(stream.rows), " rows", "stream.json"), *_notes(stream)]
     marked = None if stream.recommended is None else shown.index(stream.recommended)
     return make_table("Ways to batch the stream", rows, notes, marked, len(shown))
 
 
-def _cells(stream: StreamSweep, name: str, row: StreamRow | Row) -> dict[str, str | None]:
+def row_cells(stream: StreamSweep, row: StreamRow | Row) -> dict[str, str | None]:
+    """Return what tables and charts show of a row, by the titles of the columns."""
+
     def cell(field: str, words: Callable[[Any], str]) -> str | None:
         return known(getattr(row, field, None), words)  # the map-style table has not all of them
 
     most = cell("max_batch_numel", lambda numel: f" of {format_number(numel)}") or ""
     mark = UNPROVEN if row.unproven and isinstance(row, StreamRow) else ""
     return {
-        "algorithm": name,
         "target": cell("target_batch_numel", lambda numel: f"{format_number(numel)}{most}"),
         "max pad": cell("max_padding_ratio", format_percent),
         "max size": cell("max_batch_size", format_number),

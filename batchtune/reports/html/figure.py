@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -74,6 +74,11 @@ def hover(title: str, *lines: str) -> str:
     return "<br>".join([f"<b>{label(title)}</b>", *(label(line) for line in lines if line)])
 
 
+def cell_lines(cells: Mapping[str, str | None]) -> list[str]:
+    """Return a table's cells as the lines of a hover text."""
+    return [f"{title}: {cell}" for title, cell in cells.items() if cell is not None]
+
+
 def drawable(value: float | None, *, logarithmic: bool = False) -> bool:
     """Return whether a value can be drawn on a linear or a logarithmic axis."""
     return value is not None and (_SMALLEST if logarithmic else 0) <= value <= _LARGEST
@@ -82,6 +87,16 @@ def drawable(value: float | None, *, logarithmic: bool = False) -> bool:
 def thinned(items: Sequence[T]) -> list[T]:
     """Return as many items as a chart may show, evenly spaced, both ends in."""
     return spread(items, MOST_POINTS)
+
+
+def first_of_each(rows: Iterable[T], key: Callable[[T], Any], chosen: T | None) -> list[T]:
+    """Return the first row of each key, the best where they are sorted so, or the chosen one, in order of the keys."""
+    found: dict[Any, T] = {}
+    for row in rows:
+        if row is chosen:
+            found[key(row)] = row
+        found.setdefault(key(row), row)
+    return [found[one] for one in sorted(found)]
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
