@@ -1,4 +1,4 @@
-"""What a machine offers, as plain text."""
+"""The report of `batchtune doctor` as plain text."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from batchtune.results import (
 
 
 class Report(Result, frozen=True, kw_only=True):
-    """What `batchtune report --format json` writes."""
+    """The document that `batchtune report --format json` writes."""
 
     FORMAT: ClassVar[str] = "batchtune/report"
 

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from batchtune.errors import without_commands
 from batchtune.results import Verdict
 
-# What XML 1.0 can't hold, not even escaped (https://www.w3.org/TR/xml/#charsets), and control characters that it can.
+# Characters that XML 1.0 can't hold even escaped (https://www.w3.org/TR/xml/#charsets), and all control characters.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 

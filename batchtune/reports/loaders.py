@@ -47,6 +47,8 @@ class LoaderSection(Section[LoaderTuning]):
         rate, idle, name = f"{format_number(_speed(row))} {row.rate_unit}", row.idle, setting_name(loader, row)
         if idle is None:
             set_it = f"Set {name} for the loader: {rate}" if row.arguments else f"The loader as it is makes {rate}"
+            if row.arguments and _is_alone(loader):
+                set_it = f"{name} makes {rate}"
             alone, against = without_workers(loader), ""
             if alone is not None and alone is not row and alone.examples_per_second and row.examples_per_second:
                 times = speed(1 / row.examples_per_second, 1 / alone.examples_per_second)
@@ -84,7 +86,18 @@ class LoaderSection(Section[LoaderTuning]):
         loader, row = self.result, self.result.recommended_row
         if row is None:
             return
-        yield from self.brief()
+        if _is_alone(loader):
+            yield "Only this setting was measured, so it is not known to be the best."
+        if row.estimated_epoch_seconds is not None:
+            what = "with the step" if loader.demand is not None else "of the loader alone"
+            yield f"An epoch {what} is estimated at {format_seconds(row.estimated_epoch_seconds)}."
+        if self._stage and (row.idle is None or row.idle <= BUSY_IDLE):  # else the headline says so
+            yield f"The slowest stage: {self._stage}."
+        if loader.reproducible and loader.reproduced is not None:
+            same = batches_words(loader.reproduced.batches)
+            yield f"Reproducible: two epochs from one seed gave the same {same}, bit for bit."
+        if self.brief:
+            return
         if loader.reason and not loader.reason.startswith("The loader is the bottleneck"):  # the headline says so
             yield f"Why: {with_full_stop(loader.reason)}"
         needs = []
@@ -101,7 +114,7 @@ class LoaderSection(Section[LoaderTuning]):
             yield f"The step: {_demand_words(loader)}."
         if row.gpu_idle is not None and row.gpu_idle_measured is not None:
             yield (
-                f"Beside a step that takes as long, it was measured to wait {format_percent(row.gpu_idle_measured)} of "
+                f"With a step that takes as long, it was measured to wait {format_percent(row.gpu_idle_measured)} of "
                 f"the time; the queue of workers gives {format_percent(row.gpu_idle)}."
             )
         if (queue := loader.queue) is not None:
@@ -116,20 +129,6 @@ class LoaderSection(Section[LoaderTuning]):
         if row.examples_per_second_spread is not None and row.trials > 1:
             differ = format_percent(row.examples_per_second_spread)
             yield f"Its rate is the median of {row.trials} trials, which differ by {differ}."
-
-    def brief(self) -> Iterator[str]:
-        """Say what an epoch takes, the slow stage, and whether batches are reproducible."""
-        loader, row = self.result, self.result.recommended_row
-        if row is None:
-            return
-        if row.estimated_epoch_seconds is not None:
-            what = "with the step" if loader.demand is not None else "of the loader alone"
-            yield f"An epoch {what} is estimated at {format_seconds(row.estimated_epoch_seconds)}."
-        if self._stage and (row.idle is None or row.idle <= BUSY_IDLE):  # else the headline says so
-            yield f"The slowest stage: {self._stage}."
-        if loader.reproducible and loader.reproduced is not None:
-            same = batches_words(loader.reproduced.batches)
-            yield f"Reproducible: two epochs from one seed gave the same {same}, bit for bit."
 
     def facts(self) -> Iterator[Fact]:
         """As for every section."""
@@ -148,7 +147,11 @@ class LoaderSection(Section[LoaderTuning]):
 
     def tables(self) -> Iterator[Table]:
         """Lay out all rows, those that failed with their messages, and the stages."""
-        loader = self.result
+        loader, row = self.result, self.result.recommended_row
+        if self.brief and row is not None:
+            yield self._comparison(row)
+        if self.brief:
+            return
         if loader.rows:
             yield _rows_table(loader)
         failed = failed_settings(loader)
@@ -162,19 +165,18 @@ class LoaderSection(Section[LoaderTuning]):
         if loader.stages:
             yield _stages_table(loader.stages)
 
-    def comparison(self) -> Iterator[Table]:
-        """Compare the recommended row with the fastest one, and with the training process making its own batches."""
-        loader, chosen = self.result, self.result.recommended_row
-        if chosen is None:
-            return
+    def _comparison(self, chosen: LoaderRow) -> Table:
+        """Compare a row with the fastest one, and with the training process making its own batches."""
+        loader = self.result
         fastest = max(_delivered(loader.rows), key=_speed)
-        lines = {"recommended": chosen, "fastest": fastest, "without workers": without_workers(loader)}
+        name = "measured" if _is_alone(loader) else "recommended"
+        lines = {name: chosen, "fastest": fastest, "without workers": without_workers(loader)}
         rows, seen = [], set[int]()
         for name, row in lines.items():
             if row is None or id(row) in seen:
                 continue
             seen.add(id(row))
-            figures = _figures(row)
+            figures = row_cells(row)
             rows.append(
                 {
                     "": name,
@@ -184,9 +186,9 @@ class LoaderSection(Section[LoaderTuning]):
                     **{title: figures[title] for title in ("wait p99", "first batch", "memory")},
                 }
             )
-        yield make_table("" if self.is_main else self.title, rows, marked=0)
+        return make_table("" if self.is_main else self.title, rows, marked=None if _is_alone(loader) else 0)
 
-    def warnings(self, *, brief: bool) -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         """Yield what differs between two epochs, the settings that failed, and the tuning's own warnings."""
         loader, reproduced = self.result, self.result.reproduced
         if reproduced is not None and reproduced.first_difference is not None:
@@ -198,7 +200,7 @@ class LoaderSection(Section[LoaderTuning]):
             first = failed[0]
             why = quoted(first.error) if first.error else outcome_words(first)
             one, of = f"{setting_name(loader, first)}: {with_full_stop(why)}", counted(len(loader.rows), "setting")
-            more = " --full shows all." if brief and len(failed) > 1 else ""
+            more = " --full shows all." if self.brief and len(failed) > 1 else ""
             yield f"{len(failed)} of {of} of the loader failed, such as {one}{more}"
         yield from map(with_full_stop, loader.warnings)
 
@@ -233,7 +235,7 @@ def varied_arguments(loader: LoaderTuning) -> list[str]:
 
 
 def argument_of(row: LoaderRow, name: str) -> str:
-    """Return the value of a row's argument, as the command line writes it; a dash where it has none."""
+    """Return a row's value of an argument, as the command line writes it; a dash if it has none."""
     return argument_text(row.arguments[name]) if name in row.arguments else UNKNOWN
 
 
@@ -253,7 +255,7 @@ def quoted(text: str) -> str:
 
 
 def without_workers(loader: LoaderTuning) -> LoaderRow | None:
-    """Return the fastest row in which the training process makes the batches itself; None where none was measured."""
+    """Return the fastest row in which the training process makes the batches itself; None if none was measured."""
     return max(_delivered(row for row in loader.rows if not row.workers), key=_speed, default=None)
 
 
@@ -267,8 +269,13 @@ def outcome_words(row: LoaderRow) -> str:
     return _OUTCOMES.get(row.outcome, row.outcome)
 
 
+def _is_alone(loader: LoaderTuning) -> bool:
+    """Whether a single setting was measured, which is not recommended over any other."""
+    return len(loader.rows) == 1
+
+
 def _demand_words(loader: LoaderTuning) -> str:
-    """Say how long the step takes, and where that is from; a phrase."""
+    """Say in a phrase how long the step takes, and how that is known."""
     demand = loader.demand
     assert demand is not None
     source = "by --step-ms"
@@ -293,7 +300,7 @@ def _rows_table(loader: LoaderTuning) -> Table:
     for index in shown:
         row = loader.rows[index]
         figures = {
-            **_figures(row),
+            **row_cells(row),
             "growth": known(row.growth_bytes_per_batch, format_size) if grows else None,
             "outcome": row.outcome.replace("_", " ") if failed else None,
         }
@@ -302,13 +309,13 @@ def _rows_table(loader: LoaderTuning) -> Table:
             title = _TITLES.get(name, name).replace("_", " ")
             arguments[f"{name}=" if title in (*figures, *arguments) or not title else title] = argument_of(row, name)
         rows.append({**(arguments or {"settings": row.name}), **figures})
-    marked = None if loader.recommended is None else shown.index(loader.recommended)
+    marked = None if loader.recommended is None or _is_alone(loader) else shown.index(loader.recommended)
     notes = [*shown_of(len(shown), len(loader.rows), " settings", "loader.json"), *_notes(loader, varied)]
     return make_table("Settings of the loader", rows, notes, marked)
 
 
-def _figures(row: LoaderRow) -> dict[str, str | None]:
-    """Return the cells that decide between rows."""
+def row_cells(row: LoaderRow) -> dict[str, str | None]:
+    """Return what tables and charts show of a row, by the titles of the columns."""
     mark = _MEASURED if row.gpu_idle_measured is not None else ""
     return {
         "examples/s": known(row.examples_per_second, format_number),
@@ -322,7 +329,7 @@ def _figures(row: LoaderRow) -> dict[str, str | None]:
 
 
 def _notes(loader: LoaderTuning, varied: list[str]) -> Iterator[str]:
-    if loader.recommended is not None:
+    if loader.recommended is not None and not _is_alone(loader):
         yield "▶ marks the recommended row."
     fixed = {name: value for row in loader.rows for name, value in row.arguments.items() if name not in varied}
     if varied and fixed:
@@ -331,16 +338,16 @@ def _notes(loader: LoaderTuning, varied: list[str]) -> Iterator[str]:
     if any(row.idle is not None for row in loader.rows):
         yield "“Step waits” is the share of training that the step waits for batches, by the queue of workers."
     if any(row.gpu_idle_measured is not None for row in loader.rows):
-        yield f"{_MEASURED} marks shares that were measured, beside a step that takes as long."
+        yield f"{_MEASURED} marks shares that were measured, with a step that takes as long."
     if any(row.wait_p50_seconds is not None for row in loader.rows):
         yield (
             "“Wait” is for one batch, of a consumer that takes batches as fast as they come (p50: the median; p99: 99 "
-            "in 100 are shorter), the first of each epoch apart."
+            "in 100 are shorter), without the first of each epoch."
         )
     if len({row.rounds for row in loader.rows}) > 1:
         yield "Settings that were slow in a first, short round were not measured again."
     if any(row.growth_bytes_per_batch for row in loader.rows):
-        yield "“Growth” is by how much memory grew with each batch."
+        yield "“Growth” is how much memory grew with each batch."
 
 
 def _stages_table(stages: list[LoaderStage]) -> Table:

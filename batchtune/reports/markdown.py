@@ -12,15 +12,15 @@ from batchtune.reports.table import Table
 from batchtune.units import counted
 
 MAX_BYTES = 60_000
-# The most rows of a table and sentences of a list: as they are, then less and less, until there is room.
+# How many rows of a table and sentences of a list to show: everything first, then fewer until it fits.
 _SHORTER = (1_000_000, 200, 100, 50, 25, 12, 6, 3)
 _WHOLE = "`batchtune report --format html` shows all."
 _SIGNS = {"holds": "✅", "fails": "❌", "error": "⚠️"}
 
-# What Markdown reads as markup anywhere in a line. An underscore inside a word is none; "://" makes a link.
+# Markup anywhere in a line. An underscore inside a word is not markup; "://" makes a link.
 _MARKUP = re.compile(r"[\\`*{}\[\]|~$]|(?<!\w)_|_(?!\w)|:(?=//)")
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-# What Markdown reads as markup at the beginning of a line: a heading, a list, a rule, a quotation.
+# Markup at the beginning of a line: a heading, a list, a rule, a quotation.
 _BLOCK_START = re.compile(r"^([#+\-=]|\d+(?=[.)](\s|$)))")
 
 
@@ -47,7 +47,7 @@ def _size(blocks: Sequence[str]) -> int:
 
 
 def _blocks(page: Page, most: int) -> list[str]:
-    """Return the report's sections, each table and list of at most so many rows."""
+    """Return the report's sections, with at most `most` rows of each table and list."""
     blocks = [f"# {escape(page.title)}"]
     if page.verdicts is not None:
         rows = tuple((f"{_SIGNS[outcome]} {outcome}", *others) for outcome, *others in page.verdicts.rows)

@@ -74,10 +74,10 @@ def clean_facts(facts: Iterable[Fact]) -> tuple[Fact, ...]:
     return tuple((clean(name), clean(value)) for name, value in facts)
 
 
-def sections(results: RunResults) -> list[Section[Any]]:
+def sections(results: RunResults, *, brief: bool = False) -> list[Section[Any]]:
     """Return the sections on a run's results, the main one first."""
     found = ((kind, getattr(results, name)) for name, kind in SECTIONS.items())
-    return [kind(results, result) for kind, result in found if result is not None]
+    return [kind(results, result, brief=brief) for kind, result in found if result is not None]
 
 
 def build_page(results: RunResults, *, brief: bool = False) -> Page:
@@ -85,8 +85,8 @@ def build_page(results: RunResults, *, brief: bool = False) -> Page:
     return Page(
         title=f"batchtune report: {results.name}",
         facts=() if brief else list(_facts(results)),
-        summary=brief_sentences(results) if brief else summary_sentences(results),
-        tables=brief_tables(results) if brief else list(full_tables(results)),
+        summary=summary_sentences(results, brief=brief),
+        tables=report_tables(results, brief=brief),
         warnings=warning_sentences(results, brief=brief),
         verdicts=verdict_table(results.verdicts),
         next_steps=list(next_steps(results)) if brief else (),
@@ -116,53 +116,40 @@ def build_verification_page(results: RunResults, *, brief: bool = False) -> Page
     )
     if not brief:
         return page
-    tables = brief_tables(results) if page.tables else ()
+    tables = report_tables(results, brief=True) if page.tables else ()
     return replace(page, facts=(), tables=tables, next_steps=list(next_steps(results)))
 
 
-def summary_sentences(results: RunResults) -> list[str]:
+def summary_sentences(results: RunResults, *, brief: bool = False) -> list[str]:
     """Say what to set and what it saves, most important first; the same in every format.
 
     The first is a headline: short, and enough where there is room for one sentence only.
     """
-    sentences = _headlines(results)
-    for section in sections(results):
-        title = f"{section.title}: " if section.title and not section.is_main else ""
-        sentences += [f"{title}{sentence}" for sentence in section.sentences()]
-    return sentences
-
-
-def brief_sentences(results: RunResults) -> list[str]:
-    """Say what to set and why; a table compares the numbers."""
-    main, headlines = sections(results)[0], _headlines(results, brief=True)
-    return headlines if results.failed_verification else [*headlines, *main.evidence(), *main.brief()]
-
-
-def _headlines(results: RunResults, *, brief: bool = False) -> list[str]:
-    """Say what does not hold, as all else depends on it; then what to set; then how far other lengths differ."""
-    sentences = [verdict_sentence(results.verdicts)] if results.verdicts else []
-    if results.failed_verification is not None:
-        sentences += verification_sentences(results.failed_verification)
-    if not (brief and results.failed_verification):  # the batches to set, and what they save, are then no news
-        sentences += filter(None, (section.headline() for section in sections(results)))
+    found, failed = sections(results, brief=brief), results.failed_verification
+    said = [verdict_sentence(results.verdicts)] if results.verdicts else []
+    if failed is not None:
+        said += verification_sentences(failed)
+    if not (brief and failed):  # then the recommended batches, and what they save, are no news
+        said += filter(None, (section.headline() for section in found))
     if results.drift is not None:
-        sentences += drift_sentences(results.drift, results.sweep.recommended_row if results.sweep else None)
-    return sentences
+        said += drift_sentences(results.drift, results.sweep.recommended_row if results.sweep else None)
+    for section in found[: 0 if failed else 1] if brief else found:
+        title = f"{section.title}: " if section.title and not section.is_main else ""
+        said += [f"{title}{sentence}" for sentence in section.sentences()]
+    return said
 
 
-def full_tables(results: RunResults) -> Iterator[Table]:
-    """Lay out all that a run's results hold."""
-    for section in sections(results):
-        yield from section.tables()
-    if results.verification is not None:
-        yield from verification_tables(results.verification)
+def report_tables(results: RunResults, *, brief: bool = False) -> list[Table]:
+    """Lay out all that a run's results hold.
 
-
-def brief_tables(results: RunResults) -> list[Table]:
-    """Lay out what the recommended row saves; or, where its verification does not hold, the sizes that are safe."""
-    if results.failed_verification is not None:
+    Brief: what the recommended rows save; or, where the verification does not hold, the sizes that are safe.
+    """
+    if brief and results.failed_verification is not None:
         return proposal_table(results.failed_verification)
-    return [table for section in sections(results) for table in section.comparison()]
+    tables = [table for section in sections(results, brief=brief) for table in section.tables()]
+    if not brief and results.verification is not None:
+        tables += verification_tables(results.verification)
+    return tables
 
 
 def warning_sentences(results: RunResults, *, brief: bool = False) -> list[str]:
@@ -170,11 +157,11 @@ def warning_sentences(results: RunResults, *, brief: bool = False) -> list[str]:
 
     Those on the recommended batches come first, those on tables that nobody has to use last.
     """
-    found, warnings = sections(results), list(verification_warnings(results))
+    found, warnings = sections(results, brief=brief), list(verification_warnings(results))
     for section in found:
-        warnings += section.urgent_warnings(brief=brief)
+        warnings += section.urgent_warnings()
     for section in reversed(found):
-        warnings += section.warnings(brief=brief)
+        warnings += section.warnings()
     return list(dict.fromkeys(warnings))
 
 

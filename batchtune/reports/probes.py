@@ -49,18 +49,6 @@ class ProbeSection(Section[Probe]):
         yield from self.evidence()
         if not self.is_main:
             yield self._limit
-        yield from self.brief()
-        if self.is_main:
-            yield "`batchtune sweep-buckets` finds the buckets that waste least with it."
-
-    @property
-    def _limit(self) -> str:
-        limit = format_length(self.result.max_batch_length, self.result.lengths.unit)
-        device = describe_device(self.result.device)
-        return f"max_batch_length = {limit} is the most that fits at every length, measured on {device}."
-
-    def brief(self) -> Iterator[str]:
-        """Say how large batches may be, and how that was confirmed."""
         unit, frontier, confirmation = self.result.lengths.unit, self.result.frontier, self.result.confirmation
         if len(frontier) > 1:
             largest, longest = max(frontier, key=lambda point: point.batch_size), frontier[-1]
@@ -80,6 +68,14 @@ class ProbeSection(Section[Probe]):
             )
             again = f" after {counted(confirmation.given_up, 'larger one')} had failed" if confirmation.given_up else ""
             yield f"{which} run once more in turns, {steps} steps in {confirmation.workers} processes, and fit{again}."
+        if self.is_main and not self.brief:
+            yield "`batchtune sweep-buckets` finds the buckets that waste least with it."
+
+    @property
+    def _limit(self) -> str:
+        limit = format_length(self.result.max_batch_length, self.result.lengths.unit)
+        device = describe_device(self.result.device)
+        return f"max_batch_length = {limit} is the most that fits at every length, measured on {device}."
 
     def facts(self) -> Iterator[Fact]:
         """As for every section."""
@@ -103,6 +99,8 @@ class ProbeSection(Section[Probe]):
 
     def tables(self) -> Iterator[Table]:
         """Lay out the frontier, and the trials that failed."""
+        if self.brief:
+            return
         if self.result.frontier:
             yield _frontier_table(self.result)
         title, unit = "Trials that failed, but not for lack of memory", self.result.lengths.unit
@@ -112,10 +110,10 @@ class ProbeSection(Section[Probe]):
     def _failed_trials(self) -> list[Trial]:
         return [trial for trial in self.result.trials if trial.outcome not in ("ok", "oom")]
 
-    def urgent_warnings(self, *, brief: bool) -> Iterator[str]:
+    def urgent_warnings(self) -> Iterator[str]:
         """Yield the probe's own warnings, then what its frontier and its models leave in doubt."""
         probe, unit = self.result, self.result.lengths.unit
-        if brief and (failed := self._failed_trials):
+        if self.brief and (failed := self._failed_trials):
             trials = f"{counted(len(failed), 'trial')} failed, but not for lack of memory"
             yield f"{trials}: {failed[0].outcome}. --full shows the messages."
         yield from map(with_full_stop, probe.warnings)

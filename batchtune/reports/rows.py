@@ -95,7 +95,7 @@ def today_row(sweep: Sweep) -> tuple[str, Row] | None:
 
 
 def fixed_baseline(sweep: Sweep) -> Baseline | None:
-    """Return the largest fixed batch size, its batches drawn at random; None where it was not computed."""
+    """Return the largest fixed batch size, its batches drawn at random; None if it was not computed."""
     return next((baseline for baseline in sweep.baselines if baseline.name == FIXED_BASELINE), None)
 
 
@@ -140,7 +140,7 @@ def padding(row: Row | StreamRow, others: Sequence[tuple[str, Row | StreamRow | 
 
 
 def time_error(row: Row | StreamRow, besides: str = "") -> Iterator[str]:
-    """Say how exactly the time is known, if it is; `besides` ends the sentence."""
+    """Say how exact the estimated time is, if it is known; `besides` ends the sentence."""
     if row.estimated_epoch_seconds and row.estimated_epoch_error_seconds is not None:
         error = format_percent(2 * row.estimated_epoch_error_seconds / row.estimated_epoch_seconds)
         yield f"The measured steps give the time to within {error} (two standard errors){besides}."

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from batchtune.reports.run import KINDS, RunResults
-from batchtune.reports.verification import ran_row_of
+from batchtune.reports.verification import mismatch
 from batchtune.results import Drift, LoaderRow, LowerBound, Record, Row, Shards, StreamRow, Verification
 
 T = TypeVar("T")
@@ -72,6 +72,13 @@ _WHY_UNKNOWN = {
         "estimated_epoch_seconds": "its epoch has no known end",
         "reproducible": "run `batchtune tune-loader` with --check-reproducible",
     },
+}
+
+_MISMATCHES = {
+    "lengths": "has other lengths than the sweep: run `batchtune verify`",
+    "stream": "is not of the recommended stream: run `batchtune verify --stream`",
+    "table": "has another table than the recommended one: run `batchtune verify`",
+    "pools": "is not of the recommended pools: run `batchtune verify`",
 }
 
 
@@ -231,17 +238,9 @@ def compared_with(inputs: RuleInputs, field: Field) -> tuple[Any, bool]:
 
 def _verification(inputs: RuleInputs) -> Verification:
     """Return the verification, if it is about the batches that are recommended now."""
-    run = inputs.results
-    found = _known(run.verification, "the run has no verify.json: run `batchtune verify`")
-    if found.of_stream:
-        if run.stream is not None and not ran_row_of(run.stream, found):
-            raise NotKnownError("verify.json is not of the recommended stream: run `batchtune verify --stream` again")
-    elif run.sweep is not None:
-        row = inputs.recommended("sweep")
-        if found.lengths.fingerprint != run.sweep.lengths.fingerprint:
-            raise NotKnownError("verify.json has other lengths than sweep.json: run `batchtune verify` again")
-        if (found.bucket_boundaries, found.bucket_batch_sizes) != (row.boundaries, row.batch_sizes):
-            raise NotKnownError("verify.json has another table than the recommended one: run `batchtune verify` again")
-        if (found.pool_size, found.batch_overhead) != (row.pool_size, row.batch_overhead):
-            raise NotKnownError("verify.json is not of the recommended pools: run `batchtune verify` again")
+    found = _known(inputs.results.verification, "the run has no verify.json: run `batchtune verify`")
+    if not found.of_stream and inputs.results.sweep is not None:
+        inputs.recommended("sweep")
+    if (differs := mismatch(inputs.results)) is not None:
+        raise NotKnownError(f"verify.json {_MISMATCHES[differs]} again")
     return found

@@ -140,7 +140,7 @@ def load_run(folder: Path) -> RunResults:
             ours, theirs = (f"{one.count:,} examples (fingerprint {one.fingerprint[:12]})" for one in (lengths, other))
             raise ResultError(
                 f"{path} and {other_path} are of different data: {ours} and {theirs}",
-                "Make the older one anew from the same manifest and with the same filters.",
+                "Create the older one again, from the same manifest and with the same filters.",
             )
     verify = folder / VERIFY_FILE
     verification = read_result(verify, Verification) if verify.exists() else None

@@ -26,12 +26,13 @@ class Section(ABC, Generic[R]):
 
     Attributes:
         title: Begins the sentences and heads the tables of a result that is not the main one.
+        brief: Whether only what matters most is wanted, for one screen.
     """
 
     title: ClassVar[str] = ""
 
-    def __init__(self, run: RunResults, result: R) -> None:
-        self.run = run
+    def __init__(self, run: RunResults, result: R, *, brief: bool) -> None:
+        self.run, self.brief = run, brief
         self.result: R = result
         self.is_main = run.main is result
 
@@ -41,11 +42,7 @@ class Section(ABC, Generic[R]):
 
     @abstractmethod
     def sentences(self) -> Iterator[str]:
-        """Say what supports the headline, most important first."""
-
-    def brief(self) -> Iterator[str]:
-        """Say what a brief report needs next to its table of numbers."""
-        yield from ()
+        """Say what supports the headline, most important first; brief: what a table of the numbers leaves to say."""
 
     def evidence(self) -> Iterator[str]:
         """Say what was run for real."""
@@ -59,17 +56,13 @@ class Section(ABC, Generic[R]):
 
     @abstractmethod
     def tables(self) -> Iterator[Table]:
-        """Lay out everything that the result holds."""
+        """Lay out everything that the result holds; brief: the recommended row next to its alternatives."""
 
-    def comparison(self) -> Iterator[Table]:
-        """Compare the recommended row with its alternatives, for a brief report."""
-        yield from ()
-
-    def urgent_warnings(self, *, brief: bool) -> Iterator[str]:
+    def urgent_warnings(self) -> Iterator[str]:
         """Warn of anything that makes the recommended batches unsafe or the measurements doubtful."""
         yield from ()
 
-    def warnings(self, *, brief: bool) -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         """Yield all other warnings."""
         yield from ()
 
@@ -114,7 +107,7 @@ class SweptSection(Section[S]):
             yield limit_fact(swept, self.limit_note)
         yield from ((f"Current {self.title.lower()}".rstrip(), text) for text in current_words(swept))
 
-    def urgent_warnings(self, *, brief: bool) -> Iterator[str]:
+    def urgent_warnings(self) -> Iterator[str]:
         """Warn if the sweep took another max_batch_length than was measured; unproven sizes have a warning already."""
         swept, probe = self.result, self.run.probe
         if probe is None or (swept.recommended_row is not None and swept.recommended_row.unproven):
@@ -127,7 +120,7 @@ class SweptSection(Section[S]):
         elif used < measured * _LOW_LIMIT:
             yield f"{differs}: memory is left unused. {self.command} again without --max-batch-length to use it."
 
-    def warnings(self, *, brief: bool) -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         """Yield the sweep's own warnings."""
         yield from map(with_full_stop, self.result.warnings)
 

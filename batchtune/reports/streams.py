@@ -63,6 +63,9 @@ class StreamSection(SweptSection[StreamSweep]):
         stream, row = self.result, self.result.recommended_row
         if row is None:
             return
+        if self.brief:
+            yield from self._other_settings(row)
+            return
         others = _compared(stream)
         yield from savings(stream, row, others, "ways to batch")
         if stream.map_style is not None:
@@ -70,7 +73,7 @@ class StreamSection(SweptSection[StreamSweep]):
         yield padding(row, others)
         if stream.reason:
             yield f"Why: {with_full_stop(stream.reason)}"
-        yield from self.brief()
+        yield from self._other_settings(row)
         if (batches := stream.batches_per_rank) is not None:
             yield (
                 f"A nominal epoch has {format_number(batches)} batches on each rank: looped_nominal_epoch={batches} in "
@@ -101,11 +104,9 @@ class StreamSection(SweptSection[StreamSweep]):
                 "again less often."
             )
 
-    def brief(self) -> Iterator[str]:
+    def _other_settings(self, row: StreamRow) -> Iterator[str]:
         """Say what else to set: SpeechBrain's own function instead of BucketedStream, the shards."""
-        stream, row, alone = self.result, self.result.recommended_row, self.result.speechbrain_row
-        if row is None:
-            return
+        stream, alone = self.result, self.result.speechbrain_row
         if row.unproven == 0:
             yield "Every batch of the simulated epoch was run, or is no larger than one that was."
         if stream.current is not None and stream.current_fits is not False and is_better(stream.current, row):
@@ -141,17 +142,19 @@ class StreamSection(SweptSection[StreamSweep]):
     def tables(self) -> Iterator[Table]:
         """Lay out all rows, and the recommended row's batch sizes."""
         stream, row = self.result, self.result.recommended_row
+        if self.brief and row is not None:
+            yield self._comparison(row)
+        if self.brief:
+            return
         if stream.rows:
             yield _rows_table(stream)
         if row is not None and row.boundaries:
             title = "Largest batch size in the stream, by longest example"
             yield limits_table(title, row, stream.lengths.unit, STREAM_CONFIG_FILE)
 
-    def comparison(self) -> Iterator[Table]:
-        """Compare the recommended row with the user's settings, the best of each other algorithm, and random access."""
-        stream, chosen, timed = self.result, self.result.recommended_row, self.result.has_times
-        if chosen is None:
-            return
+    def _comparison(self, chosen: StreamRow) -> Table:
+        """Compare a row with the user's settings, the best of each other algorithm, and random access."""
+        stream, timed = self.result, self.result.has_times
         lines: list[tuple[str, StreamRow | Row]] = [(f"recommended ({algorithm_name(chosen)})", chosen)]
         if stream.current is not None:
             lines.append((current_name(stream, CURRENT), stream.current))
@@ -169,9 +172,9 @@ class StreamSection(SweptSection[StreamSweep]):
             for name, row in lines
         ]
         notes = [f"Your current config is {words}." for words in current_words(stream)]
-        yield make_table("" if self.is_main else self.title, rows, notes, marked=0)
+        return make_table("" if self.is_main else self.title, rows, notes, marked=0)
 
-    def warnings(self, *, brief: bool) -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         """Yield what is wrong with the recommended batches and the user's own, then the sweep's own warnings."""
         row = self.result.recommended_row
         if row is not None and row.unproven:
@@ -185,7 +188,7 @@ class StreamSection(SweptSection[StreamSweep]):
                 f"{CURRENT.capitalize()} {DOES_NOT_FIT}: its batches are larger than what was measured to fit, or than "
                 "max_batch_length where nothing was."
             )
-        yield from super().warnings(brief=brief)
+        yield from super().warnings()
 
     def steps(self) -> Iterator[Fact]:
         """As for every section."""
@@ -316,20 +319,21 @@ def _rows_table(stream: StreamSweep) -> Table:
         lines.append((current_name(stream), stream.current))
     if stream.map_style is not None:
         lines.append((algorithm_name(stream.map_style), stream.map_style))
-    rows = [_cells(stream, name, row) for name, row in lines]
+    rows = [{"algorithm": name, **row_cells(stream, row)} for name, row in lines]
     notes = [*shown_of(len(shown), len(stream.rows), " rows", "stream.json"), *_notes(stream)]
     marked = None if stream.recommended is None else shown.index(stream.recommended)
     return make_table("Ways to batch the stream", rows, notes, marked, len(shown))
 
 
-def _cells(stream: StreamSweep, name: str, row: StreamRow | Row) -> dict[str, str | None]:
+def row_cells(stream: StreamSweep, row: StreamRow | Row) -> dict[str, str | None]:
+    """Return what tables and charts show of a row, by the titles of the columns."""
+
     def cell(field: str, words: Callable[[Any], str]) -> str | None:
         return known(getattr(row, field, None), words)  # the map-style table has not all of them
 
     most = cell("max_batch_numel", lambda numel: f" of {format_number(numel)}") or ""
     mark = UNPROVEN if row.unproven and isinstance(row, StreamRow) else ""
     return {
-        "algorithm": name,
         "target": cell("target_batch_numel", lambda numel: f"{format_number(numel)}{most}"),
         "max pad": cell("max_padding_ratio", format_percent),
         "max size": cell("max_batch_size", format_number),

@@ -1,6 +1,6 @@
-"""The spread of a data set's lengths, and what in them looks wrong.
+"""The spread of a data set's lengths, and what looks wrong with them.
 
-There may be hundreds of millions: they are looked at where they lie, a chunk at a time, and never copied whole.
+There may be hundreds of millions: they are read in place, a chunk at a time, and never copied whole.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LONGEST_SECONDS = 3 * 3600.0
 _LONGEST_WHOLE_SECONDS = 1800.0
 _FEWEST_SAMPLES = 100
 
-# The longest examples are worth a word where they are this many times as long as nearly all.
+# Warn of the longest examples if they are this many times as long as nearly all others.
 _OUTLYING = 1.5
 # Examples of exactly the longest length look cut off where they are more than 10, more than this share of all, and
 # this many times as frequent as the next shorter lengths.
@@ -57,7 +57,7 @@ def survey(lengths: Lengths, sources: Sequence[str] = ()) -> Scan:
     spread = _percentiles([float(values[size - rank]) for rank in ranks])
     distinct = 1 + sum(int(np.count_nonzero(part[1:] != part[:-1])) for part in _chunks(values, overlap=1))
     fractional = sum(int(np.count_nonzero(_fractional(part))) for part in _chunks(values))
-    whole = not fractional and spread.max >= 0.5  # what is all but 0 is no whole number of anything
+    whole = not fractional and spread.max >= 0.5  # near 0, nothing is a whole number of anything
     edges = _edges(spread, whole=whole)
     longer = [_longer(values, edge) for edge in edges]
     bins = zip(pairwise(edges), pairwise(longer), strict=True)

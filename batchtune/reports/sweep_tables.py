@@ -53,9 +53,9 @@ def sweep_tables(sweep: Sweep, probe: Probe | None) -> Iterator[Table]:
 
 
 def rows_table(sweep: Sweep) -> Table:
-    """Lay out the rows worth a look, then the user's config, the baselines and the bound.
+    """Lay out the chosen rows, then the user's config, the baselines and the bound.
 
-    The time column is left out where no row has a time; a note says how many rows are not shown.
+    A note says how many rows are not shown.
     """
     timed, fixed, chosen = sweep.has_times, fixed_baseline(sweep), chosen_rows(sweep)
     lines: list[tuple[str, Row | Baseline | LowerBound]] = [
@@ -88,7 +88,7 @@ def rows_table(sweep: Sweep) -> Table:
 
 
 def sweep_comparison(sweep: Sweep, row: Row) -> Table:
-    """Lay the recommended row next to what it is compared with, and the user's own config even if it can't fit."""
+    """Compare the recommended row with its alternatives, and with the user's own config even if it can't fit."""
     timed, in_pools = sweep.has_times, row.pool_size is not None
     brief = timed and in_pools  # one line has no room for more
     lines: list[tuple[str, Row | Baseline | LowerBound]] = [("recommended", row)]
@@ -114,10 +114,10 @@ def sweep_comparison(sweep: Sweep, row: Row) -> Table:
 
 
 def chosen_rows(sweep: Sweep) -> list[int]:
-    """Choose the rows worth a look; return their indices, in the sweep's order.
+    """Choose the rows to show; return their indices, in the sweep's order.
 
-    Of each strategy and sizing: the fewest and the most buckets, or the smallest and the largest pools, and the best;
-    of the recommended one also its neighbours; and today's practice, and the best table.
+    From each strategy and sizing: the fewest and the most buckets, or the smallest and the largest pools, and the best
+    row; the recommended row's neighbours; today's practice and the best table.
     """
     timed, today = sweep.has_times, today_row(sweep)
     groups: dict[str, list[int]] = {}
@@ -195,7 +195,7 @@ def _notes(sweep: Sweep, chosen: list[int]) -> list[str]:
 
 
 def _bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
-    """Lay out the recommended buckets, each with the trial that proves its batch size, where one is known."""
+    """Lay out the recommended buckets, each with the trial that proves its batch size, if one is known."""
     unit, uses = sweep.lengths.unit, sweep.buckets
     if row.pool_size is not None:
         notes = []

@@ -19,14 +19,7 @@ from batchtune.reports.sweep_tables import sweep_comparison, sweep_tables
 from batchtune.reports.table import Fact, Table
 from batchtune.reports.trade_offs import pool_sentences, trade_off_sentences
 from batchtune.results import SAMPLER_FILE, Probe, Row, Sweep, unproven_sizes
-from batchtune.units import (
-    format_length,
-    format_number,
-    format_percent,
-    format_seconds,
-    format_size,
-    with_full_stop,
-)
+from batchtune.units import format_length, format_number, format_percent, format_seconds, format_size, with_full_stop
 
 _PROBE_AGAIN = "Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`."
 
@@ -55,6 +48,9 @@ class SweepSection(SweptSection[Sweep]):
     def sentences(self) -> Iterator[str]:
         """Say what the recommended row saves, with the evidence for it, and why it is recommended."""
         sweep, row, fixed = self.result, self.result.recommended_row, fixed_baseline(self.result)
+        if self.brief:
+            yield from self.evidence()
+            return
         if row is None:
             if fixed is not None:
                 size = format_number(fixed.batch_size)
@@ -100,19 +96,18 @@ class SweepSection(SweptSection[Sweep]):
 
     def tables(self) -> Iterator[Table]:
         """As for every section."""
-        return sweep_tables(self.result, self.run.probe)
-
-    def comparison(self) -> Iterator[Table]:
-        """As for every section."""
-        if (row := self.result.recommended_row) is not None:
+        row = self.result.recommended_row
+        if not self.brief:
+            yield from sweep_tables(self.result, self.run.probe)
+        elif row is not None:
             yield sweep_comparison(self.result, row)
 
-    def urgent_warnings(self, *, brief: bool) -> Iterator[str]:
+    def urgent_warnings(self) -> Iterator[str]:
         """As for every section on a sweep; first whether batch sizes are not proven, and why."""
         row = self.result.recommended_row
         if row is not None and (sizes := unproven_sizes(row)) is not None:
             yield f"{sizes[0].upper()}{sizes[1:]}: {_why_unproven(self.result, row, self.run.probe)}"
-        yield from super().urgent_warnings(brief=brief)
+        yield from super().urgent_warnings()
 
     def steps(self) -> Iterator[Fact]:
         """As for every section."""
@@ -131,7 +126,7 @@ class SweepSection(SweptSection[Sweep]):
             if verified.proposal is not None and verified.proposal.verified:
                 yield config, "set the safe sizes there"
             elif verified.proposal is not None:
-                yield f"batchtune tune MANIFEST --workload W --force{run.as_option}", "probe anew"
+                yield f"batchtune tune MANIFEST --workload W --force{run.as_option}", "probe again"
             yield verify, "run these batches again"
         else:
             in_pools = row.pool_size is not None

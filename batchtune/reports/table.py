@@ -169,7 +169,7 @@ def shown_of(shown: int, of: int, what: str, file: str) -> tuple[str, ...]:
 
 
 def spread(items: Sequence[V], most: int, keep: Iterable[int | None] = ()) -> list[V]:
-    """Return at most so many items, evenly spaced, both ends in; and those at the indices `keep`."""
+    """Return at most `most` items, evenly spaced, both ends in; and those at the indices `keep`."""
     if len(items) <= most:
         return list(items)
     chosen = {round(step * (len(items) - 1) / (most - 1)) for step in range(most)}

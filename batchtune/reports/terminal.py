@@ -20,7 +20,7 @@ from batchtune.reports.table import TIMES, UNKNOWN, Column, Fact, Table
 from batchtune.units import counted
 
 _WIDTH = 80
-# So many sentences of the summary follow the first one at the top; the rest comes after the tables, under "More".
+# How many sentences of the summary follow the first one at the top; the rest comes after the tables, under "More".
 _BULLETS = 7
 # A table of few, narrow columns and more rows than this is set in two blocks side by side.
 _FOLD_ROWS = 6

@@ -1,4 +1,4 @@
-"""What else a report says of a sweep: pools, equal rows, randomness, ranks, saturation, tables over two lengths."""
+"""Sentences on the trade-offs of a sweep: pools, equal rows, randomness, ranks, saturation, tables over two lengths."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from batchtune.reports.table import format_times
 from batchtune.results import Row, Saturation, Sweep, cost_of
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
-# The recommendation's own rule: pools that cost this part less than the best table are faster.
+# The recommendation's own rule: pools are faster if they cost less than the best table by more than this share.
 _FASTER = 0.01
 _RANDOMNESS_DIGITS = 1e3
 
 
 def trade_off_sentences(sweep: Sweep) -> Iterator[str]:
-    """Say what to know besides what to set, most important first."""
+    """Say how speed is traded for other things, most important first."""
     row = sweep.recommended_row
     if row is not None:
         yield from _ranks(sweep, row)
@@ -120,7 +120,7 @@ def two_dimensional_gains(sweep: Sweep) -> list[float]:
 
 
 def pool_sentences(sweep: Sweep, row: Row) -> Iterator[str]:
-    """Say what recommended pools are not made for, and how they vary from epoch to epoch."""
+    """Say where recommended pools can't be used, and how they vary from epoch to epoch."""
     yield _sampler(sweep, row)
     yield (
         "Pools make batches of many shapes: if you compile a model for each shape, sweep with --multiple-of, which "
@@ -139,7 +139,7 @@ def pool_sentences(sweep: Sweep, row: Row) -> Iterator[str]:
 
 
 def _sampler(sweep: Sweep, row: Row) -> str:
-    """Say what runs recommended pools, and what all else gets instead."""
+    """Say what runs recommended pools, and what other samplers get instead."""
     own, table = "Pools need batchtune's own sampler", best_table(sweep)
     if table is None:
         return f"{own}: no bucket table is recommended for frameworks that can't take it."

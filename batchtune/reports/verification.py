@@ -1,4 +1,4 @@
-"""What a report says of a verification: sentences, facts, tables and warnings."""
+"""The part of a report on a verification: sentences, facts, tables and warnings."""
 
 from __future__ import annotations
 
@@ -6,16 +6,28 @@ from collections.abc import Iterator
 
 from batchtune.reports.run import RunResults
 from batchtune.reports.table import Table, failures_table, make_table
-from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE, StreamSweep, Verification
+from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE, Verification
 from batchtune.trust import settings_differences
 from batchtune.units import counted, format_length, format_number, format_seconds, format_size, with_full_stop
 
 _MAX_NAMED = 3
-_AGAIN = "Run `batchtune verify` again as it was probed, or probe anew with --force."
+_MISMATCHES = {
+    "lengths": "The verification used other lengths than the sweep, so it says nothing about these. Run `batchtune "
+    "verify` again.",
+    "stream": "The verification ran other batches of the stream than its sweep recommends: those of an earlier sweep, "
+    "or of an edited stream.yaml. Train with what was verified, or run `batchtune sweep-stream` and `batchtune verify "
+    "--stream` again.",
+    **dict.fromkeys(
+        ("table", "pools"),
+        "The verification ran {what} than the sweep recommends: those of an earlier sweep, or of an edited "
+        "sampler.yaml. Train with what was verified, or run `batchtune sweep-buckets` and `batchtune verify` again.",
+    ),
+}
+_AGAIN = "Run `batchtune verify` again as it was probed, or probe again with --force."
 
 
 def verification_sentences(verification: Verification) -> list[str]:
-    """Say whether it holds and why, most important first, with what to do instead where it does not."""
+    """Say whether it holds and why, most important first, and if not, what to do instead."""
     if verification.holds:
         of_stream = verification.of_stream
         steps = f"{counted(verification.steps, 'step' if of_stream else 'shuffled step')}{' of the stream' * of_stream}"
@@ -43,7 +55,7 @@ def _proposal(verification: Verification) -> Iterator[str]:
         f"The next smaller safe batch sizes, which passed {counted(proposal.steps, 'step')} in a fresh process: "
         f"{sizes}{elsewhere}."
         if proposal.verified
-        else f"No safe sizes were found: the smallest that were tried ({sizes}) failed too. Probe anew with --force, "
+        else f"No safe sizes were found: the smallest that were tried ({sizes}) failed too. Probe again with --force, "
         "or give more memory."
     )
 
@@ -66,7 +78,7 @@ def _time(verification: Verification) -> str:
 
 
 def verification_facts(verification: Verification) -> list[tuple[str, str]]:
-    """Name and value of what was run and what it showed."""
+    """Return names and values of what was run and what it showed."""
     kind = "shuffled ones"
     if verification.buffer_size is not None:
         kind = f"of the stream ({verification.algorithm} with a buffer of {format_number(verification.buffer_size)})"
@@ -99,14 +111,14 @@ def _memory(verification: Verification) -> Iterator[str]:
 
 
 def verification_tables(verification: Verification) -> list[Table]:
-    """Lay out what failed, and what is proposed instead; nothing if all passed."""
+    """Lay out the batches that failed and the proposed sizes; nothing if all passed."""
     title, unit = "Batches that failed in the verification", verification.lengths.unit
     failed = failures_table(title, verification.failures, unit, "verify.json")
     return failed + proposal_table(verification)
 
 
 def proposal_table(verification: Verification) -> list[Table]:
-    """Lay out the batch sizes that are safe instead; no table where none are proposed, or they failed too."""
+    """Lay out the batch sizes that are safe instead; no table if none are proposed, or they failed too."""
     if verification.proposal is None or not verification.proposal.verified:
         return []
     unit = verification.lengths.unit
@@ -119,46 +131,41 @@ def proposal_table(verification: Verification) -> list[Table]:
     return [make_table("Batch sizes that are safe instead", rows, [note])] if rows else []
 
 
-def ran_row_of(stream: StreamSweep, verified: Verification) -> bool:
-    """Return whether a verification ran the recommended row, or any that `stream.yaml` can hold where it can't."""
-    row = stream.recommended_row
-    rows = stream.rows if row is None or row.by_speechbrain else [row]
-    ran = verified.algorithm, verified.buffer_size, verified.max_padding_ratio
+def mismatch(results: RunResults) -> str | None:
+    """Return how the verification's batches differ from the recommended ones: by their `lengths`, `stream`, ...
+
+    Any row that `stream.yaml` can hold will do if the recommended one is SpeechBrain's, which it can't. None if they
+    agree, or if nothing is known of one of them.
+    """
+    verified = results.verification
+    swept = results.stream if verified is not None and verified.of_stream else results.sweep
+    if verified is None or swept is None:
+        return None
+    if verified.lengths.fingerprint != swept.lengths.fingerprint:
+        return "lengths"
     table = verified.bucket_boundaries, verified.bucket_batch_sizes
-    return any(
-        (one.algorithm, one.buffer_size, one.max_padding_ratio) == ran and (one.boundaries, one.batch_sizes) == table
-        for one in rows
-    )
+    if results.stream is not None and verified.of_stream:
+        chosen = results.stream.recommended_row
+        rows = results.stream.rows if chosen is None or chosen.by_speechbrain else [chosen]
+        ran = table, verified.algorithm, verified.buffer_size, verified.max_padding_ratio
+        known = [((r.boundaries, r.batch_sizes), r.algorithm, r.buffer_size, r.max_padding_ratio) for r in rows]
+        return None if ran in known else "stream"
+    row = None if results.sweep is None else results.sweep.recommended_row
+    if row is None or (row.boundaries, row.batch_sizes) != table:
+        return "table"
+    pools = verified.pool_size, verified.batch_overhead
+    return None if (row.pool_size, row.batch_overhead) == pools else "pools"
 
 
 def verification_warnings(results: RunResults) -> Iterator[str]:
-    """Yield the verification's own warnings, and what in this run it says nothing about."""
-    verified, sweep, probe = results.verification, results.sweep, results.probe
+    """Yield the verification's own warnings, and how it differs from the rest of the run."""
+    verified, probe = results.verification, results.probe
     if verified is None:
         return
     yield from map(with_full_stop, verified.warnings)
-    row = sweep.recommended_row if sweep is not None else None
-    recommended = None if row is None else (row.boundaries, row.batch_sizes, row.pool_size, row.batch_overhead)
-    ran = verified.bucket_boundaries, verified.bucket_batch_sizes, verified.pool_size, verified.batch_overhead
-    of_stream = verified.of_stream
-    swept = results.stream if of_stream else sweep
-    if swept is not None and verified.lengths.fingerprint != swept.lengths.fingerprint:
-        yield (
-            "The verification used other lengths than the sweep, so it says nothing about these. "
-            "Run `batchtune verify` again."
-        )
-    elif of_stream and results.stream is not None and not ran_row_of(results.stream, verified):
-        yield (
-            "The verification ran other batches of the stream than its sweep recommends: those of an earlier sweep, or "
-            "of an edited stream.yaml. Train with what was verified, or run `batchtune sweep-stream` and "
-            "`batchtune verify --stream` again."
-        )
-    elif sweep is not None and not of_stream and recommended != ran:
-        what = "other pools" if verified.pool_size is not None else "another bucket table"
-        yield (
-            f"The verification ran {what} than the sweep recommends: those of an earlier sweep, or of an edited "
-            "sampler.yaml. Train with what was verified, or run `batchtune sweep-buckets` and `batchtune verify` again."
-        )
+    if (differs := mismatch(results)) is not None:
+        what = "another bucket table" if verified.pool_size is None else "other pools"
+        yield _MISMATCHES[differs].format(what=what)
     if probe is None:
         return
     little = f"one says little about the other. {_AGAIN}"

@@ -22,7 +22,7 @@ from batchtune.errors import ResultError
 from batchtune.reports import load_run, summary_sentences
 from batchtune.reports.gate import judge, parse_rules
 from batchtune.reports.html import figures
-from batchtune.reports.page import brief_tables, build_page, full_tables, next_steps, warning_sentences
+from batchtune.reports.page import build_page, next_steps, report_tables, warning_sentences
 from batchtune.reports.table import UNKNOWN
 from batchtune.results import LoaderRow, LoaderTuning, Verdict, write_result
 
@@ -119,7 +119,7 @@ def test_a_row_is_named_by_what_tells_it_apart() -> None:
         for more in ({}, {"pin_memory": True})
     ]
     assert "Set pin_memory=true for" in said(replace(made_iterable(), rows=rows, recommended=1))
-    assert "Set num_workers=2 pin_memory=true for" in said(replace(made_iterable(), rows=rows[1:], recommended=0))
+    assert "num_workers=2 pin_memory=true makes" in said(replace(made_iterable(), rows=rows[1:], recommended=0))
 
 
 def test_defaults_of_torch_go_without_saying() -> None:
@@ -135,7 +135,7 @@ def test_defaults_of_torch_go_without_saying() -> None:
 
 def test_the_fastest_is_shown_beside_the_recommended() -> None:
     fast = with_row(made_loader(), 3, examples_per_second=9000.0)  # in the first, short round
-    (table,) = brief_tables(loaded(fast))
+    (table,) = report_tables(loaded(fast), brief=True)
     assert table.rows[1][:3] == ("fastest", "2", "9000")
 
 
@@ -165,7 +165,7 @@ def test_failed_settings_are_counted_and_quoted() -> None:
         "worker (pid 4711) is killed by signal: Bus error."
     )
     assert "raised by item 17" not in warnings[0]
-    (failed,) = [table for table in full_tables(loaded()) if table.title == "Settings that failed"]
+    (failed,) = [table for table in report_tables(loaded()) if table.title == "Settings that failed"]
     assert len(failed.rows) == 2
     assert failed.rows[0] == (
         "num_workers=8 prefetch_factor=2",
@@ -198,7 +198,7 @@ def test_what_comes_next(loader: LoaderTuning, expected: list[str]) -> None:
 
 
 def test_the_full_table_has_a_column_for_what_varies() -> None:
-    table = next(iter(full_tables(loaded())))
+    table = next(iter(report_tables(loaded())))
     titles = [column.title for column in table.columns]
     assert titles[:4] == ["num workers", "prefetch factor", "examples/s", "step waits"] and titles[-1] == "outcome"
     assert table.marked == 5 and table.rows[5][:4] == ("4", "2", "870.7", "0.6%*")
@@ -208,17 +208,25 @@ def test_the_full_table_has_a_column_for_what_varies() -> None:
 
 def test_an_argument_with_the_name_of_another_column() -> None:
     rows = [replace(row, arguments={**row.arguments, "memory": i}) for i, row in enumerate(made_dali().rows)]
-    table = next(iter(full_tables(loaded(replace(made_dali(), rows=rows)))))
+    table = next(iter(report_tables(loaded(replace(made_dali(), rows=rows)))))
     assert [row[2] for row in table.rows] == ["0", "1", "2", "3"] and "1,020 MiB" in table.rows[1]
 
 
 def test_the_brief_table_compares_the_fastest_and_no_workers() -> None:
-    (table,) = brief_tables(loaded())
+    (table,) = report_tables(loaded(), brief=True)
     assert [row[:3] for row in table.rows] == [
         ("recommended", "4", "870.7"),
         ("fastest", "6", "1234"),
         ("without workers", "0", "252.5"),
     ]
+
+
+def test_a_single_setting_is_not_called_recommended() -> None:
+    results = loaded(made_iterable())
+    assert "Only this setting was measured, so it is not known to be the best." in summary_sentences(results)
+    brief, full = (build_page(results, brief=brief) for brief in (True, False))
+    assert [row[0] for table in brief.tables for row in table.rows] == ["measured"]
+    assert not any("recommended" in text for page in (brief, full) for text in str(page).splitlines())
 
 
 # The chart
@@ -264,7 +272,7 @@ def test_a_demand_far_above_all_is_named_above_the_scale() -> None:
 
 
 def test_one_setting_is_a_point_and_none_is_no_chart() -> None:
-    assert traces(made_iterable())["recommended"]["y"] == [52.5]
+    assert traces(made_iterable())["measured"]["y"] == [52.5]
     assert figures(loaded(all_failed())) == []
 
 

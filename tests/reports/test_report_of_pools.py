@@ -13,7 +13,7 @@ from report_records import COUNT, made_drift, made_sweep, made_verification, rul
 
 from batchtune.reports import RunResults, summary_sentences
 from batchtune.reports.gate import judge, parse_rules
-from batchtune.reports.page import drift_sentences, full_tables, next_steps
+from batchtune.reports.page import drift_sentences, next_steps, report_tables
 from batchtune.reports.sweep_tables import rows_table, sweep_comparison, trade_off_tables
 from batchtune.reports.table import UNKNOWN
 from batchtune.reports.trade_offs import faster_pools_sentence, pool_sentences, trade_off_sentences
@@ -139,7 +139,7 @@ def test_recommended_pools_are_compared_with_the_best_table() -> None:
 def test_what_limits_a_batch_in_pools_is_laid_out() -> None:
     sweep = pooled_sweep()
     rows = [replace(row, batch_overhead=12.0) if row.pool_size else row for row in sweep.rows]
-    limits = list(full_tables(RunResults(name="run", probe=None, sweep=replace(sweep, rows=rows))))[1]
+    limits = list(report_tables(RunResults(name="run", probe=None, sweep=replace(sweep, rows=rows))))[1]
     assert limits.title == "Largest batch size, by longest example (pools of 10,000 examples)"
     assert limits.rows[-1] == ("24.52 s", "24", "588.6 s")
     assert limits.notes[0] == "24 of 40 lengths shown; all are in sampler.yaml."

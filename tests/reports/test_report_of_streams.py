@@ -13,7 +13,7 @@ from streamed_records import made_stream, streamed, whole_stream
 from batchtune.errors import ResultError
 from batchtune.reports import RunResults, load_run, summary_sentences
 from batchtune.reports.gate import judge, parse_rules
-from batchtune.reports.page import brief_tables, build_page, full_tables, next_steps, warning_sentences
+from batchtune.reports.page import build_page, next_steps, report_tables, warning_sentences
 from batchtune.reports.table import UNKNOWN
 from batchtune.results import StreamRow, StreamSweep, Verdict, write_result
 
@@ -157,7 +157,7 @@ def test_without_a_recommendation_the_reason_is_given() -> None:
     assert summary_sentences(alone(none)) == [
         "No way to batch the stream is recommended: the stream holds one example."
     ]
-    assert brief_tables(alone(none)) == []
+    assert report_tables(alone(none), brief=True) == []
     assert next(iter(next_steps(alone(none)))) == (
         "batchtune sweep-stream SOURCE",
         "compare other buffers and settings",
@@ -198,7 +198,7 @@ def test_the_shards_and_their_problems_are_facts() -> None:
 
 
 def test_the_brief_table_has_the_best_of_each_algorithm() -> None:
-    (table,) = brief_tables(alone(whole_stream()))
+    (table,) = report_tables(alone(whole_stream()), brief=True)
     assert [row[:3] for row in table.rows] == [
         ("recommended (pool)", "4096", "632"),
         ("your current config", "1024", "1302"),
@@ -208,19 +208,19 @@ def test_the_brief_table_has_the_best_of_each_algorithm() -> None:
         ("map-style bucket table", UNKNOWN, "634"),
     ]
     assert table.marked == 0
-    both = brief_tables(streamed(sweep=True))
+    both = report_tables(streamed(sweep=True), brief=True)
     assert [one.title for one in both] == ["", "Stream"]
 
 
 def test_the_best_of_an_algorithm_is_proven_first() -> None:
     stream = made_stream()
     rows = [replace(row, unproven=int(row.algorithm == "bucket" and row.buffer_size == 4096)) for row in stream.rows]
-    (table,) = brief_tables(alone(replace(stream, rows=rows)))
+    (table,) = report_tables(alone(replace(stream, rows=rows)), brief=True)
     assert ("bucket, best", "1024", "672") in [row[:3] for row in table.rows]
 
 
 def test_the_full_table_has_every_row() -> None:
-    rows, sizes = full_tables(alone(whole_stream()))
+    rows, sizes = report_tables(alone(whole_stream()))
     assert rows.title == "Ways to batch the stream" and len(rows.rows) == 20 + 2
     assert rows.marked is not None
     assert rows.rows[rows.marked][0] == "pool" and rows.break_before == 20

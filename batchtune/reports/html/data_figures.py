@@ -1,4 +1,4 @@
-"""Charts of what was read and measured: the lengths, the padding of the recommended buckets, the frontier."""
+"""Charts of the data and the measurements: the lengths, the padding of the recommended buckets, the frontier."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def histogram_figure(sweep: Sweep) -> Figure | None:
 
 
 def padding_figure(sweep: Sweep) -> Figure | None:
-    """Draw what each bucket of the recommended table holds and pads; None where it is not known."""
+    """Draw what each bucket of the recommended table holds and pads; None if that is not known."""
     buckets = [b for b in sweep.buckets if drawable(b.length) and drawable(b.padded_length)]
     if not buckets:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,11 +27,11 @@ Point = tuple[float | None, float | None, str]
 
 # The page has this many colours for series.
 HUES = 7
-# A chart with more points is no clearer; the page's size is bounded by it.
+# More points make no chart clearer, and the page larger.
 MOST_POINTS = 400
 # A longer name would leave no room for the chart; hover texts have it in full.
 _NAME_CHARACTERS = 40
-# Of a logarithmic axis. plotly.js's own ticks between powers of ten show one digit alone: 5 for 0.5 and for 500.
+# Ticks of a logarithmic axis: plotly.js's own between powers of ten show one digit alone: 5 for 0.5 and for 500.
 _LOG_TICKS = [float(f"{digit}e{power}") for power in range(-6, 10) for digit in (1, 2, 5)]
 # Only a damaged file holds values beyond these; they are not drawn.
 _SMALLEST, _LARGEST = 1e-9, 1e15
@@ -52,7 +52,7 @@ class Figure:
 
     Attributes:
         name: Distinguishes its elements on the page.
-        caption: What it shows, in a sentence; also for those who can't see it.
+        caption: Describes the chart in a sentence, also for those who can't see it.
         views: At least one.
         table: The same in numbers, where no table of the page holds them.
     """
@@ -74,6 +74,11 @@ def hover(title: str, *lines: str) -> str:
     return "<br>".join([f"<b>{label(title)}</b>", *(label(line) for line in lines if line)])
 
 
+def cell_lines(cells: Mapping[str, str | None]) -> list[str]:
+    """Return a table's cells as the lines of a hover text."""
+    return [f"{title}: {cell}" for title, cell in cells.items() if cell is not None]
+
+
 def drawable(value: float | None, *, logarithmic: bool = False) -> bool:
     """Return whether a value can be drawn on a linear or a logarithmic axis."""
     return value is not None and (_SMALLEST if logarithmic else 0) <= value <= _LARGEST
@@ -82,6 +87,16 @@ def drawable(value: float | None, *, logarithmic: bool = False) -> bool:
 def thinned(items: Sequence[T]) -> list[T]:
     """Return as many items as a chart may show, evenly spaced, both ends in."""
     return spread(items, MOST_POINTS)
+
+
+def first_of_each(rows: Iterable[T], key: Callable[[T], Any], chosen: T | None) -> list[T]:
+    """Return the first row of each key, the best where they are sorted so, or the chosen one, in order of the keys."""
+    found: dict[Any, T] = {}
+    for row in rows:
+        if row is chosen:
+            found[key(row)] = row
+        found.setdefault(key(row), row)
+    return [found[one] for one in sorted(found)]
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
@@ -122,10 +137,10 @@ def mark(name: str, point: Point, color: str, marker: Layout) -> Trace:
     return points(name, [point], color, mode="markers", marker=marker)
 
 
-def star(point: Point) -> Trace:
+def star(point: Point, name: str = "recommended") -> Trace:
     """Return the mark of the recommended row."""
     looks = {"symbol": "star", "size": 16, "line": {"color": "--paper", "width": 1.5}}
-    return mark("recommended", point, "--accent", looks)
+    return mark(name, point, "--accent", looks)
 
 
 def level(name: str, value: float, x_axis: Layout, color: str, dash: str, text: str) -> Trace:

@@ -1,4 +1,4 @@
-"""Charts of a loader's tuning: what its settings deliver, and how long the step waits, against their workers."""
+"""Charts of a loader's tuning: throughput, and how long the step waits, by number of workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from batchtune.reports.html.figure import (
     View,
     above_scale,
     axis,
+    cell_lines,
     drawable,
+    first_of_each,
     hover,
     level,
     points,
@@ -26,25 +28,26 @@ from batchtune.reports.loaders import (
     failed_settings,
     outcome_words,
     quoted,
+    row_cells,
     setting_name,
     varied_arguments,
 )
-from batchtune.reports.table import UNKNOWN
+from batchtune.reports.table import UNKNOWN, known
 from batchtune.results import LoaderRow, LoaderTuning
-from batchtune.units import format_number, format_percent, format_seconds, format_size
+from batchtune.units import format_number, format_percent
 
-# Workers have a tick each up to so many.
+# Up to this many numbers of workers have a tick each.
 _MOST_TICKS = 12
 # More lines say no more.
 _MOST_LINES = 4
 # Settings whose best rates differ by less are one line.
 _MATTERS = 1.05
-# A step that takes so many times the fastest setting's examples would press all of them flat.
+# A step that takes more than this multiple of the fastest setting's rate would press all rows flat.
 _HIGHEST = 3.0
 
 
 class _Scale(NamedTuple):
-    """An axis of what rows are drawn by: `of` a row its value, `level` what they are held against, by its name."""
+    """The axis that rows are drawn on: `of` returns a row's value, `level` is a named value to compare them with."""
 
     label: str
     title: str
@@ -111,7 +114,7 @@ def _view(loader: LoaderTuning, scale: _Scale) -> View:
         data.append(points("failed", places, "--ink", mode="markers", marker={"symbol": "x", "size": 9}))
     chosen = loader.recommended_row
     if chosen is not None and chosen in rows:
-        data.append(star(point(chosen)))
+        data.append(star(point(chosen), "measured" if len(loader.rows) == 1 else "recommended"))
     y_axis = axis(scale.title, scale.unit, range=[-0.04 * highest, (1.06 + 0.06 * len(notes)) * highest or 1.0])
     return View(scale.label, data, {"xaxis": x_axis, "yaxis": y_axis, "annotations": notes})
 
@@ -132,14 +135,9 @@ def _groups(loader: LoaderTuning, rows: Sequence[LoaderRow]) -> dict[str, list[L
     for values in _combinations(rows, kept):
         of = dict(zip(kept, values, strict=True))
         members = [row for row in rows if all(_value(row, name) in (UNKNOWN, of[name]) for name in kept)]
-        best: dict[int, LoaderRow] = {}
-        for row in sorted(members, key=lambda row: -(row.examples_per_second or 0.0)):
-            best.setdefault(row.workers, row)
-        chosen = loader.recommended_row
-        if chosen is not None and chosen in members:  # another may be as good
-            best[chosen.workers] = chosen
         title = " ".join(f"{name}={value}" for name, value in of.items()) or "best of each number of workers"
-        found[title] = [best[workers] for workers in sorted(best)]
+        members.sort(key=lambda row: -(row.examples_per_second or 0.0))
+        found[title] = first_of_each(members, lambda row: row.workers, loader.recommended_row)
     return found
 
 
@@ -178,14 +176,5 @@ def _row_text(loader: LoaderTuning, row: LoaderRow) -> str:
     name = setting_name(loader, row)
     if row.outcome != "ok":
         return hover(name, f"failed: {outcome_words(row)}", quoted(row.error or ""))
-    rate, spread = row.examples_per_second or 0.0, row.examples_per_second_spread
-    waits, measured = row.idle, " (measured)" if row.gpu_idle_measured is not None else ""
-    p99 = row.wait_p99_seconds
-    return hover(
-        name,
-        f"{format_number(rate)} examples/s{'' if spread is None else f' (trials differ by {format_percent(spread)})'}",
-        "" if waits is None else f"the step waits {format_percent(waits)} of the time{measured}",
-        "" if p99 is None else f"99 in 100 batches come within {format_seconds(p99)}",
-        "" if row.processors is None else f"{row.processors:.1f} processors",
-        "" if row.memory_bytes is None else f"{format_size(row.memory_bytes)} of memory",
-    )
+    spread = known(row.examples_per_second_spread, format_percent)
+    return hover(name, *cell_lines({**row_cells(row), "trials differ by": spread}))

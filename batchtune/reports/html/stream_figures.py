@@ -8,12 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from batchtune.reports.html.cost_chart import POINTS, CostChart, Other, cost_words, drawn_cost, hues, lowest_cost
-from batchtune.reports.html.figure import Figure, Layout, View, axis, drawable, hover, log_range
-from batchtune.reports.rows import current_name, format_share
-from batchtune.reports.streams import MAP_STYLE, algorithm_name
+from batchtune.reports.html.cost_chart import POINTS, CostChart, Other, drawn_cost, hues, lowest_cost
+from batchtune.reports.html.figure import (
+    Figure,
+    Layout,
+    View,
+    axis,
+    cell_lines,
+    drawable,
+    first_of_each,
+    hover,
+    log_range,
+)
+from batchtune.reports.rows import current_name
+from batchtune.reports.streams import MAP_STYLE, algorithm_name, row_cells
 from batchtune.results import Row, StreamRow, StreamSweep
-from batchtune.units import format_number, format_percent, format_size
+from batchtune.units import format_number
 
 Place = Callable[[StreamRow | Row], float | None]
 
@@ -79,31 +89,17 @@ class _Chart(CostChart[StreamRow]):
         return algorithm_name(row)
 
     def text(self, row: StreamRow) -> str:
-        kinds = [kind for kind in (self.timed, not self.timed) if drawable(drawn_cost(row, kind))]
-        return hover(
-            row.name,
-            *(cost_words(drawn_cost(row, kind), kind) for kind in kinds),
-            f"padding {format_percent(row.padding_ratio)}, mean batch {row.mean_batch_size:.1f}",
-            f"{format_share(row.under_half)} of batches less than half as large as they could be",
-            f"mates {format_number(row.mate_distance)} examples apart, {format_share(row.mates_again)} meet again",
-            f"buffer of {format_size(row.buffer_bytes)}",
-        )
+        return hover(row.name, *cell_lines(row_cells(self.stream, row)))
 
 
 def _buffer_view(stream: StreamSweep, timed: bool) -> View:
-    best: dict[tuple[int, str], StreamRow] = {}
-    known = _rows(stream, timed)
-    for row in sorted(known, key=lambda row: drawn_cost(row, timed)):
-        best.setdefault((row.buffer_size, row.algorithm), row)
-    chosen = stream.recommended_row
-    if chosen is not None and chosen in known:  # another may be as good
-        best[chosen.buffer_size, chosen.algorithm] = chosen
+    known = sorted(_rows(stream, timed), key=lambda row: drawn_cost(row, timed))
+    rows = first_of_each(known, lambda row: (row.buffer_size, row.algorithm), stream.recommended_row)
     sizes = sorted({row.buffer_size for row in known})
     ticks: Layout = {}
     if len(sizes) <= _MOST_TICKS:
         ticks = {"tickvals": sizes, "ticktext": [format_number(size) for size in sizes]}
     x_axis = axis("examples in the buffer of a worker", type="log", range=log_range(sizes), **ticks)
-    rows = [best[key] for key in sorted(best)]
     return _Chart(stream, rows, _buffer, timed, placed=False).view(x_axis)
 
 

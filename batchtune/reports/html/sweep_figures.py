@@ -172,7 +172,7 @@ def _randomness_view(sweep: Sweep, timed: bool) -> View:
     chart = _randomness_chart(sweep, timed)
     below, above = [], []
     curve = [sweep.rows[index] for index in sweep.trade_off if sweep.rows[index] in chart.rows]
-    # The curve was found by the cost that the sweep recommends by; by another it is none.
+    # The sweep found the curve by the cost that it recommends by; by the other one it means nothing.
     if len(curve) > 1 and timed == sweep.has_times:
         dotted = {"mode": "lines", "line": {"width": 1.5, "dash": "dot"}, "hoverinfo": "skip"}
         name = "no table beats these" if swept_kinds(sweep) == "tables" else "nothing beats these"
