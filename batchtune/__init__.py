@@ -21,20 +21,12 @@ __all__ = [
     "sampler_from_config",
 ]
 
-_HOMES = {
-    "BatchShape": "batchtune.shapes",
-    "BucketBatchSampler": "batchtune.sampler",
-    "BucketedStream": "batchtune.sampler",
-    "PooledBatchSampler": "batchtune.sampler",
-    "Workload": "batchtune.workloads",
-    "sampler_from_config": "batchtune.sampler",
-}
-
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name on first use, so that `import batchtune` costs nothing."""
-    if name not in _HOMES:
+    """Import a public name on first use, so that `import batchtune` costs nothing."""
+    if name not in __all__:
         raise AttributeError(f"module 'batchtune' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    home = {"BatchShape": "shapes", "Workload": "workloads"}.get(name, "sampler")
+    return getattr(import_module(f"batchtune.{home}"), name)

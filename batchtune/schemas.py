@@ -44,7 +44,7 @@ class Described(NamedTuple):
 
 
 SCHEMAS = {
-    "run": Described(Run, "run.json", "what a run folder's trials were measured for"),
+    "run": Described(Run, "run.json", "the conditions of a run folder's trials"),
     "probe": Described(Probe, "probe.json", "what fits on the device, and what a batch costs"),
     "sweep": Described(Sweep, "sweep.json", "the bucket tables compared, and the recommended one"),
     "stream": Described(StreamSweep, "stream.json", "the ways to batch a stream compared, and the recommended one"),

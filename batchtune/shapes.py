@@ -12,8 +12,7 @@ class BatchShape:
     Attributes:
         batch_size: Number of examples, at least 1.
         length: Length of the longest example, in the manifest's unit; all examples are padded to it.
-        target_length: Length of the longest target (tokens of a transcript, say), or None if the manifest
-            has no second length.
+        target_length: Length of the longest target (such as the tokens of a transcript); None without targets.
     """
 
     batch_size: int

@@ -261,7 +261,7 @@ class Findings(Outcomes):
                 return bracket.failed_by
         if is_end or bracket.peak is None or (need := self._sure_need(bracket, bracket.peak, step)) is None:
             return None
-        # Too little room is left for one step more. The need is known to a few per cent, an example if a step is many.
+        # The need is known to a few per cent, which is at least one example if a step is many.
         needed = need * step * (0.9 if step >= 10 else 1.0)
         return "memory" if self.room_bytes - bracket.peak < needed else None
 

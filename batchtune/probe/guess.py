@@ -155,7 +155,7 @@ def _by_peaks(findings: Findings, bracket: Bracket) -> int | None:
     elif safe is not None and bracket.surely and size * bracket.surely > 1.1 * safe**2:
         size = safe  # the need of an example can't fall faster than the square of its length
     if findings.is_misfit and bracket.surely and size <= 2.5 * bracket.surely:
-        return bracket.surely  # proven already: its own peak then says where the limit is
+        return bracket.surely  # proven already: its own peak then shows where the limit is
     return size
 
 

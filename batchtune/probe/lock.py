@@ -51,7 +51,7 @@ def lock_device(device_id: str, device_name: str) -> io.FileIO:
         with lock:
             written = os.pread(lock.fileno(), 32, 0).strip()
         raise DeviceBusy(device_name, int(written) if written.isdigit() else None) from None
-    with contextlib.suppress(OSError):  # another user's file may be closed to writing: the lock holds all the same
+    with contextlib.suppress(OSError):  # another user's file may not be writable: the lock holds anyway
         os.ftruncate(lock.fileno(), 0)
         os.write(lock.fileno(), b"%d\n" % os.getpid())
     return lock

@@ -36,7 +36,7 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not is_device(self.device):
-            raise UsageError(f"there is no device {shortened(self.device)}", f"Say --device {DEVICE_FORMS}.")
+            raise UsageError(f"there is no device {shortened(self.device)}", f"Use --device {DEVICE_FORMS}.")
         num, most, fraction, size = self.num_lengths, self.most_lengths, self.memory_fraction, self.max_batch_size
         trial, setup = self.trial_timeout_seconds, self.setup_timeout_seconds
         for holds, rule, given in (

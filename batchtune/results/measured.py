@@ -228,7 +228,7 @@ class ProbedWith(Record, frozen=True, kw_only=True):
 
 
 class Run(Measured, frozen=True, kw_only=True):
-    """What a run folder's trials were measured for: they are reused only if all of this is the same.
+    """The conditions of a run folder's trials, which are reused only if all of these are the same.
 
     Attributes:
         workload_sha256: Hash of the workload's file; None if it is not a file. batchtune warns of a change and keeps

@@ -22,7 +22,7 @@ class Percentiles(Record, frozen=True, kw_only=True):
 
 
 class Scan(Result, frozen=True, kw_only=True):
-    """What `batchtune scan` found out about a data set's lengths.
+    """The findings of `batchtune scan` about a data set's lengths.
 
     Attributes:
         sources: Where the lengths come from, as the user named it.
@@ -30,7 +30,7 @@ class Scan(Result, frozen=True, kw_only=True):
         targets: Of the target lengths, if any.
         histogram: Bins that cover all lengths, the longest first; even or log-spaced.
         left_out: Reason → number of examples left out.
-        notes: What the reader found out.
+        notes: The reader's findings.
         warnings: What looks wrong or wasteful, each with its remedy.
     """
 
@@ -109,7 +109,7 @@ class DoctorCpu(Record, frozen=True, kw_only=True):
 
 
 class Doctor(Result, frozen=True, kw_only=True):
-    """What `batchtune doctor` found out about a machine.
+    """The findings of `batchtune doctor` about a machine.
 
     Attributes:
         driver: The NVIDIA driver's version, if any.
@@ -134,7 +134,7 @@ class Doctor(Result, frozen=True, kw_only=True):
 
 
 class Exported(Result, frozen=True, kw_only=True):
-    """What `batchtune export --json` prints: a recommendation as another framework's config.
+    """The output of `batchtune export --json`: a recommendation as another framework's config.
 
     Attributes:
         framework: As `--to` names it.

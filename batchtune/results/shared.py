@@ -1,4 +1,4 @@
-"""What result files share: number types, base records, lengths, workload, device; reading and writing."""
+"""Shared by all result files: number types, base records, lengths, workload, device; reading and writing."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def _problems(record: Record, place: str = "") -> Iterator[str]:
 
 
 StreamAlgorithm = Literal["bucket", "pool", "pivot"]
-"""How `BucketedStream` makes batches of what its buffer holds."""
+"""How `BucketedStream` makes batches from its buffer."""
 STREAM_ALGORITHMS: tuple[StreamAlgorithm, ...] = get_args(StreamAlgorithm)
 
 
