@@ -127,9 +127,13 @@ def _import_file(path: Path) -> ModuleType:
         raise WorkloadError(f"{path} does not exist" if not path.exists() else f"{path} is not a file", _FORMS)
     path = path.resolve()
     _put_first(str(path.parent))
-    # Under its own name, so that a process that is spawned can import it too; unless it would take another's place, as
-    # `random.py` or `torch.py` would.
-    module_name = path.stem if _is_found_at(path) else f"{OTHER_NAME}{path.stem}"
+    # Under its own name, so that a spawned process can import it too, unless that hides another module: `random.py`.
+    hides = not path.stem.isidentifier() or path.stem in {*sys.modules, *sys.builtin_module_names}
+    if not hides:
+        importlib.invalidate_caches()
+        others = [folder for folder in sys.path if folder != str(path.parent)]
+        hides = importlib.machinery.PathFinder.find_spec(path.stem, others) is not None
+    module_name = f"{OTHER_NAME}{path.stem}" if hides else path.stem
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
