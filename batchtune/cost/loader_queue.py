@@ -18,7 +18,7 @@ from batchtune.cost.loader_simulation import BatchCosts, QueueSetting, simulate_
 from batchtune.lengths import FloatArray
 from batchtune.results import LoaderQueue
 
-# At most so many batches of an epoch are simulated: its start no longer matters then.
+# The most batches of an epoch to simulate: its start no longer matters then.
 SIMULATED_BATCHES = 20_000
 # The batches that a setting is simulated for while the queue is fitted.
 _FITTED_BATCHES = 100
@@ -204,7 +204,7 @@ def _costs(queue: LoaderQueue, relative: FloatArray) -> BatchCosts:
 
 
 def _rate(queue: LoaderQueue, setting: QueueSetting, relative: FloatArray, batches: int, step: float = 0.0) -> float:
-    """Return batches per second between the first and the last of so many, with the same step after each."""
+    """Return batches per second between the first and the last of `batches`, with the same step after each."""
     costs = _costs(queue, np.resize(relative, batches + _in_flight(setting)))  # as many as are requested
     delivered = simulate_waits(setting, costs, step, processors=queue.processors or math.inf).delivered
     return float((batches - 1) / (delivered[batches - 1] - delivered[0]))

@@ -16,7 +16,7 @@ _PREFETCHED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the loader of one rank may use: its processors (the machine's / ranks per node), and a GPU or none."""
+    """The resources of one rank's loader: its processors (the machine's / ranks per node), and whether it has a GPU."""
 
     processors: int
     accelerator: bool
@@ -103,7 +103,7 @@ class OpenLoader(ABC):
         return None
 
     def stages(self, seconds: float) -> list[LoaderStage]:
-        """Measure each stage of making a batch, in this process, for about so many seconds; empty if it can't."""
+        """Measure each stage of making a batch, in this process, for about this long; empty if impossible."""
         return []
 
     def close(self) -> None:

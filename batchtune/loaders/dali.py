@@ -16,7 +16,7 @@ except after an epoch that was broken off if they capture a pipeline (`capture=T
 **Seeds.** A reader that shuffles without a `seed` of its own takes DALI's default: the same order in every process,
 and for a reader that is made for one epoch, in every epoch. Pass `seed` on, or keep the reader, if that is not meant.
 
-**What an epoch delivers.** `reader.next_epoch(batch_size=B)` yields full batches only. The last batch of a shard is
+**Epochs.** `reader.next_epoch(batch_size=B)` yields full batches only. The last batch of a shard is
 filled up with the first examples of the next epoch, which then starts behind them, or with `pad_last_batch` with
 copies of the shard's last example. These do not count here: an epoch has each example once, `epoch_size` in all.
 """

@@ -15,7 +15,7 @@ _CAPTURE = 2
 
 
 class _OfThread(threading.local):
-    """What was read in this thread since the last batch: reader → examples, and how many of them do not count."""
+    """Reader → the examples read in this thread since the last batch, and how many of them do not count."""
 
     def __init__(self) -> None:
         self.read: dict[int, tuple[int, int]] = {}

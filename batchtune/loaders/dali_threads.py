@@ -16,7 +16,7 @@ from batchtune.loaders.dali_readers import ReaderWatch
 from batchtune.results import Arguments
 
 _ENDING_SECONDS = 30.0
-# How DALI says that an operator failed before its result was asked for; the operator's own error is the cause.
+# DALI's words for an operator that failed before its result was needed; the operator's own error is the cause.
 _LATE = ("An error happened during asynchronous execution", "An error happened during deferred evaluation")
 
 

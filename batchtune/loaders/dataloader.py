@@ -126,7 +126,7 @@ class TorchLoader(IterableLoader):
         import numpy as np
         from torch.utils.data import DataLoader, IterableDataset
 
-        # What the target took itself is not the DataLoader's, but for the arguments that both have.
+        # Arguments that the target takes are not the DataLoader's, unless both have them.
         own = {k: v for k, v in arguments.items() if k not in target.takes or k in DEFAULTS}
         given = given | {name: own.pop(name) for name in _BATCHING if name in own}
         self.plain = DataLoader(**{**given, **_WITHOUT_WORKERS})
@@ -160,7 +160,7 @@ class TorchLoader(IterableLoader):
                 yield batch
         except GeneratorExit:
             if noting is not None and self.loader.persistent_workers:
-                # They finish what they were asked for before they begin the next epoch, which must not count as its.
+                # They finish the requested batches before the next epoch, to which these must not count.
                 noting.stopped = True
                 with contextlib.suppress(Exception):
                     deque(batches, maxlen=0)

@@ -44,7 +44,7 @@ _PICKLE = (
 
 # How long a process may take to end after its connections are cut.
 _ENDING_SECONDS = 0.5
-# How soon a death is noticed that no signal told of.
+# How soon a death is noticed without a signal.
 _LOOK_SECONDS = 0.2
 _SENDING = "while a worker sent a batch"
 _ENLARGE = "Enlarge it (docker run --shm-size=8g, or --ipc=host), or use fewer workers or a lower prefetch_factor."

@@ -20,7 +20,7 @@ _LEAST_SECONDS = 0.25
 
 @dataclass(slots=True)
 class MemoryUse:
-    """What the processes held. Each shared page counts once among those that share it (proportional set size).
+    """The memory of the processes. Each shared page counts once among those that share it (proportional set size).
 
     Attributes:
         peak_bytes: Of all at once; worker_bytes: of the largest that is not the first.

@@ -55,7 +55,7 @@ class Opened(Message, frozen=True):
 
 
 class Take(Message, frozen=True):
-    """A request for an epoch, or its first part: it ends after so many batches or seconds, whichever comes first.
+    """A request for an epoch, or its first part: it ends after `batches` or `seconds`, whichever comes first.
 
     Attributes:
         steps: How long the consumer is busy with each batch in turn, from the start again after the last; None: it
@@ -70,7 +70,7 @@ class Take(Message, frozen=True):
 
 
 class Taken(Message, frozen=True):
-    """What an epoch, or its first part, delivered; lists have one entry for each batch.
+    """A delivered epoch, or its first part; lists have one entry for each batch.
 
     Attributes:
         complete: Whether the epoch came to its end.
@@ -98,7 +98,7 @@ class Taken(Message, frozen=True):
 
 
 class Split(Message, frozen=True):
-    """A request to measure each stage for about so many seconds."""
+    """A request to measure each stage, for about `seconds`."""
 
     seconds: float
 

@@ -22,13 +22,13 @@ from batchtune.workloads.loading import last_frame
 
 Answer = TypeVar("Answer", Opened, Taken, Stages)
 
-# The part of an epoch that warms up: so many times what may be waiting, and at least so many batches.
+# The warm-up, in batches: this many times what may be waiting, but no less than the second number.
 _WARM_UP_TIMES = 2
 _WARM_UP_BATCHES = 8
 # The most epochs of a trial, if they end at once.
 _MOST_EPOCHS = 50
 _LAST_LINES = 5
-# A trial that is so many times its time over it begins no more epochs.
+# A trial that takes longer than planned by this factor begins no more epochs.
 _LATE = 2
 
 
@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True)
 class Measurement:
-    """What one setting delivered.
+    """The measurement of one setting.
 
     Attributes:
         error: The message, the hint and the traceback, each on lines of its own.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import os
@@ -21,7 +22,7 @@ _MOST_VALUES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
-    """What is measured, and how.
+    """The loader to measure, and how.
 
     Attributes:
         target: `FILE.py:NAME`, the user's code that makes the loader; options: of `--set`.
@@ -139,11 +140,9 @@ def _value(word: str) -> Argument:
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
     for kind in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             number = kind(word)
-        except ValueError:
-            continue
-        return number if math.isfinite(number) else word
+            return number if math.isfinite(number) else word
     return word
 
 

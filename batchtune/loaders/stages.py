@@ -78,7 +78,8 @@ def measure_stages(loader: Any, seconds: float) -> list[LoaderStage]:
         shares = _functions_within(stages, seconds / 2)
     finally:
         torch.set_num_threads(threads)
-    return [part for stage in _own_times(stages, examples) for part in _divided(stage, shares.get(stage.name, {}))]
+    first, *others = _own_times(stages, examples)
+    return [*_divided(first, shares), *others]
 
 
 # Finding the stages
@@ -215,37 +216,35 @@ def _place(code: CodeType) -> str:
 
 
 def _run(stages: list[_Stage], seconds: float) -> int:
-    """Take batches through the stages, and return how many examples came while their time was counted."""
+    """Take batches through the stages, and return how many examples came after the warm-up."""
     started = time.perf_counter()
     warm, examples = False, 0
     for epoch in itertools.count():
         chain: Iterator[Any] = iter(())
         for stage in stages:
             chain = _timed(stage, chain)
-        if epoch == 1:
-            examples = _warmed_up(stages)
-        batches = 0
+        batch = None
         for batch in chain:
-            batches += 1
             examples += facts_of(batch).examples or 1
             elapsed = time.perf_counter() - started
-            if epoch or elapsed < _WARM_UP * seconds:
-                continue
-            if not warm:
-                warm, examples = True, _warmed_up(stages)
-            elif elapsed >= seconds:
+            if not epoch and not warm and elapsed >= _WARM_UP * seconds:
+                warm, examples = True, 0
+                _end_warm_up(stages)
+            elif not epoch and warm and elapsed >= seconds:
                 return examples
-        if not batches:
+        if batch is None:
             raise LoaderError("the loader delivered no batch, so its stages can't be measured")
-        if epoch and time.perf_counter() - started >= seconds:
+        if not epoch:
+            examples = 0
+            _end_warm_up(stages)
+        elif time.perf_counter() - started >= seconds:
             return examples
     raise AssertionError("unreachable")
 
 
-def _warmed_up(stages: list[_Stage]) -> int:
+def _end_warm_up(stages: list[_Stage]) -> None:
     for stage in stages:
         stage.warm_up = (stage.seconds, stage.items)
-    return 0
 
 
 def _timed(stage: _Stage, before: Iterator[Any]) -> Iterator[Any]:
@@ -293,12 +292,12 @@ def _own_times(stages: list[_Stage], examples: int) -> list[LoaderStage]:
     return [LoaderStage(name=name, seconds_per_example=own / examples, share=own / whole) for name, own in named]
 
 
-def _functions_within(stages: list[_Stage], seconds: float) -> dict[str, dict[str, float]]:
-    """Return, for a first stage that has `codes`, the share of its time in each function that it calls itself.
+def _functions_within(stages: list[_Stage], seconds: float) -> dict[str, float]:
+    """Return the share of the time of the first stage that each function takes that it calls itself, if it has `codes`.
 
     Every Python function called below takes a fraction of a microsecond longer meanwhile: so this is a run of its own.
     """
-    source, stage = (stages[0], stages[1]) if len(stages) > 1 else (stages[0], stages[0])
+    source, stage = stages[0], stages[min(1, len(stages) - 1)]
     if not stage.codes:
         return {}
     totals: dict[str, float] = {}
@@ -329,7 +328,7 @@ def _functions_within(stages: list[_Stage], seconds: float) -> dict[str, dict[st
                 break
     finally:
         sys.settrace(before)
-    return {stage.name: {name: total / traced.seconds for name, total in totals.items()}}
+    return {name: total / traced.seconds for name, total in totals.items()}
 
 
 def _frame_name(frame: FrameType) -> str:

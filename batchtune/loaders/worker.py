@@ -1,4 +1,4 @@
-"""The worker process: builds a loader once, and takes the batches that it is asked for.
+"""The worker process: builds a loader once, and takes batches from it on request.
 
 Forked by the nursery. It speaks over its socket alone: what the loader's code prints goes to the standard streams and
 disturbs nothing.
@@ -120,7 +120,7 @@ class Served:
                 # Whether it is due to the arguments, others will show.
                 fatal = isinstance(found, BatchtuneError) or target is None or not request.arguments
                 return replace(failed(found, kills=self._kills), fatal=fatal)
-        told = [one for one in caught if not issubclass(one.category, ResourceWarning)]
+        shown = [one for one in caught if not issubclass(one.category, ResourceWarning)]
         return Opened(
             pid=os.getpid(),
             kind=self.loader.kind,
@@ -130,7 +130,7 @@ class Served:
             batches=batches,
             examples=examples,
             exact=self.loader.exact,
-            warnings=list(dict.fromkeys(f"{one.category.__name__}: {one.message}" for one in told)),
+            warnings=list(dict.fromkeys(f"{one.category.__name__}: {one.message}" for one in shown)),
         )
 
     def _take(self, loader: OpenLoader, request: Take) -> Taken | Failed:

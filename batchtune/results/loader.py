@@ -27,7 +27,7 @@ Argument: TypeAlias = bool | int | float | str | None
 Arguments: TypeAlias = dict[str, Argument]
 
 MORE_THAN_NEEDED = 1.1
-"""A loader that delivers so many times what the step takes has time to spare."""
+"""A loader that delivers more than this, relative to what the step takes, has time to spare."""
 BUSY_IDLE = 0.01
 """A step that waits for at most this share of the time is kept busy."""
 
@@ -49,7 +49,7 @@ no batch; `error`: an exception, in a worker or not; `crash`: a process died of 
 
 
 class Demand(Record, frozen=True, kw_only=True):
-    """What the training step needs: how long it computes with each batch.
+    """The training step's demand: how long it computes with each batch.
 
     Attributes:
         source: Where the times come from: the run folder's probe, or `--step-ms`.
@@ -72,7 +72,7 @@ class LoaderRow(Record, frozen=True, kw_only=True):
 
     Attributes:
         arguments: Name → value, as the loader takes them.
-        workers: How many processes or threads make batches beside the one that trains.
+        workers: How many processes or threads make batches besides the one that trains.
         outcome: How its last measurement ended.
         error: What failed, one or more lines; None where nothing did.
         rounds: How many rounds of successive halving it took part in.
@@ -177,8 +177,8 @@ class LoaderQueue(Record, frozen=True, kw_only=True):
     Attributes:
         batch_seconds: One process's time for an average batch, with a processor of its own.
         busy: The share of it that computes; the rest waits for disks, networks or other processes.
-        receive_seconds: What the training process itself spends on an average batch that a worker made.
-        latency_seconds: How much later a batch is there if its worker had nothing to do when it was asked for it.
+        receive_seconds: The training process's own time for an average batch that a worker made.
+        latency_seconds: The delay of a batch whose worker had nothing to do when it was requested.
         processors: How many of that speed all processes have at most: fewer than the machine has where programs or
             threads share them, or where memory is the limit. None: as many as they need.
         relative_error: The mean relative error of its rates, for the settings that were measured.
@@ -206,17 +206,17 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
         lengths: The data of the run that the step's times come from; None without them.
         target: The user's code that makes the loader.
         kind: Which loader it is: `torch`, `dali` or `iterable`.
-        settings: `sweep` (name → values), `seconds`, `trials`, `ranks_per_node`, `processors`, `seed`, and what else
-            was asked for.
+        settings: `sweep` (name → values), `seconds`, `trials`, `ranks_per_node`, `processors`, `seed`, and
+            further options.
         device_name: Where batches were delivered to: the CPU, or a GPU.
-        batch: What a batch is, in words: `32 × 1600 (wav)`.
+        batch: The first batch, in words: `32 × 1600 (wav)`.
         epoch_batches, epoch_examples: Of one epoch; None where its end is not known.
         demand: None where no step times are known.
         rows: In the order of `arguments`.
         recommended: Index of the recommended row; None where every setting failed.
-        stages: Of making a batch, in their order; empty unless asked for.
+        stages: Of making a batch, in their order; empty unless requested.
         queue: None where it can't be fitted: other loaders than torch's, or too few settings.
-        reproduced: None unless asked for.
+        reproduced: None unless requested.
     """
 
     FORMAT: ClassVar[str] = "batchtune/loader"
@@ -289,7 +289,7 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
 
 
 class LoaderEvidence(Record, frozen=True, kw_only=True):
-    """What the arguments of `loader.yaml` rest on."""
+    """The evidence for the arguments of `loader.yaml`."""
 
     target: str
     device_name: str

@@ -58,8 +58,8 @@ class Steps:
     def of(self, taken: Sequence[Taken], *, exact: bool) -> tuple[FloatArray, Literal["shape", "example", "batch"]]:
         """Return the seconds of a step with each delivered batch, and what decides them.
 
-        `exact`: the lengths of batches are in the unit of the run. None of a batch whose examples can't be told: then
-        that of an average batch.
+        `exact`: the lengths of batches are in the unit of the run. A batch whose examples are
+        unknown takes an average step.
         """
         number = sum(len(one.waits) for one in taken)
         if self.per_batch is not None:
@@ -81,7 +81,7 @@ class Steps:
 
 
 def steps_of_run(folder: Path, step_seconds: float | None) -> tuple[Steps | None, str | None]:
-    """Return the step times that the user gave, or those of a run folder; and why there are none, a full sentence.
+    """Return the step times that the user gave, or those of a run folder; without any, a sentence that says why.
 
     Raises:
         ResultError: A file of the run can't be read.

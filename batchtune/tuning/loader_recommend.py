@@ -23,7 +23,7 @@ def ranked(rows: Sequence[LoaderRow]) -> list[LoaderRow]:
 
     Where step times are known: those with which the step waits no longer than it must, by their number of workers;
     then the others, the shortest waits first. Otherwise those that deliver as many examples a second as the fastest, by
-    their number of workers, then the others by their rate. What is equal in this keeps its order.
+    their number of workers, then the others by their rate. Equal rows keep their order.
     """
     if not rows:
         return []
@@ -33,7 +33,6 @@ def ranked(rows: Sequence[LoaderRow]) -> list[LoaderRow]:
         return sorted(rows, key=lambda row: (0, row.workers) if (row.idle or 0) <= enough else (1, row.idle or 0))
     fastest = max(rows, key=_rate)
     equal = max(_EQUAL, min(0.1, fastest.examples_per_second_spread or 0.0))
-
     enough = (1 - equal) * _rate(fastest)
     return sorted(rows, key=lambda row: (0, row.workers) if _rate(row) >= enough else (1, -_rate(row)))
 

@@ -1,4 +1,4 @@
-"""What the measurements of a loader show: a setting's row of `loader.json`, and whether two epochs are the same."""
+"""Evaluates the measurements of a loader: a setting's row of `loader.json`, and whether two epochs are the same."""
 
 from __future__ import annotations
 

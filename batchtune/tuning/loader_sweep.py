@@ -49,7 +49,7 @@ _IDLE_PROCESSORS = 0.7
 # How long a consumer is run that computes as long as the step takes.
 _PACED_BATCHES = 150
 _PACED_SECONDS = 20.0
-# Steps that show the time to receive a batch: so many times as long as a worker takes for one, for so many batches.
+# Steps that show the time to receive a batch: twice as long as a worker takes for one, for 30 batches.
 _LONG_STEP = 2.0
 _RECEIVED = 30
 # How many epochs are begun to see how one starts.
@@ -61,7 +61,7 @@ Doing = Literal["opening", "measuring", "starting", "confirming", "stages", "rep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderProgress:
-    """What a tuning does now: the setting that is measured, how many of its round are done, and its row afterwards."""
+    """The progress of a tuning: the setting that it measures, how many of the round are done, and then its row."""
 
     doing: Doing
     arguments: Arguments = field(default_factory=dict)
