@@ -54,10 +54,10 @@ class References:
         value = node.value
         if depth > _DEEPEST:
             raise self._wrong(node, "its references lead around in a circle, or too far")
+        if id(node) in self._known:  # aliases may name a list, and formulas each other, thousands of times
+            return self._known[id(node)]
         if node.tag in ("!ref", "!copy") and isinstance(value, str):
-            # A formula may name another one several times, and that a third: each is worked out once.
-            if id(node) not in self._known:
-                self._known[id(node)] = self._referred(node, value, depth)
+            self._known[id(node)] = self._referred(node, value, depth)
             return self._known[id(node)]
         if node.tag == "!PLACEHOLDER" or value == "???":
             raise self._wrong(node, f"it is {'a ' if node.tag else ''}{node.tag or value}, to be filled in")
@@ -66,13 +66,11 @@ class References:
         if isinstance(value, dict):
             raise self._wrong(node, "it is a mapping, where a number or a list is needed")
         if isinstance(value, list):
-            # Aliases may name one list thousands of times, and it is read once.
-            if id(node) not in self._known:
-                entries = [self.plain(entry, chain, depth + 1) for entry in value]
-                if any(isinstance(inner, list) for entry in entries if isinstance(entry, list) for inner in entry):
-                    raise self._wrong(node, "its lists nest more than two deep")
-                self._known[id(node)] = entries
-            return self._known[id(node)]
+            entries = [self.plain(entry, chain, depth + 1) for entry in value]
+            if any(isinstance(inner, list) for entry in entries if isinstance(entry, list) for inner in entry):
+                raise self._wrong(node, "its lists nest more than two deep")
+            self._known[id(node)] = entries
+            return entries
         return self._interpolated(node, value, chain, depth) if isinstance(value, str) and "${" in value else value
 
     def _referred(self, node: Node, text: str, depth: int) -> Any:
