@@ -53,14 +53,11 @@ def _versions(found: Doctor) -> Iterator[tuple[str, str]]:
     yield "batchtune", found.meta.batchtune
     yield "Python", f"{found.python} on {found.system}"
     yield "PyTorch", _torch(found.torch)
-    if found.driver is not None:
-        yield "Driver", f"NVIDIA {found.driver}"
-    else:
-        unknown = "NVIDIA, of unknown version"
-        yield (
-            "Driver",
-            f"no NVIDIA driver answers ({found.nvml_problem})" if found.nvml_problem is not None else unknown,
-        )
+    driver = f"NVIDIA {found.driver}"
+    if found.driver is None:
+        problem = found.nvml_problem
+        driver = "NVIDIA, of unknown version" if problem is None else f"no NVIDIA driver answers ({problem})"
+    yield "Driver", driver
     if not found.gpus:
         yield "GPUs", "none"
     yield "--device auto", f"takes {next((gpu.device for gpu in found.gpus if gpu.device), 'cpu')}"

@@ -129,6 +129,12 @@ class SweptSection(Section[S]):
         """A note that follows max_batch_length."""
         return ""
 
+    def settings(self) -> dict[str, list[Fact]]:
+        """As for every section, with the user's own settings."""
+        of_stream = f" of the {self.title.lower()}" if self.title else ""
+        current = settings_facts(self.result.current_settings or {})
+        return {self.title or "Sweep": settings_facts(self.result.settings), f"Current settings{of_stream}": current}
+
 
 def limit_fact(result: Probe | Sweep | StreamSweep, note: str = "") -> Fact:
     """Return max_batch_length as a fact."""

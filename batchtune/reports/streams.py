@@ -21,7 +21,7 @@ from batchtune.reports.rows import (
     savings,
     time_error,
 )
-from batchtune.reports.section import SweptSection, settings_facts
+from batchtune.reports.section import SweptSection
 from batchtune.reports.table import Fact, Table, format_times, known, limits_table, make_table, shown_of, spread
 from batchtune.results import ROUNDING, STREAM_CONFIG_FILE, Row, Shards, StreamRow, StreamSweep, cost_of
 from batchtune.units import (
@@ -210,11 +210,6 @@ class StreamSection(SweptSection[StreamSweep]):
                 yield f"batchtune probe-oom MANIFEST --workload W{run.as_option}", "measure what fits"
             if alone:
                 yield f"batchtune export{run.as_argument} --to FRAMEWORK", "the same for SpeechBrain, NeMo, ..."
-
-    def settings(self) -> dict[str, list[Fact]]:
-        """As for every section."""
-        current = settings_facts(self.result.current_settings or {})
-        return {"Stream": settings_facts(self.result.settings), "Current settings of the stream": current}
 
 
 def algorithm_name(row: StreamRow | Row) -> str:

@@ -14,7 +14,7 @@ from batchtune.reports.rows import (
     savings,
     swept_kinds,
 )
-from batchtune.reports.section import SweptSection, settings_facts
+from batchtune.reports.section import SweptSection
 from batchtune.reports.sweep_tables import sweep_comparison, sweep_tables
 from batchtune.reports.table import Fact, Table
 from batchtune.reports.trade_offs import pool_sentences, trade_off_sentences
@@ -137,11 +137,6 @@ class SweepSection(SweptSection[Sweep]):
                 yield verify, "run these batches for real"
             others = "pools, or the best table for others" if in_pools else "the same for SpeechBrain, NeMo, ..."
             yield f"batchtune export{run.as_argument} --to FRAMEWORK", others
-
-    def settings(self) -> dict[str, list[Fact]]:
-        """As for every section."""
-        current = settings_facts(self.result.current_settings or {})
-        return {"Sweep": settings_facts(self.result.settings), "Current settings": current}
 
 
 def _above_bound(sweep: Sweep, row: Row) -> str:

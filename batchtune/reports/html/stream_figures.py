@@ -89,7 +89,8 @@ class _Chart(CostChart[StreamRow]):
         return algorithm_name(row)
 
     def text(self, row: StreamRow) -> str:
-        return hover(row.name, *cell_lines(row_cells(self.stream, row)))
+        apart = {"examples between mates": format_number(row.mate_distance)}
+        return hover(row.name, *cell_lines(row_cells(self.stream, row) | apart))
 
 
 def _buffer_view(stream: StreamSweep, timed: bool) -> View:
