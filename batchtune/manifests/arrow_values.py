@@ -54,11 +54,9 @@ class Budget:
         """Count cells, and look at others that may come at once. Raises ManifestError if they are too many."""
         self.spent += cells
         if (found := max(self.spent, at_once)) > max(_TRUSTED_CELLS, _LARGEST_EXPANSION * self.size):
-            raise ManifestError(
-                f"{self.label} stands for {found:,} values and more, over {_LARGEST_EXPANSION} times its bytes: "
-                "it is damaged, or made to do harm",
-                "Write it anew without compression and dictionaries if you trust it.",
-            )
+            seen = f"stands for {found:,} values and more, over {_LARGEST_EXPANSION} times its bytes"
+            hint = "Write it anew without compression and dictionaries if you trust it."
+            raise ManifestError(f"{self.label} {seen}: it is damaged, or made to do harm", hint)
 
 
 def is_number(kind: pyarrow.DataType) -> bool:

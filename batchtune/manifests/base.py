@@ -221,10 +221,8 @@ def choose_column(path: Path, columns: Sequence[Column], taken: str | None) -> C
         if found:
             found.sort(key=lambda one: list(KNOWN_UNITS).index(names[one.name]))
             examples = [f"{shortened(one.name)} (such as {shortened(one.example, 40)})" for one in found]
-            raise ManifestError(
-                f"{path} has {len(found)} columns that may hold the lengths: {_first(examples)}",
-                f"Choose with --length-key NAME, for example --length-key {shortened(found[0].name)}.",
-            )
+            hint = f"Choose with --length-key NAME, for example --length-key {shortened(found[0].name)}."
+            raise ManifestError(f"{path} has {len(found)} columns that may hold the lengths: {_first(examples)}", hint)
     hint = "Name the column that holds the lengths with --length-key NAME."
     if any(number(column.name) is not None for column in columns):
         hint = "One of these names is a number: a table needs a first line that names its columns."

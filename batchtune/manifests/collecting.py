@@ -239,10 +239,8 @@ def merged(parts: Sequence[Part], plan: Plan) -> Part:
     if not whole.lengths:
         reasons = [f"{reason}: {count:,}" for reason, count in left_out.items()]
         reasons += [f"broken sources: {len(broken):,}"] if broken else []
-        raise ManifestError(
-            f"{plan.label}: none of its {whole.rows:,} examples is left ({'; '.join(reasons)})",
-            "Check --length-key, --length-scale, --min-length and --max-length.",
-        )
+        message = f"{plan.label}: none of its {whole.rows:,} examples is left ({'; '.join(reasons)})"
+        raise ManifestError(message, "Check --length-key, --length-scale, --min-length and --max-length.")
     return whole
 
 

@@ -134,11 +134,9 @@ def _folder(folder: Path, wanted: str | None) -> list[Source]:
         hint = "Say which is the data set, with --format or with a pattern such as 'FOLDER/*.tar'."
         raise ManifestError(f"{folder} is a folder in which different things lie: {each}", hint)
     if not held:
-        raise ManifestError(
-            f"{folder} is a folder in which nothing {f'of the format {wanted}' if wanted else 'known'} lies",
-            "Known: audio files, tar shards, parquet, arrow or JSON files, a data set that Hugging Face's "
-            f"datasets saved, a Kaldi folder ({', '.join(known)}). Or name a file.",
-        )
+        message = f"{folder} is a folder in which nothing {f'of the format {wanted}' if wanted else 'known'} lies"
+        hint = "Known: audio files, tar shards, parquet, arrow or JSON files, a data set that Hugging Face's datasets"
+        raise ManifestError(message, f"{hint} saved, a Kaldi folder ({', '.join(known)}). Or name a file.")
     ((kind, found),) = held.items()
     if any(one.of_folder and one.folder_kind is not None and one.folder_kind[0] == kind for one in formats):
         return [Source(folder, chunk) for chunk in _chunks(names)]

@@ -220,10 +220,8 @@ def plan_of(reader: Format, options: ReadOptions, first: Plan | None = None) -> 
 
 
 def _other_columns(path: Path, column: str) -> ManifestError:
-    return ManifestError(
-        f"{path} has no column {shortened(column)}, but the first source has its lengths or targets there",
-        "What is read together must have the same columns; read them one by one.",
-    )
+    message = f"{path} has no column {shortened(column)}, but the first source has its lengths or targets there"
+    return ManifestError(message, "What is read together must have the same columns; read them one by one.")
 
 
 def reader_of(source: Source, name: str | None) -> Format:
@@ -245,10 +243,8 @@ def _format_of(source: Source, name: str | None) -> type[Format]:
         if member.fits(source.head):
             return member
     known = "; ".join(f"{member.name} ({member.description})" for member in FORMATS.values())
-    raise ManifestError(
-        f"{source.path} fits no known manifest format: {source.head.describe()}",
-        f"The formats known: {known}. Name one with --format.",
-    )
+    message = f"{source.path} fits no known manifest format: {source.head.describe()}"
+    raise ManifestError(message, f"The formats known: {known}. Name one with --format.")
 
 
 def _chosen(reader: Format, columns: Sequence[Column], options: ReadOptions) -> tuple[Column, Column | None]:

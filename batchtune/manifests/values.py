@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
@@ -28,15 +27,22 @@ Values = Sequence[object] | FloatArray
 Count = Callable[[Sequence[str]], Sequence[int]]
 
 
-@dataclass(repr=False, unsafe_hash=True)
 class Unreadable(Exception):
     """A value that can't be read, such as the length of a damaged audio file; it stands among the values.
 
     The reason is the same for all of a kind, which are counted by it; the detail, for the message, may be empty.
     """
 
-    reason: str
-    detail: str = ""
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.detail = detail
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unreadable) and (self.reason, self.detail) == (other.reason, other.detail)
+
+    def __hash__(self) -> int:
+        return hash((self.reason, self.detail))
 
     def __repr__(self) -> str:
         return self.detail or "unreadable"

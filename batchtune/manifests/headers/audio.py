@@ -82,10 +82,8 @@ def _sndfile_length(payload: Payload) -> AudioLength:
     try:
         soundfile = importlib.import_module("soundfile")
     except (ImportError, OSError) as error:  # the latter where libsndfile itself is missing
-        raise ManifestError(
-            f"audio files other than WAV, FLAC and MP3 are read by soundfile, which can't be imported ({error})",
-            "Install it: pip install 'batchtune[audio]'.",
-        ) from None
+        message = f"audio files other than WAV, FLAC and MP3 are read by soundfile, which can't be imported ({error})"
+        raise ManifestError(message, "Install it: pip install 'batchtune[audio]'.") from None
     stream = PayloadStream(payload, 4 * payload.size + 16 * 1024 * 1024)
     try:
         with soundfile.SoundFile(stream) as file:
