@@ -46,7 +46,7 @@ def test_sizes_for_two_lengths_fit_too() -> None:
     [pytest.param(law, targets, data, id=name) for (name, law, targets), data in zip(ALL, cycle(DATA)) if law.monotone],
 )
 def test_every_size_fits_on_every_law(law: Law, targets: bool, data: str) -> None:
-    lengths = made_lengths(data, targets=targets, count=250 if targets else 1000)
+    lengths = made_lengths(data, targets=targets, count=FEW if targets else 1000)
     assert_holds(law, measure(law, lengths, ("optimal",)))
 
 

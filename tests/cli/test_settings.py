@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from cli.conftest import Run
 
 
@@ -47,19 +48,24 @@ def test_repeatable_options_take_a_word_a_list_or_a_table(batchtune: Run, manife
     assert counts(tmp_path) == {2, 3}
 
 
-def test_an_unknown_key_is_named(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
-    configure(tmp_path, "[tool.batchtune]\nnum_bucket = 7\n")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[tool.batchtune]\nnum_bucket = 7\n", "'num_bucket'\nDid you mean 'num_buckets'?"),
+        ("[tool.batchtune\n", "pyproject.toml is not a TOML file"),
+        ("[tool.batchtune.sweep-bucket]\nnum-buckets = 3\n", "'sweep-bucket'\nDid you mean 'sweep-buckets'?"),
+        ("[tool.batchtune]\nforce = true\n", "'force' can't be set here"),
+        ('[tool.batchtune]\nworld-size = "many"\n', "'many', set in {file}, [tool.batchtune] world-size"),
+    ],
+    ids=["key", "no TOML", "command", "of one command line", "value"],
+)
+def test_what_is_wrong_in_the_project_is_named(
+    batchtune: Run, manifest: Path, tmp_path: Path, text: str, said: str
+) -> None:
+    configure(tmp_path, text)
     ran = batchtune("sweep-buckets", manifest, "--max-batch-length", 60)
     assert ran.returncode == 2
-    assert "'num_bucket'" in ran.stderr
-    assert "num_buckets" in ran.stderr
-
-
-def test_a_file_that_is_not_toml_is_an_error(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
-    configure(tmp_path, "[tool.batchtune\n")
-    ran = batchtune("sweep-buckets", manifest, "--max-batch-length", 60)
-    assert ran.returncode == 2
-    assert "pyproject.toml is not a TOML file" in ran.stderr
+    assert said.format(file=tmp_path / "pyproject.toml") in ran.stderr
 
 
 def test_a_project_without_settings_is_no_matter(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
@@ -71,13 +77,6 @@ def test_a_wrong_value_in_the_environment_names_its_variable(batchtune: Run, man
     ran = batchtune("probe-oom", manifest, env={"BATCHTUNE_NUM_LENGTHS": "many"})
     assert ran.returncode == 2
     assert "'many', set by the environment variable BATCHTUNE_NUM_LENGTHS" in ran.stderr
-
-
-def test_a_wrong_value_in_the_project_names_its_file_and_key(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
-    configure(tmp_path, '[tool.batchtune]\nworld-size = "many"\n')
-    ran = batchtune("sweep-buckets", manifest, "--max-batch-length", 60)
-    assert ran.returncode == 2
-    assert f"'many', set in {tmp_path / 'pyproject.toml'}, [tool.batchtune] world-size" in ran.stderr
 
 
 def test_an_invalid_value_names_where_it_was_set(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
@@ -95,20 +94,6 @@ def test_an_unknown_column_names_its_environment_variable(batchtune: Run, manife
     ran = batchtune("sweep-buckets", manifest, env={"BATCHTUNE_LENGTH_KEY": "seconds"})
     assert ran.returncode == 1
     assert "--length-key is seconds, set by the environment variable BATCHTUNE_LENGTH_KEY." in ran.stderr
-
-
-def test_the_table_of_an_unknown_command_suggests_the_nearest(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
-    configure(tmp_path, "[tool.batchtune.sweep-bucket]\nnum-buckets = 3\n")
-    ran = batchtune("sweep-buckets", manifest)
-    assert ran.returncode == 2
-    assert "unknown setting 'sweep-bucket'\nDid you mean 'sweep-buckets'?" in ran.stderr
-
-
-def test_what_is_of_one_command_line_alone_is_no_setting(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
-    configure(tmp_path, "[tool.batchtune]\nforce = true\n")
-    ran = batchtune("sweep-buckets", manifest)
-    assert ran.returncode == 2
-    assert "'force' can't be set here" in ran.stderr
 
 
 def test_an_unknown_variable_is_a_warning_with_the_nearest(batchtune: Run, manifest: Path) -> None:

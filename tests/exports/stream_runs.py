@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from report_records import COUNT, MAX_BATCH_LENGTH, TOTAL_SECONDS, made_lengths, made_meta
+import streamed_records
+from report_records import COUNT, MAX_BATCH_LENGTH, TOTAL_SECONDS
 
 from batchtune.exports import FRAMEWORKS, Tuned
-from batchtune.results import ShardAdvice, Shards, StreamRow, StreamSweep, Sweep
+from batchtune.results import ShardAdvice, StreamRow, StreamSweep, Sweep
 
 # Exports of a stream; the others are of a bucket table.
 STREAMS = ("speechbrain-stream", "webdataset", "hf-streaming", "lhotse-shar", "nemo-tarred")
@@ -43,24 +44,13 @@ def made_row(algorithm: Any, buffer_size: int = 1024, *, timed: bool = True, **f
 def made_stream(*, recommended: str = "bucket", timed: bool = True, unit: str | None = "s") -> StreamSweep:
     """The row of one algorithm is recommended."""
     rows = [made_row(algorithm, timed=timed) for algorithm in BATCHES]
-    names = list(BATCHES)
-    return StreamSweep(
-        meta=made_meta("stream"),
-        lengths=made_lengths(unit),
-        max_batch_length=MAX_BATCH_LENGTH,
+    names, of_reports = list(BATCHES), streamed_records.made_stream()
+    return streamed_records.made_stream(
+        unit=unit,
         settings={"world_size": 2, "workers": 2, "shuffle_shards": 100, "shuffle_buffer": 1000, "seed": 3},
         device_name="NVIDIA A100",
-        simulated_examples=COUNT,
-        shards=Shards(
-            count=64,
-            assumed=False,
-            smallest_count=400,
-            median_count=446,
-            largest_count=460,
-            smallest_length=5000.0,
-            largest_length=6000.0,
-            sorted=False,
-            advice=ShardAdvice(shards=64, maxcount=446),
+        shards=msgspec.structs.replace(
+            of_reports.shards, count=64, smallest_count=400, advice=ShardAdvice(shards=64, maxcount=446)
         ),
         rows=rows,
         map_style=None,
