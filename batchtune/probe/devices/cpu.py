@@ -183,7 +183,8 @@ def _processor_seconds() -> tuple[float, float, float] | None:
     """Return the time, the seconds that this process's processors were busy, and those its session used."""
     ours, session, own = {f"cpu{number}" for number in _usable()}, os.getsid(0), 0
     try:
-        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+        stat, now = Path("/proc/stat").read_text(), time.monotonic()
+        lines = [line.split() for line in stat.splitlines()]
         # user nice system idle iowait irq softirq steal; guests are in user already.
         busy = sum(int(one) for name, *times in lines if name in ours for one in (*times[:3], *times[5:8]))
         for name in filter(str.isdigit, os.listdir("/proc")):
@@ -194,7 +195,7 @@ def _processor_seconds() -> tuple[float, float, float] | None:
     except (OSError, ValueError, IndexError):
         return None
     ticks = os.sysconf("SC_CLK_TCK")
-    return time.monotonic(), busy / ticks, own / ticks
+    return now, busy / ticks, own / ticks
 
 
 def _usable() -> set[int]:
