@@ -46,7 +46,7 @@ class BestBuckets:
         found = [self.previous[0].size - 1]
         for layer in range(buckets - 1, 0, -1):
             found.append(int(self.previous[layer][found[-1]]))
-        return np.unique(found) - 1  # an end before itself: fewer buckets
+        return np.array(sorted(set(found))) - 1  # an end before itself: fewer buckets
 
 
 def fewest(totals: FloatArray) -> int:
