@@ -26,7 +26,7 @@ _AT_ONCE = 1 << 20
 _MOST_SIZES = 128
 # In larger pools the best cut gains next to nothing, and takes long to find.
 _LARGEST_COSTED = 20_000
-# All epochs in pools have as many batches as the longest of the first; longer ones are shuffled anew, so many times.
+# All epochs in pools have as many batches as the longest of the first; longer ones are shuffled anew, up to 32 times.
 _FIRST_EPOCHS, _ATTEMPTS = 3, 32
 
 
@@ -201,7 +201,7 @@ class PoolBatcher(Batcher):
         return examples, Layout(*cut, rest, dealing, examples.size, in_order=True)
 
     def _parts(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (start, pools, examples of each): pools of one size, so many at a time that they fit in the cache."""
+        """Yield (start, pools, examples of each): pools of one size, in groups that fit in the cache."""
         each, more = self._each
         for start, pools, size in ((0, more, each + 1), (more * (each + 1), self._pools - more, each)):
             at_once = max(1, _AT_ONCE // size)

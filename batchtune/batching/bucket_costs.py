@@ -11,14 +11,14 @@ import numpy.typing as npt
 from batchtune.batching.expectation import all_within, log_factorials_up_to
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
-# Up to so many distinct lengths every sum is written out, in time that grows with their cube.
+# Up to this many distinct lengths every sum is written out, in time that grows with their cube.
 MOST_EXACT = 96
 # Beyond, some ends stand for all: the number of examples from each to the bucket's end is about this many times that
 # from the next one.
 _SPACING = 1.15
-# A remainder's cost is tabulated at so many batch sizes and lengths,
+# A remainder's cost is tabulated at this many batch sizes and lengths,
 _TABLED_SIZES, _TABLED_LENGTHS = 256, 256
-# interpolated to so many sizes, and looked up at so many ranks among the examples.
+# interpolated to this many sizes, and looked up at this many ranks among the examples.
 _ROWS, _RANKS = 4096, 1 << 18
 # Gauss's points and weights on (0, 1), for the distribution of a remainder's longest.
 _NODES = ((0.5 - 0.15**0.5, 5 / 18), (0.5, 8 / 18), (0.5 + 0.15**0.5, 5 / 18))
@@ -80,7 +80,7 @@ class ExactCosts(BucketCosts):
         return total
 
     def _mean(self, end: int, starts: npt.NDArray[np.intp], drawn: IntArray) -> FloatArray:
-        """Return the mean cost of a batch of so many, drawn from each of the buckets (u_start, u_end]."""
+        """Return the mean cost of a batch of `drawn` examples from each of the buckets (u_start, u_end]."""
         start, longest = np.nonzero(starts[:, None] <= np.arange(end))
         first = starts[start]
         size = drawn[start]
@@ -141,7 +141,7 @@ class SmoothCosts(BucketCosts):
         size, points, costs = self._sizes[end - 1], self._points[end - 1], self._full_costs[end - 1]
         up_to = self._counts[points]
         all_of = up_to[-1] - up_to[:-1]
-        starts = int(np.searchsorted(-all_of, -size, side="right"))  # so many have a full batch
+        starts = int(np.searchsorted(-all_of, -size, side="right"))  # this many have a full batch
         if starts == 0:
             return np.full(end, costs[-1])
         some = np.maximum(up_to - up_to[:starts, None], 0)

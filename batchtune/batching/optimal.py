@@ -18,7 +18,7 @@ TIE = 1e-12
 # If a vectorised pass over the hull's points drops less than this share, their neighbourhoods go one by one.
 _WORTHWHILE_PASS = 0.02
 _WIDENING = 8
-# One point of so many makes the first, rough hull.
+# One point in this many makes the first, rough hull.
 _SAMPLE_STEP = 64
 
 
@@ -42,11 +42,11 @@ class BestBuckets:
         return found
 
     def ends(self, buckets: int) -> IntArray:
-        """Return the ends of the cheapest so many buckets, counted from 0, ascending."""
+        """Return the ends of this number of cheapest buckets, counted from 0, ascending."""
         found = [self.previous[0].size - 1]
         for layer in range(buckets - 1, 0, -1):
             found.append(int(self.previous[layer][found[-1]]))
-        return np.unique(found) - 1  # an end before itself: fewer buckets
+        return np.array(sorted(set(found))) - 1  # an end before itself: fewer buckets
 
 
 def fewest(totals: FloatArray) -> int:

@@ -32,7 +32,7 @@ class PivotSettings:
             one. None: a batch overshoots its target, by one example and by how much that pads the others.
         max_batch_size: The most examples of a batch; None: any number. Below 1: one.
         max_padding_ratio: No example joins that would make padding a larger part; None: any. Below 0: batches of one.
-        buffersize: A batch is made whenever so many examples are held. Below 1: only when all of the stream is held.
+        buffersize: A batch is made whenever this many examples are held. Below 1: only when all of the stream is held.
         drop_end: Whether to leave out the examples that are held at the end of the stream.
         min_sample_len, max_sample_len: Shorter and longer examples are left out; None: any length.
 

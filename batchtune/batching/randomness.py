@@ -17,7 +17,7 @@ from batchtune.batching.layout import Layout, Tally, positions
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
-# Pairs are counted in batches that hold about so many examples together, evenly taken.
+# Pairs are counted in evenly spaced batches that together hold about this many examples.
 _COUNTED = 1 << 20
 
 

@@ -96,9 +96,9 @@ def shuffled(stream: IntArray, buffer_size: int, random: random.Random, initial:
 
 
 def advised_shards(count: int, total_bytes: int | None, readers: int) -> ShardAdvice:
-    """Return how to write examples as shards for so many workers of all ranks.
+    """Return how to write examples as shards for this many workers of all ranks.
 
-    The number is a multiple of the readers, and such that `maxcount` gives just so many; only the last shard
+    The number is a multiple of the readers, and one that `maxcount` gives exactly; only the last shard
     is smaller. It is the first of these that `maxcount` can give:
 
     - 4 for each worker, so that their order is worth shuffling, or as many as leave 100 examples in each, but at

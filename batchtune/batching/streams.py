@@ -16,11 +16,11 @@ from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
 from batchtune.results import StreamAlgorithm
 
-# Without shuffle, so many examples are read at once: a full bucket leaves after them.
+# Without shuffle, this many examples are read at once: a full bucket leaves after them.
 _AHEAD = 32
-# A bucket of which no batch has left while so many buffers were read has its turn, full or not.
+# A bucket that gives no batch while this many buffers are read has its turn, full or not.
 _PATIENCE = 16
-# If fewer than one in so many examples is new, they are put in their places; else the buffer is sorted.
+# If fewer than one example in this many is new, they are inserted; else the buffer is sorted.
 _FEW = 32
 
 
@@ -57,7 +57,7 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, room: int) -> list[float]:
-        """Read at most so many examples and return their lengths, positive and at most the last boundary.
+        """Read at most `room` examples and return their lengths, positive and at most the last boundary.
 
         Fewer only if the stream has ended, or if the examples held take too much memory: then a batch has to leave.
         """

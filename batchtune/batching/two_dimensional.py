@@ -46,7 +46,7 @@ def optimal_table_2d(
 
     - length boundaries are among at most `resolution` quantiles of the lengths and the `candidates`,
     - target boundaries in each bin are among at most `resolution` quantiles of the bin's own targets, and the largest
-      of these. (Of more than 16·`resolution` distinct targets, quantiles are taken of targets rounded up to so many.)
+      of these. (Of more than 16·`resolution` distinct targets, quantiles are taken of targets rounded up to that many.)
 
     With no more distinct values than `resolution`, these are all tables, whatever the costs.
 

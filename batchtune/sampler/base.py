@@ -290,7 +290,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         return (now.epoch, now.handed_out) if now is not None and now.running else self._next
 
     def _after(self, batches: int) -> tuple[int, int]:
-        """Return epoch and position after so many batches of the last pass; raise ValueError if it gave fewer."""
+        """Return epoch and position after this many batches of the last pass; raise ValueError if it gave fewer."""
         now = self._pass
         handed_out = 0 if now is None else now.handed_out - now.first
         if batches > handed_out:

@@ -84,7 +84,7 @@ class PooledBatchSampler(EpochBatchSampler):
         lengths: As for `BucketBatchSampler`.
         pool_size: The most examples of a pool, at least 1. All pools of an epoch are of one size, to within one
             example; a data set that is no larger is one pool.
-        batch_overhead: What a batch costs besides its padded length, in the unit of the lengths: pools are then cut so
+        batch_overhead: The cost of a batch besides its padded length, in the unit of the lengths: pools are then cut so
             that both together are least, which saves time if a pool makes few batches. None: each batch holds as
             many examples as fit, as it does with `drop_last` and in pools of more than 20,000 examples.
         bucket_boundaries: Lengths up to which a batch size fits, ascending; the last is at least the longest length.

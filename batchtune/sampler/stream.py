@@ -69,7 +69,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
     a `set_epoch` is given the epoch too; a source may also be a function of the epoch.
 
     **Equally many batches.** The parts of a stream differ, and the ranks wait for ever for one that runs out first.
-    With `batches_per_epoch` each rank has so many batches, dealt to its workers. Where a source ends early, the buffer
+    With `batches_per_epoch` each rank has that many batches, dealt to its workers. If a source ends early, the buffer
     is emptied and the source read again. Examples that are still in the source or the buffer when the epoch ends are
     not used in it: shuffle or resample the shards each epoch, so that they are not always the same, and let an epoch of
     a source without end read many buffers. A stage can't read its examples again: use the pipeline's `with_epoch`, or

@@ -19,7 +19,7 @@ from batchtune.batching.table import OverlongError
 from batchtune.sampler.common import as_length
 
 _END = object()
-# So many ranks and workers of one machine have an epoch of their own.
+# This many ranks and workers of one machine have an epoch of their own.
 _RANKS, _WORKERS = 16, 256
 
 
@@ -144,7 +144,7 @@ class Held(Reader):
 
 @dataclass(slots=True)
 class Position:
-    """A place in an epoch: after so many batches of one worker, or at its end."""
+    """A place in an epoch: after a number of batches of one worker, or at its end."""
 
     epoch: int
     batches: int = 0

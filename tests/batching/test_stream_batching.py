@@ -53,7 +53,7 @@ def of_speech(algorithm: str, table: BucketTable, buffer_size: int, epoch: int =
     return lists(stream_batches(SPEECH, batching(algorithm, table, buffer_size, **options), stream_random(0, epoch)))
 
 
-@settings(max_examples=75)
+@settings(max_examples=75, deadline=None)
 @given(LENGTHS, ALGORITHMS, tables(), st.integers(1, 60), st.booleans(), st.booleans())
 def test_sizes_and_buffer_hold_and_each_example_comes_once(
     lengths: np.ndarray, algorithm: str, table: BucketTable, buffer_size: int, shuffle: bool, drop_last: bool
@@ -70,6 +70,7 @@ def test_sizes_and_buffer_hold_and_each_example_comes_once(
     assert len(left_out) < (int(table.batch_sizes.max()) if drop_last else 1)
 
 
+@settings(deadline=None)
 @given(LENGTHS, tables(), st.floats(0, 1), st.integers(1, 60), st.booleans())
 def test_a_pivots_batch_keeps_the_padding_ratio(
     lengths: np.ndarray, table: BucketTable, ratio: float, buffer_size: int, shuffle: bool
@@ -80,6 +81,7 @@ def test_a_pivots_batch_keeps_the_padding_ratio(
     assert all(1 - lengths[batch].mean() / lengths[batch].max() <= ratio + 1e-9 for batch in batches)
 
 
+@settings(deadline=None)
 @given(LENGTHS, tables())
 def test_in_order_a_bucket_leaves_when_it_is_full(lengths: np.ndarray, table: BucketTable) -> None:
     queues: list[list[int]] = [[] for _ in range(table.num_buckets)]
@@ -139,6 +141,7 @@ def test_pools_leave_hardly_a_batch_unfilled() -> None:
         assert len(unfilled) <= 2
 
 
+@settings(deadline=None)
 @given(LENGTHS, st.integers(12, 60), st.floats(0, 1), st.integers(1, 40))
 def test_a_pivots_batch_is_speechbrains(
     real_dynamic_bucketed_batch: Any, lengths: np.ndarray, most: int, ratio: float, buffer_size: int

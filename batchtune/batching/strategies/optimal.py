@@ -15,7 +15,7 @@ from batchtune.lengths import FloatArray, Histogram, IntArray
 # The most lengths that may be ends of buckets, if batches are counted, and if they have a cost, which takes longer.
 # Time grows with their square.
 _MOST_ENDS, _MOST_COSTED_ENDS = 4096, 2048
-# With more distinct lengths, tables are compared by the means over about so many groups.
+# With more distinct lengths, tables are compared by the means over about this many groups.
 _MOST_SUMMED = 1 << 16
 # One bucket more must gain at least this share of the cost to be looked at.
 _LEAST_GAIN = 1e-4
