@@ -22,6 +22,8 @@ from batchtune.workloads.registry import BUILTINS, Workload
 
 _FORMS = "Write builtin:NAME, path/to/file.py:NAME or package.module:NAME."
 _METHODS = ("setup", "make_batch", "step")
+OTHER_NAME = "batchtune_workload_"
+"""Begins the name of a user's module whose own name another module has."""
 LAST_LINES = 15
 LONGEST_LINE = 1000
 
@@ -131,7 +133,7 @@ def _import_file(path: Path) -> ModuleType:
         importlib.invalidate_caches()
         others = [folder for folder in sys.path if folder != str(path.parent)]
         hides = importlib.machinery.PathFinder.find_spec(path.stem, others) is not None
-    module_name = f"batchtune_workload_{path.stem}" if hides else path.stem
+    module_name = f"{OTHER_NAME}{path.stem}" if hides else path.stem
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
