@@ -217,7 +217,7 @@ def whole(value: float) -> int:
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """Raise ValueError unless the value is one of the choices."""
-    if value not in choices:
+    if value not in list(choices):  # which takes a value of any type
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
