@@ -353,7 +353,8 @@ class Sweep(Result, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         """Number of ranks whose batches are counted; 1 if the settings do not say."""
-        return msgspec.convert(self.settings, SweptWith).world_size
+        world_size: int = self.settings.get("world_size", 1)
+        return world_size
 
 
 def cost_of(costed: Costed, *, timed: bool) -> float | None:

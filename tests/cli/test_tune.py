@@ -14,7 +14,7 @@ from cli.conftest import FAULTY, KNOWN, Run, command, run_here_in, write_manifes
 from made_once import MadeOnce
 from ruamel.yaml import YAML
 
-from batchtune.probe.lock import DeviceLock
+from batchtune.probe.lock import lock_device
 
 MIB = 1 << 20
 # One example of 20 s takes 52 MiB, of 10 s 18, of 5 s 7.
@@ -216,7 +216,7 @@ def test_a_second_probe_in_the_same_folder_is_refused(batchtune: Run, manifest: 
 
 @pytest.mark.slow
 def test_a_second_probe_on_the_cpu_says_its_times_are_untrusted(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
-    with DeviceLock("cpu", "the CPU"):
+    with lock_device("cpu", "the CPU"):
         ran = batchtune("probe-oom", manifest, *WORKLOAD, *MEMORY)
     told = f"Another probe (process {os.getpid()}) used the CPU when this one began"
     assert ran.returncode == 0 and told in ran.stderr
