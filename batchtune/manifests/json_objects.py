@@ -280,7 +280,9 @@ class JsonFormat(Format):
                 entries = decoder.decode(piece)
                 # One opening brace for each entry (but for those that begin a string, as in "{root}/a.wav"): no entry
                 # has replaced another with the same id.
-                if piece.count(b"{") - piece.count(b'"{') != len(entries) + 1:
+                characters = np.frombuffer(piece, dtype=np.uint8)
+                before = np.flatnonzero(characters == ord("{"))[1:] - 1
+                if np.count_nonzero(characters[before] != ord('"')) != len(entries):
                     return None
                 hashes.append(np.fromiter(map(hash, entries), dtype=np.int64, count=len(entries)))
                 objects = list(entries.values())
