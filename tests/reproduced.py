@@ -20,7 +20,7 @@ def speechbrain_batches(
 ) -> list[list[int]]:
     """The batches of `DynamicBatchSampler(..., num_buckets=..., shuffle=True, batch_ordering="random")`.
 
-    Both permutations come from generators that are seeded anew with `seed` + epoch.
+    Both permutations come from generators that are reseeded with `seed` + epoch.
 
     Source: `speechbrain.dataio.sampler`, SpeechBrain 1.0 and 1.1.
     """

@@ -26,7 +26,7 @@ _AT_ONCE = 1 << 20
 _MOST_SIZES = 128
 # In larger pools the best cut gains next to nothing, and takes long to find.
 _LARGEST_COSTED = 20_000
-# All epochs in pools have as many batches as the longest of the first; longer ones are shuffled anew, up to 32 times.
+# All epochs in pools have as many batches as the longest of the first; longer ones are reshuffled, up to 32 times.
 _FIRST_EPOCHS, _ATTEMPTS = 3, 32
 
 
@@ -142,8 +142,8 @@ class PoolBatcher(Batcher):
     def equal_cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
         """As for every batcher.
 
-        An epoch with fewer batches than others has its largest ones split in two; one with more is shuffled anew. With
-        `drop_last`, one with more leaves some out, and one with fewer is shuffled anew. The last cut is kept, as its
+        An epoch with fewer batches than others has its largest ones split in two; one with more is reshuffled. With
+        `drop_last`, one with more leaves some out, and one with fewer is reshuffled. The last cut is kept, as its
         number of batches is asked for more than once.
         """
         if not drawing.shuffle:

@@ -21,7 +21,7 @@ from batchtune.lengths import FloatArray, IntArray
 Ordering = Literal["random", "ascending", "descending"]
 ORDERINGS: tuple[Ordering, ...] = get_args(Ordering)
 
-# So many examples at once are looked up or become Python numbers: enough to be fast, little next to a data set.
+# Examples that are looked up, or become Python numbers, at once: enough to be fast, few next to a data set.
 _AT_ONCE = 1 << 18
 _AS_LISTS = 1 << 14
 # The shuffles that are drawn from (seed, epoch), each with random numbers of its own.

@@ -69,7 +69,7 @@ def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random:
     """Return the batches that SpeechBrain's `dynamic_bucketed_batch` makes of a stream with these lengths.
 
     They equal SpeechBrain's, example for example, and leave `random` in the same state, if its `random` has the same
-    state before. SpeechBrain draws from the process-wide `random`, which a DataLoader seeds anew in each worker from
+    state before. SpeechBrain draws from the process-wide `random`, which a DataLoader reseeds in each worker from
     torch's seed; without workers its state is arbitrary unless the program seeds it.
 
     Examples that the length limits leave out count as read. The examples of a batch are the longest first, as
@@ -119,7 +119,7 @@ def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random:
         )
     ends, read = ends[:batches].copy(), read[:batches]
     held = read - np.concatenate(([0], ends[:-1]))[:batches]
-    # What follows the last example that counts is read only when the stream has ended.
+    # Anything after the last valid example is read only when the stream has ended.
     ended = held != settings.buffersize
     examples = kept[examples[: int(ends[-1]) if batches else 0]]
     return StreamBatches(examples, ends, np.where(ended, values.size, kept[read - 1] + 1))

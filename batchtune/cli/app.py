@@ -30,10 +30,10 @@ COMMANDS = {
     "doctor": "Show the devices, memory and software of this machine.",
     "schema": "Print the JSON Schema of a result file.",
 }
-# What an interrupted command leaves.
+# What an interrupted command leaves behind.
 _KEPT = {
     **dict.fromkeys(("tune", "probe-oom"), " All measurements are kept: the same command continues there."),
-    "tune-loader": " The settings that were measured are in loader.json; the same command starts anew.",
+    "tune-loader": " The settings that were measured are in loader.json; the same command starts over.",
 }
 
 

@@ -67,7 +67,7 @@ def tune_loader(
     if json:
         console.write_json(found)
     else:
-        # What else the run holds, `report` shows.
+        # `report` shows the rest of the run.
         console.show(replace(load_run(run), probe=None, sweep=None, stream=None, verification=None), full=full)
     if found.recommended_row is None:
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from batchtune.configs.tree import Keys, Node
 from batchtune.errors import ResultError
 
-# Of dynamic_bucketed_batch, in its `sampler_kwargs`.
+# Arguments of dynamic_bucketed_batch, in its `sampler_kwargs`.
 STREAM_LIMITS = ("target_batch_numel", "max_batch_numel")
 # Today's name, then the one before SpeechBrain 1.0.
 LIMITS = ("max_batch_length", "max_batch_len")

@@ -37,7 +37,7 @@ def _covering(chosen: Chosen[AnyRow], sweep: Sweep | StreamSweep, command: str) 
         raise ResultError(
             f"The sweep's recommended row ends at {format_number(chosen.row.boundaries[-1])}, before the longest "
             f"example of {format_number(sweep.lengths.max)}",
-            f"Make it anew with `batchtune {command}`.",
+            f"Create it again with `batchtune {command}`.",
         )
     return chosen
 

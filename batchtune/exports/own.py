@@ -10,7 +10,7 @@ from batchtune.exports.run_configs import OWN_STREAM
 from batchtune.exports.text import from_template, literal
 from batchtune.results import SAMPLER_FILE, STREAM_ALGORITHMS, STREAM_CONFIG_FILE, ReadingRecord
 
-# Of the DataLoader's arguments; Transformers 5 has the others, too, older ones do not.
+# The DataLoader arguments that all versions of Transformers have; only 5 has the others.
 _OF_TRAINING_ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 
 

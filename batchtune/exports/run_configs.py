@@ -232,7 +232,7 @@ def _read_config(
     if not path.exists():
         raise ResultError(f"{path} does not exist", f"`batchtune {command}` writes it.")
     document = plain_value(
-        parse_yaml(read_text(path, str(path), f"Make it anew with `batchtune {command}`."), str(path))
+        parse_yaml(read_text(path, str(path), f"Create it again with `batchtune {command}`."), str(path))
     )
     found = document.get("format") if isinstance(document, dict) else None
     if found != kind.FORMAT:
@@ -253,6 +253,6 @@ def _read_config(
         BucketTable(np.array(config.bucket_boundaries), np.array(config.bucket_batch_sizes))
         check(config)
     except ValueError as error:  # msgspec's own, too
-        fix = f"Fix the field, or make the file anew with `batchtune {command}`."
+        fix = f"Fix the field, or create the file again with `batchtune {command}`."
         raise ResultError(f"{path} is damaged: {error}", fix) from error
     return config

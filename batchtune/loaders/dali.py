@@ -9,7 +9,7 @@ The user's function is called with those of these parameters that it takes:
 - `device`: `cpu` or `gpu`.
 - `num_threads`, and each name that is swept besides (`batch_size`, the reader's `prefetch_queue_depth`).
 
-If it returns an iterator, as a generator function does, it is called anew for each epoch, and so reads its list of
+If it returns an iterator, as a generator function does, it is called again for each epoch, and so reads its list of
 files again. An object with `__iter__` is made once in each thread, and iterated once an epoch: its readers live on,
 except after an epoch that was broken off if they capture a pipeline (`capture=True`), for then DALI gives them up.
 

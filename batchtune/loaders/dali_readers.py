@@ -31,7 +31,7 @@ class ReaderWatch:
 
     def __init__(self, ndd: Any) -> None:
         self._local = _OfThread()
-        # Of each reader: its metadata, which a captured one gives in its first epoch only, and the epochs it ended.
+        # Each reader's metadata, which a captured one gives in its first epoch only, and the epochs it ended.
         self._metadata: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._class = _class_with(ndd, "next_epoch")

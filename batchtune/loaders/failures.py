@@ -172,7 +172,7 @@ def failed(error: BaseException, loader: OpenLoader | None = None, *, kills: int
     message = f"{first} ({explained})" if explained else first
     if hint == _UNSENT:
         message = f"a batch can't be sent to the training process: {first}"
-    # What can't be pickled fails in Python's own code.
+    # Pickling fails in Python's own code, so its lines don't help.
     where = None if hint in (_PICKLE, _UNSENT) or last_lines == first else last_lines
     return Failed(outcome=outcome, message=message, hint=hint, traceback=where)
 
@@ -203,7 +203,7 @@ def _death(code: int, kills: int | None) -> Failed:
     return Failed(
         outcome="crash",
         message="a worker ended unexpectedly" + (f" with exit code {code}" if code else ""),
-        hint="Look at what it printed. Under spawn and forkserver, workers import your file anew, by its name.",
+        hint="Look at what it printed. Under spawn and forkserver, workers import your file again, by its name.",
     )
 
 

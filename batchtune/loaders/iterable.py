@@ -16,7 +16,7 @@ from batchtune.loaders.batches import facts_of, moved
 from batchtune.results import Argument, Arguments, LoaderStage
 from batchtune.units import format_number
 
-# Of torch's DataLoader; `multiprocessing_context=None` is Python's own default.
+# Defaults of torch's DataLoader; `multiprocessing_context=None` is Python's own default.
 DEFAULTS: Arguments = {
     "num_workers": 0,
     "prefetch_factor": None,
@@ -29,7 +29,7 @@ _IN_ORDER_SINCE = (2, 6)
 
 
 class IterableLoader(OpenLoader):
-    """An iterable of batches. If it is an iterator, which ends once, the target is called anew for each epoch."""
+    """An iterable of batches. If it is an iterator, which ends once, the target is called again for each epoch."""
 
     kind: ClassVar[str] = "iterable"
 

@@ -55,7 +55,7 @@ class Budget:
         self.spent += cells
         if (found := max(self.spent, at_once)) > max(_TRUSTED_CELLS, _LARGEST_EXPANSION * self.size):
             seen = f"stands for {found:,} values and more, over {_LARGEST_EXPANSION} times its bytes"
-            hint = "Write it anew without compression and dictionaries if you trust it."
+            hint = "Write it again without compression and dictionaries if you trust it."
             raise ManifestError(f"{self.label} {seen}: it is damaged, or made to do harm", hint)
 
 

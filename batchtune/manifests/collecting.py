@@ -216,7 +216,7 @@ def merged(parts: Sequence[Part], plan: Plan) -> Part:
         if len(parts) == 1:
             raise ManifestError(str(broken[0].broken), broken[0].hint)
         hints = {part.hint for part in broken if part.hint}
-        advice = hints.pop() if len(hints) == 1 else "Fix them, or make or fetch them anew."
+        advice = hints.pop() if len(hints) == 1 else "Fix them, or make or fetch them again."
         head = f"{len(broken):,} of {len(parts):,} sources can't be read:"
         message = _first(head, [str(part.broken) for part in broken], len(broken))
         raise ManifestError(message, f"{advice} Or keep only what precedes the damage with --skip-invalid.")

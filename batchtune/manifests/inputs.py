@@ -18,7 +18,7 @@ from batchtune.manifests.formats.json import JSON_LINES
 from batchtune.manifests.source import STDIN, Source, missing
 from batchtune.units import counted
 
-# Of a folder in which nothing else lies: next to audio or shards such files are not manifests.
+# Manifests only in a folder of nothing else: next to audio or shards such files are not manifests.
 _JSON = ("JSON files", (".json", ".json.gz"))
 _FILES_AT_ONCE = 2000
 _MOST_EXPANSIONS = 1_000_000
@@ -187,7 +187,7 @@ def _stem(name: str) -> str:
 
 
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
-_ANEW = "Save the data set anew with save_to_disk."
+_SAVE_AGAIN = "Save the data set again with save_to_disk."
 
 
 class _DataFile(msgspec.Struct):
@@ -211,7 +211,7 @@ def hf_files(folder: Path) -> list[Path] | None:
             return None
         splits = _read(folder / _DICT, dict[str, list[str]]).get("splits") or []
         message = f"{folder} is a DatasetDict, a folder of several data sets; its splits: {listed(splits) or 'none'}"
-        raise ManifestError(message, f"Name one of them, for example {folder / splits[0]}." if splits else _ANEW)
+        raise ManifestError(message, f"Name one of them, for example {folder / splits[0]}." if splits else _SAVE_AGAIN)
     try:
         state: _State = _read(folder / _STATE, _State)
     except ManifestError:
@@ -219,19 +219,19 @@ def hf_files(folder: Path) -> list[Path] | None:
             raise
         return None  # another program's state.json
     if state.indices:
-        hint = "Save it anew: load_from_disk(FOLDER).flatten_indices().save_to_disk(NEW)."
+        hint = "Save it again: load_from_disk(FOLDER).flatten_indices().save_to_disk(NEW)."
         raise ManifestError(f"{folder} keeps the order of its rows in a file of its own, which is not read", hint)
     if not state.data_files:
-        raise ManifestError(f"{folder / _STATE} names no data files", _ANEW)
+        raise ManifestError(f"{folder / _STATE} names no data files", _SAVE_AGAIN)
     for file in state.data_files:
         name = file.filename
         if name in ("", ".", "..") or "\0" in name or {PurePosixPath(name).name, PureWindowsPath(name).name} != {name}:
-            hint = f"All data files must lie in the folder itself. {_ANEW}"
+            hint = f"All data files must lie in the folder itself. {_SAVE_AGAIN}"
             raise ManifestError(f"{folder / _STATE} names {shortened(name)}, which is not a plain file name", hint)
         if file.skip or file.take is not None:
-            raise ManifestError(f"{folder / _STATE} takes only a part of the rows of {shortened(name)}", _ANEW)
+            raise ManifestError(f"{folder / _STATE} takes only a part of the rows of {shortened(name)}", _SAVE_AGAIN)
         if not (folder / name).is_file():
-            hint = "Copy the folder whole, or save it anew."
+            hint = "Copy the folder whole, or save it again."
             raise ManifestError(f"{folder / name} is absent, though {_STATE} names it", hint)
     return [folder / file.filename for file in state.data_files]
 
@@ -240,4 +240,4 @@ def _read(path: Path, kind: Any) -> Any:
     try:
         return msgspec.json.decode(Source(path).content(), type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise ManifestError(f"{path} is not as datasets writes it: {error}", _ANEW) from None
+        raise ManifestError(f"{path} is not as datasets writes it: {error}", _SAVE_AGAIN) from None

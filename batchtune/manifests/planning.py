@@ -33,7 +33,7 @@ from batchtune.results import ReadingRecord
 # The exponent is bounded: Fraction("1e999999999") would compute for hours.
 _NUMBER = r"\+?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,3})?"
 _SCALE = re.compile(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER})\s*)?", re.ASCII)
-# Of two of these only one can be given. Options for the values of a column go with that column.
+# Only one option of each pair can be given. Options for the values of a column go with that column.
 _EXCLUSIVE = (
     ("measure", "tokenizer", "A tokenizer counts tokens."),
     ("target_file", "target_key", "A target has one length."),
@@ -108,7 +108,7 @@ class ReadOptions:
             theirs = ReadOptions(**said)
         except UsageError as error:
             message = f"how the run's manifest was read is damaged: {error.message}"
-            raise ResultError(message, "Make it anew with the command that wrote it.") from error
+            raise ResultError(message, "Create it again with the command that wrote it.") from error
         given = {name for name in said if (value := getattr(self, name)) is not None and value is not False}
         barred = {name for one, other, _ in _EXCLUSIVE if given & {one, other} for name in (one, other)}
         if "length_key" in given and self.length_key != theirs.length_key:

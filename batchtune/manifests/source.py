@@ -116,7 +116,7 @@ class Source:
 
     The first bytes tell how it is compressed (gzip, zstd, bzip2, xz), not its name. Text is checked to be UTF-8 without
     NUL bytes; a byte order mark is taken off. All reading raises ManifestError if the file is missing, a device or
-    damaged. A pipe is first copied to a temporary file. Another process opens a source anew, by its path.
+    damaged. A pipe is first copied to a temporary file. Another process opens a source again, by its path.
 
     Attributes:
         path: The file, or the folder if there are names; for messages.
@@ -263,7 +263,7 @@ class Source:
                 break
         place = f"{self.path}, line {line}"
         if byte == 0:
-            hint = "The file is damaged or not text; write it anew."
+            hint = "The file is damaged or not text; write it again."
             return ManifestError(f"{place}: NUL byte at byte {offset:,} of the text", hint)
         hint = "Convert the file to UTF-8, from Latin-1 for example with: iconv -f ISO-8859-1 -t UTF-8."
         return ManifestError(f"{place}: byte {offset:,} of the text (0x{byte:02x}) is not UTF-8", hint)
@@ -344,7 +344,7 @@ def explained(path: Path) -> Iterator[None]:
         fault = f"is damaged: it can't be decompressed ({error})"
         if isinstance(error, EOFError) or "runcated" in str(error):
             fault = "breaks off in the middle: its compressed data end too early"
-        raise ManifestError(f"{path} {fault}", "Make or fetch the file anew, then try again.") from None
+        raise ManifestError(f"{path} {fault}", "Make or fetch the file again, then try again.") from None
 
 
 def _checked(text: bytes) -> tuple[int, bool]:

@@ -62,7 +62,7 @@ class _ParquetTable:
     def batches(self, keys: Sequence[Key], budget: Budget, from_row: int = 0) -> Iterator[_Batch]:
         metadata = self._file.metadata
         indices = {key.index for key in keys}
-        # Of a map without its keys pyarrow reads no rows.
+        # pyarrow reads no rows of a map without its keys.
         mapped = {key.path[0] for key in keys if key.mapped}
         wanted = [leaf.index for leaf in self._leaves if leaf.index in indices or leaf.path[0] in mapped]
         columns = [self._names[index] for index in wanted]
@@ -239,7 +239,7 @@ class TableReader:
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
         """Turn what pyarrow raises for a damaged file into a ManifestError."""
-        hint = f"Check that it is a whole {self._title} file; make or fetch it anew."
+        hint = f"Check that it is a whole {self._title} file; make or fetch it again."
         try:
             yield
         except ManifestError:
@@ -247,7 +247,7 @@ class TableReader:
         except _ERRORS as error:
             said = shortened(next(iter(str(error).splitlines()), type(error).__name__), 160)
             if isinstance(error, (pyarrow.ArrowNotImplementedError, pyarrow.ArrowKeyError)):
-                hint = "Try a newer pyarrow, or write the file anew."
+                hint = "Try a newer pyarrow, or write the file again."
             raise ManifestError(f"{self._label} can't be read as {self._title}: {said}", hint) from None
 
 

@@ -32,7 +32,7 @@ _STREAM_WINDOW = 64 * 1024
 _PIECE = 1024 * 1024
 _LARGEST_IN_MEMORY = 8 * 1024 * 1024
 
-_HINT = "Make or fetch the shard anew."
+_HINT = "Make or fetch the shard again."
 
 # Types of members: those that say something of the next one (PAX, Solaris, GNU), files, those without a payload.
 _EXTENSIONS = frozenset(b"xXgLK")

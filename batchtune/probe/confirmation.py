@@ -31,7 +31,7 @@ class Turns:
     alloc_retries: int = 0  # how often the allocator emptied its cache to go on
     reserved_growth_bytes: int | None = None  # of its cache, after each shape had run once; None if it has no cache
     failures: list[Ran] = field(default_factory=list)  # they take no further turns, and no fresh worker starts
-    # Of each shape's steps that passed, without the first step of the fresh worker.
+    # From each shape's steps that passed, without the first step of a fresh worker.
     peaks: dict[BatchShape, list[int]] = field(default_factory=dict)
     seconds: dict[BatchShape, list[float]] = field(default_factory=dict)
     first_step: tuple[BatchShape, int] | None = None  # of the fresh worker: its shape and its peak, if it passed

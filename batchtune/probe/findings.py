@@ -256,7 +256,7 @@ class Findings(Outcomes):
         if bracket.tight is not None and bracket.tight - bracket.passed <= step:
             if not is_end or bracket.ran >= bracket.cap:
                 return "memory"
-            # What a step leaves of the limit above the margin is worth no search of its own.
+            # Less than one step above the margin is not worth a search.
             if bracket.failed is not None:
                 return bracket.failed_by
         if is_end or bracket.peak is None or (need := self._sure_need(bracket, bracket.peak, step)) is None:

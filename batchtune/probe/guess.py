@@ -111,7 +111,7 @@ def _guess(findings: Findings, bracket: Bracket) -> int:
         return guess if guess is not None else max(1, bracket.passed * 2)
     if guess is None or not bracket.passed or guess < bracket.failed:
         return _middle(rungs, bracket) if guess is None else guess
-    # What failed refutes the guess. If far below it, memory leaps, often just above what passed.
+    # A failure refutes the guess. Far below it, memory jumps, often just above the last size that passed.
     if bracket.failed < 0.97 * guess and bracket.failures == 1:
         return bracket.proven + bracket.step
     return _middle(rungs, bracket)

@@ -134,7 +134,7 @@ def _fork(own: Sequence[int], work: Callable[[int], object], channel: int, outpu
 
 def _work(channel: int) -> None:
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # otherwise each worker would draw the same; Python's own generator is seeded anew
+        numpy.random.seed()  # otherwise each worker would draw the same; Python's own generator is reseeded
     importlib.import_module(sys.argv[3]).work(channel)
 
 

@@ -123,7 +123,7 @@ def build_verification_page(results: RunResults, *, brief: bool = False) -> Page
 def summary_sentences(results: RunResults, *, brief: bool = False) -> list[str]:
     """Say what to set and what it saves, most important first; the same in every format.
 
-    The first is a headline: short, and enough where there is room for one sentence only.
+    The first is a headline: short, and enough if there is room for only one sentence.
     """
     found, failed = sections(results, brief=brief), results.failed_verification
     said = [verdict_sentence(results.verdicts)] if results.verdicts else []

@@ -20,7 +20,7 @@ Value = float | int | bool
 DRIFT_FIELDS = {"drift": "distance", "stale": "stale", "beyond": "beyond", "changed": "changed"}
 # Fields of a whole sweep of a stream.
 _OF_STREAM = ("batches_per_rank", "max_batch_length", "simulated_examples")
-# Of a recommended row, where a baseline's may be better.
+# Fields of a recommended row in which a baseline may be better.
 HIGHER_IS_BETTER = {
     *("fill", "mean_batch_size", "randomness", "mate_distance", "mixing"),
     *("examples_per_second", "batches_per_second", "length_per_second"),
@@ -67,8 +67,8 @@ _WHY_UNKNOWN = {
     "loader": {
         "length_per_second": "the lengths of the batches are not known",
         "gpu_idle": "no step times are known: give --step-ms, or probe first; or it is not a loader of torch's workers",
-        "gpu_idle_measured": "the loader was not run beside a step",
-        "idle": "the loader has no queue of workers that is known, and was not run beside a step",
+        "gpu_idle_measured": "the loader was not run with a step",
+        "idle": "the loader has no queue of workers that is known, and was not run with a step",
         "estimated_epoch_seconds": "its epoch has no known end",
         "reproducible": "run `batchtune tune-loader` with --check-reproducible",
     },

@@ -254,7 +254,7 @@ def _examples(lengths: Lengths, number: int, noun: str = "example") -> str:
 
 
 def _share(part: float, whole: float) -> str:
-    """Return a share as per cent, for running text: `45.6%`, `0.042%`; never 0 where there is some."""
+    """Return a share as per cent, for running text: `45.6%`, `0.042%`; never 0 for a positive share."""
     percent = 100 * part / whole
     if percent >= 0.995:
         return f"{percent:.1f}%"

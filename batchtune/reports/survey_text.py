@@ -175,7 +175,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _listed(title: str, texts: Iterable[str], width: int) -> list[str]:
-    """Return a heading, and each text under a dash; nothing where there are no texts."""
+    """Return a heading, and each text under a dash; nothing without texts."""
     lines: list[str] = []
     for text in texts:
         for index, paragraph in enumerate(text.splitlines()):

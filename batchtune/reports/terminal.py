@@ -24,9 +24,9 @@ _WIDTH = 80
 _BULLETS = 7
 # A table of few, narrow columns and more rows than this is set in two blocks side by side.
 _FOLD_ROWS = 6
-# Of the brief report, on a screen of 80 columns; its first warning is shown in any case.
+# The most lines of a brief report at 80 columns; its first warning is always shown.
 _BRIEF_LINES = 20
-# Of the gate's verdicts, by their first cell.
+# Styles of the gate's verdicts, by their first cell.
 _OUTCOME_STYLES = {"holds": "green", "fails": "bold red", "error": "bold yellow"}
 # For a terminal whose encoding lacks our own signs.
 _PLAIN = str.maketrans(

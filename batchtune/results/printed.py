@@ -182,7 +182,7 @@ class Drift(Record, frozen=True, kw_only=True):
         batches: Of the new lengths with the tuned table; those beyond it are batches of one.
         retuned_batches: With a table tuned for them, with the same strategy, sizing and number of buckets.
         epoch_seconds, retuned_epoch_seconds: The same in estimated time; None without step times.
-        stale: How much more the tuned table costs than one tuned anew, in time if known, else in batches: 0.02 is 2%
+        stale: How much more the tuned table costs than a newly tuned one, in time if known, else in batches: 0.02 is 2%
             more; at least 0.
     """
 

@@ -274,7 +274,7 @@ def read_result(path: Path, kind: type[R]) -> R:
     Raises:
         ResultError: Missing, unreadable, of another kind, too new, edited or damaged; the message names the field.
     """
-    again = "Make it anew with the command that wrote it."
+    again = "Create it again with the command that wrote it."
     data = read_regular(path, LARGEST_BYTES, again)
     try:
         meta = msgspec.json.decode(data, type=_Envelope).meta
@@ -318,11 +318,11 @@ class Costed(Protocol):
 
     @property
     def batches(self) -> int:
-        """Of one epoch."""
+        """The batches of one epoch."""
 
     @property
     def estimated_epoch_seconds(self) -> float | None:
-        """Of one epoch; None without step times."""
+        """The estimated time of one epoch; None without step times."""
 
 
 class SweptWith(Record, frozen=True, kw_only=True):

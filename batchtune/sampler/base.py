@@ -169,7 +169,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             limits = f", with {evidence.filters}" if evidence.filters else ""
             warnings.warn(
                 f"{path} was tuned on other lengths than these{known}{limits}: "
-                "it works, but batches may be smaller or padding larger than need be. Tune anew with `batchtune tune`.",
+                "it works, but batches may be smaller, or padding larger, than necessary. Run `batchtune tune` again.",
                 stacklevel=2,
             )
         return made

@@ -14,7 +14,7 @@ class BucketBatchSampler(EpochBatchSampler):
     """Batches of examples of similar length, for `torch.utils.data.DataLoader(batch_sampler=...)`.
 
     An example belongs to the first bucket whose boundary is not below its length, and a batch holds examples of one
-    bucket, at most that bucket's batch size. Each epoch shuffles anew, from seed and epoch alone, so all ranks and all
+    bucket, at most that bucket's batch size. Each epoch is reshuffled, from seed and epoch alone, so all ranks and all
     runs agree on the batches. All epochs have as many batches, `len()`.
 
     Example::
@@ -75,7 +75,7 @@ class PooledBatchSampler(EpochBatchSampler):
 
     **Number of batches.** Pools could be cut into a few batches more in one epoch than in another, but Lightning,
     transformers' Trainer and learning rate schedules ask for `len()` once. So all epochs have as many as the longest
-    of the first three: an epoch with fewer has its largest batches split in two, and one with more is shuffled anew.
+    of the first three: an epoch with fewer has its largest batches split in two, and one with more is reshuffled.
     With `drop_last` they have as many as the shortest, and other epochs leave out some batches more.
 
     Everything else is as for `BucketBatchSampler`, including the arguments that are not listed here.

@@ -16,7 +16,7 @@ _MOST_RANKS = 1_000_000
 class OnRanks:
     """One of several processes: `_ranks` if given, else those of `torch.distributed`.
 
-    They are looked up anew each time, as a sampler may be made before the process group is.
+    They are looked up again each time, as a sampler may be made before the process group is.
     """
 
     _ranks: tuple[int, int] | None
@@ -85,6 +85,6 @@ def check_identity(what: str, state: Mapping[str, Any], ours: Mapping[str, Any],
             if name in ("digest", "options"):
                 differs = f"is of a {what} with {others}"
             raise ValueError(
-                f"the state {differs}, so its batches differ. Make the {what} as it was, or begin the epoch anew with "
+                f"the state {differs}, so its batches differ. Make the {what} as it was, or start the epoch again with "
                 "set_epoch."
             )

@@ -289,7 +289,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
             held.begin(islice(reading, part, None, parts))
             yield from batched(held, self._batching, random)
             given = held.seen - seen
-            # What a stage is called with may well be empty.
+            # A stage may be called with an empty source.
             if given == 0 and reading is source and not (self.split or self.source is None):
                 raise ValueError("the source is an iterator and has nothing left: give an iterable for further passes")
             if self.batches_per_epoch is None:

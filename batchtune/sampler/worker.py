@@ -164,7 +164,7 @@ class Position:
             raise ValueError(
                 f"the source does not give the examples again that it gave before: up to batch {self.batches} of epoch "
                 f"{self.epoch} their lengths differ, so the state can't be resumed. Give it the same files, order and "
-                "seeds, or begin the epoch anew with set_epoch."
+                "seeds, or start the epoch again with set_epoch."
             )
 
 

@@ -24,7 +24,7 @@ _AGAIN = "Make sweep.json again with `batchtune sweep-buckets`."
 def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
     """Return how far other lengths are from those of a sweep, and how stale its recommended table is on them.
 
-    The table tuned anew has the strategy, sizing and number of buckets (or pool size) of the recommended one, and the
+    The newly tuned table has the strategy, sizing and number of buckets (or pool size) of the recommended one, and the
     sweep's settings. For the sweep's own lengths distance and staleness are 0 by definition. `costs` are those of the
     probe that the sweep was made with, `Costs()` without one.
 

@@ -20,7 +20,7 @@ from batchtune.results import Arguments, LoaderRow, Reproduced
 _LEAST_GROWTH_BYTES = 32 << 20
 _LEAST_GROWTH = 0.1
 _LEAST_LOOKS = 6
-# Of a longer epoch, the beginning is compared.
+# Only the beginning of a longer epoch is compared.
 _COMPARED_SECONDS = 60.0
 
 

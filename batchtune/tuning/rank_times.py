@@ -9,7 +9,7 @@ from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray
 from batchtune.results import RankTimes
 
-# Lengths that stand for all where there are more.
+# The most lengths that are computed with; more are represented by these.
 _LENGTHS_OF_RANKS = 2048
 # Points of the grid on which times of several batches are added up; at least so many for each of them.
 _GRID = 1 << 16

@@ -110,7 +110,7 @@ def _best_table(
     """
     fixed = min(baselines, key=lambda baseline: baseline.batches)
     fewer = [index for index, row in enumerate(rows) if row.batches < fixed.batches]
-    # Sizes that were not run are taken only where there are no others.
+    # Sizes that were not run are taken only if there are no others.
     if proven := [index for index in fewer if not rows[index].unproven]:
         fewer = proven
     better = [index for index in fewer if _is_random(rows[index], min_randomness)]

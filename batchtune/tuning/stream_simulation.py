@@ -168,7 +168,7 @@ def distance_apart(epoch: StreamEpoch) -> float:
     batch = np.repeat(np.arange(some.size), sizes)
     stored = epoch.cut.examples[places].astype(np.float64)
     ascending = stored[np.lexsort((stored, batch))]
-    # Of ascending places p_0 … p_(n-1) the distances of all pairs sum up to Σ p_k (2k - n + 1).
+    # For ascending places p_0 … p_(n-1) the distances of all pairs add up to Σ p_k (2k - n + 1).
     rank = np.arange(ascending.size) - np.repeat(ends - sizes, sizes)
     distances = float(np.sum(ascending * (2 * rank - np.repeat(sizes, sizes) + 1)))
     pairs = float(np.sum(sizes * (sizes - 1) / 2))

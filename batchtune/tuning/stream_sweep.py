@@ -142,7 +142,7 @@ def _ways(tables: Sequence[Row], lengths: Lengths, limits: Limits, settings: Str
     problem = Problem(histogram=lengths.histogram, max_batch_length=limits.max_batch_length, batch_sizes=fitting)
     (edges,) = pooled.boundaries(problem, [1])
     all_sizes = BucketTable(edges, limits.batch_sizes(edges, limits.sizings[-1]))
-    # Of the same boundaries once.
+    # Each set of boundaries once.
     different = {tuple(row.boundaries): BucketTable.of(row.boundaries, row.batch_sizes) for row in tables}
     for buffer_size in sorted({min(size, lengths.count) for size in settings.buffer_sizes}):
         for table in different.values():

@@ -49,7 +49,7 @@ class ConformerCTCConfig(TrainingConfig):
     kernel: int = 31  # width of the depthwise convolution in subsampled frames, odd
 
     def __post_init__(self) -> None:
-        # The short form of super() does not work in a class that slots=True has made anew.
+        # The short form of super() does not work in a class that slots=True has rebuilt.
         super(ConformerCTCConfig, self).__post_init__()
         check_choice("unit", self.unit, ("s", "ms", "samples", "frames"))
         check_integer("sample_rate", self.sample_rate, 1)
@@ -89,7 +89,7 @@ class ConformerCTC(TrainingWorkload[ConformerCTCConfig, SpeechBatch]):
     def make_batch(self, shape: BatchShape) -> SpeechBatch:
         """Return random features and targets, all of full length."""
         seconds = self.config.seconds(shape.length)
-        # Of a single frame, oneDNN's strided convolution in bf16 gives gradients of uninitialised memory.
+        # With a single frame, oneDNN's strided convolution in bf16 gives gradients of uninitialised memory.
         frames = max(SUBSAMPLING, whole(seconds * FRAMES_PER_SECOND))
         tokens = shape.target_length
         if tokens is None:

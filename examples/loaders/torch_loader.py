@@ -73,7 +73,7 @@ def decoded(content: bytes) -> torch.Tensor:
 
 
 def augmented(samples: torch.Tensor) -> torch.Tensor:
-    """Louder or quieter, and noise. Workers of a DataLoader draw each from a seed of its own, and each epoch anew."""
+    """Changes the volume and adds noise. Each worker of a DataLoader draws from its own seed, another in each epoch."""
     low, high = GAINS_DB
     gain = 10 ** ((low + (high - low) * torch.rand(())) / 20)
     return samples * gain + NOISE * torch.randn_like(samples)

@@ -100,7 +100,7 @@ def sweep(shards: str, workers: int, run: Path) -> dict[str, Any]:
 
 
 def utterances(shards: str) -> Any:
-    """What each worker reads: its part of the shards, shuffled anew in each epoch."""
+    """The part of the shards that each worker reads, reshuffled in each epoch."""
     return wds.WebDataset(shards, shardshuffle=100, detshuffle=True, seed=SEED).map(decoded)
 
 

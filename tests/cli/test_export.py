@@ -75,7 +75,7 @@ def test_code_that_reads_a_damaged_sampler_yaml_is_an_error(batchtune: Run, run_
     ran = batchtune("export", "--to", framework)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr.startswith("Error: batchtune-run/sampler.yaml is damaged: ")
-    assert "make the file anew with `batchtune sweep-buckets`" in ran.stderr
+    assert "create the file again with `batchtune sweep-buckets`" in ran.stderr
     ran = batchtune("export", "--to", "nemo")  # which does not read it
     assert ran.returncode == 0
     assert ran.stderr.startswith("Warning: batchtune-run/sampler.yaml is damaged: ")

@@ -336,7 +336,7 @@ def test_a_file_that_needs_too_much_memory_ends_only_its_process(write: Write, m
         with pytest.raises(ManifestError, match=r"the process that read it died \(signal SIGKILL\)") as caught:
             table.ask("described")
             table.ask("described")
-        assert caught.value.hint == "Make or fetch the file anew."
+        assert caught.value.hint == "Make or fetch the file again."
     assert values(source, "duration") == [1.5]
 
 

@@ -30,7 +30,7 @@ from batchtune.manifests.values import Unreadable
 
 _FLOATS, _UNREADABLE = 1, 2
 _LARGEST_MESSAGE_BYTES = 1024**3
-_ANEW = "Make or fetch the file anew."
+_FETCH = "Make or fetch the file again."
 
 # Nothing is imported from the current folder, which may be anybody's.
 _BEGIN = """import sys
@@ -150,7 +150,7 @@ class RemoteTable:
             raise ManifestError(
                 f"{self.path}: the process that read it died ({self.end()}): the file is damaged, or reading it takes "
                 f"more than {total_memory() / 2**31:.1f} GiB, half of this machine's memory",
-                _ANEW,
+                _FETCH,
             ) from None
         self.ready = True
         if kind == "refused":
@@ -232,7 +232,7 @@ def serve(descriptor: int) -> None:
                 _send(pipe, ("refused", (error.message, error.hint)))
             except (MemoryError, OverflowError) as error:
                 message = f"{path} stands for more values than can be held at once ({error})"
-                _send(pipe, ("refused", (message, _ANEW)))
+                _send(pipe, ("refused", (message, _FETCH)))
             except Exception as error:
                 _send(pipe, ("failed", f"{type(error).__name__}: {error}"))
 

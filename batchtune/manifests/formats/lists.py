@@ -52,7 +52,7 @@ class Kaldi(LineList):
     description = "an id and a number on every line, as in utt2dur"
     unique_ids = True
     joined_by_id = True
-    # Of a folder as Kaldi and ESPnet lay it out.
+    # Files of a folder as Kaldi and ESPnet lay it out.
     folder_names: ClassVar[tuple[str, ...]] = tuple(
         "utt2dur utt2num_samples speech_shape utt2num_frames segments reco2dur".split()
     )

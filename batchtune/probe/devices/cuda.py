@@ -118,7 +118,7 @@ class _Card:
 
         self.properties = torch.cuda.get_device_properties(index)
         self.name = str(self.properties.name)
-        # Of a GPU or of an instance, torch does not say which; all zeros in some versions.
+        # torch does not say whether it is the GPU's or the instance's; some versions give all zeros.
         uuid = str(getattr(self.properties, "uuid", "") or "")
         uuid = uuid if uuid.strip("0-") else ""
         numbers: list[Any] = [getattr(self.properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
@@ -222,7 +222,7 @@ class CudaMeter(Meter):
             raise ProbeError(
                 f"this run was measured with a limit of {format_size(self._wanted)}, "
                 f"but only {format_size(max(0, available))} of the device are free now",
-                "Stop what else uses the device, or measure anew with --force.",
+                "Stop what else uses the device, or measure again with --force.",
             )
         return available
 

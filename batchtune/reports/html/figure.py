@@ -39,7 +39,7 @@ _SMALLEST, _LARGEST = 1e-9, 1e15
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One way to look at a figure; the page has a button for each where there are several."""
+    """One way to look at a figure; with several, the page has a button for each."""
 
     label: str
     data: list[Trace]
@@ -113,7 +113,7 @@ def length_unit(length: float, unit: str | None) -> tuple[float, str]:
 
 
 def axis(title: str, unit: str | None = None, **settings: Any) -> Layout:
-    """Return an axis with its title, and the unit where there is one; the page's script adds its looks."""
+    """Return an axis with its title, and its unit, if any; the page's script adds its looks."""
     made: Layout = {"title": {"text": label(f"{title} ({unit})" if unit else title)}}
     if settings.get("type") == "log":
         made |= {"tickvals": _LOG_TICKS, "ticktext": [format_number(tick) for tick in _LOG_TICKS]}
