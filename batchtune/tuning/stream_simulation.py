@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.batching.epochs import Cut, EpochShapes
-from batchtune.batching.layout import Dealing, Layout
+from batchtune.batching.layout import Dealing, Layout, positions
 from batchtune.batching.pivot import PivotSettings, speechbrain_batches
 from batchtune.batching.sharding import Sharding
 from batchtune.batching.streams import StreamBatches, StreamBatching, stream_batches, stream_random
@@ -164,9 +164,8 @@ def distance_apart(epoch: StreamEpoch) -> float:
     some = np.arange(0, layout.starts.size, max(1, count // _MEASURED_APART))
     sizes = layout.batch_sizes[some].astype(np.int64)
     ends = np.cumsum(sizes)
-    places = np.repeat(layout.starts[some] - (ends - sizes), sizes) + np.arange(int(sizes.sum()))
     batch = np.repeat(np.arange(some.size), sizes)
-    stored = epoch.cut.examples[places].astype(np.float64)
+    stored = epoch.cut.examples[positions(layout.starts[some], sizes)].astype(np.float64)
     ascending = stored[np.lexsort((stored, batch))]
     # For ascending places p_0 … p_(n-1) the distances of all pairs add up to Σ p_k (2k - n + 1).
     rank = np.arange(ascending.size) - np.repeat(ends - sizes, sizes)
