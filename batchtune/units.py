@@ -109,4 +109,4 @@ def format_percent(ratio: float) -> str:
 def with_full_stop(text: str) -> str:
     """End a sentence from a result file, where most have no full stop, with one."""
     text = text.strip()
-    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
+    return text if not text or text.endswith((".", "!", "?", "…")) else f"{text}."

@@ -191,6 +191,9 @@ class LoaderSection(Section[LoaderTuning]):
     def warnings(self) -> Iterator[str]:
         """Yield what differs between two epochs, the settings that failed, and the tuning's own warnings."""
         loader, reproduced = self.result, self.result.reproduced
+        if loader.interrupted:
+            measured = counted(len(loader.rows), "setting")
+            yield f"The tuning was interrupted after {measured}: another may be better. Run the same command again."
         if reproduced is not None and reproduced.first_difference is not None:
             how = f": {quoted(reproduced.what)}" if reproduced.what else ""
             yield with_full_stop(
@@ -208,7 +211,10 @@ class LoaderSection(Section[LoaderTuning]):
         """As for every section."""
         row, again = self.result.recommended_row, f"batchtune tune-loader TARGET{self.run.as_option}"
         if row is None:
-            yield again, "measure again"
+            yield again, "measure again, with the error fixed"
+            return
+        if self.result.interrupted:
+            yield again, "measure the settings that are missing, too"
             return
         yield str(self.run.folder / LOADER_CONFIG_FILE), "the arguments, for the loader"
         if self.result.demand is None:

@@ -52,12 +52,12 @@ class ProbeSection(Section[Probe]):
         unit, frontier, confirmation = self.result.lengths.unit, self.result.frontier, self.result.confirmation
         if len(frontier) > 1:
             largest, longest = max(frontier, key=lambda point: point.batch_size), frontier[-1]
-            fits, more = format_number(longest.batch_size), format_number(largest.batch_size)
+            fits, more = counted(longest.batch_size, "example"), format_number(largest.batch_size)
             ends = format_length(longest.length, unit), format_length(largest.length, unit)
             yield (
-                f"A batch holds from {fits} examples of {ends[0]} to {more} of {ends[1]}."
+                f"A batch holds from {fits} of {ends[0]} to {more} of {ends[1]}."
                 if largest.batch_size > longest.batch_size
-                else f"A batch holds {fits} examples, whatever their length."
+                else f"A batch holds {fits}, whatever their length."
             )
         if any(point.target_length is not None for point in frontier):
             yield "Each length was measured with the longest target that occurs at or below it."

@@ -217,6 +217,7 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
         stages: Of making a batch, in their order; empty unless requested.
         queue: None where it can't be fitted: other loaders than torch's, or too few settings.
         reproduced: None unless requested.
+        interrupted: Whether the tuning was, so that settings are missing.
     """
 
     FORMAT: ClassVar[str] = "batchtune/loader"
@@ -236,6 +237,7 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
     stages: list[LoaderStage] = msgspec.field(default_factory=list)
     queue: LoaderQueue | None = None
     reproduced: Reproduced | None = None
+    interrupted: bool = False
     warnings: list[str]
 
     def problems(self) -> Iterator[str]:

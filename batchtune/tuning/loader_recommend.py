@@ -41,11 +41,11 @@ def _rate(row: LoaderRow) -> float:
     return row.examples_per_second or row.batches_per_second or 0.0
 
 
-def reason_for(tuning: LoaderTuning, *, interrupted: bool) -> str:
+def reason_for(tuning: LoaderTuning) -> str:
     """Say in a sentence or two why the recommended row is the best, or why none is."""
     working = [row for row in tuning.rows if row.outcome == "ok"]
     failed = len(tuning.rows) - len(working)
-    begun = f"Interrupted after {counted(len(tuning.rows), 'setting')}. " if interrupted else ""
+    begun = f"Interrupted after {counted(len(tuning.rows), 'setting')}. " if tuning.interrupted else ""
     row = tuning.recommended_row
     if row is None:
         which = "no setting was measured" if not tuning.rows else f"all {counted(failed, 'setting')} failed"

@@ -324,11 +324,12 @@ class _Tuner:
             recommended=recommended,
             reason="",
             queue=self._idle.record,
+            interrupted=interrupted,
             warnings=[*notes, *self._notes, *opened.warnings, *self._unequal_epochs()],
             **self._extras,  # type: ignore[arg-type]
         )
         warnings = [*found.warnings, *warnings_for(found, len(self._settings.processors))]
-        return replace(found, reason=reason_for(found, interrupted=interrupted), warnings=warnings)
+        return replace(found, reason=reason_for(found), warnings=warnings)
 
     def _unequal_epochs(self) -> Iterator[str]:
         """Yield a warning if an epoch has more examples with some numbers of workers than with others."""

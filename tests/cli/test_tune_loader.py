@@ -201,7 +201,7 @@ def test_interrupted_it_keeps_what_it_has_measured(tuning: Run, tmp_path: Path) 
         started.kill()
     assert started.returncode == 130, said
     found = written(tmp_path)
-    assert found["rows"] and found["reason"].startswith("Interrupted after")
+    assert found["rows"] and found["interrupted"] and found["reason"].startswith("Interrupted after")
 
 
 @pytest.mark.slow

@@ -175,6 +175,11 @@ def test_failed_settings_are_counted_and_quoted() -> None:
     assert build_page(loaded(), brief=True).warnings[0].endswith("--full shows all.")
 
 
+def test_an_interrupted_tuning_is_said_to_be_one() -> None:
+    first = next(iter(warning_sentences(loaded(made_loader(interrupted=True)), brief=True)))
+    assert first.startswith("The tuning was interrupted after")
+
+
 def test_batches_that_differ_are_warned_of() -> None:
     assert warning_sentences(loaded(made_dali()))[0] == (
         "Not reproducible: two epochs from one seed differ from batch 1 on: log_mel has other values."
@@ -187,6 +192,7 @@ def test_batches_that_differ_are_warned_of() -> None:
         (made_loader(), ["batchtune-run/loader.yaml"]),
         (made_dali(), ["batchtune-run/loader.yaml", "batchtune tune-loader TARGET --step-ms MS"]),
         (replace(bottleneck(), stages=[]), ["batchtune-run/loader.yaml", "batchtune tune-loader TARGET --stages"]),
+        (made_loader(interrupted=True), ["batchtune tune-loader TARGET"]),
         (all_failed(), ["batchtune tune-loader TARGET"]),
     ],
 )
