@@ -91,7 +91,7 @@ class Commands(TyperGroup):
 def _report(error: BatchtuneError | MemoryError | OSError) -> None:
     if isinstance(error, WorkloadError) and error.traceback:
         lines = "\n".join(f"  | {line}" for line in error.traceback.splitlines())
-        console.note(f"End of the workload's own traceback:\n{lines}")
+        console.note(f"The last lines of your code's traceback:\n{lines}")
     if isinstance(error, BatchtuneError):
         console.note(f"Error: {error.message}" + (f"\n{error.hint}" if error.hint else ""))
     elif isinstance(error, MemoryError):
