@@ -147,11 +147,7 @@ class LoaderSection(Section[LoaderTuning]):
 
     def tables(self) -> Iterator[Table]:
         """Lay out all rows, those that failed with their messages, and the stages."""
-        loader, row = self.result, self.result.recommended_row
-        if self.brief and row is not None:
-            yield self._comparison(row)
-        if self.brief:
-            return
+        loader = self.result
         if loader.rows:
             yield _rows_table(loader)
         failed = failed_settings(loader)
@@ -165,9 +161,11 @@ class LoaderSection(Section[LoaderTuning]):
         if loader.stages:
             yield _stages_table(loader.stages)
 
-    def _comparison(self, chosen: LoaderRow) -> Table:
-        """Compare a row with the fastest one, and with the training process making its own batches."""
-        loader = self.result
+    def comparison(self) -> Iterator[Table]:
+        """Compare the recommended row with the fastest one, and with the training process making its own batches."""
+        loader, chosen = self.result, self.result.recommended_row
+        if chosen is None:
+            return
         fastest = max(_delivered(loader.rows), key=_speed)
         name = "measured" if _is_alone(loader) else "recommended"
         lines = {name: chosen, "fastest": fastest, "without workers": without_workers(loader)}
@@ -186,7 +184,7 @@ class LoaderSection(Section[LoaderTuning]):
                     **{title: figures[title] for title in ("wait p99", "first batch", "memory")},
                 }
             )
-        return make_table("" if self.is_main else self.title, rows, marked=None if _is_alone(loader) else 0)
+        yield make_table("" if self.is_main else self.title, rows, marked=None if _is_alone(loader) else 0)
 
     def warnings(self) -> Iterator[str]:
         """Yield what differs between two epochs, the settings that failed, and the tuning's own warnings."""

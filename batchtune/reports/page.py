@@ -146,10 +146,11 @@ def report_tables(results: RunResults, *, brief: bool = False) -> list[Table]:
     """
     if brief and results.failed_verification is not None:
         return proposal_table(results.failed_verification)
-    tables = [table for section in sections(results, brief=brief) for table in section.tables()]
-    if not brief and results.verification is not None:
-        tables += verification_tables(results.verification)
-    return tables
+    shown = sections(results, brief=brief)
+    if brief:
+        return [table for section in shown for table in section.comparison()]
+    tables = [table for section in shown for table in section.tables()]
+    return tables if results.verification is None else [*tables, *verification_tables(results.verification)]
 
 
 def warning_sentences(results: RunResults, *, brief: bool = False) -> list[str]:

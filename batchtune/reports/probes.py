@@ -99,8 +99,6 @@ class ProbeSection(Section[Probe]):
 
     def tables(self) -> Iterator[Table]:
         """Lay out the frontier, and the trials that failed."""
-        if self.brief:
-            return
         if self.result.frontier:
             yield _frontier_table(self.result)
         title, unit = "Trials that failed, but not for lack of memory", self.result.lengths.unit

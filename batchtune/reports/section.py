@@ -56,7 +56,11 @@ class Section(ABC, Generic[R]):
 
     @abstractmethod
     def tables(self) -> Iterator[Table]:
-        """Lay out everything that the result holds; brief: the recommended row next to its alternatives."""
+        """Lay out everything that the result holds."""
+
+    def comparison(self) -> Iterator[Table]:
+        """Compare the recommended row with its alternatives, for a brief report."""
+        yield from ()
 
     def urgent_warnings(self) -> Iterator[str]:
         """Warn of anything that makes the recommended batches unsafe or the measurements doubtful."""

@@ -142,19 +142,17 @@ class StreamSection(SweptSection[StreamSweep]):
     def tables(self) -> Iterator[Table]:
         """Lay out all rows, and the recommended row's batch sizes."""
         stream, row = self.result, self.result.recommended_row
-        if self.brief and row is not None:
-            yield self._comparison(row)
-        if self.brief:
-            return
         if stream.rows:
             yield _rows_table(stream)
         if row is not None and row.boundaries:
             title = "Largest batch size in the stream, by longest example"
             yield limits_table(title, row, stream.lengths.unit, STREAM_CONFIG_FILE)
 
-    def _comparison(self, chosen: StreamRow) -> Table:
-        """Compare a row with the user's settings, the best of each other algorithm, and random access."""
-        stream, timed = self.result, self.result.has_times
+    def comparison(self) -> Iterator[Table]:
+        """Compare the recommended row with the user's settings, the best of each other algorithm, and random access."""
+        stream, timed, chosen = self.result, self.result.has_times, self.result.recommended_row
+        if chosen is None:
+            return
         lines: list[tuple[str, StreamRow | Row]] = [(f"recommended ({algorithm_name(chosen)})", chosen)]
         if stream.current is not None:
             lines.append((current_name(stream, CURRENT), stream.current))
@@ -172,7 +170,7 @@ class StreamSection(SweptSection[StreamSweep]):
             for name, row in lines
         ]
         notes = [f"Your current config is {words}." for words in current_words(stream)]
-        return make_table("" if self.is_main else self.title, rows, notes, marked=0)
+        yield make_table("" if self.is_main else self.title, rows, notes, marked=0)
 
     def warnings(self) -> Iterator[str]:
         """Yield what is wrong with the recommended batches and the user's own, then the sweep's own warnings."""

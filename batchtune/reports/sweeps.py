@@ -96,10 +96,11 @@ class SweepSection(SweptSection[Sweep]):
 
     def tables(self) -> Iterator[Table]:
         """As for every section."""
-        row = self.result.recommended_row
-        if not self.brief:
-            yield from sweep_tables(self.result, self.run.probe)
-        elif row is not None:
+        yield from sweep_tables(self.result, self.run.probe)
+
+    def comparison(self) -> Iterator[Table]:
+        """As for every section."""
+        if (row := self.result.recommended_row) is not None:
             yield sweep_comparison(self.result, row)
 
     def urgent_warnings(self) -> Iterator[str]:
