@@ -165,3 +165,9 @@ def test_the_top_level_holds_what_was_agreed() -> None:
         pytest.skip("not a git checkout")
     top = {line.split("/")[0] for line in tracked.stdout.splitlines()}
     assert {name for name in top if not name.startswith(".")} == agreed
+
+
+def test_names_of_tests_have_at_most_60_characters() -> None:
+    tests = [node for path in (ROOT / "tests").rglob("test_*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    names = [node.name for node in tests if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    assert [name for name in names if len(name) > 60] == []

@@ -286,7 +286,7 @@ def test_a_sampler_for_pools_makes_other_batches_in_each_epoch() -> None:
     assert len(epochs[0] & epochs[1]) < len(sampler) / 4
 
 
-def test_float32_lengths_belong_below_the_boundary_that_they_round_to() -> None:
+def test_float32_lengths_belong_below_the_boundary_they_round_to() -> None:
     lengths = np.full(60, 0.1, np.float32)
     assert len(in_pools(lengths, bucket_boundaries=[0.1, 1, 2])) == 8
 

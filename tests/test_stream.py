@@ -205,19 +205,19 @@ def test_a_nominal_epoch_reads_the_source_again(source: Any) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("buffer_size", [40, 1000])
-def test_a_nominal_epoch_of_a_whole_pass_gives_every_example_once(algorithm: Any, buffer_size: int) -> None:
+def test_a_nominal_epoch_of_one_pass_gives_every_example_once(algorithm: Any, buffer_size: int) -> None:
     whole = list(stream(algorithm=algorithm, buffer_size=buffer_size))
     nominal = stream(algorithm=algorithm, buffer_size=buffer_size, batches_per_epoch=len(whole))
     assert list(nominal) == whole
     assert sorted(chain(*whole)) == list(range(len(EXAMPLES)))
 
 
-def test_a_nominal_epoch_repeats_the_source_only_if_it_is_too_short() -> None:
+def test_a_nominal_epoch_repeats_only_a_source_that_is_too_short() -> None:
     one = stream(iter(EXAMPLES), batches_per_epoch=len(list(stream())))
     assert sorted(chain(*one)) == list(range(len(EXAMPLES)))
 
 
-def test_a_nominal_epoch_of_examples_that_fill_no_batch_is_an_error() -> None:
+def test_a_nominal_epoch_that_fills_no_batch_is_an_error() -> None:
     with pytest.raises(ValueError, match="fill no batch, and drop_last leaves them out"):
         list(stream(of_lengths(1, 2, 3), drop_last=True, batches_per_epoch=2))
 

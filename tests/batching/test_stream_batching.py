@@ -182,7 +182,7 @@ def test_tiny_streams(algorithm: str, lengths: list[float]) -> None:
         assert sorted(map(len, batches)) == [1, 3, 3]
 
 
-def test_a_pivots_buffer_that_holds_the_stream_is_cut_anew_in_each_epoch() -> None:
+def test_a_pivots_buffer_of_the_whole_stream_is_recut_each_epoch() -> None:
     lengths = np.random.default_rng(0).gamma(6, 2, 200).round(1) + 1
     way = batching("pivot", BucketTable.of([60], [8]), 1000)
     epochs = [lists(stream_batches(lengths, way, stream_random(0, epoch))) for epoch in range(3)]

@@ -156,7 +156,7 @@ def test_one_setting_or_none_with_workers_gives_no_queue() -> None:
     assert fit_queue([alone, other], 4) is not None
 
 
-def test_workers_are_taken_to_compute_where_nothing_says_otherwise() -> None:
+def test_workers_are_taken_to_compute_unless_known_otherwise() -> None:
     true = queue_of(0.1, 1.0, 0.01, 0.0)
     unknown = [replace(observed(true, workers, 2, 0.0, 0.0), processors=None) for workers in (0, 1, 2)]
     fitted = fit_queue(unknown, 4)

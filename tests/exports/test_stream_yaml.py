@@ -37,7 +37,7 @@ def test_the_file_is_as_in_its_snapshot() -> None:
     assert text == SNAPSHOT.read_text(encoding="utf-8")
 
 
-def test_where_speechbrain_is_recommended_it_is_the_best_of_our_own() -> None:
+def test_if_speechbrain_is_recommended_it_is_the_best_of_our_own() -> None:
     made = made_stream(recommended="speechbrain")
     found = stream_config(made, proven_probe())
     assert (found.algorithm, found.batches_per_epoch, found.evidence.batches) == ("pool", 320, 640)

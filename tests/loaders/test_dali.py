@@ -305,7 +305,7 @@ def test_bad_arguments_are_named(opened: Callable[..., OpenLoader], wavs: str, m
             DaliKind().open(target_of("mels", {"folder": wavs}, device="cuda:0"), {})
 
 
-def test_numbers_of_threads_and_batches_are_checked_before_measuring() -> None:
+def test_thread_and_batch_numbers_are_checked_before_measuring() -> None:
     for swept, message in (({"reader_threads": [-1]}, "-1 can't be"), ({"queue_depth": [0]}, "0 can't be")):
         with pytest.raises(UsageError, match=message):
             swept_axes({}, swept, [], DaliKind.ARGUMENTS)

@@ -172,7 +172,7 @@ def config(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_lengths_give_the_recommended_batches_and_their_exact_shapes(asker: Asker, config: str, in_order: bool) -> None:
+def test_lengths_give_the_recommended_batches_and_exact_shapes(asker: Asker, config: str, in_order: bool) -> None:
     opened = asker.open("with_lengths", {**TWO, "in_order": in_order}, config=config)
     assert isinstance(opened, Opened) and not opened.warnings
     assert (opened.batches, opened.examples) == (8, 40)

@@ -56,7 +56,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("peak", PEAKS.values(), ids=PEAKS)
-def test_peers_find_the_same_with_at_least_three_times_as_many_trials(peak: Peak, peer: Search) -> None:
+def test_peers_find_the_same_with_three_times_as_many_trials(peak: Peak, peer: Search) -> None:
     points, trials = search(MadeDevice(peak, limit_bytes=8_000_000_000))
     device = MadeDevice(peak, limit_bytes=8_000_000_000)
     asked = Counted(device)
@@ -66,7 +66,7 @@ def test_peers_find_the_same_with_at_least_three_times_as_many_trials(peak: Peak
     assert asked.trials >= 3 * len(trials)
 
 
-def test_a_peer_stops_where_nothing_fits_and_at_what_the_data_can_fill(peer: Search) -> None:
+def test_a_peer_stops_where_nothing_fits_and_where_data_end(peer: Search) -> None:
     nothing_fits, all_fits = (Counted(MadeDevice(quadratic_peak(), limit_bytes=limit)) for limit in (1, 10**18))
     assert dict(peer(nothing_fits, [1.0, 2.0], lambda length: 100, TOLERANCE)) == {1.0: 0, 2.0: 0}
     assert dict(peer(all_fits, [2.0], lambda length: 70, TOLERANCE)) == {2.0: 70}

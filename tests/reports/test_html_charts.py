@@ -199,7 +199,7 @@ def test_pools_have_no_boundaries_in_the_histogram() -> None:
     assert list(traces(histogram_figure(with_data(pooled_sweep())))) == ["examples"]
 
 
-def test_a_stream_has_a_line_for_each_algorithm_and_what_it_is_compared_with() -> None:
+def test_a_stream_has_lines_for_algorithms_and_comparisons() -> None:
     by_buffer, by_mates = stream_figures(whole_stream())
     names = {"SpeechBrain", "bucket", "pool", "pivot", "map-style bucket table", "current", "recommended"}
     assert set(traces(by_buffer)) == set(traces(by_mates)) == names

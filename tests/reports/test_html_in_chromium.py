@@ -180,7 +180,7 @@ def test_the_filter_of_the_trial_log_keeps_matching_rows(light: Opened) -> None:
     assert light.page.locator("#trial-log output").text_content() == f"{len(rows)} of 12"
 
 
-def test_the_button_copies_the_config_to_the_letter_even_where_the_clipboard_is_forbidden(opened: Open) -> None:
+def test_the_button_copies_the_config_without_a_clipboard_too(opened: Open) -> None:
     forbid = """() => {
         navigator.clipboard.writeText = () => Promise.reject(new Error("forbidden"));
         for (const button of document.querySelectorAll(".copy")) button.textContent = "Copy";

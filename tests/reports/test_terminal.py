@@ -89,7 +89,7 @@ def test_the_report_is_as_in_its_snapshot_within_80_columns(name: str, full: boo
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_the_brief_report_has_20_lines_of_80_columns_for_a_short_warning() -> None:
+def test_a_brief_report_has_20_lines_for_a_short_warning() -> None:
     for name, results in RUNS.items():
         lines = render(results, full=False).splitlines()
         assert max(map(len, lines)) <= 80, name

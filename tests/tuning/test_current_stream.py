@@ -76,7 +76,7 @@ def test_numels_in_samples_are_turned_into_the_unit(unit: str, factor: float, ra
     assert found == pivot(target, target * 4 / 3)
 
 
-def test_numels_in_samples_without_a_rate_are_an_error_that_asks_for_it() -> None:
+def test_numels_in_samples_without_a_rate_ask_for_it() -> None:
     with pytest.raises(
         UsageError, match=r"max_batch_numel is 960,000, 39,184 times the longest example of 24\.5 s"
     ) as error:

@@ -44,7 +44,7 @@ def test_the_script_writes_thousands_of_differently_named_rows(tmp_path: Path) -
     assert done.stderr.startswith(f"{len(rows):,} functions; 0 files could not be read")
 
 
-def test_the_script_writes_a_row_for_each_function_of_the_library(
+def test_the_script_writes_a_row_for_each_library_function(
     script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "twice.py").write_text("def f(): pass\ndef f(): return 1\n")
