@@ -30,3 +30,8 @@ def __getattr__(name: str) -> Any:
 
     home = {"BatchShape": "shapes", "Workload": "workloads"}.get(name, "sampler")
     return getattr(import_module(f"batchtune.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, which are imported on first use."""
+    return __all__

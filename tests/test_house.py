@@ -154,6 +154,7 @@ def test_public_names_are_there() -> None:
     import batchtune
 
     assert all(getattr(batchtune, name) for name in batchtune.__all__)
+    assert dir(batchtune) == sorted(batchtune.__all__)
     with pytest.raises(AttributeError):
         batchtune.no_such_name  # noqa: B018  # the access is the test
 

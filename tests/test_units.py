@@ -37,6 +37,13 @@ def test_what_is_no_size_is_a_usage_error_that_names_it(text: str) -> None:
         parse_size(text)
 
 
+@pytest.mark.parametrize("text", ["1", "16", "500000"])
+def test_a_small_size_needs_a_unit(text: str) -> None:
+    with pytest.raises(UsageError, match=f"{text}' needs a unit") as caught:
+        parse_size(text)
+    assert f"{text}GiB" in str(caught.value.hint)
+
+
 @pytest.mark.parametrize(
     ("size_bytes", "text"),
     [

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from batchtune.cli import console
-from batchtune.cli.options import DEFAULT_RUN_FOLDER, Full, Json, ManifestOptions, Output, RunFolder, expand, option
+from batchtune.cli.options import (
+    DEFAULT_RUN_FOLDER,
+    Full,
+    Json,
+    ManifestOptions,
+    Output,
+    Quiet,
+    RunFolder,
+    expand,
+    option,
+)
 from batchtune.errors import BatchtuneError, ResultError, UsageError, shortened
 
 if TYPE_CHECKING:
@@ -108,6 +118,7 @@ def report(
     ] = False,
     json: Json = False,
     full: Full = False,
+    quiet: Quiet = False,
 ) -> None:
     """Show a run: what to set, what it saves. In CI: hold it to rules.
 
@@ -119,13 +130,13 @@ def report(
 
     report_format = _format_of(new.format, output, as_json=json)
     rules = parse_rules(_written_rules(ctx, fail_if))
-    _check(rules, baseline, junit_xml, output, github=github)
+    _check(rules, baseline, junit_xml, output, github=github, quiet=quiet)
     new.read_options()  # an invalid one is reported before anything is read
     inputs = tuple(new.manifest or ())
     if output is not None and str(output) != "-":
         console.refuse_overwriting(output, inputs)
     try:
-        results = _judged(run, rules, baseline, new)
+        results = _judged(run, rules, baseline, new, quiet=quiet)
     except BatchtuneError as error:  # an older JUnit file must not stand for this run
         if github:
             _annotate([workflow_command("error", "batchtune: the run can't be read", error.message)])
@@ -137,7 +148,8 @@ def report(
         if junit_xml is not None:
             console.write_result(render_junit(results.verdicts, results.name), junit_xml, inputs=inputs)
         _show(results, report_format, output, full=full)
-        console.warn_of_edited_configs(results)
+        if not quiet:
+            console.warn_of_edited_configs(results)
         if github:
             _publish(results, Path(os.environ[_SUMMARY_VARIABLE]))
     finally:  # an error of writing must not hide a rule that fails
@@ -171,11 +183,12 @@ def _written_rules(ctx: typer.Context, given: list[str] | None) -> list[str]:
 
 
 def _check(
-    rules: Sequence[Rule], baseline: Path | None, junit: Path | None, output: Path | None, *, github: bool
+    rules: Sequence[Rule], baseline: Path | None, junit: Path | None, output: Path | None, *, github: bool, quiet: bool
 ) -> None:
     """Warn of an option that does nothing. Raises UsageError for options that contradict each other."""
     if baseline is not None and all(rule.needs != "baseline" for rule in rules):
-        console.note("Warning: no rule compares with --baseline. Add one, such as --fail-if 'batches worse 2%'.")
+        unused = "Warning: no rule compares with --baseline. Add one, such as --fail-if 'batches worse 2%'."
+        console.note(unused, quiet=quiet)
     if junit is not None and not rules:
         raise UsageError("--junit-xml needs rules: without one there is nothing to test", "Add --fail-if RULE.")
     same = junit is not None and output is not None and output.resolve() == junit.resolve()
@@ -188,7 +201,9 @@ def _check(
         )
 
 
-def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: NewLengths) -> RunResults:
+def _judged(
+    folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: NewLengths, *, quiet: bool
+) -> RunResults:
     """Return the run with its verdicts and drift; rules on a baseline or lengths that can't be read can't be judged."""
     from batchtune.reports import load_run
     from batchtune.reports.gate import judge
@@ -209,7 +224,7 @@ def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: N
             raise
         theirs, missing["baseline"] = None, error.message
     try:
-        drift = _drift(results, new) if new.manifest else None
+        drift = _drift(results, new, quiet=quiet) if new.manifest else None
     except BatchtuneError as error:
         if isinstance(error, UsageError) or "drift" not in needed:
             raise
@@ -218,7 +233,7 @@ def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: N
     return replace(inputs.results, verdicts=judge(rules, inputs))
 
 
-def _drift(results: RunResults, new: NewLengths) -> Drift:
+def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
     """Read the new lengths as those of the run were, print what was read differently, and compare them."""
     from batchtune.tuning.costs import Costs, costs_of
     from batchtune.tuning.drift import drift
@@ -231,11 +246,11 @@ def _drift(results: RunResults, new: NewLengths) -> Drift:
             f"{folder} has no sweep.json to compare the new lengths with{alone}",
             "Run `batchtune sweep-buckets` first.",
         )
-    lengths, theirs = new.load(quiet=False, as_in=folder), lengths_of(folder)
-    console.describe(lengths, quiet=False)
+    lengths, theirs = new.load(quiet=quiet, as_in=folder), lengths_of(folder)
+    console.describe(lengths, quiet=quiet)
     if lengths.reading is not None and theirs is not None and theirs.reading is not None:
         for _, text in read_differently(lengths.reading, theirs.reading):
-            console.note(f"Warning: {text}.")
+            console.note(f"Warning: {text}.", quiet=quiet)
     if probe is not None and lengths.targets is None and any(point.target_length for point in probe.frontier):
         raise ResultError(
             "the run was tuned with target lengths, and the manifest was read without them",

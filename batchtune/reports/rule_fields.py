@@ -164,6 +164,8 @@ def _of_rows(prefix: str, kind: str, row: type[Record]) -> Iterator[Field]:
     for place, find in ((prefix, partial(RuleInputs.recommended, name=kind)), (own, partial(_current, kind=kind))):
         yield from _fields(place, kind, row, find, of_row=place == prefix)
         yield Field(name=f"{place}randomness", kind=kind, record=find, path=("randomness",), of_row=place == prefix)
+    compared = partial(_compared_with_current, kind=kind)
+    yield Field(name=f"{own}fits", kind=kind, record=compared, path=("current_fits",), is_flag=True)
 
 
 def _fields(
@@ -212,6 +214,12 @@ def _held_against_step(inputs: RuleInputs) -> Any:
 def _current(inputs: RuleInputs, kind: str) -> Any:
     how = f"run `batchtune {KINDS[kind].command}` with --current"
     return _known(inputs.of_kind(kind).current, f"{KINDS[kind].words} knows no current config: {how}")
+
+
+def _compared_with_current(inputs: RuleInputs, kind: str) -> Any:
+    """Return the result whose rows are compared with a current config. Raises NotKnownError without one."""
+    _current(inputs, kind)
+    return inputs.of_kind(kind)
 
 
 def _drift(inputs: RuleInputs) -> Drift:

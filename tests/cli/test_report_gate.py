@@ -67,6 +67,13 @@ def assert_usage(ran: Ran, words: str) -> None:
     assert ran.stdout == ""
 
 
+def test_a_quiet_report_prints_only_the_result(swept: Path, batchtune: Run) -> None:
+    manifest = swept.parent / "train.csv"
+    ran = batchtune("report", swept, "-q", "--manifest", manifest)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout == batchtune("report", swept, "--manifest", manifest).stdout
+
+
 @pytest.mark.parametrize(
     ("rules", "code"), [([HOLDS], 0), ([HOLDS, FAILS], 3), ([FAILS, UNKNOWN], 1), (["batchs > 1", HOLDS], 1)]
 )

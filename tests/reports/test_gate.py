@@ -166,6 +166,12 @@ def test_other_records_can_be_named() -> None:
         assert outcome(rule, whole_sweep()) == "fails", rule
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_rule_can_ask_whether_the_current_config_fits(fits: bool) -> None:
+    swept = replace(whole_sweep(), current_fits=fits)
+    assert outcome("current.fits == false", swept) == ("holds" if fits else "fails")
+
+
 CAN_NOT_TELL = {
     "a field that is none": ("batchs > 600", {}, "did you mean batches"),
     "a field like no other": ("xyzzy > 1", {}, "some that are: num_buckets"),
@@ -181,6 +187,7 @@ CAN_NOT_TELL = {
     "sizes that were not probed": ("unproven > 0", {}, "only a sweep of batches that were probed knows it"),
     "a record that is null": ("ranks.independent_epoch_seconds > 1", {}, "not known"),
     "no current config": ("current.batches > 600", {}, "--current"),
+    "no current config that could fit": ("current.fits == false", {}, "--current"),
     "no verification": ("verify.holds == false", {}, "batchtune verify"),
     "a verification of another table": (
         "verify.holds == false",
