@@ -29,6 +29,7 @@ _TASK = cast("TaskID", 0)  # each bar has one
 _VERIFYING = {"worst": "Worst batches", "shuffled": "Shuffled batches", "proposal": "Trying smaller batches"}
 _TUNING = {
     "opening": "Building the loader",
+    "comparing": "Comparing the first batches of workers, with",
     "measuring": "Measuring",
     "starting": "Starting epochs with",
     "confirming": "Taking batches as training does, with",

@@ -73,10 +73,12 @@ class OpenLoader(ABC):
     Attributes:
         kind: The kind that the target turned out to be when it was called.
         exact: Whether `facts` gives true lengths in the unit of the run.
+        dealt: Whether this process deals the examples to workers; else each worker has to take its own part.
     """
 
     kind: ClassVar[str]
     exact = False
+    dealt = False
 
     @abstractmethod
     def epoch(self) -> Iterator[Any]:
@@ -122,6 +124,8 @@ class LoaderKind(ABC):
         QUEUE: The argument that is how many batches of each of them may be ready before they are taken.
         MORE_WORKERS: Whether there may be more of them than processors.
         IN_SHARED_MEMORY: Whether batches that are ready wait in /dev/shm.
+        WORKERS_ARE: What the kind calls what makes batches, in the plural.
+        SPLIT: How the user's code lets each of them take its own part of the data.
     """
 
     name: ClassVar[str]
@@ -132,6 +136,8 @@ class LoaderKind(ABC):
     QUEUE: ClassVar[str]
     MORE_WORKERS: ClassVar[bool] = False
     IN_SHARED_MEMORY: ClassVar[bool] = False
+    WORKERS_ARE: ClassVar[str] = "workers"
+    SPLIT: ClassVar[str] = "Split the data set by torch.utils.data.get_worker_info()."
 
     @abstractmethod
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:

@@ -65,6 +65,8 @@ class DaliKind(LoaderKind):
     }
     WORKERS: ClassVar[str] = "reader_threads"
     QUEUE: ClassVar[str] = "queue_depth"
+    WORKERS_ARE: ClassVar[str] = "reader threads"
+    SPLIT: ClassVar[str] = "Pass shard_id and num_shards on to the reader."
     GIVEN: ClassVar[tuple[str, ...]] = ("shard_id", "num_shards", "rng", "num_threads")
 
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:

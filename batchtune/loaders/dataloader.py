@@ -143,6 +143,7 @@ class TorchLoader(IterableLoader):
             self._noting = wanted["batch_sampler"] = NotingSampler(self.plain.batch_sampler)
         else:  # each item of the data set is a batch
             wanted |= {"sampler": self.plain.sampler, "batch_size": None}
+        self.dealt = not isinstance(self.plain.dataset, IterableDataset)
         self.loader = _build(maker, wanted)
         self._in_order = self.loader.num_workers < 2 or getattr(self.loader, "in_order", True)
         _warn_of_shards(self.plain.dataset, self.loader.num_workers)

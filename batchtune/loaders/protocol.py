@@ -40,6 +40,7 @@ class Opened(Message, frozen=True):
         device: That batches go to, `cpu` or `cuda:N`; device_name: as a person knows it.
         batches, examples: Of an epoch; None: unknown.
         exact: Whether the lengths of batches are true ones in the unit of the run.
+        dealt: As in `OpenLoader`.
         warnings: Each warning of the code, once.
     """
 
@@ -51,6 +52,7 @@ class Opened(Message, frozen=True):
     batches: int | None
     examples: int | None
     exact: bool = False
+    dealt: bool = False
     warnings: list[str] = msgspec.field(default_factory=list)
 
 

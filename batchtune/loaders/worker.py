@@ -130,6 +130,7 @@ class Served:
             batches=batches,
             examples=examples,
             exact=self.loader.exact,
+            dealt=self.loader.dealt,
             warnings=list(dict.fromkeys(f"{one.category.__name__}: {one.message}" for one in shown)),
         )
 

@@ -31,6 +31,7 @@ _OUTCOMES = {
     "oom": "out of memory",
     "shared_memory": "/dev/shm is too small",
     "empty": "no batch",
+    "repeats": "workers repeat each other",
 }
 
 
@@ -197,7 +198,8 @@ class LoaderSection(Section[LoaderTuning]):
             yield with_full_stop(
                 f"Not reproducible: two epochs from one seed differ from batch {reproduced.first_difference} on{how}"
             )
-        if failed := failed_settings(loader):
+        # Of repetition the tuning warns itself.
+        if failed := [row for row in failed_settings(loader) if row.outcome != "repeats"]:
             first = failed[0]
             why = quoted(first.error) if first.error else outcome_words(first)
             one, of = f"{setting_name(loader, first)}: {with_full_stop(why)}", counted(len(loader.rows), "setting")

@@ -43,9 +43,10 @@ TORCH_TYPES: dict[str, Any] = {
 TORCH_ARGUMENTS = tuple(TORCH_TYPES)
 _KINDS = ("dali", "torch", "iterable")
 
-LoaderOutcome = Literal["ok", "error", "timeout", "crash", "oom", "shared_memory", "empty"]
+LoaderOutcome = Literal["ok", "error", "timeout", "crash", "oom", "shared_memory", "empty", "repeats"]
 """How the measurement of a setting ended: `shared_memory`: /dev/shm is too small for its batches; `empty`: it delivered
-no batch; `error`: an exception, in a worker or not; `crash`: a process died of something else than a lack of memory."""
+no batch; `error`: an exception, in a worker or not; `crash`: a process died of something else than a lack of memory;
+`repeats`: its workers deliver the same data, so its rate says nothing."""
 
 
 class Demand(Record, frozen=True, kw_only=True):

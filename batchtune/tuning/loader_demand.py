@@ -125,7 +125,8 @@ class IdleModel:
         `paced`: its consumer computed as long as the step takes, which shows the cost of receiving batches.
         """
         longest = max(epochs, key=lambda taken: len(taken.waits))
-        if seconds := sum(longest.waits[1:]) + sum(longest.steps[:-1]):
+        seconds = sum(longest.waits[1:]) + sum(longest.steps[:-1])
+        if seconds and len(longest.waits) > row.workers:  # the first batches of all workers come together
             steps = [step for taken in epochs for step in taken.steps]
             self._observed[f"{row.name} with steps" if paced else row.name] = QueueObservation(
                 setting=self._setting(row.arguments),

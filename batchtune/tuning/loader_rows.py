@@ -22,6 +22,8 @@ _LEAST_GROWTH = 0.1
 _LEAST_LOOKS = 6
 # Only the beginning of a longer epoch is compared.
 _COMPARED_SECONDS = 60.0
+# Fewer batches of each worker might be equal by chance.
+_COMPARED_ROUNDS = 4
 
 
 def row_of(measurement: Measurement, kind: LoaderKind, rounds: int) -> LoaderRow:
@@ -110,6 +112,19 @@ def growth(memory: MemoryUse, spans: Sequence[tuple[float, float]], batches: int
     noise = max(_LEAST_GROWTH_BYTES, _LEAST_GROWTH * levels[0][0])
     found = [grown / count for grown, count in ((within, each), (across, batches - each)) if grown > noise and count]
     return max(found, default=0.0)
+
+
+def repeated_batches(digests: Sequence[dict[str, str]], workers: int) -> bool:
+    """Return whether workers repeat each other: in each of four rounds or more, all deliver the same batch.
+
+    Workers deliver in turn. The batches of different rounds must differ: constant batches, or few different labels, are
+    the same by chance.
+    """
+    rounds = len(digests) // workers
+    firsts = [digests[workers * number] for number in range(rounds)]
+    if rounds < _COMPARED_ROUNDS or any(one in firsts[:number] for number, one in enumerate(firsts)):
+        return False
+    return all(digests[number] == firsts[number // workers] for number in range(rounds * workers))
 
 
 def reproduced(runner: LoaderRunner, arguments: Arguments, kind: LoaderKind) -> Reproduced:

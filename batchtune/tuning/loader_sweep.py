@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -31,7 +31,7 @@ from batchtune.results import (
 )
 from batchtune.tuning.loader_demand import IdleModel, Steps, steps_of_run
 from batchtune.tuning.loader_recommend import ranked, reason_for, warnings_for
-from batchtune.tuning.loader_rows import measured_idle, reproduced, row_of
+from batchtune.tuning.loader_rows import measured_idle, repeated_batches, reproduced, row_of
 from batchtune.tuning.run_folder import alone_in
 from batchtune.units import counted, format_number
 
@@ -55,8 +55,11 @@ _RECEIVED = 30
 # How many epochs are begun to see how one starts.
 _STARTS = 3
 _STAGES_SECONDS = 3.0
+# How many batches of each worker are compared, and for how long they are taken at most.
+_COMPARED_ROUNDS = 8
+_COMPARED_SECONDS = 10.0
 
-Doing = Literal["opening", "measuring", "starting", "confirming", "stages", "reproducing"]
+Doing = Literal["opening", "comparing", "measuring", "starting", "confirming", "stages", "reproducing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +122,11 @@ class _Tuner:
         self._chosen: str | None = None
         self._notes: list[str] = []
         self._extras: dict[str, object] = {}
+        self._repeats: str | None = None
 
     def tune(self) -> None:
         """Measure all settings, halving their number in each round, then the best more closely."""
+        self._compare_workers()
         finalists = self._halve()
         if finalists:
             self._choose(finalists)
@@ -162,6 +167,31 @@ class _Tuner:
             kept = {row.name for row in best[: max(_FINALISTS, -(-len(found) // 2))]}
             left = [row.arguments for row in found if row.name in kept]  # still the cheapest first
             seconds, rounds = 2 * seconds, rounds + 1
+
+    def _compare_workers(self) -> None:
+        """Find out whether workers deliver the same batches, which none can whose examples are dealt to them."""
+        several = [one for one in self._kind.settings(self._axes) if self._kind.workers(one) > 1]
+        if self._opened.dealt or not several:
+            return
+        arguments, workers = several[0], self._kind.workers(several[0])
+        self._on_progress(LoaderProgress(doing="comparing", arguments=arguments))
+        plan = Plan(seconds=_COMPARED_SECONDS, batches=_COMPARED_ROUNDS * workers, digests=True)
+        with suppress(LoaderError):  # which its measurement shows, too
+            measured = self._runner.measure(arguments, plan, self._kind)
+            if measured.outcome == "ok" and repeated_batches(measured.epochs[0].digests, workers):
+                self._repeats = self._repeating(f"the first batches of {workers} are the same, one after the other")
+
+    def _repeating(self, how: str) -> str:
+        return f"{self._kind.WORKERS_ARE} repeat each other: {how}\n{self._kind.SPLIT}"
+
+    def _is_repeated(self, measurement: Measurement) -> bool:
+        """Return whether each of several workers delivered a whole epoch, in whatever order."""
+        workers = self._kind.workers(measurement.arguments)
+        examples = self._idle.epoch_examples(measurement.epochs)
+        if self._opened.dealt or workers < 2 or not examples:
+            return False
+        alone = [one for one in self._measured.values() if self._kind.workers(one.arguments) < 2]
+        return any(examples == workers * (self._idle.epoch_examples(one.epochs) or 0) for one in alone)
 
     def _receiving(self, found: list[LoaderRow]) -> list[LoaderRow]:
         """Measure how long it takes to receive a batch, and return the rows with the idle shares that follow."""
@@ -211,10 +241,15 @@ class _Tuner:
     def _measure(self, arguments: Arguments, plan: Plan, rounds: int, *, starting: bool) -> LoaderRow:
         sizes = [row.batch_bytes for row in self.rows.values() if row.batch_bytes]
         reason = too_small(self._kind, arguments, max(sizes)) if sizes else None
-        if reason is not None:
+        if self._repeats is not None and self._kind.workers(arguments) > 1:
+            measurement = Measurement(arguments=arguments, outcome="repeats", error=self._repeats)
+        elif reason is not None:
             measurement = Measurement(arguments=arguments, outcome="shared_memory", error=reason)
         else:
             measurement = self._run(arguments, plan)
+        if measurement.outcome == "ok" and self._is_repeated(measurement):
+            self._repeats = self._repeating("each delivers the whole data set")
+            measurement = Measurement(arguments=arguments, outcome="repeats", error=self._repeats)
         row = row_of(measurement, self._kind, rounds)
         if starting:
             row = replace(row, **dict.fromkeys(_OF_RATES))  # a few batches say nothing of rates
@@ -325,11 +360,18 @@ class _Tuner:
             reason="",
             queue=self._idle.record,
             interrupted=interrupted,
-            warnings=[*notes, *self._notes, *opened.warnings, *self._unequal_epochs()],
+            warnings=[*self._repetition(), *notes, *self._notes, *opened.warnings, *self._unequal_epochs()],
             **self._extras,  # type: ignore[arg-type]
         )
         warnings = [*found.warnings, *warnings_for(found, len(self._settings.processors))]
         return replace(found, reason=reason_for(found), warnings=warnings)
+
+    def _repetition(self) -> Iterator[str]:
+        """Yield a warning if workers repeat each other."""
+        if self._repeats is not None:
+            how, split = self._repeats.splitlines()
+            left_out = f"Settings with several {self._kind.WORKERS_ARE} are left out."
+            yield f"{how[0].upper()}{how[1:]}. {split} {left_out}"
 
     def _unequal_epochs(self) -> Iterator[str]:
         """Yield a warning if an epoch has more examples with some numbers of workers than with others."""
@@ -342,12 +384,10 @@ class _Tuner:
             return
         (few, least), (many, most) = (choose(counts.items(), key=lambda item: item[1]) for choose in (min, max))
         if most > least:
-            whole = least > 0 and most % least == 0
-            what = "each worker delivers the whole data set" if whole else "workers share the data set wrongly"
             yield (
                 f"An epoch has {format_number(least)} examples with {counted(few, 'worker')}, and "
-                f"{format_number(most)} with {counted(many, 'worker')}: {what}. Split it by "
-                "torch.utils.data.get_worker_info()."
+                f"{format_number(most)} with {counted(many, 'worker')}: workers share the data set wrongly. "
+                f"{self._kind.SPLIT}"
             )
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="loaders are mea
 LOADERS = '''
 import os, random, signal, time
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 
 class Clips(Dataset):
@@ -45,6 +45,25 @@ class Clips(Dataset):
 
 def make(ms: float = 2.0):
     return {"dataset": Clips(ms / 1000), "batch_size": 8}
+
+
+class Stream(IterableDataset):
+    """Examples that each worker reads whole, or its part of them, in order or shuffled; all equal if `constant`."""
+
+    def __init__(self, split, shuffled, constant):
+        self.split, self.shuffled, self.constant = split, shuffled, constant
+
+    def __iter__(self):
+        info = get_worker_info()
+        own = range(info.id if info else 0, 48, info.num_workers if info else 1) if self.split else range(48)
+        if self.shuffled:
+            own = torch.randperm(48).tolist()
+        for index in own:
+            yield torch.full((50,), 0.0 if self.constant else float(index))
+
+
+def stream(split: bool = False, shuffled: bool = False, constant: bool = False):
+    return {"dataset": Stream(split, shuffled, constant), "batch_size": 4}
 
 
 def faulty(fault):
@@ -123,6 +142,30 @@ def test_settings_that_fail_are_named_and_the_rest_goes_on(tuning: Run, tmp_path
     assert "SIGSEGV" in rows["dies"]["error"] or "Segmentation fault" in rows["dies"]["error"]
     assert found["rows"][found["recommended"]]["arguments"]["fault"] is None
     assert "3 of 4" in ran.stdout
+
+
+@pytest.mark.parametrize("how", ["in the same order", "in another order"])
+def test_workers_that_repeat_each_other_are_no_gain(tuning: Run, tmp_path: Path, how: str) -> None:
+    shuffled = ["--set", f"shuffled={how == 'in another order'}".lower()]
+    swept = [*PLAIN, "--sweep", "num_workers=0,2", "--sweep", "prefetch_factor=2", *shuffled]
+    ran = tuning("tune-loader", "loaders.py:stream", *swept, *QUICK, "--seconds", "1")
+    assert ran.returncode == 0, ran.stderr
+    said = " ".join(ran.stdout.split())
+    assert (
+        "! Workers repeat each other: " in said and "Split the data set by torch.utils.data.get_worker_info()" in said
+    )
+    alone, two = written(tmp_path)["rows"]
+    assert (alone["workers"], alone["outcome"], written(tmp_path)["recommended"]) == (0, "ok", 0)
+    assert (two["workers"], two["outcome"], two["examples_per_second"]) == (2, "repeats", None)
+
+
+@pytest.mark.parametrize("constant", ["false", "true"])
+def test_workers_with_parts_of_their_own_are_compared(tuning: Run, tmp_path: Path, constant: str) -> None:
+    swept = [*PLAIN, "--sweep", "num_workers=0,2", "--sweep", "prefetch_factor=2", "--set", f"constant={constant}"]
+    ran = tuning("tune-loader", "loaders.py:stream", *swept, *QUICK, "--set", "split=true")
+    assert ran.returncode == 0, ran.stderr
+    assert "repeat each other" not in ran.stdout
+    assert [row["outcome"] for row in written(tmp_path)["rows"]] == ["ok", "ok"]
 
 
 def test_two_epochs_from_one_seed_are_compared(tuning: Run, tmp_path: Path) -> None:

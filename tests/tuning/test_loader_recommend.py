@@ -12,7 +12,7 @@ from batchtune.loaders.protocol import Taken
 from batchtune.loaders.runner import Measurement
 from batchtune.results import LoaderRow
 from batchtune.tuning.loader_recommend import ranked
-from batchtune.tuning.loader_rows import growth, row_of
+from batchtune.tuning.loader_rows import growth, repeated_batches, row_of
 
 MEBIBYTE = 1 << 20
 
@@ -66,6 +66,22 @@ def test_rates_leave_out_the_start_of_an_epoch(workers: int) -> None:
     assert found.examples_per_second == pytest.approx(40)
     assert found.length_per_second == pytest.approx(400)
     assert (found.first_batch_seconds, found.batches, found.trials) == (2.0, 2 * len(waits), 2)
+
+
+@pytest.mark.parametrize(
+    ("batches", "workers", "repeated"),
+    [
+        ("aabbccdd", 2, True),
+        ("aaabbbcccddde", 3, True),
+        ("abcdefgh", 2, False),
+        ("aabbccde", 2, False),
+        ("aaaaaaaa", 2, False),  # constant
+        ("aabbaabb", 2, False),  # few labels
+        ("aabb", 2, False),  # too few
+    ],
+)
+def test_workers_repeat_each_other_if_all_batches_say_so(batches: str, workers: int, repeated: bool) -> None:
+    assert repeated_batches([{"0": batch} for batch in batches], workers) is repeated
 
 
 def test_memory_that_grows_within_epochs_is_growth() -> None:
