@@ -57,8 +57,8 @@ def settings_warnings(settings: Mapping[str, Any]) -> list[str]:
     # For torch, any value at all turns the cache off.
     if settings.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
         warnings.append(
-            "PYTORCH_NO_CUDA_MEMORY_CACHING is set: the allocator keeps no cache, so memory and times differ from "
-            "training without it. Unset it."
+            "PYTORCH_NO_CUDA_MEMORY_CACHING is set: PyTorch's allocator is off, and with it the memory limit. No probe "
+            "on a GPU runs with it: unset it."
         )
     if settings.get("cudnn_benchmark") is True:
         warnings.append(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
+from batchtune.probe.compiling import at_recompile_limit, compilations
 from batchtune.probe.devices.base import Meter
 from batchtune.probe.oom import Verdict, error_verdict, noting_ooms
 from batchtune.probe.protocol import Ran, Stage
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from batchtune.workloads import Workload
 
 MOST_TIMED_STEPS = 30
+# A step in which torch.compile compiles is not timed. Its limit of 8 versions a function ends that sooner.
+_MOST_COMPILING_STEPS = 20
 _WATCH_SECONDS = 30.0
 _LEAK_HINT = (
     "Something keeps tensors from step to step, such as a loss that is added to a list without .item() or .detach(). "
@@ -78,6 +81,7 @@ class Session:
         meter = self._meter
         attempt = _Attempt(self._workload, meter, shape, single=single)
         retries, ooms = meter.retries_and_ooms()
+        compiled = compilations()
         try:
             run(attempt)
         except BaseException as error:  # also sys.exit() and the like: nothing that a step raises ends the worker
@@ -88,6 +92,7 @@ class Session:
             attempt.error, attempt.verdict, attempt.traceback = _described(error)
         retries_now, ooms_now = meter.retries_and_ooms()
         attempt.retries, attempt.ooms = retries_now - retries, ooms_now - ooms
+        attempt.compilations = compilations() - compiled
         self._stepped = self._stepped or bool(attempt.in_use)
         return attempt
 
@@ -132,6 +137,7 @@ class _Attempt:
     surroundings: dict[str, Any] = field(default_factory=dict)  # further fields of the trial
     retries: int = 0
     ooms: int = 0
+    compilations: int = 0
     caught: list[str] = field(default_factory=list)
     stage: Stage | None = None
     error: str | None = None
@@ -141,20 +147,32 @@ class _Attempt:
 
     def run_trial(self) -> None:
         """Run steps until their time is known, and more if they seem to leak."""
+        flushed, _ = self.meter.retries_and_ooms()
         with noting_ooms(self.caught):
             batch = self._make()
             self._timed(batch)  # a warm-up: it makes the optimizer's state, and libraries choose their kernels
-        if self.caught:
+        if self.caught or self.meter.retries_and_ooms()[0] > flushed:
             return
         self.meter.surroundings()  # count from here
+        compiling = 0
         while not enough(self.seconds):
-            self.seconds.append(self._timed(batch))
+            compiled = compilations()
+            seconds = self._timed(batch, watched=not self.seconds)
+            if compilations() > compiled and compiling < _MOST_COMPILING_STEPS:
+                compiling += 1
+            else:
+                self.seconds.append(seconds)
         self.surroundings = self.meter.surroundings()
         if grows(self.in_use, self.meter.device.limit_bytes):
             self._watch(batch)
 
     def run_step(self) -> None:
-        self.seconds.append(self._timed(self._make()))
+        batch = self._make()
+        compiled = compilations()
+        seconds = self._timed(batch)
+        if compilations() > compiled:
+            seconds = self._timed(batch)
+        self.seconds.append(seconds)
 
     def run_watched(self) -> None:
         self._watch(self._make())
@@ -167,12 +185,14 @@ class _Attempt:
         self._note_peaks()
         return batch
 
-    def _timed(self, batch: Any) -> float:
-        """Run one step; return its time in seconds."""
+    def _timed(self, batch: Any, *, watched: bool = False) -> float:
+        """Run one step; return its time in seconds. If `watched`, note the device's clock while it works."""
         self.stage = "step"
         self.meter.reset()
         started = time.perf_counter()
         self.workload.step(batch)
+        if watched:
+            self.meter.note_clock()
         self.meter.synchronize()
         elapsed = time.perf_counter() - started
         self._note_peaks()
@@ -244,6 +264,8 @@ class _Attempt:
             rest_bytes=self.meter.in_use(),
             caught=self.caught_oom is not None,
             alloc_retries=self.retries,
+            compilations=self.compilations,
+            at_recompile_limit=at_recompile_limit(),
             **self.surroundings,
             **facts,
         )

@@ -56,7 +56,8 @@ def _versions(found: Doctor) -> Iterator[tuple[str, str]]:
     driver = f"NVIDIA {found.driver}"
     if found.driver is None:
         problem = found.nvml_problem
-        driver = "NVIDIA, of unknown version" if problem is None else f"no NVIDIA driver answers ({problem})"
+        unanswered = problem is not None and not found.gpus
+        driver = f"no NVIDIA driver answers ({problem})" if unanswered else "NVIDIA, of unknown version"
     yield "Driver", driver
     if not found.gpus:
         yield "GPUs", "none"

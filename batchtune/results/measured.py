@@ -63,6 +63,8 @@ class Trial(Record, frozen=True, kw_only=True):
         failed_peak_bytes: Most memory in use before the error; None where the trial passed, or no error was seen.
         caught: Whether the workload caught the out-of-memory error itself, and its step returned normally.
         other_processors: Processors used by other programs while steps were timed, on average; None on a GPU.
+        compilations: How often torch.compile compiled a function meanwhile; those steps are not timed.
+        at_recompile_limit: Whether a function had reached torch.compile's limit: other shapes run it uncompiled.
     """
 
     index: Count
@@ -91,6 +93,8 @@ class Trial(Record, frozen=True, kw_only=True):
     failed_peak_bytes: Bytes | None = None
     caught: bool = False
     other_processors: Amount | None = None
+    compilations: Count = 0
+    at_recompile_limit: bool = False
 
     @classmethod
     def of(cls, shape: BatchShape, outcome: Outcome, error: str | None = None, **facts: Any) -> Trial:

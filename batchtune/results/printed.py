@@ -56,6 +56,7 @@ class DoctorGpu(Record, frozen=True, kw_only=True):
         mig: Whether it is an instance, or divided into instances.
         throttle_reasons: Why its clock is lower now than it could be.
         probe_process: The batchtune process that is probing it, if any.
+        nvml_problem: What NVML, the driver's library, does not answer about it, for want of permission or of the GPU.
     """
 
     name: str
@@ -71,6 +72,7 @@ class DoctorGpu(Record, frozen=True, kw_only=True):
     max_sm_clock_mhz: int | None
     throttle_reasons: list[str] | None
     probe_process: int | None
+    nvml_problem: str | None = None
 
 
 class DoctorTorch(Record, frozen=True, kw_only=True):
@@ -113,7 +115,7 @@ class Doctor(Result, frozen=True, kw_only=True):
 
     Attributes:
         driver: The NVIDIA driver's version, if any.
-        nvml_problem: Why the driver can't be asked, if so.
+        nvml_problem: Why the driver can't be asked, at all or about some GPU.
         environment: The variables set that affect a training step's memory or time.
         packages: Optional package → version; None if not installed.
         warnings: What stands in the way of a probe, each with its remedy.

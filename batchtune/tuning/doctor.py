@@ -35,6 +35,10 @@ _PACKAGES = {
 }
 
 _GET_TORCH = "https://pytorch.org/get-started/locally/"
+_GRANT = (
+    "Allow it in the container (NVIDIA_DRIVER_CAPABILITIES=compute,utility) and for this user. A GPU that is lost "
+    "needs a restart of the machine."
+)
 # A load above this part of the processors is more than background work.
 _BUSY_SHARE = 0.5
 
@@ -56,7 +60,7 @@ def examine(timeout_seconds: float) -> Doctor:
         cpu=cpu,
         environment=environment,
         packages={name: _installed(distributions) for name, distributions in _PACKAGES.items()},
-        warnings=[*_warnings(torch.torch, gpus, cpu), *settings_warnings(environment)],
+        warnings=[*_warnings(torch.torch, gpus, cpu, driver.problem), *settings_warnings(environment)],
     )
 
 
@@ -71,7 +75,8 @@ def merge_gpus(by_driver: Sequence[DoctorGpu], by_torch: Sequence[DoctorGpu]) ->
         for one in by_torch
     ]
     seen = {one.uuid for one in by_torch}
-    gpus += [one for one in by_driver if one.uuid is None or one.uuid not in seen]
+    # Without a UUID it may be one that torch sees.
+    gpus += [one for one in by_driver if (not seen if one.uuid is None else one.uuid not in seen)]
     return [replace(gpu, probe_process=lock_holder(gpu.uuid) if gpu.uuid else None) for gpu in gpus]
 
 
@@ -139,7 +144,7 @@ def _installed(distributions: Sequence[str]) -> str | None:
     return None
 
 
-def _warnings(torch: DoctorTorch, gpus: Sequence[DoctorGpu], cpu: DoctorCpu) -> Iterator[str]:
+def _warnings(torch: DoctorTorch, gpus: Sequence[DoctorGpu], cpu: DoctorCpu, nvml_problem: str | None) -> Iterator[str]:
     unseen = [gpu for gpu in gpus if gpu.device is None]
     if torch.version is None:
         yield f"PyTorch is not installed ({torch.problem}). Install it: {_GET_TORCH}."
@@ -158,8 +163,18 @@ def _warnings(torch: DoctorTorch, gpus: Sequence[DoctorGpu], cpu: DoctorCpu) -> 
             f"PyTorch does not see {counted(len(unseen), 'GPU')} that the driver knows ({unseen[0].name}). "
             "Check whether CUDA_VISIBLE_DEVICES hides it."
         )
+    if nvml_problem is not None and gpus and not torch.hip:
+        yield (
+            f"NVML, the driver's library, can't be asked about every GPU ({nvml_problem}): a probe goes on without it, "
+            f"and can't warn of other processes or of a lowered clock. {_GRANT}"
+        )
     for gpu in gpus:
         name = f"{gpu.device} ({gpu.name})" if gpu.device else gpu.name
+        if gpu.nvml_problem is not None:
+            yield (
+                f"NVML, the driver's library, does not answer everything about {name}: {gpu.nvml_problem}. A probe "
+                f"goes on without these answers, and can't warn of what they would show. {_GRANT}"
+            )
         if gpu.probe_process is not None:
             yield (
                 f"A probe (process {gpu.probe_process}) is using {name}: another one has to wait until it ends, as "

@@ -7,13 +7,11 @@ import mmap
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from probe.made_cuda import MIB, MadeCuda
 from probe.made_nvml import GIB, MadeGpu, MadeNvml, divided_gpu
 
 from batchtune.errors import ProbeError
@@ -22,66 +20,6 @@ from batchtune.probe.devices import cuda as cuda_module
 from batchtune.probe.devices.base import Meter
 from batchtune.probe.protocol import Identified
 from batchtune.results import DeviceProcess, ProbedWith
-
-MIB = 1 << 20
-
-
-@dataclass
-class MadeCuda:
-    """A CUDA device of 80 GiB: what it shows is the sum of what is put into it."""
-
-    gpu: MadeGpu
-    others: int = 0
-    context: int = 500 * MIB
-    handles: int = 200 * MIB
-    outside: int = 0
-    reserved: int = 0
-    allocated: int = 0
-    fraction: float = 1.0
-    uuid: str = "aaaaaaaa"
-    own_pid: int | None = field(default_factory=os.getpid)
-    total: int = 80 * GIB
-
-    def free(self) -> int:
-        return self.total - self.others - self.outside - self.reserved
-
-    def show(self) -> None:
-        """Lets NVML see the same."""
-        self.gpu.free = self.free()
-        held = self.outside + self.reserved
-        others = [(4711, self.others)] if self.others else []
-        self.gpu.compute = [*others, *([(self.own_pid, held)] if held and self.own_pid is not None else [])]
-
-    def take(self, outside: int) -> None:
-        self.outside += outside
-        self.show()
-
-    def install(self, patch: pytest.MonkeyPatch, nvml: MadeNvml | None) -> None:
-        patch.setitem(sys.modules, "pynvml", nvml)
-        properties = SimpleNamespace(
-            name="Made GPU", uuid=self.uuid, pci_domain_id=0, pci_bus_id=0x65, pci_device_id=0, total_memory=self.total
-        )
-        made: dict[str, Any] = {
-            "is_available": lambda: True,
-            "is_initialized": lambda: True,
-            "device_count": lambda: 1,
-            "get_device_properties": lambda index: properties,
-            "mem_get_info": lambda device: (self.free(), self.total),
-            "memory_reserved": lambda device: self.reserved,
-            "memory_allocated": lambda device: self.allocated,
-            "set_per_process_memory_fraction": lambda share, device: setattr(self, "fraction", share),
-            "get_allocator_backend": lambda: "native",
-            "synchronize": lambda device: None,
-            "empty_cache": self.show,
-        }
-        for name, function in made.items():
-            patch.setattr(torch.cuda, name, function)
-        patch.setattr(cuda_module, "_create_context", lambda device: self.take(self.context))
-        patch.setattr(cuda_module, "_create_handles", lambda device: self.take(self.handles))
-        self.show()
-
-    def limit(self) -> int:
-        return round(self.fraction * self.total)
 
 
 @pytest.fixture
@@ -239,6 +177,8 @@ def test_figures_of_a_whole_gpu_are_not_those_of_an_instance(monkeypatch: pytest
 def test_the_clock_and_why_it_is_held_down_are_told(cuda: MadeCuda) -> None:
     meter = settled()
     cuda.gpu.clock, cuda.gpu.reasons = 900, 0x20
+    meter.note_clock()
+    cuda.gpu.clock, cuda.gpu.reasons = 210, 0x1
     found = meter.surroundings()
     assert (found["sm_clock_mhz"], found["throttle_reasons"]) == (900, ["thermal slowdown by the driver"])
 
@@ -279,6 +219,60 @@ def test_cuda_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ProbeError, match="sees no CUDA device here"):
         identify("cuda")
     assert identify("auto").id == "cpu"
+
+
+def test_a_gpu_by_its_number_is_the_current_one_of_the_workload(cuda: MadeCuda) -> None:
+    cuda.count = 2
+    assert open_meter("cuda:1", None, 1.0, None).torch_device == torch.device("cuda", 1)
+    assert cuda.current == 1
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"])
+@pytest.mark.parametrize("value", ["1", "0", ""])
+def test_an_allocator_that_is_off_is_refused(
+    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ProbeError, match=f"{name} is set: PyTorch then allocates past its allocator"):
+        open_meter("cuda", None, 1.0, None)
+    assert cuda.outside == 0
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_a_lower_limit_in_the_allocators_settings_holds(
+    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "expandable_segments:True,per_process_memory_fraction:0.25")
+    assert settled(fraction=0.9, reserve=GIB).device.limit_bytes == 19 * GIB == cuda.limit()
+    assert settled(memory=10 * GIB).device.limit_bytes == 10 * GIB
+
+
+@pytest.mark.parametrize("when", ["import", "setup"])
+def test_a_lower_limit_that_the_workload_sets_holds(cuda: MadeCuda, when: str) -> None:
+    meter = open_meter("cuda", None, 0.9, None)
+    if when == "import":
+        torch.cuda.set_per_process_memory_fraction(0.5)
+    meter.limit()
+    if when == "setup":
+        torch.cuda.set_per_process_memory_fraction(0.5)
+    meter.settle(0, 0)
+    assert meter.device.limit_bytes == 40 * GIB == cuda.limit()
+    assert meter.switches()["per_process_memory_fraction"] == 0.5
+
+
+def test_a_higher_limit_that_the_workload_sets_does_not_hold(cuda: MadeCuda) -> None:
+    meter = open_meter("cuda", 10 * GIB, 1.0, None)
+    meter.limit()
+    torch.cuda.set_per_process_memory_fraction(0.9)
+    meter.settle(0, 0)
+    assert meter.device.limit_bytes == 10 * GIB == cuda.limit()
+    assert "per_process_memory_fraction" not in meter.switches()
+
+
+def test_a_continued_limit_above_the_users_own_is_refused(cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:0.25")
+    with pytest.raises(ProbeError, match=r"limit of 30 GiB, but per_process_memory_fraction now allows 20 GiB"):
+        open_meter("cuda", None, 1.0, 30 * GIB)
 
 
 def test_the_torch_device_of_a_meter(cuda: MadeCuda) -> None:

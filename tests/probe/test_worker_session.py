@@ -1,6 +1,7 @@
 """A worker's trials, with a made meter: what no CPU can show."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from batchtune.probe.devices.base import Meter
 from batchtune.probe.session import Session
 from batchtune.results import Device
 from batchtune.shapes import BatchShape
+from batchtune.tuning.probe_messages import about_devices
 
 MIB = 1 << 20
 SHAPE = BatchShape(4, 3.0)
@@ -35,6 +37,8 @@ class MadeMeter(Meter):
         self.raised = 0
         self.sound = True
         self.released = 0
+        self.queued = False
+        self.clocks: list[int] = []
 
     def limit(self) -> None: ...
 
@@ -42,7 +46,11 @@ class MadeMeter(Meter):
 
     def reset(self) -> None: ...
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        self.queued = False
+
+    def note_clock(self) -> None:
+        self.clocks.append(1980 if self.queued else 210)
 
     def release(self) -> None:
         self.released += 1
@@ -84,6 +92,7 @@ class MadeWorkload:
 
     def step(self, batch: BatchShape) -> None:
         self.steps += 1
+        self.meter.queued = True
         self.act(self.meter, batch, self.steps)
 
 
@@ -125,6 +134,72 @@ def test_what_the_meter_tells_is_in_the_reply() -> None:
     assert measured.trial.outside_bytes == 300 * MIB
     assert (measured.trial.sm_clock_mhz, measured.trial.throttle_reasons) == (1410, ["power cap"])
     assert not measured.renew
+
+
+def test_the_clock_is_read_once_while_a_timed_step_is_queued() -> None:
+    steps: list[int] = []
+    made = session(lambda meter, batch, number: steps.append(len(meter.clocks)))
+    made.measure(SHAPE)
+    assert made._meter.clocks == [1980]  # type: ignore[attr-defined]
+    assert steps[:3] == [0, 0, 1]
+
+
+def test_a_flush_in_the_warm_up_ends_the_try_at_once() -> None:
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        if number in (1, 2):
+            meter.flushed += 1
+
+    made = session(act)
+    measured = made.measure(SHAPE)
+    assert made._workload.steps == 2  # type: ignore[attr-defined]
+    assert (measured.trial.outcome, measured.trial.alloc_retries, made._meter.released) == ("oom", 1, 1)  # type: ignore[attr-defined]
+
+
+def compiled_step(mean: Callable[[Any], Any]) -> Callable[[MadeMeter, BatchShape, int], None]:
+    """A step whose forward pass torch.compile compiles for every batch size."""
+    import torch
+
+    compiled = torch.compile(mean, backend="eager", dynamic=False)
+
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        compiled(torch.ones(batch.batch_size))
+
+    return act
+
+
+def test_a_step_that_compiles_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from torch._dynamo.utils import counters
+
+    now = 0.0
+    mean = compiled_step(lambda batch: batch.mean())
+
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        nonlocal now
+        before = counters["frames"]["total"]
+        if number == 3:
+            torch._dynamo.reset()
+        mean(meter, batch, number)
+        now += 60.0 if counters["frames"]["total"] > before else 1.0
+
+    monkeypatch.setattr(session_module.time, "perf_counter", lambda: now)
+    made = session(act)
+    trial = made.measure(SHAPE).trial
+    assert (trial.step_seconds, trial.mean_step_seconds) == (1.0, 1.0)
+    assert trial.compilations >= 2
+    assert not trial.at_recompile_limit
+    assert made.step(BatchShape(5, 3.0)).trial.step_seconds == 1.0
+
+
+def test_the_recompile_limit_is_recorded_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setitem(counters, "unimplemented", Counter())
+    made = session(compiled_step(lambda batch: batch.sum()))
+    trials = [made.measure(BatchShape(size, 3.0)).trial for size in range(2, 13)]
+    assert [trial.at_recompile_limit for trial in trials] == [False] * 8 + [True] * 3
+    warnings = list(about_devices(MadeMeter().device, MadeMeter().device, trials))
+    assert any("recompile limit" in text and "3 of 11 trials" in text for text in warnings)
 
 
 def test_mean_and_median_of_the_steps_leave_out_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:

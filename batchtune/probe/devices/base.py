@@ -53,6 +53,10 @@ class Meter(ABC):
         """Return how often this process's allocator has emptied its cache to go on, and run out of memory."""
         return 0, 0
 
+    def note_clock(self) -> None:
+        """Note the device's clock for `surroundings`: called with a step in its queue, as an idle device lowers it."""
+        return
+
     def surroundings(self) -> dict[str, Any]:
         """Return what a trial records of other programs since the last call, the clock, and memory outside torch."""
         return {}

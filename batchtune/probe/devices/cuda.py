@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from typing import Any
 
@@ -21,6 +22,9 @@ _SLACK = 1.02  # the driver's own memory differs a little from process to proces
 # the whole GPU, and CUDA an instance of it.
 _SAME_TOTAL = 0.05
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_UNCACHED_VARIABLES = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
+_FRACTION = re.compile(r"per_process_memory_fraction\s*:\s*(\d*\.?\d+)")
+_ROUNDING = 1e-6  # the allocator keeps a fraction as whole bytes
 _GIVE_MORE = "Give more with --memory or --memory-fraction, keep less free with --reserve, or take a smaller model."
 
 
@@ -44,7 +48,7 @@ class CudaBackend(DeviceBackend):
     )
     VARIABLES = (
         *_ALLOCATOR_VARIABLES[1:],
-        "PYTORCH_NO_CUDA_MEMORY_CACHING",
+        *_UNCACHED_VARIABLES,
         "CUDA_LAUNCH_BLOCKING",
         "CUDA_MODULE_LOADING",
         "CUBLAS_WORKSPACE_CONFIG",
@@ -142,11 +146,14 @@ class CudaMeter(Meter):
 
         self._cuda = torch.cuda
         self.torch_device = torch.device("cuda", index)
+        _refuse_uncached()
         card = _Card(index)
         self._gpu = card.gpu
+        self._clock: dict[str, Any] = {"sm_clock_mhz": None, "throttle_reasons": None}
         # Before this process uses the device: in a container NVML reports the host's process ids, not this one's.
         facts = self._gpu.facts() if self._gpu else None
         try:
+            torch.cuda.set_device(self.torch_device)  # what the workload calls `.cuda()` means this device too
             _create_context(self.torch_device)
         except RuntimeError as error:  # no memory for even that, exclusive mode, a driver that is too old
             raise ProbeError(
@@ -156,6 +163,9 @@ class CudaMeter(Meter):
         total = torch.cuda.mem_get_info(index)[1]
         self._continued = limit_bytes is not None
         self._wanted = limit_bytes or int(min(settings.memory_bytes or total, total) * settings.memory_fraction)
+        self._share = 1.0  # of the device, that torch's allocator was last allowed here
+        self._users_share = 1.0
+        self._respect_users_share(total)
         processes = facts.processes if facts else None
         others = None if processes is None else [one for one in processes if one.pid != os.getpid()]
         self._pid_is_ours = others == processes
@@ -181,8 +191,34 @@ class CudaMeter(Meter):
 
     def limit(self) -> None:
         """Limit what torch's allocator may hold."""
-        share = min(1.0, self.device.limit_bytes / self.device.total_bytes)
-        self._cuda.set_per_process_memory_fraction(share, self.torch_device)
+        self._respect_users_share(self.device.total_bytes)
+        limit_bytes = min(self.device.limit_bytes, self._wanted)
+        self.device = msgspec.structs.replace(self.device, limit_bytes=limit_bytes)
+        self._enforce()
+
+    def _enforce(self) -> None:
+        self._share = min(1.0, self.device.limit_bytes / self.device.total_bytes)
+        self._cuda.set_per_process_memory_fraction(self._share, self.torch_device)
+
+    def _respect_users_share(self, total: int) -> None:
+        """Lower the limit to the share of the device that the user allows torch: an allocator setting, or a call.
+
+        A call of the workload's shows as a share below the one set here. Raises ProbeError if a continued run's limit
+        no longer fits.
+        """
+        share = min([1.0, *_configured_shares()])
+        with contextlib.suppress(AttributeError, RuntimeError):  # an older torch, or an allocator that can't tell
+            now = float(self._cuda.get_per_process_memory_fraction(self.torch_device))
+            share = min(share, now) if now < self._share - _ROUNDING else share
+        self._users_share = min(self._users_share, share)
+        allowed = int(self._users_share * total)
+        if self._continued and self._wanted > allowed * _SLACK:
+            raise ProbeError(
+                f"this run was measured with a limit of {format_size(self._wanted)}, but per_process_memory_fraction "
+                f"now allows {format_size(allowed)}",
+                "Leave that setting as it was, or measure again with --force.",
+            )
+        self._wanted = min(self._wanted, allowed)
 
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
         """Compute and enforce the limit, after making the handles of cuBLAS and cuDNN as the first step would.
@@ -191,6 +227,7 @@ class CudaMeter(Meter):
 
         where total - others - outside = free + held by torch. The limit of a continued run stays, and must still fit.
         """
+        self._respect_users_share(self.device.total_bytes)
         _create_handles(self.torch_device)
         self.synchronize()
         self.release()
@@ -212,7 +249,7 @@ class CudaMeter(Meter):
                 f"{format_size(free)} of {format_size(total)} are free on the device",
             ]
             raise ProbeError(f"nothing of the memory is left for batches: {', '.join(parts)}", _GIVE_MORE)
-        self.limit()
+        self._enforce()
 
     def _available(self, kept_bytes: int = 0) -> int:
         """Return the bytes that torch could hold. Raises ProbeError if a continued run's limit no longer fits."""
@@ -242,13 +279,17 @@ class CudaMeter(Meter):
         """Return the bytes of tensors."""
         return int(self._cuda.memory_allocated(self.torch_device))
 
+    def note_clock(self) -> None:
+        """Ask NVML."""
+        if self._gpu is not None:
+            self._clock = {
+                "sm_clock_mhz": self._gpu.sm_clock_mhz(),
+                "throttle_reasons": self._gpu.throttle_reasons(),
+            }
+
     def surroundings(self) -> dict[str, Any]:
-        """Return what NVML says now of the clock, and of the memory outside torch's allocator."""
-        return {
-            "outside_bytes": self._outside(),
-            "sm_clock_mhz": self._gpu.sm_clock_mhz() if self._gpu else None,
-            "throttle_reasons": self._gpu.throttle_reasons() if self._gpu else None,
-        }
+        """Return the clock as it was noted, and what NVML says now of the memory outside torch's allocator."""
+        return {"outside_bytes": self._outside(), **self._clock}
 
     def _outside(self) -> int | None:
         """Return what this process holds on the device - what torch's allocator holds; None without NVML.
@@ -311,7 +352,25 @@ class CudaMeter(Meter):
             **{name: "ieee" if value == "none" else value for name, value in zip(names, precisions, strict=True)},
             "cudnn_benchmark": cudnn.benchmark,
             "cudnn_deterministic": cudnn.deterministic,
+            **({"per_process_memory_fraction": self._users_share} if self._users_share < 1 else {}),
         }
+
+
+def _refuse_uncached() -> None:
+    """Raise ProbeError if torch's allocator is turned off, as any value of a variable does: it knows no limit then."""
+    for name in _UNCACHED_VARIABLES:
+        if name in os.environ:
+            raise ProbeError(
+                f"{name} is set: PyTorch then allocates past its allocator, which neither limits nor measures it",
+                f"Unset {name}, in training too.",
+            )
+
+
+def _configured_shares() -> list[float]:
+    """Return the shares of the device that the allocator's settings allow a process."""
+    settings = (os.environ.get(name, "") for name in _ALLOCATOR_VARIABLES)
+    matches = (_FRACTION.search(setting) for setting in settings)
+    return [float(match[1]) for match in matches if match is not None]
 
 
 def _create_context(device: Any) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import msgspec
+
 from batchtune.results import DeviceProcess, DoctorGpu
 
 # The driver's answer if it does not know a process's memory: -1, as an unsigned number of 64 bits.
@@ -33,6 +35,9 @@ _THROTTLE_REASONS = {
 }
 _HARDWARE_SLOWDOWN, _HARDWARE_CAUSES = 0x008, 0x040 | 0x080
 
+# Errors that doctor shows: an answer that an older GPU, a part of one or an older driver lacks is nothing unusual.
+_REFUSALS = {4, 15}  # NVML_ERROR_NO_PERMISSION, NVML_ERROR_GPU_IS_LOST
+
 
 class Gpu:
     """A GPU, or an instance of one, by the initialised module `pynvml` and its handle."""
@@ -40,6 +45,7 @@ class Gpu:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
+        self._refused: dict[str, str] = {}  # call → NVML's reason
         self.is_instance = bool(self._number("nvmlDeviceIsMigDeviceHandle"))
         parent = self._ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle") if self.is_instance else None
         self._whole = Gpu(nvml, parent) if parent is not None else self  # clocks and ECC are the whole GPU's
@@ -51,7 +57,7 @@ class Gpu:
     def facts(self) -> DoctorGpu:
         """Describe it as it is now; in a container the processes have the host's ids."""
         total, free = self.memory()
-        return DoctorGpu(
+        found = DoctorGpu(
             name=_text(self._ask("nvmlDeviceGetName")) or "GPU without a name",
             device=None,
             uuid=self.uuid(),
@@ -66,6 +72,13 @@ class Gpu:
             throttle_reasons=self.throttle_reasons(),
             probe_process=None,
         )
+        return msgspec.structs.replace(found, nvml_problem=self._problem())
+
+    def _problem(self) -> str | None:
+        """Return NVML's reasons for not answering, each with the calls it refused, of this GPU and of its whole."""
+        refused = {**self._whole._refused, **self._refused}
+        calls = {reason: [call for call in refused if refused[call] == reason] for reason in refused.values()}
+        return "; ".join(f"{reason} ({', '.join(calls[reason])})" for reason in calls) or None
 
     def uuid(self) -> str | None:
         """`GPU-…`, or `MIG-…` for an instance."""
@@ -113,7 +126,12 @@ class Gpu:
         return None if bits is None else named_reasons(bits)
 
     def _ask(self, call: str, *arguments: Any) -> Any:
-        return _answer(self._nvml, call, self._handle, *arguments)
+        errors: list[Exception] = []
+        answer = _answer(self._nvml, call, self._handle, *arguments, errors=errors)
+        for error in errors:
+            if getattr(error, "value", None) in _REFUSALS:
+                self._refused[call] = str(error)
+        return answer
 
     def _number(self, call: str, *arguments: Any) -> int | None:
         return _number(self._ask(call, *arguments))
@@ -154,13 +172,16 @@ def find_gpu(uuid: str | None, pci_bus_id: str | None, visible: str | None = Non
 
 
 def all_gpus() -> tuple[list[Gpu], str | None]:
-    """Return every GPU, divided ones as their instances, and why NVML can't be asked."""
+    """Return every GPU, divided ones as their instances, and why NVML can't be asked, at all or for some."""
     nvml = _loaded()
     if isinstance(nvml, str):
         return [], nvml
-    count = _number(_answer(nvml, "nvmlDeviceGetCount")) or 0
-    gpus = _found(nvml, "nvmlDeviceGetHandleByIndex", *((index,) for index in range(count)))
-    return [part for gpu in gpus for part in (list(gpu.instances()) or [gpu])], None
+    errors: list[Exception] = []
+    count = _number(_answer(nvml, "nvmlDeviceGetCount", errors=errors)) or 0
+    handles = (_answer(nvml, "nvmlDeviceGetHandleByIndex", index, errors=errors) for index in range(count))
+    gpus = [Gpu(nvml, handle) for handle in handles if handle is not None]
+    problem = ", ".join(dict.fromkeys(map(str, errors))) or None
+    return [part for gpu in gpus for part in (list(gpu.instances()) or [gpu])], problem
 
 
 def _loaded() -> Any | str:
@@ -180,11 +201,13 @@ def _found(nvml: Any, call: str, *arguments: tuple[Any, ...]) -> Iterator[Gpu]:
     return (Gpu(nvml, handle) for handle in handles if handle is not None)
 
 
-def _answer(nvml: Any, call: str, *arguments: Any) -> Any:
-    """Return a call's answer; None if it is missing in this version, not supported here, or simply fails."""
+def _answer(nvml: Any, call: str, *arguments: Any, errors: list[Exception] | None = None) -> Any:
+    """Return a call's answer; None if it is missing in this version, not supported here, or fails: see `errors`."""
     try:
         return getattr(nvml, call)(*arguments)
-    except Exception:  # besides NVMLError: AttributeError, a library mismatch, a name that is not UTF-8
+    except Exception as error:  # besides NVMLError: AttributeError, a library mismatch, a name that is not UTF-8
+        if errors is not None:
+            errors.append(error)
         return None
 
 
