@@ -1,7 +1,8 @@
 """Judges whether an exception means out of memory: by its type, then by the messages along its causes.
 
 The messages are those of the libraries themselves: PyTorch's allocators (CUDA, HIP, XPU, MPS, CPU), the CUDA
-driver and runtime, cuBLAS, cuSOLVER, cuFFT, cuDNN, oneDNN, Triton and NCCL.
+driver and runtime, cuBLAS, cuSOLVER, cuFFT, cuDNN, oneDNN, Triton, NCCL, DALI, RMM, Numba, CuPy, JAX and others. A
+file's name may contain the same words: `error_verdict` is the one to ask, for workloads and loaders alike.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ from batchtune.workloads.loading import first_line
 
 # Each backend adds those of its devices. Compiled ahead: when an error comes, no memory may be left to do it.
 _OOM_MESSAGES = [
-    r"\bXPU out of memory(?!\.\w)",  # not the name of a file
+    r"XPU out of memory",
     r"MPS backend out of memory",
     r"would exceed allowed memory",
     r"std::bad_alloc",
+    r"Unable to allocate [\d.]+ [KMGTPE]?i?B for an array",  # NumPy
+    r"\[Errno 12\] Cannot allocate memory",
+    r"RESOURCE_EXHAUSTED: (?!.{0,200}(larger than|[Qq]uota))",  # JAX; gRPC says it of other resources
+    r"OOM when allocating tensor",  # TensorFlow
     *(message for backend in backends() for message in backend.OOM_MESSAGES),
 ]
 _DISGUISED_MESSAGES = [
@@ -32,21 +37,38 @@ _DISGUISED_MESSAGES = [
     r"can't start new thread",  # its stack needs memory too; but there may be too many threads
     *(message for backend in backends() for message in backend.DISGUISED_MESSAGES),
 ]
-_OOM, _DISGUISED = re.compile("|".join(_OOM_MESSAGES)), re.compile("|".join(_DISGUISED_MESSAGES))
+# Neither within a word, a path or a quoted name, nor before a file's ending; but the words of a quoted exception count,
+# as in `failed: RuntimeError('CUDA out of memory')`.
+_MESSAGE = r"(?:(?<![\w/\\.'\"-])|(?<=\(['\"]))(?:{})(?!\w*[./\\]\w)"
+_OOM = re.compile(_MESSAGE.format("|".join(_OOM_MESSAGES)))
+_DISGUISED = re.compile(_MESSAGE.format("|".join(_DISGUISED_MESSAGES)))
+_QUOTED = re.compile(r"""(?<![\w(])(['"])((?:(?!\1).)*)\1""")
+_TRACEBACK = "Traceback (most recent call last)"
+_INDENTED_LINES = re.compile(r"^[ \t].*$", re.MULTILINE)
 
 # How PyTorch's allocators (CPU; CUDA and others) and NumPy say how much they could not get.
 _REQUESTED = re.compile(r"you tried to allocate (\d+) bytes|(?:Tried|Unable) to allocate ([\d.]+ [KMGT]iB)")
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError", "_ArrayMemoryError"}
+# Their messages quote names of files, keys and modules.
+_NEVER_OOM = (LookupError, ImportError, SyntaxError, UnicodeError)
 
 Verdict = Literal["oom", "disguised"]
 
 
 def message_verdict(message: str) -> Verdict | None:
     """Judge an error message: `oom`, `disguised` (an OOM if a smaller shape passes), or None for neither."""
+    if _TRACEBACK in message:  # of another process, with lines of its source
+        message = _INDENTED_LINES.sub("", message)
+    message = _QUOTED.sub(_without_path, message)
     if _OOM.search(message):
         return "oom"
     return "disguised" if _DISGUISED.search(message) else None
+
+
+def _without_path(quoted: re.Match[str]) -> str:
+    is_path = "/" in quoted[2] or "\\" in quoted[2]
+    return "" if is_path else quoted[0]
 
 
 def error_verdict(error: BaseException) -> Verdict | None:
@@ -96,9 +118,11 @@ def requested_bytes(message: str) -> int | None:
 def _own_verdict(error: BaseException) -> Verdict | None:
     if isinstance(error, MemoryError) or any(kind.__name__ in _OOM_TYPES for kind in type(error).__mro__):
         return "oom"
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return "oom"
+    if isinstance(error, _NEVER_OOM):
+        return None
     try:
+        if isinstance(error, OSError):
+            return "oom" if error.errno == errno.ENOMEM or f"[Errno {errno.ENOMEM}]" in str(error) else None
         return message_verdict(str(error))
     except Exception:  # its own __str__ fails: it says nothing
         return None

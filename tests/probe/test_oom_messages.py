@@ -77,6 +77,40 @@ OOM = {
         "4294967296 bytes."
     ),
     "C++": "std::bad_alloc",
+    "NCCL's buffers": (
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error, NCCL version "
+        "2.27.5\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+        "Failed to CUDA calloc 6291456 bytes"
+    ),
+    "NCCL's buffers, in a stream": "Last error:\nFailed to CUDA calloc async 2432 bytes",
+    "Numba": "[2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY",
+    "Numba, newer": "[CUresult.CUDA_ERROR_OUT_OF_MEMORY] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY",
+    "CuPy": "cudaErrorMemoryAllocation: out of memory",
+    "CuPy's driver": "CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+    "DALI": (
+        "Critical error in pipeline:\nError in GPU operator `nvidia.dali.fn.spectrogram`:\n"
+        "CUDA allocation failed\nCan't allocate 17179869184 bytes on device 0."
+    ),
+    "RMM": (
+        "std::bad_alloc: out_of_memory: CUDA error at: /include/rmm/mr/device/cuda_memory_resource.hpp:70: "
+        "cudaErrorMemoryAllocation out of memory"
+    ),
+    "RMM's pool": "RMM failure at:/include/rmm/mr/device/pool_memory_resource.hpp:313: Maximum pool size exceeded",
+    "dlib": (
+        "Error while calling cudaMalloc(&data, new_size*sizeof(float)) in file /tmp/dlib/dlib/cuda/gpu_data.cpp:218. "
+        "code: 2, reason: out of memory"
+    ),
+    "k2": "[F] /k2/csrc/array.h:291:void k2::Init() Check failed: e == cudaSuccess (2 vs. 0)  Error: out of memory. ",
+    "spconv": "TensorStorage /io/include/tensorview/tensor.h 168\ncuda failed with error 2 out of memory.",
+    "JAX": "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes.",
+    "JAX, a request": "RESOURCE_EXHAUSTED: Failed to allocate request for 3.52GiB (3779592192B) on device ordinal 0",
+    "TensorFlow": "OOM when allocating tensor with shape[64,1024] and type float on /job:localhost/device:GPU:0",
+    "NumPy, in another's words": "_ArrayMemoryError: Unable to allocate 8.00 GiB for an array with shape (1,)",
+    "a DataLoader's worker": (
+        "Caught OutOfMemoryError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        '  File "data.py", line 5, in __getitem__\n    return features.cuda()\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    ),
 }
 DISGUISED = {
     "cuBLAS": "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
@@ -91,6 +125,25 @@ DISGUISED = {
     "oneDNN": "could not create a primitive",
     "oneDNN's memory": "could not create a memory object",
     "threads": "can't start new thread",
+    "cuBLAS's handle": "CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasCreate(handle)`",
+    "cuDNN's inside": "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+    "cuDNN's kernel": "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+    "cuDNN 9's kernel": "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED_CUDART",
+    "cuSOLVER": "cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(handle)`",
+    "32-bit indices, asserted": "canUse32BitIndexMath(input) INTERNAL ASSERT FAILED, must fit into 32-bit index math",
+    "32-bit indices, expected": (
+        "Expected canUse32BitIndexMath(input) && canUse32BitIndexMath(output) to be true, but got false.  (Could this "
+        "error message be improved?  If so, please report an enhancement request to PyTorch.)"
+    ),
+    "32-bit indices": "input tensor must fit into 32-bit index math",
+    "integers": "integer out of range",
+    "launch": f"CUDA error: invalid configuration argument\n{KERNEL_ERRORS}",
+    "warp-rnnt": "rnnt_loss status 1",
+    "warp-transducer": "cuda memcpy or memset failed",
+    "k2's exception": (
+        "\n    Some bad things happened. Please read the above error messages and stack\n    trace. If you are using "
+        "Python, the following command may be helpful:\n\n      gdb --args python /path/to/your/code.py\n"
+    ),
 }
 NEITHER = {
     "matmul": "mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)",
@@ -100,7 +153,6 @@ NEITHER = {
     "assertion on the device": f"CUDA error: device-side assert triggered\n{KERNEL_ERRORS}",
     "illegal address": f"CUDA error: an illegal memory access was encountered\n{KERNEL_ERRORS}",
     "misaligned address": "CUDA error: misaligned address",
-    "launch": f"CUDA error: invalid configuration argument\n{KERNEL_ERRORS}",
     "no kernel": f"CUDA error: no kernel image is available for execution on the device\n{KERNEL_ERRORS}",
     "cuBLAS": "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n, k)`",
     "Triton's shared memory": (
@@ -108,8 +160,19 @@ NEITHER = {
         "Reducing block sizes or `num_stages` may help."
     ),
     "NCCL": "Last error:\nCuda failure 1 'invalid argument'",
-    "32-bit indices": "canUse32BitIndexMath(input) INTERNAL ASSERT FAILED, must fit into 32-bit index math",
+    "cuBLAS's product": "CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasSgemm( handle, opa, opb, m, n)`",
+    "gRPC": "RESOURCE_EXHAUSTED: Received message larger than max (5242880 vs. 4194304)",
     "a file's name": "[Errno 2] No such file or directory: 'logs/out of memory.txt'",
+    "a file's name, of a code": "can't read clips/CUDA_ERROR_OUT_OF_MEMORY.wav",
+    "a file's name, without quotes": "can't read CUDA out of memory.wav: unknown format",
+    "a folder's name": "Error opening '/data/why CUDA out of memory happens/01.wav': System error.",
+    "a folder's name, without quotes": "no clips in data/CUDA out of memory",
+    "a key": "'CUDA out of memory'",
+    "the source of a DataLoader's worker": (
+        "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        '  File "data.py", line 5, in __getitem__\n    raise ValueError("no clip")  # CUDA out of memory is elsewhere\n'
+        "ValueError: no clip"
+    ),
     "a file's name, as the libraries write it": "[Errno 2] No such file or directory: 'CUDA out of memory.txt'",
     "a setting": "unknown option on_oom: 'out of memory' is none of 'skip', 'raise'",
     "another's memory": "the memory of the elephant",
@@ -144,6 +207,28 @@ def test_what_torchs_own_allocator_says_here_is_one() -> None:
 def test_of_the_systems_errors_only_a_lack_of_memory_is_one() -> None:
     verdicts = {errno.ENOMEM: "oom", errno.ENOENT: None, errno.EAGAIN: None, errno.ENOSPC: None}
     assert {number: error_verdict(OSError(number, os.strerror(number), "/data")) for number in verdicts} == verdicts
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "CUDA out of memory.txt"),
+        FileNotFoundError("CUDA out of memory. Tried to allocate 2.00 GiB"),  # as a DataLoader passes it on
+        PermissionError(errno.EACCES, "Permission denied", "CUDA out of memory"),
+        KeyError("CUDA out of memory"),
+        KeyError("std::bad_alloc"),
+        ModuleNotFoundError("libcudart.so: cannot allocate memory in static TLS block: std::bad_alloc"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "CUDA out of memory"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_another_kind_is_none_whatever_it_names(error: BaseException) -> None:
+    assert error_verdict(error) is None
+
+
+def test_a_lack_of_memory_of_the_system_is_one_in_a_worker_too() -> None:
+    passed_on = "Caught OSError in DataLoader worker process 0.\nOSError: [Errno 12] Cannot allocate memory"
+    assert error_verdict(OSError(passed_on)) == "oom"
 
 
 def raised(kind: str) -> BaseException:
