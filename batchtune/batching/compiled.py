@@ -7,6 +7,7 @@ compiles for about 3 s. Random numbers are drawn from Python's Mersenne Twister 
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
@@ -24,6 +25,11 @@ except ImportError as error:
         f"Streams need the package numba, which can't be imported: {error}",
         "Install it: pip install --upgrade numba.",
     ) from error
+
+# Numba unpickles what it finds in its cache. A .numba_config.yaml in the working folder may say where that is, and the
+# folder may be anybody's: only the environment counts.
+for _name in ("CACHE_DIR", "CACHE_LOCATOR_CLASSES"):
+    setattr(numba.config, _name, os.environ.get(f"NUMBA_{_name}", ""))
 
 F = TypeVar("F", bound=Callable[..., Any])
 Slots = npt.NDArray[np.int32]

@@ -1,6 +1,6 @@
 """Describes a machine's devices in a process of its own: a broken torch or driver may end that, and nothing else.
 
-`python -m batchtune.probe.inventory` writes one JSON document a line, each as soon as it is known: the devices by the
+It writes one JSON document a line, each as soon as it is known: the devices by the
 driver, then by torch.
 """
 
@@ -63,7 +63,3 @@ def _torch_facts() -> TorchFacts:
         ),
         gpus=gpus,
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """The worker process: builds the workload once, and runs the trials that the supervisor requests.
 
-Forked by the nursery, or where that is impossible, started as `python -m batchtune.probe.worker FD`. It speaks only
+Forked by the nursery, or where that is impossible, started as a new program. It speaks only
 over its socket: what the workload prints goes to the standard streams and disturbs nothing.
 """
 
@@ -24,6 +24,7 @@ from batchtune.probe.devices import backend_for, backends, describe_environment
 from batchtune.probe.oom import error_verdict
 from batchtune.probe.protocol import Failed, Identified, Prepare, Ready, Stage
 from batchtune.probe.session import Session
+from batchtune.processes.start import command
 from batchtune.processes.worker import encode
 from batchtune.workloads.loading import first_line, user_traceback
 
@@ -32,8 +33,13 @@ def work(channel: int) -> None:
     """Serve requests in a forked process, or in a new program if a backend can't be used after a fork."""
     if any(backend.is_broken_by_fork() for backend in backends()):
         os.set_inheritable(channel, True)
-        os.execv(sys.executable, [sys.executable, "-m", "batchtune.probe.worker", str(channel)])
+        os.execv(sys.executable, command("batchtune.probe.worker", channel))
     serve(socket.socket(fileno=channel))
+
+
+def main() -> None:
+    """Serve requests over the descriptor that the command line names."""
+    serve(socket.socket(fileno=int(sys.argv[1])))
 
 
 def serve(channel: socket.socket) -> None:
@@ -132,7 +138,3 @@ def gradient_bytes() -> int:
         trained = [thing for thing in live if issubclass(type(thing), torch.nn.Parameter)]
     each_once = {id(parameter): parameter for parameter in trained}.values()
     return sum(p.numel() * p.element_size() for p in each_once if p.requires_grad and not is_lazy(p))
-
-
-if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,6 +1,6 @@
 """The nursery: a process that has imported PyTorch, forks one worker after another, and clears up after each (Linux).
 
-Started as `python -m batchtune.processes.nursery CONTROL SUPERVISOR MODULE`: a worker is a call of the module's
+Started with the arguments CONTROL SUPERVISOR MODULE (`processes.start`): a worker is a call of the module's
 `work(channel)`. Importing PyTorch takes seconds; this does it once, and uses no device, so each worker finds one
 untouched. Over the socket CONTROL the supervisor sends `start` (with a worker's channel, output and folder), `stack`
 (the worker prints its stack) and `end`. The nursery answers `started`, and the worker's exit code once nothing is left
@@ -161,7 +161,3 @@ def _clear_up(worker: int, exit_codes: dict[int, int]) -> None:
                 with contextlib.suppress(psutil.Error):  # gone, or another user's
                     process.kill()
         time.sleep(0.005)
-
-
-if __name__ == "__main__":
-    main()

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from typing import TypeVar
 
+from batchtune.processes.start import keep_out_the_working_folder
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -29,8 +31,9 @@ def run_in_processes(
     `take` gets key and result as they come; `on_wait` is called twice a second. Raises BrokenProcessPool if a process
     is killed from outside, as the kernel kills what takes too much memory.
     """
+    keep_out_the_working_folder()
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_die_with_parent)
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=die_with_parent)
     try:
         with _without_interrupts():
             futures = {pool.submit(work, task): key for key, task in tasks.items()}
@@ -71,6 +74,7 @@ def _without_interrupts() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Let the kernel kill this process as soon as the thread that started it has ended (Linux)."""
     with contextlib.suppress(OSError, AttributeError):  # where there is no such call
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -22,6 +22,7 @@ import msgspec
 import psutil
 
 from batchtune.errors import ProbeError
+from batchtune.processes import start
 from batchtune.processes.nursery import ready
 from batchtune.workloads.loading import user_stack
 
@@ -43,7 +44,7 @@ _ENDING_SECONDS = 5.0
 # The outermost frame is printed last.
 _STACK_SECONDS = 2.0
 _NEXT_STACK_SECONDS = 0.2
-_OUTERMOST_FRAME = " in _run_module_as_main\n"
+_OUTERMOST_FRAME = f'  File "{start.__file__}", line '
 _numbers = itertools.count(1)
 
 
@@ -152,10 +153,9 @@ class Nursery:
     def _start(self) -> None:
         self.close()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        nursery = [sys.executable, "-m", "batchtune.processes.nursery"]
         with theirs:
             self._process = subprocess.Popen(
-                [*nursery, str(theirs.fileno()), str(os.getpid()), self._module],
+                start.command("batchtune.processes.nursery", theirs.fileno(), os.getpid(), self._module),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

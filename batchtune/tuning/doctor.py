@@ -7,7 +7,6 @@ import os
 import platform
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import metadata
@@ -20,6 +19,7 @@ from batchtune.probe.devices import describe_environment
 from batchtune.probe.devices.cpu import CPU_ID, describe_cpu
 from batchtune.probe.inventory import DriverFacts, TorchFacts, decode_line
 from batchtune.probe.lock import lock_path
+from batchtune.processes.start import command
 from batchtune.results import Doctor, DoctorCpu, DoctorGpu, DoctorTorch, meta_of
 from batchtune.trust import busy_with, settings_warnings
 from batchtune.units import counted
@@ -102,7 +102,7 @@ def _ask_in_a_process(timeout_seconds: float) -> tuple[DriverFacts, TorchFacts]:
     # Files, not pipes: a process that a library leaves running may hold a pipe open forever.
     with tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(
-            [sys.executable, "-m", "batchtune.probe.inventory"],
+            command("batchtune.probe.inventory"),
             stdin=subprocess.DEVNULL,
             stdout=answers,
             stderr=printed,

@@ -43,7 +43,8 @@ def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
     """Import the code that `spec` names and call it with the options; return the workload, not yet set up.
 
     This runs the user's code and may import torch: call it in the worker process only. The folder of a file, or the
-    current folder for a package, is put first on `sys.path` and stays there, for imports inside the workload's methods.
+    working folder if the package is in it, is put first on `sys.path` and stays there, for imports inside the
+    workload's methods.
     Raises WorkloadError if anything is wrong with the spec, the options, the user's code or what it returns.
     """
     target = load_function(spec, options)
@@ -151,8 +152,13 @@ def _import_module(location: str, name: str) -> ModuleType:
         file = f"{location}.py"
         hint = f"Did you mean {file}:{name}?" if Path(file).is_file() else _FORMS
         raise WorkloadError(f"{location!r} is neither a .py file nor a module", hint)
-    _put_first(os.getcwd())
     importlib.invalidate_caches()
+    package = location.partition(".")[0]
+    working_folder = os.getcwd()
+    here = importlib.machinery.PathFinder.find_spec(package, [working_folder])
+    # A folder of data may have the name of an installed package: without an __init__.py it is the last choice.
+    if here is not None and (here.origin is not None or importlib.machinery.PathFinder.find_spec(package) is None):
+        _put_first(working_folder)
     try:
         return importlib.import_module(location)
     except ModuleNotFoundError as error:

@@ -27,7 +27,7 @@ def test_a_worker_that_cant_use_cuda_after_a_fork_starts_alone(tmp_path: Path, m
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
     with supervise("Good", shared=False) as supervisor:
         supervisor.start()
-        assert sum("-m batchtune.probe.worker" in name for name in names_of(os.getpid())) == 1
+        assert sum("start.py batchtune.probe.worker" in name for name in names_of(os.getpid())) == 1
         assert supervisor.measure(ONE, 0).trial.outcome == "ok"
 
 

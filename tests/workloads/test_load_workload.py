@@ -306,3 +306,15 @@ def test_the_unit_chooses_the_default_workload() -> None:
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, batchtune.workloads; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_working_folder_counts_only_for_its_packages(folder: Path) -> None:
+    with pytest.raises(WorkloadError):
+        load_workload("json:loads", {})
+    assert str(folder) not in sys.path
+    (folder / "email").mkdir()  # data, with the name of an installed package
+    with pytest.raises(WorkloadError):
+        load_workload("email:message_from_string", {})
+    assert str(folder) not in sys.path
+    load_workload("workload_under_test:Good", {})
+    assert sys.path[0] == str(folder)

@@ -27,17 +27,12 @@ from batchtune.machine import total_memory
 from batchtune.manifests.base import Column, Format, Place, Rows
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import Unreadable
+from batchtune.processes.pool import die_with_parent
+from batchtune.processes.start import command
 
 _FLOATS, _UNREADABLE = 1, 2
 _LARGEST_MESSAGE_BYTES = 1024**3
 _FETCH = "Make or fetch the file again."
-
-# Nothing is imported from the current folder, which may be anybody's.
-_BEGIN = """import sys
-sys.path[:1] = []
-sys.path.append(sys.argv[1])
-from batchtune.manifests.formats.columnar import serve
-serve(int(sys.argv[2]))"""
 
 
 class Columnar(Format):
@@ -132,7 +127,7 @@ class RemoteTable:
         self._pipe, theirs = Pipe()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _BEGIN, str(Path(__file__).parents[3]), str(theirs.fileno())],
+                command("batchtune.manifests.formats.columnar", theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # what a library prints disturbs nobody
@@ -202,11 +197,13 @@ def _end_idle() -> None:
         table.end()
 
 
-def serve(descriptor: int) -> None:
+def main() -> None:
     """Answer requests until there are no more: what the process does."""
     from batchtune.manifests.tables import TableReader
 
-    pipe: Connection[Any, Any] = Connection(descriptor)
+    die_with_parent()  # even in the middle of a long call of Arrow's
+
+    pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -1,0 +1,116 @@
+"""The working folder may be anybody's: no Python file in it runs unless the command line names it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import pytest
+from cli.conftest import write_manifest
+
+from batchtune.processes.pool import run_in_processes
+
+PROGRAM = "from batchtune.cli import main\nmain()\n"
+# Names of the standard library too, some of which Python imports itself while it starts a program.
+NAMES = (
+    *("importlib", "runpy", "multiprocessing", "pickle", "struct", "socket", "tempfile", "random", "json", "resource"),
+    *("torch", "numpy", "psutil", "msgspec", "pyarrow", "pandas", "scipy", "numba", "pynvml", "typer", "rich"),
+    *("jinja2", "plotly", "ruamel", "soundfile", "tokenizers", "sitecustomize", "usercustomize", "nvidia", "yaml"),
+)
+LOADER = """
+from torch.utils.data import DataLoader
+
+try:
+    import soundfile
+except ImportError:
+    soundfile = None
+
+def make():
+    return DataLoader([[1.0]] * 400, batch_size=4, num_workers=1, multiprocessing_context="spawn")
+"""
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A folder in which modules of many names leave a mark, and a manifest."""
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    for name in NAMES:
+        marking = f"open({str(tmp_path / 'marks')!r}, 'a').write('{name} ')\n"
+        (folder / f"{name}.py").write_text(f"{marking}raise ImportError('of the working folder')\n")
+    write_manifest(folder / "lengths.csv")
+    return folder
+
+
+def run(folder: Path, *arguments: object, command: tuple[object, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Runs a command as the script `batchtune` does, or as `command`; fails if a file of the folder has run."""
+    program = folder.parent / "bin" / "batchtune"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(PROGRAM)
+    started = [sys.executable, *(command or (program,)), *arguments]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("BATCHTUNE_")}
+    ran = subprocess.run(list(map(str, started)), cwd=folder, env=env, capture_output=True, text=True)
+    marks = folder.parent / "marks"
+    assert not marks.exists(), marks.read_text()
+    return ran
+
+
+def test_doctor_runs_nothing_of_the_working_folder(foreign: Path) -> None:
+    ran = run(foreign, "doctor")
+    assert ran.returncode == 0 and "does not work here" not in ran.stdout
+
+
+def test_the_readers_process_runs_nothing_of_the_folder(foreign: Path) -> None:
+    assert run(foreign, "scan", "lengths.csv", "-o", "lengths.parquet").returncode == 0
+    ran = run(foreign, "sweep-buckets", "lengths.parquet", "--max-batch-length", 60, "--num-buckets", 2)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_as_a_module_it_runs_no_library_of_the_folder(foreign: Path) -> None:
+    for name in {*NAMES} & sys.stdlib_module_names:  # Python itself runs these
+        (foreign / f"{name}.py").unlink()
+    module = ("-m", "batchtune")
+    ran = run(foreign, "sweep-buckets", "lengths.csv", "--max-batch-length", 60, "--num-buckets", 2, command=module)
+    assert ran.returncode == 0, ran.stderr
+
+
+def where(_: int) -> list[str]:
+    return sys.path
+
+
+def test_a_pool_runs_nothing_of_the_working_folder(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(foreign)
+    monkeypatch.setattr(resource_tracker, "_resource_tracker", resource_tracker.ResourceTracker())
+    paths: dict[int, list[str]] = {}
+    run_in_processes(where, {0: 0}, 1, paths.__setitem__, lambda: None)
+    assert paths and str(foreign) not in paths[0]
+    assert not (foreign.parent / "marks").exists()
+
+
+def test_a_builtin_workload_runs_nothing_of_the_folder(foreign: Path) -> None:
+    probe = ("probe-oom", "lengths.csv", "--workload", "builtin:transformer-lm", "--device", "cpu")
+    ran = run(foreign, *probe, "--set", "size=none")
+    assert ran.returncode == 1
+    assert "builtin:transformer-lm: size must be one of" in ran.stderr  # it was imported, with torch
+
+
+@pytest.mark.slow  # measures
+def test_a_loader_from_elsewhere_runs_nothing_of_the_folder(foreign: Path) -> None:
+    elsewhere = foreign.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "loaders.py").write_text(LOADER)
+    few = ("--sweep", "num_workers=0:1", "--seconds", 0.2, "--trials", 1, "--step-ms", 1)
+    ran = run(foreign, "tune-loader", elsewhere / "loaders.py:make", *few)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_no_compiled_code_is_taken_from_the_folder(tmp_path: Path) -> None:
+    (tmp_path / ".numba_config.yaml").write_text("cache_dir: compiled\n")
+    program = "from batchtune.batching import compiled; print(compiled.shuffled._cache.cache_path)"
+    env = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert not (tmp_path / ran.stdout.strip()).is_relative_to(tmp_path)
