@@ -24,7 +24,8 @@ BASE = {
 LEVELS = [
     {"workloads"},  # the probe's worker builds them
     {"processes"},
-    {"manifests", "batching", "cost", "probe", "loaders"},
+    {"manifests", "batching", "cost", "probe"},
+    {"loaders"},  # what is out of memory the probe knows
     {"tuning", "reports", "exports"},
     {"sampler", "schemas"},  # the one reads what `exports` writes, the others describe it
     {"cli"},

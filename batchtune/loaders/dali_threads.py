@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import types
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 from batchtune.errors import LoaderError
@@ -18,6 +18,23 @@ from batchtune.results import Arguments
 _ENDING_SECONDS = 30.0
 # DALI's words for an operator that failed before its result was needed; the operator's own error is the cause.
 _LATE = ("An error happened during asynchronous execution", "An error happened during deferred evaluation")
+
+
+@contextlib.contextmanager
+def _operators_errors() -> Iterator[None]:
+    """Raise an operator's own error, which has the user's line and DALI's own words, for what DALI makes of it.
+
+    Each operator that needs the result of one that failed wraps its error once more.
+    """
+    try:
+        yield
+    except Exception as raised:
+        error: BaseException = raised
+        while str(error) in _LATE and error.__cause__ is not None:
+            error = error.__cause__
+        if error is raised:
+            raise
+        raise error from None
 
 
 class Source:
@@ -42,7 +59,8 @@ class Source:
             self._thread_state.enter_context(ndd.device(self._target.device))
         ndd.random.set_seed(self._seed)
         self._given["rng"] = ndd.random.RNG(seed=self._seed)
-        self._made = self._call()
+        with _operators_errors():
+            self._made = self._call()
 
     def batches(self) -> Generator[tuple[Any, int], None, None]:
         """Yield the batches of one epoch, each finished, with the number of its last examples that do not count."""
@@ -52,17 +70,14 @@ class Source:
         self._watch.forget()
         complete = False
         try:
-            for batch in iterator:
-                for _, value in leaves(batch):
-                    if isinstance(value, (self._ndd.Batch, self._ndd.Tensor)):
-                        value.evaluate()
-                synchronise(self._ndd, self._target.device)
-                yield batch, self._watch.surplus(examples_in_largest(batch))
+            with _operators_errors():
+                for batch in iterator:
+                    for _, value in leaves(batch):
+                        if isinstance(value, (self._ndd.Batch, self._ndd.Tensor)):
+                            value.evaluate()
+                    synchronise(self._ndd, self._target.device)
+                    yield batch, self._watch.surplus(examples_in_largest(batch))
             complete = True
-        except Exception as error:
-            if str(error) in _LATE and error.__cause__ is not None:
-                raise error.__cause__ from None  # it has the user's line, and DALI's own words
-            raise
         finally:
             if isinstance(iterator, types.GeneratorType):
                 iterator.close()

@@ -19,6 +19,7 @@ from batchtune.errors import BatchtuneError, LoaderError, WorkloadError
 from batchtune.loaders.base import OpenLoader
 from batchtune.loaders.memory import shared_memory
 from batchtune.loaders.protocol import Failed
+from batchtune.probe.oom import error_verdict, message_verdict
 from batchtune.processes.worker import oom_kills
 from batchtune.results import LoaderOutcome
 from batchtune.units import format_size
@@ -30,10 +31,9 @@ _CUT = re.compile(r"(?:Connection\w*|BrokenPipe|EOF|FileNotFound)Error: (?!Caugh
 _NO_SHARED_MEMORY = re.compile(
     r"unable to (?:allocate|open|resize) shared memory|(?:shm|torch_)\S*.*No space left on device|out of shared memory"
 )
-_NO_MEMORY = re.compile(
-    r"DefaultCPUAllocator: (?:can't|not enough)|Cannot allocate memory|std::bad_alloc|CUDA out of memory|"
-    r"Unable to allocate [\d.]+ [KMGT]?i?B"
-)
+# The last line of an error that a worker passed on.
+_MEMORY_ERROR = re.compile(rf"[\w.]*(?:MemoryError|OutOfMemoryError)\b|\w+: \[Errno {errno.ENOMEM}\]")
+_OTHER_SYSTEM_ERROR = re.compile(r"\w+: \[Errno \d+\]")  # it may name any file
 _NO_FILES = re.compile(r"Too many open files|received 0 items of ancdata")
 _TIMED_OUT = re.compile(r"DataLoader timed out after ([\d.]+) seconds")
 
@@ -164,7 +164,7 @@ def failed(error: BaseException, loader: OpenLoader | None = None, *, kills: int
         death = _death(error.exit_code, kills)
         explained = loader.explain(error) if loader is not None and death.outcome == "crash" else None
         return replace(death, message=f"{death.message} ({explained})") if explained else death
-    outcome, message, hint = _known(_said(error))
+    outcome, message, hint = _known(error)
     if message is not None:
         return Failed(outcome=outcome, message=message, hint=hint)
     first, last_lines = raised_elsewhere(error) or (first_line(error), user_traceback(error))
@@ -207,8 +207,9 @@ def _death(code: int, kills: int | None) -> Failed:
     )
 
 
-def _known(said: str) -> tuple[LoaderOutcome, str | None, str | None]:
+def _known(error: BaseException) -> tuple[LoaderOutcome, str | None, str | None]:
     """Recognise what torch and the system say; no message: it is the user's own error."""
+    said = _said(error)
     if _NO_FILES.search(said) or f"[Errno {errno.EMFILE}]" in said:
         return (
             "error",
@@ -218,7 +219,7 @@ def _known(said: str) -> tuple[LoaderOutcome, str | None, str | None]:
         )
     if _NO_SHARED_MEMORY.search(said):
         return "shared_memory", _small_shared_memory(), _ENLARGE
-    if "MemoryError:" in said or _NO_MEMORY.search(said):
+    if _is_out_of_memory(error):
         return "oom", None, "Use fewer workers, a lower prefetch_factor or smaller batches."
     if match := _TIMED_OUT.search(said):
         return "timeout", f"no batch came within the DataLoader's own timeout of {match[1]} s", None
@@ -227,6 +228,18 @@ def _known(said: str) -> tuple[LoaderOutcome, str | None, str | None]:
     if "pickle" in said.lower():
         return "error", None, _PICKLE
     return "error", None, None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Judge an error as the probe does; of a worker's, which torch passes on as text, the lines that name errors."""
+    _, passed_on, report = _said(error).rpartition("Original Traceback")
+    if not passed_on:
+        return error_verdict(error) == "oom"
+    named = [line for line in report.splitlines() if line and not line[0].isspace()]
+    return any(
+        _MEMORY_ERROR.match(line) or (message_verdict(line) == "oom" and not _OTHER_SYSTEM_ERROR.match(line))
+        for line in named
+    )
 
 
 def _small_shared_memory() -> str:

@@ -91,6 +91,17 @@ def fails(folder: str, shard_id: int = 0, num_shards: int = 1) -> Iterator[Any]:
         yield mel
 
 
+def decodes_early(folder: str) -> list[Any]:
+    """Needs what an operator made of the result of another one, before the first epoch."""
+    return list(decodes(folder))
+
+
+def decodes(folder: str) -> Iterator[Any]:
+    """Decodes what is no audio."""
+    for encoded, _ in reader_of(folder).next_epoch(batch_size=2):
+        yield log_mel(encoded).torch(pad=True)
+
+
 def raises(folder: str, shard_id: int = 0, num_shards: int = 1) -> Iterator[Any]:
     for number, mel in enumerate(fails(folder, 0, num_shards + 1)):
         if number == 1 and shard_id == num_shards - 1:

@@ -30,6 +30,10 @@ class Clips(Dataset[torch.Tensor]):
             match self.what:
                 case "memory":
                     raise MemoryError("no room for a clip")
+                case "device memory":
+                    raise RuntimeError("XPU out of memory. Tried to allocate 2.00 GiB")
+                case "file":
+                    open("CUDA out of memory.txt").close()  # CUDA out of memory
                 case "exit":
                     os._exit(3)
                 case "leave":

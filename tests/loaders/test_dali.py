@@ -267,6 +267,18 @@ def test_an_operators_error_names_the_line_of_the_user(
 
 
 @needs_dali
+@pytest.mark.parametrize("name", ["decodes", "decodes_early"])
+@pytest.mark.parametrize("mode", ["eager", "deferred"])
+def test_an_error_that_passed_through_operators_is_dalis(
+    opened: Callable[..., OpenLoader], tmp_path: Path, mode: str, name: str
+) -> None:
+    for number in range(2):
+        (tmp_path / f"{number}.wav").write_bytes(b"no audio" * 20)
+    with pytest.raises(RuntimeError, match="Format not recognised"):
+        list(opened(name, {"folder": str(tmp_path)}, eval_mode=mode).epoch())
+
+
+@needs_dali
 @pytest.mark.parametrize("threads", [0, 1, 2])
 def test_an_error_of_the_users_own_reaches_training(opened: Callable[..., OpenLoader], threads: int) -> None:
     delivered = 0

@@ -258,6 +258,14 @@ def test_a_worker_that_dies_is_named(asker: Asker, what: str, outcome: str, mess
     assert not failed.fatal
 
 
+@pytest.mark.parametrize("workers", [{}, TWO])
+@pytest.mark.parametrize(("what", "outcome"), [("memory", "oom"), ("device memory", "oom"), ("file", "error")])
+def test_the_probes_messages_mean_out_of_memory(asker: Asker, workers: Arguments, what: str, outcome: str) -> None:
+    failed = asker.failure("arguments", workers, options={"bad": 17, "what": what})
+    assert failed.outcome == outcome
+    assert (failed.hint is None) == (outcome == "error")
+
+
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_a_death_gets_past_code_that_swallows_exceptions(asker: Asker, context: str) -> None:
     """The DataLoader's own time limit is 30 s; the test's is less."""
