@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from batchtune.probe.compiling import at_recompile_limit, compilations
 from batchtune.probe.devices.base import Meter
 from batchtune.probe.oom import Verdict, error_verdict, noting_ooms
+from batchtune.probe.process_limits import lowered_limit, process_limits
 from batchtune.probe.protocol import Ran, Stage
 from batchtune.results import Trial
 from batchtune.shapes import BatchShape
@@ -42,6 +43,7 @@ class Session:
     _workload: Workload
     _meter: Meter
     _stepped: bool = False
+    _limits: dict[str, int] = field(default_factory=process_limits)
 
     def measure(self, shape: BatchShape) -> Ran:
         """Run one trial, with the allocator's cache kept as in training.
@@ -93,6 +95,9 @@ class Session:
         retries_now, ooms_now = meter.retries_and_ooms()
         attempt.retries, attempt.ooms = retries_now - retries, ooms_now - ooms
         attempt.compilations = compilations() - compiled
+        if lowered := lowered_limit(self._limits):
+            attempt.error = lowered
+            attempt.verdict = None
         self._stepped = self._stepped or bool(attempt.in_use)
         return attempt
 

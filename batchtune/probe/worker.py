@@ -22,6 +22,7 @@ from batchtune.errors import BatchtuneError, WorkloadError
 from batchtune.probe import protocol
 from batchtune.probe.devices import backend_for, backends, describe_environment
 from batchtune.probe.oom import error_verdict
+from batchtune.probe.process_limits import lowered_limit, process_limits
 from batchtune.probe.protocol import Failed, Identified, Prepare, Ready, Stage
 from batchtune.probe.session import Session
 from batchtune.processes.start import command
@@ -69,6 +70,7 @@ def _prepare(request: Prepare) -> tuple[Session | None, Identified | Ready | Fai
 
     stage: Stage = "device"
     settings = request.settings
+    limits = process_limits()
     try:
         if request.up_to == "device":
             return None, backend_for(settings.device).identify(settings.device)
@@ -76,6 +78,7 @@ def _prepare(request: Prepare) -> tuple[Session | None, Identified | Ready | Fai
             meter = backend_for(settings.device).open(settings.device, settings, request.limit_bytes)
         stage = "import"
         workload = load_workload(request.workload, request.options)
+        _check_limits(limits)
         if request.up_to == "import":
             return None, Ready()
         import torch
@@ -83,9 +86,11 @@ def _prepare(request: Prepare) -> tuple[Session | None, Identified | Ready | Fai
         stage = "device"
         meter.limit()
         stage = "setup"
+        limits = process_limits()
         torch.manual_seed(settings.seed)
         workload.setup(meter.torch_device)
         meter.synchronize()
+        _check_limits(limits)
         stage = "device"
         meter.settle(settings.reserve_bytes, gradient_bytes() if settings.ddp else 0)
         settings_now = describe_settings(meter.switches())
@@ -94,13 +99,20 @@ def _prepare(request: Prepare) -> tuple[Session | None, Identified | Ready | Fai
         return None, Failed(stage=stage, message=error.message, hint=error.hint, traceback=last_lines)
     except BaseException as error:
         where = f"--device {settings.device}: " if stage == "device" else ""
+        lowered = lowered_limit(limits)
         return None, Failed(
             stage=stage,
-            message=where + first_line(error),
+            message=lowered or where + first_line(error),
             traceback=user_traceback(error),
-            out_of_memory=error_verdict(error) == "oom",
+            out_of_memory=lowered is None and error_verdict(error) == "oom",
         )
     return Session(workload, meter), Ready(device=replace(meter.device, settings=settings_now))
+
+
+def _check_limits(before: dict[str, int]) -> None:
+    """Raise WorkloadError if the workload has lowered a limit of this process."""
+    if lowered := lowered_limit(before):
+        raise WorkloadError(lowered)
 
 
 def describe_settings(switches: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import time
@@ -363,3 +364,26 @@ class TakesEveryByte(Good):
         held = []
         while True:
             held.append(bytearray(4096))
+
+
+class LowersLimit(Good):
+    """Allows its process less memory than the probe does, in its setup or in its steps."""
+
+    def __init__(self, where: str, fails: bool = False) -> None:
+        self.where, self.fails = where, fails
+
+    def setup(self, device: torch.device) -> None:
+        super().setup(device)
+        if self.where == "setup":
+            self.lower()
+
+    def step(self, batch: BatchShape) -> None:
+        super().step(batch)
+        if self.where == "step":
+            self.lower()
+
+    def lower(self) -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (64 << 20, hard))
+        if self.fails:
+            torch.zeros(64 << 20)

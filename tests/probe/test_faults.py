@@ -285,3 +285,18 @@ def test_a_gpu_in_use_can_be_waited_for(gpu: None) -> None:
 def test_workers_are_counted_from_where_the_caller_says() -> None:
     with Supervisor(supervise("Good")._settings, first_worker=8) as supervisor:
         assert supervisor.measure(ONE, 0).trial.worker == 8
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_setup_that_lowers_the_memory_limit_is_named(fails: bool) -> None:
+    named = pytest.raises(WorkloadError, match="the workload lowers the limit RLIMIT_AS of its process to 64 MiB")
+    with supervise("LowersLimit", where="setup", fails=fails) as supervisor, named:
+        supervisor.start()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_step_that_lowers_the_memory_limit_is_named(fails: bool) -> None:
+    with supervise("LowersLimit", where="step", fails=fails) as supervisor:
+        trial = supervisor.measure(ONE, 0).trial
+    assert trial.outcome == "error"
+    assert "the workload lowers the limit RLIMIT_AS of its process to 64 MiB" in (trial.error or "")
