@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cli.conftest import Run
+from probe.made_nvml import GIB, LOST, NO_PERMISSION, MadeGpu, MadeNvml
 
 from batchtune.probe.lock import lock_device
 from batchtune.results import DeviceProcess, Doctor, DoctorGpu
@@ -88,24 +89,35 @@ def test_a_broken_torch_is_a_problem_and_the_rest_is_shown(
     assert found["cpu"]["total_bytes"] > 0
 
 
-MADE_GPU = f"""
-import sys
-sys.path.insert(0, {str(TESTS)!r})
-from probe.made_nvml import GIB, MadeGpu, MadeNvml
-sys.modules["pynvml"] = MadeNvml([MadeGpu(name="Made \\x1b[31mGPU", compute=[(4711, 5 * GIB)], mig=False, reasons=4)])
-"""
+NO_TORCH = "raise ImportError('no torch here')"
+MADE_GPU = MadeGpu(name="Made \x1b[31mGPU", compute=[(4711, 5 * GIB)], mig=False, reasons=4)
 
 
 def test_a_gpu_that_torch_does_not_see_is_listed(batchtune: Run, tmp_path: Path) -> None:
-    env = put_first(tmp_path / "first", pynvml=MADE_GPU, torch="raise ImportError('no torch here')")
+    env = put_first(tmp_path / "first", torch=NO_TORCH) | MadeNvml([MADE_GPU]).environment()
     found = doctor(batchtune, env)
     (gpu,) = found["gpus"]
     assert (gpu["device"], gpu["uuid"], found["driver"]) == (None, "GPU-aaaaaaaa", "570.86")
     assert gpu["processes"] == [{"pid": 4711, "used_bytes": 5 << 30}]
 
 
+def test_what_nvml_denies_is_said_of_each_gpu(batchtune: Run, tmp_path: Path) -> None:
+    denied = dict.fromkeys(("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetClockInfo"), NO_PERMISSION)
+    gpus = [MadeGpu(), MadeGpu(uuid="GPU-b", name="Other GPU", fails=denied), MadeGpu(fails={"handle": LOST})]
+    env = put_first(tmp_path / "first", torch=NO_TORCH) | MadeNvml(gpus).environment()
+    found = doctor(batchtune, env)
+    assert [gpu["nvml_problem"] for gpu in found["gpus"]] == [
+        None,
+        "Insufficient Permissions (nvmlDeviceGetMemoryInfo, nvmlDeviceGetClockInfo)",
+    ]
+    assert found["nvml_problem"] == "GPU is lost"
+    warnings = "\n".join(found["warnings"])
+    assert "does not answer everything about Other GPU: Insufficient Permissions" in warnings
+    assert "can't be asked about every GPU (GPU is lost)" in warnings
+
+
 def test_a_gpu_is_shown_and_does_nothing_to_the_terminal(batchtune: Run, tmp_path: Path) -> None:
-    env = put_first(tmp_path / "first", pynvml=MADE_GPU, torch="raise ImportError('no torch here')")
+    env = put_first(tmp_path / "first", torch=NO_TORCH) | MadeNvml([MADE_GPU]).environment()
     shown = batchtune("doctor", env=env).stdout
     assert "\x1b" not in shown
     for words in (

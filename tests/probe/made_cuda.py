@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 @dataclass
 class MadeCuda:
-    """A CUDA device of 80 GiB: what it shows is the sum of what is put into it."""
+    """CUDA devices of 80 GiB, one for each UUID: what they show is the sum of what is put into them."""
 
     gpu: MadeGpu
     others: int = 0
@@ -29,15 +29,19 @@ class MadeCuda:
     reserved: int = 0
     allocated: int = 0
     fraction: float = 1.0
-    uuid: str = "aaaaaaaa"
+    uuids: tuple[str, ...] = ("aaaaaaaa",)
     own_pid: int | None = field(default_factory=os.getpid)
     total: int = 80 * GIB
-    count: int = 1
     current: int = 0
-    busy: bool = False
 
     def free(self) -> int:
         return self.total - self.others - self.outside - self.reserved
+
+    def properties(self, index: int) -> SimpleNamespace:
+        """As `torch.cuda.get_device_properties`."""
+        place = {"pci_domain_id": 0, "pci_bus_id": 0x65 + index, "pci_device_id": 0}
+        facts = {"uuid": self.uuids[index], "total_memory": self.total, "major": 9, "minor": 0}
+        return SimpleNamespace(name="Made GPU", **facts, **place)
 
     def show(self) -> None:
         """Lets NVML see the same."""
@@ -45,33 +49,33 @@ class MadeCuda:
         held = self.outside + self.reserved
         others = [(4711, self.others)] if self.others else []
         self.gpu.compute = [*others, *([(self.own_pid, held)] if held and self.own_pid is not None else [])]
+        if self.nvml.gpus:
+            self.nvml.show()
 
     def take(self, outside: int) -> None:
         self.outside += outside
         self.show()
 
-    def install(self, patch: pytest.MonkeyPatch, nvml: MadeNvml | None) -> None:
-        patch.setitem(sys.modules, "pynvml", nvml)
-        properties = SimpleNamespace(
-            name="Made GPU", uuid=self.uuid, pci_domain_id=0, pci_bus_id=0x65, pci_device_id=0, total_memory=self.total
-        )
+    def install(self, patch: pytest.MonkeyPatch, gpus: list[MadeGpu] | None = None) -> None:
+        """Take the place of `torch.cuda`; NVML shows `gpus`, its own unless given, or is absent if there are none."""
+        self.nvml = MadeNvml([self.gpu] if gpus is None else gpus)
+        if self.nvml.gpus:
+            self.nvml.install(patch)
+        else:
+            patch.setitem(sys.modules, "pynvml", None)
         made: dict[str, Any] = {
             "is_available": lambda: True,
             "is_initialized": lambda: True,
-            "device_count": lambda: self.count,
+            "device_count": lambda: len(self.uuids),
             "set_device": lambda device: setattr(self, "current", device.index),
-            "get_device_properties": lambda index: properties,
+            "get_device_properties": self.properties,
             "mem_get_info": lambda device: (self.free(), self.total),
             "memory_reserved": lambda device: self.reserved,
             "memory_allocated": lambda device: self.allocated,
             "set_per_process_memory_fraction": lambda share, device=None: setattr(self, "fraction", share),
             "get_per_process_memory_fraction": lambda device: self.fraction,
-            "memory_stats": lambda device: {},
-            "reset_peak_memory_stats": lambda device: None,
-            "max_memory_allocated": lambda device: self.allocated,
-            "max_memory_reserved": lambda device: self.reserved,
             "get_allocator_backend": lambda: "native",
-            "synchronize": lambda device: setattr(self, "busy", False),
+            "synchronize": lambda device: None,
             "empty_cache": self.show,
         }
         for name, function in made.items():

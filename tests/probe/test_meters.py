@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from probe.made_cuda import MIB, MadeCuda
-from probe.made_nvml import GIB, MadeGpu, MadeNvml, divided_gpu
+from probe.made_nvml import GIB, LOST, MadeGpu, divided_gpu
 
 from batchtune.errors import ProbeError
 from batchtune.probe.devices import backend_for
@@ -25,7 +25,7 @@ from batchtune.results import DeviceProcess, ProbedWith
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> MadeCuda:
     made = MadeCuda(MadeGpu())
-    made.install(monkeypatch, MadeNvml([made.gpu]))
+    made.install(monkeypatch)
     return made
 
 
@@ -132,7 +132,7 @@ def test_the_device_is_described_by_the_driver(cuda: MadeCuda) -> None:
 
 def test_without_nvml_the_limit_is_the_same_and_the_rest_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     made = MadeCuda(MadeGpu(), others=30 * GIB)
-    made.install(monkeypatch, None)
+    made.install(monkeypatch, [])
     meter = settled()
     device = meter.device
     assert device.limit_bytes == 50 * GIB - 700 * MIB
@@ -146,7 +146,7 @@ def test_memory_outside_the_allocator_is_followed_as_it_grows(
     monkeypatch: pytest.MonkeyPatch, own_pid: int | None
 ) -> None:
     made = MadeCuda(MadeGpu(), others=2 * GIB, own_pid=own_pid)
-    made.install(monkeypatch, MadeNvml([made.gpu]))
+    made.install(monkeypatch)
     meter = settled()
     made.reserved = 9 * GIB
     made.take(300 * MIB)
@@ -162,14 +162,15 @@ def test_memory_of_later_processes_is_not_counted_as_ours(cuda: MadeCuda) -> Non
 
 def test_a_foreign_process_of_the_same_number_is_not_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     made = MadeCuda(MadeGpu(), own_pid=None)
-    made.install(monkeypatch, MadeNvml([made.gpu]))
+    made.install(monkeypatch)
     made.gpu.compute = [(os.getpid(), 60 * GIB)]  # a process of the host's: this one does not use the device yet
+    made.nvml.show()
     assert settled().surroundings()["outside_bytes"] == 700 * MIB
 
 
 def test_figures_of_a_whole_gpu_are_not_those_of_an_instance(monkeypatch: pytest.MonkeyPatch) -> None:
     made = MadeCuda(MadeGpu(total=160 * GIB), own_pid=None)
-    made.install(monkeypatch, MadeNvml([made.gpu]))
+    made.install(monkeypatch)
     device = settled().device
     assert (device.free_bytes, device.outside_bytes) == (None, None)
 
@@ -177,8 +178,10 @@ def test_figures_of_a_whole_gpu_are_not_those_of_an_instance(monkeypatch: pytest
 def test_the_clock_and_why_it_is_held_down_are_told(cuda: MadeCuda) -> None:
     meter = settled()
     cuda.gpu.clock, cuda.gpu.reasons = 900, 0x20
+    cuda.show()
     meter.note_clock()
     cuda.gpu.clock, cuda.gpu.reasons = 210, 0x1
+    cuda.show()
     found = meter.surroundings()
     assert (found["sm_clock_mhz"], found["throttle_reasons"]) == (900, ["thermal slowdown by the driver"])
 
@@ -189,14 +192,14 @@ def test_a_gpu_is_identified_by_its_uuid_and_is_not_used_for_it(cuda: MadeCuda) 
 
 
 def test_an_instance_is_identified_by_its_own_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = MadeCuda(MadeGpu(), uuid="2")
-    made.install(monkeypatch, MadeNvml([divided_gpu("MIG-1", "MIG-2")]))
+    made = MadeCuda(MadeGpu(), uuids=("2",))
+    made.install(monkeypatch, [divided_gpu("MIG-1", "MIG-2")])
     assert identify("cuda:0").id == "MIG-2"
 
 
 def test_a_gpu_without_a_uuid_is_identified_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = MadeCuda(MadeGpu(), uuid="00000000-0000-0000-0000-000000000000")
-    made.install(monkeypatch, None)
+    made = MadeCuda(MadeGpu(), uuids=("00000000-0000-0000-0000-000000000000",))
+    made.install(monkeypatch, [])
     assert identify("cuda").id == "PCI-0000:65:00.0"
 
 
@@ -221,10 +224,26 @@ def test_cuda_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert identify("auto").id == "cpu"
 
 
-def test_a_gpu_by_its_number_is_the_current_one_of_the_workload(cuda: MadeCuda) -> None:
-    cuda.count = 2
-    assert open_meter("cuda:1", None, 1.0, None).torch_device == torch.device("cuda", 1)
-    assert cuda.current == 1
+def test_a_gpu_by_its_number_is_the_current_one_of_the_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = MadeGpu(), MadeGpu(uuid="GPU-bbbbbbbb", pci="0000:66:00.0", clock=1980)
+    made = MadeCuda(second, others=GIB, uuids=("aaaaaaaa", "bbbbbbbb"))
+    made.install(monkeypatch, [first, second])
+    assert [identify(f"cuda:{number}").id for number in (0, 1)] == ["GPU-aaaaaaaa", "GPU-bbbbbbbb"]
+    meter = open_meter("cuda:1", None, 1.0, None)
+    meter.note_clock()
+    assert (meter.torch_device, made.current) == (torch.device("cuda", 1), 1)
+    assert meter.device.processes == [DeviceProcess(pid=4711, used_bytes=GIB)]
+    assert meter.surroundings()["sm_clock_mhz"] == 1980
+
+
+def test_a_gpu_that_is_lost_leaves_facts_unknown_and_no_error(cuda: MadeCuda) -> None:
+    meter = settled()
+    asked = ("MemoryInfo", "ClockInfo", "CurrentClocksEventReasons", "CurrentClocksThrottleReasons")
+    processes = (f"{kind}RunningProcesses_v{version}" for kind in ("Compute", "Graphics") for version in (2, 3))
+    cuda.gpu.fails = {f"nvmlDeviceGet{call}": LOST for call in (*asked, *processes)}
+    cuda.show()
+    meter.note_clock()
+    assert meter.surroundings() == {"outside_bytes": None, "sm_clock_mhz": None, "throttle_reasons": None}
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"])

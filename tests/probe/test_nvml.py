@@ -1,4 +1,4 @@
-"""What NVML tells of a GPU, and what is left where it can't: by a made `pynvml`."""
+"""What NVML tells of a GPU, and what is left where it can't: by a stub of it, asked through the real `pynvml`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,27 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import asdict
-from probe.made_nvml import GIB, NOT_AVAILABLE, MadeGpu, MadeNvml, NVMLError, divided_gpu
+from probe.made_nvml import (
+    DRIVER_NOT_LOADED,
+    FUNCTION_NOT_FOUND,
+    GIB,
+    LOST,
+    NO_PERMISSION,
+    NOT_AVAILABLE,
+    NOT_SUPPORTED,
+    MadeGpu,
+    MadeNvml,
+    divided_gpu,
+)
 
 from batchtune.probe.devices import nvml
 from batchtune.probe.devices.nvml import all_gpus, find_gpu, named_reasons
 from batchtune.results import DeviceProcess, DoctorGpu
 
 
-def facts_of(
-    monkeypatch: pytest.MonkeyPatch, gpu: MadeGpu, *, driver: object = "570.86", missing: tuple[str, ...] = ()
-) -> DoctorGpu:
-    monkeypatch.setitem(sys.modules, "pynvml", MadeNvml([gpu], driver=driver, missing=missing))
-    found = find_gpu(gpu.uuid if isinstance(gpu.uuid, str) else None, gpu.pci)
+def facts_of(monkeypatch: pytest.MonkeyPatch, gpu: MadeGpu) -> DoctorGpu:
+    MadeNvml([gpu]).install(monkeypatch)
+    found = find_gpu(gpu.uuid, gpu.pci)
     assert found is not None
     return found.facts()
 
@@ -54,26 +63,65 @@ FACT_OF_CALL = {
 }
 
 
-@pytest.mark.parametrize("how", ["fails", "is missing"])
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, LOST])
 @pytest.mark.parametrize("call", FACT_OF_CALL)
-def test_a_call_that_gives_nothing_costs_its_own_fact_alone(
-    monkeypatch: pytest.MonkeyPatch, call: str, how: str
-) -> None:
+def test_a_call_that_fails_costs_its_own_fact_alone(monkeypatch: pytest.MonkeyPatch, call: str, code: int) -> None:
     whole = asdict(facts_of(monkeypatch, MadeGpu(mig=False)))
-    gpu = MadeGpu(mig=False, fails={call} if how == "fails" else set())
-    found = asdict(facts_of(monkeypatch, gpu, missing=(call,) if how == "is missing" else ()))
+    found = asdict(facts_of(monkeypatch, MadeGpu(mig=False, fails={call: code})))
+    reason = {NO_PERMISSION: "Insufficient Permissions", LOST: "GPU is lost"}.get(code)
+    assert found.pop("nvml_problem") == (f"{reason} ({call})" if reason else None)
+    assert whole.pop("nvml_problem") is None
     assert found == {**whole, FACT_OF_CALL[call]: "GPU without a name" if call == "nvmlDeviceGetName" else None}
 
 
-def test_text_in_bytes_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = facts_of(monkeypatch, MadeGpu(name=b"Old GPU", uuid=b"GPU-b"), driver=b"470.1")
-    assert (found.name, found.uuid) == ("Old GPU", "GPU-b")
+@pytest.mark.parametrize("call", FACT_OF_CALL)
+def test_a_call_that_the_package_lacks_costs_its_own_fact_alone(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    import pynvml
+
+    whole = asdict(facts_of(monkeypatch, MadeGpu(mig=False)))
+    monkeypatch.delattr(pynvml, call)
+    found = asdict(facts_of(monkeypatch, MadeGpu(mig=False)))
+    assert found == {**whole, FACT_OF_CALL[call]: "GPU without a name" if call == "nvmlDeviceGetName" else None}
 
 
-@pytest.mark.parametrize("unknown", [None, NOT_AVAILABLE])
-def test_a_process_whose_memory_is_not_told_is_listed_without(monkeypatch: pytest.MonkeyPatch, unknown: object) -> None:
-    found = facts_of(monkeypatch, MadeGpu(compute=[(5, unknown)]))
+def test_a_gpu_that_refuses_everything_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [
+        *FACT_OF_CALL,
+        "nvmlDeviceGetMemoryInfo",
+        *(f"nvmlDeviceGetComputeRunningProcesses_v{version}" for version in (2, 3)),
+        *(f"nvmlDeviceGetCurrentClocks{kind}Reasons" for kind in ("Event", "Throttle")),
+    ]
+    MadeNvml([MadeGpu(fails=dict.fromkeys(calls, NO_PERMISSION))]).install(monkeypatch)
+    (found,) = all_gpus()[0]
+    facts = found.facts()
+    assert (facts.name, facts.total_bytes, facts.processes, facts.throttle_reasons) == (
+        "GPU without a name",
+        None,
+        None,
+        None,
+    )
+    assert (facts.nvml_problem or "").startswith("Insufficient Permissions (nvmlDeviceGet")
+
+
+def test_a_lost_gpu_leaves_the_others_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    MadeNvml([MadeGpu(uuid="GPU-x", fails={"handle": LOST}), MadeGpu(uuid="GPU-y")]).install(monkeypatch)
+    gpus, problem = all_gpus()
+    assert ([gpu.uuid() for gpu in gpus], problem) == (["GPU-y"], "GPU is lost")
+    assert find_gpu("GPU-x", "0000:01:00.0") is None
+
+
+def test_gpus_that_may_not_be_counted_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    MadeNvml([MadeGpu()], fails={"nvmlDeviceGetCount_v2": NO_PERMISSION}).install(monkeypatch)
+    assert all_gpus() == ([], "Insufficient Permissions")
+
+
+def test_a_process_whose_memory_is_not_told_is_listed_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = facts_of(monkeypatch, MadeGpu(compute=[(5, NOT_AVAILABLE)]))
     assert found.processes == [DeviceProcess(pid=5, used_bytes=None)]
+
+
+def failing(kind: str, *versions: int) -> dict[str, int]:
+    return {f"nvmlDeviceGet{kind}RunningProcesses_v{version}": FUNCTION_NOT_FOUND for version in versions}
 
 
 def test_a_process_that_computes_and_draws_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,24 +130,23 @@ def test_a_process_that_computes_and_draws_is_one(monkeypatch: pytest.MonkeyPatc
 
 
 def test_who_draws_may_be_unknown_where_who_computes_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = MadeGpu(compute=[(5, GIB)], fails={"nvmlDeviceGetGraphicsRunningProcesses"})
+    gpu = MadeGpu(compute=[(5, GIB)], fails=failing("Graphics", 2, 3))
     assert facts_of(monkeypatch, gpu).processes == [DeviceProcess(pid=5, used_bytes=GIB)]
 
 
 def test_processes_are_unknown_where_those_that_compute_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = MadeGpu(
-        fails={"nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2"}, graphics=[(5, GIB)]
-    )
+    gpu = MadeGpu(fails=failing("Compute", 2, 3), graphics=[(5, GIB)])
     assert facts_of(monkeypatch, gpu).processes is None
 
 
 def test_an_older_process_list_is_used_if_the_newest_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = MadeGpu(compute=[(5, GIB)], fails={"nvmlDeviceGetComputeRunningProcesses"})
+    gpu = MadeGpu(compute=[(5, GIB)], fails=failing("Compute", 3))
     assert facts_of(monkeypatch, gpu).processes == [DeviceProcess(pid=5, used_bytes=GIB)]
 
 
 def test_the_older_name_of_the_throttle_reasons_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = facts_of(monkeypatch, MadeGpu(reasons=0x10), missing=("nvmlDeviceGetCurrentClocksEventReasons",))
+    fails = {"nvmlDeviceGetCurrentClocksEventReasons": FUNCTION_NOT_FOUND}
+    found = facts_of(monkeypatch, MadeGpu(reasons=0x10, fails=fails))
     assert found.throttle_reasons == ["sync boost"]
 
 
@@ -119,21 +166,21 @@ def test_throttle_reasons_in_words() -> None:
 
 @pytest.mark.parametrize("uuid", ["GPU-aaaaaaaa", "aaaaaaaa"])
 def test_a_gpu_is_found_by_its_uuid_with_or_without_prefix(monkeypatch: pytest.MonkeyPatch, uuid: str) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", MadeNvml([MadeGpu(uuid="GPU-x"), MadeGpu()]))
+    MadeNvml([MadeGpu(uuid="GPU-x"), MadeGpu()]).install(monkeypatch)
     found = find_gpu(uuid, None)
     assert found is not None
     assert found.uuid() == "GPU-aaaaaaaa"
 
 
 def test_a_gpu_is_found_by_its_index_if_the_uuid_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", MadeNvml([MadeGpu()]))
+    MadeNvml([MadeGpu()]).install(monkeypatch)
     found = find_gpu(None, "0000:65:00.0")
     assert found is not None
     assert found.uuid() == "GPU-aaaaaaaa"
 
 
 def test_a_gpu_that_is_not_there_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", MadeNvml([MadeGpu()]))
+    MadeNvml([MadeGpu()]).install(monkeypatch)
     assert find_gpu("GPU-b", "0000:01:00.0") is None
 
 
@@ -144,19 +191,33 @@ def test_a_gpu_that_is_not_there_is_not_found(monkeypatch: pytest.MonkeyPatch) -
         (["MIG-1", "MIG-2"], "GPU-aaaaaaaa", "MIG-2", "MIG-2"),
         (["MIG-1"], "GPU-aaaaaaaa", None, "MIG-1"),
         (["MIG-1", "MIG-2"], "GPU-aaaaaaaa", None, None),
+        (
+            ["MIG-GPU-aaaaaaaa/1/0", "MIG-GPU-aaaaaaaa/2/0"],
+            "GPU-aaaaaaaa",
+            "MIG-GPU-aaaaaaaa/2/0",
+            "MIG-GPU-aaaaaaaa/2/0",
+        ),
+        (["MIG-GPU-aaaaaaaa/1/0"], "aaaaaaaa", None, "MIG-GPU-aaaaaaaa/1/0"),
     ],
-    ids=["by its own UUID", "by CUDA_VISIBLE_DEVICES", "the only one", "which one is not known"],
+    ids=[
+        "by its own UUID",
+        "by CUDA_VISIBLE_DEVICES",
+        "the only one",
+        "which one is not known",
+        "by an older driver's UUID",
+        "the only one of an older driver",
+    ],
 )
 def test_an_instance_is_found_and_never_taken_for_the_whole_gpu(
     monkeypatch: pytest.MonkeyPatch, instances: list[str], asked: str, visible: str | None, expected: str | None
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", MadeNvml([divided_gpu(*instances)]))
+    MadeNvml([divided_gpu(*instances)]).install(monkeypatch)
     found = find_gpu(asked, None, visible)
     assert (found.uuid() if found else None) == expected
 
 
 def test_an_instance_has_its_own_memory_and_the_whole_gpus_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", MadeNvml([divided_gpu("MIG-1")]))
+    MadeNvml([divided_gpu("MIG-1")]).install(monkeypatch)
     found = find_gpu("MIG-1", None)
     assert found is not None
     facts = found.facts()
@@ -164,19 +225,13 @@ def test_an_instance_has_its_own_memory_and_the_whole_gpus_clock(monkeypatch: py
 
 
 def test_all_gpus_are_listed_divided_ones_by_their_instances(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        sys.modules, "pynvml", MadeNvml([MadeGpu(uuid="GPU-x"), divided_gpu("MIG-1", "MIG-2"), MadeGpu(uuid="GPU-y")])
-    )
+    MadeNvml([MadeGpu(uuid="GPU-x"), divided_gpu("MIG-1", "MIG-2"), MadeGpu(uuid="GPU-y")]).install(monkeypatch)
     gpus, problem = all_gpus()
     assert ([gpu.uuid() for gpu in gpus], problem) == (["GPU-x", "MIG-1", "MIG-2", "GPU-y"], None)
 
 
 def test_no_driver_is_no_error_and_its_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(MadeNvml):
-        def _nvmlInit(self) -> None:
-            raise NVMLError("Driver Not Loaded")
-
-    monkeypatch.setitem(sys.modules, "pynvml", Broken([]))
+    MadeNvml([MadeGpu()], fails={"nvmlInitWithFlags": DRIVER_NOT_LOADED}).install(monkeypatch)
     assert find_gpu("GPU-a", None) is None
     assert all_gpus() == ([], "Driver Not Loaded")
 
