@@ -30,6 +30,7 @@ class Lengths:
         values: Shape (count,), positive and finite.
         targets: Shape (count,), the target length of the same example, or None. Within equal lengths, descending too.
         left_out: Reason → number of examples that were left out ("shorter than --min-length 1" → 12).
+        truncated: How many examples are longer than --truncate, and count as that long.
         notes: Findings of the reader for the user, as full sentences.
         reading: How the manifest was read; None without one.
     """
@@ -40,6 +41,7 @@ class Lengths:
     left_out: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     reading: ReadingRecord | None = None
+    truncated: int = 0
 
     @classmethod
     def of(
@@ -152,6 +154,7 @@ class Lengths:
             fingerprint=self.fingerprint,
             reading=self.reading,
             left_out=self.left_out,
+            truncated=self.truncated,
         )
 
 

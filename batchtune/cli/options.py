@@ -118,16 +118,21 @@ class ManifestOptions:
     format: str | None = setting(
         "Format of the manifest (default: detected from its content).", "FORMAT", values="batchtune.manifests:FORMATS"
     )
-    length_key: str | None = setting("Column or key of the lengths (default: found by name).", "NAME")
+    length_key: str | None = setting(
+        "Column or key of the lengths (default: found by name); a+b: the sum of two or more.", "NAME"
+    )
     target_key: str | None = setting("Column or key of a second length, such as the transcript's.", "NAME")
     unit: str | None = setting(
-        "Unit of the lengths: s, ms, samples, frames, tokens, words, characters or bytes.",
+        "Unit of the lengths: s, ms, samples, frames, tokens, words, characters or bytes. It names the unit of your "
+        "data. Only a column whose name says s is converted to ms, or ms to s: add --length-scale 1 if its values "
+        "are in that unit already.",
         "UNIT",
         values="batchtune.lengths:UNITS",
     )
     length_scale: str | None = setting("Multiply lengths by a number or a fraction, such as 1/16000.", "X")
     min_length: float | None = setting("Leave out shorter examples.", "X")
     max_length: float | None = setting("Leave out longer examples.", "X")
+    truncate: float | None = setting("Count longer examples as this long: your training cuts them off there.", "X")
     skip_invalid: bool = setting(
         "Leave out rows with invalid lengths and, of several shards or files, the rest of a damaged one. "
         "Everything left out is counted and reported.",
@@ -138,7 +143,10 @@ class ManifestOptions:
         "WHAT",
         values=("characters", "words", "bytes"),
     )
-    tokenizer: Annotated[Path | None, option("A tokenizer.json, to measure texts in tokens.", "FILE")] = None
+    tokenizer: Annotated[
+        Path | None,
+        option("A tokenizer.json or its folder, to measure texts in tokens, and chats by its chat template.", "FILE"),
+    ] = None
     reduce: str | None = setting(
         "How to reduce a list to one length: max, sum, first, or count (the number of items).",
         "HOW",

@@ -32,7 +32,7 @@ _OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context
 class LengthLimits(NamedTuple):
     """The limits of the tuned lengths (--min-length, --max-length), both inclusive, in their unit; None without one.
 
-    `left_out` says how many examples were left out, and why, as sentences without a full stop.
+    `left_out` says how many examples were left out or truncated, and why, as sentences without a full stop.
     """
 
     shortest: float | None
@@ -53,8 +53,15 @@ class LengthLimits(NamedTuple):
         low = low if low is not None and low > 0 else None
         high = high if high is not None and math.isfinite(high) else None
         reasons = "; ".join(f"{counted(count, 'example')}, {reason}" for reason, count in lengths.left_out.items())
-        remark = f"Left out at tuning: {reasons}. No batch with them was counted or run"
-        return cls(low, high, (remark,) if reasons else ())
+        remarks = [f"Left out at tuning: {reasons}. No batch with them was counted or run"] if reasons else []
+        if reading.truncate is not None:
+            cut = format_length(reading.truncate, lengths.unit)
+            remarks.append(
+                f"Truncated at tuning: {counted(lengths.truncated, 'example')} longer than {cut} (--truncate) "
+                f"{'counts' if lengths.truncated == 1 else 'count'} as that long. Truncate in training, too, before "
+                "batches are made"
+            )
+        return cls(low, high, tuple(remarks))
 
     def __bool__(self) -> bool:
         return self.shortest is not None or self.longest is not None

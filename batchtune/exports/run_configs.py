@@ -173,6 +173,7 @@ def _evidence_of(sweep: Sweep | StreamSweep, row: Row | StreamRow, probe: Probe 
         min_length=reading.min_length,
         max_length=reading.max_length,
         left_out=sweep.lengths.left_out,
+        truncate=reading.truncate,
         multiple_of=None if multiple is None else float(multiple),
     )
 

@@ -92,6 +92,8 @@ def values_at(array: pyarrow.Array, steps: Sequence[str | int], budget: Budget) 
     if steps:
         field = pyarrow.compute.struct_field(array, [kind.get_field_index(steps[0])])
         return values_at(field, steps[1:], budget)
+    if types.is_struct(kind):
+        return _objects(array, budget)
     if is_number(kind):
         return _floats(array)
     if kind.id in TEXTS or types.is_boolean(kind) or types.is_null(kind):
@@ -107,6 +109,18 @@ def values_at(array: pyarrow.Array, steps: Sequence[str | int], budget: Budget) 
 def as_listed(values: Values) -> list[object]:
     """Return the values as a list."""
     return values.tolist() if isinstance(values, np.ndarray) else list(values)
+
+
+def _objects(array: pyarrow.Array, budget: Budget) -> list[object]:
+    """Return the values of structs, such as the messages of a chat, as JSON has them; None for a missing one."""
+    names = [field.name for field in array.type]
+    fields = [
+        field.to_pylist() if types.is_integer(field.type) else as_listed(values_at(field, (), budget))
+        for field in array.flatten()
+    ]
+    rows = zip(*fields, strict=True) if fields else [()] * len(array)
+    objects = [dict(zip(names, values, strict=True)) for values in rows]
+    return [one if valid else None for one, valid in zip(objects, array.is_valid().to_pylist(), strict=True)]
 
 
 def _values_of_lists(array: pyarrow.Array, steps: Sequence[str | int], budget: Budget) -> Values:
@@ -151,7 +165,8 @@ class Key:
     Attributes:
         path: Names of fields, the first that of the column, and `_ITEMS` for each list on the way.
         type: Of the values there; a list's, of its items.
-        unclear, mapped: Whether a name on the way stands for several fields; whether it goes through a map.
+        unclear: Whether a name on the way stands for several fields.
+        whole: Whether all of the column must be read: to return it all, or as pyarrow reads no part of a map alone.
         index: Its number among the leaves of the schema.
         name: As the user asks for it.
         steps: From the row to the value, as `values_at` takes them.
@@ -160,7 +175,7 @@ class Key:
     path: tuple[str | int, ...]
     type: pyarrow.DataType
     unclear: bool = False
-    mapped: bool = False
+    whole: bool = False
     index: int = 0
     name: str = ""
     steps: tuple[str | int, ...] = ()
@@ -188,10 +203,10 @@ def _below(leaf: Key) -> Iterator[Key]:
     if types.is_struct(kind):
         for field in kind:
             unclear = leaf.unclear or kind.get_field_index(field.name) < 0
-            yield from _below(Key((*path, field.name), field.type, unclear, leaf.mapped))
+            yield from _below(Key((*path, field.name), field.type, unclear, leaf.whole))
     elif types.is_map(kind):
         for name, child in (("key", kind.key_type), ("value", kind.item_type)):
-            yield from _below(Key((*path, _ITEMS, name), child, leaf.unclear, mapped=True))
+            yield from _below(Key((*path, _ITEMS, name), child, leaf.unclear, whole=True))
     elif kind.id in LISTS:
         yield from _below(replace(leaf, path=(*path, _ITEMS), type=kind.value_type))
     else:

@@ -25,12 +25,19 @@ class Column:
         example: The first value that is not missing, or None.
         numeric: Whether one of the first values is a number (in a list: one of its items).
         text: Whether more of the first values are text than numbers: then their lengths are counted.
+        chat: Whether the values are lists of messages, each with a role and a content.
     """
 
     name: str
     example: object
     numeric: bool
     text: bool = False
+    chat: bool = False
+
+    @property
+    def holds_tokens(self) -> bool:
+        """Whether the values are lists of tokens, by their name: then their number of items is the length."""
+        return isinstance(self.example, list) and normalised(last_part(self.name)) in _TOKEN_LISTS
 
 
 class Place(NamedTuple):
@@ -142,6 +149,12 @@ _NAMES: tuple[tuple[Unit | None, str], ...] = (
 )
 KNOWN_UNITS = {name: unit for unit, names in _NAMES for name in names.split()}
 
+# Lists whose items are tokens; of a tokenized data set, the first two are the model's input.
+_TOKEN_LISTS = ("input_ids", "token_ids", "tokens", "labels")
+INPUTS = _TOKEN_LISTS[:2]
+# Lists of messages.
+_CHATS = ("messages", "conversations", "conversation")
+
 # Where a row is likely to carry its id; messages show the first of these that exists.
 _ID_NAMES = tuple("id utt_id uttid utt key audio_filepath audio_path path audio wav file clip name".split())
 
@@ -181,6 +194,18 @@ def summarise(entries: Iterable[Mapping[str, object]]) -> list[Column]:
     return [Column(name, one, numbers[name] > 0, texts[name] > numbers[name]) for name, one in examples.items()]
 
 
+def chats_among(columns: Sequence[Column]) -> list[Column]:
+    """Return a column for each list of messages: what `messages.role` and `messages.content` are parts of."""
+    names = [column.name for column in columns]
+    found = []
+    for column in columns:
+        whole, _, part = column.name.rpartition(".")
+        if part == "role" and isinstance(column.example, list):
+            if any(name == f"{whole}.content" or name.startswith(f"{whole}.content.") for name in names):
+                found.append(Column(whole, column.example, numeric=False, text=True, chat=True))
+    return found
+
+
 def id_name(columns: Iterable[str]) -> str | None:
     """Return the column that names a row, or None."""
     names = {normalised(name): name for name in columns}
@@ -207,19 +232,22 @@ def find_column(path: Path, columns: Sequence[Column], key: str, option: str) ->
     raise ManifestError(f"{path} has no column {shortened(key)} ({option}). Its columns: {_listed(columns)}", hint)
 
 
-def choose_column(path: Path, columns: Sequence[Column], taken: str | None) -> Column:
-    """Return the one column, other than the one taken, with a name that is known for lengths.
+def choose_column(path: Path, columns: Sequence[Column], taken: str | None, *, counts_texts: bool = False) -> Column:
+    """Return the one column, other than the one taken, that holds lengths, or whose values have one.
 
-    Raises ManifestError for none or several: the message lists them with an example of each.
+    Columns with a known name come first, then tokens, chats, and nested columns with a known name; chats before all
+    others if the user wants texts to be counted. Raises ManifestError for none or several: the message lists them with
+    an example of each.
     """
-    for part in (str, last_part):
-        names = {one.name: normalised(part(one.name)) for one in columns if one.name != taken}
-        known = [one for one in columns if names.get(one.name) in KNOWN_UNITS]
-        found = [one for one in known if one.numeric] or known
+    free = [column for column in columns if column.name != taken]
+    chats = [column for column in free if column.chat and column.name in _CHATS]
+    if counts_texts and len(chats) == 1:
+        return chats[0]
+    tokens = [column for column in free if column.holds_tokens and normalised(column.name) in INPUTS]
+    for found in (_known(free, str), tokens, chats, _known(free, last_part)):
         if len(found) == 1:
             return found[0]
         if found:
-            found.sort(key=lambda one: list(KNOWN_UNITS).index(names[one.name]))
             examples = [f"{shortened(one.name)} (such as {shortened(one.example, 40)})" for one in found]
             hint = f"Choose with --length-key NAME, for example --length-key {shortened(found[0].name)}."
             raise ManifestError(f"{path} has {len(found)} columns that may hold the lengths: {_first(examples)}", hint)
@@ -227,6 +255,14 @@ def choose_column(path: Path, columns: Sequence[Column], taken: str | None) -> C
     if any(number(column.name) is not None for column in columns):
         hint = "One of these names is a number: a table needs a first line that names its columns."
     raise ManifestError(f"{path} has no column that is known to hold lengths. Its columns: {_listed(columns)}", hint)
+
+
+def _known(columns: Sequence[Column], part: Callable[[str], str]) -> list[Column]:
+    """Return the columns whose name, or this part of it, is known for lengths; the preferred name first."""
+    ranks = {name: rank for rank, name in enumerate(KNOWN_UNITS)}
+    known = [column for column in columns if normalised(part(column.name)) in ranks]
+    numeric = [column for column in known if column.numeric]
+    return sorted(numeric or known, key=lambda column: ranks[normalised(part(column.name))])
 
 
 def _listed(columns: Sequence[Column]) -> str:

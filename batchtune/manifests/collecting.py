@@ -14,9 +14,21 @@ import numpy.typing as npt
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.manifests.base import Format, Place, Rows
+from batchtune.manifests.chats import chat_lengths
 from batchtune.manifests.planning import Plan, keyed_targets, plan_of, reader_of
 from batchtune.manifests.source import Source
-from batchtune.manifests.values import LARGEST, SMALLEST, Unreadable, counter, fault, measured, numbers, reduced
+from batchtune.manifests.values import (
+    LARGEST,
+    SMALLEST,
+    Measure,
+    Unreadable,
+    Values,
+    counter,
+    fault,
+    measured,
+    numbers,
+    reduced,
+)
 from batchtune.units import counted
 
 _SHOWN = 5
@@ -42,6 +54,7 @@ class Part:
             memory that grow in place: numbers are never held twice.
         ids: One for each, if they are asked for.
         rows: How many examples were read.
+        truncated: How many are longer than --truncate.
         invalid, left_out: Reason → number of examples; left out are those that the reader or the user's limits exclude.
         shown: The first invalid ones, for the message.
         broken, hint: Why the source could not be read to its end, and what to do; None if it could.
@@ -53,6 +66,7 @@ class Part:
     targets: bytearray = field(default_factory=bytearray)
     ids: list[str | None] = field(default_factory=list)
     rows: int = 0
+    truncated: int = 0
     invalid: dict[str, int] = field(default_factory=Counter)
     shown: list[str] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=Counter)
@@ -74,7 +88,10 @@ class Part:
     def sorted(self, plan: Plan) -> Lengths:
         """Sort the lengths, in place."""
         notes, left_out = (*plan.notes, *self.notes), dict(self.left_out)
-        return Lengths.of(self.values, self.target_values, unit=plan.unit, left_out=left_out, notes=notes, owned=True)
+        lengths = Lengths.of(
+            self.values, self.target_values, unit=plan.unit, left_out=left_out, notes=notes, owned=True
+        )
+        return replace(lengths, truncated=self.truncated)
 
     def add(self, rows: Rows, plan: Plan) -> None:
         """Check some rows and keep the lengths of the valid ones."""
@@ -82,7 +99,7 @@ class Part:
         self.rows += kept.size
         for reason, count in rows.left_out.items():
             self.left_out[reason] += count
-        lengths, *targets = [self._checked(rows, column, plan, kept) for column in range(len(rows.columns))]
+        lengths, targets = self._numbers(rows, plan, kept)
         for limit, beyond, reason in (
             (plan.options.min_length, np.less, "shorter than --min-length"),
             (plan.options.max_length, np.greater, "longer than --max-length"),
@@ -90,35 +107,66 @@ class Part:
             if limit is not None and (dropped := kept & beyond(lengths, limit)).any():
                 self.left_out[f"{reason} {limit:.15g}"] += int(dropped.sum())
                 kept &= ~dropped
+        if (cut := plan.options.truncate) is not None:
+            self.truncated += int((kept & (lengths > cut)).sum())
+            lengths = np.minimum(lengths, cut)
         self.lengths += lengths[kept].data
-        for values in targets:
-            self.targets += values[kept].data
+        if targets is not None:
+            self.targets += targets[kept].data
         if plan.with_ids:
             names = rows.ids()
             self.ids += [names[index] for index in np.flatnonzero(kept).tolist()]
 
-    def _checked(self, rows: Rows, column: int, plan: Plan, kept: npt.NDArray[np.bool_]) -> FloatArray:
+    def _numbers(self, rows: Rows, plan: Plan, kept: npt.NDArray[np.bool_]) -> tuple[FloatArray, FloatArray | None]:
+        """Return lengths and target lengths; count the invalid ones among those kept, and keep them no longer."""
+        summands = len(plan.measures) - (plan.target is not None)
+        lengths = self._checked(rows, 0, "length", plan, kept, smallest=SMALLEST if summands == 1 else 0.0)
+        for index in range(1, summands):
+            lengths = lengths + self._checked(rows, index, "length", plan, kept, smallest=0.0)
+        for index in np.flatnonzero(kept & (lengths < SMALLEST)).tolist():  # a sum of nothing
+            self._reject(rows, index, "length", plan.length or "", 0.0, "zero")
+        kept &= lengths >= SMALLEST
+        if plan.target is None:
+            return lengths, None
+        return lengths, self._checked(rows, summands, "target length", plan, kept, smallest=0.0)
+
+    def _checked(
+        self, rows: Rows, column: int, what: str, plan: Plan, kept: npt.NDArray[np.bool_], *, smallest: float
+    ) -> FloatArray:
         """Return a column as numbers; count the invalid ones among those kept, and keep them no longer."""
-        what, smallest = (("length", SMALLEST), ("target length", 0.0))[column]
-        values, measure = rows.columns[column], plan.measures[column]
-        raw = values if measure is None else measured(values, counter(measure, plan.options.tokenizer))
-        raw = raw if plan.options.reduce is None else reduced(raw, plan.options.reduce)
+        values = rows.columns[column]
+        raw = _measured(values, plan.measures[column], plan)
         with np.errstate(over="ignore"):  # what becomes infinite is invalid
             found = numbers(raw)
-            if column == 0 and plan.factor != 1:
+            if what == "length" and plan.factor != 1:
                 found = found * float(plan.factor.numerator) / float(plan.factor.denominator)
         valid = (found >= smallest) & (found <= LARGEST)
+        name = (*plan.columns, plan.target)[column] or ""
         for index in np.flatnonzero(kept & ~valid).tolist():
             stands, value = (one.item() if isinstance(one := of[index], np.generic) else one for of in (values, raw))
             reason = fault("" if stands == "" else value, found[index])
-            self.invalid[f"invalid {what} ({reason})"] += 1
-            if len(self.shown) < _SHOWN:
-                shown = value if isinstance(value, Unreadable) and not isinstance(stands, list) else stands
-                said = "missing" if value is None else f"{shortened(shown, 100)} ({reason})"
-                key = shortened((plan.length, plan.target)[column], 400)  # a target file's path is found only whole
-                self.shown.append(f"{rows.place(index)}: {key} is {said}")
+            shown = value if isinstance(value, Unreadable) and not isinstance(stands, list) else stands
+            self._reject(rows, index, what, name, shown, reason)
         kept &= valid
         return found
+
+    def _reject(self, rows: Rows, index: int, what: str, column: str, value: object, reason: str) -> None:
+        """Count an invalid example, and describe the first ones for the message."""
+        self.invalid[f"invalid {what} ({reason})"] += 1
+        if len(self.shown) < _SHOWN:
+            said = "missing" if value is None else f"{shortened(value, 100)} ({reason})"
+            # A target file's path is found only whole.
+            self.shown.append(f"{rows.place(index)}: {shortened(column, 400)} is {said}")
+
+
+def _measured(values: Values, measure: Measure, plan: Plan) -> Values:
+    """Return the values of a column with texts, lists and chats as numbers."""
+    tokenizer = plan.options.tokenizer
+    if measure.chats:
+        return chat_lengths(values, measure.texts or "characters", tokenizer)
+    if measure.texts is not None:
+        values = measured(values, counter(measure.texts, tokenizer))
+    return values if measure.lists is None else reduced(values, measure.lists)
 
 
 def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
@@ -130,18 +178,17 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
         reader = reader_of(source, plan.options.format)
         part.advice = reader.missing_hint
         own = plan_of(reader, plan.options, plan)
-        columns = [key for key in (own.length, own.target) if key is not None]
         own = own if target_file is None else replace(own, target=str(target_file.path))
         if on_progress is not None:
             source.report = lambda share: on_progress(share, part.rows)
         hashes: list[npt.NDArray[np.int64]] = []
-        for rows in _joined(reader.rows(columns), reader, target_file):
+        for rows in _joined(reader.rows(own.columns), reader, target_file):
             part.add(rows, own)
             if reader.unique_ids:
                 ids = rows.ids()
                 hashes.append(np.fromiter(map(hash, ids), dtype=np.int64, count=len(ids)))
         if hashes:
-            _refuse_repeated(source, reader.rows(columns[:1]), np.sort(np.concatenate(hashes)))
+            _refuse_repeated(source, reader.rows(own.columns[:1]), np.sort(np.concatenate(hashes)))
     except (ManifestError, MemoryError) as caught:
         error = too_large(source) if isinstance(caught, MemoryError) else caught
         if plan.alone and not (plan.options.skip_invalid and reader is not None and reader.sharded):
@@ -210,6 +257,7 @@ def merged(parts: Sequence[Part], plan: Plan) -> Part:
     broken = [part for part in parts if part.broken is not None]
     for part in parts:
         whole.rows += part.rows
+        whole.truncated += part.truncated
         invalid.update(part.invalid)
         left_out.update(part.left_out)
     if broken and not skip:

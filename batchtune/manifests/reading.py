@@ -21,7 +21,8 @@ from batchtune.lengths import Lengths, Shard, StreamLengths
 from batchtune.manifests.collecting import OnProgress, Part, Task, merged, read_part, too_large
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import expand
-from batchtune.manifests.planning import Plan, ReadOptions, check_choice, measure_of, plan_of, reader_of
+from batchtune.manifests.options import ReadOptions, check_choice
+from batchtune.manifests.planning import Plan, measure_of, plan_of, reader_of
 from batchtune.manifests.source import Source
 from batchtune.processes.pool import run_in_processes
 from batchtune.units import counted
@@ -194,8 +195,8 @@ def planned(
             message = f"{counted(len(found), 'target file')} for {counted(len(sources), 'manifest')}"
             raise ManifestError(message, "Name one target file for each manifest, in the same order.")
         measure = measure_of(found[0], reader, options)
-        plan = replace(plan, measures=(plan.measures[0], measure))
-        notes.append(f"Target lengths are the {measure or 'numbers'} in {options.target_file}.")
+        plan = replace(plan, measures=(*plan.measures, measure))
+        notes.append(f"Target lengths are the {measure.texts or 'numbers'} in {options.target_file}.")
     label = str(first.path)
     if not all(one.names is not None and one.path == first.path for one in sources[1:]):
         label += f" and {len(sources) - 1:,} more"

@@ -62,9 +62,8 @@ class _ParquetTable:
     def batches(self, keys: Sequence[Key], budget: Budget, from_row: int = 0) -> Iterator[_Batch]:
         metadata = self._file.metadata
         indices = {key.index for key in keys}
-        # pyarrow reads no rows of a map without its keys.
-        mapped = {key.path[0] for key in keys if key.mapped}
-        wanted = [leaf.index for leaf in self._leaves if leaf.index in indices or leaf.path[0] in mapped]
+        whole = {key.path[0] for key in keys if key.whole}
+        wanted = [leaf.index for leaf in self._leaves if leaf.index in indices or leaf.path[0] in whole]
         columns = [self._names[index] for index in wanted]
         budget.spend(0, at_once=metadata.num_rows)
         first = 0
@@ -216,6 +215,9 @@ class TableReader:
                 raise ManifestError(message, "Rename them, so that each has its own name.")
             if keys:
                 return replace((columns or keys)[0], name=name)
+        below = [leaf for leaf in found if leaf.path[0] == name]  # all fields of a column, such as of a chat's messages
+        if below and not any(leaf.unclear for leaf in below):
+            return replace(below[0], name=name, whole=True, steps=(name,))
         raise ManifestError(f"{self._label} has no column {shortened(name)}", "Name another column.")
 
     def _noted_units(self) -> dict[str, Unit]:

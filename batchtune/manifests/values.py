@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
@@ -12,7 +13,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from batchtune.errors import ManifestError, UsageError, shortened
-from batchtune.lengths import FloatArray
+from batchtune.lengths import FloatArray, Unit
 
 # Beyond these no data set goes, whatever its unit; sums and squares of lengths must stay exact and finite.
 SMALLEST = 1e-9
@@ -25,6 +26,21 @@ REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 Values = Sequence[object] | FloatArray
 Count = Callable[[Sequence[str]], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How the values of a column become numbers.
+
+    Attributes:
+        texts: The unit in which texts are counted; None if the values are numbers.
+        lists: How a list becomes one number; None if a list is invalid.
+        chats: Whether the values are lists of messages, each list one text.
+    """
+
+    texts: Unit | None = None
+    lists: Reduction | None = None
+    chats: bool = False
 
 
 class Unreadable(Exception):
@@ -142,11 +158,11 @@ _COUNTS: dict[str, Count] = {
 
 
 @lru_cache
-def counter(unit: str, tokenizer: Path | None) -> Count:
+def counter(unit: str, tokenizer: Path | None, *, adds_special_tokens: bool = True) -> Count:
     """Return a function that counts characters, words, bytes, or tokens of texts.
 
-    The tokenizer is a `tokenizer.json` of Hugging Face's tokenizers; the special tokens that it adds to a single
-    sequence count. Raises UsageError without the package tokenizers, ManifestError if the tokenizer can't be read.
+    The tokenizer is a `tokenizer.json` of Hugging Face's tokenizers, or its folder; the special tokens that it adds to
+    a single sequence count. Raises UsageError without the package tokenizers, ManifestError for a damaged tokenizer.
     """
     if tokenizer is None:
         return _COUNTS[unit]
@@ -155,13 +171,23 @@ def counter(unit: str, tokenizer: Path | None) -> Count:
     except ImportError:
         hint = "Install it: pip install 'batchtune[text]'."
         raise UsageError("--tokenizer needs the package tokenizers", hint) from None
-    if not tokenizer.is_file():
-        raise ManifestError(f"{tokenizer}, the tokenizer, does not exist", "Name a tokenizer.json on this machine.")
+    path = tokenizer_file(tokenizer)
+    if not path.is_file():
+        raise ManifestError(f"{path}, the tokenizer, does not exist", "Name a tokenizer.json on this machine.")
     try:
-        loaded = tokenizers.Tokenizer.from_file(str(tokenizer))
+        loaded = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing more particular
         hint = "Name a tokenizer.json of tokenizers."
         raise ManifestError(f"{tokenizer} is not a tokenizer: {error}", hint) from None
     loaded.no_truncation()
     loaded.no_padding()
-    return lambda texts: [len(encoding) for encoding in loaded.encode_batch(list(texts))]
+
+    def count(texts: Sequence[str]) -> list[int]:
+        return list(map(len, loaded.encode_batch(list(texts), add_special_tokens=adds_special_tokens)))
+
+    return count
+
+
+def tokenizer_file(tokenizer: Path) -> Path:
+    """Return the tokenizer's file: a folder's is `tokenizer.json`."""
+    return tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer

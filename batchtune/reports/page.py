@@ -227,6 +227,7 @@ def _describe_data(lengths: LengthsSummary) -> str:
     examples = "1 example" if lengths.count == 1 else f"{format_number(lengths.count)} examples"
     spread = f"{format_length(lengths.min, unit)} to {format_length(lengths.max, unit)}"
     total = format_length(lengths.total, unit)
+    truncated = f"; {format_number(lengths.truncated)} truncated (--truncate)" if lengths.truncated else ""
     if unit == "s" and lengths.total >= 60:
         total += f" ({format_seconds(lengths.total)})"
-    return f"{examples} of {spread}, {total} in all{'' if unit else '; the unit is unknown'}"
+    return f"{examples} of {spread}, {total} in all{'' if unit else '; the unit is unknown'}{truncated}"

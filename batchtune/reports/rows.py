@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from batchtune.batching.strategies import STRATEGIES
-from batchtune.results import Baseline, Costed, LowerBound, Row, StreamRow, StreamSweep, Sweep, cost_of
-from batchtune.units import format_number, format_percent, format_ratio, format_seconds
+from batchtune.results import Baseline, Costed, LengthsSummary, LowerBound, Row, StreamRow, StreamSweep, Sweep, cost_of
+from batchtune.units import format_length, format_number, format_percent, format_ratio, format_seconds
 
 FIXED_BASELINE = "fixed-random"
 CURRENT = "your current config"
@@ -97,6 +97,16 @@ def today_row(sweep: Sweep) -> tuple[str, Row] | None:
 def fixed_baseline(sweep: Sweep) -> Baseline | None:
     """Return the largest fixed batch size, its batches drawn at random; None if it was not computed."""
     return next((baseline for baseline in sweep.baselines if baseline.name == FIXED_BASELINE), None)
+
+
+def truncated_words(lengths: LengthsSummary) -> str:
+    """Say how many examples were truncated, without a full stop; empty if none were."""
+    if not lengths.truncated:
+        return ""
+    longest = format_length(lengths.max, lengths.unit)
+    if lengths.truncated == 1:
+        return f"1 example is longer than {longest} (--truncate), and counts as that long"
+    return f"{lengths.truncated:,} examples are longer than {longest} (--truncate), and count as that long"
 
 
 def batches_words(count: int) -> str:

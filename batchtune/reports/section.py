@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
-from batchtune.reports.rows import current_words
+from batchtune.reports.rows import current_words, truncated_words
 from batchtune.reports.run import RunResults
 from batchtune.reports.table import UNKNOWN, Fact, Table
 from batchtune.reports.verification import verification_sentences
@@ -101,6 +101,12 @@ class SweptSection(Section[S]):
 
     subject: ClassVar[str]
     command: ClassVar[str]
+
+    def evidence(self) -> Iterator[str]:
+        """As for every section; and whether examples were truncated, as training must."""
+        yield from super().evidence()
+        if self.is_main and (truncated := truncated_words(self.result.lengths)):
+            yield f"{truncated}: truncate in training, too."
 
     def facts(self) -> Iterator[Fact]:
         """As for every section."""

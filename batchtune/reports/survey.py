@@ -163,7 +163,8 @@ def _cautions(lengths: Lengths, spread: Percentiles, distinct: int, fractional: 
             f"{them} out of the training data too."
         )
     if distinct > 1:
-        yield from _cut_off(lengths)
+        if not lengths.truncated:
+            yield from _cut_off(lengths)
         yield from _outliers(lengths, spread)
     elif lengths.count > 1:
         yield (

@@ -10,6 +10,7 @@ from decimal import Decimal
 from itertools import pairwise
 
 from batchtune.lengths import Lengths
+from batchtune.reports.rows import truncated_words
 from batchtune.reports.survey import survey
 from batchtune.results import Percentiles, Scan
 from batchtune.units import counted, format_length, format_number, format_seconds
@@ -50,6 +51,7 @@ def headline(lengths: Lengths, *, ascii: bool = False) -> list[str]:
         high, low = format_length(bins[0].to, unit), format_length(bins[-1].from_, unit)
         lines.append(f"From {high} to {low}{scale}: ▕{bars}▏")
     lines += [f"Left out: {text}" for text in _left_out(found)]
+    lines += [f"Truncated: {text}" for text in _truncated(found)]
     return [*lines, *found.notes, *(f"Warning: {text}" for text in found.warnings)]
 
 
@@ -65,6 +67,7 @@ def render_survey(lengths: Lengths, width: int = _WIDTH, *, ascii: bool = False)
         _percentiles(found, lengths, width),
         _histogram(found, width, ascii=ascii),
         _listed("Left out", _left_out(found), width),
+        _listed("Truncated", _truncated(found), width),
         _listed("Notes", found.notes, width),
         # A warning's first sentence says what is wrong, the others what to do.
         _listed("Warnings", (text.replace(". ", ".\n", 1) for text in found.warnings), width),
@@ -81,6 +84,11 @@ def _is_even(found: Scan) -> bool:
 
 def _left_out(found: Scan) -> list[str]:
     return [f"{counted(count, 'example')}, {reason}." for reason, count in found.left_out.items()]
+
+
+def _truncated(found: Scan) -> list[str]:
+    truncated = truncated_words(found.lengths)
+    return [f"{truncated}."] if truncated else []
 
 
 def _extent(found: Scan) -> str:

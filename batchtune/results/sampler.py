@@ -23,6 +23,7 @@ class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=T
         min_length, max_length: The limits of --min-length and --max-length: no batch with shorter or longer examples
             was counted or run. None without such a limit.
         left_out: Reason → number of examples left out; empty in older files.
+        truncate: Where training cuts longer examples off: the sampler counts them as this long. None: nowhere.
         multiple_of: Batches were counted as padded to multiples of it; None: to their longest example.
     """
 
@@ -36,6 +37,7 @@ class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=T
     min_length: Length | None = None
     max_length: Length | None = None
     left_out: dict[str, Count] = msgspec.field(default_factory=dict)
+    truncate: Length | None = None
     multiple_of: Length | None = None
 
     @property

@@ -72,6 +72,7 @@ class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     length_scale: str | None = None
     min_length: float | None = None
     max_length: float | None = None
+    truncate: float | None = None
     skip_invalid: bool = False
     measure: str | None = None
     tokenizer: str | None = None
@@ -101,6 +102,7 @@ class LengthsSummary(Record, frozen=True, kw_only=True):
     Attributes:
         reading: How its manifest was read; None without a manifest, and in older files.
         left_out: Reason → number of examples left out: `longer than --max-length 30` → 1000.
+        truncated: How many examples are longer than --truncate, and count as that long; 0 in older files.
     """
 
     count: Size
@@ -111,6 +113,7 @@ class LengthsSummary(Record, frozen=True, kw_only=True):
     fingerprint: str
     reading: ReadingRecord | None = None
     left_out: dict[str, Count] = {}
+    truncated: Count = 0
 
     def problems(self) -> Iterator[str]:
         """Compare the total with the count and the longest."""

@@ -108,7 +108,8 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         Args:
             path: Path of the file.
             lengths: The length of each example, in the unit of the file: an array; or the path of a manifest, whose
-                row i is example i; or a data set, with `length_of`.
+                row i is example i; or a data set, with `length_of`. If the data were tuned with --truncate, longer
+                ones count as truncated.
             length_of: A function of an example of that data set that returns its length.
             targets: Shape (examples,): the target lengths, if the data were tuned with some. They only serve to
                 recognise the data.
@@ -157,6 +158,8 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             lengths = np.fromiter(measured, np.float64)
         options = {name: getattr(config, name) for name in made_by.OPTIONS}
         evidence = config.evidence
+        if evidence.truncate is not None:
+            lengths = np.minimum(checked_lengths(lengths), evidence.truncate)
         try:
             made = made_by(lengths, **{**options, **overrides})
         except OverlongError as error:

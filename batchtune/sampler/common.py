@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -88,3 +88,12 @@ def check_identity(what: str, state: Mapping[str, Any], ours: Mapping[str, Any],
                 f"the state {differs}, so its batches differ. Make the {what} as it was, or start the epoch again with "
                 "set_epoch."
             )
+
+
+def truncated(length_of: Callable[[Any], float], longest: float, example: Any) -> float:
+    """Return the length of an example as training truncates it."""
+    length = length_of(example)
+    try:
+        return min(float(length), longest)
+    except (TypeError, ValueError):
+        return length  # refused by the caller, who knows which example it is

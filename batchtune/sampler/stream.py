@@ -7,6 +7,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -19,7 +20,7 @@ from batchtune.batching.table import BucketTable
 from batchtune.configs.tree import parse_yaml, plain_value, read_text
 from batchtune.exports.run_configs import read_sampler_yaml, read_stream_yaml
 from batchtune.results import STREAM_ALGORITHMS, SamplerConfig, StreamAlgorithm
-from batchtune.sampler.common import OnRanks, check_identity, checked_ranks, flag, whole
+from batchtune.sampler.common import OnRanks, check_identity, checked_ranks, flag, truncated, whole
 from batchtune.sampler.worker import ExampleLimits, Held, NextEpochs, Position, at_epoch
 
 if TYPE_CHECKING:
@@ -181,7 +182,8 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
     ) -> Self:
         """Make the stream that a `stream.yaml` describes, or one with the table of a `sampler.yaml`.
 
-        Lengths are in the unit of the file, and arguments of the class take precedence over it. Without a source,
+        Lengths are in the unit of the file; if the data were tuned with --truncate, longer ones count as truncated.
+        Arguments of the class take precedence over it. Without a source,
         `batches_per_epoch` of the file is not used: a stage can't read its examples again, so a nominal epoch is the
         pipeline's `with_epoch`. A `sampler.yaml` for pools says the buffer_size (its pool_size), others do not.
 
@@ -192,13 +194,17 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         if isinstance(document, dict) and document.get("format") == SamplerConfig.FORMAT:
             table = read_sampler_yaml(path)
             found = {name: getattr(table, name) for name in _OF_BOTH}
+            truncate = table.evidence.truncate
             if table.pool_size is not None:
                 found |= {"algorithm": "pool", "buffer_size": table.pool_size}
         else:
             config = read_stream_yaml(path)
             found = {name: getattr(config, name) for name in (*_OF_BOTH, *_OF_STREAM)}
+            truncate = config.evidence.truncate
             if source is None:
                 del found["batches_per_epoch"]
+        if truncate is not None:
+            length_of = partial(truncated, length_of, truncate)
         return cls(source, length_of=length_of, **{**found, **options})
 
     @property

@@ -17,6 +17,7 @@ from exports.stream_runs import tuned
 from report_records import made_sweep
 from ruamel.yaml import YAML
 
+import batchtune
 from batchtune.errors import ResultError
 from batchtune.exports import FRAMEWORKS, Tuned, export_of
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
@@ -157,6 +158,31 @@ def test_the_snippets_of_our_sampler_have_a_function_for_it(name: str, tmp_path:
     assert seen == np.flatnonzero((ALL >= 1) & (ALL <= 30)).tolist()
     with pytest.raises(ValueError, match="was tuned with --max-length 30"):
         names["train_loader"](Examples(), ALL, list, num_workers=0)
+
+
+def truncated() -> Sweep:
+    """Of all lengths, those beyond 30 s truncated to 30 s."""
+    lengths = Lengths.of(np.minimum(ALL, 30.0), unit="s")
+    reading = ReadingRecord(truncate=30.0)
+    summary = msgspec.structs.replace(lengths.summary(), reading=reading, truncated=100)
+    return msgspec.structs.replace(sweep(lengths, 300.0, SweepSettings(num_buckets=(5,)), Costs()), lengths=summary)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_every_export_says_what_was_truncated(name: str) -> None:
+    said = "Truncated at tuning: 100 examples longer than 30 s (--truncate) count as that long."
+    assert said in prose(rendered(name, truncated()))
+
+
+def test_our_samplers_count_longer_examples_as_truncated(tmp_path: Path) -> None:
+    config = tmp_path / "sampler.yaml"
+    config.write_text(render_sampler_yaml(sampler_config(truncated())), encoding="utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sampler = batchtune.sampler_from_config(config, ALL)
+    assert sorted(index for batch in sampler for index in batch) == list(range(ALL.size))
+    stream = batchtune.BucketedStream.from_config(config, list(ALL), length_of=float, buffer_size=100)
+    assert sorted(length for batch in stream for length in batch) == sorted(ALL)
 
 
 def test_padding_to_multiples_is_told() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from batchtune.errors import UsageError
-from batchtune.manifests import ReadOptions
+from batchtune.manifests import ReadOptions, load_lengths
 
 ENTRIES = [
     {"text": "one two", "ids": [5, 6, 7], "deep": {"q": "è", "turns": [{"content": "ab"}, {"content": "abcd"}]}},
@@ -92,6 +95,84 @@ def test_a_reduction_of_what_is_no_list_is_told(read) -> None:
     assert any("--reduce max has nothing to do" in note for note in notes)
 
 
+TOKENIZED = {"input_ids": [[5, 6, 7], [1]], "attention_mask": [[1, 1, 1], [1]], "labels": [[2, 2], [9]]}
+
+
+def write_tokenized(folder: Path, kind: str) -> Path:
+    """A tokenized data set as Hugging Face's tools write it."""
+    table = pa.table(TOKENIZED)
+    if kind == "folder":
+        pytest.importorskip("datasets").Dataset.from_dict(TOKENIZED).save_to_disk(str(folder / "saved"))
+        return folder / "saved"
+    path = folder / f"tokenized.{kind}"
+    if kind == "parquet":
+        pa.parquet.write_table(table, path)
+    elif kind == "arrow":
+        with pa.ipc.new_stream(path, table.schema) as stream:
+            stream.write_table(table)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl", "folder"])
+def test_a_tokenized_data_set_needs_no_options(tmp_path: Path, kind: str) -> None:
+    path = write_tokenized(tmp_path, kind)
+    found = load_lengths(path)
+    assert (found.values.tolist(), found.unit) == ([3, 1], "tokens")
+    found = load_lengths(path, ReadOptions(length_key="input_ids", target_key="labels"))
+    assert (found.values.tolist(), found.targets.tolist(), found.unit) == ([3, 1], [2, 1], "tokens")
+
+
+def test_the_length_next_to_tokens_counts_them(read) -> None:
+    found = read('{"input_ids": [5, 6, 7], "length": 3}\n')
+    assert (found.values.tolist(), found.unit) == ([3], "tokens")
+    assert read('{"labels": [5, 6, 7], "length": 3}\n').unit is None  # perhaps speech
+
+
+@pytest.mark.parametrize(
+    ("options", "lengths", "unit"),
+    [
+        ({"length_key": "prompt_tokens+answer_tokens"}, [9, 4], "tokens"),
+        ({"length_key": "prompt + answer"}, [9, 4], "characters"),
+        ({"length_key": "prompt+answer", "measure": "words"}, [3, 1], "words"),
+        ({"length_key": "ids+ids", "reduce": "sum", "length_scale": Fraction(1, 2)}, [4, 3], None),
+    ],
+)
+def test_a_length_can_be_the_sum_of_columns(read, options: dict, lengths: list[int], unit: str) -> None:
+    rows = (
+        '{"prompt": "one two", "answer": "ok", "prompt_tokens": 6, "answer_tokens": 3, "ids": [1, 3]}\n'
+        '{"prompt": "four", "answer": "", "prompt_tokens": 4, "answer_tokens": 0, "ids": [3]}\n'
+    )
+    found = read(rows, **options)
+    assert (found.values.tolist(), found.unit) == (lengths, unit)
+
+
+def test_a_column_whose_name_has_a_plus_wins_over_a_sum(read) -> None:
+    assert read("a,b,a+b\n1,2,7\n", length_key="a+b").values.tolist() == [7]
+
+
+@pytest.mark.parametrize(("row", "said"), [("0,0", "'a+b' is 0.0 (zero)"), ("x,1", "'a' is 'x' (text)")])
+def test_an_invalid_sum_is_named(refusal, row: str, said: str) -> None:
+    assert f"line 3: {said}" in refusal(f"a,b\n0,1\n{row}\n", length_key="a+b").message
+
+
+def test_a_summand_that_is_no_column_is_named(refusal) -> None:
+    assert "no column 'answr'" in refusal("prompt,answer\n1,2\n", length_key="prompt+answr").message
+
+
+def test_columns_of_two_units_are_not_added(read) -> None:
+    with pytest.raises(UsageError, match="'duration' in s and 'num_tokens' in tokens"):
+        read("duration,num_tokens\n1,2\n", length_key="duration+num_tokens")
+
+
+def test_a_sum_can_be_read_from_several_files(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("prompt,answer\n3,4\n")
+    options = ReadOptions(length_key="prompt+answer")
+    assert load_lengths([tmp_path / "a.csv", tmp_path / "b.csv"], options).values.tolist() == [7, 7]
+
+
 def test_the_number_of_token_ids_counts_tokens(read) -> None:
     assert read('{"input_ids": [5, 6, 7]}\n', length_key="input_ids", reduce="count").unit == "tokens"
 
@@ -123,6 +204,8 @@ def test_an_empty_list_has_no_largest_item(refusal) -> None:
     "options",
     [
         {"measure": "letters"},
+        {"truncate": 0.0},
+        {"truncate": 5.0, "min_length": 7.0},
         {"reduce": "mean"},
         {"measure": "words", "tokenizer": Path("tokenizer.json")},
         {"target_file": "a", "target_key": "b"},

@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from manifests.conftest import Read
 
 from batchtune.errors import UsageError
 from batchtune.manifests import ReadOptions, parse_scale
@@ -67,6 +68,18 @@ def test_any_text_gives_a_positive_scale_or_a_usage_error(text: str) -> None:
 def test_limits_that_exclude_each_other_are_a_usage_error() -> None:
     with pytest.raises(UsageError, match="no example has a length from --min-length 3 to --max-length 2"):
         ReadOptions(min_length=3, max_length=2)
+
+
+def test_truncated_examples_count_as_long_as_they_are_cut(read: Read) -> None:
+    found = read("id,duration\na,3\nb,5\nc,9\nd,40\n", truncate=5.0, max_length=30.0)
+    assert found.values.tolist() == [5, 5, 3]
+    assert (found.truncated, found.left_out) == (1, {"longer than --max-length 30": 1})
+    assert found.summary().truncated == 1
+
+
+def test_targets_are_not_truncated(read: Read) -> None:
+    found = read("id,duration,num_words\na,3,8\nb,9,7\n", truncate=5.0, target_key="num_words")
+    assert (found.values.tolist(), found.targets.tolist()) == ([5, 3], [7, 8])
 
 
 def test_a_scale_that_is_not_positive_is_a_misuse() -> None:

@@ -20,6 +20,7 @@ EVERYTHING = ReadOptions(
     length_scale=Fraction(1, 1000),
     min_length=0.0,
     max_length=30.0,
+    truncate=20.0,
     skip_invalid=True,
     tokenizer=Path("tokenizer.json"),
     reduce="max",

@@ -1,0 +1,168 @@
+"""Chats as examples: by their contents, or as a tokenizer's chat template renders them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from manifests.conftest import Read, Refusal
+
+CHATS: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}]},
+    {
+        "messages": [
+            {"role": "system", "content": "be kind"},
+            {"role": "user", "content": "two"},
+            {"role": "assistant", "content": None, "tool_calls": [{"name": "sum", "arguments": {"a": 1}}]},
+            {"role": "tool", "content": "three <|end|>"},
+        ]
+    },
+]
+LINES = "".join(json.dumps(chat) + "\n" for chat in CHATS)
+TEMPLATE = """{{- bos_token }}
+{%- set ns = namespace(count=0) %}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}{% continue %}{% endif %}
+    {%- set ns.count = ns.count + 1 %}
+{{ '<|' + message.role + '|> ' }}
+    {%- if message.tool_calls is defined %}{{ message.tool_calls | tojson(indent=1) }}{% endif %}
+    {%- if message.content is defined %}{% generation %}{{ message.content }}{% endgeneration %}{% endif %}
+ {{ eos_token }}
+{% endfor %}
+{%- if tools is not none or add_generation_prompt %}{{ raise_exception('unexpected') }}{% endif %}
+{{ dict(count=ns.count).count }} {{ strftime_now('%d') | length }}
+"""
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """A folder with a tokenizer and a chat template, which adds a token of its own to a single text."""
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    words = ["[UNK]", "one", "two", "three", "be", "kind", "<s>", "<|end|>", "<", "|", ">", "user", "assistant"]
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.add_special_tokens(["<s>", "<|end|>"])
+    made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 6)])
+    made.save(str(folder / "tokenizer.json"))
+    write_config(folder, chat_template=TEMPLATE)
+    return folder
+
+
+def write_config(folder: Path, **fields: object) -> None:
+    config = {"bos_token": {"__type": "AddedToken", "content": "<s>"}, "eos_token": "<|end|>", **fields}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def by_transformers(folder: Path) -> list[int]:
+    """The number of tokens of each chat in a training with transformers, in descending order."""
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    rendered = [theirs.apply_chat_template(chat["messages"], return_dict=False) for chat in CHATS]
+    return sorted(map(len, rendered), reverse=True)
+
+
+def write_parquet(path: Path) -> Path:
+    pa.parquet.write_table(pa.Table.from_pylist(CHATS), path)
+    return path
+
+
+def test_without_a_tokenizer_contents_are_counted_in_characters(read: Read) -> None:
+    found = read(LINES)
+    assert (found.values.tolist(), found.unit) == ([23, 12], "characters")
+    assert "'messages' holds chats: the characters of their contents are counted" in found.notes[0]
+
+
+@pytest.mark.parametrize(("measure", "lengths"), [("words", [5, 3]), ("bytes", [23, 12])])
+def test_contents_are_measured_as_texts_are(read: Read, measure: str, lengths: list[int]) -> None:
+    found = read(LINES, measure=measure)
+    assert (found.values.tolist(), found.unit) == (lengths, measure)
+
+
+@pytest.mark.parametrize("kind", ["lines", "list", "parquet"])
+def test_a_chat_template_counts_as_in_training(read: Read, tokenizer: Path, tmp_path: Path, kind: str) -> None:
+    content: str | bytes = LINES if kind == "lines" else json.dumps(CHATS)
+    if kind == "parquet":
+        content = write_parquet(tmp_path / "chats.parquet").read_bytes()
+    found = read(content, tokenizer=tokenizer)
+    assert (found.values.tolist(), found.unit) == (by_transformers(tokenizer), "tokens")
+    assert "as the chat template in" in found.notes[0] and "jinja2's sandbox" in found.notes[0]
+
+
+def test_a_template_may_lie_in_a_file_of_its_own(read: Read, tokenizer: Path) -> None:
+    (tokenizer / "chat_template.jinja").write_text(TEMPLATE + "{{ ' one one' }}")
+    found = read(LINES, tokenizer=tokenizer / "tokenizer.json")
+    assert found.values.tolist() == by_transformers(tokenizer)
+    assert "chat_template.jinja" in found.notes[0]
+
+
+def test_of_several_templates_the_default_one_is_taken(read: Read, tokenizer: Path) -> None:
+    templates = [{"name": "tool_use", "template": "one"}, {"name": "default", "template": TEMPLATE}]
+    write_config(tokenizer, chat_template=templates)
+    assert read(LINES, tokenizer=tokenizer).values.tolist() == by_transformers(tokenizer)
+
+
+def test_without_a_template_the_tokens_of_contents_are_counted(read: Read, tokenizer: Path) -> None:
+    write_config(tokenizer)
+    found = read(LINES, tokenizer=tokenizer)
+    assert found.values.tolist() == [5, 3]
+    assert "has no chat template" in found.notes[0]
+
+
+def test_parts_of_a_message_are_counted_images_are_not(read: Read) -> None:
+    parts = [{"type": "image", "url": "x"}, {"type": "text", "text": "abc"}, {"type": "text", "text": "de"}]
+    lines = json.dumps({"messages": [{"role": "user", "content": parts}]})
+    assert read(lines + "\n").values.tolist() == [5]
+
+
+def test_a_chat_below_another_key_is_taken_where_it_is_named(read: Read) -> None:
+    lines = "".join(json.dumps({"data": {"turns": chat["messages"]}}) + "\n" for chat in CHATS)
+    assert read(lines, length_key="data.turns").values.tolist() == [23, 12]
+
+
+def test_tokens_of_a_tokenized_chat_go_before_its_messages(read: Read) -> None:
+    assert read('{"messages": [{"role": "user", "content": "ab"}], "input_ids": [1, 2, 3]}\n').unit == "tokens"
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [([], "an empty list"), (["a"], "not a list of messages"), ([{"role": "user", "content": ""}], "zero")],
+)
+def test_what_is_no_chat_is_named(refusal: Refusal, messages: object, said: str) -> None:
+    error = refusal(LINES + json.dumps({"messages": messages}) + "\n")
+    assert "line 3: 'messages' is" in error.message and f"({said})" in error.message
+
+
+def test_what_a_template_refuses_is_named(refusal: Refusal, tokenizer: Path) -> None:
+    write_config(tokenizer, chat_template="{{ raise_exception('roles must alternate') }}")
+    message = refusal(LINES, tokenizer=tokenizer).message
+    assert "line 1: 'messages' is" in message and "refused by the chat template" in message
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() | length }}",
+        "{{ dict.__globals__.keys() }}",
+        "{{ raise_exception.__globals__.keys() }}",
+        "{% set ns = namespace() %}{% set ns.__html__ = raise_exception %}{{ ns }}",
+        "{{ namespace(__html__=raise_exception) }}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_a_template_can_not_leave_its_sandbox(refusal: Refusal, tokenizer: Path, template: str) -> None:
+    write_config(tokenizer, chat_template=template)
+    assert "refused by the chat template" in refusal(LINES, tokenizer=tokenizer).message
+
+
+@pytest.mark.parametrize("content", ["{", '{"chat_template": "{% if %}"}'])
+def test_a_damaged_template_is_one_error(refusal: Refusal, tokenizer: Path, content: str) -> None:
+    (tokenizer / "tokenizer_config.json").write_text(content)
+    assert "tokenizer_config.json" in refusal(LINES, tokenizer=tokenizer).message
