@@ -51,6 +51,7 @@ class Command(TyperCommand):
         """Run the command."""
         if not ctx.params.get("quiet"):
             _warn_of_variables(ctx)
+        settings.check_project(ctx)
         try:
             return super().invoke(ctx)
         except BatchtuneError as error:

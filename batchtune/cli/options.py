@@ -104,7 +104,7 @@ _FRACTION = "Fraction of that memory to use."
 class ManifestOptions:
     """The source of the lengths and how to read it."""
 
-    PANEL: ClassVar = "Reading the manifest"
+    PANEL: ClassVar[str] = "Reading the manifest"
 
     manifest: Annotated[
         list[str],
@@ -204,7 +204,7 @@ class ManifestOptions:
 class RunOptions:
     """Where results go, and how much is printed."""
 
-    PANEL: ClassVar = COMMON
+    PANEL: ClassVar[str] = COMMON
 
     max_batch_size: int | None = setting(
         "Largest number of examples in a batch (default: no limit).", "N", rich_help_panel=BUCKETS
@@ -223,7 +223,7 @@ class RunOptions:
 class WorkloadOptions:
     """The training step, its device and memory; whatever is not given is taken from the run."""
 
-    PANEL: ClassVar = "Workload and device"
+    PANEL: ClassVar[str] = "Workload and device"
 
     workload: str | None = setting(
         "The training step that was probed: builtin:NAME, path/to/file.py:NAME or package.module:NAME. You must "
@@ -321,7 +321,7 @@ class ProbeOptions(WorkloadOptions):
 class SweepOptions:
     """The bucket tables to compare."""
 
-    PANEL: ClassVar = BUCKETS
+    PANEL: ClassVar[str] = BUCKETS
 
     num_buckets: str = setting("Bucket counts: 15, 10:20 (both included) or 10,15,20.", "N", default="10:20")
     strategy: Annotated[
@@ -391,7 +391,7 @@ class SweepOptions:
 class StreamOptions:
     """How workers read the stream, and the ways to batch it that are compared."""
 
-    PANEL: ClassVar = "Stream"
+    PANEL: ClassVar[str] = "Stream"
 
     workers: int = setting("DataLoader workers of each rank; each reads its own shards.", "N", default=1)
     world_size: int = setting("Number of ranks that train together.", "N", default=1)
@@ -435,7 +435,7 @@ class StreamOptions:
 class LoaderOptions:
     """How a loader is measured."""
 
-    PANEL: ClassVar = "Loader"
+    PANEL: ClassVar[str] = "Loader"
 
     set: Annotated[list[str] | None, option("An argument for your function; can be repeated.", "KEY=VALUE")] = None
     kind: str | None = setting(

@@ -10,12 +10,16 @@ from typing import Any
 
 import typer
 
-from batchtune.errors import UsageError, nearest, shortened
+from batchtune.cli import console
+from batchtune.errors import UsageError, bounded, nearest, shortened
 
 # Options of one command line, never of a project.
 _NEVER = {"help", "force", "json", "quiet", "output", "patch", "key_path", "list_known"}
+# Options that name code to run, its arguments, or what is written.
+_OF_TRUSTED_PROJECTS = {"workload", "set", "sweep", "run", "junit_xml"}
 PREFIX = "BATCHTUNE_"
 _ORIGINS = "batchtune.origins"
+_FILE = "batchtune.project_file"
 
 Project = dict[str, dict[str, tuple[Any, str]]]
 """Command → option → its value, as the command line would give it, and where it is set."""
@@ -23,12 +27,62 @@ Project = dict[str, dict[str, tuple[Any, str]]]
 
 def apply_project(ctx: typer.Context, load_commands: Callable[[], Mapping[str, Any]]) -> None:
     """Take the defaults of the commands' options from the nearest pyproject.toml at or above the working folder."""
-    here = Path.cwd()
-    path = next((file for parent in (here, *here.parents) if (file := parent / "pyproject.toml").is_file()), None)
+    path = _project_file(Path.cwd())
     if path and (table := _read(path)):
         project = _project(table, path, load_commands())
         ctx.default_map = {name: {key: value for key, (value, _) in own.items()} for name, own in project.items()}
         ctx.meta[_ORIGINS] = project
+        ctx.meta[_FILE] = path
+
+
+def _project_file(working_folder: Path) -> Path | None:
+    """Return the nearest pyproject.toml, looked for up to the project's root (.git) or the home folder."""
+    home = os.path.realpath(os.path.expanduser("~"))
+    for folder in (working_folder, *working_folder.parents):
+        path = folder / "pyproject.toml"
+        if os.path.isfile(path):
+            return path
+        if os.path.lexists(folder / ".git") or str(folder) == home:
+            return None
+    return None
+
+
+def check_project(ctx: Any) -> None:
+    """Say which options of the command come from pyproject.toml, unless it is quiet.
+
+    Raises UsageError if one of them names code or a path to write, and the file is not to be trusted with that.
+    """
+    used = []
+    for parameter in ctx.command.params:
+        if getattr(ctx.get_parameter_source(parameter.name), "name", None) != "DEFAULT_MAP":
+            continue
+        value, where = ctx.meta[_ORIGINS][ctx.info_name][parameter.name]
+        values = " ".join(map(str, value)) if isinstance(value, list) else value
+        name = parameter.name.replace("_", "-")
+        used.append(f"{name} {bounded(str(values))}")
+        if parameter.name in _OF_TRUSTED_PROJECTS and (reason := _distrust(ctx.meta[_FILE])):
+            given = f"--{name}" if parameter.param_type_name == "option" else name.upper()
+            raise UsageError(
+                f"{where} = {shortened(values)} is not used: {reason}, and may name neither code nor files to write",
+                f"If that is what you want, give {given} on the command line.",
+            )
+    if used:
+        path = ctx.meta[_FILE]
+        shown = path.name if path.parent == Path.cwd() else path
+        console.note(f"Settings: {', '.join(used)} from {shown}", quiet=bool(ctx.params.get("quiet")))
+
+
+def _distrust(path: Path) -> str | None:
+    """Return why a pyproject.toml may not name code to run or files to write; None if it may."""
+    from batchtune.results import RUN_FILES
+
+    if any(os.path.lexists(path.parent / name) for name in RUN_FILES):
+        return "the file lies in a run folder"
+    # Whoever owns the working folder may be root's user: in a container, with a project of the machine outside.
+    trusted = {os.geteuid(), os.stat(".").st_uid}
+    if not {path.lstat().st_uid, path.stat().st_uid} <= trusted:
+        return "the file belongs to another user"
+    return None
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -41,7 +95,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError:  # somebody else's file above the working folder
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is not a TOML file: {error}", "Fix it: batchtune's settings may be in it.") from None
     table = document.get("tool", {}).get("batchtune", {})
     if not isinstance(table, Mapping):

@@ -29,7 +29,7 @@ class CpuBackend(DeviceBackend):
 
     OOM_MESSAGES = (r"DefaultCPUAllocator: (can't allocate memory|not enough memory)",)
     VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-    WORKER_ENVIRONMENT: ClassVar = {
+    WORKER_ENVIRONMENT: ClassVar[dict[str, str]] = {
         # Read by glibc when the process starts: blocks of 16 KiB or more are mapped one by one and returned when freed,
         # so the process holds just its tensors. Smaller ones leave holes in the heap: with a threshold of 64 KiB, a
         # small batch could leave some MiB of them.
