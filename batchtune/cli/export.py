@@ -79,14 +79,12 @@ def _patch(
     """
     import difflib
 
-    from batchtune.files import write_whole
+    from batchtune.configs.tree import LARGEST_BYTES
+    from batchtune.files import read_regular, write_whole
 
     assert framework.patch is not None  # _framework has checked
     try:
-        before = file.read_bytes().decode()  # with its line ends
-    except OSError as error:
-        why = f"{file} can't be read: {error.strerror or error}"
-        raise ResultError(why, "Give the training's YAML file.") from None
+        before = read_regular(file, LARGEST_BYTES, "Give the training's YAML file.").decode()  # with its line ends
     except UnicodeDecodeError as error:
         raise ResultError(f"{file} is not UTF-8 text: {error}", "Nothing was changed.") from None
     text, notes = framework.patch(before, tuned, key_path=key_path, name=str(file))

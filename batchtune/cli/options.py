@@ -173,6 +173,7 @@ class ManifestOptions:
 
     def _read(self, reader: Callable[..., AnyLengths], *, quiet: bool, as_in: Path | None) -> AnyLengths:
         from batchtune.cli.progress import reading_bar
+        from batchtune.manifests.inputs import expand
         from batchtune.tuning.run_folder import lengths_of
 
         options = self.read_options()
@@ -180,6 +181,9 @@ class ManifestOptions:
         if theirs is not None and theirs.reading is not None:
             own = options.record().flags
             options = options.completed(theirs.reading)
+            if options.target_file is not None and "--target-file" not in own:
+                for source in expand(options.target_file, None):  # named by a file that may come from anywhere
+                    source.check_ordinary()
             taken = [f"{name} {value}".strip() for name, value in options.record().flags.items() if name not in own]
             if taken:
                 console.note(f"Options taken from the run in {as_in}: {' '.join(taken)}.", quiet=quiet)

@@ -76,7 +76,7 @@ def _expanded(spec: str, wanted: str | None) -> Iterator[Source]:
             plain = os.path.exists(name) or not glob.has_magic(name)
             matches = [name] if plain else sorted(glob.glob(name, recursive=True))
             for match in matches:
-                yield from _sources(Path(match), wanted)
+                yield from _sources(Path(match), wanted, is_named=plain)
             if not matches:
                 hint = "Check the pattern; quote it, so that the shell leaves it alone."
                 raise ManifestError(f"nothing matches {spec}", hint)
@@ -104,12 +104,12 @@ def _braces(spec: str) -> list[str]:
     return list(map("".join, itertools.product(*choices)))
 
 
-def _sources(path: Path, wanted: str | None) -> list[Source]:
+def _sources(path: Path, wanted: str | None, *, is_named: bool = True) -> list[Source]:
     if path.is_dir():
         return _folder(path, wanted)
     kinds = [one.folder_kind for one in FORMATS.values() if one.of_folder and wanted in (None, one.name)]
     if not any(kind is not None and path.name.lower().endswith(kind[1]) for kind in kinds):
-        return [Source(path)]
+        return [Source(path, is_named=is_named)]
     if not path.exists():
         raise missing(path)
     return [Source(path.parent, (path.name,))]  # such as one audio file
@@ -125,7 +125,7 @@ def _folder(folder: Path, wanted: str | None) -> list[Source]:
     if not kinds:
         both = (name + ending for name in known for ending in ("", ".gz"))
         if (first := next((name for name in both if name in names), None)) is not None:
-            return [Source(folder / first)]
+            return [Source(folder / first, is_named=False)]
     held = _held(names, kinds or dict(one.folder_kind for one in formats if one.folder_kind is not None))
     if not held and (not kinds or JSON_LINES[0] in kinds):
         held = _held(names, dict([_JSON]))
@@ -140,7 +140,7 @@ def _folder(folder: Path, wanted: str | None) -> list[Source]:
     ((kind, found),) = held.items()
     if any(one.of_folder and one.folder_kind is not None and one.folder_kind[0] == kind for one in formats):
         return [Source(folder, chunk) for chunk in _chunks(names)]
-    return [Source(folder / name) for name in found]
+    return [Source(folder / name, is_named=False) for name in found]
 
 
 def _held(names: Sequence[str], kinds: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
@@ -238,6 +238,6 @@ def hf_files(folder: Path) -> list[Path] | None:
 
 def _read(path: Path, kind: Any) -> Any:
     try:
-        return msgspec.json.decode(Source(path).content(), type=kind)
+        return msgspec.json.decode(Source(path, is_named=False).content(), type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ManifestError(f"{path} is not as datasets writes it: {error}", _SAVE_AGAIN) from None

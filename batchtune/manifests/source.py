@@ -121,13 +121,15 @@ class Source:
     Attributes:
         path: The file, or the folder if there are names; for messages.
         names: Files relative to the folder, sorted: each an example or a part of one.
+        is_named: Whether the user named the file, which may then be a pipe; not one that was found in a folder.
         report: Called now and then with the share that is read, from 0 to 1.
         reader: The reader of its format, once it is known.
     """
 
-    def __init__(self, path: Path, names: Sequence[str] | None = None) -> None:
+    def __init__(self, path: Path, names: Sequence[str] | None = None, *, is_named: bool = True) -> None:
         self.path = Path("standard input") if path == STDIN else path
         self.names = None if names is None else tuple(names)
+        self.is_named = is_named
         self.report: Callable[[float], None] = lambda share: None
         self.reader: Any = None
         self._given = path
@@ -273,12 +275,19 @@ class Source:
         """A temporary file with what can be read only once; None for a file on disk."""
         if self._given.is_char_device() or self._given.is_block_device():
             raise ManifestError(f"{self.path} is a device, not a manifest", "Name a file.")
+        if not self.is_named:
+            self.check_ordinary()
         if self._given != STDIN and not self._given.is_fifo():
             return None
         with contextlib.nullcontext(sys.stdin.buffer) if self._given == STDIN else self._given.open("rb") as stream:
             copy = _copied(stream)
         weakref.finalize(self, copy.close)
         return copy
+
+    def check_ordinary(self) -> None:
+        """Raise ManifestError if it is a pipe, a socket or a device, which may never end."""
+        if self.names is None and (self._given == STDIN or (self._given.exists() and not self._given.is_file())):
+            raise ManifestError(f"{self.path} is not an ordinary file", "Remove it, or name the files to read.")
 
     @contextlib.contextmanager
     def _raw(self) -> Iterator[BinaryIO]:

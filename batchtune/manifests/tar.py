@@ -217,18 +217,19 @@ class Tar:
             position = start + (size + BLOCK - 1 & -BLOCK)
 
     def check_end(self) -> None:
-        """Read what follows the end, which also checks a compressed file: tar fills an archive up to a whole record.
+        """Read on for 1 MiB behind the end, which also checks a compressed file: tar fills up a whole record.
 
-        Raises ManifestError if something else than zeros follows, such as a second archive.
+        Raises ManifestError if something else than zeros follows there, such as a second archive. Not all of it is
+        read, as it may be a hole of terabytes.
         """
-        position = self._end
-        while position is not None and (piece := self._archive.window(position, _PIECE)):
-            if rest := piece.lstrip(b"\0"):
-                at = position + len(piece) - len(rest)
-                hint = "Readers stop at the end and would ignore the rest. Join archives with tar --concatenate."
-                raise ManifestError(f"{self._path} goes on behind the end of its archive, at byte {at:,}", hint)
-            position += len(piece)
-            self.report()
+        if self._end is None:
+            return
+        piece = self._archive.window(self._end, _PIECE)
+        if rest := piece.lstrip(b"\0"):
+            at = self._end + len(piece) - len(rest)
+            hint = "Readers stop at the end and would ignore the rest. Join archives with tar --concatenate."
+            raise ManifestError(f"{self._path} goes on behind the end of its archive, at byte {at:,}", hint)
+        self.report()
 
     def _end_at(self, block: bytes, position: int) -> None:
         """End the archive at this block, which is not a header. Raises ManifestError if it is damaged there."""

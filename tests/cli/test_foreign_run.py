@@ -81,3 +81,27 @@ def test_what_nests_without_end_is_one_message(tmp_path: Path) -> None:
     path.write_text('{"meta": {"format": "batchtune/probe", "version": 1, "batchtune": "1"}, "x": ' + "[" * 10**5)
     with pytest.raises(ResultError, match="is damaged"):
         read_result(path, Probe)
+
+
+def test_a_pipe_as_target_file_of_a_run_is_refused(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    targets = tmp_path / "targets"
+    targets.write_text("".join(f"{number}\n" for number in range(1, 37)))
+    given = ["--target-file", "targets", "--measure", "words"]
+    assert batchtune("sweep-buckets", manifest, *SWEEP, *given).returncode == 0
+    targets.unlink()
+    os.mkfifo(targets)
+    ran = batchtune("report", "--manifest", manifest)
+    assert ran.returncode == 1
+    assert "targets is not an ordinary file" in ran.stderr
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_patching_a_pipe_or_a_device_is_refused(batchtune: Run, manifest: Path, tmp_path: Path, kind: str) -> None:
+    assert batchtune("sweep-buckets", manifest, *SWEEP).returncode == 0
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "train.yaml")
+    else:
+        (tmp_path / "train.yaml").symlink_to("/dev/zero")
+    ran = batchtune("export", "--to", "speechbrain", "--patch", "train.yaml")
+    assert ran.returncode == 1
+    assert "train.yaml is no ordinary file" in ran.stderr

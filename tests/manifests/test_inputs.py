@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -242,3 +244,24 @@ def test_target_lengths_of_the_first_file_alone_are_an_error(tmp_path: Path) -> 
     (tmp_path / "utt2dur").write_text("a 100\n")
     with pytest.raises(ManifestError, match="utt2dur has no column 'target_length'"):
         load_lengths([tmp_path / "a.parquet", tmp_path / "utt2dur"])
+
+
+@pytest.mark.parametrize("spec", [".", "*.jsonl"], ids=["folder", "pattern"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_among_files_is_refused(tmp_path: Path, spec: str, kind: str) -> None:
+    write(tmp_path, "a.jsonl")
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "b.jsonl")
+    else:
+        (tmp_path / "b.jsonl").symlink_to("/dev/zero")
+    with pytest.raises(ManifestError, match=r"b.jsonl is (not an ordinary file|a device)"):
+        load_lengths(f"{tmp_path}/{spec}")
+
+
+def test_a_pipe_that_is_named_is_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "b.jsonl"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=['{"id": "a", "duration": 1}\n'])
+    writer.start()
+    assert load_lengths(pipe).count == 1
+    writer.join()
