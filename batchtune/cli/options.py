@@ -462,9 +462,12 @@ class LoaderOptions:
     setup_timeout: float = setting(
         "Time limit for importing your code and building the loader.", "SECONDS", default=600.0
     )
+    quick: bool = setting("Answer within a minute: fewer settings, shorter measurements.", default=False)
     stages: bool = setting("Measure reading, decoding, augmenting and collating separately.", default=False)
     check_reproducible: bool = setting(
-        "Check that two epochs from the same seed give the same batches, bit for bit.", default=False
+        "Check that two epochs from the same seed give the same batches, bit for bit; it takes two epochs, of at most "
+        "a minute each.",
+        default=False,
     )
     seed: int = setting("Seed for all random numbers of the loader.", "N", default=0)
 
@@ -476,7 +479,7 @@ class LoaderOptions:
 
         kept = ("kind", "device", "ranks_per_node", "seconds", "trials", "stages", "check_reproducible", "seed")
         config = run / SAMPLER_FILE
-        return LoaderSettings(
+        settings = LoaderSettings(
             target=target,
             options=parse_options(self.set or []),
             sweep=parse_sweep(self.sweep or []),
@@ -486,6 +489,7 @@ class LoaderOptions:
             config=str(config) if config.exists() else None,
             **{name: getattr(self, name) for name in kept},
         )
+        return settings.for_quick() if self.quick else settings
 
 
 def expand(command: Callable[..., None]) -> Callable[..., None]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from batchtune.results import Device, LoaderRow, Row, StreamRow, Trial
     from batchtune.shapes import BatchShape
-    from batchtune.tuning.loader_sweep import LoaderProgress
+    from batchtune.tuning.loader_progress import LoaderProgress
     from batchtune.tuning.probing import ProbeProgress
     from batchtune.tuning.sweep_settings import SweepSettings
     from batchtune.tuning.verifying import VerifyProgress
@@ -117,6 +117,9 @@ def loader_bar(*, quiet: bool) -> Iterator[Callable[[LoaderProgress], None]]:
         def show(progress: LoaderProgress) -> None:
             words = " ".join(f"{name}={argument_text(value)}" for name, value in progress.arguments.items())
             what = f"{_TUNING[progress.doing]} {words}".strip()
+            if progress.seconds is not None:
+                what += f", at most {format_seconds(progress.seconds)}"
+                console.note(f"{what}.", quiet=quiet)
             if progress.row is not None:
                 bar.console.print(_loader_line(progress.row), highlight=False, markup=False)
             bar.update(_TASK, completed=progress.done, total=progress.total, description=what)

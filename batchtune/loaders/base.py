@@ -151,6 +151,14 @@ class LoaderKind(ABC):
         every = [self.simplified(dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
         return [one for number, one in enumerate(every) if one not in every[:number]]
 
+    def quick_axes(self, axes: Mapping[str, Sequence[Argument]]) -> dict[str, Sequence[Argument]]:
+        """Return fewer values of the axes for a quick tuning: up to three numbers of workers, one value of all else."""
+        quick: dict[str, Sequence[Argument]] = {name: values[:1] for name, values in axes.items()}
+        if self.WORKERS in axes:
+            numbers = axes[self.WORKERS]
+            quick[self.WORKERS] = list(dict.fromkeys([numbers[0], numbers[len(numbers) // 2], numbers[-1]]))
+        return quick
+
     def simplified(self, arguments: Arguments) -> Arguments:
         """Return the simplest arguments that mean the same: without workers, nothing is prefetched."""
         return arguments

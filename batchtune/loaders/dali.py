@@ -80,6 +80,11 @@ class DaliKind(LoaderKind):
             "queue_depth": [2],
         }
 
+    def quick_axes(self, axes: Mapping[str, Sequence[Argument]]) -> dict[str, Sequence[Argument]]:
+        """As in the base class, with all processors, and operators in the background or at once."""
+        modes = [mode for mode in axes["eval_mode"] if mode in ("eager", "sync_cpu")]
+        return {**super().quick_axes(axes), "num_threads": axes["num_threads"][-1:], "eval_mode": modes}
+
     def simplified(self, arguments: Arguments) -> Arguments:
         """As in the base class: without reader threads there is no queue."""
         return arguments if self.workers(arguments) else {**arguments, "queue_depth": None}

@@ -7,7 +7,7 @@ import difflib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -18,6 +18,10 @@ from batchtune.results import Argument, argument_text
 
 _WORDS: dict[str, Argument] = {"true": True, "false": False, "none": None}
 _MOST_VALUES = 64
+# The most that a quick tuning takes of these.
+_QUICK_SECONDS = 1.0
+_QUICK_TRIALS = 2
+_QUICK_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,7 @@ class LoaderSettings:
         timeout_seconds: For one batch.
         setup_timeout_seconds: For importing the code and building the loader.
         step_seconds: Of each training step; None: by the run's probe, if it has one.
+        quick: Whether to measure few settings, for a short time, and to end after a minute.
         config: The run's `sampler.yaml`; None without one.
 
     Raises:
@@ -52,6 +57,7 @@ class LoaderSettings:
     timeout_seconds: float = 60.0
     setup_timeout_seconds: float = 600.0
     step_seconds: float | None = None
+    quick: bool = False
     stages: bool = False
     check_reproducible: bool = False
     seed: int = 0
@@ -80,6 +86,16 @@ class LoaderSettings:
                 "Run on a machine like those you train on.",
             )
 
+    def for_quick(self) -> LoaderSettings:
+        """Return the settings of a quick tuning: shorter measurements, and fewer."""
+        return replace(
+            self,
+            quick=True,
+            seconds=min(self.seconds, _QUICK_SECONDS),
+            trials=min(self.trials, _QUICK_TRIALS),
+            timeout_seconds=min(self.timeout_seconds, _QUICK_TIMEOUT_SECONDS),
+        )
+
     @property
     def processors(self) -> list[int]:
         """The processors of one rank: those that this process may use / ranks per node."""
@@ -94,6 +110,7 @@ class LoaderSettings:
             "trials": self.trials,
             "timeout_seconds": self.timeout_seconds,
             "ranks_per_node": self.ranks_per_node,
+            **({"quick": True} if self.quick else {}),
             "processors": len(self.processors),
             "seed": self.seed,
         }
@@ -176,3 +193,13 @@ def swept_axes(
                 except msgspec.ValidationError as error:
                     raise UsageError(f"--sweep {name}: {argument_text(value)} can't be: {error}") from None
     return {**axes, **sweep}
+
+
+def quick_note(every: Mapping[str, Sequence[Argument]], quick: Mapping[str, Sequence[Argument]]) -> str:
+    """Say which values of the axes a quick tuning leaves out."""
+    words = []
+    for name, values in every.items():
+        if left_out := [argument_text(value) for value in values if value not in quick[name]]:
+            words.append(f"{name}={','.join(left_out)}")
+    what = f", and leaves out {' '.join(words)}" if words else ""
+    return f"--quick measures each setting for a short time{what}."

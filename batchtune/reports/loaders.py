@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
+from batchtune.loaders import kind_of
 from batchtune.reports.rows import batches_words, speed
 from batchtune.reports.section import Section, settings_facts
 from batchtune.reports.table import UNKNOWN, Fact, Table, clean, known, make_table, shown_of, spread
@@ -15,6 +16,7 @@ from batchtune.units import counted, format_number, format_percent, format_secon
 # A sentence quotes no more of an error, or of a name.
 _QUOTED = 120
 _MEASURED = "*"
+_EQUAL = "≈"
 _MAX_ROWS = 500
 _MAX_FAILED = 20
 # A DataLoader's defaults, which names of its rows leave out.
@@ -62,10 +64,15 @@ class LoaderSection(Section[LoaderTuning]):
             return (
                 f"{which} keeps the step busy: it waits for data {waits} of the time. The loader makes {rate}{needs}."
             )
-        if loader.keeps_up:
+        if not loader.is_bottleneck:
+            fastest = row if loader.keeps_up else max(_delivered(loader.rows), key=_speed)
+            in_shared_memory = loader.keeps_up and kind_of(loader.kind).IN_SHARED_MEMORY
+            receiving = ", mostly to receive batches from the workers" if in_shared_memory else ""
+            waiting = "The step" if fastest is row else f"With {name}, the best setting, the step"
+            takes = "" if loader.demanded is None else f", and the step takes {format_number(loader.demanded)}"
             return (
-                f"{name} keeps up: it makes {rate}, and the step takes {format_number(loader.demanded or 0.0)}. The "
-                f"step waits {waits} of the time all the same, mostly to receive batches from the workers."
+                f"{setting_name(loader, fastest)} keeps up: it makes {format_number(_speed(fastest))} "
+                f"{fastest.rate_unit}{takes}. {waiting} waits {waits} of the time all the same{receiving}."
             )
         slow = f"; {self._stage}" if self._stage else ""
         best = f"with {name}" if row.arguments else "as it is"
@@ -99,7 +106,7 @@ class LoaderSection(Section[LoaderTuning]):
             yield f"Reproducible: two epochs from one seed gave the same {same}, bit for bit."
         if self.brief:
             return
-        if loader.reason and not loader.reason.startswith("The loader is the bottleneck"):  # the headline says so
+        if loader.reason and not loader.is_bottleneck:  # the headline says so
             yield f"Why: {with_full_stop(loader.reason)}"
         needs = []
         if row.processors is not None:
@@ -116,7 +123,7 @@ class LoaderSection(Section[LoaderTuning]):
         if row.gpu_idle is not None and row.gpu_idle_measured is not None:
             yield (
                 f"With a step that takes as long, it was measured to wait {format_percent(row.gpu_idle_measured)} of "
-                f"the time; the queue of workers gives {format_percent(row.gpu_idle)}."
+                f"the time; the queue of {workers_words(loader)} gives {format_percent(row.gpu_idle)}."
             )
         if (queue := loader.queue) is not None:
             receives, seconds = "", format_seconds(queue.receive_seconds)
@@ -169,7 +176,8 @@ class LoaderSection(Section[LoaderTuning]):
             return
         fastest = max(_delivered(loader.rows), key=_speed)
         name = "measured" if _is_alone(loader) else "recommended"
-        lines = {name: chosen, "fastest": fastest, "without workers": without_workers(loader)}
+        first = "fastest, equal" if fastest.equal_to_best and chosen.equal_to_best else "fastest"
+        lines = {name: chosen, first: fastest, f"without {workers_words(loader)}": without_workers(loader)}
         rows, seen = [], set[int]()
         for name, row in lines.items():
             if row is None or id(row) in seen:
@@ -179,7 +187,7 @@ class LoaderSection(Section[LoaderTuning]):
             rows.append(
                 {
                     "": name,
-                    "workers": format_number(row.workers),
+                    workers_words(loader): format_number(row.workers),
                     "examples/s": figures["examples/s"],
                     "step waits": known(row.idle, format_percent),
                     **{title: figures[title] for title in ("wait p99", "first batch", "memory")},
@@ -275,6 +283,11 @@ def outcome_words(row: LoaderRow) -> str:
     return _OUTCOMES.get(row.outcome, row.outcome)
 
 
+def workers_words(loader: LoaderTuning) -> str:
+    """Return what makes the loader's batches: workers, or reader threads."""
+    return kind_of(loader.kind).WORKERS_ARE
+
+
 def _is_alone(loader: LoaderTuning) -> bool:
     """Whether a single setting was measured, which is not recommended over any other."""
     return len(loader.rows) == 1
@@ -323,8 +336,9 @@ def _rows_table(loader: LoaderTuning) -> Table:
 def row_cells(row: LoaderRow) -> dict[str, str | None]:
     """Return what tables and charts show of a row, by the titles of the columns."""
     mark = _MEASURED if row.gpu_idle_measured is not None else ""
+    equal = _EQUAL if row.equal_to_best and row.idle is None else ""
     return {
-        "examples/s": known(row.examples_per_second, format_number),
+        "examples/s": known(row.examples_per_second, lambda rate: f"{format_number(rate)}{equal}"),
         "step waits": known(row.idle, lambda idle: f"{format_percent(idle)}{mark}"),
         "wait p50": known(row.wait_p50_seconds, format_seconds),
         "wait p99": known(row.wait_p99_seconds, format_seconds),
@@ -342,7 +356,12 @@ def _notes(loader: LoaderTuning, varied: list[str]) -> Iterator[str]:
         same = " ".join(f"{name}={argument_text(value)}" for name, value in fixed.items())
         yield f"The same for all that take it: {same}."
     if any(row.idle is not None for row in loader.rows):
-        yield "“Step waits” is the share of training that the step waits for batches, by the queue of workers."
+        yield (
+            "“Step waits” is the share of training that the step waits for batches, by the queue of "
+            f"{workers_words(loader)}."
+        )
+    if any(row.equal_to_best and row.idle is None for row in loader.rows):
+        yield f"{_EQUAL} marks settings that can't be told from the fastest: the trials differ by as much."
     if any(row.gpu_idle_measured is not None for row in loader.rows):
         yield f"{_MEASURED} marks shares that were measured, with a step that takes as long."
     if any(row.wait_p50_seconds is not None for row in loader.rows):

@@ -95,6 +95,7 @@ class LoaderRow(Record, frozen=True, kw_only=True):
         gpu_idle_measured: The same, of a consumer that takes as long for each batch as its step; None where not run.
         estimated_epoch_seconds: Of what the loader delivers in an epoch: steps and waits, or without a demand, the
             loader alone; None where its epoch has no known end.
+        equal_to_best: Whether it can't be told from the best row, by idle shares where they are known, else by rates.
     """
 
     arguments: Arguments
@@ -122,6 +123,7 @@ class LoaderRow(Record, frozen=True, kw_only=True):
     gpu_idle: Share | None = None
     gpu_idle_measured: Share | None = None
     estimated_epoch_seconds: Amount | None = None
+    equal_to_best: bool | None = None
 
     @property
     def name(self) -> str:
@@ -284,6 +286,13 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
         """Whether the recommended row delivers more than the step takes, so that only receiving batches holds it up."""
         row, demanded = self.recommended_row, self.demanded
         return bool(row and row.workers and demanded and (row.examples_per_second or 0.0) > MORE_THAN_NEEDED * demanded)
+
+    @property
+    def is_bottleneck(self) -> bool:
+        """Whether the step waits, and no setting that was measured delivers as much as it takes."""
+        if self.demand is None or self.recommended_row is None or (self.recommended_row.idle or 0.0) <= BUSY_IDLE:
+            return False
+        return all((row.batches_per_second or 0.0) * self.demand.step_seconds < 1 for row in self.rows)
 
     @property
     def reproducible(self) -> bool | None:

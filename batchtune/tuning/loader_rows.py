@@ -21,9 +21,12 @@ _LEAST_GROWTH_BYTES = 32 << 20
 _LEAST_GROWTH = 0.1
 _LEAST_LOOKS = 6
 # Only the beginning of a longer epoch is compared.
-_COMPARED_SECONDS = 60.0
-# Fewer batches of each worker might be equal by chance.
-_COMPARED_ROUNDS = 4
+COMPARED_SECONDS = 60.0
+# The figures of a setting that differ between its measurements.
+_MEDIANS = (
+    *("batches_per_second", "examples_per_second", "length_per_second", "first_batch_seconds"),
+    *("wait_p50_seconds", "wait_p99_seconds", "processors", "other_processors"),
+)
 
 
 def row_of(measurement: Measurement, kind: LoaderKind, rounds: int) -> LoaderRow:
@@ -114,17 +117,15 @@ def growth(memory: MemoryUse, spans: Sequence[tuple[float, float]], batches: int
     return max(found, default=0.0)
 
 
-def repeated_batches(digests: Sequence[dict[str, str]], workers: int) -> bool:
-    """Return whether workers repeat each other: in each of four rounds or more, all deliver the same batch.
-
-    Workers deliver in turn. The batches of different rounds must differ: constant batches, or few different labels, are
-    the same by chance.
-    """
-    rounds = len(digests) // workers
-    firsts = [digests[workers * number] for number in range(rounds)]
-    if rounds < _COMPARED_ROUNDS or any(one in firsts[:number] for number, one in enumerate(firsts)):
-        return False
-    return all(digests[number] == firsts[number // workers] for number in range(rounds * workers))
+def together(rows: Sequence[LoaderRow]) -> LoaderRow:
+    """Return the row of a setting that was measured several times: the medians of its rates and waits."""
+    columns = {name: [getattr(row, name) for row in rows] for name in (*_MEDIANS, "trials", "batches", "examples")}
+    sums = {name: sum(columns.pop(name)) for name in ("trials", "batches", "examples")}
+    medians = {name: float(np.median(values)) for name, values in columns.items() if None not in values}
+    spread = None
+    if rate := medians.get("examples_per_second"):
+        spread = float(np.ptp(columns["examples_per_second"])) / rate
+    return replace(rows[-1], **sums, **medians, examples_per_second_spread=spread)
 
 
 def reproduced(runner: LoaderRunner, arguments: Arguments, kind: LoaderKind) -> Reproduced:
@@ -134,7 +135,7 @@ def reproduced(runner: LoaderRunner, arguments: Arguments, kind: LoaderKind) -> 
     """
     epochs: list[Taken] = []
     for _ in range(2):
-        measured = runner.measure(arguments, Plan(seconds=_COMPARED_SECONDS, digests=True), kind)
+        measured = runner.measure(arguments, Plan(seconds=COMPARED_SECONDS, digests=True), kind)
         if measured.outcome != "ok":
             raise LoaderError(f"the epoch to compare failed: {measured.error}")
         epochs += measured.epochs

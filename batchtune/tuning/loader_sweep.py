@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
+import numpy as np
 from msgspec.structs import replace
 
 from batchtune.errors import LoaderError, ResultError
@@ -16,9 +16,8 @@ from batchtune.loaders import kind_of
 from batchtune.loaders.base import LoaderKind, Machine
 from batchtune.loaders.protocol import Opened
 from batchtune.loaders.runner import LoaderRunner, Measurement, Plan, too_small
-from batchtune.loaders.settings import LoaderSettings, swept_axes
+from batchtune.loaders.settings import LoaderSettings, quick_note, swept_axes
 from batchtune.results import (
-    BUSY_IDLE,
     LOADER_FILE,
     Argument,
     Arguments,
@@ -30,17 +29,19 @@ from batchtune.results import (
     write_result,
 )
 from batchtune.tuning.loader_demand import IdleModel, Steps, steps_of_run
-from batchtune.tuning.loader_recommend import ranked, reason_for, warnings_for
-from batchtune.tuning.loader_rows import measured_idle, repeated_batches, reproduced, row_of
+from batchtune.tuning.loader_progress import Doing, LoaderProgress, OnProgress
+from batchtune.tuning.loader_recommend import equal_to_best, ranked, reason_for, warnings_for
+from batchtune.tuning.loader_repeats import WorkerRepeats
+from batchtune.tuning.loader_rows import COMPARED_SECONDS, measured_idle, reproduced, row_of, together
 from batchtune.tuning.run_folder import alone_in
-from batchtune.units import counted, format_number
+from batchtune.units import counted
 
 _OF_RATES = (
     *("examples_per_second", "batches_per_second", "length_per_second", "examples_per_second_spread"),
     *("wait_p50_seconds", "wait_p99_seconds", "processors", "other_processors", "gpu_idle", "estimated_epoch_seconds"),
     "growth_bytes_per_batch",
 )
-# How many settings are measured again, and run as training would run them.
+# How many settings are measured in turns.
 _FINALISTS = 3
 # Where the step still waits and processors are idle, workers wait for disks or networks: their number is doubled, up to
 # this many for each processor.
@@ -55,25 +56,10 @@ _RECEIVED = 30
 # How many epochs are begun to see how one starts.
 _STARTS = 3
 _STAGES_SECONDS = 3.0
-# How many batches of each worker are compared, and for how long they are taken at most.
-_COMPARED_ROUNDS = 8
-_COMPARED_SECONDS = 10.0
-
-Doing = Literal["opening", "comparing", "measuring", "starting", "confirming", "stages", "reproducing"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderProgress:
-    """The progress of a tuning: the setting that it measures, how many of the round are done, and then its row."""
-
-    doing: Doing
-    arguments: Arguments = field(default_factory=dict)
-    done: int = 0
-    total: int = 1
-    row: LoaderRow | None = None
-
-
-OnProgress = Callable[[LoaderProgress], None]
+# A quick tuning begins no measurement later than this; what remains of a minute is for the one that runs.
+_QUICK_SECONDS = 45.0
+# The figures of a row that a consumer that computes changes.
+_WITH_STEPS = ("first_batch_seconds", "memory_bytes", "worker_bytes", "shared_bytes", "growth_bytes_per_batch")
 
 
 def run_loader_tuning(
@@ -116,17 +102,25 @@ class _Tuner:
         machine = Machine(processors=len(settings.processors), accelerator=opened.device != "cpu")
         axes = self._kind.axes(machine, frozenset(opened.takes))
         self._axes = swept_axes(axes, settings.sweep, opened.takes, self._kind.ARGUMENTS)
+        self._began = time.monotonic()
         self._measured: dict[str, Measurement] = {}
         self._idle = IdleModel(steps, self._kind, machine.processors, opened)
         self.rows: dict[str, LoaderRow] = {}
         self._chosen: str | None = None
         self._notes: list[str] = []
         self._extras: dict[str, object] = {}
-        self._repeats: str | None = None
+        self._repeats = WorkerRepeats(self._kind, dealt=opened.dealt)
+        if settings.quick:
+            every = self._axes
+            self._axes = {**self._kind.quick_axes(axes), **settings.sweep}
+            self._notes.append(quick_note(every, self._axes))
 
     def tune(self) -> None:
         """Measure all settings, halving their number in each round, then the best more closely."""
-        self._compare_workers()
+        every = self._kind.settings(self._axes)
+        if (arguments := self._repeats.setting_to_compare(every)) is not None:
+            self._on_progress(LoaderProgress(doing="comparing", arguments=arguments))
+            self._repeats.compare_batches(self._runner, arguments)
         finalists = self._halve()
         if finalists:
             self._choose(finalists)
@@ -135,10 +129,16 @@ class _Tuner:
             with self._noting("The stages can't be measured"):
                 self._extras["stages"] = self._runner.stages(max(_STAGES_SECONDS, self._settings.seconds))
         if self._settings.check_reproducible and self._chosen is not None:
-            arguments = self.rows[self._chosen].arguments
-            self._on_progress(LoaderProgress(doing="reproducing", arguments=arguments))
+            row, most = self.rows[self._chosen], 2 * COMPARED_SECONDS
+            if row.estimated_epoch_seconds is not None and self._idle.steps is None:
+                most = min(most, 2 * row.estimated_epoch_seconds)
+            self._on_progress(LoaderProgress(doing="reproducing", arguments=row.arguments, seconds=most))
             with self._noting("Two epochs can't be compared"):
-                self._extras["reproduced"] = reproduced(self._runner, arguments, self._kind)
+                self._extras["reproduced"] = reproduced(self._runner, row.arguments, self._kind)
+
+    def _is_late(self) -> bool:
+        """Return whether a quick tuning has to come to its end."""
+        return self._settings.quick and time.monotonic() - self._began > _QUICK_SECONDS
 
     @contextmanager
     def _noting(self, what: str) -> Iterator[None]:
@@ -149,49 +149,23 @@ class _Tuner:
             self._notes.append(f"{what}: {error.message}.")
 
     def _halve(self) -> list[LoaderRow]:
-        """Return the settings of the last round that work, the best first."""
+        """Return the settings that are left, the best first: a few that work."""
         once = {name: values[:1] if name in self._kind.START_AXES else values for name, values in self._axes.items()}
         left = self._kind.settings(once)
         seconds, rounds = self._settings.seconds, 1
         while True:
-            last = len(left) <= _FINALISTS
-            plan = Plan(seconds=seconds, trials=self._settings.trials if last else 1)
+            plan = Plan(seconds=seconds)
             found = self._measure_all(left, plan, rounds)
-            if rounds == 1:
+            if rounds == 1 and not self._settings.quick:
                 found = self._receiving(found)
-            while rounds == 1 and (more := self._more_workers(found, once)):
+            while rounds == 1 and not self._settings.quick and (more := self._more_workers(found, once)):
                 found += self._measure_all(more, plan, rounds, before=len(found))
             best = ranked([row for row in found if row.outcome == "ok"])
-            if last or not best:
+            best = best[: max(_FINALISTS, -(-len(found) // 2))]
+            if len(best) <= _FINALISTS:
                 return best
-            kept = {row.name for row in best[: max(_FINALISTS, -(-len(found) // 2))]}
-            left = [row.arguments for row in found if row.name in kept]  # still the cheapest first
+            left = [row.arguments for row in found if row in best]  # still the cheapest first
             seconds, rounds = 2 * seconds, rounds + 1
-
-    def _compare_workers(self) -> None:
-        """Find out whether workers deliver the same batches, which none can whose examples are dealt to them."""
-        several = [one for one in self._kind.settings(self._axes) if self._kind.workers(one) > 1]
-        if self._opened.dealt or not several:
-            return
-        arguments, workers = several[0], self._kind.workers(several[0])
-        self._on_progress(LoaderProgress(doing="comparing", arguments=arguments))
-        plan = Plan(seconds=_COMPARED_SECONDS, batches=_COMPARED_ROUNDS * workers, digests=True)
-        with suppress(LoaderError):  # which its measurement shows, too
-            measured = self._runner.measure(arguments, plan, self._kind)
-            if measured.outcome == "ok" and repeated_batches(measured.epochs[0].digests, workers):
-                self._repeats = self._repeating(f"the first batches of {workers} are the same, one after the other")
-
-    def _repeating(self, how: str) -> str:
-        return f"{self._kind.WORKERS_ARE} repeat each other: {how}\n{self._kind.SPLIT}"
-
-    def _is_repeated(self, measurement: Measurement) -> bool:
-        """Return whether each of several workers delivered a whole epoch, in whatever order."""
-        workers = self._kind.workers(measurement.arguments)
-        examples = self._idle.epoch_examples(measurement.epochs)
-        if self._opened.dealt or workers < 2 or not examples:
-            return False
-        alone = [one for one in self._measured.values() if self._kind.workers(one.arguments) < 2]
-        return any(examples == workers * (self._idle.epoch_examples(one.epochs) or 0) for one in alone)
 
     def _receiving(self, found: list[LoaderRow]) -> list[LoaderRow]:
         """Measure how long it takes to receive a batch, and return the rows with the idle shares that follow."""
@@ -232,6 +206,10 @@ class _Tuner:
         found: list[LoaderRow] = []
         now = LoaderProgress(doing=doing, done=before, total=before + len(settings))
         for done, arguments in enumerate(settings, before):
+            if self._is_late():
+                left_out = counted(len(settings) + before - done, "setting")
+                self._notes.append(f"--quick did not come to {left_out}, as the time was over.")
+                break
             now = dataclasses.replace(now, arguments=arguments, done=done, row=None)
             self._on_progress(now)
             found.append(self._measure(arguments, plan, rounds, starting=doing == "starting"))
@@ -241,15 +219,15 @@ class _Tuner:
     def _measure(self, arguments: Arguments, plan: Plan, rounds: int, *, starting: bool) -> LoaderRow:
         sizes = [row.batch_bytes for row in self.rows.values() if row.batch_bytes]
         reason = too_small(self._kind, arguments, max(sizes)) if sizes else None
-        if self._repeats is not None and self._kind.workers(arguments) > 1:
-            measurement = Measurement(arguments=arguments, outcome="repeats", error=self._repeats)
+        if self._repeats.error is not None and self._kind.workers(arguments) > 1:
+            measurement = Measurement(arguments=arguments, outcome="repeats", error=self._repeats.error)
         elif reason is not None:
             measurement = Measurement(arguments=arguments, outcome="shared_memory", error=reason)
         else:
             measurement = self._run(arguments, plan)
-        if measurement.outcome == "ok" and self._is_repeated(measurement):
-            self._repeats = self._repeating("each delivers the whole data set")
-            measurement = Measurement(arguments=arguments, outcome="repeats", error=self._repeats)
+        self._repeats.compare_epochs(measurement, self._measured, self._idle)
+        if self._repeats.error is not None and self._kind.workers(arguments) > 1:
+            measurement = Measurement(arguments=arguments, outcome="repeats", error=self._repeats.error)
         row = row_of(measurement, self._kind, rounds)
         if starting:
             row = replace(row, **dict.fromkeys(_OF_RATES))  # a few batches say nothing of rates
@@ -273,27 +251,82 @@ class _Tuner:
             return Measurement(arguments=arguments, outcome="error", error=text)
 
     def _choose(self, finalists: Sequence[LoaderRow]) -> None:
-        """Choose how epochs start, then run the best settings as training would, until one keeps its promise."""
-        start = self._best_start(finalists[0])
-        tried: list[LoaderRow] = []
-        candidates = self._with_more_workers(finalists[0])
-        for number, row in enumerate(candidates):
-            now = LoaderProgress(doing="measuring", done=number, total=len(candidates))
-            tried.append(self._confirmed(row.arguments | (start if row.workers else {}), row.rounds, now))
-            if not self._idle.steps or (tried[-1].outcome == "ok" and (tried[-1].idle or 0.0) <= BUSY_IDLE):
-                break
-        working = [row for row in tried if row.outcome == "ok"]
-        if working:
-            self._chosen = ranked(working)[0].name
+        """Measure the best settings in turns, until the best of all is one of these, and recommend that."""
+        start = {} if self._settings.quick else self._best_start(finalists[0])
+        closely: set[str] = set()
+        while best := ranked(self._rated()):
+            self._chosen = best[0].name
+            known = next((place for place, row in enumerate(best) if row.name in closely), len(best))
+            if known == 0 or self._is_late():
+                return
+            closely |= self._measured_in_turns(best[: min(known, _FINALISTS)], start)
+        self._chosen = None
 
-    def _with_more_workers(self, first: LoaderRow) -> list[LoaderRow]:
-        """Return a row, and of those with more workers, the best with each number, in ascending order."""
-        rated = [row for row in self.rows.values() if row.batches_per_second is not None]
-        more = ranked([row for row in rated if row.outcome == "ok" and row.workers > first.workers])
-        by_workers: dict[int, LoaderRow] = {}
-        for row in more:
-            by_workers.setdefault(row.workers, row)
-        return [first, *(by_workers[workers] for workers in sorted(by_workers))][:_FINALISTS]
+    def _rated(self) -> list[LoaderRow]:
+        """Return the rows that work and whose rate is known, the cheapest first."""
+        return [row for row in self.rows.values() if row.outcome == "ok" and row.batches_per_second is not None]
+
+    def _measured_in_turns(self, rows: Sequence[LoaderRow], start: Arguments) -> set[str]:
+        """Measure settings with all their arguments, one after the other and again; return the names of their rows.
+
+        With step times, a consumer computes as long as the step takes.
+        """
+        doing: Doing = "confirming" if self._idle.steps else "measuring"
+        every: dict[str, list[Measurement]] = {row.name: [] for row in rows}
+        turns = [(number, row) for number in range(self._settings.trials) for row in rows]
+        now = LoaderProgress(doing=doing, total=len(turns))
+        for done, (number, row) in enumerate(turns):
+            if number and (self._is_late() or every[row.name][-1].outcome != "ok"):
+                continue
+            arguments = row.arguments | (start if row.workers else {})
+            now = dataclasses.replace(now, arguments=arguments, done=done)
+            self._on_progress(now)
+            every[row.name].append(self._run(arguments, self._closer_plan(row)))
+        names = set()
+        for row in rows:
+            found = self._closer_row(row, every[row.name])
+            self._on_progress(dataclasses.replace(now, done=len(turns), row=found))
+            if found.name != row.name:  # one row for each setting: they only start differently
+                del self.rows[row.name]
+                self._measured[found.name] = self._measured.pop(row.name)
+            self.rows[found.name] = found
+            names.add(found.name)
+        return names
+
+    def _closer_plan(self, row: LoaderRow) -> Plan:
+        """Return how a setting is measured each time when it is compared with others in turns."""
+        if not self._idle.steps:
+            return Plan(seconds=self._settings.seconds * 2 ** (row.rounds - 1))
+        steps = [float(step) for step in self._idle.steps_of(self._measured[row.name].epochs)]
+        period = sum(steps) / len(steps) / max(1e-3, 1 - (row.gpu_idle or 0.0))
+        seconds = min(_PACED_SECONDS, max(self._settings.seconds, _PACED_BATCHES * period))
+        return Plan(seconds=seconds / self._settings.trials, steps=steps)
+
+    def _closer_row(self, row: LoaderRow, measurements: Sequence[Measurement]) -> LoaderRow:
+        """Return a row with what was measured in turns."""
+        last = measurements[-1]
+        if last.outcome != "ok":
+            return replace(row_of(last, self._kind, row.rounds), rounds=row.rounds)
+        rows = [row_of(one, self._kind, row.rounds) for one in measurements]
+        if not self._idle.steps:
+            self._measured[row.name] = dataclasses.replace(last, trials=[one.epochs for one in measurements])
+            return self._idle.priced(together(rows), self._measured[row.name].epochs)
+        epochs = [taken for one in measurements for taken in one.epochs]
+        self._idle.learn(row, epochs, paced=True)
+        others = {name: getattr(together(rows), name) for name in _WITH_STEPS}
+        waits = [measured_idle(one.epochs, row.workers) for one in measurements]
+        found = replace(row, arguments=last.arguments, gpu_idle_measured=float(np.median(waits)), **others)
+        seconds = self._idle.epoch_seconds(found, self._measured[row.name].epochs)
+        return replace(found, estimated_epoch_seconds=seconds)
+
+    def _examples_by_workers(self) -> dict[int, int]:
+        """Return the examples of an epoch by the number of workers, where these may be many."""
+        found: dict[int, int] = {}
+        for name, measurement in self._measured.items():
+            examples = self._idle.epoch_examples(measurement.epochs)
+            if examples is not None and self._kind.MORE_WORKERS:
+                found.setdefault(self.rows[name].workers, examples)
+        return found
 
     def _best_start(self, row: LoaderRow) -> Arguments:
         """Return the arguments with which an epoch of this setting starts soonest; of equal ones the first."""
@@ -310,36 +343,13 @@ class _Tuner:
         best = next(one for one in working if (one.first_batch_seconds or 0.0) <= enough)
         return {name: best.arguments[name] for name in axes}
 
-    def _confirmed(self, arguments: Arguments, rounds: int, now: LoaderProgress) -> LoaderRow:
-        """Measure a setting with all its arguments, then with a consumer that computes as long as the step takes."""
-        now = dataclasses.replace(now, arguments=arguments)
-        self._on_progress(now)
-        plan = Plan(seconds=self._settings.seconds * 2 ** (rounds - 1), trials=self._settings.trials)
-        row = self._measure(arguments, plan, rounds, starting=False)
-        self._on_progress(dataclasses.replace(now, done=now.done + 1, row=row))
-        if row.outcome != "ok" or not self._idle.steps:
-            return row
-        self._on_progress(dataclasses.replace(now, doing="confirming"))
-        epochs = self._measured[row.name].epochs
-        steps = [float(step) for step in self._idle.steps_of(epochs)]
-        period = sum(steps) / len(steps) / max(1e-3, 1 - (row.gpu_idle or 0.0))
-        plan = Plan(seconds=min(_PACED_SECONDS, max(self._settings.seconds, _PACED_BATCHES * period)), steps=steps)
-        paced = self._run(arguments, plan)
-        if paced.outcome != "ok":
-            row = replace(row, outcome=paced.outcome, error=paced.error)
-        else:
-            self._idle.learn(row, paced.epochs, paced=True)
-            row = replace(row, gpu_idle_measured=measured_idle(paced.epochs, row.workers))
-            row = replace(row, estimated_epoch_seconds=self._idle.epoch_seconds(row, epochs))
-        self.rows[row.name] = row
-        return row
-
     def result(self, notes: Sequence[str], *, interrupted: bool = False) -> LoaderTuning:
         """Return the record of what is known now."""
-        rows = list(self.rows.values())
-        if self._chosen is None and interrupted:
-            best = ranked([row for row in rows if row.outcome == "ok" and row.batches_per_second is not None])
-            self._chosen = best[0].name if best else None
+        rated = self._rated()
+        if self._chosen is None and rated and (interrupted or self._settings.quick):
+            self._chosen = ranked(rated)[0].name
+        equal = dict(zip((row.name for row in rated), equal_to_best(rated), strict=True))
+        rows = [replace(row, equal_to_best=equal.get(name)) for name, row in self.rows.items()]
         recommended = next((index for index, row in enumerate(rows) if row.name == self._chosen), None)
         epochs = [taken for one in self._measured.values() for taken in one.epochs]
         chosen = self._measured.get(self._chosen or "")
@@ -360,35 +370,15 @@ class _Tuner:
             reason="",
             queue=self._idle.record,
             interrupted=interrupted,
-            warnings=[*self._repetition(), *notes, *self._notes, *opened.warnings, *self._unequal_epochs()],
+            warnings=[*notes, *self._notes, *opened.warnings],
             **self._extras,  # type: ignore[arg-type]
         )
-        warnings = [*found.warnings, *warnings_for(found, len(self._settings.processors))]
+        warnings = [
+            *self._repeats.warnings(self._examples_by_workers()),
+            *found.warnings,
+            *warnings_for(found, len(self._settings.processors)),
+        ]
         return replace(found, reason=reason_for(found), warnings=warnings)
-
-    def _repetition(self) -> Iterator[str]:
-        """Yield a warning if workers repeat each other."""
-        if self._repeats is not None:
-            how, split = self._repeats.splitlines()
-            left_out = f"Settings with several {self._kind.WORKERS_ARE} are left out."
-            yield f"{how[0].upper()}{how[1:]}. {split} {left_out}"
-
-    def _unequal_epochs(self) -> Iterator[str]:
-        """Yield a warning if an epoch has more examples with some numbers of workers than with others."""
-        counts: dict[int, int] = {}
-        for name, measurement in self._measured.items():
-            examples = self._idle.epoch_examples(measurement.epochs)
-            if examples is not None and self._kind.MORE_WORKERS:
-                counts.setdefault(self.rows[name].workers, examples)
-        if not counts:
-            return
-        (few, least), (many, most) = (choose(counts.items(), key=lambda item: item[1]) for choose in (min, max))
-        if most > least:
-            yield (
-                f"An epoch has {format_number(least)} examples with {counted(few, 'worker')}, and "
-                f"{format_number(most)} with {counted(many, 'worker')}: workers share the data set wrongly. "
-                f"{self._kind.SPLIT}"
-            )
 
 
 def check_folder(folder: Path, settings: LoaderSettings, *, force: bool) -> None:

@@ -12,7 +12,8 @@ from batchtune.loaders.protocol import Taken
 from batchtune.loaders.runner import Measurement
 from batchtune.results import LoaderRow
 from batchtune.tuning.loader_recommend import ranked
-from batchtune.tuning.loader_rows import growth, repeated_batches, row_of
+from batchtune.tuning.loader_repeats import repeated_batches
+from batchtune.tuning.loader_rows import growth, row_of
 
 MEBIBYTE = 1 << 20
 

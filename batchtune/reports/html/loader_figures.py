@@ -31,6 +31,7 @@ from batchtune.reports.loaders import (
     row_cells,
     setting_name,
     varied_arguments,
+    workers_words,
 )
 from batchtune.reports.table import UNKNOWN, known
 from batchtune.results import LoaderRow, LoaderTuning
@@ -69,8 +70,9 @@ def loader_figures(loader: LoaderTuning) -> list[Figure]:
     if not views:
         return []
     against = f"; {demand[0]}" if demand is not None else ""
-    caption = f"Each point is a setting of the loader{against}. Lines join the best settings of each number of workers."
-    return [Figure(name="loader", title="What the loader delivers, by its workers", caption=caption, views=views)]
+    are = workers_words(loader)
+    caption = f"Each point is a setting of the loader{against}. Lines join the best settings of each number of {are}."
+    return [Figure(name="loader", title=f"What the loader delivers, by its {are}", caption=caption, views=views)]
 
 
 def _idle_percent(row: LoaderRow) -> float | None:
@@ -87,7 +89,7 @@ def _view(loader: LoaderTuning, scale: _Scale) -> View:
     workers = sorted({row.workers for row in (*rows, *failed)})
     room = 0.06 * max(workers[-1] - workers[0], 8)
     ticks: Layout = {"tickvals": workers, "ticktext": list(map(str, workers))} if len(workers) <= _MOST_TICKS else {}
-    x_axis = axis("workers", range=[workers[0] - room, workers[-1] + room], **ticks)
+    x_axis = axis(workers_words(loader), range=[workers[0] - room, workers[-1] + room], **ticks)
     highest = max(scale.of(row) or 0.0 for row in rows)
     data: list[Trace] = []
     notes: list[Layout] = []
@@ -132,10 +134,11 @@ def _groups(loader: LoaderTuning, rows: Sequence[LoaderRow]) -> dict[str, list[L
         if _effect(rows, name) >= _MATTERS and len(_combinations(rows, [*kept, name])) <= _MOST_LINES:
             kept.append(name)
     found: dict[str, list[LoaderRow]] = {}
+    best_of_each = f"best of each number of {workers_words(loader)}"
     for values in _combinations(rows, kept):
         of = dict(zip(kept, values, strict=True))
         members = [row for row in rows if all(_value(row, name) in (UNKNOWN, of[name]) for name in kept)]
-        title = " ".join(f"{name}={value}" for name, value in of.items()) or "best of each number of workers"
+        title = " ".join(f"{name}={value}" for name, value in of.items()) or best_of_each
         members.sort(key=lambda row: -(row.examples_per_second or 0.0))
         found[title] = first_of_each(members, lambda row: row.workers, loader.recommended_row)
     return found
