@@ -110,6 +110,7 @@ class LawDevice:
         law: Of the memory.
         lengths: The data set, whose longest length and target are the law's 1.
         slower_in_turns: A step in turns takes so many times as long as one of a trial.
+        first_step: The first step of a process takes so many bytes more. An OOM then costs the process.
         fitting: How many of the longest examples, with the longest target, fill the memory above the base.
     """
 
@@ -117,10 +118,12 @@ class LawDevice:
     lengths: Lengths
     fitting: float = 24.0
     slower_in_turns: float = 1.0
+    first_step: Callable[[BatchShape], float] | None = None
     worker: int = 0
     steps: int = 0
     seed: int = 0
     device: Device = field(init=False)
+    _warm: int = field(init=False, default=-1)  # the worker that has run a step
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
@@ -162,13 +165,18 @@ class LawDevice:
 
     def _peaks(self, shape: BatchShape, steps: int) -> list[float]:
         noise = self.law.noise
-        return [self.bytes(shape) * (1 + noise * (self._rng.random() - 0.5)) for _ in range(steps)]
+        peaks = [self.bytes(shape) * (1 + noise * (self._rng.random() - 0.5)) for _ in range(steps)]
+        if self.first_step is not None and self._warm < self.worker:
+            peaks[0] += self.first_step(shape)
+            self._warm = self.worker
+        return peaks
 
     def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
         self.worker += fresh
         peaks = self._peaks(shape, 4)
         where = {"index": index, "worker": self.worker, "timing": timing, "alloc_retries": 0}
         if max(peaks) > LIMIT_BYTES:
+            self.worker += self.first_step is not None
             return ran(shape, "oom", error="CUDA out of memory", **where)
         return ran(
             shape,

@@ -6,11 +6,16 @@ The benchmark `tests/benchmarks/laws.py` prints the figures of all laws on all d
 from itertools import cycle
 from pathlib import Path
 
+import numpy as np
 import pytest
 from benchmarks.laws import DATA, MOST_LOSS, Figures, measure, probe_law
-from memory_laws import LAWS, TARGET_LAWS, Law, LawDevice, made_lengths
+from memory_laws import BASE_BYTES, LAWS, LIMIT_BYTES, TARGET_LAWS, Law, LawDevice, made_lengths
 
+from batchtune.errors import ProbeError
+from batchtune.lengths import Lengths
 from batchtune.probe.settings import ProbeSettings
+from batchtune.results import Probe
+from batchtune.shapes import BatchShape
 from batchtune.tuning.costs import costs_of
 from batchtune.tuning.probing import ProbeHooks, run_probe
 from batchtune.tuning.sweep import sweep
@@ -67,6 +72,31 @@ def test_equal_peaks_cost_a_margin_of_a_thousandth() -> None:
     assert probe.margin is not None
     assert probe.margin.bytes == int(0.001 * probe.device.limit_bytes)
     assert all(point.trial is not None for point in probe.frontier)
+
+
+def probe_with_a_first_step(fitting: float, share: float) -> Probe:
+    """Probe data with one long example; a process's first step needs a share of the memory more for each example."""
+    lengths = Lengths.of(np.concatenate((np.full(300, 0.3), np.linspace(1, 5, 20), [82.5])))
+
+    def first_step(shape: BatchShape) -> float:
+        return share * (LIMIT_BYTES - BASE_BYTES) * shape.batch_size
+
+    return probe_law(LawDevice(LAWS["linear"], lengths, fitting=fitting, first_step=first_step))
+
+
+def test_the_longest_that_ran_as_a_first_step_stays() -> None:
+    # The margin for a first step with many examples would leave no room for the longest one.
+    probe = probe_with_a_first_step(1.1, 0.0005)
+    assert probe.margin is not None
+    assert probe.margin.first_step_bytes > 0.09 * LIMIT_BYTES
+    assert (probe.frontier[-1].length, probe.frontier[-1].batch_size) == (82.5, 1)
+
+
+def test_a_longest_example_without_a_margin_is_an_error() -> None:
+    law = Law(LAWS["linear"].need, noise=0.03)
+    with pytest.raises(ProbeError, match=r"17\.04.*leaves less than 245 MiB of 7\.45 GiB") as raised:
+        probe_law(LawDevice(law, made_lengths("speech", count=FEW), fitting=1.02))
+    assert "--max-length 15.72" in (raised.value.hint or "")
 
 
 def test_a_search_ended_by_max_lengths_warns_and_can_continue(tmp_path: Path) -> None:

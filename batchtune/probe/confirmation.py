@@ -34,8 +34,8 @@ class Turns:
     # From each shape's steps that passed, without the first step of a fresh worker.
     peaks: dict[BatchShape, list[int]] = field(default_factory=dict)
     seconds: dict[BatchShape, list[float]] = field(default_factory=dict)
-    first_step: tuple[BatchShape, int] | None = None  # of the fresh worker: its shape and its peak, if it passed
-    first_failed: Ran | None = None  # the shape that ran out of memory in that step; it may fit in later ones
+    first_step: tuple[BatchShape, int] | None = None  # of the last fresh worker: its shape and its peak, if it passed
+    first_failed: Ran | None = None  # the shape that ran out of memory in such a step; it may fit in later ones
     reserved_first: int = 0  # the largest cache of the current worker while each shape ran once
 
     def time_ratio(self, trials: Sequence[Trial]) -> float | None:
@@ -82,16 +82,20 @@ def confirm(stepper: Supervisor, shapes: Sequence[BatchShape], on_step: Callable
             if any(failed.trial.shape == shape for failed in turns.failures):
                 continue
             on_step(shape)
+            worker_before = stepper.worker
             ran = stepper.step(shape, release=first and not fresh)
+            # An OOM may have cost the worker before, so that a new one ran this step.
+            first_of_process = (first and fresh) or stepper.worker != worker_before
             outcome = ran.trial.outcome
             if outcome in ("crash", "timeout") and shape not in faults:
                 faults.add(shape)
                 return True
             if outcome == "ok":
-                turns.passed(ran.trial, again=number >= len(shapes), first=first and fresh)
-            elif first and fresh and outcome == "oom":
+                turns.passed(ran.trial, again=number >= len(shapes), first=first_of_process)
+            elif first_of_process and outcome == "oom":
                 turns.first_failed = ran
-                break
+                if fresh:
+                    break
             else:
                 turns.failures.append(ran)
             if outcome == "error":  # the workload's own, which ends the probe

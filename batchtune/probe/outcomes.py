@@ -204,7 +204,14 @@ class Outcomes:
         if self.confirmed is not None and shape not in self.confirmed:
             return False
         lowest = min(self._peaks(shape), default=None)
-        return lowest is None or lowest + self.margin.bytes <= self.task.limit_bytes
+        if lowest is None:
+            return True
+        room = self.task.limit_bytes - lowest
+        return room >= self.margin.bytes or (self._passed_first(shape) and room >= self._steady_margin_bytes)
+
+    def _passed_first(self, shape: BatchShape) -> bool:
+        """Return whether it passed as the first of a process, and so needs no room for that beyond its own."""
+        return any(trial.outcome == "ok" and trial.index in self._first_of_worker for trial in self._by_shape[shape])
 
     def median_seconds(self, shape: BatchShape) -> float | None:
         """Return the median step time of a shape; None if unknown."""
@@ -253,13 +260,20 @@ class Outcomes:
                 repetitions += sum(max(1, trial.steps - 1) for trial in trials if trial.peak_bytes is not None)
         rest = [held for index, held in self._rest if index not in self._first_of_worker]
         spread = max(*ranges, max(rest, default=0) - min(rest, default=0))
-        at_least = max(_SPREADS * spread, float(self.task.first_step_bytes))
         return Margin(
-            bytes=int(at_least + _LEAST_MARGIN * self.task.limit_bytes) if self.knows_peaks else 0,
+            bytes=self._margin_bytes(max(_SPREADS * spread, self.task.first_step_bytes)),
             spread_bytes=spread,
             first_step_bytes=self.task.first_step_bytes,
             repetitions=repetitions,
         )
+
+    @cached_property
+    def _steady_margin_bytes(self) -> int:
+        """The margin without what the first step of a process needs."""
+        return self._margin_bytes(_SPREADS * self.margin.spread_bytes)
+
+    def _margin_bytes(self, at_least: float) -> int:
+        return int(at_least + _LEAST_MARGIN * self.task.limit_bytes) if self.knows_peaks else 0
 
     @cached_property
     def _rest(self) -> list[tuple[int, int]]:

@@ -42,6 +42,11 @@ def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows:
     yield from longer_than(lengths, limit, "max_batch_length", _OVERLONG)
     for name, strategy in STRATEGIES.items():
         yield from strategy.cautions(lengths, limit, [row for row in rows if row.strategy == name])
+    if rows and all(row.unproven for row in rows):
+        yield (
+            "every row has batch sizes that are not proven to fit, the recommended one too: run its batches with "
+            "`batchtune verify` before you train with them"
+        )
     if max(num_buckets) > distinct and any(row.pool_size is None for row in rows):
         values = "only one value" if distinct == 1 else f"only {distinct} different values"
         yield (

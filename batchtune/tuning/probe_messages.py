@@ -25,6 +25,7 @@ _IN_ONE_PIECE = 0.95
 # A margin of more than this part of the limit is worth a word; so are the first few shapes at which memory falls.
 _LARGE_MARGIN = 0.02
 _MOST_NAMED = 3
+_SMALL_STEP_FIRST = "A step with a small batch before training begins"
 # It is harmless if an allocator empties its cache once after a larger shape, but not in one step of ten.
 _MANY_RETRIES = 0.1
 
@@ -87,6 +88,31 @@ def too_long(lengths: Lengths, workload: str, device: Device, found: TooLong) ->
         f"{hint + ' Else leave' if hint else 'Leave'} them out with --max-length {fitting!r}, give more memory "
         f"with --memory, or take a smaller model (checkpointing, a lower precision) with --set; {_START_OVER}.",
     )
+
+
+def longest_not_proven(lengths: Lengths, proven: float, device: Device, margin: Margin | None) -> ProbeError:
+    """Return the error if no batch of the longest example leaves the margin free; `proven` is the longest that does."""
+    unit = lengths.unit
+    longer = lengths.count - lengths.histogram.count_up_to(proven)
+    why = "some batch with it failed in turns with the others"
+    if margin is not None:
+        free = f"{format_size(margin.bytes)} of {format_size(device.limit_bytes)}"
+        why = f"it leaves less than {free} free. {_kept(margin)}"
+    return ProbeError(
+        f"the longest example ({format_length(lengths.longest, unit)}) is not proven to fit, even alone: {why}",
+        f"Leave out the {counted(longer, 'example')} longer than {format_length(proven, unit)} with --max-length "
+        f"{proven!r}, give more memory with --memory, or take a smaller model with --set; {_START_OVER}.",
+    )
+
+
+def _kept(margin: Margin) -> str:
+    """Return what the margin is for, as a sentence without its full stop."""
+    if margin.first_step_bytes > margin.spread_bytes:
+        return (
+            f"The first step of a process needs {format_size(margin.first_step_bytes)} more than later ones with the "
+            "same batch"
+        )
+    return f"Peaks of equal batches differ by up to {format_size(margin.spread_bytes)}"
 
 
 def longest_does_not_fit(lengths: Lengths, workload: str, device: Device, trial: Trial, trials: int) -> str:
@@ -164,15 +190,11 @@ def about_margin(margin: Margin | None, device: Device) -> Iterator[str]:
         return
     share = f"{margin.bytes / device.limit_bytes:.1%} of the limit of {format_size(device.limit_bytes)} is left free"
     if margin.first_step_bytes > margin.spread_bytes:
-        yield (
-            f"The first step of a process needs {format_size(margin.first_step_bytes)} more than later ones with "
-            f"the same batch: {share} for it. A step with a small batch before training begins would make that room "
-            "usable."
-        )
+        yield f"{_kept(margin)}: {share} for it. {_SMALL_STEP_FIRST} would make that room usable."
     else:
         yield (
-            f"Peaks of equal batches differ by up to {format_size(margin.spread_bytes)}: {share} for that. A workload "
-            "whose memory does not depend on chance can have larger batches."
+            f"{_kept(margin)}: {share} for that. A workload whose memory does not depend on chance can have larger "
+            "batches."
         )
 
 
@@ -184,6 +206,12 @@ def about_turns(turns: Turns, confirmations: int) -> Iterator[str]:
             f"Confirmed {confirmations} times, and each time batches failed, {failed.shape} the last: "
             f"{error_in_turns(failed)}. What failed last is left out: smaller batches that passed take its place. "
             "Leave more memory free with --memory-fraction, and probe again with --force."
+        )
+    elif turns.first_failed is not None:
+        yield (
+            "The first step of a process needs more memory than later ones, and how much depends on the batch. After "
+            f"{confirmations} confirmations {turns.first_failed.trial.shape} still ran out of memory in it and is left "
+            f"out, but others may run out too. {_SMALL_STEP_FIRST} avoids that."
         )
     if turns.alloc_retries > _MANY_RETRIES * turns.steps:
         yield (

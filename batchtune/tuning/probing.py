@@ -278,8 +278,14 @@ class _Probing:
     def _learn(self, turns: Turns) -> bool:
         """Take in what the turns showed; return whether anything must be measured again."""
         findings = self.search.findings(self.trials)
+        task = self.search.task
+        ranges = [findings.peak_range(shape, peaks) for shape, peaks in turns.peaks.items()]
+        task.spread_bytes = max(task.spread_bytes, *ranges, 0)
+        task.first_step_bytes = max(task.first_step_bytes, self._first_step_bytes(turns, findings))
         failures = list(turns.failures)
-        if (first := turns.first_failed) is not None and findings.highest_peak(first.trial.shape) is None:
+        first = turns.first_failed
+        # The margin may not cover it: the first step of a smaller batch may need less.
+        if first is not None and self.search.findings(self.trials).is_proven(first.trial.shape):
             failures.append(first)
         for failure in failures:  # journalled as trials that rule the shapes out
             trial = replace(
@@ -293,10 +299,6 @@ class _Probing:
                 confirmation=True,
             )
             self._keep(replace(failure, trial=trial))
-        task = self.search.task
-        ranges = [findings.peak_range(shape, peaks) for shape, peaks in turns.peaks.items()]
-        task.spread_bytes = max(task.spread_bytes, *ranges, 0)
-        task.first_step_bytes = max(task.first_step_bytes, self._first_step_bytes(turns, findings))
         again = self.search.findings(self.trials)
         return bool(failures) or not all(again.is_proven(shape) for shape in turns.peaks)
 
@@ -308,9 +310,12 @@ class _Probing:
             return max(0, peak - later)
         if turns.first_failed is None or (highest := findings.highest_peak(turns.first_failed.trial.shape)) is None:
             return 0
-        shape = turns.first_failed.trial.shape
-        smaller = BatchShape(max(1, int(shape.batch_size * _SMALLER)), shape.length, shape.target_length)
-        return max(self.device.limit_bytes - highest, first_step_excess(self.measurer, smaller) or 0)
+        smaller = shape = turns.first_failed.trial.shape
+        excess = None
+        while excess is None and smaller.batch_size > 1:
+            smaller = BatchShape(int(smaller.batch_size * _SMALLER), shape.length, shape.target_length)
+            excess = first_step_excess(self.measurer, smaller)
+        return max(self.device.limit_bytes - highest, excess or 0)
 
     def _result(self, turns: Turns, shapes: Sequence[BatchShape]) -> Probe:
         failed = {failure.trial.shape for failure in turns.failures}
@@ -320,6 +325,8 @@ class _Probing:
             raise messages.nothing_confirmed(turns)
         findings = self.search.findings(self.trials)
         margin = findings.margin if findings.knows_peaks else None
+        if points[-1].length < self.lengths.longest:
+            raise messages.longest_not_proven(self.lengths, points[-1].length, self.device, margin)
         few_lengths = []
         if (lost := self.refinement.left_at_stake(findings)) is not None:
             few_lengths = [

@@ -96,3 +96,18 @@ def test_a_shape_that_kills_the_worker_twice_fails() -> None:
 def test_cache_growth_counts_after_each_shape_ran_once() -> None:
     assert turns_of(MadeStepper(reserved=[50, 80, 90, 90, 97, 92])).reserved_growth_bytes == 7
     assert turns_of(MadeStepper(reserved=[100, 80, 90, 90, 95, 92])).reserved_growth_bytes == 0
+
+
+def test_a_worker_replaced_mid_turns_has_a_first_step_too() -> None:
+    @dataclass
+    class Renewing(MadeStepper):
+        """Loses its worker with the first step of MIDDLE; the next needs more memory in its first step."""
+
+        def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+            before = len(self.steps)
+            self.worker += before == 3
+            self.steps.append((self.worker, shape, release))
+            return ran(shape, step_seconds=0.1, peak_bytes=150 if before == 3 else 100)
+
+    turns = turns_of(Renewing())
+    assert all(peak == 100 for peaks in turns.peaks.values() for peak in peaks)

@@ -89,6 +89,19 @@ def test_a_probe_of_an_older_batchtune_proves_nothing() -> None:
     assert proven_by(1.0, 1) is None
 
 
+def test_a_sweep_without_a_proven_row_warns() -> None:
+    probe = probe_with({1.0: 90, 2.0: 60})
+    lengths = Lengths.of([1.0] * 300 + [2.0] * 300 + [9.0])
+
+    def warnings(data: Lengths) -> str:
+        found = sweep(data, 120.0, SweepSettings(strategies=("optimal",)), costs_of(probe))
+        assert found.recommended is not None
+        return " ".join(found.warnings)
+
+    assert "every row has batch sizes that are not proven to fit" in warnings(lengths)
+    assert "not proven" not in warnings(Lengths.of(lengths.values[lengths.values < 9]))
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=8),
     st.lists(st.integers(1, 45), min_size=1, max_size=60),
