@@ -9,6 +9,9 @@ from batchtune.results import Baseline, Costed, LengthsSummary, LowerBound, Row,
 from batchtune.units import format_length, format_number, format_percent, format_ratio, format_seconds
 
 FIXED_BASELINE = "fixed-random"
+_LENGTH_GROUPED = "length-grouped"
+# The units of speech, whose frameworks make bucket tables.
+SPEECH_UNITS = ("s", "ms", "samples", "frames")
 CURRENT = "your current config"
 DOES_NOT_FIT = "does not fit"
 # Marks rows with batches that are not proven to fit.
@@ -74,12 +77,18 @@ def format_correlation(correlation: float) -> str:
 
 
 def compared(sweep: Sweep) -> list[tuple[str, Row | Baseline]]:
-    """Name the alternatives to the recommended row: the user's config or today's practice, and a fixed batch size."""
+    """Name the alternatives to the recommended row: the user's config or today's practice, and a fixed batch size.
+
+    Today's practice is SpeechBrain's for speech, and length-grouped batches for all else.
+    """
     others: list[tuple[str, Row | Baseline]] = []
     if sweep.current is not None and sweep.current_fits is not False:
         others.append((CURRENT, sweep.current))
-    elif (today := today_row(sweep)) is not None and today[1] is not sweep.recommended_row:
-        others.append(today)
+    elif sweep.lengths.unit in SPEECH_UNITS:
+        if (today := today_row(sweep)) is not None and today[1] is not sweep.recommended_row:
+            others.append(today)
+    elif (grouped := _baseline(sweep, _LENGTH_GROUPED)) is not None:
+        others.append((f"Transformers' group_by_length (batch size {format_number(grouped.batch_size)})", grouped))
     if (fixed := fixed_baseline(sweep)) is not None:
         others.append((f"a fixed batch size of {format_number(fixed.batch_size)}", fixed))
     return others
@@ -96,7 +105,11 @@ def today_row(sweep: Sweep) -> tuple[str, Row] | None:
 
 def fixed_baseline(sweep: Sweep) -> Baseline | None:
     """Return the largest fixed batch size, its batches drawn at random; None if it was not computed."""
-    return next((baseline for baseline in sweep.baselines if baseline.name == FIXED_BASELINE), None)
+    return _baseline(sweep, FIXED_BASELINE)
+
+
+def _baseline(sweep: Sweep, name: str) -> Baseline | None:
+    return next((baseline for baseline in sweep.baselines if baseline.name == name), None)
 
 
 def truncated_words(lengths: LengthsSummary) -> str:
@@ -178,7 +191,7 @@ def savings(
     needs = [f"{named.get(name, name)} needs {format_number(other.batches)}" for name, other in others]
     seconds = row.estimated_epoch_seconds
     if seconds is None:
-        cost = f"Step times are not known, so {kinds} are compared by batches"
+        cost = without_times(kinds)
         saved = [f"{_fewer(row.batches, other.batches)} than with {name}" for name, other in others if other.batches]
     else:
         cost = f"One epoch is estimated at {format_seconds(seconds)}"
@@ -186,6 +199,11 @@ def savings(
         saved = [f"{speed(seconds, time)} {name} ({format_seconds(time)})" for name, time in times if time]
     on_ranks = f" on {format_number(ranks)} ranks" if ranks > 1 else ""
     return [_joined(f"An epoch{on_ranks} needs {batches_words(row.batches)}", "; ", needs), _joined(cost, ": ", saved)]
+
+
+def without_times(kinds: str) -> str:
+    """Say that only batches are compared, without a full stop."""
+    return f"Step times are not known, so {kinds} are compared by batches"
 
 
 def _fewer(ours: int, theirs: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from batchtune.reports.rows import (
     CURRENT,
     DOES_NOT_FIT,
+    SPEECH_UNITS,
     UNPROVEN,
     advantage,
     batch_sizes,
@@ -20,6 +21,7 @@ from batchtune.reports.rows import (
     padding,
     savings,
     time_error,
+    without_times,
 )
 from batchtune.reports.section import SweptSection
 from batchtune.reports.table import Fact, Table, format_times, known, limits_table, make_table, shown_of, spread
@@ -64,6 +66,8 @@ class StreamSection(SweptSection[StreamSweep]):
         if row is None:
             return
         if self.brief:
+            if row.estimated_epoch_seconds is None:
+                yield f"{without_times('ways to batch')}; the time saved may be much less."
             yield from self._other_settings(row)
             return
         others = _compared(stream)
@@ -239,7 +243,8 @@ def _compared(stream: StreamSweep) -> list[tuple[str, StreamRow | Row]]:
     others: list[tuple[str, StreamRow | Row]] = []
     if stream.current is not None and stream.current_fits is not False:
         others.append((CURRENT, stream.current))
-    if (alone := stream.speechbrain_row) is not None and alone is not stream.recommended_row:
+    alone = stream.speechbrain_row if stream.lengths.unit in SPEECH_UNITS else None
+    if alone is not None and alone is not stream.recommended_row:
         others.append(("SpeechBrain's best setting", alone))
     if stream.map_style is not None:
         others.append((f"a {MAP_STYLE}", stream.map_style))

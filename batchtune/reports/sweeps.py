@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from batchtune.reports.rows import (
+    SPEECH_UNITS,
     advantage,
     batches_words,
     compared,
@@ -13,6 +14,7 @@ from batchtune.reports.rows import (
     padding,
     savings,
     swept_kinds,
+    without_times,
 )
 from batchtune.reports.section import SweptSection
 from batchtune.reports.sweep_tables import sweep_comparison, sweep_tables
@@ -49,6 +51,8 @@ class SweepSection(SweptSection[Sweep]):
         """Say what the recommended row saves, with the evidence for it, and why it is recommended."""
         sweep, row, fixed = self.result, self.result.recommended_row, fixed_baseline(self.result)
         if self.brief:
+            if row is not None and row.estimated_epoch_seconds is None:
+                yield f"{without_times(swept_kinds(sweep))}; the time saved may be much less."
             yield from self.evidence()
             return
         if row is None:
@@ -136,7 +140,8 @@ class SweepSection(SweptSection[Sweep]):
                 yield f"batchtune probe-oom MANIFEST --workload W{run.as_option}", "measure what fits"
             elif verified is None:
                 yield verify, "run these batches for real"
-            others = "pools, or the best table for others" if in_pools else "the same for SpeechBrain, NeMo, ..."
+            frameworks = "SpeechBrain, NeMo" if self.result.lengths.unit in SPEECH_UNITS else "fairseq, PyTorch"
+            others = "pools, or the best table for others" if in_pools else f"the same for {frameworks}, ..."
             yield f"batchtune export{run.as_argument} --to FRAMEWORK", others
 
 

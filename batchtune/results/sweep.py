@@ -133,6 +133,9 @@ class Row(Record, frozen=True, kw_only=True):
 class Baseline(Record, frozen=True, kw_only=True):
     """A fixed batch size, the largest that fits the longest examples.
 
+    Examples are shuffled (`fixed-random`), sorted by length (`fixed-sorted`), or sorted within 50 batches at a time, as
+    Transformers' `group_by_length` does (`length-grouped`, the mean of simulated epochs).
+
     On several ranks batches and padded_length are those of all ranks together, each with the same number of batches:
     some are split in two to get a multiple of the ranks.
     """

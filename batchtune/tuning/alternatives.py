@@ -20,6 +20,7 @@ from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 from batchtune.results import Baseline, LowerBound, Row, Saturation, SaturationPoint, TwoDimensionalRow
 from batchtune.tuning.costs import Costs, batch_seconds
 from batchtune.tuning.epoch_cost import EpochCost, Pricing
+from batchtune.tuning.simulation import simulate_length_grouped
 from batchtune.tuning.sweep_settings import ONE_RANK
 
 # Values of max_batch_length to compare; fewer where rounding makes some equal.
@@ -161,11 +162,12 @@ def _simulated(table: BucketTable, pricing: Pricing) -> EpochCost:
 
 
 def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
-    """Return the costs of the largest fixed batch size that fits the longest examples: shuffled, and sorted by length.
+    """Return the costs of the largest fixed batch size that fits the longest examples.
 
-    Every rank has as many batches, as for the rows: the first are split in two until that is so. All examples are of
-    one bucket, so the batches are also those of ranks that take the same bucket, but for the cut of the last ones.
-    The frontier decides what fits, without one max_batch_length.
+    The examples are shuffled, sorted by length, or grouped as Transformers' `group_by_length` does. Every rank has as
+    many batches, as for the rows: the first are split in two until that is so. All examples are of one bucket, so the
+    batches are also those of ranks that take the same bucket, but for the cut of the last ones. The frontier decides
+    what fits, without one max_batch_length.
     """
     lengths = pricing.lengths
     longest = lengths.histogram.lengths[-1:]
@@ -175,11 +177,23 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
     in_order = epochs.EpochShapes(layout.batch_sizes, lengths.values[layout.starts], targets, layout.buckets)
 
     independent = replace(pricing, ranks=replace(pricing.ranks, same_bucket=False))
-    costs = {"fixed-random": independent.of_table(table), "fixed-sorted": pricing.of_shapes([in_order])}
+    size = int(table.batch_sizes[0])
+    scale, grouped = simulate_length_grouped(lengths, size, pricing.ranks, pricing.seed)
+    of_grouped = pricing.of_shapes(grouped)
+    costs = {
+        "fixed-random": independent.of_table(table),
+        "fixed-sorted": pricing.of_shapes([in_order]),
+        "length-grouped": replace(
+            of_grouped,
+            batches=len(layout.starts),
+            padded_length=max(of_grouped.padded_length * scale, pricing.total),
+            seconds=None if of_grouped.seconds is None else of_grouped.seconds * scale,
+        ),
+    }
     return [
         Baseline(
             name=name,
-            batch_size=int(table.batch_sizes[0]),
+            batch_size=size,
             batches=cost.batches,
             padded_length=cost.padded_length,
             padding_ratio=pricing.padding_ratio(cost.padded_length),

@@ -15,6 +15,7 @@ _TOLERANCE = 0.01
 _LEAST_BEND = 1e-9
 _HOW_FIXED = {
     "fixed-random": "with shuffled examples",
+    "length-grouped": "with length-grouped batches",
     "fixed-sorted": "with examples sorted by length, where the same ones always share a batch",
 }
 

@@ -1,4 +1,4 @@
-"""Simulates epochs in pools: their batches' shapes, how random they are, and what cutting for the least cost gains."""
+"""Simulates epochs in pools, and in Transformers' length-grouped batches: their shapes, and how random pools are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from batchtune.batching import epochs
 from batchtune.batching.batchers import Batching
 from batchtune.batching.epochs import Drawing, EpochShapes
 from batchtune.batching.layout import ON_ONE_RANK, Dealing
+from batchtune.batching.length_grouped import length_grouped, megabatch_size
 from batchtune.batching.randomness import Mates, again_at_random, mates_in_cuts
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.tuning.costs import StepSeconds
@@ -68,7 +69,7 @@ def simulate_epochs(batching: Batching, lengths: Lengths, dealing: Dealing, seed
     assert batching.pool_size is not None
     sample = _sample(lengths, batching.pool_size, max(_POOLS, -(-_EXAMPLES // batching.pool_size)))
     batcher, cuts, shapes = batching.batcher(sample.values), [], []
-    for epoch in range(int(np.clip(round(_IN_ALL / sample.count), 2, 8))):
+    for epoch in range(_epochs_of(sample)):
         drawing = Drawing(seed=seed, epoch=epoch)
         cuts.append(batcher.cut(drawing, dealing))
         shapes.append(epochs.simulate(cuts[-1], drawing, sample.values, sample.targets))
@@ -81,6 +82,37 @@ def simulate_epochs(batching: Batching, lengths: Lengths, dealing: Dealing, seed
         effective_buckets=max(1.0, mates.again / at_random) if at_random else 1.0,
         repeated_examples=float(np.mean([cut.layout.repeated_examples for cut in cuts])),
     )
+
+
+def simulate_length_grouped(
+    lengths: Lengths, batch_size: int, ranks: Ranks, seed: int
+) -> tuple[float, list[EpochShapes]]:
+    """Simulate epochs of Transformers' length-grouped batches; return all examples / those that were batched, too.
+
+    Ranks take batches in turn. The last ones are completed with examples from the beginning, as Accelerate does, so
+    that each rank has as many.
+    """
+    grouped_size = batch_size * ranks.accumulate  # the Trainer groups the batches of a whole step
+    megabatch = megabatch_size(lengths.count, grouped_size)
+    sample = _sample(lengths, megabatch, max(_POOLS, -(-_EXAMPLES // megabatch)))
+    completed = sample.count
+    if ranks.world_size > 1:
+        step = batch_size * ranks.world_size
+        completed = -(-sample.count // step) * step
+    starts = np.arange(0, completed, batch_size)
+    sizes = np.diff(starts, append=completed)
+    shapes = []
+    for epoch in range(_epochs_of(sample)):
+        shuffled = np.random.default_rng([seed, epoch]).permutation(sample.count)
+        order = np.resize(length_grouped(sample.values, grouped_size, shuffled), completed)
+        targets = None if sample.targets is None else np.maximum.reduceat(sample.targets[order], starts)
+        longest = np.maximum.reduceat(sample.values[order], starts)
+        shapes.append(EpochShapes(sizes, longest, targets, np.zeros(sizes.size, dtype=np.int64)))
+    return lengths.count / sample.count, shapes
+
+
+def _epochs_of(sample: Lengths) -> int:
+    return int(np.clip(round(_IN_ALL / sample.count), 2, 8))
 
 
 def _share_of_pool(batching: Batching, count: int) -> float:

@@ -130,6 +130,21 @@ def test_todays_practice_is_not_compared_with_itself() -> None:
     ]
 
 
+def test_a_language_model_is_compared_with_length_grouped_batches() -> None:
+    sweep = made_sweep(unit="tokens")
+    grouped = msgspec.structs.replace(sweep.baselines[0], name="length-grouped", estimated_epoch_seconds=250.0)
+    said = summary_of(msgspec.structs.replace(sweep, baselines=[*sweep.baselines, grouped]))
+    assert said[0].endswith(": 1.25 times faster than Transformers' group_by_length (batch size 24).")
+    assert "SpeechBrain" not in " ".join(said)
+
+
+@pytest.mark.parametrize("unit", ["s", "tokens"])
+def test_without_times_a_brief_report_says_so_too(unit: str) -> None:
+    sweep = made_sweep(timed=False, unit=unit)
+    said = summary_sentences(RunResults(name="run", sweep=sweep), brief=True)
+    assert said[1] == "Step times are not known, so tables are compared by batches; the time saved may be much less."
+
+
 def test_a_slower_recommendation_is_called_slower() -> None:
     sweep = with_recommended(made_sweep(), "speechbrain", 10)
     assert "1.24 times slower than a fixed batch size of 24" in summary_of(sweep)[2]

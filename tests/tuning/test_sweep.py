@@ -107,12 +107,12 @@ def test_the_estimated_time_is_that_of_every_batch() -> None:
 
 
 def test_the_fixed_batch_size_is_the_largest_for_the_longest() -> None:
-    assert [b.batch_size for b in swept([1, 2, 30], 100).baselines] == [3, 3]
+    assert [b.batch_size for b in swept([1, 2, 30], 100).baselines] == [3, 3, 3]
 
 
 def test_the_fixed_batch_size_comes_from_a_given_frontier() -> None:
     costs = Costs(frontier=lambda lengths: np.full(lengths.shape, 2))
-    assert [b.batch_size for b in swept([1, 2, 30], 100, costs).baselines] == [2, 2]
+    assert [b.batch_size for b in swept([1, 2, 30], 100, costs).baselines] == [2, 2, 2]
 
 
 def test_the_sorted_baseline_cuts_the_descending_lengths() -> None:
@@ -311,7 +311,9 @@ def test_baselines_and_bound_have_as_many_ranks_as_the_rows(ranks: Ranks) -> Non
     of_one, of_several = (*one.baselines, one.lower_bound), (*several.baselines, several.lower_bound)
     for alone, together in zip(of_one, of_several, strict=True):
         assert together.batches == 8 * math.ceil(alone.batches / 8)
-        assert alone.padded_length * 0.98 < together.padded_length <= alone.padded_length
+        # Accelerate completes the last length-grouped batches, so that all ranks have as many.
+        most = 1.01 if getattr(alone, "name", None) == "length-grouped" else 1.0
+        assert alone.padded_length * 0.98 < together.padded_length <= alone.padded_length * most
     assert several.lower_bound.batches <= min(row.batches for row in several.rows)
 
 

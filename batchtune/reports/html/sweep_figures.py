@@ -95,7 +95,7 @@ def _others(sweep: Sweep, timed: bool, *, placed: bool) -> list[Other]:
     """Return the alternatives: as points, if `placed`, or else as lines, with the bound and recommended pools."""
     found = [
         Other(one.name, drawn_cost(one, timed), dash, place=_place(sweep, one), symbol="x")
-        for one, dash in zip(sweep.baselines, cycle(("dash", "dashdot")), strict=False)
+        for one, dash in zip(sweep.baselines, cycle(("dash", "dashdot", "longdashdot")), strict=False)
     ]
     if (current := sweep.current) is not None:
         symbol = "square-x-open" if sweep.current_fits is False else "square"
