@@ -130,7 +130,7 @@ def test_todays_practice_is_not_compared_with_itself() -> None:
     ]
 
 
-def test_a_language_model_is_compared_with_length_grouped_batches() -> None:
+def test_text_is_compared_with_length_grouped_batches() -> None:
     sweep = made_sweep(unit="tokens")
     grouped = msgspec.structs.replace(sweep.baselines[0], name="length-grouped", estimated_epoch_seconds=250.0)
     said = summary_of(msgspec.structs.replace(sweep, baselines=[*sweep.baselines, grouped]))
