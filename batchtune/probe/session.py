@@ -29,6 +29,8 @@ MOST_TIMED_STEPS = 30
 # A step in which torch.compile compiles is not timed. Its limit of 8 versions a function ends that sooner.
 _MOST_COMPILING_STEPS = 20
 _WATCH_SECONDS = 30.0
+# A failure that leaves more than this part of the limit in use costs the worker.
+_HELD_SHARE = 0.002
 _LEAK_HINT = (
     "Something keeps tensors from step to step, such as a loss that is added to a list without .item() or .detach(). "
     "Fix it and run the same command again; the trials so far are kept. "
@@ -44,6 +46,10 @@ class Session:
     _meter: Meter
     _stepped: bool = False
     _limits: dict[str, int] = field(default_factory=process_limits)
+    _rest_bytes: int = field(init=False)  # in use after the setup, then after the last step or trial that passed
+
+    def __post_init__(self) -> None:
+        self._rest_bytes = self._meter.in_use()
 
     def measure(self, shape: BatchShape) -> Ran:
         """Run one trial, with the allocator's cache kept as in training.
@@ -59,24 +65,22 @@ class Session:
         if attempt.verdict == "oom" and grows(attempt.in_use, self._meter.device.limit_bytes):
             # Did each step leave more in use? Watch a batch of one example. If it goes on leaking, or no longer passes
             # though the whole batch had, a leak used up the memory; otherwise the batch was simply too large.
-            self._free(failed=True)
+            self._free()
             again = self._attempt(replace(shape, batch_size=1), _Attempt.run_watched)
             fewer = shape.batch_size > 1 or len(again.in_use) < len(attempt.in_use)
             if again.leak or (again.verdict == "oom" and fewer):
                 attempt.leak = leak_message(attempt.in_use, ran_out=True)
-        self._free(failed=attempt.error is not None)
+        gc.collect()
         return self._ran(attempt)
 
     def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
         """Make one batch and run one step, as in training; if `release`, empty the allocator's cache first."""
         if release:
-            self._free(failed=True)
+            self._free()
         attempt = self._attempt(shape, _Attempt.run_step, single=True)
         if attempt.error is None and attempt.ooms:  # who caught it? A library may go on with a smaller workspace
             with noting_ooms(attempt.caught):
                 self._attempt(shape, _Attempt.run_step)
-        if attempt.judged()[0] != "ok":
-            self._free(failed=True)
         return self._ran(attempt)
 
     def _attempt(self, shape: BatchShape, run: Callable[[_Attempt], None], *, single: bool = False) -> _Attempt:
@@ -101,13 +105,16 @@ class Session:
         self._stepped = self._stepped or bool(attempt.in_use)
         return attempt
 
-    def _free(self, *, failed: bool) -> None:
-        """Free what a trial left behind; after a failure, the allocator's cache too."""
+    def _free(self) -> None:
+        """Free what a failure may have left behind, and the allocator's cache."""
+        drain_autograd()
         gc.collect()
-        if failed:
-            self._meter.release()
+        self._meter.release()
 
     def _ran(self, attempt: _Attempt) -> Ran:
+        passed = attempt.judged()[0] == "ok"
+        if not passed:
+            self._free()
         trial = attempt.trial()
         # Any error but a plain OOM costs the worker. So does an OOM in its very first step: the optimizer's state may
         # be incomplete, and the next step would fail because of that.
@@ -118,8 +125,15 @@ class Session:
             stage=attempt.stage if trial.error is not None else None,
             traceback=attempt.traceback,
             hint=_LEAK_HINT if attempt.leak is not None else None,
-            renew=attempt.leak is not None or not harmless or self._meter.worn(),
+            renew=attempt.leak is not None or not harmless or self._holds_more(passed) or self._meter.worn(),
         )
+
+    def _holds_more(self, passed: bool) -> bool:
+        """Return whether a failure left memory in use that can't be freed: it would count against the next shapes."""
+        in_use = self._meter.in_use()
+        if passed:
+            self._rest_bytes = in_use
+        return in_use - self._rest_bytes > _HELD_SHARE * self._meter.device.limit_bytes
 
 
 @dataclass
@@ -274,6 +288,14 @@ class _Attempt:
             **self.surroundings,
             **facts,
         )
+
+
+def drain_autograd() -> None:
+    """Free what a failed backward pass left in this thread: torch keeps its queue until the next one begins."""
+    import torch
+
+    with contextlib.suppress(Exception), torch.inference_mode(False), torch.enable_grad():
+        torch.autograd.backward(torch.ones(1, device="cpu", requires_grad=True).sum())
 
 
 def _highest(*values: int | None) -> int | None:

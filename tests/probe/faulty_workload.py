@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -338,6 +339,40 @@ class HungryInOptimizer(Good):
 class HungryInStep(Good):
     def step(self, batch: BatchShape) -> None:
         torch.ones(batch.batch_size, 1 << 28, dtype=torch.uint8)
+
+
+class _HungryBackward(torch.autograd.Function):
+    """Its backward pass takes four times what its input takes."""
+
+    @staticmethod
+    def forward(ctx: Any, features: torch.Tensor) -> torch.Tensor:
+        ctx.shape = features.shape
+        return features.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return torch.ones(4, *ctx.shape).sum(0) * gradient
+
+
+class TwoLosses(Good):
+    """Takes 10 MiB an example for its features, from which two losses follow: one's backward pass runs out first.
+
+    So autograd still has the other's to do when it fails, with all that its graph holds.
+    """
+
+    def step(self, batch: BatchShape) -> None:
+        features = self.weight.sum() * torch.ones(batch.batch_size, 10 << 18)
+        waiting = features.square().sum()
+        (_HungryBackward.apply(features) + waiting).backward()  # type: ignore[no-untyped-call]
+
+
+class KeepsItsFeatures(Good):
+    """Takes 10 MiB an example, and keeps them until the next step has made its own."""
+
+    def step(self, batch: BatchShape) -> None:
+        self.features = torch.ones(batch.batch_size, 10 << 18)
+        torch.ones(4, batch.batch_size, 10 << 18)
+        self.features = torch.ones(1)
 
 
 class CatchesItself(HungryInStep):

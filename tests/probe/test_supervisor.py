@@ -42,6 +42,15 @@ def test_the_limit_is_real_and_the_worker_lives_on() -> None:
     assert outcomes == ["ok", "oom", "ok"]
 
 
+@pytest.mark.parametrize("workload", ["TwoLosses", "KeepsItsFeatures"])
+def test_a_failure_leaves_no_memory_to_later_trials(workload: str) -> None:
+    with supervise(workload) as supervisor:
+        supervisor.start()
+        before, failed, after = (supervisor.measure(BatchShape(size, 1.0), 0).trial for size in (1, 20, 1))
+    assert failed.outcome == "oom"
+    assert abs((after.peak_bytes or 0) - (before.peak_bytes or 0)) < 8 << 20
+
+
 @pytest.mark.slow
 def test_half_made_optimizer_state_does_not_spoil_the_next_trial() -> None:
     # Beside the batch, about 910 MiB are needed before the state's second half, and 200 MiB for it.

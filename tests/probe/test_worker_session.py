@@ -1,6 +1,8 @@
 """A worker's trials, with a made meter: what no CPU can show."""
 
 import contextlib
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -152,7 +154,7 @@ def test_a_flush_in_the_warm_up_ends_the_try_at_once() -> None:
     made = session(act)
     measured = made.measure(SHAPE)
     assert made._workload.steps == 2  # type: ignore[attr-defined]
-    assert (measured.trial.outcome, measured.trial.alloc_retries, made._meter.released) == ("oom", 1, 1)  # type: ignore[attr-defined]
+    assert (measured.trial.outcome, measured.trial.alloc_retries, made._meter.released) == ("oom", 1, 2)  # type: ignore[attr-defined]
 
 
 def compiled_step(mean: Callable[[Any], Any]) -> Callable[[MadeMeter, BatchShape, int], None]:
@@ -230,6 +232,54 @@ def test_an_error_that_leaves_the_device_broken_costs_the_worker() -> None:
 def test_a_plain_lack_of_memory_costs_no_worker() -> None:
     measured = session(lambda meter, batch, number: out_of_memory() if number == 3 else None).measure(SHAPE)
     assert (measured.trial.outcome, measured.renew) == ("oom", False)
+
+
+@pytest.mark.parametrize(("kept", "renew"), [(0, False), (1, False), (50, True)])
+def test_memory_that_a_failure_keeps_costs_the_worker(kept: int, renew: bool) -> None:
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        meter.used += 30 * MIB * (number == 1)  # such as the optimizer's state
+        if batch.batch_size > 4:
+            meter.used += kept * MIB
+            out_of_memory()
+
+    made = session(act)
+    assert not made.measure(SHAPE).renew
+    failed = made.measure(BatchShape(5, 3.0))
+    assert (failed.trial.outcome, failed.renew) == ("oom", renew)
+
+
+def test_what_a_failed_backward_pass_left_is_freed() -> None:
+    import torch
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, features: torch.Tensor) -> torch.Tensor:
+            return features.sum()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("out of memory")
+
+    class Watched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, features: torch.Tensor) -> torch.Tensor:
+            watched.append(weakref.ref(ctx))
+            return features.sum()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient
+
+    watched: list[weakref.ref[Any]] = []
+    features = torch.ones(4, requires_grad=True) * 2
+    loss = Watched.apply(features) + Fails.apply(features)  # type: ignore[no-untyped-call]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        loss.backward()
+    del features, loss
+    gc.collect()
+    assert watched[0]() is not None, "torch frees it itself: drain_autograd can go"
+    session_module.drain_autograd()
+    assert watched[0]() is None
 
 
 def test_a_pass_by_flushing_the_cache_is_rerun_from_an_empty_one() -> None:

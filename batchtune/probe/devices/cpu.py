@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import platform
 import time
@@ -21,7 +22,7 @@ from batchtune.units import format_size
 
 CPU_ID = "cpu"  # of its lock
 _WORN_SHARE = 0.02
-_CLEAR_REFS = "/proc/self/clear_refs"
+_MOST_FILLER = 1 << 45  # bytes; a process may have 2**47 on x86-64
 
 
 class CpuBackend(DeviceBackend):
@@ -60,8 +61,8 @@ def describe_cpu(probe_process: int | None) -> DoctorCpu:
     problem = None
     if platform.system() != "Linux":
         problem = "it needs Linux: other systems enforce no limit on a process's memory"
-    elif error := _reset_peak():
-        problem = f"{_CLEAR_REFS} can't be written ({error.strerror}): memory peaks can't be measured"
+    elif "VmPeak" not in _status():
+        problem = "/proc/self/status has no VmPeak: memory peaks can't be measured"
     return DoctorCpu(
         name=_cpu_name(),
         processors=len(_usable()),
@@ -76,10 +77,11 @@ def describe_cpu(probe_process: int | None) -> DoctorCpu:
 class CpuMeter(Meter):
     """The CPU's memory: the private writable memory of this process (Linux).
 
-    `RLIMIT_DATA` limits it: beyond, mmap and brk fail and torch raises. The kernel keeps a resettable peak only of
-    the resident set (`VmHWM`; man 5 proc), so the peak of the data is data at the reset + the growth of the resident
-    set since - the growth of its file pages: exact for memory that is touched, as tensors are. Only in a process's
-    first step, while libraries are still being loaded, is it too low, by what they take after the peak.
+    `RLIMIT_DATA` limits it: beyond, mmap and brk fail and torch raises. It counts what is mapped, touched or not, of
+    which the kernel keeps no peak (man 5 proc); but it keeps one of the address space (`VmPeak`), which can't be reset.
+    So at a reset, the address space is filled up to its old peak with pages that nobody may touch, which are no data:
+    whatever the data grows by then shows in the peak. Only in a process's first step, while libraries are still being
+    loaded, is it too low, by what they take after the peak.
     """
 
     def __init__(self, settings: ProbedWith, limit_bytes: int | None) -> None:
@@ -105,6 +107,7 @@ class CpuMeter(Meter):
         )
         self._continued = limit_bytes is not None
         self._at_reset: dict[str, int] = {}
+        self._filler: mmap.mmap | None = None
         self._gap = 0
 
     def limit(self) -> None:
@@ -144,16 +147,25 @@ class CpuMeter(Meter):
         self._gap = _trimmed_gap()
 
     def reset(self) -> None:
-        """Reset the kernel's high-water mark of the resident set."""
-        self._at_reset = _status() if _reset_peak() is None else {}
+        """Fill the address space up to its peak."""
+        if self._filler is not None:
+            self._filler.close()
+            self._filler = None
+        before = _status()
+        self._at_reset = {}
+        with contextlib.suppress(OSError):  # the address space is limited (ulimit -v)
+            if missing := before.get("VmPeak", 0) - before["VmSize"]:
+                self._filler = mmap.mmap(-1, missing, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+            self._at_reset = _status()
 
     def peak(self) -> int | None:
         """Return the peak of the data since the reset, computed as the class says; at least the data now."""
-        if not self._at_reset:
+        before = self._at_reset
+        if "VmPeak" not in before:
             return None
-        now, before = _status(), self._at_reset
-        files = max(0, _files(now) - _files(before))
-        return max(now["VmData"], before["VmData"] + now["VmHWM"] - before["VmRSS"] - files)
+        now = _status()
+        others = max(0, _besides_data(now) - _besides_data(before))
+        return max(now["VmData"], before["VmData"] + now["VmPeak"] - before["VmPeak"] - others)
 
     def in_use(self) -> int:
         """Return the bytes of the process's data."""
@@ -175,7 +187,12 @@ class CpuMeter(Meter):
         return {"threads": torch.get_num_threads()}
 
     def worn(self) -> bool:
-        """Return whether the heap has holes, left by blocks too small to be mapped: they count as data."""
+        """Return whether the heap has holes, left by blocks too small to be mapped, or the address space is used up.
+
+        Holes count as data. The filler grows by the peak of each step.
+        """
+        if self._filler is not None and len(self._filler) > _MOST_FILLER:
+            return True
         return _trimmed_gap() - self._gap > _WORN_SHARE * self.device.limit_bytes
 
 
@@ -208,20 +225,16 @@ def _load_average() -> float | None:
     return None
 
 
-def _reset_peak() -> OSError | None:
-    """Reset the peak of the resident set (man 5 proc); return why that failed."""
-    try:
-        Path(_CLEAR_REFS).write_text("5")
-    except OSError as error:
-        return error
-    return None
-
-
 def _status() -> dict[str, int]:
     """Return the memory lines of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     pairs = (line.split(":", 1) for line in lines if line.startswith(("Vm", "Rss")))
     return {name: int(value.split()[0]) * 1024 for name, value in pairs}
+
+
+def _besides_data(status: dict[str, int]) -> int:
+    """Return the address space that is not data: files, shared memory, the filler."""
+    return status["VmSize"] - status["VmData"]
 
 
 def _files(status: dict[str, int]) -> int:
