@@ -366,7 +366,7 @@ def test_on_the_cpu_the_peak_is_of_data_and_not_of_files(tmp_path: Path, of_file
     assert abs(peak - before - counted * MIB) < 8 * MIB
 
 
-def test_on_the_cpu_memory_that_nothing_touches_counts_in_the_peak() -> None:
+def test_on_the_cpu_memory_that_nothing_touches_counts() -> None:
     """As it does against the limit: an LSTM's step takes scratch memory of which it uses a part."""
     meter = open_meter("cpu", None, 1.0, None)
     peaks = []
