@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import pickle
 import random
 from collections.abc import Iterator
@@ -269,11 +270,24 @@ def test_overlong_examples(algorithm: Any) -> None:
     assert dropping.dropped_examples == 2
 
 
+def test_shorter_examples_are_dropped_if_asked_to() -> None:
+    examples = of_lengths(3, 0, 4, 2, 5, 30)
+    dropping = stream(examples, min_length=3)
+    with pytest.warns(UserWarning, match="2 of 6 examples were dropped, as they are shorter than 3"):
+        assert sorted(chain(*dropping)) == [0, 2, 4, 5]
+    for length in (-1, math.nan):
+        with pytest.raises(ValueError, match="positive and finite"):
+            list(stream(of_lengths(3, length, 4), min_length=3))
+    for least in (0, 31, "3"):
+        with pytest.raises(ValueError, match="min_length must be above 0 and at most"):
+            stream(min_length=least)
+
+
 def test_a_source_that_can_not_go_on_is_an_error() -> None:
     assert list(stream([])) == []
     cases: list[tuple[Any, dict[str, Any], str]] = [
         ([], {}, "gives no example"),
-        (of_lengths(*[31] * 100), {"overlong": "drop"}, "all examples are beyond the last boundary"),
+        (of_lengths(*[31] * 100), {"overlong": "drop"}, "all examples are beyond the last of bucket_boundaries"),
         (iter(EXAMPLES), {}, "from an iterator, which has ended"),
     ]
     for source, options, said in cases:

@@ -33,11 +33,13 @@ class LengthLimits(NamedTuple):
     """The limits of the tuned lengths (--min-length, --max-length), both inclusive, in their unit; None without one.
 
     `left_out` says how many examples were left out or truncated, and why, as sentences without a full stop.
+    `positive`: lengths of 0 are left out, too.
     """
 
     shortest: float | None
     longest: float | None
     left_out: tuple[str, ...] = ()
+    positive: bool = False
 
     @classmethod
     def of(cls, sweep: Sweep | StreamSweep) -> LengthLimits:
@@ -63,17 +65,31 @@ class LengthLimits(NamedTuple):
             )
         return cls(low, high, tuple(remarks))
 
+    @classmethod
+    def of_stream(cls, sweep: StreamSweep) -> LengthLimits:
+        """Return the limits of a stream's lengths, up to the longest that was tuned with, unless longer are truncated.
+
+        A stream may hold examples that the sweep has not seen. No batch with a longer one was counted or run.
+        """
+        limits, reading = cls.of(sweep), sweep.lengths.reading
+        longest = limits.longest
+        if longest is None and (reading is None or reading.truncate is None):
+            longest = sweep.lengths.max
+        return limits._replace(longest=longest, positive=True)
+
     def __bool__(self) -> bool:
-        return self.shortest is not None or self.longest is not None
+        return self.positive or self.shortest is not None or self.longest is not None
 
     def scaled(self, factor: float) -> LengthLimits:
         """Return the limits in another unit, without floating-point noise."""
         low, high = (None if limit is None else float(f"{limit * factor:.12g}") for limit in self[:2])
-        return LengthLimits(low, high, self.left_out)
+        return LengthLimits(low, high, self.left_out, self.positive)
 
     def condition(self, name: str) -> str:
-        """Return a Python condition that keeps what was tuned with: `1.0 <= name <= 30.0`."""
-        low = "" if self.shortest is None else f"{self.shortest!r} <= "
+        """Return a Python condition that keeps what was tuned with: `1.0 <= name <= 30.0`, `0 < name <= 24.5`."""
+        low = "0 < " if self.positive else ""
+        if self.shortest is not None:
+            low = f"{self.shortest!r} <= "
         return low + name + ("" if self.longest is None else f" <= {self.longest!r}")
 
 
@@ -168,6 +184,7 @@ def stream_fields(chosen: Chosen[StreamRow], tuned: Tuned, framework: str | None
     return {
         "about_row": _about_stream(row, sweep),
         **_sweep_fields(chosen, sweep, framework),
+        "limits": LengthLimits.of_stream(sweep),
         "batches": batches_per_rank(row, sweep),
         "memory": format_size(row.buffer_bytes),
         "seed": streamed.seed,

@@ -34,15 +34,27 @@ def render(tuned: Tuned) -> str:
     chosen = _choose_row(tuned)
     row, shared = chosen.row, stream_fields(chosen, tuned, "SpeechBrain")
     in_samples = _SAMPLES.get(shared["unit"], "{}")
-    ends = (("min_sample_len", shared["limits"].shortest), ("max_sample_len", shared["limits"].longest))
+    least = shared["limits"].shortest
+    shortest = _least_counted(tuned, in_samples != "{}") if least is None else in_samples.format(number(least))
+    sample_lengths = [("min_sample_len", shortest)]
+    if (longest := shared["limits"].longest) is not None:
+        sample_lengths.append(("max_sample_len", in_samples.format(number(longest))))
     return from_template(
         "speechbrain_stream.py.j2",
         rate=shared["unit"] in _SAMPLES,
         target=in_samples.format(number(row.target_batch_numel or 0.0)),
         most="" if row.max_batch_numel is None else in_samples.format(number(row.max_batch_numel)),
-        sample_lengths=[(name, in_samples.format(number(end))) for name, end in ends if end is not None],
+        sample_lengths=sample_lengths,
         **shared,
     )
+
+
+def _least_counted(tuned: Tuned, in_samples: bool) -> str:
+    """Return the shortest length that is no empty example: one sample, token or millisecond; a part of a second."""
+    lengths = tuned.needed_stream.lengths
+    if in_samples or lengths.unit not in ("s", None):
+        return "1"
+    return number(0.001 if lengths.unit == "s" else min(1.0, lengths.min))
 
 
 def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: str = "the file") -> Patched:
@@ -62,7 +74,7 @@ def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: 
     """
     name = one_line(name)
     chosen, sweep = _choose_row(tuned), tuned.needed_stream
-    row, limits = chosen.row, LengthLimits.of(sweep)
+    row, limits, given = chosen.row, LengthLimits.of_stream(sweep), LengthLimits.of(sweep)
     batches = batches_per_rank(row, sweep)
     root = parse_yaml(text, name)
     block = _sampler_block(root, name, key_path)
@@ -87,8 +99,14 @@ def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: 
         notes.append("max_batch_size is kept: batches only get smaller. --max-batch-size sweeps with it.")
     if any((node := around.get("drop_end")) is not None and node.value is True for around in block.chain):
         notes.append("drop_end is kept: each pass leaves out what the buffer holds at its end, which the sweep counts.")
-    ends = (("min_sample_len", limits.shortest), ("max_sample_len", limits.longest))
-    outer: dict[str, Value] = {_BUFFER: row.buffer_size, **{key: counted(end) for key, end in ends if end is not None}}
+    outer: dict[str, Value] = {_BUFFER: row.buffer_size}
+    # The user's own limits are kept, unless the sweep was given others.
+    if limits.shortest is not None:
+        outer["min_sample_len"] = counted(limits.shortest)
+    elif block.nearest("min_sample_len") is None:
+        outer["min_sample_len"] = float(_least_counted(tuned, rate is not None))
+    if limits.longest is not None and (given.longest is not None or block.nearest("max_sample_len") is None):
+        outer["max_sample_len"] = counted(limits.longest)
     text = _patched(text, name, block.keys, wanted, STREAM_LIMITS[0])
     for key, value in outer.items():
         text = _patched(text, name, _place(block, key), {key: value}, _BUFFER)

@@ -21,7 +21,7 @@ from batchtune.configs.tree import parse_yaml, plain_value, read_text
 from batchtune.exports.run_configs import read_sampler_yaml, read_stream_yaml
 from batchtune.results import STREAM_ALGORITHMS, SamplerConfig, StreamAlgorithm
 from batchtune.sampler.common import OnRanks, check_identity, checked_ranks, flag, truncated, whole
-from batchtune.sampler.worker import ExampleLimits, Held, NextEpochs, Position, at_epoch
+from batchtune.sampler.worker import SHORTEST_LENGTH, ExampleLimits, Held, NextEpochs, Position, at_epoch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -104,6 +104,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         collate_fn: A function of a list of examples that returns the batch; None: the list itself.
         overlong: Whether examples beyond the last boundary are an `error`, batches of a `single` example, or to `drop`:
             `dropped_examples` counts them, and a warning at the end of the pass says how many they were.
+        min_length: Shorter examples are dropped, too, those of length 0 among them; None: a length of 0 is an error.
         split: Whether each worker of each rank takes every n-th example, because the source does not split itself.
 
     Raises:
@@ -135,6 +136,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         batches_per_epoch: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         overlong: Literal["error", "single", "drop"] = "error",
+        min_length: float | None = None,
         split: bool = False,
     ) -> None:
         super().__init__()
@@ -147,6 +149,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
             length_of=length_of,
             last_boundary=float(table.boundaries[-1]),
             overlong=overlong,
+            min_length=min_length,
             buffer_bytes=None if buffer_bytes is None else whole("buffer_bytes", buffer_bytes, 1),
             bytes_of=bytes_of,
         )
@@ -170,6 +173,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
                 stacklevel=2,
             )
         options = [algorithm, buffer_size, buffer_bytes, max_padding_ratio, bool(shuffle), bool(drop_last), overlong]
+        options += [] if min_length is None else [float(min_length)]
         options += [table.boundaries.tolist(), table.batch_sizes.tolist(), self.seed, batches_per_epoch, self.split]
         self._digest = hashlib.blake2b(json.dumps(options).encode(), digest_size=8).hexdigest()
         self._epochs = NextEpochs(whole("epoch", epoch))
@@ -183,9 +187,13 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         """Make the stream that a `stream.yaml` describes, or one with the table of a `sampler.yaml`.
 
         Lengths are in the unit of the file; if the data were tuned with --truncate, longer ones count as truncated.
-        Arguments of the class take precedence over it. Without a source,
-        `batches_per_epoch` of the file is not used: a stage can't read its examples again, so a nominal epoch is the
-        pipeline's `with_epoch`. A `sampler.yaml` for pools says the buffer_size (its pool_size), others do not.
+        Examples that it was not tuned with are dropped, and a warning at the end of a pass counts them: those of length
+        0, those shorter than --min-length, and those beyond the last boundary. `min_length=None, overlong="error"`
+        makes errors of them.
+
+        Arguments of the class take precedence over the file. Without a source, its `batches_per_epoch` is not used: a
+        stage can't read its examples again, so a nominal epoch is the pipeline's `with_epoch`. A `sampler.yaml` for
+        pools says the buffer_size (its pool_size), others do not.
 
         Raises ResultError if the file is missing or damaged, ValueError if an option breaks its rule.
         """
@@ -194,17 +202,18 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         if isinstance(document, dict) and document.get("format") == SamplerConfig.FORMAT:
             table = read_sampler_yaml(path)
             found = {name: getattr(table, name) for name in _OF_BOTH}
-            truncate = table.evidence.truncate
+            evidence = table.evidence
             if table.pool_size is not None:
                 found |= {"algorithm": "pool", "buffer_size": table.pool_size}
         else:
             config = read_stream_yaml(path)
             found = {name: getattr(config, name) for name in (*_OF_BOTH, *_OF_STREAM)}
-            truncate = config.evidence.truncate
+            evidence = config.evidence
             if source is None:
                 del found["batches_per_epoch"]
-        if truncate is not None:
-            length_of = partial(truncated, length_of, truncate)
+        if evidence.truncate is not None:
+            length_of = partial(truncated, length_of, evidence.truncate)
+        found |= {"overlong": "drop", "min_length": evidence.min_length or SHORTEST_LENGTH}
         return cls(source, length_of=length_of, **{**found, **options})
 
     @property
@@ -267,8 +276,8 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         self.dropped_examples += held.dropped
         if held.dropped:
             warnings.warn(
-                f"{held.dropped:,} of {held.seen:,} examples were dropped, as they are beyond the last of "
-                f"bucket_boundaries, {self._limits.last_boundary} (rank {rank}, worker {worker}, epoch {epoch})",
+                f"{held.dropped:,} of {held.seen:,} examples were dropped, as they are {self._limits.dropped} (rank "
+                f"{rank}, worker {worker}, epoch {epoch})",
                 stacklevel=2,
             )
 
@@ -303,7 +312,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
             if given == 0:
                 problem = "the source gives no example"
             elif held.seen == held.dropped:
-                problem = "all examples are beyond the last boundary"
+                problem = f"all examples are {self._limits.dropped}"
             elif held.batches == made:
                 problem = "the examples fill no batch, and drop_last leaves them out"
             elif reading is source:

@@ -16,11 +16,16 @@ from torch.utils.data import get_worker_info  # noqa: TID253  # as in common.py
 
 from batchtune.batching.streams import Reader
 from batchtune.batching.table import OverlongError
+from batchtune.errors import shortened
 from batchtune.sampler.common import as_length
 
 _END = object()
 # This many ranks and workers of one machine have an epoch of their own.
 _RANKS, _WORKERS = 16, 256
+
+
+# What is shorter is of length 0.
+SHORTEST_LENGTH = math.ulp(0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +35,7 @@ class ExampleLimits:
     length_of: Callable[[Any], float]
     last_boundary: float
     overlong: Literal["error", "single", "drop"]
+    min_length: float | None
     buffer_bytes: int | None
     bytes_of: Callable[[Any], int] | None
 
@@ -38,8 +44,24 @@ class ExampleLimits:
             raise ValueError(f"length_of must be a function of an example, got {self.length_of!r}")
         if self.overlong not in ("error", "single", "drop"):
             raise ValueError(f"overlong must be error, single or drop, got {self.overlong!r}")
+        if self.min_length is not None:
+            longest = self.last_boundary
+            if not isinstance(self.min_length, (int, float)) or not 0 < self.min_length <= longest:
+                raise ValueError(
+                    f"min_length must be above 0 and at most the last of bucket_boundaries, {longest}, got "
+                    f"{shortened(self.min_length)}"
+                )
         if (self.buffer_bytes is None) != (self.bytes_of is None):
             raise ValueError("buffer_bytes and bytes_of go together: give both")
+
+    @property
+    def dropped(self) -> str:
+        """Which examples are dropped, as the end of a sentence."""
+        shorter = [] if self.min_length is None else [f"shorter than {self.min_length}"]
+        if self.min_length == SHORTEST_LENGTH:
+            shorter = ["of length 0"]
+        overlong = [f"beyond the last of bucket_boundaries, {self.last_boundary}"] if self.overlong == "drop" else []
+        return " or ".join([*shorter, *overlong])
 
 
 class Held(Reader):
@@ -76,7 +98,8 @@ class Held(Reader):
                 lengths = [as_length(length, example) for example, length in enumerate(measured, self.seen)]
             total, last = sum(lengths), self._limits.last_boundary
             # A sum minus itself is 0 unless a summand is infinite or NaN.
-            if lengths and not (0 < min(lengths) and max(lengths) <= last and total - total == 0):
+            shortest = self._limits.min_length or SHORTEST_LENGTH
+            if lengths and not (shortest <= min(lengths) and max(lengths) <= last and total - total == 0):
                 kept = self._kept(lengths)
                 examples, lengths = [examples[index] for index in kept], [lengths[index] for index in kept]
                 sizes = [sizes[index] for index in kept] if sizes else []
@@ -114,8 +137,12 @@ class Held(Reader):
 
     def _kept(self, lengths: list[float]) -> list[int]:
         """Return which examples are not dropped as overlong; raise ValueError for a length that is not allowed."""
-        kept, last = [], self._limits.last_boundary
+        kept, last, shortest = [], self._limits.last_boundary, self._limits.min_length or 0.0
         for index, length in enumerate(lengths):
+            if 0 <= length < shortest:
+                self.seen += 1
+                self.dropped += 1
+                continue
             if not 0 < length < math.inf:
                 raise ValueError(
                     f"lengths must be positive and finite, but example {self.seen} of the stream has {length}: leave "

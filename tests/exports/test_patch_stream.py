@@ -48,6 +48,12 @@ def patched(text: str, found: StreamSweep | None = None, **options: Any) -> Patc
     return result
 
 
+def test_limits_of_the_users_own_are_kept_and_others_added() -> None:
+    own = RECIPE.replace("    len_key: wav  #", "    min_sample_len: 4000\n    len_key: wav  #")
+    text = patched(own).text
+    assert "    min_sample_len: 4000\n" in text and "    max_sample_len: 392400\n" in text
+
+
 def test_the_training_gets_the_row_in_samples() -> None:
     found = patched(RECIPE)
     assert found.text == (
@@ -56,7 +62,8 @@ def test_the_training_gets_the_row_in_samples() -> None:
         .replace("        target_batch", "        max_padding_ratio: 0.15\n        target_batch", 1)
         .replace("        max_padding_ratio: 0.15\n        target_batch_numel: 8960000\n",
                  "        target_batch_numel: 8960000\n        max_padding_ratio: 0.15\n")
-        .replace("    len_key: wav  #", "    buffersize: 1024\n    len_key: wav  #")
+        .replace("    len_key: wav  #",
+                 "    buffersize: 1024\n    max_sample_len: 392400\n    min_sample_len: 1\n    len_key: wav  #")
     )  # fmt: skip
     assert found.notes == (
         "The numels count samples, 16,000 a second (sample_rate).",

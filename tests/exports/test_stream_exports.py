@@ -176,6 +176,41 @@ def test_numels_count_what_speechbrain_counts(unit: str | None, written: str) ->
     assert ("len_fn, which is len(signal) here, must return tokens" in text.replace("\n# ", " ")) == (unit == "tokens")
 
 
+def with_strangers(shards: str, folder: Path) -> str:
+    """The shards, with two examples of length 0 and one longer than all in the first."""
+    webdataset = pytest.importorskip("webdataset")
+    pattern = f"{folder}/{{00..{SHARDS - 1:02d}}}.tar"
+    for number in range(SHARDS):
+        with webdataset.TarWriter(f"{folder}/{number:02d}.tar") as writer:
+            for sample in webdataset.WebDataset(f"{Path(shards).parent}/{number:02d}.tar", shardshuffle=False):
+                writer.write({name: value for name, value in sample.items() if name in ("__key__", "audio.pth")})
+            for place, samples in enumerate((0, 0, 500)) if number == 0 else ():
+                writer.write({"__key__": f"9{place}", "audio.pth": torch.zeros(samples, dtype=torch.int16)})
+    return pattern
+
+
+@pytest.mark.usefixtures("speechbrain")
+def test_speechbrain_goes_on_after_examples_not_seen_before(shards: str, tmp_path: Path) -> None:
+    loader = snippet("speechbrain-stream", swept())["train_loader"](with_strangers(shards, tmp_path), num_workers=0)
+    assert sorted(key for batch in ids(loader.loader) for key in batch) == list(range(SAMPLES.size))
+
+
+def test_webdataset_goes_on_after_examples_not_seen_before(shards: str, config: str, tmp_path: Path) -> None:
+    strangers = with_strangers(shards, tmp_path)
+    loader = snippet("webdataset", swept(), stream_config=config)["train_loader"](
+        strangers, length_of, keys, num_workers=0
+    )
+    assert max(key for batch in loader for key in batch) < SAMPLES.size
+    # Without the snippet's own filter the stream leaves them out, unless it is asked not to.
+    source = pytest.importorskip("webdataset").WebDataset(strangers, shardshuffle=False).decode()
+    made = BucketedStream.from_config(config, source, length_of=length_of, collate_fn=keys, batches_per_epoch=None)
+    assert sorted(key for batch in made for key in batch) == list(range(SAMPLES.size))
+    assert made.dropped_examples == 3
+    strict = BucketedStream.from_config(config, source, length_of=length_of, overlong="error", min_length=None)
+    with pytest.raises(ValueError, match="must be positive and finite"):
+        list(strict)
+
+
 # batchtune's own stream
 
 
