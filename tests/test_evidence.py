@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import math
 import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cli.conftest import run_here
+from gpu import evidence_epoch, evidence_speech
 from gpu.evidence import main
 from gpu.evidence_bench import QUICK_SPEECH_SECONDS, QUICK_TOKENS, Bench
-from gpu.evidence_parts import PARTS, Sampled
-from gpu.evidence_record import Record, read_evidence, summarise
+from gpu.evidence_epoch import Sampled
+from gpu.evidence_parts import PARTS, Part, part_of_tests
+from gpu.evidence_record import Missing, Record, read_evidence, summarise
 from memory_laws import LAWS, LawDevice
 
 from batchtune.lengths import Lengths
@@ -24,8 +29,8 @@ from batchtune.results import Doctor, DoctorTorch
 from batchtune.shapes import BatchShape
 
 HARNESS = [sys.executable, str(Path(__file__).parent / "gpu" / "evidence.py")]
-ON_THE_CPU = ["--device", "cpu", "--memory", "700MiB", "--quick"]
-MEASURING = [part for part in PARTS if part != "tests"]
+ON_THE_CPU = ["--device", "cpu", "--memory", "700MiB", "--quick", "--from", "nothing-earlier"]
+MEASURING = [part for part in PARTS if not part.startswith("tests-")]
 MACHINE = {"cpu": {"name": "A CPU"}, "gpus": [{"name": "NVIDIA A1", "device": "cuda:0"}]}
 
 
@@ -56,7 +61,8 @@ def made_device(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ran.returncode in (0, 3), ran.stderr
         return ran.stdout
 
-    for module in ("batchtune.tuning.probing", "batchtune.tuning.verifying", "benchmarks.frontier"):
+    modules = ("batchtune.tuning.probing", "batchtune.tuning.verifying", "benchmarks.frontier")
+    for module in modules:
         monkeypatch.setattr(f"{module}.Supervisor", made)
     monkeypatch.setattr(Bench, "batchtune", here)
 
@@ -70,20 +76,131 @@ def assert_complete(folder: Path, parts: list[str], told: str) -> None:
 
 
 @pytest.mark.usefixtures("machine", "made_device")
-def test_all_parts_are_complete_on_a_made_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*MEASURING, *ON_THE_CPU, "--out", str(tmp_path)]) == 0
-    told = capsys.readouterr().out
-    assert_complete(tmp_path, MEASURING, told)
-    assert (tmp_path / "verify-run" / "sampler.yaml").exists() and (tmp_path / "verify.html").exists()
-    assert summarise([tmp_path]) == 0
-    assert capsys.readouterr().out.count("\n| ") >= told.count(": at most")
+def test_the_next_call_goes_on_where_the_last_was_cut_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def cut_off(module: Any, name: str) -> None:
+        run = getattr(module, name)
+
+        def limited(*arguments: Any, **options: Any) -> Any:
+            calls.append(name)
+            if len(calls) > 3:
+                raise Missing("cut off")
+            return run(*arguments, **options)
+
+        monkeypatch.setattr(module, name, limited)
+
+    cut_off(evidence_speech, "probe")
+    cut_off(evidence_speech, "peer")
+    cut_off(Bench, "batchtune")
+    earlier = tmp_path / "nothing"
+    codes: list[int] = []
+    while codes[-1:] != [0] and len(codes) < 9:
+        calls.clear()
+        out = tmp_path / f"call-{len(codes)}"
+        codes.append(main([*ON_THE_CPU, "--from", str(earlier), "--out", str(out)]))
+        for path in out.rglob("*"):
+            path.chmod(0o555 if path.is_dir() else 0o444)  # as files may come back from another machine
+        earlier = out
+    assert len(codes) == 4  # of 3 processes or searches each, 11 in all
+    assert_complete(out, MEASURING, capsys.readouterr().out)
+    assert (out / "verify-run" / "sampler.yaml").exists() and (out / "verify.html").exists()
+    assert summarise([out]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert len(rows) == len(set(rows)) > len(MEASURING)
+
+
+@pytest.mark.usefixtures("machine", "made_device")
+def test_an_epoch_goes_on_with_the_batches_that_were_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["speech", *ON_THE_CPU, "--out", str(tmp_path)]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(evidence_epoch, "QUICK_FEWEST_BATCHES", 10**6)  # more than there are
+        left = iter([1.0, 1.0, 0.0])
+        patch.setattr(Bench, "seconds_left", property(lambda _: next(left)))
+        assert main(["epoch", *ON_THE_CPU, "--out", str(tmp_path)]) == 1
+    cut_off = read_evidence(tmp_path / "epoch.json")
+    assert {len(seconds) for seconds in cut_off.data["measured"].values()} == {2}
+    assert "2 of" in cut_off.missing[0]
+    assert main(["epoch", *ON_THE_CPU, "--out", str(tmp_path)]) == 0
+    whole = read_evidence(tmp_path / "epoch.json")
+    for name, seconds in cut_off.data["measured"].items():
+        assert whole.data["measured"][name][:2] == seconds
+    assert whole.seconds > cut_off.seconds
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_part_whose_minutes_are_over_leaves_them_to_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def takes_all(bench: Bench) -> None:
+        bench.record._started -= 100  # seconds
+        raise Missing("too much to do")
+
+    monkeypatch.setitem(PARTS, "speech", Part(takes_all, minutes=1.5))
+    command = ["speech", *ON_THE_CPU, "--out", str(tmp_path)]
+    assert main(command) == 1
+    assert main(command) == 1
+    assert "speech: at most 0.0 min" in capsys.readouterr().out
+    assert read_evidence(tmp_path / "speech.json").missing[0].startswith("its 1.5 minutes")
+    main([*command, "--stretch", "2"])
+    assert "speech: at most 1.3 min" in capsys.readouterr().out
+
+
+def test_all_parts_take_25_minutes_in_calls_of_at_most_8() -> None:
+    assert sum(part.minutes for part in PARTS.values()) == 25
+    assert list(PARTS)[:4] == ["tests-probe", "speech", "soak", "epoch"]
+    assert {name for name in PARTS if name.startswith("tests-")} == {
+        f"tests-{path.stem.removeprefix('test_').removesuffix('_on_cuda')}"
+        for path in (Path(__file__).parent / "gpu").glob("test_*.py")
+    }
+
+
+def test_files_for_the_next_call_are_not_ignored_by_git() -> None:
+    ignored = (Path(__file__).parents[1] / ".gitignore").read_text().split()
+    assert not any(line.startswith("evidence") or line in ("*.json", "*.jsonl") for line in ignored)
+
+
+@pytest.mark.usefixtures("machine")
+def test_evidence_of_another_machine_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_of(tmp_path).finish()
+    assert main(["speech", *ON_THE_CPU, "--out", str(tmp_path)]) == 1
+    assert "speech.json is of NVIDIA A1; this is A CPU (CPU)" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("machine")
+def test_a_part_of_tests_runs_those_that_are_left(tmp_path: Path) -> None:
+    ran = {"test": "test_batches_arrive_as_they_were_made[fork-True]", "outcome": "passed", "seconds": 1.5}
+    (tmp_path / "tests-loaders.jsonl").write_text(json.dumps(ran) + '\n{"test": "cut')
+    for _ in range(2):  # the second finds nothing left
+        assert main(["tests-loaders", *ON_THE_CPU, "--out", str(tmp_path)]) == 0
+    evidence = read_evidence(tmp_path / "tests-loaders.json")
+    assert evidence.figures[0].values == {"passed": 1, "failed": 0, "skipped": 3, "seconds": 1.5}
+
+
+def test_a_test_that_failed_is_named_with_what_raised_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(bench: Bench, *_: Any, **environment: str) -> str:
+        line = {"test": "test_a", "outcome": "failed", "seconds": 1.0, "message": "KeyError: 7"}
+        Path(environment["EVIDENCE_REPORT"]).write_text(json.dumps(line | {"raised_in": "/b/batchtune/probe/x.py:7"}))
+        return ""
+
+    monkeypatch.setattr(Bench, "run", made)
+    options = Namespace(device="cuda", memory=None, quick=False, manifest=None, out=tmp_path)
+    record = record_of(tmp_path)
+    part_of_tests("probe", 1.0).run(Bench(options, "tests-probe", record, math.inf))
+    assert record._missing[0] == "test_a failed in batchtune/ (/b/batchtune/probe/x.py:7): KeyError: 7"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_processes_measure_on_the_cpu(tmp_path: Path) -> None:
     parts = ["speech", "verify"]
-    done = subprocess.run([*HARNESS, *parts, *ON_THE_CPU, "--out", str(tmp_path)], capture_output=True, text=True)
+    minutes = ["--minutes", "20", "--stretch", "10"]  # however busy the machine
+    done = subprocess.run(
+        [*HARNESS, *parts, *ON_THE_CPU, *minutes, "--out", str(tmp_path)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert_complete(tmp_path, parts, done.stdout)
 
@@ -130,7 +247,7 @@ def test_a_manifest_that_will_not_do_is_named_in_the_file(tmp_path: Path, part: 
 @pytest.mark.usefixtures("machine")
 def test_a_part_without_time_says_what_is_missing(tmp_path: Path) -> None:
     assert main(["verify", *ON_THE_CPU, "--minutes", "0", "--out", str(tmp_path)]) == 1
-    assert "out of time" in read_evidence(tmp_path / "verify.json").missing[0]
+    assert "those of the call, are over" in read_evidence(tmp_path / "verify.json").missing[0]
 
 
 def test_unknown_parts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,9 +34,10 @@ class Bench:
         options: The command line.
         part: Its name.
         record: Where its figures go.
+        deadline: Until when it may run, on the monotonic clock.
     """
 
-    def __init__(self, options: argparse.Namespace, part: str, record: Record) -> None:
+    def __init__(self, options: argparse.Namespace, part: str, record: Record, deadline: float) -> None:
         self.device: str = options.device
         self.memory: str | None = options.memory
         self.quick: bool = options.quick
@@ -44,7 +45,7 @@ class Bench:
         self.out: Path = options.out
         self.part = part
         self.record = record
-        self.deadline = time.monotonic() + 60 * options.minutes
+        self.deadline = deadline
 
     @property
     def memory_bytes(self) -> int | None:

@@ -40,7 +40,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         command: What was run.
         device: As `--device` named it.
         machine: As `batchtune doctor --json` describes it.
-        seconds: That the part took so far.
+        seconds: That the part took so far, in all calls.
         missing: What it should have measured and did not; empty where it is complete.
         notes: What to know of the figures.
         data: What they were worked out from.
@@ -69,52 +69,84 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record:
-    """One part's figures as they come: printed, and written at once, so that nothing is lost."""
+    """One part's figures as they come: printed, and written at once, so that the next call goes on where this ends.
+
+    Args:
+        notes: What to know of the figures.
+        earlier: What earlier calls have measured.
+    """
 
     def __init__(
-        self, part: str, path: Path, command: str, device: str, machine: dict[str, Any], notes: list[str]
+        self,
+        part: str,
+        path: Path,
+        command: str,
+        device: str,
+        machine: dict[str, Any],
+        notes: list[str],
+        earlier: Evidence | None = None,
     ) -> None:
-        self.data: dict[str, Any] = {}
-        self._path, self._notes = path, notes
+        self.data: dict[str, Any] = earlier.data if earlier else {}
+        self.data.setdefault("done", [])
+        self._path = path
+        self._notes = list(dict.fromkeys([*(earlier.notes if earlier else []), *notes]))
         self._head = {"part": part, "command": command, "device": device, "machine": machine}
-        self._figures: list[Figure] = []
+        self._figures: list[Figure] = list(earlier.figures) if earlier else []
         self._missing: list[str] = []
         self._finished = False
+        self._earlier_seconds = earlier.seconds if earlier else 0.0
         self._started = time.monotonic()
-        self._write()
+        self.save()
 
     @property
     def complete(self) -> bool:
         """Whether the part came to its end and nothing is missing."""
         return self._finished and not self._missing
 
+    @property
+    def seconds(self) -> float:
+        """That the part took so far, in all calls."""
+        return self._earlier_seconds + time.monotonic() - self._started
+
+    def is_done(self, step: str) -> bool:
+        """Whether this call or an earlier one came to the end of a step of the part."""
+        return step in self.data["done"]
+
+    def done(self, step: str) -> None:
+        """Keeps that a step came to its end: no later call runs it again."""
+        self.data["done"].append(step)
+        self.save()
+
     def figure(self, what: str, shown: str, **values: Any) -> None:
-        """Keeps and prints one."""
+        """Keeps and prints one, in the place of an earlier one of the same."""
+        self._figures = [figure for figure in self._figures if figure.what != what]
         self._figures.append(Figure(what=what, shown=shown, values=values))
         print(f"  {what}: {shown}", flush=True)
-        self._write()
+        self.save()
 
     def miss(self, what: str) -> None:
         """Names what could not be measured."""
         self._missing.append(what)
         print(f"  missing: {what}", flush=True)
-        self._write()
+        self.save()
 
     def note(self, what: str) -> None:
         """Says what to know of the figures."""
-        self._notes.append(what)
+        if what not in self._notes:
+            self._notes.append(what)
         print(f"  note: {what}", flush=True)
 
     def finish(self) -> None:
         """Writes the file for the last time."""
         self._finished = True
-        self._write()
+        self.save()
         print(f"  {self._path}: {'complete' if self.complete else 'not complete'}", flush=True)
 
-    def _write(self) -> None:
+    def save(self) -> None:
+        """Writes the file."""
         evidence = Evidence(
             **self._head,
-            seconds=round(time.monotonic() - self._started, 1),
+            seconds=round(self.seconds, 1),
             complete=self.complete,
             missing=self._missing if self._finished or self._missing else ["still running, or killed"],
             notes=self._notes,

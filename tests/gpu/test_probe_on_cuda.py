@@ -15,6 +15,7 @@ from batchtune.tuning.probing import run_probe
 
 WORKLOADS = Path(__file__).parent / "cuda_workload.py"
 GIB = 1 << 30
+pytestmark = pytest.mark.usefixtures("one_nursery")
 LENGTHS = Lengths.of([10.0, 20.0, 40.0] * 30)
 
 
@@ -55,16 +56,17 @@ def test_the_limit_is_real_and_the_worker_lives_on() -> None:
     assert trials[0].reserved_bytes >= trials[0].peak_bytes
 
 
-@pytest.mark.parametrize("memory_gib", [1, 2, 3])
+@pytest.mark.parametrize("memory_gib", [1, 3])
 def test_the_probe_finds_what_a_brute_force_finds(tmp_path: Path, memory_gib: int) -> None:
     probe = run_probe(LENGTHS, settings("Known", memory_gib * GIB), tmp_path)
     with supervise("Known", memory_bytes=memory_gib * GIB) as supervisor:
         supervisor.start()
         for point in probe.frontier:
+            # Below and above the answer: memory grows with each example.
             cap = LENGTHS.histogram.count_up_to(point.length)
             fits = [
                 size
-                for size in range(1, cap + 1)
+                for size in range(max(1, point.batch_size - 1), min(cap, point.batch_size + 3) + 1)
                 if supervisor.measure(BatchShape(size, point.length), size).trial.outcome == "ok"
             ]
             assert max(fits) - 1 <= point.batch_size <= max(fits)
@@ -103,10 +105,9 @@ def test_a_disguised_oom_bounds_the_frontier_if_smaller_pass(tmp_path: Path) -> 
     assert (probe.frontier[0].batch_size, probe.frontier[0].closed_by) == (4, "oom")
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize(("dtype", "checkpoint"), [("fp32", False), ("bf16", True), ("fp16", False)])
 @pytest.mark.parametrize("name", ["conformer-ctc", "transformer-lm"])
-def test_the_built_in_workloads_train(name: str, checkpoint: bool, dtype: str) -> None:
+def test_the_built_in_workloads_train(name: str, dtype: str, checkpoint: bool) -> None:
     options = {"size": "tiny", "dtype": dtype, "checkpoint": checkpoint}
     with supervise(f"builtin:{name}", options, 8 * GIB) as supervisor:
         supervisor.start()

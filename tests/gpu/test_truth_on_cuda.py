@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from batchtune.results import Probe
 from batchtune.shapes import BatchShape
 from batchtune.tuning.probing import run_probe
 
+pytestmark = pytest.mark.usefixtures("one_nursery")
 LANGUAGE_MODEL = "builtin:transformer-lm"
 # A tiny language model takes some 0.2 MiB a token: tens of examples of these lengths fill 1 GiB.
 TOKENS = Lengths.of([64.0, 128.0, 256.0] * 200)
@@ -22,12 +24,19 @@ TOKENS = Lengths.of([64.0, 128.0, 256.0] * 200)
 NEARLY = 0.9
 
 
-def largest_by_brute_force(workload: str, options: dict[str, Any], memory_bytes: int, length: float, most: int) -> int:
-    """The largest batch size that fits, by trying one after the other until three in a row did not."""
-    largest, failed = 0, 0
+def largest_by_brute_force(
+    workload: str, options: dict[str, Any], memory_bytes: int, length: float, answer: int, most: int
+) -> int:
+    """The largest batch size that fits, by trying one after the other from the answer until three in a row did not.
+
+    If the answer does not fit, from one example.
+    """
+    largest = 0
+    failed = 0
     with supervise(workload, options, memory_bytes=memory_bytes) as supervisor:
         supervisor.start()
-        for batch_size in range(1, most + 1):
+        first = answer if supervisor.measure(BatchShape(answer, length), 0).trial.outcome == "ok" else 1
+        for batch_size in range(first, most + 1):
             trial = supervisor.measure(BatchShape(batch_size, length), batch_size).trial
             assert trial.outcome in ("ok", "oom"), trial.error
             if trial.outcome == "ok":
@@ -46,17 +55,17 @@ def run_in_turns(probe: Probe, rounds: int, workload: str, options: dict[str, An
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("checkpoint", [False, True], ids=["whole", "checkpointed"])
+@pytest.mark.parametrize(("dtype", "checkpoint"), [("fp32", False), ("bf16", True)], ids=["whole", "checkpointed"])
 def test_a_real_models_frontier_is_the_truth(tmp_path: Path, dtype: str, checkpoint: bool) -> None:
     options = {"size": "tiny", "dtype": dtype, "checkpoint": checkpoint}
     probe = run_probe(TOKENS, settings(LANGUAGE_MODEL, options, memory_bytes=GIB), tmp_path)
     for point in probe.frontier:
-        truth = largest_by_brute_force(LANGUAGE_MODEL, options, GIB, point.length, 600)
+        truth = largest_by_brute_force(LANGUAGE_MODEL, options, GIB, point.length, point.batch_size, 600)
         assert NEARLY * truth - 1 <= point.batch_size <= truth
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("a_nursery_of_its_own")
 @pytest.mark.parametrize("conf", ["expandable_segments:False", "expandable_segments:True"])
 def test_the_frontiers_shapes_fit_in_turns_with_any_allocator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conf: str
@@ -71,6 +80,7 @@ def test_the_frontiers_shapes_fit_in_turns_with_any_allocator(
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("a_nursery_of_its_own")
 def test_segments_that_grow_fit_no_less_than_those_that_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fragmentation takes from the one what it leaves to the other: that is measured, and so seen."""
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
@@ -83,13 +93,16 @@ def test_segments_that_grow_fit_no_less_than_those_that_do_not(tmp_path: Path, m
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    ("compile", "bf16"), [(True, False), (True, True), (False, True)], ids=["compiled", "compiled bf16", "eager bf16"]
+)
 def test_the_frontier_of_a_compiled_or_eager_model_fits(tmp_path: Path, compile: bool, bf16: bool) -> None:
     if compile:
         pytest.importorskip("triton")
         if not any(map(shutil.which, ("cc", "gcc", "clang"))):
             pytest.skip("torch.compile needs a C compiler here")
+        if not Path(sysconfig.get_path("include"), "Python.h").exists():
+            pytest.skip("torch.compile needs Python's headers (Python.h) here")
     options = {"compile": compile, "bf16": bf16}
     lengths = Lengths.of([2.0, 4.0, 8.0] * 200)
     probe = run_probe(lengths, settings("Compiled", options, memory_bytes=GIB), tmp_path)
