@@ -90,8 +90,7 @@ def values_at(array: pyarrow.Array, steps: Sequence[str | int], budget: Budget) 
         words = as_listed(values_at(array.dictionary.take(distinct.dictionary), steps, budget))
         return [None if index is None else words[index] for index in distinct.indices.to_pylist()]
     if steps:
-        field = pyarrow.compute.struct_field(array, [kind.get_field_index(steps[0])])
-        return values_at(field, steps[1:], budget)
+        return values_at(field_of(array, steps[0]), steps[1:], budget)
     if types.is_struct(kind):
         return _objects(array, budget)
     if is_number(kind):
@@ -104,6 +103,16 @@ def values_at(array: pyarrow.Array, steps: Sequence[str | int], budget: Budget) 
     elif types.is_temporal(kind):
         value = Unreadable("a date or time", str(kind))
     return [value if valid else None for valid in array.is_valid().to_pylist()]
+
+
+def field_of(array: pyarrow.StructArray, name: str | int) -> pyarrow.Array:
+    """Return a field of structs, null where the struct is."""
+    field = array.field(array.type.get_field_index(name))
+    if not array.null_count:
+        return field
+    # struct_field alone takes time by the number of fields, which may be tens of thousands.
+    alone = pyarrow.StructArray.from_arrays([field], names=["field"], mask=array.is_null())
+    return pyarrow.compute.struct_field(alone, [0])
 
 
 def as_listed(values: Values) -> list[object]:

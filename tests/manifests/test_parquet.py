@@ -8,12 +8,15 @@ import os
 import random
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -502,3 +505,39 @@ def test_the_ids_of_librispeech(data: Callable[[str], Path]) -> None:
     table = pyarrow.parquet.read_table(path)
     assert ids(Source(path), "num_samples") == table["id"].to_pylist()
     assert values(Source(path), "num_samples") == table["num_samples"].to_pylist()
+
+
+def test_of_thousands_of_columns_the_last_are_known_by_type(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_MOST_PEEKED_COLUMNS", 2)
+    numbers = {f"c{number}": [1.5] for number in range(5)}
+    columns = TableReader("Parquet", str(write(numbers).path), "data").described()[0]
+    assert columns[1:3] == [("c1", 1.5, True, False), ("c2", None, True, False)]
+    assert len(columns) == 5
+
+
+def test_fields_of_missing_structs_are_missing(write: Write) -> None:
+    source = write({"a": [{"b": 1.0, "c": {"d": 2.0}}, None, {"b": None, "c": None}]})
+    rows = next(iter(FORMAT(source).rows(["a.b", "a.c.d"])))
+    assert [list(values) for values in rows.columns] == [[1.0, None, None], [2.0, None, None]]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_the_reader_ends_with_a_killed_process() -> None:
+    # A stopped reader notices as little as one that is in a long call of Arrow's.
+    program = (
+        "import os, signal, time\n"
+        "from batchtune.manifests.formats.columnar import RemoteTable\n"
+        "reader = RemoteTable()\n"
+        "try:\n    reader.ask('open', 'Parquet', '/dev/null', '/dev/null')\nexcept Exception:\n    pass\n"
+        "os.kill(reader.process.pid, signal.SIGSTOP)\n"
+        "print(reader.process.pid, flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        reader = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+    _, alive = psutil.wait_procs([reader], timeout=20)
+    for one in alive:
+        one.kill()
+    assert not alive
