@@ -6,14 +6,17 @@ avoid both, but are less random: two examples of like length that fall into one 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 from batchtune.batching.epochs import EXAMPLES, Cut, Drawing
 from batchtune.batching.layout import Dealing, Indices, Layout, evened, index_dtype, lay_out
@@ -22,9 +25,12 @@ from batchtune.lengths import FloatArray, Histogram, IntArray
 
 # Examples that are sorted or cut at once.
 _AT_ONCE = 1 << 20
-# The most batch sizes that are compared at each example, evenly spaced.
-_MOST_SIZES = 128
-# In larger pools the best cut gains next to nothing, and takes long to find.
+# Compare batch sizes that differ by this factor: the best cut then costs at most 0.15% more than with all sizes.
+_NEXT_SIZE = 1.05
+# Small batches are left out where enlarging one costs at most this share of the overhead, and no larger ones than this.
+_NO_MATTER = 0.02
+_LARGEST_BLOCK = 64
+# In larger pools the best cut gains next to nothing.
 _LARGEST_COSTED = 20_000
 # All epochs in pools have as many batches as the longest of the first; longer ones are reshuffled, up to 32 times.
 _FIRST_EPOCHS, _ATTEMPTS = 3, 32
@@ -158,11 +164,25 @@ class PoolBatcher(Batcher):
             if missing <= 0 if dealing.drop_last else missing >= 0:
                 break
         if dealing.drop_last:
-            layout = replace(_dealt(steps), most_per_rank=wanted)
+            found = Cut(examples, replace(_dealt(steps), most_per_rank=wanted))
         else:
-            layout = _dealt(evened(steps, wanted * dealing.world_size // dealing.together))
-        found = Cut(examples, layout)
+            found = Cut(examples, _evened_to(wanted, steps))
         self._last = (drawing, dealing, found)
+        return found
+
+    def first_cuts(self, seed: int, dealing: Dealing, epochs: int = _FIRST_EPOCHS, scale: float = 1.0) -> list[Cut]:
+        """Return the equal cuts of the first epochs, without `drop_last`.
+
+        With a `scale` above 1 the examples stand for so many times as many, whose epochs differ less: fewer batches are
+        split.
+        """
+        firsts = [self._steps(Drawing(seed=seed, epoch=epoch), dealing) for epoch in range(epochs)]
+        numbers = [_per_rank(steps) for _, steps in firsts]
+        self._per_rank = (seed, dealing, max(numbers))
+        found = []
+        for (examples, steps), number in zip(firsts, numbers, strict=True):
+            split = round((max(numbers) - number) / math.sqrt(scale))
+            found.append(Cut(examples, _evened_to(number + split, steps)))
         return found
 
     def _batches_per_rank(self, seed: int, dealing: Dealing) -> int:
@@ -213,6 +233,12 @@ def _per_rank(steps: Layout) -> int:
     """Return the number of batches of each rank once these are dealt."""
     batches, dealing = steps.starts.size * steps.dealing.together, steps.dealing
     return batches // dealing.world_size if dealing.drop_last else -(-batches // dealing.world_size)
+
+
+def _evened_to(per_rank: int, steps: Layout) -> Layout:
+    """Split the largest batches until each rank has so many, and deal them."""
+    dealing = steps.dealing
+    return _dealt(evened(steps, per_rank * dealing.world_size // dealing.together))
 
 
 def _dealt(steps: Layout) -> Layout:
@@ -267,28 +293,66 @@ def _filled(buckets: Buckets, fits: IntArray) -> IntArray:
 def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
     """Return where batches start so that padded lengths and overheads are least in sum, in pools one after the other.
 
-    Finds the cheapest cut of the pool's rest from each example on, from the last one back. Of more than 128 possible
-    sizes, 128 evenly spaced ones are compared, the largest among them. `lengths` and `fits`, the size of a batch that
-    begins there, have the shape (pools, examples); lengths descend in each pool.
+    Finds the cheapest cut of the pool's rest from each example on, from the last one back. Where batches of at least n
+    examples are as good as smaller ones, no example's cut depends on those of the n before it: n are found at once.
+    `lengths` and `fits`, the size of a batch that begins there, have the shape (pools, examples); lengths descend in
+    each pool.
     """
     pools, size = lengths.shape
-    cost = np.zeros((pools, size + 1))
+    rows, places = np.arange(pools)[:, np.newaxis], np.arange(size)
+    largest = np.minimum(fits, size - places)
+    smallest = _smallest_sizes(lengths, fits, overhead)
+    sizes = _sizes_up_to(int(largest.max()))
+    cost = np.full((pools, 2 * size + _LARGEST_BLOCK), np.inf)  # no batch reaches beyond the pool
+    cost[:, size] = 0.0
     taken = np.empty((pools, size), dtype=np.int64)
-    rows, spaced = np.arange(pools), np.arange(_MOST_SIZES, 0, -1)
-    for at in range(size - 1, -1, -1):
-        length, largest = lengths[:, at], np.minimum(fits[:, at], size - at)
-        least, chosen = length * largest + cost[rows, at + largest], largest
-        most = int(largest.max())
-        step = -(-most // _MOST_SIZES)
-        if smaller := (most - 1) // step:
-            sizes = spaced[-smaller:] * step
-            sums = cost[:, at + sizes[0] : at : -step] + length[:, np.newaxis] * sizes
-            sums[sizes >= largest[:, np.newaxis]] = np.inf
+    windows = {1 << power: sliding_window_view(cost, 1 << power, axis=1) for power in range(7)}
+    end = size
+    while end:
+        block = smallest[end - 1]
+        while block > end or min(smallest[end - block : end]) < block:
+            block //= 2
+        first = end - block
+        longest, held = lengths[:, first:end], largest[:, first:end]
+        least = longest * held + cost[rows, places[first:end] + held]
+        compared = sizes[np.searchsorted(sizes, block) : np.searchsorted(sizes, held.max())]
+        if compared.size:
+            sums = windows[block][:, first + compared]  # shape (pools, sizes, block): the rest's cost after the batch
+            sums += longest[:, np.newaxis] * compared[:, np.newaxis]
+            np.copyto(sums, np.inf, where=compared[:, np.newaxis] >= held[:, np.newaxis])
             best = sums.argmin(axis=1)
-            better = sums[rows, best] < least  # of equal costs the largest batch is taken
-            least, chosen = np.where(better, sums[rows, best], least), np.where(better, sizes[best], largest)
-        cost[:, at], taken[:, at] = overhead + least, chosen
+            cheapest = sums.min(axis=1)
+            better = cheapest < least  # of equal costs the largest batch is taken
+            least = np.where(better, cheapest, least)
+            held = np.where(better, compared[best], held)
+        cost[:, first:end] = overhead + least
+        taken[:, first:end] = held
+        end = first
     return _walked(taken)
+
+
+def _smallest_sizes(lengths: FloatArray, fits: IntArray, overhead: float) -> list[int]:
+    """Return the smallest batches worth comparing at each place, powers of two.
+
+    A smaller batch can take examples from the next one: each is padded by at most the difference between them.
+    """
+    size = lengths.shape[1]
+    smallest = np.ones(size, dtype=np.int64)
+    block = 2
+    while block <= _LARGEST_BLOCK:
+        later = lengths[:, np.minimum(np.arange(size) + block, size - 1)]
+        padding = (lengths - later) * block
+        enough = ((padding <= _NO_MATTER * overhead) & (fits >= block)).all(axis=0)
+        smallest[enough] = block
+        block *= 2
+    found: list[int] = smallest.tolist()
+    return found
+
+
+@lru_cache(maxsize=8)
+def _sizes_up_to(largest: int) -> IntArray:
+    powers = _NEXT_SIZE ** np.arange(math.log(largest) / math.log(_NEXT_SIZE) + 1)
+    return np.unique(powers.astype(np.int64))
 
 
 def _walked(taken: IntArray) -> IntArray:

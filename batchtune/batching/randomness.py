@@ -6,7 +6,6 @@ Two examples of one batch are mates. Both figures exist for buckets and pools, s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,8 @@ def mates_in_buckets(histogram: Histogram, table: BucketTable, tally: Tally) -> 
 
 def mates_in_cuts(cuts: list[Cut], lengths: npt.NDArray[Any]) -> Mates:
     """Return the figures of mates over at least two epochs; `lengths`, shape (examples,), by index of the example."""
-    again = [_met_again(first, second) for first, second in pairwise(cuts)]
+    others = cuts[1:] + cuts[: len(cuts) > 2]  # the last with the first: any two epochs tell as much
+    again = [_met_again(first, second) for first, second in zip(cuts, others, strict=False)]
     mean, products, examples = float(lengths.mean()), [], []
     for cut in cuts:
         some = _counted(cut.layout)

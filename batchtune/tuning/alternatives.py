@@ -26,7 +26,7 @@ from batchtune.tuning.sweep_settings import ONE_RANK
 # Values of max_batch_length to compare; fewer where rounding makes some equal.
 _POINTS = 24
 # Distinct lengths to tell apart; of more, the longest of each group of neighbours stands for it.
-_MOST_LENGTHS = 4096
+_MOST_LENGTHS = 2048
 # Shuffles to average over: an epoch has many batches, so they differ little.
 _SHUFFLES = 3
 
@@ -36,7 +36,7 @@ def saturation(pricing: Pricing, limits: Limits, num_buckets: int, fraction: flo
 
     The values are evenly spaced in their logarithm, from the longest length to the largest max_batch_length; if that
     is no more, it is the only one. Batch sizes are those that max_batch_length gives, and no more than the frontier and
-    max_batch_size allow. Of more than 4096 distinct lengths, neighbours count as the longest of them: that adds a few
+    max_batch_size allow. Of more than 2048 distinct lengths, neighbours count as the longest of them: that adds a few
     ten-thousandths of the range, and changes no bucket.
 
     The table has at most `num_buckets`. The smallest max_batch_length that reaches the `fraction` of the best

@@ -21,13 +21,15 @@ from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import RankTimes, Row, Sizing, StreamRow
 from batchtune.tuning.costs import Costs, StepSeconds, TypicalTargets, epoch_batch_seconds
 from batchtune.tuning.rank_times import rank_times
-from batchtune.tuning.simulation import seconds_in_order, shapes_of, simulate_epochs
+from batchtune.tuning.simulation import SimulatedEpochs, seconds_in_order, shapes_of, simulate_epochs, with_overhead
 from batchtune.tuning.sweep_settings import ONE_RANK, Ranks, SweepSettings
 
 AnyRow = TypeVar("AnyRow", Row, StreamRow)
 
 # Times that differ by no more than two standard errors of their difference are taken for equal.
 _WITHIN_ERRORS = 2.0
+# Pools are cut for the least cost if that gains this much.
+_LEAST_GAIN = 0.003
 # Lengths that stand for all in the errors, which need not be as exact as the time itself.
 _REPRESENTATIVES = 256
 
@@ -160,11 +162,27 @@ class Pricing:
 
     def cost_of(self, batching: Batching) -> EpochCost:
         """Return the cost of an epoch that holds all lengths: exactly in buckets, by simulation in pools."""
-        return self.of_table(batching.table) if batching.pool_size is None else self._of_pools(batching)
+        if batching.pool_size is None:
+            return self.of_table(batching.table)
+        return self._of_epochs(batching, self._simulated(batching))
 
-    def _of_pools(self, batching: Batching) -> EpochCost:
-        """Return the mean cost of the first epochs with this seed."""
-        found = simulate_epochs(batching, self.lengths, self.ranks.dealing, self.seed)
+    def best_cut(self, batching: Batching) -> tuple[Batching, EpochCost]:
+        """Return pools as they are, or cut for the least cost if that gains more than 0.3%, with their cost."""
+        simulated = self._simulated(batching)
+        step = self.step_seconds
+        cut = None if step is None else with_overhead(batching, simulated, step)
+        if step is not None and cut is not None:
+            cheapest = self._simulated(cut)
+            seconds, least = (one.seconds(step, self.ranks).mean() for one in (simulated, cheapest))
+            if least < seconds * (1 - _LEAST_GAIN):
+                return cut, self._of_epochs(cut, cheapest)
+        return batching, self._of_epochs(batching, simulated)
+
+    def _simulated(self, batching: Batching) -> SimulatedEpochs:
+        return simulate_epochs(batching, self.lengths, self.ranks.dealing, self.seed)
+
+    def _of_epochs(self, batching: Batching, found: SimulatedEpochs) -> EpochCost:
+        """Return the mean cost of simulated epochs in pools."""
         ranks, step, epochs, scale = self.ranks.world_size, self.step_seconds, len(found.shapes), found.scale
         numbers = np.array([len(one) for one in found.shapes])
         padded = float(np.mean([np.sum(one.batch_sizes * one.lengths) for one in found.shapes]))

@@ -7,23 +7,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from batchtune.batching import epochs
-from batchtune.batching.batchers import Batching
+from batchtune.batching.batchers import Batching, PoolBatcher
 from batchtune.batching.epochs import Drawing, EpochShapes
-from batchtune.batching.layout import ON_ONE_RANK, Dealing
+from batchtune.batching.layout import Dealing
 from batchtune.batching.length_grouped import length_grouped, megabatch_size
 from batchtune.batching.randomness import Mates, again_at_random, mates_in_cuts
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.tuning.costs import StepSeconds
 from batchtune.tuning.sweep_settings import Ranks
 
-# At least this many examples, and pools, stand for more.
-_EXAMPLES, _POOLS = 1 << 19, 4
-# Simulate 2 to 8 epochs, until this many examples were batched.
-_IN_ALL = 1 << 21
-# Pools are cut for the least cost if that gains this much, as it can only in pools of few batches; a few pools tell.
-_LEAST_GAIN = 0.003
+# At least this many examples (for each rank), and pools, stand for more: an epoch's time is then known to 0.1%.
+_EXAMPLES, _OF_A_RANK, _POOLS = 1 << 17, 1 << 14, 4
+# Simulate up to 8 epochs of few examples, until this many were batched; with a batch overhead that takes longer.
+_MOST_EPOCHS, _FILLED, _CUT = 8, 1 << 19, 1 << 16
+# Epochs of more examples differ so little that two are enough.
+_MANY = 1 << 18
+# In pools of more batches, cutting for the least cost gains next to nothing.
 _MOST_BATCHES = 60
-_COMPARED_POOLS = 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,22 +61,27 @@ def _sample(lengths: Lengths, pool_size: int, pools: int) -> Lengths:
 
 
 def simulate_epochs(batching: Batching, lengths: Lengths, dealing: Dealing, seed: int) -> SimulatedEpochs:
-    """Simulate the first epochs with this seed, by the sampler's own steps.
+    """Simulate the sampler's first epochs with this seed, by its own steps.
 
     If some examples stand for many, batches are the same but for chance, as the pools are as large; only two examples
     share a pool more often, by a known ratio.
     """
     assert batching.pool_size is not None
-    sample = _sample(lengths, batching.pool_size, max(_POOLS, -(-_EXAMPLES // batching.pool_size)))
-    batcher, cuts, shapes = batching.batcher(sample.values), [], []
-    for epoch in range(_epochs_of(sample)):
-        drawing = Drawing(seed=seed, epoch=epoch)
-        cuts.append(batcher.cut(drawing, dealing))
-        shapes.append(epochs.simulate(cuts[-1], drawing, sample.values, sample.targets))
+    examples = max(_EXAMPLES, _OF_A_RANK * dealing.world_size)
+    sample = _sample(lengths, batching.pool_size, max(_POOLS, -(-examples // batching.pool_size)))
+    scale = lengths.count / sample.count
+    batcher = PoolBatcher(sample.values, batching)
+    number = _epochs_of(sample, _FILLED if batching.batch_overhead is None else _CUT)
+    cuts = batcher.first_cuts(seed, dealing, min(number, 3) if scale == 1 else number, scale)
+    for epoch in range(len(cuts), number):
+        cuts.append(batcher.equal_cut(Drawing(seed=seed, epoch=epoch), dealing))
+    shapes = []
+    for epoch, cut in enumerate(cuts):
+        shapes.append(epochs.simulate(cut, Drawing(seed=seed, epoch=epoch), sample.values, sample.targets))
     mates, at_random = mates_in_cuts(cuts, sample.values), again_at_random(cuts[0].layout)
     shares = [_share_of_pool(batching, count) for count in (lengths.count, sample.count)]
     return SimulatedEpochs(
-        scale=lengths.count / sample.count,
+        scale=scale,
         shapes=shapes,
         mates=replace(mates, again=mates.again * shares[0] / shares[1]),
         effective_buckets=max(1.0, mates.again / at_random) if at_random else 1.0,
@@ -111,8 +116,9 @@ def simulate_length_grouped(
     return lengths.count / sample.count, shapes
 
 
-def _epochs_of(sample: Lengths) -> int:
-    return int(np.clip(round(_IN_ALL / sample.count), 2, 8))
+def _epochs_of(sample: Lengths, in_all: int = _FILLED) -> int:
+    """Return how many epochs to simulate, to batch so many examples."""
+    return int(np.clip(in_all // sample.count, 3, _MOST_EPOCHS)) if sample.count <= _MANY else 2
 
 
 def _share_of_pool(batching: Batching, count: int) -> float:
@@ -137,32 +143,18 @@ def shapes_of(found: list[EpochShapes]) -> tuple[FloatArray, ...]:
     return (sizes, lengths, np.concatenate(targets)) if targets else (sizes, lengths)
 
 
-def cut_for_least_cost(
-    batching: Batching, lengths: Lengths, step_seconds: StepSeconds, ranks: Ranks, seed: int
-) -> Batching:
-    """Return the pools with a batch overhead, if cutting them for the least cost gains more than 0.3%.
+def with_overhead(batching: Batching, filled: SimulatedEpochs, step_seconds: StepSeconds) -> Batching | None:
+    """Return the pools with a batch overhead; None if cutting them for the least cost can gain next to nothing.
 
-    The overhead is that of the straight line through the times of an epoch's steps by their padded lengths; the gain
-    is of those times themselves, in the same epoch.
+    The overhead is that of the straight line through the times of an epoch's steps by their padded lengths.
     """
     assert batching.pool_size is not None
-    histogram = lengths.histogram
-    sizes = batching.table.batch_sizes[batching.table.assign(histogram.lengths)]
-    if min(batching.pool_size, lengths.count) * np.average(1 / sizes, weights=histogram.counts) > _MOST_BATCHES:
-        return batching
-    sample, drawing = _sample(lengths, batching.pool_size, _COMPARED_POOLS), Drawing(seed=seed)
-    dealing = ranks.dealing if ranks.same_bucket else ON_ONE_RANK
-
-    def epoch_of(one: Batching) -> EpochShapes:
-        return epochs.simulate(one.batcher(sample.values).cut(drawing, dealing), drawing, sample.values, sample.targets)
-
-    filled = epoch_of(batching)
-    padded, seconds = filled.batch_sizes * filled.lengths, np.asarray(step_seconds(*shapes_of([filled])))
-    if np.ptp(padded) == 0:
-        return batching
-    each, fixed = np.polyfit(padded, seconds, 1)
+    shapes = filled.shapes[0]
+    pools = -(-int(shapes.batch_sizes.sum()) // batching.pool_size)
+    padded = shapes.batch_sizes * shapes.lengths
+    if len(shapes) > _MOST_BATCHES * pools or np.ptp(padded) == 0:
+        return None
+    each, fixed = np.polyfit(padded, np.asarray(step_seconds(*shapes_of([shapes]))), 1)
     if not (each > 0 and fixed > 0):
-        return batching
-    cut = replace(batching, batch_overhead=float(f"{fixed / each:.3g}"))
-    gain = 1 - float(np.sum(step_seconds(*shapes_of([epoch_of(cut)])))) / float(seconds.sum())
-    return cut if gain > _LEAST_GAIN else batching
+        return None
+    return replace(batching, batch_overhead=float(f"{fixed / each:.3g}"))

@@ -37,7 +37,6 @@ from batchtune.tuning.distribution import bucket_uses, histogram_of, quantiles_o
 from batchtune.tuning.epoch_cost import EpochCost, Pricing, with_equals
 from batchtune.tuning.recommend import knee, learning_rate_hint, recommend, trade_off
 from batchtune.tuning.run_folder import clear_run, holds_other_lengths
-from batchtune.tuning.simulation import cut_for_least_cost
 from batchtune.tuning.sweep_settings import SweepSettings
 
 # Aim pools at this part of the largest allowed share of mates that meet again, as chance may add to it.
@@ -203,10 +202,7 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
 
 def _pools(pricing: Pricing, name: str, sizing: Sizing, table: BucketTable, size: int) -> tuple[Row, EpochCost]:
     """Price pools of so many examples; the table says how many examples fit."""
-    batching = Batching(table, size)
-    if pricing.step_seconds is not None:
-        batching = cut_for_least_cost(batching, pricing.lengths, pricing.step_seconds, pricing.ranks, pricing.seed)
-    cost = pricing.cost_of(batching)
+    batching, cost = pricing.best_cut(Batching(table, size))
     return pricing.row(name, sizing, table.num_buckets, batching, cost), cost
 
 

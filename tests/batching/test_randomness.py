@@ -54,7 +54,8 @@ def test_expectations_of_tables_are_what_epochs_show(dealing: Dealing) -> None:
     assert np.mean(correlations) == pytest.approx(
         expected.correlation, abs=4 * np.std(correlations) / np.sqrt(len(seen))
     )
-    assert mates_in_cuts(cuts, SPEECH.values).again == pytest.approx(np.mean(again))
+    # With the last and the first epoch too.
+    assert mates_in_cuts(cuts, SPEECH.values).again == pytest.approx(np.mean(again), rel=0.02)
 
 
 def test_random_batches_of_one_size_meet_as_chance_has_it() -> None:
