@@ -21,11 +21,20 @@ from batchtune.batching.batchers import Batching
 from batchtune.batching.epochs import ORDERINGS, Drawing, Ordering
 from batchtune.batching.layout import Dealing
 from batchtune.batching.table import BucketTable, OverlongError, checked_lengths, holding_all
+from batchtune.errors import shortened
 from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, parse_scale
 from batchtune.manifests.reading import load_ordered_lengths
-from batchtune.sampler.common import OnRanks, as_length, check_identity, checked_ranks, flag, whole
+from batchtune.sampler.common import (
+    MOST_SEED,
+    OnRanks,
+    as_number,
+    check_identity,
+    checked_ranks,
+    flag,
+    whole,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -62,10 +71,10 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
     ) -> None:
         table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
         if batch_ordering not in ORDERINGS:
-            raise ValueError(f"batch_ordering must be one of {', '.join(ORDERINGS)}, got {batch_ordering!r}")
+            raise ValueError(f"batch_ordering must be one of {', '.join(ORDERINGS)}, got {shortened(batch_ordering)}")
         if overlong not in ("error", "single"):
-            raise ValueError(f"overlong must be error or single, got {overlong!r}")
-        self.seed, self.batch_ordering = whole("seed", seed), batch_ordering
+            raise ValueError(f"overlong must be error or single, got {shortened(overlong)}")
+        self.seed, self.batch_ordering = whole("seed", seed, most=MOST_SEED), batch_ordering
         self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
         self.same_bucket = flag("same_bucket", same_bucket)
         self._ranks = checked_ranks(rank, world_size)
@@ -154,7 +163,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         elif reading:
             raise TypeError(f"{', '.join(reading)}: these are for the path of a manifest")
         elif length_of is not None:
-            measured = (as_length(length_of(lengths[index]), index) for index in range(len(lengths)))
+            measured = (as_number(length_of(lengths[index]), index) for index in range(len(lengths)))
             lengths = np.fromiter(measured, np.float64)
         options = {name: getattr(config, name) for name in made_by.OPTIONS}
         evidence = config.evidence

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy.typing as npt
 
+from batchtune.errors import shortened
 from batchtune.sampler.base import OF_POOLS, EpochBatchSampler
-from batchtune.sampler.common import whole
+from batchtune.sampler.common import is_number, whole
 
 
 class BucketBatchSampler(EpochBatchSampler):
@@ -104,8 +105,8 @@ class PooledBatchSampler(EpochBatchSampler):
     ) -> None:
         self.pool_size = whole("pool_size", pool_size, 1)
         if batch_overhead is not None:
-            if not isinstance(batch_overhead, (int, float)) or not 0 <= batch_overhead < 1e300:
-                raise ValueError(f"batch_overhead must be finite and at least 0, got {batch_overhead!r}")
+            if not is_number(batch_overhead) or not 0 <= batch_overhead < 1e300:
+                raise ValueError(f"batch_overhead must be finite and at least 0, got {shortened(batch_overhead)}")
             self.batch_overhead = float(batch_overhead)
         super().__init__(lengths, **options)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +13,12 @@ import torch.distributed  # noqa: TID253  # this module is torch's: the package 
 from batchtune.errors import shortened
 
 _MOST_RANKS = 1_000_000
+# Counters have 64 bits, and there are further epochs and batches after the largest.
+_LARGEST = 2**62
+MOST_SEED = 2**128  # twice the bits of any that torch or NumPy draw
+
+TEXT = (str, bytes, bytearray)
+"""Types that float() reads, but that are no lengths."""
 
 
 class OnRanks:
@@ -45,43 +53,70 @@ def checked_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] |
     if rank is None and world_size is None:
         return None
     if rank is None or world_size is None:
-        raise ValueError(f"rank and world_size go together, got rank {rank} and world_size {world_size}: give both")
-    if whole("world_size", world_size) > _MOST_RANKS:
-        raise ValueError(f"world_size must be at most {_MOST_RANKS:,}, got {world_size:,}")
-    if whole("rank", rank) >= world_size:
-        raise ValueError(f"rank must be below world_size, got rank {rank} of {world_size}")
-    return rank, world_size
+        given = f"rank {shortened(rank)} and world_size {shortened(world_size)}"
+        raise ValueError(f"rank and world_size go together, got {given}: give both")
+    processes = whole("world_size", world_size, most=_MOST_RANKS)
+    process = whole("rank", rank)
+    if process >= processes:
+        raise ValueError(f"rank must be below world_size, got rank {process} of {processes}")
+    return process, processes
 
 
-def whole(name: str, value: int, least: int = 0) -> int:
-    """Return the value as an int; raise ValueError unless it is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}")
+def whole(name: str, value: float, least: int = 0, *, most: int = _LARGEST) -> int:
+    """Return the value as an int; raise ValueError unless it is a whole number from `least` to `most`.
+
+    Floats count, as a size may have been computed.
+    """
+    if not is_number(value) or value != value // 1 or value < least:
+        raise ValueError(f"{name} must be a whole number, at least {least}, got {shortened(value)}")
+    if value > most:
+        raise ValueError(f"{name} must be at most {most:,}, got {shortened(value)}")
     return int(value)
+
+
+def is_number(value: object) -> bool:
+    """Return whether the value is a number of Python or NumPy."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def flag(name: str, value: bool) -> bool:
     """Return the value as a bool; raise ValueError unless it is True or False, or 1 or 0."""
     if not isinstance(value, (int, np.integer, np.bool_)) or value not in (0, 1):
-        raise ValueError(f"{name} must be True or False, got {value!r}")
+        raise ValueError(f"{name} must be True or False, got {shortened(value)}")
     return bool(value)
 
 
-def as_length(value: Any, example: int) -> float:
-    """Return what `length_of` returned for an example as a float; raise ValueError if it is not a number."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
+def check_function(name: str, value: object) -> None:
+    """Raise ValueError unless the value can be called."""
+    if not callable(value):
+        raise ValueError(f"{name} must be a function, got {shortened(value)}")
+
+
+def as_number(value: Any, example: int, function: str = "length_of") -> float:
+    """Return what a function returned for an example as a float; raise ValueError if it is text or no number."""
+    if not isinstance(value, TEXT):
+        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's
+            return float(value)
+    raise ValueError(f"{function} must return a number, but for example {example} it returned {shortened(value)}")
+
+
+def as_bytes(value: Any, example: int) -> float:
+    """Return what `bytes_of` returned for an example; raise ValueError unless it is at least 0 and finite."""
+    size = as_number(value, example, "bytes_of")
+    if not 0 <= size < math.inf:
         raise ValueError(
-            f"length_of must return a number, but for example {example} it returned {shortened(value)}"
-        ) from None
+            f"bytes_of must return a finite number of at least 0, but for example {example} it returned {size}"
+        )
+    return size
 
 
 def check_identity(what: str, state: Mapping[str, Any], ours: Mapping[str, Any], others: str) -> None:
     """Raise ValueError if a state is of another sampler or stream; `others` says what a digest covers."""
     for name, value in ours.items():
+        if not isinstance(state[name], (int, str, np.integer)):  # a tensor may compare to several values
+            raise ValueError(f"not a state of a {what}: its {name} is {shortened(state[name])}")
         if state[name] != value:
-            differs = f"has {name} {state[name]}, this {what} {value}"
+            differs = f"has {name} {shortened(state[name])}, this {what} {shortened(value)}"
             if name in ("digest", "options"):
                 differs = f"is of a {what} with {others}"
             raise ValueError(
@@ -90,10 +125,10 @@ def check_identity(what: str, state: Mapping[str, Any], ours: Mapping[str, Any],
             )
 
 
-def truncated(length_of: Callable[[Any], float], longest: float, example: Any) -> float:
+def truncated(length_of: Callable[[Any], Any], longest: float, example: Any) -> Any:
     """Return the length of an example as training truncates it."""
     length = length_of(example)
-    try:
-        return min(float(length), longest)
-    except (TypeError, ValueError):
-        return length  # refused by the caller, who knows which example it is
+    if not isinstance(length, TEXT):
+        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
+            return min(float(length), longest)
+    return length  # refused by the caller, who knows which example it is

@@ -18,9 +18,20 @@ from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  #
 from batchtune.batching.streams import StreamBatching, batched, stream_random
 from batchtune.batching.table import BucketTable
 from batchtune.configs.tree import parse_yaml, plain_value, read_text
+from batchtune.errors import shortened
 from batchtune.exports.run_configs import read_sampler_yaml, read_stream_yaml
 from batchtune.results import STREAM_ALGORITHMS, SamplerConfig, StreamAlgorithm
-from batchtune.sampler.common import OnRanks, check_identity, checked_ranks, flag, truncated, whole
+from batchtune.sampler.common import (
+    MOST_SEED,
+    OnRanks,
+    check_function,
+    check_identity,
+    checked_ranks,
+    flag,
+    is_number,
+    truncated,
+    whole,
+)
 from batchtune.sampler.worker import SHORTEST_LENGTH, ExampleLimits, Held, NextEpochs, Position, at_epoch
 
 if TYPE_CHECKING:
@@ -141,31 +152,44 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
     ) -> None:
         super().__init__()
         if source is not None and not isinstance(source, Iterable) and not callable(source):
-            raise ValueError(f"source must be an iterable of examples or a function of the epoch, got {source!r}")
+            raise ValueError(
+                f"source must be an iterable of examples or a function of the epoch, got {shortened(source)}"
+            )
         if algorithm not in STREAM_ALGORITHMS:
-            raise ValueError(f"algorithm must be one of {', '.join(STREAM_ALGORITHMS)}, got {algorithm!r}")
+            raise ValueError(f"algorithm must be one of {', '.join(STREAM_ALGORITHMS)}, got {shortened(algorithm)}")
+        if max_padding_ratio is not None:
+            if algorithm != "pivot" or not is_number(max_padding_ratio) or not 0 <= max_padding_ratio <= 1:
+                given = shortened(max_padding_ratio)
+                raise ValueError(f'max_padding_ratio is for algorithm="pivot", from 0 to 1, got {given}')
+            max_padding_ratio = float(max_padding_ratio)
+        if collate_fn is not None:
+            check_function("collate_fn", collate_fn)
+        buffer_size = whole("buffer_size", buffer_size, 1)
+        if buffer_bytes is not None:
+            buffer_bytes = whole("buffer_bytes", buffer_bytes, 1)
+        if batches_per_epoch is not None:
+            batches_per_epoch = whole("batches_per_epoch", batches_per_epoch, 1)
         table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
         self._limits = ExampleLimits(
             length_of=length_of,
             last_boundary=float(table.boundaries[-1]),
             overlong=overlong,
             min_length=min_length,
-            buffer_bytes=None if buffer_bytes is None else whole("buffer_bytes", buffer_bytes, 1),
+            buffer_bytes=buffer_bytes,
             bytes_of=bytes_of,
         )
         self._batching = StreamBatching(
             algorithm=algorithm,
             table=table.extended_to(sys.float_info.max) if overlong == "single" else table,
-            buffer_size=whole("buffer_size", buffer_size, 1),
+            buffer_size=buffer_size,
             max_padding_ratio=max_padding_ratio,
             shuffle=flag("shuffle", shuffle),
             drop_last=flag("drop_last", drop_last),
         )
-        if max_padding_ratio is not None and (algorithm != "pivot" or not 0 <= max_padding_ratio <= 1):
-            raise ValueError(f'max_padding_ratio is for algorithm="pivot", from 0 to 1, got {max_padding_ratio!r}')
         self.source, self.split, self._collate = source, flag("split", split), collate_fn
-        self.seed, self.dropped_examples = whole("seed", seed), 0
-        self.batches_per_epoch = None if batches_per_epoch is None else whole("batches_per_epoch", batches_per_epoch, 1)
+        self.seed = whole("seed", seed, most=MOST_SEED)
+        self.dropped_examples = 0
+        self.batches_per_epoch = batches_per_epoch
         self._ranks = checked_ranks(rank, world_size)
         if buffer_size < (largest := table.batch_sizes.max()):
             warnings.warn(
@@ -365,11 +389,13 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         if not isinstance(state_dict, Mapping) or names - state_dict.keys():
             raise ValueError(f"not a state of a BucketedStream: it has {', '.join(sorted(names))}")
         check_identity("stream", state_dict, ours, "other options")
+        if not isinstance(state_dict["read"], str):
+            raise ValueError(f"not a state of a stream: its read is {shortened(state_dict['read'])}")
         position = Position(
             whole("epoch", state_dict["epoch"]),
             whole("batches", state_dict["batches"]),
-            str(state_dict["read"]),
-            bool(state_dict["finished"]),
+            state_dict["read"],
+            flag("finished", state_dict["finished"]),
             self._place,
         )
         self._epochs.set(self.rank, position.epoch + position.finished)

@@ -17,7 +17,7 @@ from torch.utils.data import get_worker_info  # noqa: TID253  # as in common.py
 from batchtune.batching.streams import Reader
 from batchtune.batching.table import OverlongError
 from batchtune.errors import shortened
-from batchtune.sampler.common import as_length
+from batchtune.sampler.common import TEXT, as_bytes, as_number, check_function, is_number
 
 _END = object()
 # This many ranks and workers of one machine have an epoch of their own.
@@ -40,19 +40,20 @@ class ExampleLimits:
     bytes_of: Callable[[Any], int] | None
 
     def __post_init__(self) -> None:
-        if not callable(self.length_of):
-            raise ValueError(f"length_of must be a function of an example, got {self.length_of!r}")
+        check_function("length_of", self.length_of)
         if self.overlong not in ("error", "single", "drop"):
-            raise ValueError(f"overlong must be error, single or drop, got {self.overlong!r}")
+            raise ValueError(f"overlong must be error, single or drop, got {shortened(self.overlong)}")
         if self.min_length is not None:
             longest = self.last_boundary
-            if not isinstance(self.min_length, (int, float)) or not 0 < self.min_length <= longest:
+            if not is_number(self.min_length) or not 0 < self.min_length <= longest:
                 raise ValueError(
                     f"min_length must be above 0 and at most the last of bucket_boundaries, {longest}, got "
                     f"{shortened(self.min_length)}"
                 )
         if (self.buffer_bytes is None) != (self.bytes_of is None):
             raise ValueError("buffer_bytes and bytes_of go together: give both")
+        if self.bytes_of is not None:
+            check_function("bytes_of", self.bytes_of)
 
     @property
     def dropped(self) -> str:
@@ -73,8 +74,8 @@ class Held(Reader):
         self._examples: Iterator[Any] = iter(())
         self._limits = limits
         self._held: dict[int, Any] = {}
-        self._bytes: dict[int, int] = {}
-        self._total_bytes = 0
+        self._bytes: dict[int, float] = {}
+        self._total_bytes = 0.0
         self._digest = hashlib.blake2b(digest_size=8)
 
     def begin(self, examples: Iterator[Any]) -> None:
@@ -93,9 +94,11 @@ class Held(Reader):
             examples, sizes = self._next(room - len(read))
             measured = list(map(self._limits.length_of, examples))
             try:
+                if any(issubclass(kind, TEXT) for kind in set(map(type, measured))):
+                    raise TypeError("text")
                 lengths = list(map(float, measured))
-            except (TypeError, ValueError):
-                lengths = [as_length(length, example) for example, length in enumerate(measured, self.seen)]
+            except (TypeError, ValueError, OverflowError, RuntimeError):
+                lengths = [as_number(length, example) for example, length in enumerate(measured, self.seen)]
             total, last = sum(lengths), self._limits.last_boundary
             # A sum minus itself is 0 unless a summand is infinite or NaN.
             shortest = self._limits.min_length or SHORTEST_LENGTH
@@ -117,21 +120,23 @@ class Held(Reader):
             if len(read) == room or self.ended or (most is not None and self._total_bytes > most):
                 return read  # else some were dropped
 
-    def _next(self, room: int) -> tuple[list[Any], list[int]]:
+    def _next(self, room: int) -> tuple[list[Any], list[float]]:
         """Read the next examples, with their sizes in memory if these are limited."""
         bytes_of, most = self._limits.bytes_of, self._limits.buffer_bytes
         if bytes_of is None or most is None:
-            examples = list(islice(self._examples, room))
-            self.ended = len(examples) < room
-            return examples, []
-        examples, sizes, total = [], [], self._total_bytes
+            at_once = list(islice(self._examples, room))
+            self.ended = len(at_once) < room
+            return at_once, []
+        examples: list[Any] = []
+        sizes: list[float] = []
+        total = self._total_bytes
         while len(examples) < room and total <= most:
             example = next(self._examples, _END)
             if example is _END:
                 self.ended = True
                 break
             examples.append(example)
-            sizes.append(bytes_of(example))
+            sizes.append(as_bytes(bytes_of(example), self.seen + len(sizes)))
             total += sizes[-1]
         return examples, sizes
 

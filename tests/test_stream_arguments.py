@@ -1,0 +1,170 @@
+"""What `BucketedStream` is given from outside: NumPy's numbers are taken, anything odd is one short error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from batchtune import BucketBatchSampler, BucketedStream
+from batchtune.sampler.common import truncated
+
+LONG = "x" * 100_000
+NAN = float("nan")
+ERRORS = {"match": r"^.{1,600}$"}  # one line that can be read
+
+
+def stream(**options: Any) -> BucketedStream:
+    given: dict[str, Any] = {
+        "source": [1.0 + number % 20 for number in range(50)],
+        "length_of": float,
+        "bucket_boundaries": [10.0, 20.0],
+        "bucket_batch_sizes": [4, 2],
+    }
+    return BucketedStream(**{**given, **options})
+
+
+def size_of(value: Any) -> dict[str, Any]:
+    return {"buffer_bytes": 50, "bytes_of": lambda example: value}
+
+
+def lengths_of(*values: Any) -> dict[str, Any]:
+    return {"source": range(len(values)), "length_of": lambda example: values[example]}
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({"buffer_size": np.int64(30)}, {"buffer_size": 30}),
+        ({"buffer_size": np.float64(30)}, {"buffer_size": 30}),
+        ({"batches_per_epoch": np.int32(7)}, {"batches_per_epoch": 7}),
+        ({"seed": np.uint64(2**63), "epoch": np.int8(3)}, {"seed": 2**63, "epoch": 3}),
+        ({**size_of(np.float32(5)), "buffer_bytes": np.int64(50)}, size_of(5)),
+        (
+            {"algorithm": "pivot", "max_padding_ratio": np.float32(0.25)},
+            {"algorithm": "pivot", "max_padding_ratio": 0.25},
+        ),
+        ({"rank": np.int64(1), "world_size": np.int16(2), "split": 1}, {"rank": 1, "world_size": 2, "split": True}),
+        ({"min_length": np.float32(2)}, {"min_length": 2.0}),
+        ({"shuffle": np.bool_(False), "drop_last": np.int64(1)}, {"shuffle": False, "drop_last": True}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*were dropped")
+def test_numpys_numbers_are_numbers(options: dict[str, Any], plain: dict[str, Any]) -> None:
+    with_numpy = stream(**options)
+    assert list(with_numpy) == list(stream(**plain))
+    with_numpy.load_state_dict(stream(**plain).state_dict())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({name: value} for name in ("buffer_size", "batches_per_epoch", "epoch") for value in (-1, 2**63, 10**5000)),
+        *({name: LONG} for name in ("buffer_size", "seed", "epoch", "algorithm", "overlong", "shuffle", "split")),
+        *({name: LONG} for name in ("length_of", "collate_fn", "rank")),
+        *({"algorithm": "pivot", "max_padding_ratio": value} for value in (NAN, -0.1, LONG, 10**5000)),
+        {"buffer_size": NAN},
+        {"buffer_size": torch.tensor(5)},
+        {"seed": -1},
+        {"seed": 10**5000},
+        {"rank": np.float64(-1), "world_size": 2},
+        {"buffer_bytes": 5, "bytes_of": LONG},
+        {"bucket_batch_sizes": [-4, 2]},
+        {"bucket_batch_sizes": [2**70, 2]},
+        {"bucket_boundaries": ["10", "20"]},
+        {"bucket_boundaries": [10, 10**400]},
+    ],
+    ids=lambda options: str(next(iter(options))),
+)
+def test_an_odd_argument_is_one_short_error(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, **ERRORS):
+        stream(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(size_of(value) for value in (NAN, -1, float("inf"), None, "5", 10**400, torch.ones(2))),
+        *(lengths_of(1.0, 2.0, value) for value in (NAN, -1, 0, float("inf"), None, 10**400, 1j, [1])),
+        *(lengths_of(1.0, 2.0, value) for value in ("5", b"5", np.str_("5"), LONG, torch.ones(2))),
+    ],
+)
+def test_an_odd_length_or_size_is_one_short_error(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, **ERRORS):
+        list(stream(**options))
+
+
+@pytest.mark.parametrize("value", ["5", b"5", 10**400, None])
+def test_a_truncated_length_is_checked_as_others_are(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"length_of must return a number"):
+        list(stream(length_of=partial(truncated, lambda example: value, 15.0)))
+
+
+def test_lengths_as_tensors_and_numpy_numbers_are_read() -> None:
+    values = [np.float32(3), np.int64(3), torch.tensor(3), 3, 3.0]
+    assert sorted(chain(*stream(**lengths_of(*values)))) == [0, 1, 2, 3, 4]
+
+
+STATES = [
+    *({name: value} for name in ("epoch", "batches") for value in (torch.tensor([1, 2]), -1, 2**63, None, LONG, NAN)),
+    *({"finished": value} for value in (torch.tensor([1, 2]), LONG, None)),
+    *({"read": value} for value in (torch.tensor([1, 2]), 10**5000, None)),
+    *(
+        {name: value}
+        for name in ("options", "rank", "world_size", "worker", "workers")
+        for value in (torch.tensor([1, 2]), LONG, 10**5000, None)
+    ),
+]
+
+
+@pytest.mark.parametrize("changed", STATES, ids=lambda changed: str(next(iter(changed))))
+def test_an_odd_state_is_one_short_error(changed: dict[str, Any]) -> None:
+    one = stream()
+    next(iter(one))
+    with pytest.raises(ValueError, **ERRORS):
+        stream().load_state_dict({**one.state_dict(), **changed})
+
+
+@pytest.mark.parametrize("state", [LONG, {LONG: 1}, [1], None])
+def test_what_is_no_state_is_one_short_error(state: Any) -> None:
+    with pytest.raises(ValueError, **ERRORS):
+        stream().load_state_dict(state)
+
+
+@pytest.mark.parametrize("epoch", [2**63, -1, NAN, LONG, None])
+def test_an_odd_epoch_is_one_short_error(epoch: Any) -> None:
+    made: list[Callable[[Any], None]] = [stream().set_epoch, sampler().set_epoch]
+    for set_epoch in made:
+        with pytest.raises(ValueError, **ERRORS):
+            set_epoch(epoch)
+
+
+def sampler(**options: Any) -> BucketBatchSampler:
+    return BucketBatchSampler(
+        **{"lengths": [5.0] * 40, "bucket_boundaries": [10], "bucket_batch_sizes": [4], **options}
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {name: value}
+        for name in ("epoch", "position", "seed", "world_size", "digest")
+        for value in (torch.tensor([1, 2]), LONG, 10**5000, None)
+    ],
+    ids=lambda changed: str(next(iter(changed))),
+)
+def test_an_odd_state_of_a_sampler_is_one_short_error(changed: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, **ERRORS):
+        sampler().load_state_dict({**sampler().state_dict(), **changed})
+
+
+@pytest.mark.parametrize("lengths", [["5"] * 4, [10**400], [NAN], "555", b"123", [None], [[1, 2]]])
+def test_odd_lengths_of_a_sampler_are_one_short_error(lengths: Any) -> None:
+    with pytest.raises(ValueError, **ERRORS):
+        sampler(lengths=lengths)
