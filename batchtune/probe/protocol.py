@@ -24,6 +24,7 @@ class Prepare(Message, frozen=True):
     options: dict[str, Any]
     settings: ProbedWith
     limit_bytes: int | None  # to enforce; None: computed from the cap and the fraction
+    examples: int  # of the data that training will sample
     up_to: Literal["device", "import", "setup"]
 
 

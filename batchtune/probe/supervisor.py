@@ -36,8 +36,8 @@ class Supervisor:
     """Measures batch shapes, with a fresh worker whenever the last one died, hung or was damaged.
 
     Use as a context manager: no process outlives it, and it holds the device for itself from `start` to the end.
-    `limit_bytes` is the memory limit of a continued run; None: the first worker computes it. `on_note` is called with
-    sentences that the user should read meanwhile.
+    `limit_bytes` is the memory limit of a continued run; None: the first worker computes it. Training will sample from
+    so many `examples`. `on_note` is called with sentences that the user should read meanwhile.
     """
 
     def __init__(
@@ -46,9 +46,11 @@ class Supervisor:
         limit_bytes: int | None = None,
         *,
         first_worker: int = 1,
+        examples: int = 0,
         on_note: Callable[[str], None] | None = None,
     ) -> None:
         self._settings = settings
+        self._examples = examples
         self._limit_bytes = limit_bytes
         self.worker = first_worker - 1
         self._nursery = Nursery(*worker_program())
@@ -175,7 +177,12 @@ class Supervisor:
         """Ask the new worker for what comes before any trial."""
         settings, workload, limit = self._settings, self._settings.workload, self._limit_bytes
         request = Prepare(
-            workload=workload, options=settings.options, settings=settings, limit_bytes=limit, up_to=up_to
+            workload=workload,
+            options=settings.options,
+            settings=settings,
+            limit_bytes=limit,
+            examples=self._examples,
+            up_to=up_to,
         )
         try:
             reply = self._nursery.ask(request, (kind, Failed), settings.setup_timeout_seconds)

@@ -84,6 +84,7 @@ def _prepare(request: Prepare) -> tuple[Session | None, Identified | Ready | Fai
         import torch
 
         stage = "device"
+        meter.hold(request.examples)
         meter.limit()
         stage = "setup"
         limits = process_limits()

@@ -117,6 +117,7 @@ def run_probe(
         with hooks.measurer or Supervisor(
             settings,
             previous.device.limit_bytes if previous else None,
+            examples=lengths.count,
             on_note=hooks.on_note,
             first_worker=1 + max((trial.worker or 0 for trial in trials), default=0),
         ) as measurer:

@@ -81,7 +81,11 @@ def run_verify(
     """
     settings = structs.replace(subject.settings, trial_timeout_seconds=plan.settings.step_timeout_seconds)
     workload = WorkloadRecord(spec=settings.workload, options=settings.options)
-    with alone_in(folder), Supervisor(settings, subject.limit_bytes, on_note=on_note) as supervisor:
+    examples = plan.lengths.count
+    with (
+        alone_in(folder),
+        Supervisor(settings, subject.limit_bytes, examples=examples, on_note=on_note) as supervisor,
+    ):
         found = verify(supervisor, plan, workload, on_progress=on_progress)
         write_result(folder / VERIFY_FILE, found)
     return found

@@ -355,23 +355,23 @@ class _HungryBackward(torch.autograd.Function):
 
 
 class TwoLosses(Good):
-    """Takes 10 MiB an example for its features, from which two losses follow: one's backward pass runs out first.
+    """Takes 1 MiB a unit of length for its features, from which two losses follow: one's backward pass runs out first.
 
     So autograd still has the other's to do when it fails, with all that its graph holds.
     """
 
     def step(self, batch: BatchShape) -> None:
-        features = self.weight.sum() * torch.ones(batch.batch_size, 10 << 18)
+        features = self.weight.sum() * torch.ones(batch.batch_size, int(batch.length * (1 << 18)))
         waiting = features.square().sum()
         (_HungryBackward.apply(features) + waiting).backward()  # type: ignore[no-untyped-call]
 
 
 class KeepsItsFeatures(Good):
-    """Takes 10 MiB an example, and keeps them until the next step has made its own."""
+    """Takes 1 MiB a unit of length, and keeps it until the next step has made its own."""
 
     def step(self, batch: BatchShape) -> None:
-        self.features = torch.ones(batch.batch_size, 10 << 18)
-        torch.ones(4, batch.batch_size, 10 << 18)
+        self.features = torch.ones(batch.batch_size, int(batch.length * (1 << 18)))
+        torch.ones(4, *self.features.shape)
         self.features = torch.ones(1)
 
 

@@ -346,6 +346,39 @@ def test_on_the_cpu_the_limit_is_lowered_and_real() -> None:
     assert "--reserve" in hint
 
 
+# What a training process holds for its data, and what a worker holds in its place.
+HELD = """
+import sys, torch
+from batchtune.probe.devices import backend_for
+from batchtune.results import ProbedWith
+
+examples, place = int(sys.argv[1]), sys.argv[2]
+meter = backend_for("cpu").open("cpu", ProbedWith(), None)
+meter.limit()
+before = meter.in_use()
+if place == "worker":
+    meter.hold(examples)
+else:
+    import numpy
+    from torch.utils.data import DataLoader
+    from batchtune import PooledBatchSampler
+    sampler = PooledBatchSampler(numpy.ones(examples), pool_size=1000, bucket_boundaries=[1], bucket_batch_sizes=[9])
+    batches = iter(DataLoader(range(examples), batch_sampler=sampler))
+    next(batches)
+print(meter.in_use() - before)
+"""
+
+
+@pytest.mark.slow
+def test_on_the_cpu_a_worker_holds_what_training_holds() -> None:
+    environment = {**os.environ, **backend_for("cpu").WORKER_ENVIRONMENT}
+    held = {}
+    for place in ("worker", "training"):
+        command = [sys.executable, "-c", HELD, "300000", place]
+        held[place] = int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert held["worker"] - 16 * MIB < held["training"] < held["worker"]
+
+
 @pytest.mark.parametrize(("of_file", "counted"), [(True, 0), (False, 64)], ids=["pages of a file", "memory"])
 def test_on_the_cpu_the_peak_is_of_data_and_not_of_files(tmp_path: Path, of_file: bool, counted: int) -> None:
     (tmp_path / "library").write_bytes(bytes(64 * MIB))

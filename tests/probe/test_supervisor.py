@@ -46,7 +46,7 @@ def test_the_limit_is_real_and_the_worker_lives_on() -> None:
 def test_a_failure_leaves_no_memory_to_later_trials(workload: str) -> None:
     with supervise(workload) as supervisor:
         supervisor.start()
-        before, failed, after = (supervisor.measure(BatchShape(size, 1.0), 0).trial for size in (1, 20, 1))
+        before, failed, after = (supervisor.measure(BatchShape(size, 10.0), 0).trial for size in (1, 20, 1))
     assert failed.outcome == "oom"
     assert abs((after.peak_bytes or 0) - (before.peak_bytes or 0)) < 8 << 20
 

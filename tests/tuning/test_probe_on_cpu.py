@@ -100,6 +100,17 @@ def test_the_probe_finds_what_a_brute_force_finds(finished: Callable[[int], Fini
         assert truth[point.length] - 1 <= point.batch_size <= truth[point.length]
 
 
+@pytest.mark.slow
+def test_what_a_failure_leaves_sets_no_margin(tmp_path: Path) -> None:
+    """The longest runs out of memory in its backward pass, and the shortest, of which there is one, comes next."""
+    limit = 600 * MIB
+    lengths = Lengths.of([1.0, *LENGTHS.values])
+    probe = run_probe(lengths, settings(limit, f"{FAULTY}:TwoLosses", {}), tmp_path / "run")
+    assert any(trial.outcome == "oom" for trial in probe.trials)
+    assert probe.margin is not None
+    assert probe.margin.bytes < 0.01 * limit
+
+
 def test_what_was_found_is_written(finished: Callable[[int], Finished]) -> None:
     probe, folder = finished(400).probe, finished(400).folder
     assert read_result(folder / PROBE_FILE, Probe) == probe

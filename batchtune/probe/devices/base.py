@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Meter(ABC):
     """One device, opened in the worker process: limits its memory, so that running out is real, and measures it.
 
-    Open it, `limit` it, set up the workload, `settle` it; then read it for each trial.
+    Open it, `hold` what training holds, `limit` it, set up the workload, `settle` it; then read it for each trial.
     """
 
     device: Device  # as it is recorded, complete once settled
@@ -25,6 +25,10 @@ class Meter(ABC):
     @abstractmethod
     def limit(self) -> None:
         """Enforce `device.limit_bytes` from now on."""
+
+    def hold(self, examples: int) -> None:
+        """Take what training takes here besides its steps: a sampler over so many examples, a data loader."""
+        return
 
     @abstractmethod
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:

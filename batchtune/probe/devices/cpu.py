@@ -22,6 +22,10 @@ from batchtune.units import format_size
 
 CPU_ID = "cpu"  # of its lock
 _WORN_SHARE = 0.02
+# What a training process holds besides what a worker does: 3 MiB where batches come from elsewhere, 9 MiB with
+# `sampler_from_config` and a DataLoader, 14 MiB with two of its workers; and 20 to 32 bytes an example, in a million.
+_TRAINING_BYTES = 12 << 20
+_BYTES_OF_AN_EXAMPLE = 40
 _MOST_FILLER = 1 << 45  # bytes; a process may have 2**47 on x86-64
 
 
@@ -108,6 +112,7 @@ class CpuMeter(Meter):
         self._continued = limit_bytes is not None
         self._at_reset: dict[str, int] = {}
         self._filler: mmap.mmap | None = None
+        self._held: mmap.mmap | None = None
         self._gap = 0
 
     def limit(self) -> None:
@@ -117,6 +122,11 @@ class CpuMeter(Meter):
         weight = torch.randn(256, 256, requires_grad=True)
         torch.autograd.backward((torch.randn(1024, 256) @ weight).square().sum())
         self._enforce("Python and PyTorch alone hold")
+
+    def hold(self, examples: int) -> None:
+        """Take as much as training takes for its data: pages that nothing touches, but that count as data."""
+        size = _TRAINING_BYTES + _BYTES_OF_AN_EXAMPLE * examples
+        self._held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
         """Lower the limit by what is to be kept free; that of a continued run was lowered when it began."""
