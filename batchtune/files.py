@@ -75,6 +75,15 @@ def read_regular(path: Path, most_bytes: int, hint: str | None = None, *, name: 
     return content
 
 
+def check_writable(folder: Path) -> None:
+    """Raise ResultError if no file can be made in the folder, before work whose result goes there."""
+    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+        raise ResultError(
+            f"{folder} can't be written to: the folder, or its disk, is read-only for you",
+            "Copy the run folder to a place of your own, and name that.",
+        )
+
+
 def unwritable(path: Path, error: OSError) -> ResultError:
     """Return the error for a file that can't be written, with the system's reason."""
     return ResultError(

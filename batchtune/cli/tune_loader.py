@@ -51,11 +51,12 @@ def tune_loader(
     """
     from batchtune.cli.progress import loader_bar
     from batchtune.exports.run_configs import render_loader_yaml
-    from batchtune.files import write_whole
+    from batchtune.files import check_writable, write_whole
     from batchtune.reports import load_run
     from batchtune.results import LOADER_CONFIG_FILE
     from batchtune.tuning.loader_sweep import run_loader_tuning
 
+    check_writable(run)
     settings = loader.settings(target, run)
     with loader_bar(quiet=quiet) as on_progress:
         found = run_loader_tuning(settings, run, force=force, on_progress=on_progress)
@@ -63,7 +64,7 @@ def tune_loader(
     if found.recommended_row is None:
         config.unlink(missing_ok=True)
     else:
-        write_whole(config, render_loader_yaml(found))
+        write_whole(config, render_loader_yaml(found), follow=False)
     if json:
         console.write_json(found)
     else:

@@ -106,11 +106,13 @@ def verify(
     Reads the manifest and the run folder's sampler.yaml, and takes the device, the limit, a built-in workload and the
     options for reading the manifest from its probe.json or run.json. Writes verify.json there.
     """
+    from batchtune.files import check_writable
     from batchtune.reports import load_run
     from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE
     from batchtune.tuning.verify_plan import DEFAULT_STEPS, VerifySettings
 
     folder, manifest = source.split(run)
+    check_writable(folder)
     if not stream and (folder / STREAM_CONFIG_FILE).exists() and not (folder / SAMPLER_FILE).exists():
         stream = True
         console.note(f"Verifying {folder / STREAM_CONFIG_FILE}, as the folder holds no {SAMPLER_FILE}.", quiet=quiet)

@@ -105,3 +105,23 @@ def test_patching_a_pipe_or_a_device_is_refused(batchtune: Run, manifest: Path, 
     ran = batchtune("export", "--to", "speechbrain", "--patch", "train.yaml")
     assert ran.returncode == 1
     assert "train.yaml is no ordinary file" in ran.stderr
+
+
+@pytest.fixture
+def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run folder in which nothing can be written."""
+    run = tmp_path / "batchtune-run"
+    run.mkdir()
+    run.chmod(0o500)
+    if os.geteuid() == 0:  # root may write all the same
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != Path("batchtune-run") or not mode & os.W_OK)
+    return run
+
+
+@pytest.mark.parametrize(
+    "command", [("verify", "absent.csv", "--workload", "absent.py:Step"), ("tune-loader", "absent.py:make")]
+)
+def test_a_read_only_run_folder_is_named_before_any_work(batchtune: Run, read_only: Path, command: tuple[str]) -> None:
+    ran = batchtune(*command)
+    assert ran.returncode == 1
+    assert "batchtune-run can't be written to: the folder, or its disk, is read-only" in ran.stderr

@@ -128,6 +128,18 @@ def test_the_fewest_workers_that_keep_up_are_recommended(
     assert again.returncode == 1 and "--force" in again.stderr
 
 
+def test_a_link_as_loader_yaml_is_not_written_through(tuning: Run, tmp_path: Path) -> None:
+    run = tmp_path / "batchtune-run"
+    run.mkdir()
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (run / "loader.yaml").symlink_to(victim)
+    ran = tuning("tune-loader", "loaders.py:make", *ALONE, *QUICK)
+    assert ran.returncode == 0, ran.stderr
+    assert victim.read_text() == "mine"
+    assert not (run / "loader.yaml").is_symlink()
+
+
 def test_settings_that_fail_are_named_and_the_rest_goes_on(tuning: Run, tmp_path: Path) -> None:
     swept = [*PLAIN, "--sweep", "num_workers=1", "--sweep", "prefetch_factor=2"]
     faults = ["--sweep", "fault=none,raises,hangs,dies"]
