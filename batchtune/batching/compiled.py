@@ -26,11 +26,6 @@ except ImportError as error:
         "Install it: pip install --upgrade numba.",
     ) from error
 
-# Numba unpickles what it finds in its cache. A .numba_config.yaml in the working folder may say where that is, and the
-# folder may be anybody's: only the environment counts.
-for _name in ("CACHE_DIR", "CACHE_LOCATOR_CLASSES"):
-    setattr(numba.config, _name, os.environ.get(f"NUMBA_{_name}", ""))
-
 F = TypeVar("F", bound=Callable[..., Any])
 Slots = npt.NDArray[np.int32]
 Words = npt.NDArray[np.uint32]
@@ -42,11 +37,22 @@ _ROUNDING = 2.0**-53
 
 
 def _called(function: F) -> F:
-    """Compile a function that Python calls, and cache the code if possible."""
+    """Compile a function that Python calls, and cache the code if possible.
+
+    Numba unpickles what it finds in its cache. A .numba_config.yaml in the working folder may say where that is, and
+    the folder may be anybody's: only the environment counts.
+    """
+    configured = vars(numba.config)
+    before: dict[str, Any] = {
+        name: configured[name] for name in ("CACHE_DIR", "CACHE_LOCATOR_CLASSES") if name in configured
+    }
+    configured.update({name: os.environ.get(f"NUMBA_{name}", "") for name in before})
     try:
         return cast(F, numba.njit(cache=True)(function))
     except RuntimeError:  # neither the package's folder nor the user's can be written to
         return cast(F, numba.njit(function))
+    finally:
+        configured.update(before)
 
 
 def _part(function: F) -> F:

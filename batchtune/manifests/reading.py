@@ -122,7 +122,7 @@ def scan(
     paths = [None if folder is None else _part_path(folder, task) for task in tasks]
     parts: dict[int, Part] = {}
     for index, path in enumerate(paths):
-        if path is not None:
+        if path is not None and path.is_file():
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 parts[index] = msgspec.msgpack.decode(path.read_bytes(), type=Part)
     missing = [index for index in range(len(tasks)) if index not in parts]
