@@ -30,7 +30,20 @@ def trust_warnings(device: Device, trials: Sequence[Trial]) -> list[str]:
             f"the {counted(len(timed), 'trial')} that passed: treat step times as rough. Probe again on a machine that "
             "does nothing else."
         )
-    return [*found, *times, *settings_warnings(device.settings)]
+    return [*found, *times, *recompile_warnings(trials), *settings_warnings(device.settings)]
+
+
+def recompile_warnings(trials: Sequence[Trial]) -> list[str]:
+    """Return that torch.compile gave up, if it did in some of these trials or steps."""
+    uncompiled = sum(trial.at_recompile_limit for trial in trials)
+    if not uncompiled:
+        return []
+    return [
+        "torch.compile reached its recompile limit (torch._dynamo.config.recompile_limit): from then on, in "
+        f"{uncompiled} of the {len(trials)} measurements, new batch shapes ran uncompiled, which takes more time and "
+        "memory. Training meets it too. Compile with dynamic=True, or mark the dimensions that differ with "
+        "torch._dynamo.mark_dynamic."
+    ]
 
 
 def busy_with(processes: Sequence[DeviceProcess] | None) -> str | None:

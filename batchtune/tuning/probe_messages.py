@@ -159,13 +159,6 @@ def about_devices(before: Device, now: Device, trials: Sequence[Trial]) -> Itera
             "memory ran out and the step returned all the same, as if it had passed. Those batches count as too large. "
             "Training would skip them unseen: let the error get out of the step."
         )
-    if uncompiled := sum(trial.at_recompile_limit for trial in trials):
-        yield (
-            "torch.compile reached its recompile limit (torch._dynamo.config.recompile_limit): from then on, in "
-            f"{uncompiled} of {counted(len(trials), 'trial')}, new batch shapes ran uncompiled, which takes more time "
-            "and memory. Training meets it too. Compile with dynamic=True, or mark the dimensions that differ with "
-            "torch._dynamo.mark_dynamic."
-        )
     for text in settings_differences(before, now):
         yield f"The run was continued under other settings: {text}"
 

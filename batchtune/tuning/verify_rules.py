@@ -12,6 +12,7 @@ import numpy as np
 
 from batchtune.lengths import FloatArray
 from batchtune.results import Device, Trial, Verification, VerifyFailure, WorkloadRecord, meta_of
+from batchtune.trust import recompile_warnings
 from batchtune.tuning.costs import Costs
 from batchtune.tuning.epoch_cost import estimated_epoch_seconds
 from batchtune.tuning.simulation import shapes_of
@@ -283,6 +284,7 @@ def _warnings(steps: DoneSteps, costs: Costs, limit_bytes: int) -> Iterator[str]
             f"Memory in use between steps {rest}, but {how} at the end, as with a cache that {cache}. Run more with "
             "--steps to see whether it has stopped"
         )
+    yield from recompile_warnings([*steps.worst, *steps.shuffled])
     if steps.failures:
         return
     if rest is None:

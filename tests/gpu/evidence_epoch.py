@@ -12,7 +12,7 @@ import torch
 from benchmarks.epochs import shapes_of, with_batchtune, with_lhotse
 from benchmarks.frontier import supervise
 from gpu.evidence_bench import Bench
-from gpu.evidence_record import Missing
+from gpu.evidence_record import Missing, read_evidence
 from gpu.evidence_speech import in_time, speech_settings
 from reproduced import speechbrain_batches
 from torch.utils.data import BatchSampler
@@ -129,7 +129,8 @@ def _continue_samples(bench: Bench, found: Probe, samplers: dict[str, Sampled]) 
 def _probed(bench: Bench, lengths: Lengths, settings: ProbeSettings) -> Probe:
     """The probe of the part `speech`, where it is there and of the same; else one that is made now."""
     folder = bench.out / "speech-run"
-    if (folder / PROBE_FILE).exists():
+    speech = bench.out / "speech.json"
+    if speech.exists() and "probe" in read_evidence(speech).data["done"]:
         earlier = read_result(folder / PROBE_FILE, Probe)
         same = earlier.lengths == lengths.summary() and earlier.workload.options == settings.options
         if same and earlier.settings == settings.recorded():

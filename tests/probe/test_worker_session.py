@@ -14,7 +14,7 @@ from batchtune.probe.devices.base import Meter
 from batchtune.probe.session import Session
 from batchtune.results import Device
 from batchtune.shapes import BatchShape
-from batchtune.tuning.probe_messages import about_devices
+from batchtune.trust import trust_warnings
 
 MIB = 1 << 20
 SHAPE = BatchShape(4, 3.0)
@@ -200,8 +200,8 @@ def test_the_recompile_limit_is_recorded_and_reported(monkeypatch: pytest.Monkey
     made = session(compiled_step(lambda batch: batch.sum()))
     trials = [made.measure(BatchShape(size, 3.0)).trial for size in range(2, 13)]
     assert [trial.at_recompile_limit for trial in trials] == [False] * 8 + [True] * 3
-    warnings = list(about_devices(MadeMeter().device, MadeMeter().device, trials))
-    assert any("recompile limit" in text and "3 of 11 trials" in text for text in warnings)
+    warnings = trust_warnings(MadeMeter().device, trials)
+    assert any("recompile limit" in text and "3 of the 11 measurements" in text for text in warnings)
 
 
 def test_mean_and_median_of_the_steps_leave_out_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
