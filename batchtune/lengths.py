@@ -18,6 +18,8 @@ IntArray = npt.NDArray[np.int64]
 
 Unit = Literal["s", "ms", "samples", "frames", "tokens", "words", "characters", "bytes"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
+# The units of speech; its frameworks make bucket tables, those of text don't.
+SPEECH_UNITS: tuple[Unit, ...] = ("s", "ms", "samples", "frames")
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from batchtune.batching.strategies import STRATEGIES
+from batchtune.lengths import SPEECH_UNITS
 from batchtune.results import Baseline, Costed, LengthsSummary, LowerBound, Row, StreamRow, StreamSweep, Sweep, cost_of
 from batchtune.units import format_length, format_number, format_percent, format_ratio, format_seconds
 
 FIXED_BASELINE = "fixed-random"
 _LENGTH_GROUPED = "length-grouped"
-# The units of speech, whose frameworks make bucket tables.
-SPEECH_UNITS = ("s", "ms", "samples", "frames")
 CURRENT = "your current config"
 DOES_NOT_FIT = "does not fit"
 # Marks rows with batches that are not proven to fit.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from batchtune.lengths import SPEECH_UNITS
 from batchtune.reports.rows import (
     CURRENT,
     DOES_NOT_FIT,
-    SPEECH_UNITS,
     UNPROVEN,
     advantage,
     batch_sizes,
@@ -116,7 +116,7 @@ class StreamSection(SweptSection[StreamSweep]):
         if stream.current is not None and stream.current_fits is not False and is_better(stream.current, row):
             yield "Your current config is better than the recommended one: keep it."
         unit = stream.lengths.unit
-        if alone is not None and alone is not row:
+        if alone is not None and alone is not row and unit in (*SPEECH_UNITS, None):
             numbers = f" (numbers in {unit})" if unit else ""
             yield f"With SpeechBrain alone: {_typed_call(alone)}{numbers}."
         elif row.by_speechbrain and unit:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from batchtune.lengths import SPEECH_UNITS
 from batchtune.reports.rows import (
-    SPEECH_UNITS,
     advantage,
     batches_words,
     compared,

@@ -152,6 +152,8 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         if isinstance(lengths, (str, Path)):
             if reading.get("length_scale") is not None:
                 reading["length_scale"] = parse_scale(str(reading["length_scale"]))
+            if reading.get("tokenizer") is not None:
+                reading["tokenizer"] = Path(reading["tokenizer"])
             found = load_ordered_lengths(lengths, ReadOptions(**reading))
             unit = found.lengths.unit
             if None not in (unit, config.unit) and unit != config.unit:

@@ -209,6 +209,12 @@ def test_a_cap_by_speechbrains_bucket_count_is_reported_once() -> None:
     ]
 
 
+def test_speechbrains_traps_are_no_news_for_text() -> None:
+    lengths = Lengths.of([float(value) for value in range(1, 200)], unit="tokens")
+    found = sweep(lengths, 1e5, SweepSettings(strategies=TABLES, num_buckets=(1, 10)), NONE_KNOWN)
+    assert not any("speechbrain" in warning for warning in found.warnings)
+
+
 def test_a_cap_by_max_batch_size_is_not_blamed_on_speechbrain() -> None:
     values = np.linspace(1, 20, 500)
     result = swept(values, 600, strategies=("speechbrain",), num_buckets=(10,), max_batch_size=5)

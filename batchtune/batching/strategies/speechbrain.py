@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from batchtune.batching.samplers import speechbrain_table
 from batchtune.batching.strategies.base import Problem, Strategy
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import SPEECH_UNITS, FloatArray, Lengths
 from batchtune.results import Row
 from batchtune.units import format_length, format_number
 
@@ -24,7 +24,9 @@ class SpeechBrain(Strategy):
         return [speechbrain_table(histogram, limit, num_buckets=buckets).boundaries for buckets in num_buckets]
 
     def cautions(self, lengths: Lengths, max_batch_length: float, rows: Sequence[Row]) -> Iterator[str]:
-        """Warn of numbers of buckets that keep batches small."""
+        """Warn of numbers of buckets that keep batches small; of text, nobody takes SpeechBrain's."""
+        if lengths.unit not in (*SPEECH_UNITS, None):
+            return
         yield from capped_by_num_buckets(lengths, max_batch_length, rows)
         yield from single_bucket(rows)
 
