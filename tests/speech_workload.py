@@ -16,11 +16,18 @@ class SpeechTagger:
     """Gives frames of speech labels: three strided convolutions, then six transformer layers.
 
     Each convolution halves the frames (10 ms at first). One thread is the default: where others use the processor too,
-    two wait for each other most of the time. A step at a limit of 400 MiB takes a fraction of a second.
+    two wait for each other most of the time. A step at a limit of 400 MiB takes a fraction of a second. Without dropout,
+    attention keeps no matrix of all pairs: memory is then nearly linear in the length.
     """
 
-    def __init__(self, dim: int = 64, labels: int = 500, threads: int = 1) -> None:
-        self.dim, self.labels, self.threads = dim, labels, threads
+    def __init__(
+        self, dim: int = 64, labels: int = 500, threads: int = 1, layers: int = 6, dropout: float = 0.1
+    ) -> None:
+        self.dim = dim
+        self.labels = labels
+        self.threads = threads
+        self.layers = layers
+        self.dropout = dropout
 
     def setup(self, device: torch.device) -> None:
         """Builds the model and AdamW."""
@@ -31,8 +38,10 @@ class SpeechTagger:
             for layer in (nn.Conv1d(channels, self.dim, 5, STRIDE, padding=2), nn.GELU())
         ]
         self.subsample = nn.Sequential(*convolutions).to(device)
-        layer = nn.TransformerEncoderLayer(self.dim, nhead=4, dim_feedforward=4 * self.dim, batch_first=True)
-        encoder = nn.TransformerEncoder(layer, num_layers=6, enable_nested_tensor=False)
+        layer = nn.TransformerEncoderLayer(
+            self.dim, nhead=4, dim_feedforward=4 * self.dim, dropout=self.dropout, batch_first=True
+        )
+        encoder = nn.TransformerEncoder(layer, num_layers=self.layers, enable_nested_tensor=False)
         self.tag = nn.Sequential(encoder, nn.Linear(self.dim, self.labels)).to(device)
         self.device = device
         self.optimizer = torch.optim.AdamW([*self.subsample.parameters(), *self.tag.parameters()])

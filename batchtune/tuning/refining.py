@@ -19,7 +19,6 @@ import numpy.typing as npt
 from batchtune.batching.optimal import optimal_boundaries
 from batchtune.batching.table import BucketTable
 from batchtune.batching.two_dimensional import optimal_table_2d
-from batchtune.cost import fit_step_seconds, predict
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 from batchtune.probe.findings import Findings
 from batchtune.probe.outcomes import Anchor
@@ -45,6 +44,11 @@ _PROPORTIONAL = 0.05
 _SPANNING = (1.0, 0.75, 0.25)
 _TYPICAL_OF = 0.1
 
+# The share of a step's time that does not depend on its batch, in the cost that decides.
+_OVERHEAD = 0.1
+# After this multiple of the lengths that span the data in trials no more are added, unless the user says how many.
+_TRIALS = 2.5
+
 _Sizes = Callable[[FloatArray, FloatArray], FloatArray]
 
 
@@ -57,8 +61,9 @@ class Refinement:
 
     def __call__(self, findings: Findings) -> Anchor | None:
         """Return the length, or the pair of length and target, that is worth most; None if none is worth a trial."""
-        settings, single = findings.settings, _single(findings)
-        if len(single) < settings.most_lengths:
+        settings = findings.settings
+        single = _single(findings)
+        if not _is_spent(findings, single):
             ends = _Ends(self.lengths, self._spread_ends, findings, single)
             length = ends.worst(self.num_buckets)
             if length is None and len(single) < _FOR_MAX_BATCH_LENGTH * settings.num_lengths:
@@ -72,7 +77,7 @@ class Refinement:
     def left_at_stake(self, findings: Findings) -> float | None:
         """Return by which share a table may cost more than with all sizes known; None if little or not yet final."""
         single = _single(findings)
-        if len(single) < findings.settings.most_lengths:
+        if not _is_spent(findings, single):
             return None
         lost, _ = _Ends(self.lengths, self._spread_ends, findings, single).most_lost(self.num_buckets)
         return lost if lost > _AT_STAKE else None
@@ -97,12 +102,30 @@ def _single(findings: Findings) -> list[Anchor]:
     return [anchor for anchor in findings.anchors if anchor == findings.anchor(anchor.length)]
 
 
+def _is_spent(findings: Findings, single: Sequence[Anchor]) -> bool:
+    """Return whether no more lengths may be added: as many as the user allows, else as many trials as are worth it."""
+    settings = findings.settings
+    if settings.max_lengths is not None:
+        return len(single) >= settings.max_lengths
+    return len(findings.trials) >= _TRIALS * settings.num_lengths
+
+
 def _step_cost(findings: Findings) -> Callable[[FloatArray, FloatArray, FloatArray | None], FloatArray]:
-    """Return (sizes, lengths, targets) → the cost of a step."""
-    model = fit_step_seconds(findings.trials)
-    if model is None:
+    """Return (sizes, lengths, targets) → the cost of a step, 1 for a batch that fills the memory.
+
+    What an example computes is taken to be in proportion to the memory it needs. Measured times would decide better
+    where they are exact. But they scatter, and each length that they add by chance costs trials.
+    """
+    model = findings.model
+    room = 0.0 if model is None else findings.room_bytes - model.constant
+    if model is None or room <= 0:
         return lambda sizes, lengths, targets: np.ones(sizes.shape)
-    return lambda sizes, lengths, targets: np.maximum(predict(model, sizes, lengths, targets), 1e-12)
+
+    def cost(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None) -> FloatArray:
+        filled = sizes * model.per_example(lengths, 0.0 if targets is None else targets) / room
+        return _OVERHEAD + (1 - _OVERHEAD) * filled
+
+    return cost
 
 
 class _Ends:
