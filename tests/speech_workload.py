@@ -16,8 +16,8 @@ class SpeechTagger:
     """Gives frames of speech labels: three strided convolutions, then six transformer layers.
 
     Each convolution halves the frames (10 ms at first). One thread is the default: where others use the processor too,
-    two wait for each other most of the time. A step at a limit of 400 MiB takes a fraction of a second. Without dropout,
-    attention keeps no matrix of all pairs: memory is then nearly linear in the length.
+    two wait for each other most of the time. A step at a limit of 400 MiB takes a fraction of a second. Without
+    dropout, attention keeps no matrix of all pairs: memory is then nearly linear in the length.
     """
 
     def __init__(

@@ -291,7 +291,12 @@ class ProbeOptions(WorkloadOptions):
         "N",
         default=12,
     )
-    max_lengths: int | None = setting("Largest number of lengths to probe (default: 5 times --num-lengths).", "N")
+    max_lengths: int | None = setting(
+        "Largest number of lengths to probe (default: none are added after 2.5 × --num-lengths trials).", "N"
+    )
+    minutes: float | None = setting(
+        "End the probe after this time with what is proven by then; the same command continues it.", "N"
+    )
     tolerance: float = setting(
         "How far a batch size may be below the largest that fits, as a fraction of it.", "X", default=0.01
     )
@@ -317,6 +322,7 @@ class ProbeOptions(WorkloadOptions):
             tolerance=self.tolerance,
             max_batch_size=run.max_batch_size,
             trial_timeout_seconds=self.trial_timeout,
+            minutes=self.minutes,
             seed=run.seed,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _BAR_AFTER_SECONDS = 1.0
 _FIRST_LINE_AFTER_SECONDS = 10.0
+_SILENT_SECONDS = 30.0  # at most, in the log of a worker process
+_POLL_SECONDS = 0.5
 _TASK = cast("TaskID", 0)  # each bar has one
 _VERIFYING = {"worst": "Worst batches", "shuffled": "Shuffled batches", "proposal": "Trying smaller batches"}
 _TUNING = {
@@ -140,7 +143,18 @@ def _loader_line(row: LoaderRow) -> str:
 def worker_bar(unit: str | None, *, ddp: bool, quiet: bool) -> Iterator[WorkerBar]:
     """Show a bar for the training steps of a worker process; `unit` is that of the lengths."""
     with _bar("Building the workload", quiet=quiet) as bar:
-        yield WorkerBar(bar, unit, ddp, quiet, None if quiet or not bar.disable else _lines())
+        shown = WorkerBar(bar, unit, ddp, quiet)
+        if quiet or not bar.disable:
+            yield shown
+            return
+        ended = threading.Event()
+        lines = threading.Thread(target=shown.write_lines, args=[ended], daemon=True)
+        lines.start()
+        try:
+            yield shown
+        finally:
+            ended.set()
+            lines.join()
 
 
 @dataclass(slots=True)
@@ -151,8 +165,9 @@ class WorkerBar:
     _unit: str | None
     _ddp: bool
     _quiet: bool
-    _due: Callable[[], float | None] | None
     _introduced: bool = False
+    _doing: str = "Building the workload"
+    _ends: float | None = None  # on the monotonic clock, by a guess
 
     def probing(self, progress: ProbeProgress) -> None:
         """Show the progress of a probe."""
@@ -162,14 +177,33 @@ class WorkerBar:
             self._bar.console.print(line, highlight=False, markup=False)
             self._bar.update(_TASK, completed=progress.done, total=progress.total)
         elif progress.confirming:
-            self._update(progress, "Confirming in turns:")
+            self._update(progress, f"Confirming in turns, step {progress.done + 1:,} of {progress.total:,}:")
+        elif progress.shortening:
+            self._update(progress, "Finding the longest that fits:")
         else:
-            self._update(progress, "Finding the longest that fits:" if progress.shortening else "Trying")
+            self._update(progress, f"{progress.done} of {progress.total} lengths done, trying")
 
     def verifying(self, progress: VerifyProgress) -> None:
         """Show the progress of a verification."""
         of = "" if progress.total is None else f" of {progress.total:,}"
         self._update(progress, f"{_VERIFYING[progress.doing]}, step {progress.done + 1:,}{of}:")
+
+    def write_lines(self, ended: threading.Event) -> None:
+        """Write a line on what is done now and then, at least every 30 s, also while one step takes long."""
+        started = time.monotonic()
+        due = _FIRST_LINE_AFTER_SECONDS
+        while not ended.wait(_POLL_SECONDS):
+            seconds = time.monotonic() - started
+            if seconds >= due:
+                due = seconds + min(seconds, _SILENT_SECONDS - 2 * _POLL_SECONDS)
+                console.note(self.line(seconds))
+
+    def line(self, seconds: float) -> str:
+        """Return the line for a log, so many seconds after the start."""
+        left = ""
+        if self._ends is not None and (remaining := self._ends - time.monotonic()) > 0:
+            left = f", about {format_seconds(remaining)} left"
+        return f"{self._doing}, after {format_seconds(seconds)}{left}; Ctrl-C stops it."
 
     def _shape(self, shape: BatchShape) -> str:
         return f"{shape.batch_size:,} × {format_length(shape.length, self._unit)}"
@@ -183,8 +217,8 @@ class WorkerBar:
         self._introduce(progress.device)
         doing = f"{doing} {self._shape(progress.shape)}"
         left = f", about {format_seconds(progress.seconds_left)} left" if progress.seconds_left else ""
-        if self._due and (seconds := self._due()):
-            console.note(f"{doing}, after {format_seconds(seconds)}{left}; Ctrl-C stops it.")
+        self._doing = doing
+        self._ends = time.monotonic() + progress.seconds_left if progress.seconds_left else None
         self._bar.update(_TASK, description=doing + left, completed=progress.done, total=progress.total)
 
 

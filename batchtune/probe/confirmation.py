@@ -1,8 +1,8 @@
 """Checks that the batches at the limit also fit one after the other: training never runs only one shape.
 
 An allocator keeps what it freed in blocks that another shape may not fit into. So the shapes run in turns with the
-cache kept, first in the search's last worker, then in a fresh one, as training starts. The first step of a fresh worker
-may need more than later ones with the same batch: the margin covers the difference.
+cache kept, in a fresh worker, as training starts: the search's own has just run them among others. The first step of
+a fresh worker may need more than later ones with the same batch: the margin covers the difference.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from batchtune.probe.supervisor import Supervisor
 from batchtune.results import Trial
 from batchtune.shapes import BatchShape
 
-ROUNDS = (2, 1)  # of turns in the search's worker, and in the fresh one
 _FEWEST_TIMED = 3  # shapes, to compare step times in turns with those repeated
 
 T = TypeVar("T")
+
+
+def rounds_of(trials: Sequence[Trial]) -> int:
+    """Return how often each shape runs: twice if the allocator keeps a cache, which may grow after all have run."""
+    return 2 if any(trial.reserved_bytes is not None for trial in trials) else 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +34,9 @@ class Turns:
     steps: int = 0  # that passed
     alloc_retries: int = 0  # how often the allocator emptied its cache to go on
     reserved_growth_bytes: int | None = None  # of its cache, after each shape had run once; None if it has no cache
-    failures: list[Ran] = field(default_factory=list)  # they take no further turns, and no fresh worker starts
+    confirmed: set[BatchShape] = field(default_factory=set)  # that passed and never failed
+    failures: list[Ran] = field(default_factory=list)  # they take no further turns
+    held_bytes: int = 0  # the most that the worker held between steps
     # From each shape's steps that passed, without the first step of a fresh worker.
     peaks: dict[BatchShape, list[int]] = field(default_factory=dict)
     seconds: dict[BatchShape, list[float]] = field(default_factory=dict)
@@ -49,6 +55,8 @@ class Turns:
     def passed(self, step: Trial, *, again: bool, first: bool) -> None:
         """Record a step that passed: the `first` of the fresh worker, or `again` after an earlier turn of this one."""
         self.steps += 1
+        self.confirmed.add(step.shape)
+        self.held_bytes = max(self.held_bytes, 0 if first else step.rest_bytes or 0)
         self.alloc_retries += step.alloc_retries or 0
         if step.step_seconds is not None and not first:
             self.seconds.setdefault(step.shape, []).append(step.step_seconds)
@@ -63,51 +71,57 @@ class Turns:
             self.reserved_growth_bytes = max(0, growth, self.reserved_growth_bytes or 0)
 
 
-def confirm(stepper: Supervisor, shapes: Sequence[BatchShape], on_step: Callable[[BatchShape], None]) -> Turns:
-    """Run the shapes in turns, and find all that fail in the first worker, or if none does, in the fresh one.
+def confirm(
+    stepper: Supervisor, shapes: Sequence[BatchShape], rounds: int, on_step: Callable[[BatchShape], bool]
+) -> Turns:
+    """Run the shapes in turns in a fresh worker, and find all that fail.
 
     A shape fails if it runs out of memory, or crashes or hangs twice. It passes, with a count, if the allocator has to
-    empty its cache: it fits, at the cost of time. `on_step` is called before each step. Raises as `Supervisor.start`.
+    empty its cache: it fits, at the cost of time. `on_step` is called before each step; if it returns False, no more
+    shapes are run. Raises as `Supervisor.start`.
     """
     turns = Turns()
     faults: set[BatchShape] = set()
-
-    def run_worker(rounds: int, *, fresh: bool) -> bool:
-        """Run one worker's turns; return whether it died, so that they must be run again."""
-        turns.reserved_first = 0
-        if fresh:
-            stepper.start()
-        for number in range(rounds * len(shapes)):
-            shape, first = shapes[number % len(shapes)], number == 0
-            if any(failed.trial.shape == shape for failed in turns.failures):
-                continue
-            on_step(shape)
-            worker_before = stepper.worker
-            ran = stepper.step(shape, release=first and not fresh)
-            # An OOM may have cost the worker before, so that a new one ran this step.
-            first_of_process = (first and fresh) or stepper.worker != worker_before
-            outcome = ran.trial.outcome
-            if outcome in ("crash", "timeout") and shape not in faults:
-                faults.add(shape)
-                return True
-            if outcome == "ok":
-                turns.passed(ran.trial, again=number >= len(shapes), first=first_of_process)
-            elif first_of_process and outcome == "oom":
-                turns.first_failed = ran
-                if fresh:
-                    break
-            else:
-                turns.failures.append(ran)
-            if outcome == "error":  # the workload's own, which ends the probe
-                break
-        return False
-
-    for worker, rounds in enumerate(ROUNDS):
-        while run_worker(rounds, fresh=worker > 0):
-            pass
-        if turns.failures:
-            break
+    while _run_worker(stepper, list(shapes) * rounds, on_step, turns, faults):  # it died, so all run again
+        pass
+    turns.confirmed -= {failed.trial.shape for failed in turns.failures}
     return turns
+
+
+def _run_worker(
+    stepper: Supervisor,
+    shapes: Sequence[BatchShape],
+    on_step: Callable[[BatchShape], bool],
+    turns: Turns,
+    faults: set[BatchShape],
+) -> bool:
+    """Run the turns in a fresh worker; return whether it died. `faults` are the shapes that killed one before."""
+    turns.reserved_first = 0
+    stepper.start()
+    started: set[BatchShape] = set()
+    for number, shape in enumerate(shapes):
+        if any(failed.trial.shape == shape for failed in turns.failures):
+            continue
+        if not on_step(shape):
+            break
+        worker_before = stepper.worker
+        ran = stepper.step(shape)
+        # An OOM may have cost the worker before, so that a new one ran this step.
+        first_of_process = number == 0 or stepper.worker != worker_before
+        outcome = ran.trial.outcome
+        if outcome in ("crash", "timeout") and shape not in faults:
+            faults.add(shape)
+            return True
+        if outcome == "ok":
+            turns.passed(ran.trial, again=shape in started, first=first_of_process)
+        elif first_of_process and outcome == "oom":
+            turns.first_failed = ran
+        else:
+            turns.failures.append(ran)
+        started.add(shape)
+        if outcome == "error":  # the workload's own, which ends the probe
+            break
+    return False
 
 
 def error_in_turns(step: Trial) -> str:

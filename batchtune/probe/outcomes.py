@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -88,6 +89,7 @@ class Task:
     rungs: Sequence[int]  # the batch sizes that the tolerance tells apart
     spread_bytes: int = 0  # how far peaks of equal batches differed outside the trials
     first_step_bytes: int = 0  # how far a process's first step exceeded later ones
+    held_bytes: int = 0  # the most that a process held between steps outside the trials
 
 
 class Outcomes:
@@ -187,15 +189,45 @@ class Outcomes:
         return max(peaks) - min(peaks) if peaks else 0
 
     def _peaks(self, shape: BatchShape) -> list[int]:
-        """Return the highest and lowest peak of each trial, without what a process's first step adds."""
+        """Return the highest and lowest peak of each trial, without what a process's first step adds.
+
+        Some processes hold more between steps than others, whatever they run: all peaks are as in the one that holds
+        the most.
+        """
         peaks = []
         for trial in self._by_shape.get(shape, ()):
             peak = trial.peak_bytes
             if peak is not None and trial.steady_peak_bytes is not None and trial.index in self._first_of_worker:
                 peak = trial.steady_peak_bytes
             if peak is not None:
+                if trial.worker in self._held:
+                    peak += (self.rest_bytes or 0) - self._held[trial.worker]
                 peaks += [peak, peak - (trial.peak_spread_bytes or 0)]
         return peaks
+
+    @cached_property
+    def _rests(self) -> dict[int | None, list[int]]:
+        """Each worker's bytes in use after its trials that passed; without the first, if others did."""
+        rests: dict[int | None, list[int]] = defaultdict(list)
+        firsts = {}
+        for trial in self.trials:
+            if trial.outcome != "ok" or trial.rest_bytes is None:
+                continue
+            if trial.index in self._first_of_worker:
+                firsts[trial.worker] = [trial.rest_bytes]
+            else:
+                rests[trial.worker].append(trial.rest_bytes)
+        return firsts | rests
+
+    @cached_property
+    def _held(self) -> dict[int | None, int]:
+        """What each worker holds between trials."""
+        return {worker: int(median(rests)) for worker, rests in self._rests.items()}
+
+    @cached_property
+    def rest_bytes(self) -> int | None:
+        """In use between trials (parameters, optimizer state) in the process that holds the most; None if unknown."""
+        return max(*self._held.values(), self.task.held_bytes) if self._held else None
 
     def is_proven(self, shape: BatchShape) -> bool:
         """Return whether it passed, never failed, and leaves the margin free."""
@@ -252,14 +284,14 @@ class Outcomes:
     @cached_property
     def margin(self) -> Margin:
         """The memory that a proven batch leaves free."""
-        ranges, repetitions = [self.task.spread_bytes], 0
+        ranges = [self.task.spread_bytes, 0]
+        repetitions = 0
         for shape, trials in self._by_shape.items():
             peaks = self._peaks(shape)
             if peaks and (len(trials) > 1 or any(trial.peak_spread_bytes is not None for trial in trials)):
                 ranges.append(max(peaks) - min(peaks))
                 repetitions += sum(max(1, trial.steps - 1) for trial in trials if trial.peak_bytes is not None)
-        rest = [held for index, held in self._rest if index not in self._first_of_worker]
-        spread = max(*ranges, max(rest, default=0) - min(rest, default=0))
+        spread = max(*ranges, *(max(rests) - min(rests) for rests in self._rests.values()))
         return Margin(
             bytes=self._margin_bytes(max(_SPREADS * spread, self.task.first_step_bytes)),
             spread_bytes=spread,
@@ -274,17 +306,6 @@ class Outcomes:
 
     def _margin_bytes(self, at_least: float) -> int:
         return int(at_least + _LEAST_MARGIN * self.task.limit_bytes) if self.knows_peaks else 0
-
-    @cached_property
-    def _rest(self) -> list[tuple[int, int]]:
-        """The index of each trial that passed, and the bytes in use after it."""
-        passed = (trial for trial in self.trials if trial.outcome == "ok")
-        return [(trial.index, trial.rest_bytes) for trial in passed if trial.rest_bytes is not None]
-
-    @cached_property
-    def rest_bytes(self) -> int | None:
-        """In use between trials (parameters, optimizer state); None if unknown."""
-        return min((held for _, held in self._rest), default=None)
 
     @cached_property
     def knows_peaks(self) -> bool:

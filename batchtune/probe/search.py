@@ -122,11 +122,17 @@ class FrontierSearch:
     # Results
 
     def frontier(
-        self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None, *, joint: bool = False
+        self,
+        trials: Sequence[Trial],
+        confirmed: Collection[BatchShape] | None = None,
+        *,
+        joint: bool = False,
+        unfinished: bool = False,
     ) -> list[FrontierPoint]:
         """Return the closed lengths, in ascending order, each with the longest target at or below it.
 
-        `confirmed` as in `Outcomes`. If `joint`, return the pairs of a length and a shorter target instead.
+        `confirmed` as in `Outcomes`. If `joint`, return the pairs of a length and a shorter target instead. If the
+        search is `unfinished`, lengths count as well at which a larger size may fit.
         """
         findings, points = self.findings(trials, confirmed), []
         for anchor in sorted(self._order(findings)):
@@ -134,7 +140,9 @@ class FrontierSearch:
                 continue
             bracket = findings.bracket(anchor)
             closed_by = findings.closed_by(bracket)
-            if closed_by is None and findings.confirmed is not None:
+            if closed_by is None and unfinished:
+                closed_by = "time"
+            elif closed_by is None and findings.confirmed is not None:
                 closed_by = bracket.failed_by or "memory"
             size = min(int(findings.proven_sizes(*anchor.arrays)[0]), bracket.cap)
             if closed_by is None or size == 0:

@@ -322,15 +322,14 @@ def _described(error: BaseException) -> tuple[str, Verdict | None, str | None]:
 def enough(seconds: Sequence[float]) -> bool:
     """Return whether these timed steps are enough to know the step time.
 
-    Short steps vary more and are cheap to repeat: run up to 30 of them, for a quarter of a second, or for up to a
-    second if they are not steady (interquartile range above 5% of the median). Three are the least, to show one that is
-    slow by chance, unless the first takes 10 seconds.
+    Short steps vary more and are cheap to repeat: run up to 30 of them, for a tenth of a second. Two are the least, so
+    that their peaks can be compared, unless the first takes 10 seconds. What scatters is averaged over trials by the
+    model of step times, and by the turns at the end.
     """
     total = sum(seconds)
-    if len(seconds) < 3:
+    if len(seconds) < 2:
         return len(seconds) == 1 and total >= 10.0
-    steady = interquartile_range(seconds) <= 0.05 * statistics.median(seconds)
-    return len(seconds) >= MOST_TIMED_STEPS or total >= (0.25 if steady else 1.0)
+    return len(seconds) >= MOST_TIMED_STEPS or total >= 0.1
 
 
 def interquartile_range(values: Sequence[float]) -> float:

@@ -20,8 +20,10 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
     Attributes:
         workload: `builtin:NAME`, `path/to/file.py:NAME` or `package.module:NAME`.
         num_lengths: How many lengths span the data, including the shortest and the longest.
-        max_lengths: How many to probe in all, with those added where tables need them; None: 5 × num_lengths.
+        max_lengths: How many to probe in all, with those added where tables need them; None: as many as are worth
+            their trials.
         tolerance: How far below the true limit a batch size may be, as a fraction of it; at least one example.
+        minutes: After which the probe ends with what is proven by then, the confirmation included; None: no limit.
         wait_seconds: How long to wait for another probe of the device to end; may be infinite.
     """
 
@@ -33,31 +35,28 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
     trial_timeout_seconds: float = 300.0
     setup_timeout_seconds: float = 600.0
     wait_seconds: float = 0.0
+    minutes: float | None = None
 
     def __post_init__(self) -> None:
         if not is_device(self.device):
             raise UsageError(f"there is no device {shortened(self.device)}", f"Use --device {DEVICE_FORMS}.")
-        num, most, fraction, size = self.num_lengths, self.most_lengths, self.memory_fraction, self.max_batch_size
+        num, most, fraction, size = self.num_lengths, self.max_lengths, self.memory_fraction, self.max_batch_size
         trial, setup = self.trial_timeout_seconds, self.setup_timeout_seconds
         for holds, rule, given in (
             (0 < fraction <= 1, "the memory fraction must be above 0 and at most 1", fraction),
             (0 <= self.tolerance < 1, "the tolerance must be at least 0 and below 1", self.tolerance),
             (self.reserve_bytes >= 0, "the memory to keep free must be at least 0", self.reserve_bytes),
             (num >= 2, "at least 2 lengths must be probed", num),
-            (most >= num, f"--max-lengths must be no less than the {num} of --num-lengths", self.max_lengths),
+            (most is None or most >= num, f"--max-lengths must be no less than the {num} of --num-lengths", most),
             (size is None or size >= 1, "the largest batch size must be at least 1", size),
             (trial > 0, "the time limit of a trial must be positive", trial),
             (setup > 0, "--setup-timeout must be above 0 seconds", f"{setup:g}"),
+            (self.minutes is None or self.minutes > 0, "--minutes must be above 0", self.minutes),
             (self.wait_seconds >= 0, "--wait must be at least 0 seconds", f"{self.wait_seconds:g}"),
         ):
             if not holds:
                 raise UsageError(f"{rule}, got {given}")
 
-    @property
-    def most_lengths(self) -> int:
-        """How many lengths to probe in all."""
-        return 5 * self.num_lengths if self.max_lengths is None else self.max_lengths
-
     def recorded(self) -> dict[str, Any]:
         """Return the settings that trials depend on, as `run.json` and `probe.json` carry them."""
-        return {**{name: getattr(self, name) for name in _RECORDED}, "max_lengths": self.most_lengths}
+        return {name: getattr(self, name) for name in _RECORDED}

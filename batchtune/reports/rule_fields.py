@@ -141,6 +141,7 @@ class Field:
 def all_fields() -> dict[str, Field]:
     """Name → field, of everything that rules can name."""
     of_sweep, of_stream, of_loader = (partial(RuleInputs.of_kind, name=name) for name in ("sweep", "stream", "loader"))
+    of_probe = partial(RuleInputs.of_kind, name="probe")
     fields = [
         *_of_rows("", "sweep", Row),
         *_of_rows("stream.", "stream", StreamRow),
@@ -148,6 +149,7 @@ def all_fields() -> dict[str, Field]:
         *_fields("shards.", "stream", Shards, lambda inputs: of_stream(inputs).shards),
         *_fields("verify.", "", Verification, _verification),
         *_fields("bound.", "sweep", LowerBound, lambda inputs: of_sweep(inputs).lower_bound),
+        Field(name="probe.unfinished", kind="probe", record=of_probe, path=("unfinished",), is_flag=True),
         Field(name="max_batch_length", kind="sweep", record=of_sweep, path=("max_batch_length",)),
         Field(name="gpu_idle", kind="loader", record=_held_against_step, path=("idle",), of_row=True),
         *_fields("loader.", "loader", LoaderRow, partial(RuleInputs.recommended, name="loader"), of_row=True),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     FloatArray = npt.NDArray[np.float64]
 
 Outcome = Literal["ok", "oom", "timeout", "crash", "error"]
-ClosedBy = Literal["oom", "memory", "data", "timeout", "crash"]
+ClosedBy = Literal["oom", "memory", "data", "timeout", "crash", "time"]
 
 
 class Trial(Record, frozen=True, kw_only=True):
@@ -123,7 +123,8 @@ class FrontierPoint(Record, frozen=True, kw_only=True):
 
     Attributes:
         closed_by: Why no larger size fits: `oom`, `timeout` or `crash` (the next size failed so), `memory` (the
-            measured peak leaves too little room for it, by the fit), or `data` (the data can't fill more).
+            measured peak leaves too little room for it, by the fit), `data` (the data can't fill more), or `time` (the
+            probe ended before; a larger size may fit).
         oom_batch_size: The smallest batch size that ran out of memory; None if none did.
         trial: Index of the trial that proves the batch size, no smaller in any respect; None in older files.
     """
@@ -195,7 +196,7 @@ class Confirmation(Record, frozen=True, kw_only=True):
     Attributes:
         shapes: How many batch shapes were confirmed.
         steps: Steps in all, each with a different shape from the one before.
-        workers: How many worker processes ran them, one after the other; the last was fresh.
+        workers: How many worker processes ran them; the last was fresh.
         alloc_retries: How often the allocator emptied its cache to go on.
         reserved_growth_bytes: How far its cache grew after all shapes had run once; None if it has no cache.
         given_up: How many shapes failed and were replaced by smaller ones.
@@ -254,6 +255,7 @@ class Probe(Measured, frozen=True, kw_only=True):
         confirmation: None in older files.
         margin: None if peaks are unknown, and in older files.
         warnings: Why figures may be wrong, each with its remedy.
+        unfinished: Whether the probe was interrupted, or ended by its time limit; the same command continues it.
     """
 
     FORMAT: ClassVar[str] = "batchtune/probe"
@@ -266,6 +268,7 @@ class Probe(Measured, frozen=True, kw_only=True):
     margin: Margin | None = None
     joint_frontier: list[FrontierPoint] = msgspec.field(default_factory=list)
     warnings: list[str] = msgspec.field(default_factory=list)
+    unfinished: bool = False
 
     def problems(self) -> Iterator[str]:
         """Check the settings, the order of trials and points, and that either all points have targets or none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
@@ -10,6 +11,7 @@ from batchtune.probe.confirmation import Turns, error_in_turns
 from batchtune.probe.oom import requested_bytes
 from batchtune.probe.protocol import Ran
 from batchtune.probe.search import TooLong
+from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Device, Margin, Trial
 from batchtune.shapes import BatchShape
 from batchtune.trust import settings_differences, trust_warnings
@@ -191,8 +193,32 @@ def about_margin(margin: Margin | None, device: Device) -> Iterator[str]:
         )
 
 
-def about_turns(turns: Turns, confirmations: int) -> Iterator[str]:
+def interrupted(path: Path) -> str:
+    """Return the note on what an interrupted probe leaves."""
+    return (
+        f"{path} holds the largest batches that ran by now, marked as unfinished: none of them is proven, as they did "
+        "not run in turns."
+    )
+
+
+def about_the_end(unfinished: bool, settings: ProbeSettings, at_stake: float | None) -> Iterator[str]:
+    """Yield that the probe ended early, or which share of an epoch more lengths would save at most."""
+    if unfinished:
+        limit = "" if settings.minutes is None else f", at the latest after the {settings.minutes:g} min of --minutes"
+        yield (
+            f"The probe is unfinished: it ended before all lengths were measured{limit}. The same command continues it."
+        )
+    elif at_stake is not None:
+        yield (
+            f"More lengths would save up to {at_stake:.1%} of an epoch. Measure more with --max-lengths, and "
+            "run the same command again."
+        )
+
+
+def about_turns(turns: Turns | None, confirmations: int) -> Iterator[str]:
     """Yield what went wrong in alternation, after so many confirmations."""
+    if turns is None:
+        return
     if turns.failures:
         failed = turns.failures[-1].trial
         yield (

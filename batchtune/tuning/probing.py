@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from batchtune.cost import Frontier, fit_cost, fit_step_seconds, largest_max_batch_length
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
-from batchtune.probe.confirmation import ROUNDS, Turns, alternating, confirm, error_in_turns, first_step_excess
+from batchtune.probe.confirmation import Turns, alternating, confirm, error_in_turns, first_step_excess, rounds_of
 from batchtune.probe.findings import Findings
 from batchtune.probe.oom import message_verdict
 from batchtune.probe.protocol import Ran
@@ -26,6 +26,7 @@ from batchtune.results import (
     TRIALS_FILE,
     Confirmation,
     Device,
+    FrontierPoint,
     Models,
     Probe,
     Run,
@@ -47,6 +48,10 @@ from batchtune.units import counted
 _MOST_CONFIRMATIONS = 6
 # Measure the first step of a process with this part of a batch that runs out of memory in it.
 _SMALLER = 0.75
+# A step among other shapes, with its batch, may take so many times as long as in its trial.
+_SLOWER_IN_TURNS = 1.25
+# Trials whose longest says how long the next may take.
+_RECENT = 5
 # Lengths to time with typical targets.
 _MOST_TIMED = 16
 
@@ -121,6 +126,7 @@ def run_probe(
             on_note=hooks.on_note,
             first_worker=1 + max((trial.worker or 0 for trial in trials), default=0),
         ) as measurer:
+            started = time.monotonic()
             device = measurer.start()
             if previous is None:
                 if force:  # not before: a workload that can't even be built must not cost an earlier run
@@ -139,10 +145,29 @@ def run_probe(
                     f"{folder} was measured on {previous.device.name}; this is {device.name}",
                     "Give another folder with --run, or --force to start over in this one.",
                 )
-            began_with, sweeps = previous.device if previous else device, sweep_settings or SweepSettings()
+            began_with = previous.device if previous else device
+            sweeps = sweep_settings or SweepSettings()
+            clock = _Clock.of(started, settings.minutes)
             return _Probing(
-                lengths, settings, folder, began_with, device, measurer, hooks, trials, changed, sweeps
+                lengths, settings, folder, began_with, device, measurer, hooks, trials, changed, sweeps, clock
             ).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """How long a worker takes to start, and when the probe must end, on the monotonic clock; None: when it is done."""
+
+    start_seconds: float
+    deadline: float | None
+
+    @classmethod
+    def of(cls, started: float, minutes: float | None) -> _Clock:
+        """Return the clock of a probe whose first worker was started at that time and is ready now."""
+        return cls(time.monotonic() - started, None if minutes is None else started + 60 * minutes)
+
+    def leaves(self, seconds: float) -> bool:
+        """Return whether so many seconds are left."""
+        return self.deadline is None or time.monotonic() + seconds <= self.deadline
 
 
 @dataclass(slots=True)
@@ -162,9 +187,11 @@ class _Probing:
     trials: list[Trial]
     changed: list[str]
     sweep_settings: SweepSettings
+    clock: _Clock
     search: FrontierSearch = field(init=False)
     refinement: Refinement = field(init=False)
     told_too_long: bool = False
+    out_of_time: bool = False
 
     def __post_init__(self) -> None:
         multiple = self.sweep_settings.multiple_of
@@ -175,13 +202,22 @@ class _Probing:
         )
 
     def run(self) -> Probe:
-        """Search, confirm, and search again where a shape was given up, until all hold; write `probe.json`."""
+        """Search and confirm, and write `probe.json`; if interrupted, what is known by then."""
+        try:
+            return self._run()
+        except KeyboardInterrupt:
+            self._write_interrupted()
+            raise
+
+    def _run(self) -> Probe:
+        """Search, confirm, and search again where a shape was given up, until all hold."""
         self._search()
         self._time_typical_targets()
         path = self.folder / PROBE_FILE
         if self.trials and path.exists():
             finished = read_result(path, Probe)
-            if finished.trials == self.trials and finished.confirmation is not None:
+            is_complete = finished.confirmation is not None and not finished.unfinished
+            if finished.trials == self.trials and is_complete:
                 if not set(self.changed) <= set(finished.warnings):
                     finished = replace(finished, warnings=[*self.changed, *finished.warnings])
                     write_result(path, finished)
@@ -189,14 +225,41 @@ class _Probing:
         for _ in range(_MOST_CONFIRMATIONS):
             shapes = self._shapes()
             turns = self._confirm(shapes)
-            if not self._learn(turns):
+            if not self._learn(turns) or self.out_of_time:
                 break
             self._search()
-        write_result(path, probe := self._result(turns, shapes))
+        probe = self._result(turns)
+        write_result(path, probe)
         return probe
 
+    def _write_interrupted(self) -> None:
+        """Write what is known when the probe is interrupted, unless an earlier one knew more."""
+        path = self.folder / PROBE_FILE
+        known_better = path.exists() and read_result(path, Probe).is_proven
+        if known_better or self.told_too_long:
+            return
+        if self.search.frontier(self.trials, unfinished=True):
+            write_result(path, self._result(None))
+            self.hooks.on_note(messages.interrupted(path))
+
+    def _has_time(self) -> bool:
+        """Return whether time is left for another trial, and to confirm what is known then."""
+        spent = [trial.elapsed_seconds for trial in self.trials]
+        needed = max(spent[-_RECENT:], default=0.0) + self._confirmation_seconds()
+        if not self.clock.leaves(needed):
+            self.out_of_time = True
+        return not self.out_of_time
+
+    def _confirmation_seconds(self) -> float:
+        """Return about how long the confirmation will take: a step at each length, by the longest of its trials."""
+        longest: dict[tuple[float, float | None], float] = {}
+        for trial in self.trials:
+            length = trial.length, trial.target_length
+            longest[length] = max(longest.get(length, 0.0), trial.step_seconds or 0.0)
+        return self.clock.start_seconds + _SLOWER_IN_TURNS * rounds_of(self.trials) * sum(longest.values())
+
     def _search(self) -> None:
-        while (wanted := self._next_trial()) is not None:
+        while (wanted := self._next_trial()) is not None and self._has_time():
             if not self.told_too_long and (failed := self.search.longest_failure(self.trials)) is not None:
                 # At once, not only when it is known how many examples are too long.
                 self.told_too_long = True
@@ -230,18 +293,22 @@ class _Probing:
             raise messages.workload_error(self.settings.workload, ran)
         self._show_progress(ran.trial.shape, ran.trial)
 
-    def _show_progress(self, shape: BatchShape, trial: Trial | None, turns: tuple[int, int] | None = None) -> None:
-        done, total = turns or self.search.progress(self.trials)
+    def _show_progress(self, shape: BatchShape, trial: Trial | None) -> None:
+        done, total = self.search.progress(self.trials)
         spent = sum(trial.elapsed_seconds for trial in self.trials)
+        seconds_left = None
+        if done:
+            seconds_left = spent / done * (total - done)
+            if not self.told_too_long:
+                seconds_left += self._confirmation_seconds()
         self.hooks.on_progress(
             ProbeProgress(
                 shape=shape,
                 trial=trial,
                 done=done,
                 total=total,
-                seconds_left=spent / done * (total - done) if done and turns is None else None,
+                seconds_left=seconds_left,
                 device=self.device,
-                confirming=turns is not None,
                 shortening=self.told_too_long,
             )
         )
@@ -258,29 +325,56 @@ class _Probing:
             target = float(typical([point.batch_size], [point.length])[0])
             target = float(np.ceil(target)) if whole else target
             shape = BatchShape(point.batch_size, point.length, target)
+            if not self._has_time():
+                return
             if shape not in known and target < (point.target_length or 0.0):
                 self._measure(shape, timing=True)
 
     def _shapes(self) -> list[BatchShape]:
         """Return the largest batch of each point that no other point's contains, large and small ones in turns."""
-        points = self.search.frontier(self.trials) + self.search.frontier(self.trials, joint=True)
+        points = [
+            *self.search.frontier(self.trials, unfinished=True),
+            *self.search.frontier(self.trials, joint=True, unfinished=True),
+        ]
         own = {trial.shape: trial.peak_bytes or 0 for trial in self.trials if trial.outcome == "ok"}
         shapes = {BatchShape(point.batch_size, point.length, point.target_length) for point in points}
         return alternating(sorted(shapes & own.keys(), key=lambda shape: (-own[shape], str(shape))))
 
     def _confirm(self, shapes: Sequence[BatchShape]) -> Turns:
-        total, steps = sum(ROUNDS) * len(shapes), itertools.count()
+        rounds = rounds_of(self.trials)
+        seconds = {trial.shape: trial.step_seconds or 0.0 for trial in self.trials}
+        left = [_SLOWER_IN_TURNS * seconds[shape] for shape in shapes] * rounds
+        total = len(left)
 
-        def on_step(shape: BatchShape) -> None:
-            self._show_progress(shape, None, (min(next(steps), total), total))
+        def on_step(shape: BatchShape) -> bool:
+            if not self.clock.leaves(left[0] if left else 0.0):
+                self.out_of_time = True
+                return False
+            self.hooks.on_progress(
+                ProbeProgress(
+                    shape=shape,
+                    trial=None,
+                    done=total - len(left),
+                    total=total,
+                    seconds_left=sum(left),
+                    device=self.device,
+                    confirming=True,
+                )
+            )
+            if left:  # more if a worker died
+                left.pop(0)
+            return True
 
-        return confirm(self.measurer, shapes, on_step) if shapes else Turns()
+        return confirm(self.measurer, shapes, rounds, on_step) if shapes else Turns()
 
     def _learn(self, turns: Turns) -> bool:
         """Take in what the turns showed; return whether anything must be measured again."""
-        findings = self.search.findings(self.trials)
         task = self.search.task
-        ranges = [findings.peak_range(shape, peaks) for shape, peaks in turns.peaks.items()]
+        task.held_bytes = max(task.held_bytes, turns.held_bytes)
+        findings = self.search.findings(self.trials)
+        lifted = (findings.rest_bytes or 0) - turns.held_bytes  # other processes may hold more than this one did
+        peaks_of = {shape: [peak + lifted for peak in peaks] for shape, peaks in turns.peaks.items()}
+        ranges = [findings.peak_range(shape, peaks) for shape, peaks in peaks_of.items()]
         task.spread_bytes = max(task.spread_bytes, *ranges, 0)
         task.first_step_bytes = max(task.first_step_bytes, self._first_step_bytes(turns, findings))
         failures = list(turns.failures)
@@ -301,14 +395,17 @@ class _Probing:
             )
             self._keep(replace(failure, trial=trial))
         again = self.search.findings(self.trials)
-        return bool(failures) or not all(again.is_proven(shape) for shape in turns.peaks)
+        if failures or turns.first_failed is not None:
+            return True
+        return not all(again.is_proven(shape) for shape in turns.peaks)
 
     def _first_step_bytes(self, turns: Turns, findings: Findings) -> int:
         """Return by how much the first step of the fresh worker exceeded later ones of the same shape."""
         if turns.first_step is not None:
             shape, peak = turns.first_step
-            later = max(findings.highest_peak(shape) or peak, *turns.peaks.get(shape, ()), 0)
-            return max(0, peak - later)
+            lifted = (findings.rest_bytes or 0) - turns.held_bytes
+            later = [findings.highest_peak(shape) or 0, *(peak + lifted for peak in turns.peaks.get(shape, ()))]
+            return max(0, peak + lifted - max(later)) if any(later) else 0
         if turns.first_failed is None or (highest := findings.highest_peak(turns.first_failed.trial.shape)) is None:
             return 0
         smaller = shape = turns.first_failed.trial.shape
@@ -318,23 +415,35 @@ class _Probing:
             excess = first_step_excess(self.measurer, smaller)
         return max(self.device.limit_bytes - highest, excess or 0)
 
-    def _result(self, turns: Turns, shapes: Sequence[BatchShape]) -> Probe:
-        failed = {failure.trial.shape for failure in turns.failures}
-        confirmed = [shape for shape in shapes if shape not in failed]
-        points = self.search.frontier(self.trials, confirmed)
-        if not points:
+    def _frontier(self, turns: Turns | None, *, joint: bool = False) -> list[FrontierPoint]:
+        """Return what fits; if the probe was interrupted, so that no turns are complete, none of it is proven."""
+        search = self.search
+        if turns is not None:
+            return search.frontier(self.trials, turns.confirmed, joint=joint, unfinished=self.out_of_time)
+        points = search.frontier(self.trials, joint=joint, unfinished=True)
+        return [replace(point, trial=None) for point in points]
+
+    def _result(self, turns: Turns | None) -> Probe:
+        """Return the result; `turns` is None if the probe was interrupted."""
+        points = self._frontier(turns)
+        if turns is not None and not points:
             raise messages.nothing_confirmed(turns)
         findings = self.search.findings(self.trials)
         margin = findings.margin if findings.knows_peaks else None
-        if points[-1].length < self.lengths.longest:
+        if turns is not None and points[-1].length < self.lengths.longest:
             raise messages.longest_not_proven(self.lengths, points[-1].length, self.device, margin)
-        few_lengths = []
-        if (lost := self.refinement.left_at_stake(findings)) is not None:
-            few_lengths = [
-                f"Measured as many lengths as --max-lengths allows, {self.settings.most_lengths}: a table may cost up "
-                f"to {lost:.1%} more than with all sizes known. Allow more with --max-lengths, and run the same "
-                "command again."
-            ]
+        confirmation = None
+        if turns is not None:
+            confirmation = Confirmation(
+                shapes=len(turns.confirmed),
+                steps=turns.steps,
+                workers=1 if turns.steps else 0,
+                alloc_retries=turns.alloc_retries,
+                reserved_growth_bytes=turns.reserved_growth_bytes,
+                given_up=sum(trial.confirmation for trial in self.trials),
+                time_ratio=turns.time_ratio(self.trials),
+            )
+        unfinished = turns is None or self.out_of_time
         return Probe(
             meta=meta_of(Probe),
             lengths=self.lengths.summary(),
@@ -347,23 +456,16 @@ class _Probing:
             max_batch_length=largest_max_batch_length(
                 Frontier.of(points), self.lengths.histogram, self.settings.max_batch_size
             ),
-            confirmation=Confirmation(
-                shapes=len(shapes),
-                steps=turns.steps,
-                workers=len(ROUNDS) if turns.steps else 0,
-                alloc_retries=turns.alloc_retries,
-                reserved_growth_bytes=turns.reserved_growth_bytes,
-                given_up=sum(trial.confirmation for trial in self.trials),
-                time_ratio=turns.time_ratio(self.trials),
-            ),
+            confirmation=confirmation,
             margin=margin,
-            joint_frontier=self.search.frontier(self.trials, confirmed, joint=True),
+            joint_frontier=self._frontier(turns, joint=True),
             warnings=[
                 *self.changed,
                 *messages.about_devices(self.first_device, self.device, self.trials),
                 *messages.about_falls(self.search.not_monotone(self.trials), self.lengths.unit),
                 *messages.about_margin(margin, self.device),
-                *few_lengths,
+                *messages.about_the_end(unfinished, self.settings, self.refinement.left_at_stake(findings)),
                 *messages.about_turns(turns, _MOST_CONFIRMATIONS),
             ],
+            unfinished=unfinished,
         )

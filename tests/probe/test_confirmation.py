@@ -1,9 +1,9 @@
 from dataclasses import dataclass, field
 
-from made_trials import ran
+from made_trials import made_trial, ran
 from tuning.made_stepper import made_device
 
-from batchtune.probe.confirmation import Turns, confirm, error_in_turns
+from batchtune.probe.confirmation import Turns, confirm, error_in_turns, rounds_of
 from batchtune.probe.protocol import Ran
 from batchtune.results import Device
 from batchtune.shapes import BatchShape
@@ -35,23 +35,38 @@ class MadeStepper:
 
 
 def turns_of(stepper: MadeStepper) -> Turns:
-    return confirm(stepper, SHAPES, on_step=lambda shape: None)
+    return confirm(stepper, SHAPES, rounds=2, on_step=lambda shape: True)
 
 
-def test_shapes_run_in_turns_twice_here_and_once_afresh() -> None:
+def test_shapes_run_in_turns_in_a_fresh_worker() -> None:
     stepper = MadeStepper()
     turns = turns_of(stepper)
-    assert [(worker, shape) for worker, shape, _ in stepper.steps] == [
-        *((1, shape) for shape in SHAPES * 2),
-        *((2, shape) for shape in SHAPES),
-    ]
-    assert (turns.steps, turns.failures) == (9, [])
+    assert [(worker, shape) for worker, shape, _ in stepper.steps] == [(2, shape) for shape in SHAPES * 2]
+    assert (turns.steps, turns.failures, turns.confirmed) == (6, [], set(SHAPES))
 
 
-def test_the_cache_is_emptied_once_before_and_never_between() -> None:
+def test_the_cache_is_never_emptied_between() -> None:
     stepper = MadeStepper()
     turns_of(stepper)
-    assert [release for *_, release in stepper.steps] == [True] + [False] * 8
+    assert not any(release for *_, release in stepper.steps)
+
+
+def test_shapes_run_again_only_where_a_cache_is_kept() -> None:
+    trials = [made_trial(LONG, peak_bytes=1), made_trial(SHORT, peak_bytes=1)]
+    assert rounds_of(trials) == 1
+    assert rounds_of([*trials, made_trial(MIDDLE, reserved_bytes=100)]) == 2
+
+
+def test_what_did_not_run_before_the_time_was_up_is_not_confirmed() -> None:
+    left = [True, True]
+    turns = confirm(MadeStepper(), SHAPES, rounds=1, on_step=lambda shape: bool(left) and left.pop())
+    assert turns.confirmed == {LONG, SHORT}
+
+
+def test_a_first_step_that_runs_out_of_memory_does_not_end_the_turns() -> None:
+    turns = confirm(MadeStepper({LONG: [ran(LONG, "oom")]}), SHAPES, rounds=1, on_step=lambda shape: True)
+    assert turns.first_failed is not None
+    assert turns.confirmed == {SHORT, MIDDLE}
 
 
 def test_a_shape_that_runs_out_of_memory_among_the_others_fails() -> None:
@@ -66,7 +81,7 @@ def test_the_others_go_on_in_the_same_worker_after_a_failure() -> None:
     turns = turns_of(stepper)
     assert [failure.trial.shape for failure in turns.failures] == [SHORT, MIDDLE]
     assert [shape for _, shape, _ in stepper.steps] == [LONG, SHORT, MIDDLE, LONG, MIDDLE]
-    assert stepper.worker == 1
+    assert stepper.worker == 2
 
 
 def test_an_error_of_the_workloads_own_ends_the_turns() -> None:
@@ -84,7 +99,7 @@ def test_after_one_dead_worker_the_turns_are_repeated() -> None:
     stepper = MadeStepper({MIDDLE: [ran(MIDDLE, "crash", error="was killed by SIGKILL")]})
     turns = turns_of(stepper)
     assert not turns.failures
-    assert [shape for _, shape, _ in stepper.steps[3:9]] == SHAPES * 2
+    assert [shape for _, shape, _ in stepper.steps[3:]] == SHAPES * 2
 
 
 def test_a_shape_that_kills_the_worker_twice_fails() -> None:
