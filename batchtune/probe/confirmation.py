@@ -56,7 +56,7 @@ class Turns:
         """Record a step that passed: the `first` of the fresh worker, or `again` after an earlier turn of this one."""
         self.steps += 1
         self.confirmed.add(step.shape)
-        self.held_bytes = max(self.held_bytes, 0 if first else step.rest_bytes or 0)
+        self.held_bytes = max(self.held_bytes, step.rest_bytes or 0)
         self.alloc_retries += step.alloc_retries or 0
         if step.step_seconds is not None and not first:
             self.seconds.setdefault(step.shape, []).append(step.step_seconds)

@@ -372,7 +372,7 @@ class _Probing:
         task = self.search.task
         task.held_bytes = max(task.held_bytes, turns.held_bytes)
         findings = self.search.findings(self.trials)
-        lifted = (findings.rest_bytes or 0) - turns.held_bytes  # other processes may hold more than this one did
+        lifted = _lifted_by(turns, findings)
         peaks_of = {shape: [peak + lifted for peak in peaks] for shape, peaks in turns.peaks.items()}
         ranges = [findings.peak_range(shape, peaks) for shape, peaks in peaks_of.items()]
         task.spread_bytes = max(task.spread_bytes, *ranges, 0)
@@ -403,7 +403,7 @@ class _Probing:
         """Return by how much the first step of the fresh worker exceeded later ones of the same shape."""
         if turns.first_step is not None:
             shape, peak = turns.first_step
-            lifted = (findings.rest_bytes or 0) - turns.held_bytes
+            lifted = _lifted_by(turns, findings)
             later = [findings.highest_peak(shape) or 0, *(peak + lifted for peak in turns.peaks.get(shape, ()))]
             return max(0, peak + lifted - max(later)) if any(later) else 0
         if turns.first_failed is None or (highest := findings.highest_peak(turns.first_failed.trial.shape)) is None:
@@ -426,6 +426,9 @@ class _Probing:
     def _result(self, turns: Turns | None) -> Probe:
         """Return the result; `turns` is None if the probe was interrupted."""
         points = self._frontier(turns)
+        if self.out_of_time and (not points or points[-1].length < self.lengths.longest):
+            turns = None  # the turns had too little time to prove anything useful
+            points = self._frontier(turns)
         if turns is not None and not points:
             raise messages.nothing_confirmed(turns)
         findings = self.search.findings(self.trials)
@@ -469,3 +472,10 @@ class _Probing:
             ],
             unfinished=unfinished,
         )
+
+
+def _lifted_by(turns: Turns, findings: Findings) -> int:
+    """Return by how much more a process may hold between steps than that of the turns did."""
+    if findings.rest_bytes is None or not turns.held_bytes:
+        return 0
+    return findings.rest_bytes - turns.held_bytes

@@ -1,0 +1,148 @@
+"""How long a probe takes: what `--minutes`, interruptions, scattered times and a long tail make of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+from benchmarks.laws import probe_law, table_of
+from memory_laws import LAWS, LawDevice, made_lengths
+from msgspec.structs import replace
+
+from batchtune.lengths import Lengths
+from batchtune.probe.protocol import Ran
+from batchtune.probe.settings import ProbeSettings
+from batchtune.probe.supervisor import Supervisor
+from batchtune.results import PROBE_FILE, Probe, read_result
+from batchtune.shapes import BatchShape
+from batchtune.tuning.costs import costs_of
+from batchtune.tuning.probing import ProbeHooks, run_probe
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
+
+LIMITED = ProbeSettings(workload="made.py:Made", options={}, device="cuda", num_lengths=6, memory_fraction=1.0)
+
+
+@dataclass
+class Timed(LawDevice):
+    """Takes a second of the monotonic clock for a trial or a step; interrupts what comes after `most` of them."""
+
+    now: float = 0.0
+    most: float = float("inf")
+
+    def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
+        ran = super().measure(shape, index, fresh=fresh, timing=timing)
+        return self._timed(ran)
+
+    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+        return self._timed(super().step(shape, release=release))
+
+    def _timed(self, ran: Ran) -> Ran:
+        self.now += 1.0
+        if self.now > self.most:
+            raise KeyboardInterrupt
+        return replace(ran, trial=replace(ran.trial, elapsed_seconds=1.0, step_seconds=0.8))
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
+    device = Timed(LAWS["blocks of length"], made_lengths("speech", count=300))
+    monkeypatch.setattr("batchtune.tuning.probing.time.monotonic", lambda: device.now)
+    return device
+
+
+def probe_timed(device: Timed, folder: Path, minutes: float | None = None) -> Probe:
+    return run_probe(
+        device.lengths, replace(LIMITED, minutes=minutes), folder, hooks=ProbeHooks(measurer=cast(Supervisor, device))
+    )
+
+
+def test_minutes_end_a_probe_with_what_is_proven_by_then(timed: Timed, tmp_path: Path) -> None:
+    probe = probe_timed(timed, tmp_path, minutes=0.3)
+    assert timed.now <= 18
+    assert probe.unfinished
+    assert probe.is_proven
+    assert probe.frontier[-1].length == timed.lengths.longest
+    assert any("unfinished" in warning and "--minutes" in warning for warning in probe.warnings)
+    swept = sweep(timed.lengths, probe.max_batch_length, SweepSettings(strategies=("optimal",)), costs_of(probe))
+    assert swept.recommended_table is not None
+    assert not swept.rows[swept.recommended_table].unproven
+    assert timed.above_truth(table_of(swept.rows[swept.recommended_table])) == 0
+    whole = probe_timed(timed, tmp_path)
+    assert not whole.unfinished
+    assert whole.trials[: len(probe.trials)] == probe.trials
+    assert len(whole.trials) > len(probe.trials)
+
+
+def test_an_interrupted_probe_leaves_unproven_sizes(timed: Timed, tmp_path: Path) -> None:
+    timed.most = 8
+    with pytest.raises(KeyboardInterrupt):
+        probe_timed(timed, tmp_path)
+    left = read_result(tmp_path / PROBE_FILE, Probe)
+    assert left.unfinished
+    assert not left.is_proven
+    assert left.frontier[-1].length == timed.lengths.longest
+    swept = sweep(timed.lengths, left.max_batch_length, SweepSettings(strategies=("optimal",)), costs_of(left))
+    assert all(row.unproven for row in swept.rows)
+    timed.most = float("inf")
+    assert not probe_timed(timed, tmp_path).unfinished
+
+
+def test_an_interruption_overwrites_nothing_that_is_proven(timed: Timed, tmp_path: Path) -> None:
+    proven = probe_timed(timed, tmp_path, minutes=0.3)
+    timed.most = timed.now + 2
+    with pytest.raises(KeyboardInterrupt):
+        probe_timed(timed, tmp_path)
+    assert read_result(tmp_path / PROBE_FILE, Probe) == proven
+
+
+@dataclass
+class Scattered(LawDevice):
+    """Steps take up to five times as long, and later processes hold 1.5% of the memory less than the first."""
+
+    def seconds(self, shape: BatchShape) -> float:
+        return super().seconds(shape) * float(np.exp(self._rng.normal(0.0, 0.5)))
+
+    def bytes(self, shape: BatchShape) -> float:
+        return super().bytes(shape) - self._less()
+
+    def _less(self) -> int:
+        return 120_000_000 if self.worker > 1 else 0
+
+    def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
+        return self._held(super().measure(shape, index, fresh=fresh, timing=timing))
+
+    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+        return self._held(super().step(shape, release=release))
+
+    def _held(self, ran: Ran) -> Ran:
+        if ran.trial.rest_bytes is None:
+            return ran
+        return replace(ran, trial=replace(ran.trial, rest_bytes=ran.trial.rest_bytes - self._less()))
+
+
+def long_tailed(count: int = 8_000) -> Lengths:
+    """Lengths as those of meetings: most of a few seconds, the longest 48 times the median."""
+    values = np.exp(np.random.default_rng(11).normal(0.55, 1.0, count)).clip(0.1, 80).round(2)
+    values[0] = 82.5
+    return Lengths.of(values)
+
+
+def test_scattered_times_cost_no_trials_on_a_long_tail() -> None:
+    lengths = long_tailed()
+    for device in (LawDevice(LAWS["quadratic"], lengths), Scattered(LAWS["quadratic"], lengths)):
+        probe = probe_law(device)
+        assert len(probe.trials) <= 35
+        assert sum(trial.outcome == "oom" for trial in probe.trials) <= 2
+        assert probe.confirmation is not None
+        assert probe.confirmation.given_up == 0
+        shapes = [BatchShape(point.batch_size, point.length) for point in probe.frontier]
+        assert all(LawDevice(LAWS["quadratic"], lengths).fits(shape) for shape in shapes)
+
+
+def test_what_more_lengths_would_save_is_said() -> None:
+    probe = probe_law(LawDevice(LAWS["another kernel for long ones"], made_lengths("tokens", count=3000)))
+    assert any("More lengths would save up to" in warning for warning in probe.warnings)
