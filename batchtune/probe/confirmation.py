@@ -17,13 +17,20 @@ from batchtune.probe.supervisor import Supervisor
 from batchtune.results import Trial
 from batchtune.shapes import BatchShape
 
+_EQUAL_PEAKS = 0.001  # of the limit: peaks that differ by less are equal
 _FEWEST_TIMED = 3  # shapes, to compare step times in turns with those repeated
 
 T = TypeVar("T")
 
 
-def rounds_of(trials: Sequence[Trial]) -> int:
-    """Return how often each shape runs: twice if the allocator keeps a cache, which may grow after all have run."""
+def rounds_of(trials: Sequence[Trial], limit_bytes: int) -> int:
+    """Return how often each shape runs: once, unless that shows too little.
+
+    Twice if the allocator keeps a cache, which may grow after all have run; three times if peaks of equal batches
+    differ: the more are seen, the surer the margin.
+    """
+    if any((trial.peak_spread_bytes or 0) > _EQUAL_PEAKS * limit_bytes for trial in trials):
+        return 3
     return 2 if any(trial.reserved_bytes is not None for trial in trials) else 1
 
 

@@ -256,7 +256,9 @@ class _Probing:
         for trial in self.trials:
             length = trial.length, trial.target_length
             longest[length] = max(longest.get(length, 0.0), trial.step_seconds or 0.0)
-        return self.clock.start_seconds + _SLOWER_IN_TURNS * rounds_of(self.trials) * sum(longest.values())
+        return self.clock.start_seconds + _SLOWER_IN_TURNS * rounds_of(self.trials, self.device.limit_bytes) * sum(
+            longest.values()
+        )
 
     def _search(self) -> None:
         while (wanted := self._next_trial()) is not None and self._has_time():
@@ -341,7 +343,7 @@ class _Probing:
         return alternating(sorted(shapes & own.keys(), key=lambda shape: (-own[shape], str(shape))))
 
     def _confirm(self, shapes: Sequence[BatchShape]) -> Turns:
-        rounds = rounds_of(self.trials)
+        rounds = rounds_of(self.trials, self.device.limit_bytes)
         seconds = {trial.shape: trial.step_seconds or 0.0 for trial in self.trials}
         left = [_SLOWER_IN_TURNS * seconds[shape] for shape in shapes] * rounds
         total = len(left)

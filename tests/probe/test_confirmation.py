@@ -51,10 +51,11 @@ def test_the_cache_is_never_emptied_between() -> None:
     assert not any(release for *_, release in stepper.steps)
 
 
-def test_shapes_run_again_only_where_a_cache_is_kept() -> None:
-    trials = [made_trial(LONG, peak_bytes=1), made_trial(SHORT, peak_bytes=1)]
-    assert rounds_of(trials) == 1
-    assert rounds_of([*trials, made_trial(MIDDLE, reserved_bytes=100)]) == 2
+def test_shapes_run_again_if_a_cache_is_kept_or_peaks_differ() -> None:
+    trials = [made_trial(LONG, peak_bytes=1), made_trial(SHORT, peak_bytes=1, peak_spread_bytes=1)]
+    assert rounds_of(trials, 10_000) == 1
+    assert rounds_of([*trials, made_trial(MIDDLE, reserved_bytes=100)], 10_000) == 2
+    assert rounds_of([*trials, made_trial(MIDDLE, peak_spread_bytes=100)], 10_000) == 3
 
 
 def test_what_did_not_run_before_the_time_was_up_is_not_confirmed() -> None:
