@@ -58,13 +58,13 @@ def test_shapes_run_again_if_a_cache_is_kept_or_peaks_differ() -> None:
     assert rounds_of([*trials, made_trial(MIDDLE, peak_spread_bytes=100)], 10_000) == 3
 
 
-def test_what_did_not_run_before_the_time_was_up_is_not_confirmed() -> None:
+def test_what_did_not_run_in_time_is_not_confirmed() -> None:
     left = [True, True]
     turns = confirm(MadeStepper(), SHAPES, rounds=1, on_step=lambda shape: bool(left) and left.pop())
     assert turns.confirmed == {LONG, SHORT}
 
 
-def test_a_first_step_that_runs_out_of_memory_does_not_end_the_turns() -> None:
+def test_an_oom_in_the_first_step_does_not_end_the_turns() -> None:
     turns = confirm(MadeStepper({LONG: [ran(LONG, "oom")]}), SHAPES, rounds=1, on_step=lambda shape: True)
     assert turns.first_failed is not None
     assert turns.confirmed == {SHORT, MIDDLE}
