@@ -18,7 +18,8 @@ from batchtune.errors import ProbeError
 from batchtune.probe.devices import backend_for
 from batchtune.probe.devices import cuda as cuda_module
 from batchtune.probe.devices.base import Meter
-from batchtune.probe.protocol import Identified
+from batchtune.probe.protocol import Identified, Prepare, Ready
+from batchtune.probe.worker import _prepare
 from batchtune.results import DeviceProcess, ProbedWith
 
 
@@ -234,6 +235,34 @@ def test_a_gpu_by_its_number_is_the_current_one_of_the_workload(monkeypatch: pyt
     assert (meter.torch_device, made.current) == (torch.device("cuda", 1), 1)
     assert meter.device.processes == [DeviceProcess(pid=4711, used_bytes=GIB)]
     assert meter.surroundings()["sm_clock_mhz"] == 1980
+
+
+def test_the_gpu_is_chosen_before_the_workload_is_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = MadeCuda(MadeGpu(uuid="GPU-bbbbbbbb"), uuids=("aaaaaaaa", "bbbbbbbb"))
+    made.install(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: made.current)
+    (tmp_path / "users.py").write_text(USERS)
+    wanted = ProbedWith(device="cuda:1", memory_bytes=GIB)
+    spec = f"{tmp_path / 'users.py'}:Workload"
+    request = Prepare(workload=spec, options={}, settings=wanted, limit_bytes=None, examples=10, up_to="setup")
+    session, reply = _prepare(request)
+    assert isinstance(reply, Ready), reply
+    assert session is not None
+    assert session._workload.at_import == 1  # type: ignore[attr-defined]
+
+
+USERS = """
+import torch
+
+imported_on = torch.cuda.current_device()
+
+class Workload:
+    at_import = imported_on
+
+    def setup(self, device): ...
+    def make_batch(self, shape): ...
+    def step(self, batch): ...
+"""
 
 
 def test_a_gpu_that_is_lost_leaves_facts_unknown_and_no_error(cuda: MadeCuda) -> None:

@@ -292,6 +292,15 @@ def test_emptied_caches_give_a_warning_but_hold() -> None:
     assert "emptied its cache 63 times" in found.warnings[0]
 
 
+def test_steps_that_run_uncompiled_give_a_warning() -> None:
+    def uncompiled(shape: BatchShape, step: int) -> Ran:
+        return ran(shape, peak_bytes=MIB, rest_bytes=MIB, alloc_retries=0, at_recompile_limit=step > 20)
+
+    found = verified(MadeStepper(fails=uncompiled))
+    assert "recompile limit" in found.warnings[0]
+    assert "46 of the 66 measurements" in found.warnings[0]
+
+
 @pytest.mark.parametrize(("tolerance", "allowed"), [(0.1, "0.90 to 1.10"), (1.0, "up to 2.00"), (5.0, "up to 6.00")])
 def test_the_allowed_times_are_never_negative(tolerance: float, allowed: str) -> None:
     found = verified(MadeStepper(slower=9.0), probe=made_probe(LENGTHS), steps=60, time_tolerance=tolerance)
