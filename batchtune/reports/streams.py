@@ -101,6 +101,11 @@ class StreamSection(SweptSection[StreamSweep]):
                 f"all, the busiest rank {format_ratio(row.rank_imbalance)} times."
             )
         yield from time_error(row)
+        if row.simulated_epochs and row.batches_deviation is not None:
+            yield (
+                f"Figures are means of {row.simulated_epochs} simulated epochs, whose batches differ by "
+                f"{format_percent(row.batches_deviation / row.batches)} (standard deviation)."
+            )
         if stream.simulated_examples < stream.lengths.count:
             yield (
                 f"{format_number(stream.simulated_examples)} of {counted(stream.lengths.count, 'example')} were "

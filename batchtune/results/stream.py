@@ -36,7 +36,8 @@ Algorithm = Literal["speechbrain", "bucket", "pool", "pivot"]
 class StreamRow(Record, frozen=True, kw_only=True):
     """One way to batch a stream, and the cost of an epoch over all ranks and workers.
 
-    Figures are those of a simulated epoch, each worker's stream by itself; mates_again compares it with the next.
+    Figures are those of simulated epochs, each worker's stream by itself: batches, cells, times and mates_again are
+    means over them, the others those of the first.
 
     Attributes:
         buffer_size: The most examples that a worker holds.
@@ -68,6 +69,8 @@ class StreamRow(Record, frozen=True, kw_only=True):
         estimated_epoch_seconds: On all ranks, each step as long as its slowest rank takes; None without step times.
         estimated_epoch_error_seconds: Its standard error; None without step times.
         equal_to_best: Whether it differs from the lowest estimated time by no more than the error of the difference.
+        simulated_epochs: How many epochs were simulated; 0 in older files.
+        batches_deviation, epoch_seconds_deviation: Standard deviation of an epoch's batches, and of its time.
         unproven: How many of the epoch's batches are larger than what is proven to fit; None without a probe.
     """
 
@@ -104,6 +107,9 @@ class StreamRow(Record, frozen=True, kw_only=True):
     estimated_epoch_seconds: Amount | None = None
     estimated_epoch_error_seconds: Amount | None = None
     equal_to_best: bool | None = None
+    simulated_epochs: Count = 0
+    batches_deviation: Amount | None = None
+    epoch_seconds_deviation: Amount | None = None
     unproven: Count | None = None
 
     @property

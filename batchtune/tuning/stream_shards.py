@@ -96,7 +96,7 @@ def stream_cautions(stream: StreamLengths, shards: Shards, settings: StreamSetti
 
 
 def row_cautions(
-    stream: StreamLengths, shards: Shards, row: StreamRow | None, map_style: Row | None, settings: StreamSettings
+    stream: StreamLengths, shards: Shards, row: StreamRow | None, settings: StreamSettings
 ) -> Iterator[str]:
     """Yield what is wrong with the recommended row."""
     if row is None:
@@ -111,6 +111,12 @@ def row_cautions(
         if row.buffer_size * settings.readers >= stream.lengths.count:
             why = "a worker reads too few examples to fill them"
         yield f"{format_percent(row.under_half)} of the batches hold less than half of what they could: {why}"
+
+
+def mates_cautions(row: StreamRow | None, map_style: Row | None) -> Iterator[str]:
+    """Yield a caution if mates of the recommended row meet again often."""
+    if row is None:
+        return
     least = 0.0 if map_style is None else 1.5 * (map_style.mates_again or 0.0)
     if row.mates_again > max(_MANY_AGAIN, least):
         yield (

@@ -22,7 +22,7 @@ from batchtune.tuning.costs import StepSeconds
 from batchtune.tuning.simulation import shapes_of
 
 # This many examples stand for more: each worker's first shards that hold its part of them.
-_MOST_SIMULATED = 1 << 18
+_MOST_SIMULATED = 1 << 17
 # The distance of mates is averaged over batches that hold about this many examples.
 _MEASURED_APART = 1 << 20
 
@@ -59,7 +59,7 @@ class StoredStream:
     def of(
         cls, lengths: FloatArray, targets: FloatArray | None, sizes: Sequence[int], sharding: Sharding, seed: int
     ) -> StoredStream:
-        """Take all examples, or the first shards, as many of each worker, that hold 262,144 or more."""
+        """Take all examples, or the first shards, as many of each worker, that hold 131,072 or more."""
         number, counts = sharding.world_size * sharding.workers, np.array(sizes, dtype=np.int64)
         # Shard i goes to rank i % ranks, there to worker i // ranks % workers: whole rounds stay dealt as they are.
         rounds = np.add.reduceat(counts, np.arange(0, counts.size, number))

@@ -22,12 +22,14 @@ from batchtune.results import STREAM_FILE, Row, StreamRow, StreamSweep, meta_of,
 from batchtune.tuning.costs import Costs
 from batchtune.tuning.current.base import longer_than
 from batchtune.tuning.epoch_cost import EpochCost, Pricing, with_equals
-from batchtune.tuning.recommend import recommend, recommend_stream
+from batchtune.tuning.recommend import recommend
 from batchtune.tuning.run_folder import clear_run
-from batchtune.tuning.stream_shards import row_cautions, shards_of, stream_cautions
+from batchtune.tuning.stream_recommend import recommend_stream
+from batchtune.tuning.stream_shards import mates_cautions, row_cautions, shards_of, stream_cautions
 from batchtune.tuning.stream_simulation import (
     AnyBatching,
     StoredStream,
+    StreamEpoch,
     distance_apart,
     epoch_seconds,
     shard_sizes,
@@ -40,6 +42,8 @@ from batchtune.units import counted, rounded_down
 # SpeechBrain's parameters to compare: the target as a part of the maximum, and the most padding of a batch.
 _TARGETS = (0.8, 0.9, 1.0)
 _PADDING_RATIOS = (0.05, 0.1, 0.2, 0.4)
+# How many epochs of each way are simulated, whose spread says which rows are equal.
+_EPOCHS = 3
 # Caps of the batch size to try for a larger maximum.
 _CAPS = 64
 # Bytes of a unit of length as samples are held in memory: float32 at 16 kHz, 80 float32 features, 64-bit tokens.
@@ -123,9 +127,10 @@ def sweep_stream(
         batches_per_rank=None if chosen is None else -(-chosen.batches // settings.world_size),
         reason=found.reason,
         warnings=[
+            *mates_cautions(chosen, map_style),
             *stream_cautions(stream, shards, settings),
             *longer_than(lengths, max_batch_length, "max_batch_length", "{each} becomes a batch of one"),
-            *row_cautions(stream, shards, chosen, map_style, settings),
+            *row_cautions(stream, shards, chosen, settings),
             *(settings.current.notes if settings.current else ()),
         ],
         current=None if own is None else with_equals([*priced, own[:2]])[-1],
@@ -198,26 +203,32 @@ def _priced(
     way: AnyBatching, stored: StoredStream, pricing: Pricing, limits: Limits, settings: StreamSettings
 ) -> tuple[StreamRow, EpochCost, bool]:
     """Return the row of a way to make batches, its cost, and whether all its batches fit."""
-    first, second = (simulate_stream(stored, way, epoch) for epoch in (0, 1))
-    if not (first.number.any() and second.number.any()):  # only the user's own settings can make none
+    epochs = [simulate_stream(stored, way, epoch) for epoch in range(_EPOCHS)]
+    if not all(epoch.number.any() for epoch in epochs):  # only the user's own settings can make none
         raise UsageError(
             f"--current: these settings make no batch of {counted(pricing.lengths.count, 'example')}",
             "drop_end and drop_last drop what the buffer holds when the stream ends: everything, if a worker reads "
             "no more than the buffer holds. min_sample_len and max_sample_len may leave out everything, too.",
         )
+    first = epochs[0]
     shapes, number = first.shapes, first.number
     scale = np.repeat(stored.scale, number)  # of each batch
-    batches = max(1, round(float(scale.sum())))
+    every_batches, every_padded, every_true = np.array([_scaled(epoch, stored) for epoch in epochs]).T
+    batches, padded = max(1, round(float(every_batches.mean()))), float(every_padded.mean())
     sizes, longest = shapes.batch_sizes.astype(np.float64), shapes.lengths
-    padded, examples = float(np.sum(sizes * longest * scale)), float(np.sum(sizes * scale))
-    mates, at_random = mates_in_cuts([first.cut, second.cut], stored.lengths), again_at_random(first.cut.layout)
+    examples = float(np.sum(sizes * scale))
+    mates = mates_in_cuts([epoch.cut for epoch in epochs], stored.lengths)
+    at_random = again_at_random(first.cut.layout)
     apart, step = distance_apart(first), pricing.step_seconds
-    seconds = None if step is None else epoch_seconds(stored, first, step)
+    seconds, deviation = None, None
+    if step is not None:
+        times = np.array([epoch_seconds(stored, epoch, step) for epoch in epochs])
+        seconds, deviation = float(times.mean()), float(times.std(ddof=1))
     cost = pricing.of_stream(shapes, padded, seconds)
+    if deviation is not None:
+        cost = replace(cost, chance=deviation / math.sqrt(_EPOCHS))
     workers = (number * stored.scale).reshape(settings.world_size, -1)
-    proven = None if pricing.proven is None else pricing.proven(longest)
-    true = np.add.reduceat(stored.lengths[first.cut.examples], first.cut.layout.starts)
-    count = pricing.lengths.count
+    count, held = pricing.lengths.count, max(epoch.held for epoch in epochs)
     dropped = max(0, count - round(examples))
     # The algorithm, and what part each batch holds of what it could.
     parameters: dict[str, Any]
@@ -242,7 +253,7 @@ def _priced(
         batches=batches,
         dropped_examples=dropped,
         padded_length=padded,
-        padding_ratio=max(0.0, 1 - float(np.sum(true * scale)) / padded),  # rounding
+        padding_ratio=max(0.0, 1 - float(every_true.mean()) / padded),  # rounding
         fill=pricing.total / (batches * pricing.max_batch_length),
         mean_batch_size=(count - dropped) / batches,
         smallest_batch_size=int(sizes.min()),
@@ -252,8 +263,8 @@ def _priced(
         under_half=float(np.mean(filled < 0.5)),
         wait_median=float(np.median(first.waits)),
         wait_p99=float(np.percentile(first.waits, 99)),
-        buffer_length=first.held,
-        buffer_bytes=first.held * (settings.bytes_per_length or 0.0),
+        buffer_length=held,
+        buffer_bytes=held * (settings.bytes_per_length or 0.0),
         worker_imbalance=_imbalance(workers.ravel()),
         rank_imbalance=_imbalance(workers.sum(axis=1)),
         mate_distance=apart * (count + 1) / 3,
@@ -263,9 +274,25 @@ def _priced(
         effective_buckets=max(1.0, mates.again / at_random) if at_random else 1.0,
         estimated_epoch_seconds=seconds,
         estimated_epoch_error_seconds=cost.standard_error,
-        unproven=proven if proven is None else int(np.count_nonzero(shapes.batch_sizes > proven)),
+        simulated_epochs=_EPOCHS,
+        batches_deviation=float(every_batches.std(ddof=1)),
+        epoch_seconds_deviation=deviation,
+        unproven=None if pricing.proven is None else max(_unproven(epoch, pricing.proven) for epoch in epochs),
     )
-    return row, cost, all_fit(limits, shapes.batch_sizes, longest)
+    fit = all(all_fit(limits, epoch.shapes.batch_sizes, epoch.shapes.lengths) for epoch in epochs)
+    return row, cost, fit
+
+
+def _scaled(epoch: StreamEpoch, stored: StoredStream) -> tuple[float, float, float]:
+    """Return the batches of an epoch of all examples, their cells and their true length."""
+    scale = np.repeat(stored.scale, epoch.number)
+    true = np.add.reduceat(stored.lengths[epoch.cut.examples], epoch.cut.layout.starts)
+    cells = epoch.shapes.batch_sizes * epoch.shapes.lengths
+    return float(scale.sum()), float(np.sum(cells * scale)), float(np.sum(true * scale))
+
+
+def _unproven(epoch: StreamEpoch, proven: Callable[[FloatArray], IntArray]) -> int:
+    return int(np.count_nonzero(epoch.shapes.batch_sizes > proven(epoch.shapes.lengths)))
 
 
 def _imbalance(numbers: FloatArray) -> float:

@@ -38,7 +38,7 @@ from batchtune.results import Row, StreamRow
 from batchtune.tuning.costs import Costs, costs_of
 from batchtune.tuning.current.stream import CurrentStream
 from batchtune.tuning.probing import run_probe
-from batchtune.tuning.recommend import recommend_stream
+from batchtune.tuning.stream_recommend import recommend_stream
 from batchtune.tuning.stream_sweep import StreamSettings, sweep_stream
 from batchtune.units import parse_size
 

@@ -22,7 +22,7 @@ from batchtune.results import StreamRow, StreamSweep
 from batchtune.tuning import stream_simulation
 from batchtune.tuning.costs import Costs
 from batchtune.tuning.current import CurrentStream
-from batchtune.tuning.recommend import recommend_stream
+from batchtune.tuning.stream_recommend import recommend_stream
 from batchtune.tuning.stream_simulation import StoredStream, distance_apart, epoch_seconds, simulate_stream
 from batchtune.tuning.stream_sweep import speechbrain_limits, sweep_stream
 from batchtune.tuning.sweep_settings import StreamSettings
@@ -91,26 +91,52 @@ def test_a_row_is_what_its_workers_make() -> None:
     batching = StreamBatching(
         algorithm="bucket", table=BucketTable.of(row.boundaries, row.batch_sizes), buffer_size=100
     )
-    made = stream_batches(SPEECH, batching, stream_random(3, 0))
-    batches = np.split(SPEECH[made.examples], made.ends[:-1])
-    assert row.batches == len(batches)
-    assert row.padded_length == pytest.approx(sum(batch.size * batch.max() for batch in batches))
-    assert row.estimated_epoch_seconds == pytest.approx(
-        sum(0.02 + 1e-3 * batch.size * batch.max() for batch in batches)
-    )
+    epochs = []
+    for epoch in range(3):
+        made = stream_batches(SPEECH, batching, stream_random(3, epoch))
+        epochs.append(np.split(SPEECH[made.examples], made.ends[:-1]))
+    numbers = [len(batches) for batches in epochs]
+    cells = [sum(batch.size * batch.max() for batch in batches) for batches in epochs]
+    times = [0.02 * number + 1e-3 * padded for number, padded in zip(numbers, cells, strict=True)]
+    assert (row.simulated_epochs, row.batches) == (3, round(np.mean(numbers)))
+    assert row.batches_deviation == pytest.approx(np.std(numbers, ddof=1))
+    assert row.padded_length == pytest.approx(np.mean(cells))
+    assert row.estimated_epoch_seconds == pytest.approx(np.mean(times))
+    assert row.epoch_seconds_deviation == pytest.approx(np.std(times, ddof=1))
 
 
 def test_the_smallest_buffer_within_1_percent_is_recommended(both: StreamSweep) -> None:
     row = both.recommended_row
     assert row is not None
     costs = [one.estimated_epoch_seconds or 0.0 for one in both.rows]
-    near = [one for one, cost in zip(both.rows, costs, strict=True) if cost <= 1.01 * min(costs)]
+    buckets = [one for one in both.rows if one.algorithm == "bucket"]
+    most = max(one.mates_again for one in buckets) * 1.05
+    random = [(one, cost) for one, cost in zip(both.rows, costs, strict=True) if one.mates_again <= most]
+    near = [one for one, cost in random if cost <= 1.02 * min(cost for _, cost in random)]
     assert row in near
     assert row.buffer_size == min(one.buffer_size for one in near)
     assert both.batches_per_rank == -(-row.batches // 2)
     assert both.reason.startswith(row.name) and "random access" in both.reason
     assert both.recommended_speechbrain is not None
     assert both.rows[both.recommended_speechbrain].buffer_size == row.buffer_size
+
+
+def test_a_pool_of_the_whole_stream_is_less_random_than_buckets() -> None:
+    found = swept(buffer_sizes=(100, SPEECH.size), num_buckets=(8, 12))
+    row, cheapest = found.recommended_row, min(found.rows, key=lambda one: one.estimated_epoch_seconds or 0.0)
+    buckets = [one for one in found.rows if one.algorithm == "bucket"]
+    assert row is not None and cheapest.buffer_size == SPEECH.size and cheapest.mates_again > 0.5
+    assert row.mates_again <= 1.05 * max(one.mates_again for one in buckets)
+    assert "batch mates meet again in" in found.reason and "--min-randomness" in found.reason
+    asked = swept(buffer_sizes=(SPEECH.size,), num_buckets=(8, 12), min_randomness=0.01)
+    assert asked.recommended_row is not None and asked.recommended_row.mates_again > 0.3
+    assert asked.warnings[0].startswith("batch mates of one epoch are mates again in the next in")
+
+
+def test_the_seed_does_not_change_the_recommendation() -> None:
+    found = [swept(seed=seed, num_buckets=(8, 12)).recommended_row for seed in range(4)]
+    ways = {(row.algorithm, row.buffer_size, row.num_buckets, row.max_padding_ratio) for row in found if row}
+    assert len(ways) == 1
 
 
 def test_unproven_and_mixed_too_little_rows_are_not_taken(both: StreamSweep) -> None:
