@@ -11,7 +11,7 @@ import pytest
 from benchmarks.laws import DATA, MOST_LOSS, Figures, measure, probe_law
 from memory_laws import BASE_BYTES, LAWS, LIMIT_BYTES, TARGET_LAWS, Law, LawDevice, made_lengths
 
-from batchtune.errors import ProbeError
+from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Probe
@@ -27,6 +27,13 @@ OF_TWO = [name for name in TARGET_LAWS if name in [f"{one}, plus target" for one
 ALL = [*((name, LAWS[name], False) for name in LAWS), *((name, TARGET_LAWS[name], True) for name in OF_TWO)]
 SAMPLE = ["blocks of length", "noise of 3%", "batches in eights"]
 FEW = 300
+
+
+class SameForAll(LawDevice):
+    """Every step takes the same time."""
+
+    def seconds(self, shape: BatchShape) -> float:
+        return 0.02
 
 
 def assert_holds(law: Law, figures: Figures) -> None:
@@ -90,6 +97,24 @@ def test_the_longest_that_ran_as_a_first_step_stays() -> None:
     assert probe.margin is not None
     assert probe.margin.first_step_bytes > 0.09 * LIMIT_BYTES
     assert (probe.frontier[-1].length, probe.frontier[-1].batch_size) == (82.5, 1)
+
+
+def test_a_workload_that_ignores_the_shape_is_refused() -> None:
+    device = SameForAll(Law(lambda b, u, t: 2.0), made_lengths("speech", count=FEW))
+    with pytest.raises(WorkloadError, match=r"do not depend on the batch: 1 × .* and 300 × ") as raised:
+        probe_law(device)
+    assert "make_batch() ignore its `shape`?" in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize("law", [Law(lambda b, u, t: 2.0), Law(lambda b, u, t: max(2.0, b * u / 100))])
+def test_a_floor_of_memory_alone_is_not_refused(law: Law) -> None:
+    probe = probe_law(LawDevice(law, made_lengths("speech", count=FEW)))
+    assert probe.frontier[-1].closed_by == "data"
+
+
+def test_a_constant_step_time_alone_is_not_refused() -> None:
+    probe = probe_law(SameForAll(Law(lambda b, u, t: b * u / 20), made_lengths("speech", count=FEW)))
+    assert probe.frontier[-1].closed_by == "data"
 
 
 def test_a_longest_example_without_a_margin_is_an_error() -> None:

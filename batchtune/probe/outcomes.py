@@ -145,6 +145,10 @@ class Outcomes:
         """Return whether a trial of a shape passed."""
         return any(trial.outcome == "ok" for trial in self._by_shape.get(shape, ()))
 
+    def passed_trial(self, shape: BatchShape) -> Trial:
+        """Return the first trial of a shape that passed."""
+        return next(trial for trial in self._by_shape[shape] if trial.outcome == "ok")
+
     @cached_property
     def failures(self) -> dict[BatchShape, Trial]:
         """The trial that rules out each shape: an OOM (two if a larger shape passed), a second crash or time-out.

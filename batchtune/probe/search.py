@@ -24,6 +24,9 @@ from batchtune.probe.settings import ProbeSettings
 from batchtune.results import FrontierPoint, Trial
 from batchtune.shapes import BatchShape
 
+# Sizes that differ by this factor take different memory or time.
+_VERY_DIFFERENT = 8
+
 Refine = Callable[[Findings], "Anchor | None"]
 """Findings → where to measure next, or None if nothing more is worth it."""
 
@@ -56,6 +59,14 @@ class TooLong(SearchEnds):
     """The longest examples do not fit; `fitting_length` is the longest that does, `too_long` how many are longer."""
 
 
+class IgnoresShape(SearchEnds):
+    """Batches of very different sizes take the same memory and time; `smaller` is the smallest, `trial` the largest."""
+
+    def __init__(self, smaller: Trial, larger: Trial) -> None:
+        super().__init__(larger)
+        self.smaller = smaller
+
+
 class FrontierSearch:
     """Finds the largest batch size that fits: at lengths that span the data, then where `refine` says."""
 
@@ -78,6 +89,8 @@ class FrontierSearch:
         longest = findings.anchor(self._lengths.longest)
         if (alone := findings.failures.get(longest.shape(1))) is not None:
             return self._longest_that_fits(findings, alone)
+        if (pair := _equal_batches(findings, longest)) is not None:
+            raise IgnoresShape(*pair)
         order = self._order(findings)
         wanted = next(filter(None, (self._at(findings, anchor) for anchor in order)), None)
         if wanted is not None or self._refine is None or order == [longest]:
@@ -228,6 +241,28 @@ class FrontierSearch:
         for number, index in enumerate(indices.tolist()):
             chosen.append(min(max(index, chosen[-1] + 1), lengths.size - 1 - (wanted - number)))
         return [float(lengths[index]) for index in chosen[1:]]
+
+
+def _equal_batches(findings: Findings, longest: Anchor) -> tuple[Trial, Trial] | None:
+    """Return the smallest and the largest batch here if they take the same memory and time; None if they differ.
+
+    Memory may have a floor, and times a constant part. So only the largest batch that the data can fill is compared,
+    and both must be the same: the peaks to within the margin, the times to within the cube root of the sizes' ratio,
+    as a busy machine scatters them.
+    """
+    bracket = findings.bracket(longest)
+    if findings.closed_by(bracket) != "data" or len(bracket.peaks) < 2:
+        return None
+    smallest, low = bracket.peaks[0]
+    largest, high = bracket.peaks[-1]
+    ratio = largest / smallest
+    if ratio < _VERY_DIFFERENT or abs(high - low) > findings.margin.bytes:
+        return None
+    seconds = findings.median_seconds(longest.shape(smallest))
+    seconds_of_largest = findings.median_seconds(longest.shape(largest))
+    if seconds is None or seconds_of_largest is None or seconds_of_largest > seconds * ratio ** (1 / 3):
+        return None
+    return findings.passed_trial(longest.shape(smallest)), findings.passed_trial(longest.shape(largest))
 
 
 def _first_failure(trials: Sequence[Trial], longest: float) -> int | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
 import os
 import signal
 import socket
@@ -22,8 +21,9 @@ from batchtune.errors import BatchtuneError, WorkloadError
 from batchtune.probe import protocol
 from batchtune.probe.devices import backend_for, backends, describe_environment
 from batchtune.probe.oom import error_verdict
+from batchtune.probe.parameters import Training, gradient_bytes
 from batchtune.probe.process_limits import lowered_limit, process_limits
-from batchtune.probe.protocol import Failed, Identified, Prepare, Ready, Stage
+from batchtune.probe.protocol import Failed, Identified, Prepare, Ran, Ready, Run, Stage
 from batchtune.probe.session import Session
 from batchtune.processes.start import command
 from batchtune.processes.worker import encode
@@ -50,18 +50,29 @@ def serve(channel: socket.socket) -> None:
     # To see where it hangs; to a copy of the stream, because the workload may close or replace the stream.
     faulthandler.register(signal.SIGUSR2, file=os.dup(2), all_threads=False)
     session: Session | None = None
+    training: Training | None = None
     with channel, channel.makefile("rb") as requests:
         for line in requests:
             request = protocol.decode_request(line)
             reply: protocol.Reply
             if isinstance(request, Prepare):
                 session, reply = _prepare(request)
+                training = Training() if session is not None else None
             else:
-                assert session is not None, "a trial before the setup"
-                shape = request.shape
-                reply = session.step(shape, release=request.release) if request.single else session.measure(shape)
+                assert session is not None and training is not None, "a trial before the setup"
+                reply = _run(session, training, request)
             channel.sendall(encode(reply) + b"\n")
     os._exit(0)  # without the workload's finalizers, which may hang
+
+
+def _run(session: Session, training: Training, request: Run) -> Ran:
+    """Run a trial, or a single step."""
+    if request.single:
+        return session.step(request.shape, release=request.release)
+    ran = session.measure(request.shape)
+    if ran.trial.outcome != "ok":
+        return ran
+    return replace(ran, trial=replace(ran.trial, parameters_changed=training.has_changed()))
 
 
 def _prepare(request: Prepare) -> tuple[Session | None, Identified | Ready | Failed]:
@@ -129,25 +140,3 @@ def describe_settings(switches: Mapping[str, Any]) -> dict[str, Any]:
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         **switches,
     }
-
-
-def gradient_bytes() -> int:
-    """Return the bytes of the gradients of what the workload trains, which DDP's gradient buckets take too.
-
-    Counts the parameters of all live optimizers that require a gradient, each once; without an optimizer, all live
-    parameters. (DDP keeps its buckets in addition to the gradients unless given `gradient_as_bucket_view=True`:
-    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.)
-    """
-    import torch
-    from torch.nn.parameter import is_lazy
-
-    gc.collect()  # drop what is no longer trained
-    live = gc.get_objects()
-    # By type, not isinstance, which asks an object for its __class__: a lazy module would import things to answer.
-    optimizers = [thing for thing in live if issubclass(type(thing), torch.optim.Optimizer)]
-    if optimizers:
-        trained = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    else:
-        trained = [thing for thing in live if issubclass(type(thing), torch.nn.Parameter)]
-    each_once = {id(parameter): parameter for parameter in trained}.values()
-    return sum(p.numel() * p.element_size() for p in each_once if p.requires_grad and not is_lazy(p))

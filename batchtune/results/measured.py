@@ -63,6 +63,7 @@ class Trial(Record, frozen=True, kw_only=True):
         failed_peak_bytes: Most memory in use before the error; None where the trial passed, or no error was seen.
         caught: Whether the workload caught the out-of-memory error itself, and its step returned normally.
         other_processors: Processors used by other programs while steps were timed, on average; None on a GPU.
+        parameters_changed: Whether any step of this worker so far has changed a parameter; None if unknown.
         compilations: How often torch.compile compiled a function meanwhile; those steps are not timed.
         at_recompile_limit: Whether a function had reached torch.compile's limit: other shapes run it uncompiled.
     """
@@ -93,6 +94,7 @@ class Trial(Record, frozen=True, kw_only=True):
     failed_peak_bytes: Bytes | None = None
     caught: bool = False
     other_processors: Amount | None = None
+    parameters_changed: bool | None = None
     compilations: Count = 0
     at_recompile_limit: bool = False
 

@@ -10,13 +10,13 @@ from batchtune.lengths import Lengths
 from batchtune.probe.confirmation import Turns, error_in_turns
 from batchtune.probe.oom import requested_bytes
 from batchtune.probe.protocol import Ran
-from batchtune.probe.search import TooLong
+from batchtune.probe.search import IgnoresShape, TooLong
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Device, Margin, Trial
 from batchtune.shapes import BatchShape
 from batchtune.trust import settings_differences, trust_warnings
 from batchtune.tuning.cautions import workload_unit_hint
-from batchtune.units import counted, format_length, format_size
+from batchtune.units import counted, format_length, format_seconds, format_size
 
 # A run under other conditions must not be continued, so these errors need a fresh start.
 _START_OVER = "then start over with --force, or in another folder with --run"
@@ -48,6 +48,20 @@ def no_lack_of_memory(workload: str, trial: Trial) -> WorkloadError:
     longer = ", or allow more with --trial-timeout" if trial.outcome == "timeout" else ""
     hint = f"It did not run out of memory: the probe stops. Fix it{longer}; {_START_OVER}."
     return workload_error(workload, Ran(trial=trial, hint=hint))
+
+
+def ignores_shape(lengths: Lengths, workload: str, equal: IgnoresShape) -> WorkloadError:
+    """Return the error if batches of very different sizes take the same memory and time."""
+    batches = []
+    for trial in (equal.smaller, equal.trial):
+        shape = f"{trial.batch_size:,} × {format_length(trial.length, lengths.unit)}"
+        seconds = format_seconds(trial.step_seconds or 0)
+        batches.append(f"{shape} took {format_size(trial.peak_bytes or 0)} and {seconds}")
+    return WorkloadError(
+        f"{workload}: memory and step time do not depend on the batch: {' and '.join(batches)}",
+        "Does make_batch() ignore its `shape`? It must return a batch of shape.batch_size examples, padded to "
+        f"shape.length. Fix it, {_START_OVER}.",
+    )
 
 
 def nothing_confirmed(turns: Turns) -> ProbeError:
@@ -160,6 +174,12 @@ def about_devices(before: Device, now: Device, trials: Sequence[Trial]) -> Itera
             f"The workload catches out-of-memory errors itself: in {caught} of {counted(len(trials), 'trial')} "
             "memory ran out and the step returned all the same, as if it had passed. Those batches count as too large. "
             "Training would skip them unseen: let the error get out of the step."
+        )
+    changed = {trial.parameters_changed for trial in trials}
+    if False in changed and True not in changed:
+        yield (
+            "The workload's step changes no parameter: training, with backward() and optimizer.step(), needs more "
+            "memory and time than what was measured. Make step() a whole training step, and probe again with --force"
         )
     for text in settings_differences(before, now):
         yield f"The run was continued under other settings: {text}"

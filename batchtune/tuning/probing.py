@@ -17,7 +17,7 @@ from batchtune.probe.confirmation import Turns, alternating, confirm, error_in_t
 from batchtune.probe.findings import Findings
 from batchtune.probe.oom import message_verdict
 from batchtune.probe.protocol import Ran
-from batchtune.probe.search import FrontierSearch, NextTrial, NothingFits, SingleFails, TooLong
+from batchtune.probe.search import FrontierSearch, IgnoresShape, NextTrial, NothingFits, SingleFails, TooLong
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
@@ -275,6 +275,8 @@ class _Probing:
         workload = self.settings.workload
         try:
             return self.search.propose(self.trials)
+        except IgnoresShape as equal:
+            raise messages.ignores_shape(self.lengths, workload, equal) from None
         except TooLong as long:
             raise messages.too_long(self.lengths, workload, self.device, long) from None
         except (SingleFails, NothingFits) as none:

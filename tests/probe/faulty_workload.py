@@ -27,6 +27,16 @@ class Good:
         (self.weight * batch.batch_size).sum().backward()
 
 
+class TrainsNothing(Good):
+    """Forgets the optimizer's step."""
+
+    def setup(self, device: torch.device) -> None:
+        self.model = torch.nn.Linear(64, 64)
+
+    def step(self, batch: BatchShape) -> None:
+        self.model(torch.ones(batch.batch_size, 64)).sum().backward()
+
+
 class RaisesInSetup(Good):
     def setup(self, device: torch.device) -> None:
         raise ValueError("no such checkpoint: epoch-3.pt")

@@ -14,7 +14,8 @@ import torch
 
 from batchtune.probe.devices import describe_environment
 from batchtune.probe.devices.cuda import CudaMeter
-from batchtune.probe.worker import describe_settings, gradient_bytes
+from batchtune.probe.parameters import gradient_bytes
+from batchtune.probe.worker import describe_settings
 
 
 @pytest.fixture(autouse=True)

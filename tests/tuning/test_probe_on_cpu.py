@@ -152,6 +152,13 @@ def test_an_error_with_free_memory_is_reported_as_such(tmp_path: Path) -> None:
     assert "too small" not in caught.value.message
 
 
+def test_a_step_that_changes_no_parameter_is_warned_of(tmp_path: Path) -> None:
+    untrained = run_probe(Lengths.of([1.0] * 4), settings(1024 * MIB, f"{FAULTY}:TrainsNothing", {}), tmp_path / "a")
+    assert any(text.startswith("The workload's step changes no parameter") for text in untrained.warnings)
+    trained = run_probe(Lengths.of([1.0] * 4), settings(1024 * MIB, options={"a": MIB, "b": 0.0}), tmp_path / "b")
+    assert not any("parameter" in text for text in trained.warnings)
+
+
 @pytest.mark.slow
 def test_a_workload_that_catches_a_lack_of_memory_is_warned_of(tmp_path: Path) -> None:
     probe = run_probe(Lengths.of([1.0] * 8), settings(1024 * MIB, f"{FAULTY}:CatchesItself", {}), tmp_path)

@@ -1,0 +1,70 @@
+"""Whether the steps so far have changed a parameter, however they write it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from batchtune.probe.parameters import Training
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_other_tests_is_trained() -> None:
+    """Drop the models and optimizers of other tests."""
+    gc.collect()
+
+
+def with_an_optimizer(model: torch.nn.Linear) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+
+
+def through_data(model: torch.nn.Linear) -> None:
+    model.weight.data.sub_(1.0)
+
+
+def without_backward(model: torch.nn.Linear) -> None:
+    model(torch.ones(1, 4)).sum()
+
+
+def without_an_optimizer_step(model: torch.nn.Linear) -> None:
+    model(torch.ones(1, 4)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (with_an_optimizer, [True, True, True]),
+        (through_data, [None, True, True]),
+        (without_backward, [None, False, False]),
+        (without_an_optimizer_step, [None, False, False]),
+    ],
+)
+def test_a_change_is_seen_however_it_is_written(
+    step: Callable[[torch.nn.Linear], None], expected: list[bool | None]
+) -> None:
+    model = torch.nn.Linear(4, 2)
+    training = Training()
+    for has_changed in expected:
+        step(model)
+        assert training.has_changed() is has_changed
+
+
+def test_a_later_update_counts_as_with_accumulated_gradients() -> None:
+    model = torch.nn.Linear(4, 2)
+    training = Training()
+    assert training.has_changed() is None
+    assert training.has_changed() is False
+    with_an_optimizer(model)
+    assert training.has_changed() is True
+
+
+def test_a_model_that_was_replaced_is_neither_known_nor_kept() -> None:
+    model = torch.nn.Linear(4, 2)
+    training = Training()
+    del model
+    assert training.has_changed() is None
