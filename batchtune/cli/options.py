@@ -145,7 +145,7 @@ class ManifestOptions:
     )
     tokenizer: Annotated[
         Path | None,
-        option("A tokenizer.json or its folder, to measure texts in tokens, and chats by its chat template.", "FILE"),
+        option("A tokenizer.json or its folder, to measure texts in tokens, and chats by its chat template.", "PATH"),
     ] = None
     reduce: str | None = setting(
         "How to reduce a list to one length: max, sum, first, or count (the number of items).",

@@ -196,14 +196,14 @@ def summarise(entries: Iterable[Mapping[str, object]]) -> list[Column]:
 
 def chats_among(columns: Sequence[Column]) -> list[Column]:
     """Return a column for each list of messages: what `messages.role` and `messages.content` are parts of."""
-    names = [column.name for column in columns]
-    found = []
+    names = [f"{column.name}." for column in columns]
+    chats = []
     for column in columns:
         whole, _, part = column.name.rpartition(".")
         if part == "role" and isinstance(column.example, list):
-            if any(name == f"{whole}.content" or name.startswith(f"{whole}.content.") for name in names):
-                found.append(Column(whole, column.example, numeric=False, text=True, chat=True))
-    return found
+            if any(name.startswith(f"{whole}.content.") for name in names):
+                chats.append(Column(whole, column.example, numeric=False, text=True, chat=True))
+    return chats
 
 
 def id_name(columns: Iterable[str]) -> str | None:
