@@ -53,12 +53,16 @@ class WorkerRepeats:
         if any(examples == workers * (idle.epoch_examples(one.epochs) or 0) for one in alone):
             self._found("each delivers the whole data set")
 
-    def warnings(self, examples_by_workers: Mapping[int, int]) -> Iterator[str]:
+    def warnings(self, measured: Mapping[str, Measurement], idle: IdleModel) -> Iterator[str]:
         """Yield a warning if workers repeat each other, or an epoch has more examples with some numbers of them."""
         if self.error is not None:
             how, split = self.error.splitlines()
             left_out = f"Settings with several {self._kind.WORKERS_ARE} are left out."
             yield f"{how[0].upper()}{how[1:]}. {split} {left_out}"
+        examples_by_workers: dict[int, int] = {}
+        for measurement in measured.values() if self._kind.MORE_WORKERS else ():
+            if (examples := idle.epoch_examples(measurement.epochs)) is not None:
+                examples_by_workers.setdefault(self._kind.workers(measurement.arguments), examples)
         by_examples = sorted(examples_by_workers.items(), key=lambda item: item[1])
         if by_examples and by_examples[-1][1] > by_examples[0][1]:
             (few, least), (many, most) = by_examples[0], by_examples[-1]

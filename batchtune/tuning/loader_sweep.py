@@ -57,7 +57,7 @@ _RECEIVED = 30
 _STARTS = 3
 _STAGES_SECONDS = 3.0
 # A quick tuning begins no measurement later than this; what remains of a minute is for the one that runs.
-_QUICK_SECONDS = 45.0
+_QUICK_SECONDS = 40.0
 # The figures of a row that a consumer that computes changes.
 _WITH_STEPS = ("first_batch_seconds", "memory_bytes", "worker_bytes", "shared_bytes", "growth_bytes_per_batch")
 
@@ -75,11 +75,12 @@ def run_loader_tuning(
         UsageError: `settings.sweep` names an unknown argument.
     """
     check_folder(folder, settings, force=force)
+    began = time.monotonic()
     steps, missing = steps_of_run(folder, settings.step_seconds)
     with alone_in(folder), LoaderRunner(settings) as runner:
         on_progress(LoaderProgress(doing="opening"))
         opened = runner.inspect()
-        tuner = _Tuner(settings, runner, opened, steps, on_progress)
+        tuner = _Tuner(settings, runner, opened, steps, on_progress, began)
         try:
             tuner.tune()
         except KeyboardInterrupt:
@@ -95,14 +96,20 @@ class _Tuner:
     """One tuning: the rows that are known, and the measurements of each."""
 
     def __init__(
-        self, settings: LoaderSettings, runner: LoaderRunner, opened: Opened, steps: Steps | None, report: OnProgress
+        self,
+        settings: LoaderSettings,
+        runner: LoaderRunner,
+        opened: Opened,
+        steps: Steps | None,
+        report: OnProgress,
+        began: float,
     ) -> None:
         self._settings, self._runner, self._opened, self._on_progress = settings, runner, opened, report
         self._kind: LoaderKind = kind_of(opened.kind)
         machine = Machine(processors=len(settings.processors), accelerator=opened.device != "cpu")
         axes = self._kind.axes(machine, frozenset(opened.takes))
         self._axes = swept_axes(axes, settings.sweep, opened.takes, self._kind.ARGUMENTS)
-        self._began = time.monotonic()
+        self._began = began
         self._measured: dict[str, Measurement] = {}
         self._idle = IdleModel(steps, self._kind, machine.processors, opened)
         self.rows: dict[str, LoaderRow] = {}
@@ -276,14 +283,16 @@ class _Tuner:
         turns = [(number, row) for number in range(self._settings.trials) for row in rows]
         now = LoaderProgress(doing=doing, total=len(turns))
         for done, (number, row) in enumerate(turns):
-            if number and (self._is_late() or every[row.name][-1].outcome != "ok"):
+            if self._is_late():
+                break
+            if number and every[row.name][-1].outcome != "ok":
                 continue
             arguments = row.arguments | (start if row.workers else {})
             now = dataclasses.replace(now, arguments=arguments, done=done)
             self._on_progress(now)
             every[row.name].append(self._run(arguments, self._closer_plan(row)))
         names = set()
-        for row in rows:
+        for row in (row for row in rows if every[row.name]):
             found = self._closer_row(row, every[row.name])
             self._on_progress(dataclasses.replace(now, done=len(turns), row=found))
             if found.name != row.name:  # one row for each setting: they only start differently
@@ -299,7 +308,8 @@ class _Tuner:
             return Plan(seconds=self._settings.seconds * 2 ** (row.rounds - 1))
         steps = [float(step) for step in self._idle.steps_of(self._measured[row.name].epochs)]
         period = sum(steps) / len(steps) / max(1e-3, 1 - (row.gpu_idle or 0.0))
-        seconds = min(_PACED_SECONDS, max(self._settings.seconds, _PACED_BATCHES * period))
+        most = self._settings.seconds if self._settings.quick else _PACED_SECONDS
+        seconds = min(most, max(self._settings.seconds, _PACED_BATCHES * period))
         return Plan(seconds=seconds / self._settings.trials, steps=steps)
 
     def _closer_row(self, row: LoaderRow, measurements: Sequence[Measurement]) -> LoaderRow:
@@ -318,15 +328,6 @@ class _Tuner:
         found = replace(row, arguments=last.arguments, gpu_idle_measured=float(np.median(waits)), **others)
         seconds = self._idle.epoch_seconds(found, self._measured[row.name].epochs)
         return replace(found, estimated_epoch_seconds=seconds)
-
-    def _examples_by_workers(self) -> dict[int, int]:
-        """Return the examples of an epoch by the number of workers, where these may be many."""
-        found: dict[int, int] = {}
-        for name, measurement in self._measured.items():
-            examples = self._idle.epoch_examples(measurement.epochs)
-            if examples is not None and self._kind.MORE_WORKERS:
-                found.setdefault(self.rows[name].workers, examples)
-        return found
 
     def _best_start(self, row: LoaderRow) -> Arguments:
         """Return the arguments with which an epoch of this setting starts soonest; of equal ones the first."""
@@ -374,7 +375,7 @@ class _Tuner:
             **self._extras,  # type: ignore[arg-type]
         )
         warnings = [
-            *self._repeats.warnings(self._examples_by_workers()),
+            *self._repeats.warnings(self._measured, self._idle),
             *found.warnings,
             *warnings_for(found, len(self._settings.processors)),
         ]
