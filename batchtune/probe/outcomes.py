@@ -195,8 +195,8 @@ class Outcomes:
     def _peaks(self, shape: BatchShape) -> list[int]:
         """Return the highest and lowest peak of each trial, without what a process's first step adds.
 
-        Some processes hold more between steps than others, whatever they run: all peaks are as in the one that holds
-        the most.
+        Some processes hold more between steps than others, whatever they run, and more after a while: all peaks are as
+        in the one that holds the most.
         """
         peaks = []
         for trial in self._by_shape.get(shape, ()):
@@ -204,8 +204,8 @@ class Outcomes:
             if peak is not None and trial.steady_peak_bytes is not None and trial.index in self._first_of_worker:
                 peak = trial.steady_peak_bytes
             if peak is not None:
-                if trial.worker in self._held:
-                    peak += (self.rest_bytes or 0) - self._held[trial.worker]
+                if trial.rest_bytes is not None:
+                    peak += (self.rest_bytes or 0) - trial.rest_bytes
                 peaks += [peak, peak - (trial.peak_spread_bytes or 0)]
         return peaks
 
@@ -295,7 +295,7 @@ class Outcomes:
             if peaks and (len(trials) > 1 or any(trial.peak_spread_bytes is not None for trial in trials)):
                 ranges.append(max(peaks) - min(peaks))
                 repetitions += sum(max(1, trial.steps - 1) for trial in trials if trial.peak_bytes is not None)
-        spread = max(*ranges, *(max(rests) - min(rests) for rests in self._rests.values()))
+        spread = max(*ranges, *(max(rests) - self._held[worker] for worker, rests in self._rests.items()))
         return Margin(
             bytes=self._margin_bytes(max(_SPREADS * spread, self.task.first_step_bytes)),
             spread_bytes=spread,

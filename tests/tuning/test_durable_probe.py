@@ -303,6 +303,13 @@ def test_stopped_in_the_middle_of_a_trial_it_loses_nothing(probing: Probing, und
     assert "Interrupted" in probing.stderr()
     assert "Traceback" not in probing.stderr()
     assert probing.journal().read_bytes() == before
+    left = read_result(probing.folder / "run" / PROBE_FILE, Probe)
+    assert left.unfinished
+    assert not left.is_proven
+    assert f"{PROBE_FILE} holds the largest batches that ran by now" in probing.stderr()
+    gate = probing.ran(command("report", "run", "--fail-if", "probe.unfinished"))
+    assert gate.returncode == 3, gate.stderr
     assert probing.finish().returncode == 0
+    assert not read_result(probing.folder / "run" / PROBE_FILE, Probe).unfinished
     assert probing.journal().read_bytes().startswith(before)
     assert frontier(probing.folder / "run") == frontier(undisturbed)
