@@ -83,6 +83,8 @@ LAWS: dict[str, Law] = {
     "lengths in eighths": Law(lambda b, u, t: b * _up(u, 1 / 256)),
     "steps of memory": Law(lambda b, u, t: _up(b * u, 0.5)),
     "a steep end": Law(lambda b, u, t: b * (u + 3 * max(0.0, u - 0.8))),
+    "workspace by the octave": Law(lambda b, u, t: (b + 4 * math.ceil(math.log2(b))) * u),
+    "more work in each octave": Law(lambda b, u, t: b * (1 + 0.1 * math.ceil(math.log2(b))) * u),
     "falls with the length": Law(lambda b, u, t: b * u * (0.6 if u > 0.7 else 1.0), monotone=False),
     "length modulo eight": Law(lambda b, u, t: b * u * (1.0 if round(u * 2048) % 8 == 0 else 1.12), monotone=False),
 }
@@ -95,6 +97,7 @@ def _plus_target(need: Need) -> Need:
 TARGET_LAWS: dict[str, Law] = {
     "length times target": Law(lambda b, u, t: b * (0.1 * u + u * t)),
     "larger of both": Law(lambda b, u, t: b * max(u, t)),
+    "larger of length and twice target": Law(lambda b, u, t: b * max(u, 2 * t)),
     "root of the target": Law(lambda b, u, t: b * (0.3 * u + 0.7 * math.sqrt(t))),
     "target above a cliff": Law(lambda b, u, t: b * (u + (2.0 if t > 0.5 else 0.0))),
     "both squared": Law(lambda b, u, t: b * (u + t) ** 2 / 4),

@@ -137,6 +137,15 @@ def test_a_search_ended_by_max_lengths_warns_and_can_continue(tmp_path: Path) ->
     assert not any("--max-lengths" in warning for warning in second.warnings)
 
 
+@pytest.mark.slow
+def test_leaps_at_two_sizes_are_no_multiples_if_peaks_grow(tmp_path: Path) -> None:
+    # Memory leaps above 16 and above 32, but grows between them: 48 needs more than 33.
+    device = LawDevice(LAWS["workspace by the octave"], made_lengths("tokens", count=3000))
+    settings = ProbeSettings(workload="made.py:Made", options={}, device="cuda", memory_fraction=1.0, max_lengths=45)
+    probe = run_probe(device.lengths, settings, tmp_path, hooks=ProbeHooks(measurer=device))
+    assert sum(trial.outcome == "oom" for trial in probe.trials) <= 0.5 * len(probe.frontier)
+
+
 def test_estimated_times_are_those_of_steps_in_turns() -> None:
     def estimated(slower: float) -> float:
         device = LawDevice(LAWS["quadratic"], made_lengths("speech", count=FEW), slower_in_turns=slower)

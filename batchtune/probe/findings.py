@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -289,9 +290,21 @@ class Findings(Outcomes):
         It divides the sizes just above which memory leapt, only those no smaller if there are several.
         """
         beyond = {leap for leap in self._leaps if leap >= size}
-        if len(beyond) > 1:
-            return math.gcd(*beyond)
-        return math.gcd(*self._leaps) if len(self._leaps) > 1 else 1
+        leaps = beyond if len(beyond) > 1 else self._leaps
+        quantum = math.gcd(*leaps) if len(leaps) > 1 else 1
+        while self._grows_within(quantum):
+            quantum = quantum // 2 if quantum % 2 == 0 else 1
+        return quantum
+
+    def _grows_within(self, quantum: int) -> bool:
+        """Return whether two sizes with the same next multiple, not the first, needed different memory."""
+        if quantum == 1:
+            return False
+        for bracket in self.brackets:
+            for (small, low), (large, high) in pairwise(bracket.peaks):
+                if 0 < (small - 1) // quantum == (large - 1) // quantum and high - low > self.margin.bytes:
+                    return True
+        return False
 
     @cached_property
     def _leaps(self) -> list[int]:
