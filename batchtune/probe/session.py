@@ -120,12 +120,13 @@ class Session:
         # be incomplete, and the next step would fail because of that.
         plain = attempt.verdict == "oom" and (self._stepped or attempt.stage != "step")
         harmless = attempt.error is None or (plain and self._meter.healthy())
+        worn = not attempt.single and self._meter.worn()  # steps go on with what earlier ones left, as training does
         return Ran(
             trial=trial,
             stage=attempt.stage if trial.error is not None else None,
             traceback=attempt.traceback,
             hint=_LEAK_HINT if attempt.leak is not None else None,
-            renew=attempt.leak is not None or not harmless or self._holds_more(passed) or self._meter.worn(),
+            renew=attempt.leak is not None or not harmless or self._holds_more(passed) or worn,
         )
 
     def _holds_more(self, passed: bool) -> bool:

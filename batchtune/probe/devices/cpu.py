@@ -21,10 +21,12 @@ from batchtune.results import Device, DoctorCpu, ProbedWith
 from batchtune.units import format_size
 
 CPU_ID = "cpu"  # of its lock
-_WORN_SHARE = 0.02
-# What a training process holds besides what a worker does: 3 MiB where batches come from elsewhere, 9 MiB with
-# `sampler_from_config` and a DataLoader, 14 MiB with two of its workers; and 20 to 32 bytes an example, in a million.
-_TRAINING_BYTES = 12 << 20
+# Holes of the heap, as a part of the limit, that cost the worker: one example of 33 s left 5 MiB of them, and all later
+# peaks were higher by that.
+_WORN_SHARE = 0.01
+# What a training process holds besides what a worker does: 12 MiB at its start, most of it a thread's stack that a forked
+# process lacks; 8 to 14 MiB by `sampler_from_config` and a DataLoader; and 20 to 32 bytes an example, in a million.
+_TRAINING_BYTES = 24 << 20
 _BYTES_OF_AN_EXAMPLE = 40
 _MOST_FILLER = 1 << 45  # bytes; a process may have 2**47 on x86-64
 
@@ -197,7 +199,7 @@ class CpuMeter(Meter):
         return {"threads": torch.get_num_threads()}
 
     def worn(self) -> bool:
-        """Return whether the heap has holes, left by blocks too small to be mapped, or the address space is used up.
+        """Return whether the heap has holes, left by blocks too small to be mapped, or its address space is used up.
 
         Holes count as data. The filler grows by the peak of each step.
         """
