@@ -24,8 +24,8 @@ CPU_ID = "cpu"  # of its lock
 # Holes of the heap, as a part of the limit, that cost the worker: one example of 33 s left 5 MiB of them, and all later
 # peaks were higher by that.
 _WORN_SHARE = 0.01
-# What a training process holds besides what a worker does: 12 MiB at its start, most of it a thread's stack that a forked
-# process lacks; 8 to 14 MiB by `sampler_from_config` and a DataLoader; and 20 to 32 bytes an example, in a million.
+# What a training process holds besides what a worker does: 12 MiB at its start, most of it the stack of a thread that a
+# forked process lacks; 8 to 14 MiB by `sampler_from_config` and a DataLoader; 20 to 32 bytes an example, in a million.
 _TRAINING_BYTES = 24 << 20
 _BYTES_OF_AN_EXAMPLE = 40
 _MOST_FILLER = 1 << 45  # bytes; a process may have 2**47 on x86-64
