@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.cost.fitting import fit_cost, needs_targets, predict
+from batchtune.cost.fitting import fit_cost, needs_targets, predict, scaled
 from batchtune.lengths import FloatArray
 from batchtune.results import CostModel, Trial
 
@@ -47,17 +47,21 @@ class _Timed:
         for trial in trials:
             if trial.outcome == "ok" and trial.step_seconds:
                 by_shape[trial.batch_size, trial.length, trial.target_length if with_targets else None].append(trial)
-        seconds, errors = [], []
+        seconds, errors, noise = [], [], []
         for same in by_shape.values():
             # A single step needs no factor.
             expected = [(trial.step_seconds or 0.0) * (mean_to_median if _steps(trial) > 1 else 1.0) for trial in same]
             seconds.append(np.median(expected))
             errors.append(np.median([_error(trial) for trial in same]) / math.sqrt(len(same)))
+            # The quartiles of few steps lie closer together: those of 3 by the factor 0.63.
+            steps = max(2.0, float(np.median([_steps(trial) for trial in same])))
+            noise.append(errors[-1] / (1 - 1.1 / steps))
         shapes = np.array(list(by_shape), dtype=np.float64).reshape(-1, 3)  # an unknown target is NaN
         self.sizes, self.lengths, targets = np.ascontiguousarray(shapes.T)
         self.targets = targets if with_targets and not np.isnan(targets).any() else None
         # The expected time of a step, the median over its trials times the mean over the median; its relative error.
         self.seconds, self.errors = np.array(seconds), np.array(errors)
+        self.noise = np.array(noise)  # the same error, not too small if the steps are few
         self.weights = _MODEL_ERROR / np.hypot(_MODEL_ERROR, self.errors)
 
 
@@ -65,10 +69,15 @@ def fit_step_seconds(trials: Sequence[Trial]) -> CostModel | None:
     """Fit the model of a step's expected time to trials; None if too few passed.
 
     Each shape counts once, with the median of its trials, and the less the more its steps' times differ. All are
-    multiplied by the mean over the median of a step, if the trials have means.
+    multiplied by the mean over the median of a step, if the trials have means. Least squares of relative errors come
+    out too low, by twice the square of the noise: the model is scaled to the measured times' mean ratio to it.
     """
     timed = _Timed(trials, with_targets=True)
-    return fit_cost(timed.sizes, timed.lengths, timed.seconds, timed.targets, weights=timed.weights)
+    model = fit_cost(timed.sizes, timed.lengths, timed.seconds, timed.targets, weights=timed.weights)
+    if model is None:
+        return None
+    ratios = timed.seconds / predict(model, timed.sizes, timed.lengths, timed.targets)
+    return scaled(model, float(ratios.mean()))  # not weighted: steps that were slow make a time less certain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,9 +87,12 @@ class StepTimes:
     At a measured shape it is the measured median times the mean over the median of all trials: a single trial is too
     short to see the steps that are slow only now and then. Elsewhere it is the model times a correction: the geometric
     mean of the measured ratios to the model, weighted by the inverse fourth power of the distance (Shepard 1968) and by
-    their certainty. Distances are in the logarithms of the length, of the padded length and, if the time depends on it,
-    of the target length. The model takes part as if measured at a distance of 1, a factor of e away: far from all
-    measurements it is alone.
+    their certainty. A ratio counts only as far as noise does not explain it, also at its own shape: else the table with
+    the least estimate would be one whose batches were fast by chance, and slower when trained.
+
+    Distances are in the logarithms of the length, of the padded length and, if the time depends on it, of the target
+    length. The model takes part as if measured at a distance of 1, a factor of e away: far from all measurements it is
+    alone.
     """
 
     model: CostModel
@@ -88,19 +100,21 @@ class StepTimes:
     certainty: FloatArray  # shape (measured,), from above 0 to 1
     ratios: FloatArray  # shape (measured,): the logarithm of measured / model
     errors: FloatArray  # shape (measured,): the relative standard error of each time
+    kept: FloatArray  # shape (measured,), 0 to 1: the share of each ratio that counts
     common_error: float  # of the mean over the median, which all times have in common
 
     @classmethod
     def of(cls, trials: Sequence[Trial], model: CostModel) -> StepTimes:
         """Return the times of trials that passed, and of other shapes by a model that was fitted to them."""
         timed = _Timed(trials, with_targets=needs_targets(model))
-        fitted = predict(model, timed.sizes, timed.lengths, timed.targets)
+        ratios = np.log(timed.seconds / predict(model, timed.sizes, timed.lengths, timed.targets))
         return cls(
             model=model,
             points=_coordinates(timed.sizes, timed.lengths, timed.targets),
             certainty=np.float_power(timed.weights, 2),
-            ratios=np.log(timed.seconds / fitted),
+            ratios=ratios,
             errors=timed.errors,
+            kept=_beyond_noise(ratios, timed.noise),
             common_error=timed.common_error,
         )
 
@@ -113,7 +127,7 @@ class StepTimes:
             return seconds
         corrected = seconds.reshape(-1).copy()
         for part, closeness in self._chunks(seconds.shape, batch_sizes, lengths, target_lengths):
-            logarithm = (self.certainty * self.ratios) @ closeness / (self.certainty @ closeness + 1.0)
+            logarithm = (self.certainty * self.kept * self.ratios) @ closeness / (self.certainty @ closeness + 1.0)
             corrected[part] *= np.exp(logarithm)
         return cast(FloatArray, corrected.reshape(seconds.shape))
 
@@ -131,8 +145,8 @@ class StepTimes:
             closeness = self._closeness(self.points)
             np.fill_diagonal(closeness, 0.0)
             weights = self.certainty[:, None] * closeness / (self.certainty @ closeness + 1.0)
-            square = np.mean((self.ratios @ weights - self.ratios) ** 2)
-            noise = np.mean(self.errors**2 + self.errors**2 @ weights**2)
+            square = np.mean(((self.kept * self.ratios) @ weights - self.ratios) ** 2)
+            noise = np.mean(self.errors**2 + (self.kept * self.errors) ** 2 @ weights**2)
             missed = math.sqrt(max(square - noise, _LEAST_MISSED * square))
         common = math.hypot(self.common_error, _MISSED_ALIKE * missed)
         return np.append(np.hypot(self.errors, missed), (self.model.relative_error, common))
@@ -150,9 +164,9 @@ class StepTimes:
         seconds = np.broadcast_to(np.asarray(counts, dtype=np.float64), each.shape).reshape(-1) * each.reshape(-1)
         gradient = np.zeros(self.ratios.size + 2)
         for part, closeness in self._chunks(each.shape, batch_sizes, lengths, targets):
-            scaled = seconds[part] / (self.certainty @ closeness + 1.0)
-            gradient[:-2] += self.certainty * (closeness @ scaled)
-            gradient[-2] += scaled.sum()
+            shared = seconds[part] / (self.certainty @ closeness + 1.0)
+            gradient[:-2] += self.certainty * self.kept * (closeness @ shared)
+        gradient[-2] = seconds.sum() - gradient[:-2].sum()
         gradient[-1] = seconds.sum()
         return float(seconds.sum()), gradient
 
@@ -175,6 +189,18 @@ class StepTimes:
             squares += difference
         squares *= squares
         return np.reciprocal(squares, out=squares)
+
+
+def _beyond_noise(ratios: FloatArray, noise: FloatArray) -> FloatArray:
+    """Return the share of each ratio's variance that is not noise: the mean of what it may be, given what was seen.
+
+    The scatter beyond noise must exceed what chance adds to it, one standard deviation of n squares.
+    """
+    if not ratios.size:
+        return np.ones(0)
+    explained = float(np.mean(noise**2)) * (1 + math.sqrt(2 / ratios.size))
+    real = max(0.0, float(np.mean(ratios**2)) - explained)
+    return np.where(noise > 0, real / np.maximum(real + noise**2, np.finfo(np.float64).tiny), 1.0)
 
 
 def _coordinates(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None = None) -> FloatArray:

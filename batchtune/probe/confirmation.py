@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import median
 from typing import TypeVar
 
 from batchtune.probe.protocol import Ran
@@ -52,12 +52,18 @@ class Turns:
     reserved_first: int = 0  # the largest cache of the current worker while each shape ran once
 
     def time_ratio(self, trials: Sequence[Trial]) -> float | None:
-        """Return the time of steps in turns / that of the same shapes' trials; None for too few shapes."""
-        alone = {trial.shape: trial.mean_step_seconds for trial in trials if trial.mean_step_seconds}
-        both = [(fmean(seconds), alone[shape]) for shape, seconds in self.seconds.items() if shape in alone]
-        if len(both) < _FEWEST_TIMED:
+        """Return the time of steps in turns / that of the same shapes' trials; None for too few shapes.
+
+        It is the median over the steps: so few can't show how many steps are slow, which the trials' means do.
+        """
+        alone = {trial.shape: trial.step_seconds for trial in trials if trial.step_seconds}
+        known = [(seconds, alone[shape]) for shape, seconds in self.seconds.items() if shape in alone]
+        if len(known) < _FEWEST_TIMED:
             return None
-        return sum(in_turns for in_turns, _ in both) / sum(repeated for _, repeated in both)
+        ratios = []
+        for in_turns, repeated in known:
+            ratios += [seconds / repeated for seconds in in_turns]
+        return median(ratios)
 
     def passed(self, step: Trial, *, again: bool, first: bool) -> None:
         """Record a step that passed: the `first` of the fresh worker, or `again` after an earlier turn of this one."""

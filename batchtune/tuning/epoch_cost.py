@@ -21,7 +21,14 @@ from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import RankTimes, Row, Sizing, StreamRow
 from batchtune.tuning.costs import Costs, StepSeconds, TypicalTargets, epoch_batch_seconds
 from batchtune.tuning.rank_times import rank_times
-from batchtune.tuning.simulation import SimulatedEpochs, seconds_in_order, shapes_of, simulate_epochs, with_overhead
+from batchtune.tuning.simulation import (
+    SimulatedEpochs,
+    dealt_times,
+    seconds_in_order,
+    shapes_of,
+    simulate_epochs,
+    with_overhead,
+)
 from batchtune.tuning.sweep_settings import ONE_RANK, Ranks, SweepSettings
 
 AnyRow = TypeVar("AnyRow", Row, StreamRow)
@@ -139,6 +146,8 @@ class Pricing:
         if self.step_seconds is None:
             return found
         times = self.times(alone)
+        if self.ranks.world_size > 1 and self.lengths.targets is not None:
+            times = dealt_times(Batching(table), self.lengths, self.step_seconds, self.ranks, self.seed)
         seconds = self.ranks.epoch_seconds(times)
         errors = time_errors(dealt, self.step_seconds, self.targets, seconds)
         return replace(found, seconds=seconds, errors=errors, ranks=times)

@@ -13,6 +13,7 @@ from batchtune.batching.layout import Dealing
 from batchtune.batching.length_grouped import length_grouped, megabatch_size
 from batchtune.batching.randomness import Mates, again_at_random, mates_in_cuts
 from batchtune.lengths import FloatArray, Lengths
+from batchtune.results import RankTimes
 from batchtune.tuning.costs import StepSeconds
 from batchtune.tuning.sweep_settings import Ranks
 
@@ -54,7 +55,13 @@ def _sample(lengths: Lengths, pool_size: int, pools: int) -> Lengths:
     in_all = -(-lengths.count // pool_size)
     if in_all <= pools:
         return lengths
-    taken = lengths.count * pools // in_all  # so that pools are as large as those of all examples
+    return _evenly(lengths, lengths.count * pools // in_all)  # so that pools are as large as those of all examples
+
+
+def _evenly(lengths: Lengths, taken: int) -> Lengths:
+    """Return so many examples, evenly taken in order of length."""
+    if taken == lengths.count:
+        return lengths
     chosen = (2 * np.arange(taken) + 1) * lengths.count // (2 * taken)
     targets = None if lengths.targets is None else lengths.targets[chosen]
     return Lengths.of(lengths.values[chosen], targets, unit=lengths.unit)
@@ -86,6 +93,32 @@ def simulate_epochs(batching: Batching, lengths: Lengths, dealing: Dealing, seed
         mates=replace(mates, again=mates.again * shares[0] / shares[1]),
         effective_buckets=max(1.0, mates.again / at_random) if at_random else 1.0,
         repeated_examples=float(np.mean([cut.layout.repeated_examples for cut in cuts])),
+    )
+
+
+def dealt_times(batching: Batching, lengths: Lengths, step_seconds: StepSeconds, ranks: Ranks, seed: int) -> RankTimes:
+    """Return the time of an epoch with a table over several ranks, by the sampler's batches of each.
+
+    A step lasts as long as the slowest rank's batch, by its length and its target. So times by length alone, with
+    the targets that are typical of it, are too low where targets vary within a bucket.
+    """
+    sample = _evenly(lengths, min(lengths.count, _MANY))
+    scale = lengths.count / sample.count
+    batcher = batching.batcher(sample.values)
+    seconds = {}
+    for same_bucket in (False, True):
+        dealt = replace(ranks, same_bucket=same_bucket)
+        of_epochs = []
+        for epoch in range(_epochs_of(sample, _MANY)):
+            drawing = Drawing(seed=seed, epoch=epoch)
+            shapes = epochs.simulate(batcher.cut(drawing, dealt.dealing), drawing, sample.values, sample.targets)
+            waiting = seconds_in_order(shapes, step_seconds, dealt)
+            of_epochs.append((waiting, float(np.sum(step_seconds(*shapes_of([shapes]))))))
+        seconds[same_bucket] = scale * np.mean(of_epochs, axis=0)
+    return RankTimes(
+        without_waiting_epoch_seconds=float(seconds[False][1]) / ranks.world_size,
+        independent_epoch_seconds=float(seconds[False][0]),
+        same_bucket_epoch_seconds=float(seconds[True][0]),
     )
 
 
