@@ -30,6 +30,8 @@ _SLOW_EXCESS = 2.0
 _MISSED_ALIKE = 0.5
 # At least this share of its square is not noise: noise can't be told apart exactly.
 _LEAST_MISSED = 0.5
+# About as many terms as a model has.
+_MODEL_TERMS = 4
 # Shapes at a time, so that the distances to all measurements stay in the processor's cache.
 _CHUNK = 4096
 # A squared distance at which the other measurements weigh nothing.
@@ -149,7 +151,12 @@ class StepTimes:
             noise = np.mean(self.errors**2 + (self.kept * self.errors) ** 2 @ weights**2)
             missed = math.sqrt(max(square - noise, _LEAST_MISSED * square))
         common = math.hypot(self.common_error, _MISSED_ALIKE * missed)
-        return np.append(np.hypot(self.errors, missed), (self.model.relative_error, common))
+        # What is noise in the model's misses is smaller in the model itself, which has few terms.
+        model = self.model.relative_error**2
+        if self.errors.size:
+            noise = min(model, float(np.mean(self.errors**2)))
+            model += noise * (min(1.0, _MODEL_TERMS / self.errors.size) - 1)
+        return np.append(np.hypot(self.errors, missed), (math.sqrt(model), common))
 
     def sensitivities(
         self, batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, targets: npt.ArrayLike | None, counts: npt.ArrayLike
