@@ -154,8 +154,8 @@ class StepTimes:
         # What is noise in the model's misses is smaller in the model itself, which has few terms.
         model = self.model.relative_error**2
         if self.errors.size:
-            noise = float(np.minimum(model, np.mean(self.errors**2)))
-            model += noise * (min(1.0, _MODEL_TERMS / self.errors.size) - 1)
+            of_chance = float(np.minimum(model, np.mean(self.errors**2)))
+            model += of_chance * (min(1.0, _MODEL_TERMS / self.errors.size) - 1)
         return np.append(np.hypot(self.errors, missed), (math.sqrt(model), common))
 
     def sensitivities(
