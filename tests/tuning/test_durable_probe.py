@@ -307,7 +307,7 @@ def test_stopped_in_the_middle_of_a_trial_it_loses_nothing(probing: Probing, und
     assert left.unfinished
     assert not left.is_proven
     assert f"{PROBE_FILE} holds the largest batches that ran by now" in probing.stderr()
-    gate = probing.ran(command("report", "run", "--fail-if", "probe.unfinished"))
+    gate = probing.ran(command("report", "run", "--fail-if", "probe.unfinished == true"))
     assert gate.returncode == 3, gate.stderr
     assert probing.finish().returncode == 0
     assert not read_result(probing.folder / "run" / PROBE_FILE, Probe).unfinished
