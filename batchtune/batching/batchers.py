@@ -317,14 +317,15 @@ def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
         least = longest * held + cost[rows, places[first:end] + held]
         compared = sizes[np.searchsorted(sizes, block) : np.searchsorted(sizes, held.max())]
         if compared.size:
-            sums = windows[block][:, first + compared]  # shape (pools, sizes, block): the rest's cost after the batch
-            sums += longest[:, np.newaxis] * compared[:, np.newaxis]
-            np.copyto(sums, np.inf, where=compared[:, np.newaxis] >= held[:, np.newaxis])
-            best = sums.argmin(axis=1)
-            cheapest = sums.min(axis=1)
+            # Shape (sizes, pools × block), as long rows are fast: the rest's cost after a batch, and the batch's.
+            sums = windows[block][:, first + compared].swapaxes(0, 1).reshape(compared.size, -1)
+            sums += compared[:, np.newaxis].astype(np.float64) * longest.ravel()
+            too_large = np.searchsorted(compared, held.min())
+            np.copyto(sums[too_large:], np.inf, where=compared[too_large:, np.newaxis] >= held.ravel())
+            cheapest = sums.min(axis=0).reshape(held.shape)
             better = cheapest < least  # of equal costs the largest batch is taken
             least = np.where(better, cheapest, least)
-            held = np.where(better, compared[best], held)
+            held = np.where(better, compared[sums.argmin(axis=0)].reshape(held.shape), held)
         cost[:, first:end] = overhead + least
         taken[:, first:end] = held
         end = first

@@ -20,7 +20,7 @@ from batchtune.tuning.sweep_settings import Ranks
 # At least this many examples (for each rank), and pools, stand for more: an epoch's time is then known to 0.1%.
 _EXAMPLES, _OF_A_RANK, _POOLS = 1 << 17, 1 << 14, 4
 # Simulate up to 8 epochs of few examples, until this many were batched; with a batch overhead that takes longer.
-_MOST_EPOCHS, _FILLED, _CUT = 8, 1 << 19, 1 << 16
+_MOST_EPOCHS, _FILLED, _CUT = 8, 1 << 18, 1 << 16
 # Epochs of more examples differ so little that two are enough.
 _MANY = 1 << 18
 # In pools of more batches, cutting for the least cost gains next to nothing.

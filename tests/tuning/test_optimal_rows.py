@@ -174,3 +174,22 @@ def test_of_too_many_lengths_groups_give_the_same_table(monkeypatch: pytest.Monk
     monkeypatch.setattr(import_module("batchtune.batching.strategies.optimal"), "_MOST_SUMMED", 800)
     grouped = optimal_rows(lengths, asked, Costs(step_seconds=constant_and_cells))
     assert [row.boundaries for row in grouped] == [row.boundaries for row in whole]
+
+
+def test_few_ends_stand_for_thousands_of_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimal = import_module("batchtune.batching.strategies.optimal")
+    smooth, tried = optimal.SmoothCosts, []
+
+    def counted(histogram: Any, ends: IntArray, sizes: IntArray, cost: Any) -> Any:
+        tried.append(ends.size)
+        return smooth(histogram, ends, sizes, cost)
+
+    monkeypatch.setattr(optimal, "SmoothCosts", counted)
+    lengths = Lengths.of(np.exp(np.random.default_rng(3).normal(0.55, 1.15, 60_000)).clip(0.1, 82.5).round(2))
+    chosen = SweepSettings(strategies=("optimal",), num_buckets=(5, 15))
+    about = sweep(lengths, 423, chosen, Costs(step_seconds=constant_and_cells)).rows
+    monkeypatch.setattr(optimal, "_FEW_COSTED_ENDS", 2048)
+    finer = sweep(lengths, 423, chosen, Costs(step_seconds=constant_and_cells)).rows
+    assert tried[0] <= 512 < tried[1]
+    for row, other in zip(about, finer, strict=True):
+        assert row.estimated_epoch_seconds == pytest.approx(other.estimated_epoch_seconds, rel=0.0015)

@@ -117,6 +117,11 @@ def test_a_sweep_cuts_few_epochs_for_the_least_cost(monkeypatch: pytest.MonkeyPa
     assert 0 < sum(cut) <= 2 * 3 * lengths.count
 
 
+def test_epochs_of_many_examples_are_simulated_three_times() -> None:
+    row = row_of(Lengths.of(LONG_TAILED), 2000, costs=Costs())
+    assert row.simulated_epochs == 3
+
+
 @pytest.mark.parametrize("examples", [1 << 19, 600])
 def test_the_error_covers_the_chance_of_few_epochs(monkeypatch: pytest.MonkeyPatch, examples: int) -> None:
     monkeypatch.setattr(simulation, "_EXAMPLES", examples)
