@@ -30,6 +30,8 @@ _SLOW_EXCESS = 2.0
 _MISSED_ALIKE = 0.5
 # At least this share of its square is not noise: noise can't be told apart exactly.
 _LEAST_MISSED = 0.5
+# Least squares of relative errors are too low by no more than this multiple of the noise's mean square.
+_MOST_BIAS = 4.0
 # About as many terms as a model has.
 _MODEL_TERMS = 4
 # Shapes at a time, so that the distances to all measurements stay in the processor's cache.
@@ -72,14 +74,17 @@ def fit_step_seconds(trials: Sequence[Trial]) -> CostModel | None:
 
     Each shape counts once, with the median of its trials, and the less the more its steps' times differ. All are
     multiplied by the mean over the median of a step, if the trials have means. Least squares of relative errors come
-    out too low, by twice the square of the noise: the model is scaled to the measured times' mean ratio to it.
+    out too low, by about twice the square of the noise: the model is scaled to the measured times' mean ratio to it, as
+    far as noise can be the reason.
     """
     timed = _Timed(trials, with_targets=True)
     model = fit_cost(timed.sizes, timed.lengths, timed.seconds, timed.targets, weights=timed.weights)
     if model is None:
         return None
     ratios = timed.seconds / predict(model, timed.sizes, timed.lengths, timed.targets)
-    return scaled(model, float(ratios.mean()))  # not weighted: steps that were slow make a time less certain
+    mean_ratio = float(ratios.mean())  # not weighted: steps that were slow make a time less certain
+    by_noise = _MOST_BIAS * float(np.mean(timed.noise**2))
+    return scaled(model, min(max(mean_ratio, 1 - by_noise), 1 + by_noise))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,12 +16,22 @@ def process_limits() -> dict[str, int]:
 
 
 def lowered_limit(before: dict[str, int]) -> str | None:
-    """Return a message that names a limit lower than `before`; None if there is none."""
+    """Return a message that names a limit lower than `before`; None if there is none.
+
+    The limit is lifted again as far as possible: below it, the worker might lack the memory to answer.
+    """
     for name, limit in process_limits().items():
         if name not in before or limit < before[name]:
+            _lift(name)
             value = format_size(limit) if name in ("RLIMIT_AS", "RLIMIT_DATA") else f"{limit:,}"
             return (
                 f"the workload lowers the limit {name} of its process to {value}: the probe would measure that instead "
                 "of memory. Take resource.setrlimit out of it, and give the limit with --memory"
             )
     return None
+
+
+def _lift(name: str) -> None:
+    kind = getattr(resource, name)
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (hard, hard))

@@ -323,14 +323,17 @@ def _described(error: BaseException) -> tuple[str, Verdict | None, str | None]:
 def enough(seconds: Sequence[float]) -> bool:
     """Return whether these timed steps are enough to know the step time.
 
-    Short steps vary more and are cheap to repeat: run up to 30 of them, for a tenth of a second. Two are the least, so
-    that their peaks can be compared, unless the first takes 10 seconds. What scatters is averaged over trials by the
-    model of step times, and by the turns at the end.
+    Short steps vary more and are cheap to repeat: run up to 30 of them, for a tenth of a second, or for up to three
+    quarters of a second if they are not steady (interquartile range above 5% of the median). Three are the least, to
+    show one that is slow by chance, unless the first takes 10 seconds. What still scatters is averaged over trials by
+    the model of step times.
     """
     total = sum(seconds)
-    if len(seconds) < 2:
+    if len(seconds) < 3:
         return len(seconds) == 1 and total >= 10.0
-    return len(seconds) >= MOST_TIMED_STEPS or total >= 0.1
+    steady = interquartile_range(seconds) <= 0.05 * statistics.median(seconds)
+    wanted_seconds = 0.1 if steady else 0.75
+    return len(seconds) >= MOST_TIMED_STEPS or total >= wanted_seconds
 
 
 def interquartile_range(values: Sequence[float]) -> float:

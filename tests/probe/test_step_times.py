@@ -16,12 +16,13 @@ def timed(*seconds: float) -> int:
     return len(taken)
 
 
-def test_shorter_steps_are_timed_more_often_and_long_ones_twice() -> None:
+def test_shorter_and_unsteady_steps_are_timed_more_often() -> None:
     cases: dict[tuple[float, ...], int] = {
         (10.0,): 1,  # very long: one
-        (9.0,): 2,
-        (0.3, 0.9): 2,  # whether they are steady or not
-        (0.04,): 3,  # shorter: as many as a tenth of a second holds
+        (9.0,): 3,
+        (0.05,): 3,  # steady
+        (0.05, 0.1): 10,  # not steady: up to 0.75 s
+        (0.02,): 5,  # shorter: as many as a tenth of a second holds
         (0.001,): MOST_TIMED_STEPS,
     }
     assert {seconds: timed(*seconds) for seconds in cases} == cases

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -162,7 +163,7 @@ def test_cudnns_and_deterministic_switches_are_told() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False):
-            found = describe_settings(CudaMeter.switches(None))  # type: ignore[arg-type]
+            found = describe_settings(CudaMeter.switches(SimpleNamespace(_users_share=1.0)))  # type: ignore[arg-type]
     finally:
         torch.use_deterministic_algorithms(False)
     assert [found["cudnn_benchmark"], found["cudnn_deterministic"], found["deterministic_algorithms"]] == [

@@ -26,8 +26,10 @@ def probe_of(model: CostModel | None, target_length: float | None = None) -> Pro
     return msgspec.structs.replace(probe, trials=trials, models=models)
 
 
-def test_a_shape_that_was_timed_takes_as_long_as_it_took() -> None:
-    probe = made_probe()
+def test_a_shape_with_steady_times_takes_as_long_as_it_took() -> None:
+    made = made_probe()
+    steady = [msgspec.structs.replace(trial, steps=5, step_seconds_spread=0.0) for trial in made.trials]
+    probe = msgspec.structs.replace(made, trials=steady)
     step_seconds = costs_of(probe).step_seconds
     assert step_seconds is not None
     passed = [trial for trial in probe.trials if trial.outcome == "ok"]
