@@ -22,7 +22,6 @@ from batchtune.results import (
     Baseline,
     Probe,
     Row,
-    Sizing,
     Sweep,
     epoch_costs,
     meta_of,
@@ -193,17 +192,12 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
                 if settings.multiple_of is not None:
                     boundaries = np.unique(padded_to(boundaries, settings.multiple_of))
                 table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
-                if strategy.in_pools:
-                    yield _pools(pricing, name, sizing, table, number)
+                if strategy.in_pools:  # the table says how many examples fit, `number` how large pools are
+                    batching, cost = pricing.best_cut(Batching(table, number))
+                    yield pricing.row(name, sizing, table.num_buckets, batching, cost), cost
                 else:
                     cost = pricing.of_table(table)
                     yield pricing.row(name, sizing, number, Batching(table), cost), cost
-
-
-def _pools(pricing: Pricing, name: str, sizing: Sizing, table: BucketTable, size: int) -> tuple[Row, EpochCost]:
-    """Price pools of so many examples; the table says how many examples fit."""
-    batching, cost = pricing.best_cut(Batching(table, size))
-    return pricing.row(name, sizing, table.num_buckets, batching, cost), cost
 
 
 def _pools_between(
@@ -232,7 +226,12 @@ def _pools_between(
         number = math.ceil(count / (size * (next_size / size) ** part))
         if -(-count // next_size) < number < -(-count // size):
             table_of_sizes = BucketTable.of(low.boundaries, low.batch_sizes)
-            return _pools(pricing, low.strategy, low.sizing, table_of_sizes, -(-count // number))
+            batching = Batching(table_of_sizes, -(-count // number))
+            if low.batch_overhead is not None:
+                batching, cost = pricing.best_cut(batching)
+            else:  # where cutting smaller pools for the least cost gains too little, it gains less here
+                cost = pricing.cost_of(batching)
+            return pricing.row(low.strategy, low.sizing, low.num_buckets, batching, cost), cost
     return None
 
 
