@@ -28,7 +28,7 @@ _LEVELS = 4096
 # Without a known bucket, a batch is taken to be of one of this many, with as many examples each.
 _BUCKETS = 16
 # Look up the times of at most this many batches.
-_EACH = 1024
+_EACH = 512
 # The mean of the longest of several is taken over these parts of its distribution, each by its middle: smaller ones
 # towards the end, where targets that differ much (log-normally, say) have much of their mean.
 _PARTS = (0.0, 0.4, 0.75, 0.9, 0.97, 0.993, 1.0)
@@ -221,7 +221,7 @@ def batch_seconds(
 def epoch_batch_seconds(table: BucketTable, step_seconds: StepSeconds, targets: TypicalTargets | None) -> BatchCost:
     """Return the time of one step of the table's batches, by batch size and longest length in ascending order.
 
-    Of more than 1024 batches so many are looked up, evenly spaced, and on both sides wherever the batch size changes:
+    Of more than 512 batches so many are looked up, evenly spaced, and on both sides wherever the batch size changes:
     between them only the length does, by so little that the time is as good as linear in it.
     """
     cost = batch_seconds(step_seconds, targets, table.lower_edges)
