@@ -24,7 +24,7 @@ _MOST_EPOCHS, _FILLED, _CUT = 8, 1 << 18, 1 << 16
 # Epochs of more examples differ so little that two are enough.
 _MANY = 1 << 18
 # In pools of more batches, cutting for the least cost gains next to nothing.
-_MOST_BATCHES = 60
+_MOST_BATCHES = 40
 
 
 @dataclass(frozen=True, slots=True, eq=False)
