@@ -46,8 +46,11 @@ _TYPICAL_OF = 0.1
 
 # The share of a step's time that does not depend on its batch, in the cost that decides.
 _OVERHEAD = 0.1
-# After this multiple of the lengths that span the data in trials no more are added, unless the user says how many.
+# After so many trials, and up to so many lengths, as multiples of the lengths that span the data, one is added only if
+# more is at stake. The user's own number of lengths replaces both.
 _TRIALS = 2.5
+_AT_STAKE_PAST_TRIALS = 0.015
+_MOST_LENGTHS = 5
 
 _Sizes = Callable[[FloatArray, FloatArray], FloatArray]
 
@@ -63,10 +66,12 @@ class Refinement:
         """Return the length, or the pair of length and target, that is worth most; None if none is worth a trial."""
         settings = findings.settings
         single = _single(findings)
-        if not _is_spent(findings, single):
+        at_stake = _least_at_stake(findings, single)
+        if at_stake is not None:
             ends = _Ends(self.lengths, self._spread_ends, findings, single)
-            length = ends.worst(self.num_buckets)
-            if length is None and len(single) < _FOR_MAX_BATCH_LENGTH * settings.num_lengths:
+            length = ends.worst(self.num_buckets, at_stake)
+            few = at_stake == _AT_STAKE and len(single) < _FOR_MAX_BATCH_LENGTH * settings.num_lengths
+            if length is None and few:
                 length = ends.for_max_batch_length()
             if length is not None:
                 return findings.anchor(length)
@@ -77,7 +82,7 @@ class Refinement:
     def left_at_stake(self, findings: Findings) -> float | None:
         """Return by which share a table may cost more than with all sizes known; None if little or not yet final."""
         single = _single(findings)
-        if not _is_spent(findings, single):
+        if _least_at_stake(findings, single) == _AT_STAKE:
             return None
         lost, _ = _Ends(self.lengths, self._spread_ends, findings, single).most_lost(self.num_buckets)
         return lost if lost > _AT_STAKE else None
@@ -102,12 +107,14 @@ def _single(findings: Findings) -> list[Anchor]:
     return [anchor for anchor in findings.anchors if anchor == findings.anchor(anchor.length)]
 
 
-def _is_spent(findings: Findings, single: Sequence[Anchor]) -> bool:
-    """Return whether no more lengths may be added: as many as the user allows, else as many trials as are worth it."""
+def _least_at_stake(findings: Findings, single: Sequence[Anchor]) -> float | None:
+    """Return how much must be at stake for another length to be worth its trials; None if no more may be added."""
     settings = findings.settings
     if settings.max_lengths is not None:
-        return len(single) >= settings.max_lengths
-    return len(findings.trials) >= _TRIALS * settings.num_lengths
+        return _AT_STAKE if len(single) < settings.max_lengths else None
+    if len(findings.trials) < _TRIALS * settings.num_lengths:
+        return _AT_STAKE
+    return _AT_STAKE_PAST_TRIALS if len(single) < _MOST_LENGTHS * settings.num_lengths else None
 
 
 def _step_cost(findings: Findings) -> Callable[[FloatArray, FloatArray, FloatArray | None], FloatArray]:
@@ -158,10 +165,10 @@ class _Ends:
         self.now = seconds(self.proven.astype(np.float64), ends, targets) / self.proven
         self.best = seconds(self.possible, ends, targets) / self.possible
 
-    def worst(self, num_buckets: Sequence[int]) -> float | None:
-        """Return the end whose size decides most, in the table that loses most; None if none loses much."""
+    def worst(self, num_buckets: Sequence[int], at_stake: float) -> float | None:
+        """Return the end whose size decides most, in the table that loses most; None if none loses more than that."""
         lost, theirs = self.most_lost(num_buckets)
-        if lost <= _AT_STAKE:
+        if lost <= at_stake:
             return None
         ends, counts = self._used(theirs)
         gain = np.where(self._is_open[ends], counts * (self.now - self.best)[ends], 0.0)

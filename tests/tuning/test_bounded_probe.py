@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from benchmarks.laws import probe_law, table_of
+from benchmarks.laws import MOST_LOSS, measure, probe_law, table_of
 from memory_laws import LAWS, LawDevice, made_lengths
 from msgspec.structs import replace
 
@@ -141,6 +141,11 @@ def test_scattered_times_cost_no_trials_on_a_long_tail() -> None:
         assert probe.confirmation.given_up == 0
         shapes = [BatchShape(point.batch_size, point.length) for point in probe.frontier]
         assert all(LawDevice(LAWS["quadratic"], lengths).fits(shape) for shape in shapes)
+
+
+def test_lengths_are_added_past_the_trials_where_much_is_at_stake() -> None:
+    figures = measure(LAWS["batches in eights"], made_lengths("speech", count=1000), ("optimal",))
+    assert figures.loss <= MOST_LOSS
 
 
 def test_what_more_lengths_would_save_is_said() -> None:
