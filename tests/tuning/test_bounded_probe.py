@@ -143,7 +143,7 @@ def test_scattered_times_cost_no_trials_on_a_long_tail() -> None:
         assert all(LawDevice(LAWS["quadratic"], lengths).fits(shape) for shape in shapes)
 
 
-def test_lengths_are_added_past_the_trials_where_much_is_at_stake() -> None:
+def test_lengths_are_added_where_much_is_at_stake() -> None:
     figures = measure(LAWS["batches in eights"], made_lengths("speech", count=1000), ("optimal",))
     assert figures.loss <= MOST_LOSS
 
