@@ -18,6 +18,8 @@ from batchtune.shapes import BatchShape
 
 # A peak shows what an example needs if it is at least this fraction of the memory; smaller ones are mostly constant.
 _TELLING_SHARE = 0.3
+# An allocator may fail to use up to this share of the memory that is not in use between trials.
+_UNUSABLE = 0.03
 _MOST_CORRECTION = 2.0  # of the model, as a factor
 
 
@@ -149,6 +151,12 @@ class Findings(Outcomes):
             excess = float(np.interp(np.log(length), np.log(lengths), excesses))
         return need if excess is None else need * min(max(excess, 1 / _MOST_CORRECTION), _MOST_CORRECTION)
 
+    def model_error(self, anchor: Anchor) -> float:
+        """Return by which share the model may miss the need here: as it misses all, or as two lengths near differ."""
+        assert self.model is not None
+        nearest = sorted(self.excesses, key=lambda length: abs(math.log(length / anchor.length)))[:2]
+        return max(self.model.relative_error, float(np.ptp([self.excesses[length] for length in nearest] or [0.0])))
+
     def _excess(self, size: int, anchor: Anchor, peak: float) -> float | None:
         """Return the measured / modelled memory of a shape's examples; None if the peak is too small to show it."""
         model = self.model
@@ -214,21 +222,29 @@ class Findings(Outcomes):
 
     @cached_property
     def room_bytes(self) -> float:
-        """The memory that a proven batch can use: the limit - the margin, or less if shapes fail before.
+        """The memory that a proven batch can use: the limit - the margin, or less if shapes fail a little before.
 
-        An allocator that can't use every last byte (fragments, large blocks) shows at the ends, where the search always
-        goes on until a shape fails. Two lengths must show it, and the more generous one counts.
+        An allocator that can't use every last byte (fragments, large blocks) fails where the peak would have been lower
+        than the limit. What can be used is then between that and the highest peak that ran. Two lengths must show it:
+        failures further below the limit, or below that peak, are leaps of memory.
         """
-        usable = float(self.task.limit_bytes)
+        limit = float(self.task.limit_bytes)
+        highest = max((float(self.highest_peak(shape) or 0) for shape in self._by_shape), default=0.0)
+        least = max(highest, limit - _UNUSABLE * (limit - (self.rest_bytes or 0)))
         ends = []
         for bracket in self.brackets:
-            if (failed := bracket.failed) and bracket.failed_by == "oom" and not bracket.given_up:
-                if failed - bracket.ran <= step_at(bracket.ran, self.settings.tolerance) and len(bracket.peaks) > 1:
-                    largest, last_peak = bracket.peaks[-1]
-                    ends.append(last_peak + (self.own_need(bracket) or 0.0) * (failed - largest))
-        if len(ends) > 1:
-            usable = min(usable, max(*ends, *(float(self.highest_peak(shape) or 0) for shape in self._by_shape)))
-        return usable - self.margin.bytes
+            if bracket.failed and bracket.failed_by == "oom" and not bracket.given_up and bracket.peaks:
+                largest, last_peak = bracket.peaks[-1]
+                would_be = last_peak + (self.need(bracket) or 0.0) * (bracket.failed - largest)
+                if least <= would_be < limit:
+                    ends.append(would_be)
+        if len(ends) < 2 or self._leaps:
+            return self._room_by_limit
+        return (least + min(ends)) / 2 - self.margin.bytes
+
+    @property
+    def _room_by_limit(self) -> float:
+        return float(self.task.limit_bytes - self.margin.bytes)
 
     # Which lengths are done
 
@@ -314,7 +330,7 @@ class Findings(Outcomes):
             if bracket.failed and bracket.failed_by == "oom" and bracket.peak is not None:
                 distance = bracket.failed - bracket.passed
                 need = self.own_need(bracket) or (self.model and self.need_by_model(bracket))
-                if need and self.room_bytes - bracket.peak > max(2, distance) * need:
+                if need and self._room_by_limit - bracket.peak > max(2, distance) * need:
                     found.append((bracket.passed, distance))
         single = [size for size, distance in found if distance == 1]
         return [size for size, distance in found if distance <= math.gcd(*single)] if len(single) > 1 else []

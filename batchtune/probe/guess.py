@@ -54,7 +54,7 @@ def next_batch_size(findings: Findings, anchor: Anchor) -> int | None:
         return None
     if bracket.tight is not None and bracket.tight - bracket.passed <= bracket.step:
         return _to_a_failure(findings, bracket)
-    guess = _within_reach(bracket, _guess(findings, bracket))
+    guess = _within_reach(findings, bracket, _guess(findings, bracket))
     left = 3 + int(math.log2(bracket.cap)) - bracket.tried
     rungs = findings.task.rungs
     if bracket.failed is None and rungs[bisect_right(rungs, bracket.cap) - 1] != bracket.cap:
@@ -74,7 +74,7 @@ def _to_a_failure(findings: Findings, bracket: Bracket) -> int:
     return max(bracket.ran + 1, min(size, bracket.cap, (bracket.failed or bracket.cap + 1) - 1))
 
 
-def _within_reach(bracket: Bracket, guess: int) -> int:
+def _within_reach(findings: Findings, bracket: Bracket, guess: int) -> int:
     """Keep the guess within what other lengths have shown, and at least a step from what this one has."""
     if bracket.hardly is not None and bracket.passed < bracket.hardly - 1:
         guess = min(guess, bracket.hardly - 1)
@@ -83,7 +83,8 @@ def _within_reach(bracket: Bracket, guess: int) -> int:
     guess = max(guess, bracket.passed + bracket.step if bracket.passed else 1)
     if bracket.failed is not None:
         # If nothing has passed yet, step back further each time.
-        back = bracket.step if bracket.passed else bracket.step << max(0, bracket.failures - 1)
+        step = max(bracket.step, step_at(bracket.failed, findings.settings.tolerance))
+        back = step if bracket.passed else step << max(0, bracket.failures - 1)
         guess = min(guess, bracket.failed - back)
     return max(bracket.passed + 1, min(guess, bracket.beyond - 1))
 
@@ -146,7 +147,7 @@ def _by_peaks(findings: Findings, bracket: Bracket) -> int | None:
         return min(size, largest * 8) if used < 0.1 * (room - (peak - used)) else size
     assert model is not None
     # A little below the model's limit: a success closes the length, a failure does not.
-    margin = max(min(model.relative_error, 0.5), findings.settings.tolerance / 2)
+    margin = max(min(findings.model_error(bracket.anchor), 0.5), findings.settings.tolerance / 2)
     size = max(1, min(int((room - model.constant) / need * (1 - margin)), bracket.cap))
     safe = _safe(findings, bracket)
     # It takes two lengths to separate L from L².

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -9,7 +10,8 @@ from typing import cast
 import numpy as np
 import pytest
 from benchmarks.laws import MOST_LOSS, measure, probe_law, table_of
-from memory_laws import LAWS, LawDevice, made_lengths
+from made_trials import ran
+from memory_laws import LAWS, LIMIT_BYTES, LawDevice, made_lengths
 from msgspec.structs import replace
 
 from batchtune.lengths import Lengths
@@ -141,6 +143,41 @@ def test_scattered_times_cost_no_trials_on_a_long_tail() -> None:
         assert probe.confirmation.given_up == 0
         shapes = [BatchShape(point.batch_size, point.length) for point in probe.frontier]
         assert all(LawDevice(LAWS["quadratic"], lengths).fits(shape) for shape in shapes)
+
+
+class MostlyInUse(LawDevice):
+    """A small model: 83% of the memory is in use between steps, and of the rest the last 1.5% can't be had.
+
+    Frames come in eights, which short examples fill badly: they need more for each second than longer ones.
+    """
+
+    def bytes(self, shape: BatchShape) -> float:
+        frames = 8 * math.ceil(100 * shape.length / 8)
+        need = shape.batch_size * (0.56 * shape.length + 0.44 * frames / 100) / self._longest
+        return self.in_use + need * (LIMIT_BYTES - self.in_use) / self.fitting
+
+    @property
+    def in_use(self) -> int:
+        return int(0.83 * LIMIT_BYTES)
+
+    def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
+        return self._held(super().measure(shape, index, fresh=fresh, timing=timing))
+
+    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+        return self._held(super().step(shape, release=release))
+
+    def _held(self, reply: Ran) -> Ran:
+        trial = reply.trial
+        if self.bytes(trial.shape) > LIMIT_BYTES - 0.015 * (LIMIT_BYTES - self.in_use):
+            return ran(trial.shape, "oom", index=trial.index, worker=trial.worker, timing=trial.timing)
+        return replace(reply, trial=replace(trial, rest_bytes=self.in_use))
+
+
+@pytest.mark.parametrize("fitting", [2.9, 3.3])
+def test_an_allocator_that_fails_early_is_learnt_from(fitting: float) -> None:
+    probe = probe_law(MostlyInUse(LAWS["linear"], long_tailed(), fitting=fitting))
+    assert len(probe.trials) <= 35
+    assert sum(trial.outcome == "oom" for trial in probe.trials) <= 4
 
 
 def test_lengths_are_added_where_much_is_at_stake() -> None:
