@@ -126,7 +126,7 @@ if NEW_SWITCHES:
 # The switches are global: each is set in a process of its own, forked from one that has imported torch. A workload's
 # own use of one may warn; telling them must not.
 SCRIPT = """
-import json, os, sys, warnings, torch
+import json, os, sys, types, warnings, torch
 from batchtune.probe.devices.cuda import CudaMeter
 from batchtune.probe.worker import describe_settings
 for code in json.load(sys.stdin):
@@ -137,7 +137,7 @@ for code in json.load(sys.stdin):
         warnings.simplefilter("ignore")
         exec(code)
     warnings.simplefilter("error")
-    print(json.dumps([code, describe_settings(CudaMeter.switches(None))]), flush=True)
+    print(json.dumps([code, describe_settings(CudaMeter.switches(types.SimpleNamespace(_users_share=1.0)))]), flush=True)
     os._exit(0)
 """
 
