@@ -34,8 +34,9 @@ class Frontier:
         if lengths.size == 0 or (np.diff(lengths) <= 0).any():
             raise ValueError("frontier points must be given in strictly ascending order of length")
         sizes = np.array([point.batch_size for point in points], dtype=np.int64)
-        # Where the data ended, the memory did not.
-        held = np.array([_UNLIMITED if point.closed_by == "data" else point.batch_size for point in points])
+        # Where the data or the probe's time ended, the memory did not.
+        is_open = [point.closed_by in ("data", "time") for point in points]
+        held = np.where(is_open, _UNLIMITED, sizes)
         failed = np.array([point.oom_batch_size or _UNLIMITED for point in points], dtype=np.int64)
         # A step of the search lies between what passed and what failed, so only a failure shows a dip.
         dips = np.minimum.accumulate(np.where(np.append(held[:-1] < held[1:], False), held, failed - 1))

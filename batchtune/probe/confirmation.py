@@ -18,7 +18,7 @@ from batchtune.results import Trial
 from batchtune.shapes import BatchShape
 
 _EQUAL_PEAKS = 0.001  # of the limit: peaks that differ by less are equal
-_FEWEST_TIMED = 3  # shapes, to compare step times in turns with those repeated
+_FEWEST_TIMED = 8  # shapes, to compare step times in turns with those repeated: fewer single steps may all be slow
 
 T = TypeVar("T")
 

@@ -75,6 +75,8 @@ class ProbeSection(Section[Probe]):
     def _limit(self) -> str:
         limit = format_length(self.result.max_batch_length, self.result.lengths.unit)
         device = describe_device(self.result.device)
+        if self.result.unfinished:
+            return f"At least max_batch_length = {limit} fits, by an unfinished probe, measured on {device}."
         return f"max_batch_length = {limit} is the most that fits at every length, measured on {device}."
 
     def facts(self) -> Iterator[Fact]:

@@ -64,6 +64,14 @@ def ignores_shape(lengths: Lengths, workload: str, equal: IgnoresShape) -> Workl
     )
 
 
+def out_of_time() -> ProbeError:
+    """Return the error if the time limit ends the probe before any batch of the longest examples is known to fit."""
+    return ProbeError(
+        "the time of --minutes ended before the first trial",
+        "Allow more. Building the workload counts, and so does the first trial's time.",
+    )
+
+
 def nothing_confirmed(turns: Turns) -> ProbeError:
     """Return the error if all batches that fit alone fail among others."""
     failed = turns.failures[-1] if turns.failures else turns.first_failed

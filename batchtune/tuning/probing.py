@@ -401,7 +401,7 @@ class _Probing:
         again = self.search.findings(self.trials)
         if failures or turns.first_failed is not None:
             return True
-        return not all(again.is_proven(shape) for shape in turns.peaks)
+        return not all(again.is_proven(shape) for shape in turns.confirmed)
 
     def _first_step_bytes(self, turns: Turns, findings: Findings) -> int:
         """Return by how much the first step of the fresh worker exceeded later ones of the same shape."""
@@ -433,8 +433,8 @@ class _Probing:
         if self.out_of_time and (not points or points[-1].length < self.lengths.longest):
             turns = None  # the turns had too little time to prove anything useful
             points = self._frontier(turns)
-        if turns is not None and not points:
-            raise messages.nothing_confirmed(turns)
+        if not points:
+            raise messages.out_of_time() if turns is None else messages.nothing_confirmed(turns)
         findings = self.search.findings(self.trials)
         margin = findings.margin if findings.knows_peaks else None
         if turns is not None and points[-1].length < self.lengths.longest:

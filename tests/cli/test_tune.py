@@ -279,6 +279,6 @@ def test_on_a_terminal_there_is_live_progress(manifest: Path, tmp_path: Path) ->
     os.close(ours)
     assert process.wait() == 0
     text = seen.decode()
-    assert "Trying" in text
+    assert "lengths done, trying" in text
     assert "out of memory" in text
     assert "left" in text

@@ -86,3 +86,8 @@ def test_a_batch_size_capped_by_the_user_is_not_a_memory_limit() -> None:
     capped = Frontier.of([point(5.0, 60), point(10.0, 60)])
     assert largest_max_batch_length(capped, lengths.histogram) == 304  # 305 would be 61 of length 5
     assert largest_max_batch_length(capped, lengths.histogram, max_batch_size=60) == 600
+
+
+def test_a_length_that_the_time_left_open_lowers_no_other() -> None:
+    frontier = Frontier.of([point(7, 6, closed_by="time"), point(533, 183)])
+    assert frontier([7, 500]).tolist() == [183, 183]

@@ -137,7 +137,8 @@ for code in json.load(sys.stdin):
         warnings.simplefilter("ignore")
         exec(code)
     warnings.simplefilter("error")
-    print(json.dumps([code, describe_settings(CudaMeter.switches(types.SimpleNamespace(_users_share=1.0)))]), flush=True)
+    meter = types.SimpleNamespace(_users_share=1.0)
+    print(json.dumps([code, describe_settings(CudaMeter.switches(meter))]), flush=True)
     os._exit(0)
 """
 

@@ -14,11 +14,12 @@ from made_trials import ran
 from memory_laws import LAWS, LIMIT_BYTES, LawDevice, made_lengths
 from msgspec.structs import replace
 
+from batchtune.errors import ProbeError
 from batchtune.lengths import Lengths
 from batchtune.probe.protocol import Ran
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import PROBE_FILE, Probe, read_result
+from batchtune.results import PROBE_FILE, Device, Probe, read_result
 from batchtune.shapes import BatchShape
 from batchtune.tuning.costs import costs_of
 from batchtune.tuning.probing import ProbeHooks, run_probe
@@ -34,6 +35,11 @@ class Timed(LawDevice):
 
     now: float = 0.0
     most: float = float("inf")
+    start_seconds: float = 0.0
+
+    def start(self) -> Device:
+        self.now += self.start_seconds
+        return super().start()
 
     def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
         ran = super().measure(shape, index, fresh=fresh, timing=timing)
@@ -77,6 +83,12 @@ def test_minutes_end_a_probe_with_what_is_proven_by_then(timed: Timed, tmp_path:
     assert not whole.unfinished
     assert whole.trials[: len(probe.trials)] == probe.trials
     assert len(whole.trials) > len(probe.trials)
+
+
+def test_minutes_that_end_before_any_trial_are_an_error(timed: Timed, tmp_path: Path) -> None:
+    timed.start_seconds = 10.0
+    with pytest.raises(ProbeError, match="--minutes ended before the first trial"):
+        probe_timed(timed, tmp_path, minutes=0.1)
 
 
 def test_an_interrupted_probe_leaves_unproven_sizes(timed: Timed, tmp_path: Path) -> None:
