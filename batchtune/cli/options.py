@@ -292,7 +292,9 @@ class ProbeOptions(WorkloadOptions):
         default=12,
     )
     max_lengths: int | None = setting(
-        "Largest number of lengths to probe (default: none are added after 2.5 × --num-lengths trials).", "N"
+        "Largest number of lengths to probe (default: after 2.5 × --num-lengths trials, they are added only where they "
+        "may save more than 1.5%).",
+        "N",
     )
     minutes: float | None = setting(
         "End the probe after this time with what is proven by then; the same command continues it.", "N"
