@@ -110,8 +110,10 @@ def test_our_stage_delivers_the_batches_that_were_simulated(ran: tuple[Path, str
     _, way = swept(folder, "recommended")
     assert read["1"] == list(simulated(folder, way, 1))
     assert sorted(read["2"]) == sorted(simulated(folder, way, 2))
-    # Predicted is the mean of three epochs, read was one.
-    assert printed(text, "BucketedStream, read") == pytest.approx(printed(text, "BucketedStream, predicted"), rel=0.05)
+    batches, padding, mean_size, largest_size = printed(text, "BucketedStream, read")
+    predicted_batches, predicted_padding, *predicted_sizes = printed(text, "BucketedStream, predicted")
+    assert (batches, [mean_size, largest_size]) == (predicted_batches, predicted_sizes)
+    assert padding == pytest.approx(predicted_padding, abs=0.11)  # the mean of three epochs, in tenths of a percent
 
 
 @with_speechbrain

@@ -233,18 +233,24 @@ def read_all(
     if jobs == 1 or len(tasks) <= 1 or total < _WORTH_BYTES or not all(task.source.rereadable for task in tasks):
         for index, task in enumerate(tasks):
             take(index, read_part(task, partial(report, size=sizes[index])))
+    one_by_one = False
     while left := {index: task for index, task in enumerate(tasks) if index not in parts}:
+        if one_by_one:
+            first = min(left)
+            left = {first: left[first]}
         jobs = min(jobs, len(left))
         try:
             run_in_processes(read_part, left, jobs, take, report)
         except BrokenProcessPool:
-            if jobs == 1:
-                culprit = min(left.keys() - parts.keys())  # one process takes them in this order
+            if len(left) == 1:
+                (culprit,) = left
                 message = f"{tasks[culprit].source.path}: the only process that read was killed while it read this"
                 hint = "Most likely the kernel ended it for lack of memory (`dmesg` tells). Free some, or raise the"
                 hint = f"{hint} container's limit; then run the same command again, with --jobs 1."
                 raise ManifestError(message, hint) from None
-            jobs //= 2
+            # What a process had read may be lost with it, so only a task that it had alone can be blamed.
+            one_by_one = jobs == 1
+            jobs = max(1, jobs // 2)
             lost = "One of the reading processes was killed, likely for lack of memory."
             notes.append(f"{lost} Its sources were read again with --jobs {jobs}.")
     if parts:

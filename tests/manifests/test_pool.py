@@ -60,7 +60,7 @@ def test_a_killed_reading_process_costs_only_a_note(manifests: str, monkeypatch:
 
 def test_a_source_that_kills_every_process_is_one_error(manifests: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "read_part", killed_part)
-    with pytest.raises(ManifestError, match=r"[ab]\.csv: the only process that read was killed") as caught:
+    with pytest.raises(ManifestError, match=r"b\.csv: the only process that read was killed") as caught:
         load_lengths(manifests, jobs=2)
     assert "memory" in str(caught.value.hint)
 
