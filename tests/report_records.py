@@ -453,7 +453,6 @@ def made_drift(**changes: Any) -> Drift:
     drift = Drift(
         lengths=made_lengths(),
         changed=True,
-        distance=0.034,
         beyond=12,
         batches=655,
         retuned_batches=634,

@@ -96,7 +96,7 @@ def report(
             "Fail if FIELD OP VALUE is true: 'padding_ratio > 8%', 'verify.holds == false', 'stale > 2%'; or, with "
             "--baseline, 'batches worse 2%'. FIELD is one of the recommended row in sweep.json, current.FIELD, "
             "bound.FIELD, verify.FIELD, stream.FIELD or shards.FIELD of stream.json, gpu_idle or loader.FIELD of "
-            "loader.json, or with --manifest drift, stale, beyond or changed. Can be repeated; in the environment, "
+            "loader.json, or with --manifest stale, beyond or changed. Can be repeated; in the environment, "
             "separate rules with ;.",
             "RULE",
             rich_help_panel=_GATE,

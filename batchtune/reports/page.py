@@ -206,8 +206,7 @@ def drift_sentences(drift: Drift, row: Row | None = None) -> list[str]:
         ours, retuned = format_seconds(drift.epoch_seconds), format_seconds(drift.retuned_epoch_seconds)
         times = f"{ours} against {retuned} an epoch, "
     return [
-        f"The lengths of the manifest ({examples}) differ from those of the run: their distributions differ by "
-        f"{drift.distance:.3f} (Kolmogorov-Smirnov, to within 0.001), and {beyond} beyond the last boundary.",
+        f"The lengths of the manifest ({examples}) differ from those of the run: {beyond} beyond the last boundary.",
         f"On them {tuned} {format_percent(drift.stale)} more than {anew}: {times}"
         f"{drift.batches:,} batches against {drift.retuned_batches:,}.",
     ]

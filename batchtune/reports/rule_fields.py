@@ -16,8 +16,8 @@ from batchtune.results import Drift, LoaderRow, LowerBound, Record, Row, Shards,
 T = TypeVar("T")
 Value = float | int | bool
 
-# Rule field → field of `results.Drift`.
-DRIFT_FIELDS = {"drift": "distance", "stale": "stale", "beyond": "beyond", "changed": "changed"}
+# Fields of `results.Drift` that rules can name.
+DRIFT_FIELDS = ("stale", "beyond", "changed")
 # Fields of a whole sweep of a stream.
 _OF_STREAM = ("batches_per_rank", "max_batch_length", "simulated_examples")
 # Fields of a recommended row in which a baseline may be better.
@@ -38,13 +38,13 @@ LOWER_IS_BETTER = {
 }
 # Between 0 and 1: a limit outside would be a rule that always or never fails.
 SHARES = {
-    *("padding_ratio", "mates_again", "randomness", "under_half", "max_padding_ratio", "drift"),
+    *("padding_ratio", "mates_again", "randomness", "under_half", "max_padding_ratio"),
     *("gpu_idle", "gpu_idle_measured"),
 }
 # These may be written in per cent.
 RATIOS = SHARES | {
     *("fill", "batch_size_variation", "length_correlation", "mixing", "worker_imbalance", "rank_imbalance", "stale"),
-    *("time_ratio", "time_ratio_spread", "examples_per_second_spread"),
+    *("time_ratio", "examples_per_second_spread"),
 }
 # Fields of a row that a bucket table has none of.
 _OF_POOLS = {"pool_size", "batch_overhead", "simulated_epochs", "batches_deviation", "epoch_seconds_deviation"}
@@ -155,8 +155,7 @@ def all_fields() -> dict[str, Field]:
         *_fields("loader.", "loader", LoaderRow, partial(RuleInputs.recommended, name="loader"), of_row=True),
         Field(name="loader.reproducible", kind="loader", record=of_loader, path=("reproducible",), is_flag=True),
     ]
-    named = {attribute: name for name, attribute in DRIFT_FIELDS.items()}
-    fields += [replace(one, name=named[one.name]) for one in _fields("", "", Drift, _drift) if one.name in named]
+    fields += [field for field in _fields("", "", Drift, _drift) if field.name in DRIFT_FIELDS]
     return {one.name: one for one in fields}
 
 

@@ -174,12 +174,11 @@ class Verdict(Record, frozen=True, kw_only=True):
 
 
 class Drift(Record, frozen=True, kw_only=True):
-    """How far new lengths are from those that a run was tuned for.
+    """What new lengths cost with the table that a run recommends.
 
     Attributes:
         lengths: The new ones.
         changed: Whether the fingerprint differs.
-        distance: Kolmogorov-Smirnov: the largest difference between the two distribution functions, 0 to 1.
         beyond: How many of the new lengths are beyond the last boundary of the recommended table.
         batches: Of the new lengths with the tuned table; those beyond it are batches of one.
         retuned_batches: With a table tuned for them, with the same strategy, sizing and number of buckets.
@@ -190,7 +189,6 @@ class Drift(Record, frozen=True, kw_only=True):
 
     lengths: LengthsSummary
     changed: bool
-    distance: float
     beyond: int
     batches: int
     retuned_batches: int

@@ -1,4 +1,4 @@
-"""Measures drift: how far lengths are from those that a run was tuned for, and what its table costs on them."""
+"""Measures drift: what a tuned table costs on other lengths than those it was tuned for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import Lengths
 from batchtune.results import Drift, Row, Sweep, SweptWith, epoch_costs
 from batchtune.tuning.costs import Costs, capped
-from batchtune.tuning.distribution import QUANTILES
 from batchtune.tuning.epoch_cost import Pricing
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import Ranks, SweepSettings
@@ -22,14 +21,14 @@ _AGAIN = "Make sweep.json again with `batchtune sweep-buckets`."
 
 
 def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
-    """Return how far other lengths are from those of a sweep, and how stale its recommended table is on them.
+    """Return how stale the recommended table of a sweep is on other lengths.
 
     The newly tuned table has the strategy, sizing and number of buckets (or pool size) of the recommended one, and the
-    sweep's settings. For the sweep's own lengths distance and staleness are 0 by definition. `costs` are those of the
+    sweep's settings. For the sweep's own lengths staleness is 0 by definition. `costs` are those of the
     probe that the sweep was made with, `Costs()` without one.
 
-    Raises ResultError if the sweep recommends nothing, is of an older batchtune, damaged, of lengths in another unit,
-    or made with a probe whose costs are not given.
+    Raises ResultError if the sweep recommends nothing, is damaged, is of lengths in another unit, or was made with a
+    probe whose costs are not given.
     """
     row, unit = tuned.recommended_row, tuned.lengths.unit
     if row is None:
@@ -54,7 +53,6 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
     return Drift(
         lengths=lengths.summary(),
         changed=changed,
-        distance=distance(lengths, tuned.quantiles) if changed else 0.0,
         beyond=int(np.count_nonzero(lengths.values > row.boundaries[-1])),
         batches=now.batches,
         retuned_batches=best.batches,
@@ -62,31 +60,6 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
         retuned_epoch_seconds=best.estimated_epoch_seconds,
         stale=max(0.0, tuned_cost / best_cost - 1),
     )
-
-
-def distance(lengths: Lengths, quantiles: list[float]) -> float:
-    """Return the Kolmogorov-Smirnov distance of lengths from a distribution with these quantiles.
-
-    Quantile i / 1000 is at position i, by nearest rank. The distribution function F(x) is taken to be the largest i /
-    1000 with a quantile of at most x, which is less than 1 / 1000 below the true one; so the distance is that exact,
-    too.
-    """
-    if len(quantiles) != QUANTILES + 1:
-        raise ResultError(
-            f"how the run's lengths are distributed is not known: its sweep.json has {len(quantiles):,} quantiles "
-            f"instead of {QUANTILES + 1:,}, as those of older versions",
-            _AGAIN,
-        )
-    theirs = np.asarray(quantiles, dtype=np.float64)
-    ascending = lengths.values[::-1]
-    # Between two quantiles F does not change and the data's own function only grows: the largest differences are
-    # at the quantiles, with those at them counted and just before.
-    up_to = np.searchsorted(ascending, theirs, side="right") / lengths.count
-    before = np.searchsorted(ascending, theirs, side="left") / lengths.count
-    at = (np.searchsorted(theirs, theirs, side="right") - 1) / QUANTILES
-    # Below the first of equal quantiles F is that of the quantile before; below the shortest it is 0.
-    below = np.maximum(np.searchsorted(theirs, theirs, side="left") - 1, 0) / QUANTILES
-    return float(max(np.abs(up_to - at).max(), np.abs(before - below).max()))
 
 
 def _settings(tuned: Sweep, row: Row) -> SweepSettings:

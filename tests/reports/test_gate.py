@@ -138,11 +138,9 @@ def test_verdicts_are_read_back_as_they_were_written() -> None:
 
 
 def test_drift_is_held_to_rules() -> None:
-    found = [
-        outcome(rule, drift=made_drift()) for rule in ("drift > 0.0339", "beyond > 0", "changed == true", "stale > 2%")
-    ]
-    assert found == ["fails"] * 4
-    assert outcome("changed != TRUE", drift=made_drift()) == outcome("drift > 3.4%", drift=made_drift()) == "holds"
+    for rule in ("beyond > 0", "changed == true", "stale > 2%"):
+        assert outcome(rule, drift=made_drift()) == "fails"
+    assert outcome("changed != TRUE", drift=made_drift()) == "holds"
 
 
 @pytest.mark.parametrize(
@@ -347,8 +345,8 @@ def test_what_went_wrong_comes_first_in_the_table() -> None:
 
 def test_drift_is_told_with_what_it_costs() -> None:
     assert drift_sentences(made_drift()) == [
-        "The lengths of the manifest (28,539 examples) differ from those of the run: their distributions differ "
-        "by 0.034 (Kolmogorov-Smirnov, to within 0.001), and 12 examples are beyond the last boundary.",
+        "The lengths of the manifest (28,539 examples) differ from those of the run: 12 examples are "
+        "beyond the last boundary.",
         "On them the table costs 3.3% more than a newly tuned one: 655 batches against 634.",
     ]
 

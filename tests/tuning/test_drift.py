@@ -14,8 +14,7 @@ from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import Drift, Sweep
 from batchtune.tuning.costs import Costs
-from batchtune.tuning.distribution import quantiles_of
-from batchtune.tuning.drift import distance, drift
+from batchtune.tuning.drift import drift
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import Ranks, SweepSettings
 
@@ -39,13 +38,6 @@ def of(values: FloatArray | list[float], tuned: Sweep, costs: Costs | None = Non
     return drift(Lengths.of(values, unit="s"), tuned, costs or Costs())
 
 
-def between_data_sets(ours: FloatArray | list[float], theirs: FloatArray | list[float]) -> float:
-    """The Kolmogorov-Smirnov distance, by its definition."""
-    points = np.union1d(ours, theirs)
-    shares = [np.searchsorted(np.sort(values), points, side="right") / len(values) for values in (ours, theirs)]
-    return float(np.abs(shares[0] - shares[1]).max())
-
-
 def frontier(lengths: FloatArray) -> IntArray:
     return np.maximum(1, (900.0 / lengths).astype(np.int64))
 
@@ -65,7 +57,7 @@ def test_a_permutation_is_no_drift(values: list[float], random: object) -> None:
     shuffled = list(values)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     found = of(shuffled, tuned)
-    assert (found.changed, found.distance, found.beyond, found.stale) == (False, 0.0, 0, 0.0)
+    assert (found.changed, found.beyond, found.stale) == (False, 0, 0.0)
     assert found.batches == found.retuned_batches == tuned.rows[-1].batches
 
 
@@ -76,22 +68,13 @@ def test_the_same_lengths_cost_what_the_sweep_says(index: int) -> None:
     found = of(SPEECH, tuned, MEASURED)
     assert (found.batches, found.epoch_seconds) == (row.batches, row.estimated_epoch_seconds)
     assert (found.retuned_batches, found.retuned_epoch_seconds) == (row.batches, row.estimated_epoch_seconds)
-    assert (found.changed, found.distance, found.stale) == (False, 0.0, 0.0)
-
-
-@given(some_lengths, some_lengths)
-@settings(deadline=None, max_examples=150)
-def test_the_distance_of_data_sets_is_within_a_thousandth(ours: list[float], theirs: list[float]) -> None:
-    found = distance(Lengths.of(ours), quantiles_of(Lengths.of(theirs)))
-    assert 0 <= found <= 1
-    assert abs(found - between_data_sets(ours, theirs)) <= 1 / 1000 + 1e-12
+    assert (found.changed, found.stale) == (False, 0.0)
 
 
 @given(some_lengths, st.floats(401, 1000))
 @settings(deadline=None, max_examples=30)
-def test_lengths_that_are_all_longer_are_as_far_away_as_can_be(values: list[float], factor: float) -> None:
+def test_lengths_that_are_all_longer_are_all_beyond(values: list[float], factor: float) -> None:
     found = of([value * factor for value in values], made(values))
-    assert found.distance == 1.0
     assert found.beyond == found.lengths.count == len(values)
 
 
@@ -157,13 +140,6 @@ def test_beyond_the_probe_a_new_table_takes_only_proven_sizes() -> None:
     costs = replace(MEASURED, frontier=probed, continued_frontier=further)
     found = of(SPEECH * 1.2, made(SPEECH, costs=costs), costs)
     assert found.retuned_batches > found.lengths.total / 900
-
-
-def test_a_sweep_of_an_older_version_has_no_quantiles() -> None:
-    older = msgspec.structs.replace(TUNED, quantiles=[])
-    with pytest.raises(ResultError, match="0 quantiles instead of 1,001") as caught:
-        of(SPEECH * 1.1, older)
-    assert "sweep-buckets" in str(caught.value.hint)
 
 
 def test_a_sweep_that_recommends_nothing_has_nothing_to_hold_to() -> None:
