@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 from batchtune.errors import ResultError, UsageError, without_commands
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from batchtune.lengths import Lengths
     from batchtune.reports import RunResults
+    from batchtune.results import Doctor
     from batchtune.results.shared import Result
 
 # The fields of sampler.yaml and stream.yaml that decide which examples form a batch.
@@ -54,14 +57,30 @@ def visible(text: str) -> str:
 
 def show(results: RunResults, *, full: bool, verification: bool = False) -> None:
     """Show a run, or its verification, on stdout; without a terminal it is plain, and as wide as a report needs."""
-    from rich.console import Console
-
     from batchtune.reports.terminal import render_terminal, render_verification
+
+    render = render_verification if verification else render_terminal
+    render(results, _console(), full=full)
+
+
+def show_doctor(doctor: Doctor) -> None:
+    """Show a machine's description on stdout."""
+    from batchtune.reports.doctor_text import doctor_facts
+    from batchtune.reports.page import clean_facts
+    from batchtune.reports.table import clean
+    from batchtune.reports.terminal import render_facts
+
+    render_facts({clean(title): clean_facts(facts) for title, facts in doctor_facts(doctor).items()}, _console())
+
+
+def _console() -> Console:
+    """Return the console of stdout; where that is no terminal it is as wide as a report needs."""
+    from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 100
-    (render_verification if verification else render_terminal)(results, console, full=full)
+    return console
 
 
 def write_result(text: str, output: Path | None, *, inputs: Sequence[str | Path] = ()) -> None:

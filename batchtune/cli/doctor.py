@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from typing import Annotated
 
 from batchtune.cli import console
@@ -23,12 +21,11 @@ def doctor(
 ) -> None:
     """Show the devices, memory and software of this machine.
 
-    Shows devices with their memory, driver and clocks, the processes that use them, how memory can be limited here,
-    the settings that a probe would run with, installed packages, and problems. Uses no GPU memory, and reads and writes
-    no file. Send its output along with a bug report.
+    Shows devices with their memory, driver and clocks, the processes that use them, whether memory can be limited here,
+    the settings that a probe would run with, and installed packages. Uses no GPU memory, and reads and writes no file.
+    Send its output along with a bug report.
     """
-    from batchtune.reports.doctor_text import render_doctor
-    from batchtune.tuning.doctor import examine
+    from batchtune.probe.doctor import examine
 
     if not timeout > 0:
         raise UsageError(f"--timeout must be above 0, got {timeout:g}")
@@ -36,5 +33,4 @@ def doctor(
     if json:
         console.write_json(found)
     else:
-        width = max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 100
-        console.write_result(console.harmless(render_doctor(found, min(width, 100))), None)
+        console.show_doctor(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rich import box
@@ -54,6 +54,19 @@ def render_verification(results: RunResults, console: Console, *, full: bool) ->
     _Layout(console).print(build_verification_page(results, brief=not full))
 
 
+def render_facts(groups: Mapping[str, Sequence[Fact]], console: Console) -> None:
+    """Print lists of facts, each under its title."""
+    layout = _Layout(console)
+    parts: list[RenderableType] = []
+    for title, facts in groups.items():
+        if parts:
+            parts.append("")
+        if title:
+            parts.append(layout.text(title, "bold"))
+        parts.append(layout.facts(facts, indent=2 if title else 0))
+    console.print(Group(*parts), crop=False)
+
+
 class _Layout:
     """Lays out the parts of a page for a console's width and encoding."""
 
@@ -72,12 +85,7 @@ class _Layout:
         parts.append(self.text(page.summary[0], "bold"))
         if bullets:
             parts += ["", self.bullets(bullets, "-")]
-        facts = RichTable.grid(padding=(0, 2, 0, 0))
-        facts.add_column(no_wrap=True, style="dim")
-        facts.add_column(overflow="fold")
-        for name, value in page.facts:
-            facts.add_row(self.text(name), self.text(value))
-        parts += ["", facts]
+        parts += ["", self.facts(page.facts)]
         for table in page.tables:
             parts += ["", *self.table(table)]
         if more:
@@ -136,6 +144,14 @@ class _Layout:
         for row, cells in zip(rich_table.rows, verdicts.rows, strict=True):
             row.style = _OUTCOME_STYLES[cells[0]]
         return rich_table
+
+    def facts(self, facts: Sequence[Fact], indent: int = 0) -> RenderableType:
+        grid = RichTable.grid(padding=(0, 2, 0, 0))
+        grid.add_column(no_wrap=True, style="dim")
+        grid.add_column(overflow="fold")
+        for name, value in facts:
+            grid.add_row(self.text(name), self.text(value))
+        return Padding(grid, (0, 0, 0, indent))
 
     def bullets(self, sentences: Sequence[str], bullet: str, style: str = "") -> RichTable:
         grid = RichTable.grid(padding=(0, 1, 0, 0))

@@ -56,8 +56,8 @@ from gpu.evidence_parts import PARTS
 from gpu.evidence_record import Evidence, Missing, Record, read_evidence, summarise
 
 from batchtune.errors import BatchtuneError
+from batchtune.probe.doctor import examine
 from batchtune.results import Doctor
-from batchtune.tuning.doctor import examine
 
 
 def checked_machine(device: str) -> tuple[Doctor, list[str]]:
