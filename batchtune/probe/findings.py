@@ -20,6 +20,7 @@ from batchtune.shapes import BatchShape
 _TELLING_SHARE = 0.3
 # An allocator may fail to use up to this share of the memory that is not in use between trials.
 _UNUSABLE = 0.03
+_SURELY_MISSING = 0.75
 _MOST_CORRECTION = 2.0  # of the model, as a factor
 
 
@@ -292,8 +293,12 @@ class Findings(Outcomes):
         by_model, own = self.need_by_model(bracket), self.own_need(bracket)
         if own is not None and abs(own - by_model) <= 0.25 * by_model:
             return min(own, by_model)
-        nearly_full = self.is_misfit and self.intercept is not None and peak >= 0.8 * self.room_bytes
-        return by_model if nearly_full or self.model.relative_error * peak <= by_model * step else None
+        if self.is_misfit:
+            certain = self.intercept is not None and peak >= 0.8 * self.room_bytes
+        else:
+            # Even if the model overrates the need by a third, the next size does not fit.
+            certain = self.room_bytes - peak < _SURELY_MISSING * by_model * step
+        return by_model if certain or self.model.relative_error * peak <= by_model * step else None
 
     def is_end(self, anchor: Anchor) -> bool:
         """Return whether this is the longest or shortest length, with its longest target: both go on to a failure."""
