@@ -32,7 +32,7 @@ def scan(
 ) -> None:
     """Read the lengths of a data set, once.
 
-    Reads only the headers of audio and tensors, in folders or tar shards. Without -o, shows how the lengths are
+    Reads only the headers of audio and .npy arrays, in folders or tar shards. Without -o, shows how the lengths are
     distributed and what hurts batching.
 
     With -o, writes id, length, target length and source of every example as Parquet, a manifest for the other

@@ -61,12 +61,14 @@ class Rows:
         place: Maps the index of a row to its place. Only called for rows that a message names.
         ids: Returns the id of every row, None for a row without one.
         left_out: Reason → number of examples that the reader itself left out.
+        num_estimates: How many lengths are estimates.
     """
 
     columns: Sequence[Values]
     place: Callable[[int], Place]
     ids: Callable[[], Sequence[str | None]]
     left_out: Mapping[str, int] = field(default_factory=dict)
+    num_estimates: int = 0
 
 
 class Format(ABC):

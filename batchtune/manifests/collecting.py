@@ -59,6 +59,7 @@ class Part:
         shown: The first invalid ones, for the message.
         broken, hint: Why the source could not be read to its end, and what to do; None if it could.
         advice: The format's own hint if most values are missing.
+        num_estimates: How many lengths are estimates.
     """
 
     label: str
@@ -74,6 +75,7 @@ class Part:
     hint: str | None = None
     notes: list[str] = field(default_factory=list)
     advice: str | None = None
+    num_estimates: int = 0
 
     @property
     def values(self) -> FloatArray:
@@ -97,6 +99,7 @@ class Part:
         """Check some rows and keep the lengths of the valid ones."""
         kept = np.ones(len(rows.columns[0]), dtype=np.bool_)
         self.rows += kept.size
+        self.num_estimates += rows.num_estimates
         for reason, count in rows.left_out.items():
             self.left_out[reason] += count
         lengths, targets = self._numbers(rows, plan, kept)
@@ -258,6 +261,7 @@ def merged(parts: Sequence[Part], plan: Plan) -> Part:
     for part in parts:
         whole.rows += part.rows
         whole.truncated += part.truncated
+        whole.num_estimates += part.num_estimates
         invalid.update(part.invalid)
         left_out.update(part.left_out)
     if broken and not skip:
@@ -283,6 +287,11 @@ def merged(parts: Sequence[Part], plan: Plan) -> Part:
         else:
             whole.lengths, whole.targets, whole.ids = part.lengths, part.targets, part.ids
         part.lengths, part.targets, part.ids = bytearray(), bytearray(), []
+    if whole.num_estimates:
+        whole.notes.append(
+            f"{counted(whole.num_estimates, 'length')} of MP3 files without a Xing or VBRI header: estimated from the "
+            "file's size and its first bit rate."
+        )
     whole.notes += (f"Broken: {part.broken}. {counted(part.rows, 'example')} before that kept." for part in broken)
     if not whole.lengths:
         reasons = [f"{reason}: {count:,}" for reason, count in left_out.items()]

@@ -18,15 +18,15 @@ PROGRAM = "from batchtune.cli import main\nmain()\n"
 NAMES = (
     *("importlib", "runpy", "multiprocessing", "pickle", "struct", "socket", "tempfile", "random", "json", "resource"),
     *("torch", "numpy", "psutil", "msgspec", "pyarrow", "pandas", "scipy", "numba", "pynvml", "typer", "rich"),
-    *("jinja2", "plotly", "ruamel", "soundfile", "tokenizers", "sitecustomize", "usercustomize", "nvidia", "yaml"),
+    *("jinja2", "plotly", "ruamel", "mutagen", "tokenizers", "sitecustomize", "usercustomize", "nvidia", "yaml"),
 )
 LOADER = """
 from torch.utils.data import DataLoader
 
 try:
-    import soundfile
+    import mutagen
 except ImportError:
-    soundfile = None
+    mutagen = None
 
 def make():
     return DataLoader([[1.0]] * 400, batch_size=4, num_workers=1, multiprocessing_context="spawn")

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from batchtune.manifests import load_lengths
 from batchtune.manifests.base import Column, choose_column
 from batchtune.manifests.formats.samples import AudioFolder as FORMAT
 from batchtune.manifests.source import Head, Source
@@ -82,6 +83,17 @@ def test_formats_and_rates_may_be_mixed(folder: Folder) -> None:
         soundfile.write(stream, np.zeros(2 * rate), rate, format=name[2:].upper())
         files[name] = stream.getvalue()
     assert values(folder(files)) == [2.0] * 4
+
+
+def test_estimated_lengths_are_counted_in_a_note(tmp_path: Path) -> None:
+    pytest.importorskip("mutagen")
+    frame = bytes.fromhex("fffb90c4") + bytes(413)  # MPEG 1, layer III, 128 kbit/s, 44.1 kHz: 1152 samples
+    (tmp_path / "a.mp3").write_bytes(frame * 100)
+    (tmp_path / "b.mp3").write_bytes(frame * 200)
+    (tmp_path / "c.wav").write_bytes(wav(8000))
+    lengths = load_lengths(tmp_path)
+    assert lengths.values.tolist() == pytest.approx([200 * 1152 / 44_100, 100 * 1152 / 44_100, 0.5], rel=0.003)
+    assert lengths.notes[-1].startswith("2 lengths of MP3 files without a Xing or VBRI header: estimated")
 
 
 def test_the_duration_is_the_length_unless_another_is_named(folder: Folder) -> None:
@@ -235,7 +247,7 @@ def test_a_suffix_named_like_an_audio_column_is_not_one(folder: Folder) -> None:
 
 
 def test_files_that_belong_to_no_audio_file_are_counted(folder: Folder) -> None:
-    source = folder({"README": "", "a.wav": wav(1), "b.txt": "", "c.m4a": b"", "d.trans.txt": "", "a.txt": ""})
+    source = folder({"README": "", "a.wav": wav(1), "b.txt": "", "c.pth": b"", "d.trans.txt": "", "a.txt": ""})
     assert left_out(source) == {"no audio file": 4}
 
 

@@ -9,19 +9,27 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from batchtune.errors import ManifestError, listed, shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.base import KNOWN_UNITS, Column, Format, Place, Rows, last_part, normalised, summarise
-from batchtune.manifests.headers import AudioLength, Payload, opened_payload
-from batchtune.manifests.headers.arrays import ARRAY_SUFFIXES, array_shape
-from batchtune.manifests.headers.audio import AUDIO_SUFFIXES, audio_length
+from batchtune.manifests.headers import (
+    ARRAY_SUFFIXES,
+    AUDIO_SUFFIXES,
+    AudioLength,
+    Payload,
+    array_shape,
+    audio_length,
+    opened_payload,
+)
 from batchtune.manifests.json_objects import json_reader
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.tar import BLOCK, Tar, is_header, open_tar
 from batchtune.manifests.values import Unreadable, number
 
 _PEEKED_SAMPLES = 100
+_PEEKED_FILES = 20
 _CHUNK = 1000
 _LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
 _MOST_SUFFIXES = 1000
@@ -37,9 +45,49 @@ _SPARSE = Unreadable("a sparse member")
 _SMALL = frozenset((int, float, AudioLength, tuple, Unreadable))
 _META = re.compile(r"__[^/]*__(?:$|/)")
 
-_Read = Callable[[Payload], object]
+_Path = tuple[str, ...]
+
+
+class _Reader(NamedTuple):
+    """Reads the value of a column from a file.
+
+    Attributes:
+        content: Maps a file to what it holds: an AudioLength, an array's shape, text, the value in JSON, or Unreadable.
+        path: For audio, `("num_samples",)` for samples instead of seconds; for an array, the number of a dimension.
+    """
+
+    content: Callable[[Payload], object]
+    path: _Path
+
+    def value(self, content: object) -> object:
+        """Return the column's value in the content of a file; None without one."""
+        if isinstance(content, AudioLength):
+            return content.num_samples if self.path else content.seconds
+        if isinstance(content, tuple):
+            return self._dimension(content)
+        if self.path and not isinstance(content, Unreadable):
+            return None
+        return content
+
+    def _dimension(self, shape: tuple[int, ...]) -> object:
+        axis = ".".join(self.path) or "0"
+        if not axis.isdecimal():
+            return None
+        if int(axis) >= len(shape):
+            return Unreadable("too few dimensions", f"of shape {shape}")
+        return shape[int(axis)]
+
+
+class _Whole(_Reader):
+    """Reads the whole content, as what follows from it is not chosen yet."""
+
+    def value(self, content: object) -> object:
+        """Return the content."""
+        return content
+
+
 # Columns, and how the value of each is read from a member.
-_Readers = Sequence[tuple[str, _Read]]
+_Readers = Sequence[tuple[str, _Reader]]
 
 
 def _kind(suffix: str) -> str:
@@ -47,50 +95,30 @@ def _kind(suffix: str) -> str:
 
 
 @functools.lru_cache(_MOST_SUFFIXES)
-def _reader(suffix: str) -> _Read:
-    """Make a function from a file to its content: an AudioLength, an array's shape, JSON, text, or Unreadable."""
-    kind, last = _kind(suffix), last_part(suffix)
+def _reader(suffix: str, path: _Path = ()) -> _Reader:
+    """Make the reader of the value at a path in files with a suffix."""
+    kind = _kind(suffix)
     if kind == "json":
-        return json_reader(())
+        return _Reader(json_reader(path), ())
+    audio_suffix = last_part(suffix)
 
     def content(payload: Payload) -> object:
         try:
-            if kind == "text":
-                return payload.text()
-            return audio_length(payload, last) if kind == "audio" else array_shape(payload, last)
+            if kind == "audio":
+                return audio_length(payload, audio_suffix)
+            if kind == "array":
+                return array_shape(payload)
+            return payload.text()
         except Unreadable as error:
             return error.with_traceback(None)
 
-    return content
+    return _Reader(content, path)
 
 
-@functools.lru_cache(_MOST_SUFFIXES)
-def _column_reader(suffix: str, path: tuple[str, ...]) -> _Read:
-    """Make a function from a file to a column's value.
-
-    The path leads to the value in JSON; for audio, `("num_samples",)` gives samples instead of seconds; for an array it
-    is the number of a dimension.
-    """
-    if _kind(suffix) == "json":
-        return json_reader(path)
-    read = _reader(suffix)
-    return lambda payload: _part(read(payload), path)
-
-
-def _part(content: object, path: tuple[str, ...] = ()) -> object:
-    """Return a column's value in what `_reader` made of a file; None without one."""
-    if isinstance(content, AudioLength):
-        return content.num_samples if path else content.seconds
-    if isinstance(content, tuple):
-        axis = ".".join(path) or "0"
-        if axis.isdecimal() and int(axis) >= len(content):
-            return Unreadable("too few dimensions", f"of shape {content}")
-        return content[int(axis)] if axis.isdecimal() else None
-    return None if path and not isinstance(content, Unreadable) else content
-
-
-def _named_rows(names: Sequence[str], columns: Sequence[Sequence[object]], left_out: Mapping[str, int]) -> Rows:
-    return Rows(columns, lambda index: Place(None, names[index]), lambda: names, left_out)
+def _named_rows(
+    names: Sequence[str], columns: Sequence[Sequence[object]], left_out: Mapping[str, int], num_estimates: int = 0
+) -> Rows:
+    return Rows(columns, lambda index: Place(None, names[index]), lambda: names, left_out, num_estimates)
 
 
 class AudioFolder(Format):
@@ -115,6 +143,8 @@ class AudioFolder(Format):
         # Suffix, as a column is called → name of the example without its suffix → name.
         self._siblings: dict[str, dict[str, str]] = {}
         self._left_out: Counter[str] = Counter()
+        # Names of the files whose length is an estimate, since the last rows.
+        self._estimated: set[str] = set()
         others = []
         for name in source.names or ():
             stem, _, suffix = name.rpartition(".")
@@ -140,58 +170,69 @@ class AudioFolder(Format):
 
     def columns(self) -> Sequence[Column]:
         """Return `duration`, `num_samples`, and one for each suffix next to the audio, of JSON one for each field."""
-        first = next((one for one in self._first(self._audio) if isinstance(one, AudioLength)), None)
         columns = [
-            Column(_DURATION, first and first.seconds, numeric=True),
-            Column(_NUM_SAMPLES, first and first.num_samples, numeric=True),
+            Column(_DURATION, next(iter(self._first_values(self._audio)), None), numeric=True),
+            Column(_NUM_SAMPLES, next(iter(self._first_values(self._audio, (_NUM_SAMPLES,))), None), numeric=True),
         ]
         for suffix, names in self._siblings.items():
             if suffix in (_DURATION, _NUM_SAMPLES):  # the audio's own
                 continue
-            readable = [_part(one) for one in self._first(names) if not isinstance(_part(one), Unreadable)]
+            values = self._first_values(names)
             if _kind(suffix) == "json":
-                columns += summarise({suffix: one} for one in readable)
+                columns += summarise({suffix: value} for value in values)
+            elif not values:
+                columns.append(Column(suffix, None, numeric=False))
             else:  # numbers only where all are: one spoken digit among the transcripts is still text
-                numeric = bool(readable) and all(number(one) is not None for one in readable)
-                columns.append(Column(suffix, next(iter(readable), None), numeric, bool(readable) and not numeric))
+                numeric = all(number(value) is not None for value in values)
+                columns.append(Column(suffix, values[0], numeric, not numeric))
         return columns
 
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield the audio files in the order of their names, a thousand at a time."""
-        values = list(map(self._column, keys))
+        files = [self._files(key) for key in keys]
         stems = list(self._audio)
         yield _named_rows([], [[] for _ in keys], self._left_out)
         for start in range(0, len(stems), _CHUNK):
             chunk = stems[start : start + _CHUNK]
-            columns = [list(map(value, chunk)) for value in values]
-            yield _named_rows([self._audio[stem] for stem in chunk], columns, {})
+            columns = []
+            for names, path in files:
+                columns.append([self._value(names.get(stem), path) for stem in chunk])
+            yield _named_rows([self._audio[stem] for stem in chunk], columns, {}, len(self._estimated))
+            self._estimated.clear()
             self.source.report((start + len(chunk)) / len(stems))
 
-    def _first(self, names: Mapping[str, str]) -> Iterator[object]:
-        return (self._read(name, _reader) for name in itertools.islice(names.values(), 20))
+    def _first_values(self, names: Mapping[str, str], path: _Path = ()) -> list[object]:
+        """Return the values in the first files, without those that can't be read."""
+        values = [self._value(name, path) for name in itertools.islice(names.values(), _PEEKED_FILES)]
+        self._estimated.clear()
+        return [value for value in values if not isinstance(value, Unreadable)]
 
-    def _column(self, key: str) -> Callable[[str], object]:
-        """Make a function from an example's name without its suffix to its value in a column."""
-        names, path = self._audio, tuple({key} - {_DURATION})
-        if key not in (_DURATION, _NUM_SAMPLES):
-            parts = key.split(".")
-            splits = ((".".join(parts[:count]), tuple(parts[count:])) for count in range(len(parts), 0, -1))
-            suffix, path = next((one for one in splits if one[0] in self._siblings), (key, ()))
-            names = self._siblings.get(suffix, {})
+    def _files(self, key: str) -> tuple[Mapping[str, str], _Path]:
+        """Return the files of a column, by the name of the example without its suffix, and the path to the value."""
+        if key == _DURATION:
+            return self._audio, ()
+        if key == _NUM_SAMPLES:
+            return self._audio, (_NUM_SAMPLES,)
+        parts = key.split(".")
+        for count in range(len(parts), 0, -1):
+            suffix = ".".join(parts[:count])
+            if suffix in self._siblings:
+                return self._siblings[suffix], tuple(parts[count:])
+        return {}, ()
 
-        def value(stem: str) -> object:
-            name = names.get(stem)
-            return None if name is None else self._read(name, lambda suffix: _column_reader(suffix, path))
-
-        return value
-
-    def _read(self, name: str, reader_of: Callable[[str], _Read]) -> object:
-        """Return what the reader of its suffix makes of a file; Unreadable if it can't be read."""
+    def _value(self, name: str | None, path: _Path) -> object:
+        """Return the value in a file, None without one; Unreadable if it can't be read."""
+        if name is None:
+            return None
+        reader = _reader(name.rpartition(".")[2].lower(), path)
         try:
             with opened_payload(os.path.join(self.source.path, name)) as payload:
-                return reader_of(name.rpartition(".")[2].lower())(payload)
+                content = reader.content(payload)
         except Unreadable as error:
             return error.with_traceback(None)
+        if isinstance(content, AudioLength) and content.is_estimate:
+            self._estimated.add(name)
+        return reader.value(content)
 
 
 @dataclass(slots=True)
@@ -201,16 +242,17 @@ class _Sample:
     key: str
     values: dict[str, object] = field(default_factory=dict)
     repeated: str | None = None  # a suffix that two of its members have
+    is_estimate: bool = False  # whether the length of its audio is one
     kept_bytes: int = 0  # an upper bound of the memory that the values take as text
 
 
 class WebDataset(Format):
     """A tar shard, of which only the members asked for are read.
 
-    A column is a suffix: `wav` or any other audio (in seconds), `npy`, `pth`, `pt` (the first dimension), others as
-    text. Parts are named behind a dot: `wav.num_samples`, `npy.1` (the second dimension), `json.duration`,
-    `json.speaker.id`. Suffixes may hold dots themselves, as that of `a.mix.wav`. `audio` is the one audio member of
-    each sample, whatever its suffix.
+    A column is a suffix: `wav` or any other audio (in seconds), `npy` (the first dimension), others as text. Parts are
+    named behind a dot: `wav.num_samples`, `npy.1` (the second dimension), `json.duration`, `json.speaker.id`. Suffixes
+    may hold dots themselves, as that of `a.mix.wav`. `audio` is the one audio member of each sample, whatever its
+    suffix.
     """
 
     name = "webdataset"
@@ -233,8 +275,9 @@ class WebDataset(Format):
 
         @functools.lru_cache(_MOST_SUFFIXES)
         def readers(suffix: str) -> _Readers:
-            # A suffix that means a part of another member (`json.txt`) is not read.
-            return [(suffix, _reader(suffix))] if _split(suffix) == (suffix, ()) else []
+            if _split(suffix) != (suffix, ()):  # it means a part of another member (`json.txt`)
+                return []
+            return [(suffix, _Whole(*_reader(suffix)))]
 
         with open_tar(self.source) as tar:
             # Damage in the shard is reported when all of it is read, after what precedes it.
@@ -247,12 +290,12 @@ class WebDataset(Format):
 
         @functools.lru_cache(_MOST_SUFFIXES)
         def readers(suffix: str) -> _Readers:
-            found = []
+            readers_by_column = []
             for key in keys:
                 name, path = _split(key)
                 if name == suffix != _AUDIO or (name == _AUDIO and _kind(suffix) == "audio"):
-                    found.append((key, _column_reader(suffix, path)))
-            return found
+                    readers_by_column.append((key, _reader(suffix, path)))
+            return readers_by_column
 
         with open_tar(self.source) as tar:
             for chunk in _chunks(_samples(tar, readers)):
@@ -261,7 +304,8 @@ class WebDataset(Format):
                     if sample.repeated is not None:
                         seen = f"two members {shortened(sample.repeated)}"
                         columns[0][index] = Unreadable("a member that is there twice", seen)
-                yield _named_rows([sample.key for sample in chunk], columns, dict(tar.left_out))
+                num_estimates = sum(sample.is_estimate for sample in chunk)
+                yield _named_rows([sample.key for sample in chunk], columns, dict(tar.left_out), num_estimates)
                 tar.left_out.clear()
                 tar.report()
 
@@ -328,11 +372,16 @@ def _samples(tar: Tar, readers: Callable[[str], _Readers]) -> Iterator[_Sample]:
         if suffix in suffixes:
             sample.repeated = suffix
         suffixes.add(suffix)
-        for column, read in readers(suffix):
+        for column, reader in readers(suffix):
             if column in sample.values:  # the column `audio`, or a repeated suffix
                 value: object = Unreadable("several audio members", f"{shortened(suffix)} and another")
+            elif sparse:
+                value = _SPARSE
             else:
-                value = _SPARSE if sparse else read(tar.payload(offset, size))
+                content = reader.content(tar.payload(offset, size))
+                if isinstance(content, AudioLength) and content.is_estimate:
+                    sample.is_estimate = True
+                value = reader.value(content)
             sample.values[column] = value
             if type(value) not in _SMALL:
                 sample.kept_bytes += size

@@ -1,0 +1,408 @@
+"""Lengths of audio and array files by their headers: against libsndfile, and where the files are odd or damaged."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import random
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io.wavfile
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.lib import format as npy_format
+
+from batchtune.errors import ManifestError
+from batchtune.manifests.headers import (
+    AUDIO_SUFFIXES,
+    AudioLength,
+    Payload,
+    array_shape,
+    audio_length,
+    opened_payload,
+)
+from batchtune.manifests.values import Unreadable
+
+RATE = 16_000
+COUNT = 1234
+
+
+def payload_of(data: bytes) -> Payload:
+    return Payload(len(data), lambda offset, size: data[offset : offset + size])
+
+
+def length(data: bytes, suffix: str = "wav") -> AudioLength:
+    return audio_length(payload_of(data), suffix)
+
+
+def reason(data: bytes, suffix: str = "wav") -> str:
+    with pytest.raises(Unreadable) as caught:
+        length(data, suffix)
+    return caught.value.reason
+
+
+def written(form: str, subtype: str | None = None, channels: int = 1, count: int = COUNT, **options: object) -> bytes:
+    """A file written by libsndfile; the test is skipped without it."""
+    soundfile = pytest.importorskip("soundfile")
+    stream = io.BytesIO()
+    noise = np.random.default_rng(0).standard_normal((count, channels)) * 0.1
+    soundfile.write(stream, noise, RATE, format=form, subtype=subtype, **options)
+    return stream.getvalue()
+
+
+def chunk(name: bytes, data: bytes, size: int | None = None) -> bytes:
+    return name + struct.pack("<I", len(data) if size is None else size) + data + b"\0" * (len(data) % 2)
+
+
+def riff(*chunks: bytes, magic: bytes = b"RIFF", size: int | None = None) -> bytes:
+    body = b"WAVE" + b"".join(chunks)
+    return magic + struct.pack("<I", len(body) if size is None else size) + body
+
+
+def fmt(
+    codec: int = 1, channels: int = 1, rate: int = RATE, align: int = 2, bits: int = 16, more: bytes = b""
+) -> bytes:
+    return chunk(b"fmt ", struct.pack("<HHIIHH", codec, channels, rate, rate * align, align, bits) + more)
+
+
+DATA = chunk(b"data", bytes(2000))
+
+
+@pytest.mark.parametrize("form", ["WAV", "WAVEX", "RF64"])
+def test_wav_of_any_encoding_has_its_samples(form: str) -> None:
+    for subtype in ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"):
+        for channels in (1, 6):
+            assert length(written(form, subtype, channels)) == AudioLength(COUNT, RATE), (subtype, channels)
+
+
+@pytest.mark.parametrize("subtype", ["IMA_ADPCM", "MS_ADPCM", "GSM610", "G721_32"])
+def test_adpcm_has_the_samples_of_its_fact_chunk(subtype: str) -> None:
+    data = written("WAV", subtype, count=20_000)
+    fact = struct.unpack_from("<I", data, data.index(b"fact") + 8)[0]
+    assert 20_000 <= fact < 20_600  # filled up to a block
+    assert length(data).num_samples == fact
+
+
+def test_a_fact_chunk_that_can_not_be_true_is_not_used() -> None:
+    data = bytearray(written("WAV", "MS_ADPCM", count=20_000))
+    soundfile = pytest.importorskip("soundfile")
+    struct.pack_into("<I", data, data.index(b"fact") + 8, 4_000_000_000)
+    assert length(bytes(data)).num_samples == soundfile.info(io.BytesIO(bytes(data))).frames
+
+
+def test_wav_written_by_scipy() -> None:
+    for kind in ("uint8", "int16", "int32", "int64", "float32", "float64"):
+        stream = io.BytesIO()
+        scipy.io.wavfile.write(stream, RATE, np.zeros((COUNT, 3), dtype=kind))
+        assert length(stream.getvalue()) == AudioLength(COUNT, RATE), kind
+
+
+def test_seconds_are_samples_by_rate() -> None:
+    assert AudioLength(24_000, 16_000).seconds == 1.5
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [chunk(b"LIST", b"INFOISFT\x0e\0\0\0Lavf58.29.100\0"), fmt(), DATA],
+        [fmt(), chunk(b"junk", b"odd"), DATA],
+        [chunk(b"JUNK", bytes(100_001)), fmt(), DATA],
+        [fmt(), DATA, chunk(b"LIST", b"INFO")],
+        [fmt(more=b"\0\0"), chunk(b"fact", struct.pack("<I", 5)), DATA],
+        [fmt(), *[chunk(b"cue ", b"")] * 400, DATA],
+    ],
+)
+def test_other_chunks_do_not_matter(chunks: list[bytes]) -> None:
+    assert length(riff(*chunks)) == AudioLength(1000, RATE)
+
+
+def test_an_odd_number_of_bytes_needs_no_padding() -> None:
+    data = riff(fmt(align=1, bits=8), chunk(b"data", bytes(1001)))
+    assert length(data[:-1]).num_samples == 1001
+
+
+def test_24_bits_may_lie_in_32() -> None:
+    assert length(riff(fmt(align=4, bits=24), DATA)).num_samples == 500
+
+
+@pytest.mark.parametrize("magic", [b"RF64", b"BW64"])
+def test_rf64_has_its_size_in_another_chunk(magic: bytes) -> None:
+    for size in [2000, 0xFFFFFFFFFFFFFFFF]:
+        ds64 = chunk(b"ds64", struct.pack("<QQQI", 0, size, 0, 0))
+        data = riff(ds64, fmt(), chunk(b"data", bytes(2000), 0xFFFFFFFF), magic=magic, size=0xFFFFFFFF)
+        assert length(data).num_samples == 1000
+
+
+def test_a_size_beyond_4_gib_is_believed() -> None:
+    size = 5_000_000_000
+    head = riff(chunk(b"ds64", struct.pack("<QQQI", 0, size, 0, 0)), fmt(), magic=b"RF64", size=0xFFFFFFFF)
+    head += struct.pack("<4sI", b"data", 0xFFFFFFFF)
+    payload = Payload(len(head) + size, payload_of(head).read)
+    assert audio_length(payload, "wav") == AudioLength(size // 2, RATE)
+
+
+def test_an_open_size_extends_to_the_end() -> None:
+    for whole, samples in [(0, 0), (0xFFFFFFFF, 0xFFFFFFFF), (36, 0), (0x7FFFF024, 0x7FFFF000), (0xFFFFFFFF, 0)]:
+        assert length(riff(fmt(), chunk(b"data", bytes(2000), samples), size=whole)).num_samples == 1000
+
+
+def test_sox_leaves_a_size_of_whole_blocks_open() -> None:
+    data = riff(fmt(channels=3, align=6), chunk(b"data", bytes(6000), 0x7FFFF000 // 6 * 6), size=0x7FFFF024)
+    assert length(data).num_samples == 1000
+
+
+def test_an_empty_recording_has_no_samples() -> None:
+    assert length(riff(fmt(), chunk(b"data", b""))) == AudioLength(0, RATE)
+    assert length(riff(fmt(), chunk(b"data", b""), chunk(b"LIST", bytes(100)))).num_samples == 0
+
+
+def test_fewer_samples_than_the_header_says_are_an_error() -> None:
+    for removed in (1, 2, 1000, 1999, 2000):
+        assert reason(riff(fmt(), DATA)[:-removed]) == "truncated WAV", removed
+    with pytest.raises(Unreadable, match=r"^truncated WAV: 1,900 of 2,000 bytes of audio$"):
+        length(riff(fmt(), DATA)[:-100])
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "an empty file"),
+        (b"RIFF", "no WAV header"),
+        (b"RIFF\0\0\0\0AVI LIST", "no WAV header"),
+        (riff(chunk(b"fmt ", bytes(10)), DATA), "WAV without a format chunk"),
+        (riff(fmt(), *[chunk(b"cue ", b"")] * 600, DATA), "WAV without a data chunk"),
+        (riff(fmt(rate=0), DATA), "a damaged WAV header"),
+        (riff(fmt(channels=0, align=0), DATA), "a damaged WAV header"),
+        (riff(fmt(codec=0x1234), DATA), "a WAV codec that is not read"),
+        (bytes(1000), "no audio header"),
+    ],
+)
+def test_what_is_not_audio_or_damaged_says_so(data: bytes, said: str) -> None:
+    assert reason(data) == said
+
+
+def test_the_detail_shows_the_bytes_seen() -> None:
+    with pytest.raises(Unreadable) as caught:
+        length(b"<html>")
+    assert (caught.value.reason, caught.value.detail) == ("no audio header", "a file that begins with b'<htm'")
+
+
+# Other audio
+
+
+def needs_mutagen() -> None:
+    pytest.importorskip("mutagen")
+
+
+@pytest.mark.parametrize(
+    ("form", "subtype"),
+    [("FLAC", "PCM_S8"), ("FLAC", "PCM_24"), ("OGG", "VORBIS"), ("MP3", "MPEG_LAYER_III"), ("AIFF", "PCM_16")],
+)
+def test_other_audio_has_the_samples_that_were_written(form: str, subtype: str) -> None:
+    needs_mutagen()
+    for suffix in ("", "wav", "flac", "mp3"):  # suffixes lie
+        for channels in (1, 2):
+            assert length(written(form, subtype, channels), suffix) == AudioLength(COUNT, RATE)
+
+
+def test_opus_counts_the_samples_that_it_decodes_to() -> None:
+    needs_mutagen()
+    assert length(written("OGG", "OPUS", count=RATE), "opus") == AudioLength(48_000, 48_000)
+
+
+def m4a(duration: int, rate: int) -> bytes:
+    def atom(name: bytes, *parts: bytes) -> bytes:
+        return struct.pack(">I", 8 + len(b"".join(parts))) + name + b"".join(parts)
+
+    sample = atom(b"mp4a", bytes(6), struct.pack(">H8xHHIHH", 1, 2, 16, 0, rate, 0), atom(b"free"))
+    media = [
+        atom(b"mdhd", bytes(12), struct.pack(">IIHH", rate, duration, 0, 0)),
+        atom(b"hdlr", bytes(8), b"soun", bytes(13)),
+        atom(b"minf", atom(b"stbl", atom(b"stsd", bytes(4), struct.pack(">I", 1), sample))),
+    ]
+    return atom(b"ftyp", b"M4A \0\0\0\0M4A mp42") + atom(b"moov", atom(b"trak", atom(b"mdia", *media)))
+
+
+def test_m4a_has_the_duration_of_its_audio_track() -> None:
+    needs_mutagen()
+    assert length(m4a(61_440, RATE), "m4a") == AudioLength(61_440, RATE)
+
+
+@pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE"])
+def test_mp3_without_a_tag_is_an_estimate(mode: str) -> None:
+    needs_mutagen()
+    data = written("MP3", count=32_000, bitrate_mode=mode)
+    assert length(data, "mp3") == AudioLength(32_000, RATE)
+    first = data.index(b"\xff\xf3", 4)  # the frame after that with the tag
+    assert length(data[first:], "mp3").is_estimate
+
+
+def test_a_flac_without_a_length_is_unreadable() -> None:
+    needs_mutagen()
+    data = bytearray(written("FLAC"))
+    data[21] &= 0xF0
+    data[22:26] = bytes(4)
+    assert reason(bytes(data), "flac") == "an audio header without a length"
+
+
+@pytest.mark.parametrize("data", [b"\xff\xd8\xff\xe0" + bytes(5000), b"\xff" * 100_000, b"fLaC\x04" + bytes(100)])
+def test_what_only_begins_like_audio_is_not(data: bytes) -> None:
+    needs_mutagen()
+    assert reason(data) == "damaged, or not audio"
+
+
+def test_without_mutagen_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mutagen", None)
+    with pytest.raises(ManifestError) as caught:
+        length(b"OggS" + bytes(100))
+    assert caught.value.hint == "Install it: pip install 'batchtune[audio]'."
+    assert length(riff(fmt(), DATA)).num_samples == 1000
+
+
+def survives(data: bytes, suffix: str) -> None:
+    try:
+        found = length(data, suffix)
+    except Unreadable as error:
+        assert error.reason
+    else:
+        assert found.num_samples >= 0
+        assert found.sample_rate > 0
+
+
+@pytest.mark.parametrize(
+    ("form", "subtype"),
+    [
+        *(("WAV", subtype) for subtype in ("PCM_16", "ULAW", "IMA_ADPCM", "MS_ADPCM", "GSM610")),
+        *(("WAVEX", "FLOAT"), ("RF64", "PCM_24"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("OGG", "OPUS")),
+        *(("MP3", "MPEG_LAYER_III"), ("AIFF", "PCM_16"), ("M4A", "")),
+    ],
+)
+def test_a_damaged_audio_file_is_read_or_refused(form: str, subtype: str) -> None:
+    needs_mutagen()
+    data = m4a(61_440, RATE) if form == "M4A" else written(form, subtype, count=400)
+    for end in [*range(min(len(data), 128)), *range(0, len(data), max(1, len(data) // 100))]:
+        survives(data[:end], form.lower())
+    chance = random.Random(form)
+    for _ in range(200):
+        damaged = bytearray(data)
+        for _ in range(chance.choice((1, 1, 2, 8))):
+            damaged[chance.randrange(chance.choice((64, len(data))))] = chance.choice((0, 255, chance.randrange(256)))
+        survives(bytes(damaged), form.lower())
+
+
+@given(
+    st.sampled_from((b"RIFF\0\0\0\0WAVE", b"RF64", b"fLaC\0\0\0\x22", b"\xff\xfb\x90\xc4", b"ID3", b"\0\0\0\x20ftyp")),
+    st.binary(max_size=600),
+    st.sampled_from(("wav", "mp3", "flac")),
+)
+def test_any_bytes_are_read_or_refused(magic: bytes, rest: bytes, suffix: str) -> None:
+    needs_mutagen()
+    survives(magic + rest, suffix)
+
+
+# What is read from
+
+
+def test_a_file_is_read_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(riff(fmt(), DATA))
+    with opened_payload(path) as payload:
+        assert payload.size == 2044
+        assert payload.read(2040, 100) == bytes(4)
+        assert audio_length(payload, "wav").num_samples == 1000
+
+
+def test_an_error_of_the_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_first_bytes(descriptor: int, size: int, offset: int) -> bytes:
+        if offset > 0:
+            raise OSError(errno.EIO, "Input/output error")
+        return original(descriptor, size, offset)
+
+    original = os.pread
+    monkeypatch.setattr(os, "pread", read_first_bytes)
+    (tmp_path / "a.wav").write_bytes(riff(chunk(b"LIST", bytes(500)), fmt(), DATA))
+    with (
+        pytest.raises(Unreadable, match=r"^can't be read: Input/output error$"),
+        opened_payload(tmp_path / "a.wav") as payload,
+    ):
+        audio_length(payload, "wav")
+
+
+def test_suffixes_are_lower_case_without_a_dot() -> None:
+    assert {"wav", "flac", "ogg", "opus", "mp3", "m4a", "aiff"} < AUDIO_SUFFIXES
+    assert all(suffix == suffix.lower() and "." not in suffix for suffix in AUDIO_SUFFIXES)
+
+
+# .npy
+
+
+def shape(data: bytes) -> tuple[int, ...]:
+    return array_shape(payload_of(data))
+
+
+def npy(array: np.ndarray, version: tuple[int, int] = (1, 0)) -> bytes:
+    stream = io.BytesIO()
+    npy_format.write_array(stream, array, version=version)
+    return stream.getvalue()
+
+
+def npy_of(header: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode("latin-1")
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_an_npy_file_has_the_shape_of_its_array(version: tuple[int, int]) -> None:
+    for size in [(), (0,), (3,), (2, 3), (0, 5), (1, 2, 3, 4)]:
+        assert shape(npy(np.zeros(size, dtype=np.float32), version)) == size
+
+
+def test_an_npy_file_may_hold_anything() -> None:
+    for kind in (">i2", bool, "c16", "U5", "S7", "M8[ns]", [("a", "f4"), ("b", "U3", (2,))], object):
+        assert shape(npy(np.zeros((2, 3), dtype=kind))) == (2, 3)
+    assert shape(npy(np.asfortranarray(np.zeros((2, 3))))) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (npy(np.zeros(100))[:-1], "a damaged .npy"),
+        (npy(np.zeros(100))[:100], "a damaged .npy header"),
+        (npy(np.zeros(100)) + b"\0", "a damaged .npy"),
+        (b"\x93NUMPY\x04" + bytes(100), "a damaged .npy header"),
+        (npy_of("{'shape': (-1,), 'fortran_order': False, 'descr': '<f4'}"), "a damaged .npy header"),
+        (npy_of("{'shape': (True,), 'fortran_order': False, 'descr': '<f4'}"), "a damaged .npy header"),
+        (npy_of("{'shape': __import__('os').getcwd()}"), "a damaged .npy header"),
+        (npy_of("(" * 9999), "a damaged .npy header"),
+        (npy_of("-" * 9999 + "1"), "a damaged .npy header"),
+        (npy_of("{'shape': (" + "9" * 9000 + ",)}"), "a damaged .npy header"),
+        (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(100), "a damaged .npy header"),
+        (b"", "an empty file"),
+        (b"no array", "no array header"),
+    ],
+    ids=range(13),
+)
+def test_a_damaged_npy_file_says_so(data: bytes, said: str) -> None:
+    with pytest.raises(Unreadable) as caught:
+        shape(data)
+    assert caught.value.reason == said
+
+
+def test_a_header_that_python_warns_of_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Unreadable):
+        shape(npy_of("{'shape': (0,), 'fortran_order': False, 'descr': '\\d'}"))
+    assert capfd.readouterr() == ("", "")
+
+
+@given(st.binary(max_size=400), st.sampled_from((b"\x93NUMPY\x01\x00\x60\x00{'shape': (", b"")))
+def test_any_array_is_read_or_refused(rest: bytes, magic: bytes) -> None:
+    try:
+        found = shape(magic + rest)
+    except Unreadable as error:
+        assert error.reason
+    else:
+        assert all(size >= 0 for size in found)
