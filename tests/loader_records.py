@@ -11,7 +11,6 @@ from batchtune.reports import RunResults
 from batchtune.results import (
     Arguments,
     Demand,
-    LoaderQueue,
     LoaderRow,
     LoaderStage,
     LoaderTuning,
@@ -59,7 +58,6 @@ def made_loader(**changes: Any) -> LoaderTuning:
             LoaderStage(name="decode", seconds_per_example=0.00284, share=0.71),
             LoaderStage(name="collate", seconds_per_example=0.00076, share=0.19),
         ],
-        queue=LoaderQueue(batch_seconds=0.128, busy=0.9, receive_seconds=0.0008, relative_error=0.032),
         reproduced=Reproduced(batches=40),
         warnings=["Each rank has 4 processors: 2 ranks share 8"],
     )
@@ -70,7 +68,7 @@ def bottleneck() -> LoaderTuning:
     """The same, with a step of a quarter of the time: no setting keeps it busy."""
     made = made_loader()
     rows = [row if row.gpu_idle is None else replace(row, gpu_idle=0.2 + row.gpu_idle * 0.7) for row in made.rows]
-    rows[7] = replace(rows[7], gpu_idle=0.35, gpu_idle_measured=0.34)
+    rows[7] = replace(rows[7], gpu_idle=0.34)
     assert made.demand is not None
     return replace(made, rows=rows, recommended=7, demand=replace(made.demand, step_seconds=STEP_SECONDS / 4))
 
@@ -78,12 +76,12 @@ def bottleneck() -> LoaderTuning:
 def made_dali() -> LoaderTuning:
     """A generator that uses DALI, without a step to hold it against."""
     rows = [
-        replace(_row({"eval_mode": mode, "num_threads": threads}, threads), gpu_idle=None, gpu_idle_measured=None)
+        replace(_row({"eval_mode": mode, "num_threads": threads}, threads), gpu_idle=None)
         for mode in ("eager", "sync_cpu")
         for threads in (1, 2)
     ]
     return made_loader(
-        **{"lengths": None, "kind": "dali", "rows": rows, "recommended": 1, "demand": None, "queue": None},
+        **{"lengths": None, "kind": "dali", "rows": rows, "recommended": 1, "demand": None},
         **{"stages": [], "reproduced": Reproduced(batches=3, first_difference=1, what="log_mel has other values")},
         **{"device_name": "CPU", "epoch_batches": None, "epoch_examples": None, "warnings": []},
         target=WorkloadRecord(spec="audio.py:make_batches", options={}),
@@ -104,7 +102,7 @@ def made_iterable() -> LoaderTuning:
         first_batch_seconds=0.4,
     )
     return made_loader(
-        **{"lengths": None, "kind": "iterable", "rows": [row], "recommended": 0, "demand": None, "queue": None},
+        **{"lengths": None, "kind": "iterable", "rows": [row], "recommended": 0, "demand": None},
         **{"stages": [], "reproduced": None, "settings": {}, "batch": None, "reason": "", "warnings": []},
         **{"device_name": "CPU", "epoch_batches": None, "epoch_examples": None},
     )
@@ -114,9 +112,7 @@ def all_failed() -> LoaderTuning:
     """Every setting failed."""
     error = "ValueError: item 17 has no audio"
     rows = [LoaderRow(arguments={"num_workers": n}, workers=n, outcome="error", error=error) for n in (0, 2)]
-    return made_loader(
-        rows=rows, recommended=None, reason="Nothing is recommended: all 2 settings failed.", stages=[], queue=None
-    )
+    return made_loader(rows=rows, recommended=None, reason="Nothing is recommended: all 2 settings failed.", stages=[])
 
 
 def hostile_loader(text: str) -> LoaderTuning:
@@ -148,7 +144,7 @@ def loaded(loader: LoaderTuning | None = None, *, sweep: bool = False) -> RunRes
 def _row(arguments: Arguments, workers: int, factor: int = 2) -> LoaderRow:
     rate = 250.0 * max(1, workers) / (1 + 0.04 * workers) * (1 + 0.005 * factor)
     needed = BATCH_EXAMPLES / STEP_SECONDS
-    idle = max(0.004 / factor, 1 - rate / needed)
+    idle = max(0.012 / factor, 1 - rate / needed)
     return LoaderRow(
         arguments=arguments,
         workers=workers,
@@ -171,6 +167,5 @@ def _row(arguments: Arguments, workers: int, factor: int = 2) -> LoaderRow:
         batch_bytes=16 * MIB,
         growth_bytes_per_batch=0.0,
         gpu_idle=idle,
-        gpu_idle_measured=0.006 if (workers, factor) == (4, 2) else None,
         estimated_epoch_seconds=892 * STEP_SECONDS / (1 - idle),
     )

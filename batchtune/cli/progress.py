@@ -135,7 +135,7 @@ def loader_bar(*, quiet: bool) -> Iterator[Callable[[LoaderProgress], None]]:
 def _loader_line(row: LoaderRow) -> str:
     if row.outcome != "ok":
         return f"{row.name}: {(row.error or row.outcome).splitlines()[0]}"
-    idle = "" if row.idle is None else f", the step waits {format_percent(row.idle)}"
+    idle = "" if row.gpu_idle is None else f", the step waits {format_percent(row.gpu_idle)}"
     return f"{row.name}: {format_number(row.examples_per_second or 0.0)} examples/s{idle}"
 
 

@@ -1,4 +1,4 @@
-"""The cost of a batch shape: models of peak memory and step time, the frontier; `loader_queue`: waits for a loader."""
+"""The cost of a batch shape: models of peak memory and step time, the frontier."""
 
 from batchtune.cost.fitting import fit_cost, needs_targets, predict, scaled
 from batchtune.cost.frontier import Frontier, JointFrontier, largest_max_batch_length

@@ -113,7 +113,11 @@ class Loading(NamedTuple):
         known = [name for name in TORCH_ARGUMENTS if row.workers or name not in _OF_WORKERS]
         arguments = {name: value for name in known if (value := row.arguments.get(name)) is not None}
         others = {name: value for name, value in row.arguments.items() if name not in TORCH_ARGUMENTS}
-        waits = "" if row.idle is None else f", and a step that waits for data {format_percent(row.idle)} of the time"
+        waits = (
+            ""
+            if row.gpu_idle is None
+            else f", and a step that waits for data {format_percent(row.gpu_idle)} of the time"
+        )
         rate = f"{format_number(row.examples_per_second or row.batches_per_second or 0.0)} {row.rate_unit}"
         about = f"The loader's arguments are those of {LOADER_CONFIG_FILE}, as `batchtune tune-loader` measured them: "
         return cls(arguments, others, f"{about}{rate}{waits}")

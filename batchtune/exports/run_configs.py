@@ -148,7 +148,7 @@ def loader_config(tuning: LoaderTuning) -> LoaderConfig:
             ranks_per_node=tuning.measured_with.ranks_per_node,
             examples_per_second=row.examples_per_second,
             step_seconds=None if tuning.demand is None else tuning.demand.step_seconds,
-            gpu_idle=row.idle,
+            gpu_idle=row.gpu_idle,
         ),
     )
 

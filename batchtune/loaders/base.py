@@ -124,6 +124,7 @@ class LoaderKind(ABC):
         QUEUE: The argument that is how many batches of each of them may be ready before they are taken.
         MORE_WORKERS: Whether there may be more of them than processors.
         IN_SHARED_MEMORY: Whether batches that are ready wait in /dev/shm.
+        HIDES_RECEIVING: What else hides the time to receive a batch, as the beginning of a clause.
         WORKERS_ARE: What the kind calls what makes batches, in the plural.
         SPLIT: How the user's code lets each of them take its own part of the data.
     """
@@ -136,6 +137,7 @@ class LoaderKind(ABC):
     QUEUE: ClassVar[str]
     MORE_WORKERS: ClassVar[bool] = False
     IN_SHARED_MEMORY: ClassVar[bool] = False
+    HIDES_RECEIVING: ClassVar[str] = ""
     WORKERS_ARE: ClassVar[str] = "workers"
     SPLIT: ClassVar[str] = "Split the data set by torch.utils.data.get_worker_info()."
 

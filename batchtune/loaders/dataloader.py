@@ -40,6 +40,7 @@ class TorchKind(IterableKind):
     name: ClassVar[str] = "torch"
     MORE_WORKERS: ClassVar[bool] = True
     ARGUMENTS: ClassVar[Mapping[str, Any]] = TORCH_TYPES
+    HIDES_RECEIVING: ClassVar[str] = "pin_memory=true does it in a thread of its own, and "
 
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
         """As the base class says."""

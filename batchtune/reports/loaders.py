@@ -15,14 +15,16 @@ from batchtune.units import counted, format_number, format_percent, format_secon
 
 # A sentence quotes no more of an error, or of a name.
 _QUOTED = 120
-_MEASURED = "*"
 _EQUAL = "≈"
 _MAX_ROWS = 500
 _MAX_FAILED = 20
 # A DataLoader's defaults, which names of its rows leave out.
 _DEFAULTS = {
-    **{"in_order": True, "pin_memory": False, "persistent_workers": False},
-    **{"prefetch_factor": None, "multiprocessing_context": None},
+    "in_order": True,
+    "pin_memory": False,
+    "persistent_workers": False,
+    "prefetch_factor": None,
+    "multiprocessing_context": None,
 }
 # Arguments whose own name is too wide for a column.
 _TITLES = {"multiprocessing_context": "context"}
@@ -44,54 +46,68 @@ class LoaderSection(Section[LoaderTuning]):
 
     def headline(self) -> str:
         """Say what to set, and whether it keeps the step busy, or that the loader is the bottleneck and why."""
-        loader, row = self.result, self.result.recommended_row
+        loader = self.result
+        row = loader.recommended_row
         if row is None:
             return f"Loader: {with_full_stop(loader.reason) or 'no setting is recommended.'}"
-        rate, idle, name = f"{format_number(_speed(row))} {row.rate_unit}", row.idle, setting_name(loader, row)
-        if idle is None:
-            set_it = f"Set {name} for the loader: {rate}" if row.arguments else f"The loader as it is makes {rate}"
-            if row.arguments and _is_alone(loader):
-                set_it = f"{name} makes {rate}"
-            alone, against = without_workers(loader), ""
-            if alone is not None and alone is not row and alone.examples_per_second and row.examples_per_second:
-                times = speed(1 / row.examples_per_second, 1 / alone.examples_per_second)
-                against = f", {times} {setting_name(loader, alone)}"
-            return f"{set_it}{against}."
-        waits = format_percent(idle)
-        if idle <= BUSY_IDLE:
-            needs = "" if loader.demanded is None else f"; the step takes {format_number(loader.demanded)}"
-            which = name if row.arguments else "The loader as it is"
-            return (
-                f"{which} keeps the step busy: it waits for data {waits} of the time. The loader makes {rate}{needs}."
-            )
-        if not loader.is_bottleneck:
-            fastest = row if loader.keeps_up else max(_delivered(loader.rows), key=_speed)
-            in_shared_memory = loader.keeps_up and kind_of(loader.kind).IN_SHARED_MEMORY
-            receiving = ", mostly to receive batches from the workers" if in_shared_memory else ""
-            waiting = "The step" if fastest is row else f"With {name}, the best setting, the step"
-            takes = "" if loader.demanded is None else f", and the step takes {format_number(loader.demanded)}"
-            return (
-                f"{setting_name(loader, fastest)} keeps up: it makes {format_number(_speed(fastest))} "
-                f"{fastest.rate_unit}{takes}. {waiting} waits {waits} of the time all the same{receiving}."
-            )
-        slow = f"; {self._stage}" if self._stage else ""
-        best = f"with {name}" if row.arguments else "as it is"
+        if row.gpu_idle is None:
+            return self._rate_headline(row)
+        name = setting_name(loader, row)
+        waits = format_percent(row.gpu_idle)
+        if row.gpu_idle <= BUSY_IDLE:
+            busy = f"{_capitalized(name)} keeps the step busy: it waits for data {waits} of the time."
+            return f"{busy} {self._rates('The loader', row)}"
+        if loader.keeps_up:
+            receiving = ""
+            if kind_of(loader.kind).IN_SHARED_MEMORY:
+                receiving = ", mostly to receive batches from the workers"
+            waiting = f"With {name}, the step still waits for data {waits} of the time{receiving}."
+            return f"{waiting} {self._rates('The loader', row)}"
+        best = f"with {name}"
         if len(loader.rows) > 1:
             best = f"with the best setting, {name}"
+        if not loader.is_bottleneck:
+            fastest = max(_delivered(loader.rows), key=_speed)
+            waiting = f"{_capitalized(best)}, the step waits for data {waits} of the time."
+            return f"{waiting} {self._rates(_capitalized(setting_name(loader, fastest)), fastest)}"
+        slow = f"; {self._stage}" if self._stage else ""
         return f"The loader is the bottleneck: {best}, the step waits for data {waits} of the time{slow}."
+
+    def _rates(self, subject: str, row: LoaderRow) -> str:
+        """Say how much a row delivers, and how much the step takes."""
+        rate = f"{subject} makes {format_number(_speed(row))} {row.rate_unit}"
+        if self.result.demanded is None:
+            return f"{rate}."
+        return f"{rate}; the step takes {format_number(self.result.demanded)}."
+
+    def _rate_headline(self, row: LoaderRow) -> str:
+        """Say what to set, and how fast that is."""
+        loader = self.result
+        rate = f"{format_number(_speed(row))} {row.rate_unit}"
+        name = setting_name(loader, row)
+        if not row.arguments or _is_alone(loader):
+            headline = f"{_capitalized(name)} makes {rate}"
+        else:
+            headline = f"Set {name} for the loader: {rate}"
+        alone = without_workers(loader)
+        if alone is None or alone is row or not alone.examples_per_second or not row.examples_per_second:
+            return f"{headline}."
+        times = speed(1 / row.examples_per_second, 1 / alone.examples_per_second)
+        return f"{headline}, {times} {setting_name(loader, alone)}."
 
     @property
     def _stage(self) -> str:
         """The stage that takes most of making a batch; empty if stages were not measured."""
-        slowest = max(self.result.stages, key=lambda stage: stage.share, default=None)
-        if slowest is None:
+        if not self.result.stages:
             return ""
+        slowest = max(self.result.stages, key=lambda stage: stage.share)
         return f"{quoted(slowest.name)} takes {format_percent(slowest.share)} of the time to make a batch"
 
     def sentences(self) -> Iterator[str]:
         """As for every section."""
         yield from self.evidence()
-        loader, row = self.result, self.result.recommended_row
+        loader = self.result
+        row = loader.recommended_row
         if row is None:
             return
         if _is_alone(loader):
@@ -99,7 +115,7 @@ class LoaderSection(Section[LoaderTuning]):
         if row.estimated_epoch_seconds is not None:
             what = "with the step" if loader.demand is not None else "of the loader alone"
             yield f"An epoch {what} is estimated at {format_seconds(row.estimated_epoch_seconds)}."
-        if self._stage and (row.idle is None or row.idle <= BUSY_IDLE):  # else the headline says so
+        if self._stage and not loader.is_bottleneck:  # else the headline says so
             yield f"The slowest stage: {self._stage}."
         if loader.reproducible and loader.reproduced is not None:
             same = batches_words(loader.reproduced.batches)
@@ -108,32 +124,9 @@ class LoaderSection(Section[LoaderTuning]):
             return
         if loader.reason and not loader.is_bottleneck:  # the headline says so
             yield f"Why: {with_full_stop(loader.reason)}"
-        needs = []
-        if row.processors is not None:
-            needs.append(f"{row.processors:.1f} processors")
-        if row.memory_bytes is not None:
-            shared = "" if not row.shared_bytes else f" ({format_size(row.shared_bytes)} of it shared)"
-            needs.append(f"{format_size(row.memory_bytes)} of memory{shared}")
-        if needs:
-            first = row.first_batch_seconds
-            comes = "" if first is None else f"; the first batch comes after {format_seconds(first)}"
-            yield f"It keeps {' and '.join(needs)} in use{comes}."
+        yield from _needs(row)
         if loader.demand is not None:
             yield f"The step: {_demand_words(loader)}."
-        if row.gpu_idle is not None and row.gpu_idle_measured is not None:
-            yield (
-                f"With a step that takes as long, it was measured to wait {format_percent(row.gpu_idle_measured)} of "
-                f"the time; the queue of {workers_words(loader)} gives {format_percent(row.gpu_idle)}."
-            )
-        if (queue := loader.queue) is not None:
-            receives, seconds = "", format_seconds(queue.receive_seconds)
-            if queue.receive_seconds >= 1e-6:
-                receives = f"; the training process spends {seconds} on one that a worker made"
-            yield (
-                f"One process makes a batch in {format_seconds(queue.batch_seconds)}, {format_percent(queue.busy)} of "
-                f"it computing{receives}. With these figures the queue gives the measured rates to within "
-                f"{format_percent(queue.relative_error)}."
-            )
         if row.examples_per_second_spread is not None and row.trials > 1:
             differ = format_percent(row.examples_per_second_spread)
             yield f"Its rate is the median of {row.trials} trials, which differ by {differ}."
@@ -171,26 +164,29 @@ class LoaderSection(Section[LoaderTuning]):
 
     def comparison(self) -> Iterator[Table]:
         """Compare the recommended row with the fastest one, and with the training process making its own batches."""
-        loader, chosen = self.result, self.result.recommended_row
+        loader = self.result
+        chosen = loader.recommended_row
         if chosen is None:
             return
+        lines = [("measured" if _is_alone(loader) else "recommended", chosen)]
         fastest = max(_delivered(loader.rows), key=_speed)
-        name = "measured" if _is_alone(loader) else "recommended"
-        first = "fastest, equal" if fastest.equal_to_best and chosen.equal_to_best else "fastest"
-        lines = {name: chosen, first: fastest, f"without {workers_words(loader)}": without_workers(loader)}
-        rows, seen = [], set[int]()
-        for name, row in lines.items():
-            if row is None or id(row) in seen:
-                continue
-            seen.add(id(row))
-            figures = row_cells(row)
+        if fastest is not chosen:
+            lines.append(("fastest, equal" if fastest.equal_to_best and chosen.equal_to_best else "fastest", fastest))
+        alone = without_workers(loader)
+        if alone is not None and alone is not chosen and alone is not fastest:
+            lines.append((f"without {workers_words(loader)}", alone))
+        rows = []
+        for name, row in lines:
+            cells = row_cells(row)
             rows.append(
                 {
                     "": name,
                     workers_words(loader): format_number(row.workers),
-                    "examples/s": figures["examples/s"],
-                    "step waits": known(row.idle, format_percent),
-                    **{title: figures[title] for title in ("wait p99", "first batch", "memory")},
+                    "examples/s": cells["examples/s"],
+                    "step waits": cells["step waits"],
+                    "wait p99": cells["wait p99"],
+                    "first batch": cells["first batch"],
+                    "memory": cells["memory"],
                 }
             )
         yield make_table("" if self.is_main else self.title, rows, marked=None if _is_alone(loader) else 0)
@@ -207,17 +203,21 @@ class LoaderSection(Section[LoaderTuning]):
                 f"Not reproducible: two epochs from one seed differ from batch {reproduced.first_difference} on{how}"
             )
         # Of repetition the tuning warns itself.
-        if failed := [row for row in failed_settings(loader) if row.outcome != "repeats"]:
+        failed = [row for row in failed_settings(loader) if row.outcome != "repeats"]
+        if failed:
             first = failed[0]
             why = quoted(first.error) if first.error else outcome_words(first)
-            one, of = f"{setting_name(loader, first)}: {with_full_stop(why)}", counted(len(loader.rows), "setting")
             more = " --full shows all." if self.brief and len(failed) > 1 else ""
-            yield f"{len(failed)} of {of} of the loader failed, such as {one}{more}"
+            yield (
+                f"{len(failed)} of {counted(len(loader.rows), 'setting')} of the loader failed; "
+                f"{setting_name(loader, first)}: {with_full_stop(why)}{more}"
+            )
         yield from map(with_full_stop, loader.warnings)
 
     def steps(self) -> Iterator[Fact]:
         """As for every section."""
-        row, again = self.result.recommended_row, f"batchtune tune-loader TARGET{self.run.as_option}"
+        row = self.result.recommended_row
+        again = f"batchtune tune-loader TARGET{self.run.as_option}"
         if row is None:
             yield again, "measure again, with the error fixed"
             return
@@ -227,13 +227,38 @@ class LoaderSection(Section[LoaderTuning]):
         yield str(self.run.folder / LOADER_CONFIG_FILE), "the arguments, for the loader"
         if self.result.demand is None:
             yield f"{again} --step-ms MS", "hold it against the step"
-        elif row.idle is not None and row.idle > BUSY_IDLE and not self.result.stages:
+        elif row.gpu_idle is not None and row.gpu_idle > BUSY_IDLE and not self.result.stages:
             yield f"{again} --stages", "find the slow stage"
 
     def settings(self) -> dict[str, list[Fact]]:
         """As for every section."""
         loader = self.result
         return {"Loader": [("target", loader.target.words), ("kind", loader.kind), *settings_facts(loader.settings)]}
+
+
+def _needs(row: LoaderRow) -> Iterator[str]:
+    """Say how many processors and how much memory a row takes, and when its first batch comes."""
+    needs = []
+    if row.processors is not None:
+        needs.append(f"{row.processors:.1f} processors")
+    if row.memory_bytes is not None:
+        memory = f"{format_size(row.memory_bytes)} of memory"
+        if row.shared_bytes:
+            memory += f" ({format_size(row.shared_bytes)} of it shared)"
+        needs.append(memory)
+    if not needs:
+        return
+    first = ""
+    if row.first_batch_seconds is not None:
+        first = f"; the first batch comes after {format_seconds(row.first_batch_seconds)}"
+    yield f"It keeps {' and '.join(needs)} in use{first}."
+
+
+def _capitalized(text: str) -> str:
+    """Begin a sentence with a text; names of arguments keep their case."""
+    if text.startswith(("the ", "with ")):
+        return text[0].upper() + text[1:]
+    return text
 
 
 def varied_arguments(loader: LoaderTuning) -> list[str]:
@@ -335,11 +360,10 @@ def _rows_table(loader: LoaderTuning) -> Table:
 
 def row_cells(row: LoaderRow) -> dict[str, str | None]:
     """Return what tables and charts show of a row, by the titles of the columns."""
-    mark = _MEASURED if row.gpu_idle_measured is not None else ""
-    equal = _EQUAL if row.equal_to_best and row.idle is None else ""
+    equal = _EQUAL if row.equal_to_best and row.gpu_idle is None else ""
     return {
         "examples/s": known(row.examples_per_second, lambda rate: f"{format_number(rate)}{equal}"),
-        "step waits": known(row.idle, lambda idle: f"{format_percent(idle)}{mark}"),
+        "step waits": known(row.gpu_idle, format_percent),
         "wait p50": known(row.wait_p50_seconds, format_seconds),
         "wait p99": known(row.wait_p99_seconds, format_seconds),
         "first batch": known(row.first_batch_seconds, format_seconds),
@@ -355,15 +379,13 @@ def _notes(loader: LoaderTuning, varied: list[str]) -> Iterator[str]:
     if varied and fixed:
         same = " ".join(f"{name}={argument_text(value)}" for name, value in fixed.items())
         yield f"The same for all that take it: {same}."
-    if any(row.idle is not None for row in loader.rows):
+    if any(row.gpu_idle is not None for row in loader.rows):
         yield (
-            "“Step waits” is the share of training that the step waits for batches, by the queue of "
-            f"{workers_words(loader)}."
+            "“Step waits” is the share of training that the step waits for batches, measured for the best settings "
+            "with a consumer that takes as long as the step."
         )
-    if any(row.equal_to_best and row.idle is None for row in loader.rows):
+    elif any(row.equal_to_best for row in loader.rows):
         yield f"{_EQUAL} marks settings that can't be told from the fastest: the trials differ by as much."
-    if any(row.gpu_idle_measured is not None for row in loader.rows):
-        yield f"{_MEASURED} marks shares that were measured, with a step that takes as long."
     if any(row.wait_p50_seconds is not None for row in loader.rows):
         yield (
             "“Wait” is for one batch, of a consumer that takes batches as fast as they come (p50: the median; p99: 99 "

@@ -33,13 +33,13 @@ LOWER_IS_BETTER = {
     *("dropped_examples", "under_half", "wait_median", "wait_p99", "worker_imbalance", "rank_imbalance"),
     *("buffer_size", "buffer_length", "buffer_bytes"),
     *("workers", "first_batch_seconds", "wait_p50_seconds", "wait_p99_seconds", "processors", "gpu_idle"),
-    *("memory_bytes", "worker_bytes", "shared_bytes", "growth_bytes_per_batch", "gpu_idle_measured"),
+    *("memory_bytes", "worker_bytes", "shared_bytes", "growth_bytes_per_batch"),
     "examples_per_second_spread",
 }
 # Between 0 and 1: a limit outside would be a rule that always or never fails.
 SHARES = {
     *("padding_ratio", "mates_again", "randomness", "under_half", "max_padding_ratio"),
-    *("gpu_idle", "gpu_idle_measured"),
+    "gpu_idle",
 }
 # These may be written in per cent.
 RATIOS = SHARES | {
@@ -66,9 +66,7 @@ _WHY_UNKNOWN = {
     },
     "loader": {
         "length_per_second": "the lengths of the batches are not known",
-        "gpu_idle": "no step times are known: give --step-ms, or probe first; or it is not a loader of torch's workers",
-        "gpu_idle_measured": "the loader was not run with a step",
-        "idle": "the loader has no queue of workers that is known, and was not run with a step",
+        "gpu_idle": "no step times are known, or the tuning ended before the loader was run with a step",
         "estimated_epoch_seconds": "its epoch has no known end",
         "reproducible": "run `batchtune tune-loader` with --check-reproducible",
     },
@@ -151,7 +149,7 @@ def all_fields() -> dict[str, Field]:
         *_fields("bound.", "sweep", LowerBound, lambda inputs: of_sweep(inputs).lower_bound),
         Field(name="probe.unfinished", kind="probe", record=of_probe, path=("unfinished",), is_flag=True),
         Field(name="max_batch_length", kind="sweep", record=of_sweep, path=("max_batch_length",)),
-        Field(name="gpu_idle", kind="loader", record=_held_against_step, path=("idle",), of_row=True),
+        Field(name="gpu_idle", kind="loader", record=_held_against_step, path=("gpu_idle",), of_row=True),
         *_fields("loader.", "loader", LoaderRow, partial(RuleInputs.recommended, name="loader"), of_row=True),
         Field(name="loader.reproducible", kind="loader", record=of_loader, path=("reproducible",), is_flag=True),
     ]

@@ -91,11 +91,12 @@ class LoaderRow(Record, frozen=True, kw_only=True):
         shared_bytes: Of that, memory that processes share, /dev/shm included.
         batch_bytes: Of the largest batch.
         growth_bytes_per_batch: By how much memory grew with each batch after the warm-up; 0 if by no more than noise.
-        gpu_idle: The share of training that the step waits for batches, by the queue of workers; None without a demand.
-        gpu_idle_measured: The same, of a consumer that takes as long for each batch as its step; None where not run.
+        gpu_idle: The share of training that the step waits for batches, measured with a consumer that takes as long for
+            each batch as its step; None where that was not run.
         estimated_epoch_seconds: Of what the loader delivers in an epoch: steps and waits, or without a demand, the
-            loader alone; None where its epoch has no known end.
-        equal_to_best: Whether it can't be told from the best row, by idle shares where they are known, else by rates.
+            loader alone; None where its epoch has no known end, or where the waits were not measured.
+        equal_to_best: Whether it can't be told from the best row, by idle shares where they were measured, else by
+            rates; None for a row without an idle share where others have one.
     """
 
     arguments: Arguments
@@ -121,24 +122,21 @@ class LoaderRow(Record, frozen=True, kw_only=True):
     batch_bytes: Bytes | None = None
     growth_bytes_per_batch: Amount | None = None
     gpu_idle: Share | None = None
-    gpu_idle_measured: Share | None = None
     estimated_epoch_seconds: Amount | None = None
     equal_to_best: bool | None = None
 
     @property
     def name(self) -> str:
         """Which row it is, as sentences say it: `num_workers=4 prefetch_factor=2`."""
-        return " ".join(f"{name}={argument_text(value)}" for name, value in self.arguments.items()) or "as it is"
+        return (
+            " ".join(f"{name}={argument_text(value)}" for name, value in self.arguments.items())
+            or "the loader as it is"
+        )
 
     @property
     def rate_unit(self) -> str:
         """What its rate counts: examples, or batches where these can't be counted."""
         return "batches/s" if self.examples_per_second is None else "examples/s"
-
-    @property
-    def idle(self) -> float | None:
-        """The idle share: as measured if it was, else by the queue."""
-        return self.gpu_idle if self.gpu_idle_measured is None else self.gpu_idle_measured
 
     def problems(self) -> Iterator[str]:
         """As for every record."""
@@ -174,27 +172,6 @@ class Reproduced(Record, frozen=True, kw_only=True):
     what: str | None = None
 
 
-class LoaderQueue(Record, frozen=True, kw_only=True):
-    """The queue of a torch DataLoader, fitted to what was measured: its workers make batches, the step takes them.
-
-    Attributes:
-        batch_seconds: One process's time for an average batch, with a processor of its own.
-        busy: The share of it that computes; the rest waits for disks, networks or other processes.
-        receive_seconds: The training process's own time for an average batch that a worker made.
-        latency_seconds: The delay of a batch whose worker had nothing to do when it was requested.
-        processors: How many of that speed all processes have at most: fewer than the machine has where programs or
-            threads share them, or where memory is the limit. None: as many as they need.
-        relative_error: The mean relative error of its rates, for the settings that were measured.
-    """
-
-    batch_seconds: Amount
-    busy: Share
-    receive_seconds: Amount
-    latency_seconds: Amount = 0.0
-    processors: Amount | None = None
-    relative_error: Amount
-
-
 class MeasuredWith(Record, frozen=True, kw_only=True):
     """The settings of a loader's tuning, where something later reads them."""
 
@@ -218,7 +195,6 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
         rows: In the order of `arguments`.
         recommended: Index of the recommended row; None where every setting failed.
         stages: Of making a batch, in their order; empty unless requested.
-        queue: None where it can't be fitted: other loaders than torch's, or too few settings.
         reproduced: None unless requested.
         interrupted: Whether the tuning was, so that settings are missing.
     """
@@ -238,7 +214,6 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
     recommended: Count | None
     reason: str
     stages: list[LoaderStage] = msgspec.field(default_factory=list)
-    queue: LoaderQueue | None = None
     reproduced: Reproduced | None = None
     interrupted: bool = False
     warnings: list[str]
@@ -276,7 +251,8 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
     @property
     def demanded(self) -> float | None:
         """Examples per second that the step takes if it never waits; None where no step is known."""
-        examples, batches = sum(row.examples for row in self.rows), sum(row.batches for row in self.rows)
+        examples = sum(row.examples for row in self.rows)
+        batches = sum(row.batches for row in self.rows)
         if self.demand is None or not self.demand.step_seconds or not examples or not batches:
             return None
         return examples / batches / self.demand.step_seconds
@@ -284,13 +260,16 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
     @property
     def keeps_up(self) -> bool:
         """Whether the recommended row delivers more than the step takes, so that only receiving batches holds it up."""
-        row, demanded = self.recommended_row, self.demanded
-        return bool(row and row.workers and demanded and (row.examples_per_second or 0.0) > MORE_THAN_NEEDED * demanded)
+        row = self.recommended_row
+        if row is None or not row.workers or self.demanded is None:
+            return False
+        return (row.examples_per_second or 0.0) > MORE_THAN_NEEDED * self.demanded
 
     @property
     def is_bottleneck(self) -> bool:
         """Whether the step waits, and no setting that was measured delivers as much as it takes."""
-        if self.demand is None or self.recommended_row is None or (self.recommended_row.idle or 0.0) <= BUSY_IDLE:
+        row = self.recommended_row
+        if self.demand is None or row is None or row.gpu_idle is None or row.gpu_idle <= BUSY_IDLE:
             return False
         return all((row.batches_per_second or 0.0) * self.demand.step_seconds < 1 for row in self.rows)
 

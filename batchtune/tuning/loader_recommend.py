@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from batchtune.loaders import kind_of
 from batchtune.results import BUSY_IDLE, LoaderRow, LoaderTuning
@@ -10,157 +10,179 @@ from batchtune.units import counted, format_number, format_percent, format_secon
 
 # Rates that differ by less are equal, unless the trials differ by more; beyond the second number they never are.
 _EQUAL = 0.02
-_EQUAL_AT_MOST = 0.1
+_MOST_EQUAL = 0.1
 # Idle shares that differ by less are equal.
-_EQUAL_IDLE = 0.02
+EQUAL_IDLE = 0.02
 # Processors kept busy beyond which the machine, not the number of workers, limits the rate.
 _BUSY = 0.9
 # Other programs that take a larger share of the processors disturb the measurement.
 _OTHERS = 0.15
 
 
-def ranked(rows: Sequence[LoaderRow]) -> list[LoaderRow]:
+def ranked(rows: Sequence[LoaderRow], least_idle: Mapping[str, float] | None = None) -> list[LoaderRow]:
     """Return rows that work, the best first; `rows` are in the order of their settings, the cheapest first.
 
     Where step times are known: those with which the step waits no longer than it must, by their number of workers;
     then the others, the shortest waits first. Otherwise those that deliver as many examples a second as the fastest, by
     their number of workers, then the others by their rate. Equal rows keep their order.
+
+    Args:
+        rows: Those that work.
+        least_idle: By a row's name, the lowest idle share that its rate allows: of rows whose own was not measured.
+            None: step times are not known.
     """
-    equal = [row for row, same in zip(rows, equal_to_best(rows), strict=True) if same]
-    others = [row for row in rows if row not in equal]
-    by_idle = _have_idle(rows)
-    others.sort(key=lambda row: (row.idle or 0.0) if by_idle else -_rate(row))
-    return sorted(equal, key=lambda row: row.workers) + others
+    idle = None
+    if least_idle is not None:
+        idle = [least_idle[row.name] if row.gpu_idle is None else row.gpu_idle for row in rows]
+    equal = _equal_rates(rows) if idle is None else _equal_idle(idle)
+    best = [index for index, is_equal in enumerate(equal) if is_equal]
+    others = [index for index, is_equal in enumerate(equal) if not is_equal]
+    best.sort(key=lambda index: rows[index].workers)
+    others.sort(key=lambda index: -rate_of(rows[index]) if idle is None else idle[index])
+    return [rows[index] for index in best + others]
 
 
-def equal_to_best(rows: Sequence[LoaderRow]) -> list[bool]:
-    """Return which rows can't be told from the best: by idle shares where all are known, else by rates.
+def equal_to_best(rows: Sequence[LoaderRow]) -> list[bool | None]:
+    """Return which rows can't be told from the best: by measured idle shares if any has one, else by rates.
 
-    Rates are equal within the spread of the trials.
+    Rates are equal within the spread of the trials. None: others have idle shares, but not this row.
     """
+    idle = [row.gpu_idle for row in rows if row.gpu_idle is not None]
+    if not idle:
+        return list(_equal_rates(rows))
+    equal = iter(_equal_idle(idle))
+    return [None if row.gpu_idle is None else next(equal) for row in rows]
+
+
+def _equal_idle(idle: Sequence[float]) -> list[bool]:
+    if not idle:
+        return []
+    limit = max(BUSY_IDLE, min(idle) + EQUAL_IDLE)
+    return [share <= limit for share in idle]
+
+
+def _equal_rates(rows: Sequence[LoaderRow]) -> list[bool]:
     if not rows:
         return []
-    if _have_idle(rows):
-        enough = max(BUSY_IDLE, min(row.idle or 0.0 for row in rows) + _EQUAL_IDLE)
-        return [(row.idle or 0.0) <= enough for row in rows]
-    fastest = max(rows, key=_rate)
-    spread = min(_EQUAL_AT_MOST, fastest.examples_per_second_spread or 0.0)
-    enough = (1 - max(_EQUAL, spread)) * _rate(fastest)
-    return [_rate(row) >= enough for row in rows]
+    fastest = max(rows, key=rate_of)
+    spread = min(_MOST_EQUAL, fastest.examples_per_second_spread or 0.0)
+    limit = (1 - max(_EQUAL, spread)) * rate_of(fastest)
+    return [rate_of(row) >= limit for row in rows]
 
 
-def _have_idle(rows: Sequence[LoaderRow]) -> bool:
-    return all(row.idle is not None for row in rows)
-
-
-def _rate(row: LoaderRow) -> float:
+def rate_of(row: LoaderRow) -> float:
+    """Return examples per second, or batches where examples can't be counted."""
     return row.examples_per_second or row.batches_per_second or 0.0
 
 
 def reason_for(tuning: LoaderTuning) -> str:
     """Say in a sentence or two why the recommended row is the best, or why none is."""
-    working = [row for row in tuning.rows if row.outcome == "ok"]
-    failed = len(tuning.rows) - len(working)
-    begun = f"Interrupted after {counted(len(tuning.rows), 'setting')}. " if tuning.interrupted else ""
+    reason = _reason(tuning)
+    if tuning.interrupted:
+        return f"Interrupted after {counted(len(tuning.rows), 'setting')}. {reason}"
+    return reason
+
+
+def _reason(tuning: LoaderTuning) -> str:
     row = tuning.recommended_row
     if row is None:
-        which = "no setting was measured" if not tuning.rows else f"all {counted(failed, 'setting')} failed"
-        return f"{begun}Nothing is recommended: {which}."
-    rate = f"{format_number(_rate(row))} {row.rate_unit}"
-    kind = kind_of(tuning.kind)
-    workers = kind.WORKERS_ARE
+        if not tuning.rows:
+            return "Nothing is recommended: no setting was measured."
+        return f"Nothing is recommended: all {counted(len(tuning.rows), 'setting')} failed."
+    rate = f"{format_number(rate_of(row))} {row.rate_unit}"
     if tuning.demand is None:
-        if len(working) == 1:
-            return f"{begun}{row.name} delivers {rate}; nothing else was compared."
-        equal = sum(other.equal_to_best is True for other in working) - 1
-        reason = f"{begun}{row.name} needs the fewest {workers} of those that are as fast as the fastest: {rate}."
-        return reason + (f" It can't be told from {counted(equal, 'other setting')}." if equal > 0 else "")
-    idle = row.idle or 0.0
+        return _reason_without_step(tuning, row, rate)
+    if row.gpu_idle is None:
+        return f"{row.name} delivers {rate}; how long the step waits was not measured."
     step = format_seconds(tuning.demand.step_seconds)
-    if idle <= BUSY_IDLE:
-        fewer = "" if not row.workers else f" Fewer {workers} don't."
-        return f"{begun}With {row.name} a step of {step} waits for {format_percent(idle)} of the time.{fewer}"
-    if tuning.keeps_up and kind.IN_SHARED_MEMORY:
-        receiving = "" if tuning.queue is None else f": {format_seconds(tuning.queue.receive_seconds)} for each batch"
-        return (
-            f"{begun}{row.name} delivers {rate}, more than the step takes; it waits for {format_percent(idle)} of the "
-            f"time all the same, mostly while the training process receives batches from its workers{receiving}."
-        )
-    if not tuning.is_bottleneck:
-        fastest = max(working, key=_rate)
-        return (
-            f"{begun}With {row.name}, the best setting, a step of {step} waits for {format_percent(idle)} of the time, "
-            f"although {fastest.name} alone delivers {format_number(_rate(fastest))} {fastest.rate_unit}, more than "
-            "the step takes."
-        )
-    return (
-        f"{begun}The loader is the bottleneck: with {row.name}, the best setting, a step of {step} waits for "
-        f"{format_percent(idle)} of the time."
-    )
+    waits = f"with {row.name}, a step of {step} waits for {format_percent(row.gpu_idle)} of the time"
+    workers = kind_of(tuning.kind).WORKERS_ARE
+    if row.gpu_idle <= BUSY_IDLE:
+        fewer = f" Fewer {workers} don't keep it busy." if row.workers else ""
+        return f"W{waits[1:]}.{fewer}"
+    if tuning.keeps_up and kind_of(tuning.kind).IN_SHARED_MEMORY:
+        return f"W{waits[1:]}, mostly to receive batches from the workers: these deliver {rate}, more than it takes."
+    if tuning.is_bottleneck:
+        return f"The loader is the bottleneck: {waits}, and no setting does better."
+    fastest = max((other for other in tuning.rows if other.outcome == "ok"), key=rate_of)
+    fastest_rate = f"{format_number(rate_of(fastest))} {fastest.rate_unit}"
+    return f"W{waits[1:]}, and no setting does better. {fastest.name} alone delivers {fastest_rate}."
+
+
+def _reason_without_step(tuning: LoaderTuning, row: LoaderRow, rate: str) -> str:
+    working = [other for other in tuning.rows if other.outcome == "ok"]
+    if len(working) == 1:
+        return f"{row.name} delivers {rate}; nothing else was compared."
+    workers = kind_of(tuning.kind).WORKERS_ARE
+    reason = f"{row.name} needs the fewest {workers} of those that are as fast as the fastest: {rate}."
+    equal = sum(other.equal_to_best is True for other in working) - 1
+    if equal > 0:
+        reason += f" It can't be told from {counted(equal, 'other setting')}."
+    return reason
 
 
 def warnings_for(tuning: LoaderTuning, processors: int) -> Iterator[str]:
     """Yield what the user should know of the rows."""
-    row = tuning.recommended_row
-    most = max((one.workers for one in tuning.rows), default=0)
     kind = kind_of(tuning.kind)
-    if most > processors and kind.MORE_WORKERS and kind.WORKERS in tuning.settings.get("sweep", {}):
+    most_workers = max((row.workers for row in tuning.rows), default=0)
+    if most_workers > processors and kind.MORE_WORKERS and kind.WORKERS in tuning.settings.get("sweep", {}):
         yield (
-            f"Up to {most} workers shared {counted(processors, 'processor')}: more workers than processors help only "
-            "if they wait for disks or networks."
+            f"Up to {most_workers} workers shared {counted(processors, 'processor')}: more workers than processors "
+            "help only if they wait for disks or networks."
         )
+    row = tuning.recommended_row
     if row is None:
         return
-    others = row.other_processors or 0.0
+    other_processors = row.other_processors or 0.0
     machine = processors * tuning.measured_with.ranks_per_node
-    if others > _OTHERS * machine:
+    is_disturbed = other_processors > _OTHERS * machine
+    if is_disturbed:
         yield (
-            f"Other programs kept {others:.1f} of {counted(machine, 'processor')} busy: rates are too low, and waits "
-            "too long. Measure on an idle machine."
+            f"Other programs kept {other_processors:.1f} of {counted(machine, 'processor')} busy: rates are too low, "
+            "and waits too long. Measure on an idle machine."
         )
     if row.growth_bytes_per_batch:
-        epoch = tuning.epoch_batches
-        whole = f", {format_size(int(row.growth_bytes_per_batch * epoch))} in an epoch" if epoch else ""
+        yield _growth_words(row.growth_bytes_per_batch, tuning.epoch_batches)
+    if row.examples_per_second_spread is not None and row.examples_per_second_spread > _MOST_EQUAL:
         yield (
-            f"Memory grows by {format_size(int(row.growth_bytes_per_batch))} with each batch{whole}: a leak, or a "
-            "cache, or the data set's Python objects, whose reference counts each worker writes to (keep them in numpy "
-            "arrays or tensors)."
-        )
-    if row.examples_per_second_spread is not None and row.examples_per_second_spread > _EQUAL_AT_MOST:
-        yield (
-            f"The rate of one setting differs by {format_percent(row.examples_per_second_spread)} between trials: "
+            f"Rates differ by {format_percent(row.examples_per_second_spread)} between trials: "
             "settings that differ by less can't be told apart. Measure on an idle machine."
         )
-    idle = row.idle
-    if tuning.keeps_up and kind.IN_SHARED_MEMORY and idle is not None and idle > BUSY_IDLE:
-        pinned = "pin_memory=true does it in a thread of its own, and " if tuning.kind == "torch" else ""
+    if row.gpu_idle is None or row.gpu_idle <= BUSY_IDLE:
+        return
+    if tuning.keeps_up and kind.IN_SHARED_MEMORY:
         yield (
             "Receiving a batch takes the training process some milliseconds, however many workers there are. On a GPU, "
-            f"{pinned}steps that are not waited for hide it."
+            f"{kind.HIDES_RECEIVING}steps that are not waited for hide it."
         )
-    elif idle is not None and idle > BUSY_IDLE and others <= _OTHERS * machine:
+    elif not is_disturbed:
         yield from _how_to_go_on(tuning, row, processors)
-    predicted, measured = row.gpu_idle, row.gpu_idle_measured
-    if predicted is not None and measured is not None and abs(predicted - measured) > max(0.05, 0.25 * measured):
-        why = "step times or the machine's load vary, or the loader holds batches back"
-        if (row.processors or 0.0) >= _BUSY * processors:
-            why = "the loader keeps all processors busy, so the training process waits for one too"
-        yield (
-            f"The step waited for {format_percent(measured)} of the time, where the queue of {kind.WORKERS_ARE} "
-            f"predicts {format_percent(predicted)}: {why}."
-        )
+
+
+def _growth_words(bytes_per_batch: float, epoch_batches: int | None) -> str:
+    epoch = ""
+    if epoch_batches:
+        epoch = f", {format_size(int(bytes_per_batch * epoch_batches))} in an epoch"
+    return (
+        f"Memory grows by {format_size(int(bytes_per_batch))} with each batch{epoch}: a leak, or a "
+        "cache, or the data set's Python objects, whose reference counts each worker writes to (keep them in numpy "
+        "arrays or tensors)."
+    )
 
 
 def _how_to_go_on(tuning: LoaderTuning, row: LoaderRow, processors: int) -> Iterator[str]:
-    slowest = max(tuning.stages, key=lambda stage: stage.share, default=None)
-    stage = "" if slowest is None else f" {slowest.name} takes {format_percent(slowest.share)} of a batch's time."
-    busy, kind = (row.processors or 0.0) + (row.other_processors or 0.0), kind_of(tuning.kind)
+    stage = ""
+    if tuning.stages:
+        slowest = max(tuning.stages, key=lambda stage: stage.share)
+        stage = f" {slowest.name} takes {format_percent(slowest.share)} of a batch's time."
+    busy = (row.processors or 0.0) + (row.other_processors or 0.0)
+    kind = kind_of(tuning.kind)
     if busy >= _BUSY * processors:
         yield (
             f"All {counted(processors, 'processor')} are busy: more {kind.WORKERS_ARE} don't help.{stage} Make each "
             "example cheaper (decode less, prepare data before training), or train on a machine with more processors."
         )
-    elif kind.MORE_WORKERS and row.workers and row.workers >= max(one.workers for one in tuning.rows):
+    elif kind.MORE_WORKERS and row.workers and row.workers >= max(other.workers for other in tuning.rows):
         yield (
             f"The processors are not all busy ({busy:.1f} of {processors}): try more workers, for example --sweep "
             f"{kind.WORKERS}={row.workers},{2 * row.workers}.{stage}"

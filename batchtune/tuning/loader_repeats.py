@@ -9,14 +9,14 @@ from batchtune.errors import LoaderError
 from batchtune.loaders.base import LoaderKind
 from batchtune.loaders.runner import LoaderRunner, Measurement, Plan
 from batchtune.results import Arguments
-from batchtune.tuning.loader_demand import IdleModel
+from batchtune.tuning.loader_demand import epoch_examples
 from batchtune.units import counted, format_number
 
 # How many batches of each worker are compared, and for how long they are taken at most.
 _ROUNDS = 8
 _SECONDS = 10.0
 # Fewer batches of each worker might be equal by chance.
-_LEAST_ROUNDS = 4
+_MIN_ROUNDS = 4
 
 
 class WorkerRepeats:
@@ -42,37 +42,43 @@ class WorkerRepeats:
         with suppress(LoaderError):  # which its measurement shows, too
             measured = runner.measure(arguments, plan, self._kind)
             if measured.outcome == "ok" and repeated_batches(measured.epochs[0].digests, workers):
-                self._found(f"the first batches of {workers} are the same, one after the other")
+                self._set_error(f"the first batches of {workers} are the same, one after the other")
 
-    def compare_epochs(self, measurement: Measurement, others: Mapping[str, Measurement], idle: IdleModel) -> None:
+    def compare_epochs(self, measurement: Measurement, others: Mapping[str, Measurement]) -> None:
         """Compare the examples of an epoch with those that one worker or none delivered, in whatever order."""
-        workers, examples = self._kind.workers(measurement.arguments), idle.epoch_examples(measurement.epochs)
+        workers = self._kind.workers(measurement.arguments)
+        examples = epoch_examples(measurement.epochs)
         if self._dealt or workers < 2 or not examples:
             return
-        alone = [one for one in others.values() if self._kind.workers(one.arguments) < 2]
-        if any(examples == workers * (idle.epoch_examples(one.epochs) or 0) for one in alone):
-            self._found("each delivers the whole data set")
+        for other in others.values():
+            is_alone = self._kind.workers(other.arguments) < 2
+            if is_alone and examples == workers * (epoch_examples(other.epochs) or 0):
+                self._set_error("each delivers the whole data set")
 
-    def warnings(self, measured: Mapping[str, Measurement], idle: IdleModel) -> Iterator[str]:
+    def warnings(self, measured: Mapping[str, Measurement]) -> Iterator[str]:
         """Yield a warning if workers repeat each other, or an epoch has more examples with some numbers of them."""
         if self.error is not None:
             how, split = self.error.splitlines()
             left_out = f"Settings with several {self._kind.WORKERS_ARE} are left out."
             yield f"{how[0].upper()}{how[1:]}. {split} {left_out}"
+        if not self._kind.MORE_WORKERS:
+            return
         examples_by_workers: dict[int, int] = {}
-        for measurement in measured.values() if self._kind.MORE_WORKERS else ():
-            if (examples := idle.epoch_examples(measurement.epochs)) is not None:
+        for measurement in measured.values():
+            examples = epoch_examples(measurement.epochs)
+            if examples is not None:
                 examples_by_workers.setdefault(self._kind.workers(measurement.arguments), examples)
-        by_examples = sorted(examples_by_workers.items(), key=lambda item: item[1])
-        if by_examples and by_examples[-1][1] > by_examples[0][1]:
-            (few, least), (many, most) = by_examples[0], by_examples[-1]
-            yield (
-                f"An epoch has {format_number(least)} examples with {counted(few, 'worker')}, and "
-                f"{format_number(most)} with {counted(many, 'worker')}: workers share the data set wrongly. "
-                f"{self._kind.SPLIT}"
-            )
+        if len(set(examples_by_workers.values())) < 2:
+            return
+        fewest = min(examples_by_workers, key=lambda workers: examples_by_workers[workers])
+        largest = max(examples_by_workers, key=lambda workers: examples_by_workers[workers])
+        yield (
+            f"An epoch has {format_number(examples_by_workers[fewest])} examples with {counted(fewest, 'worker')}, and "
+            f"{format_number(examples_by_workers[largest])} with {counted(largest, 'worker')}: workers share the data "
+            f"set wrongly. {self._kind.SPLIT}"
+        )
 
-    def _found(self, how: str) -> None:
+    def _set_error(self, how: str) -> None:
         self.error = f"{self._kind.WORKERS_ARE} repeat each other: {how}\n{self._kind.SPLIT}"
 
 
@@ -84,6 +90,6 @@ def repeated_batches(digests: Sequence[dict[str, str]], workers: int) -> bool:
     """
     rounds = len(digests) // workers
     firsts = [digests[workers * number] for number in range(rounds)]
-    if rounds < _LEAST_ROUNDS or any(batch in firsts[:number] for number, batch in enumerate(firsts)):
+    if rounds < _MIN_ROUNDS or any(batch in firsts[:number] for number, batch in enumerate(firsts)):
         return False
     return all(digests[number] == firsts[number // workers] for number in range(rounds * workers))

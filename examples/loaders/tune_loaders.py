@@ -99,7 +99,7 @@ def fastest(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def show(name: str, row: dict[str, Any]) -> None:
     """Prints a line."""
-    idle = row["gpu_idle"] if row["gpu_idle_measured"] is None else row["gpu_idle_measured"]
+    idle = row["gpu_idle"]
     setting = " ".join(f"{key}={str(value).lower()}" for key, value in row["arguments"].items())
     print(f"{name:15}{row['examples_per_second']:>8.0f}{idle:>10.1%}  {setting}", flush=True)
 

@@ -105,7 +105,7 @@ def test_the_headline_says_what_to_set_and_if_the_step_waits() -> None:
 
 def test_without_a_step_the_rate_is_said_and_that_of_no_workers() -> None:
     without = made_loader(demand=None)
-    rows = [replace(row, gpu_idle=None, gpu_idle_measured=None) for row in without.rows]
+    rows = [replace(row, gpu_idle=None) for row in without.rows]
     assert summary_sentences(loaded(replace(without, rows=rows)))[0] == (
         "Set num_workers=4 prefetch_factor=2 for the loader: 870.7 examples/s, 3.45 times faster than num_workers=0."
     )
@@ -142,7 +142,7 @@ def test_the_fastest_is_shown_beside_the_recommended() -> None:
 def test_sentences_beside_a_sweep_name_the_loader() -> None:
     sentences = summary_sentences(loaded(sweep=True))
     assert sentences[0].startswith("Set 13 buckets") and "keeps the step busy" in sentences[1]
-    assert "Loader: An epoch with the step is estimated at 34.3 s." in sentences
+    assert "Loader: An epoch with the step is estimated at 34.5 s." in sentences
 
 
 def test_evidence_is_said() -> None:
@@ -152,8 +152,6 @@ def test_evidence_is_said() -> None:
         "Reproducible: two epochs from one seed gave the same 40 batches, bit for bit.",
         "It keeps 4.2 processors and 1.6 GiB of memory (128 MiB of it shared) in use; the first batch comes after",
         "The step: 38.4 ms for a batch on average, by the probe on NVIDIA H200, which is 833.3 examples/s.",
-        "it was measured to wait 0.6% of the time; the queue of workers gives 0.2%.",
-        "the queue gives the measured rates to within 3.2%.",
     ):
         assert part in text
 
@@ -161,7 +159,7 @@ def test_evidence_is_said() -> None:
 def test_failed_settings_are_counted_and_quoted() -> None:
     warnings = warning_sentences(loaded())
     assert warnings[0] == (
-        "2 of 11 settings of the loader failed, such as num_workers=8 prefetch_factor=2: RuntimeError: DataLoader "
+        "2 of 11 settings of the loader failed; num_workers=8 prefetch_factor=2: RuntimeError: DataLoader "
         "worker (pid 4711) is killed by signal: Bus error."
     )
     assert "raised by item 17" not in warnings[0]
@@ -207,7 +205,7 @@ def test_the_full_table_has_a_column_for_what_varies() -> None:
     table = next(iter(report_tables(loaded())))
     titles = [column.title for column in table.columns]
     assert titles[:4] == ["num workers", "prefetch factor", "examples/s", "step waits"] and titles[-1] == "outcome"
-    assert table.marked == 5 and table.rows[5][:4] == ("4", "2", "870.7", "0.6%*")
+    assert table.marked == 5 and table.rows[5][:4] == ("4", "2", "870.7", "0.6%")
     assert table.rows[0][:3] == ("0", UNKNOWN, "252.5") and table.rows[-1][-1] == "shared memory"
     assert "The same for all that take it: pin_memory=true persistent_workers=true." in table.notes
 
@@ -290,7 +288,7 @@ def test_one_setting_is_a_point_and_none_is_no_chart() -> None:
     [
         ("gpu_idle > 0.05", "holds"),
         ("gpu_idle > 0.5%", "fails"),
-        ("loader.gpu_idle > 0.2%", "holds"),
+        ("loader.gpu_idle > 0.6%", "holds"),
         ("loader.examples_per_second < 900", "fails"),
         ("loader.workers > 4", "holds"),
         ("loader.wait_p99_seconds > 0.1", "fails"),

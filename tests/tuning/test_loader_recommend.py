@@ -25,7 +25,13 @@ def row(workers: int, rate: float, idle: float | None = None) -> LoaderRow:
 
 def test_with_steps_the_fewest_workers_that_keep_up_come_first() -> None:
     rows = [row(0, 100, 0.6), row(2, 300, 0.008), row(4, 500, 0.0), row(8, 900, 0.0)]
-    assert [one.workers for one in ranked(rows)] == [2, 4, 8, 0]
+    assert [one.workers for one in ranked(rows, {})] == [2, 4, 8, 0]
+
+
+def test_settings_that_were_not_run_rank_by_their_rates() -> None:
+    rows = [row(0, 100), row(2, 300, 0.14), row(4, 500), row(8, 900, 0.13)]
+    least_idle = {"num_workers=0": 0.6, "num_workers=4": 0.0}
+    assert [one.workers for one in ranked(rows, least_idle)] == [4, 8, 2, 0]
 
 
 def test_without_steps_the_fewest_workers_as_fast_as_the_fastest() -> None:
@@ -33,10 +39,10 @@ def test_without_steps_the_fewest_workers_as_fast_as_the_fastest() -> None:
     assert [one.workers for one in ranked(rows)] == [2, 4, 8, 1, 0]
 
 
-@given(st.lists(st.tuples(st.integers(0, 8), st.floats(1, 1e6), st.none() | st.floats(0, 1)), max_size=8))
-def test_ranking_loses_no_row(made: list[tuple[int, float, float | None]]) -> None:
-    rows = [row(*one) for one in made]
-    assert sorted(map(id, ranked(rows))) == sorted(map(id, rows))
+@given(st.lists(st.tuples(st.integers(0, 8), st.floats(1, 1e6), st.floats(0, 1)), max_size=8), st.booleans())
+def test_ranking_loses_no_row(made: list[tuple[int, float, float]], with_steps: bool) -> None:
+    rows = [row(workers, rate, idle if with_steps else None) for workers, rate, idle in made]
+    assert sorted(map(id, ranked(rows, {} if with_steps else None))) == sorted(map(id, rows))
 
 
 def taken(waits: list[float], examples: int = 4) -> Taken:

@@ -76,7 +76,7 @@ def loader_figures(loader: LoaderTuning) -> list[Figure]:
 
 
 def _idle_percent(row: LoaderRow) -> float | None:
-    return None if row.idle is None else 100 * row.idle
+    return None if row.gpu_idle is None else 100 * row.gpu_idle
 
 
 def _drawn(loader: LoaderTuning, scale: _Scale) -> list[LoaderRow]:
