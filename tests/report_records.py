@@ -26,7 +26,6 @@ from batchtune.results import (
     Meta,
     Models,
     Probe,
-    Proposal,
     RankTimes,
     Row,
     Saturation,
@@ -208,16 +207,15 @@ def made_verification(unit: str | None = "s") -> Verification:
         estimated_epoch_seconds=200.0,
         measured_epoch_seconds=204.0,
         time_ratio=1.02,
-        time_ratio_spread=0.034,
+        time_ratio_error=0.02,
         holds=True,
         reasons=[],
         warnings=[],
-        proposal=None,
     )
 
 
-def failed_verification(*, verified: bool = True) -> Verification:
-    """The bucket of the longest examples ran out of memory; 22 examples instead of 24 pass, or nothing does."""
+def failed_verification() -> Verification:
+    """The bucket of the longest examples ran out of memory."""
     made = made_verification()
     failure = VerifyFailure(
         phase="worst",
@@ -229,9 +227,6 @@ def failed_verification(*, verified: bool = True) -> Verification:
         outcome="oom",
         error="CUDA out of memory. Tried to allocate 2.00 GiB",
     )
-    proposal = Proposal(
-        bucket_batch_sizes=[*made.bucket_batch_sizes[:-1], 22], max_batch_length=564.0, verified=verified, steps=50
-    )
     return msgspec.structs.replace(
         made,
         worst_steps=25,
@@ -241,10 +236,9 @@ def failed_verification(*, verified: bool = True) -> Verification:
         reserved_growth_bytes=None,
         measured_epoch_seconds=None,
         time_ratio=None,
-        time_ratio_spread=None,
+        time_ratio_error=None,
         holds=False,
         reasons=["A batch of 24 × 24.52 s ran out of memory (bucket 13 of 13, up to 24.52 s)"],
-        proposal=proposal,
     )
 
 

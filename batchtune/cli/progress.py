@@ -29,7 +29,7 @@ _FIRST_LINE_AFTER_SECONDS = 10.0
 _SILENT_SECONDS = 30.0  # at most, in the log of a worker process
 _POLL_SECONDS = 0.5
 _TASK = cast("TaskID", 0)  # each bar has one
-_VERIFYING = {"worst": "Worst batches", "shuffled": "Shuffled batches", "proposal": "Trying smaller batches"}
+_VERIFYING = {"worst": "Worst batches", "shuffled": "Shuffled batches"}
 _TUNING = {
     "opening": "Building the loader",
     "comparing": "Comparing the first batches of workers, with",
@@ -185,8 +185,8 @@ class WorkerBar:
 
     def verifying(self, progress: VerifyProgress) -> None:
         """Show the progress of a verification."""
-        of = "" if progress.total is None else f" of {progress.total:,}"
-        self._update(progress, f"{_VERIFYING[progress.doing]}, step {progress.done + 1:,}{of}:")
+        step = f"step {progress.done + 1:,} of {progress.total:,}"
+        self._update(progress, f"{_VERIFYING[progress.phase]}, {step}:")
 
     def write_lines(self, ended: threading.Event) -> None:
         """Write a line on what is done now and then, at least every 30 s, also while one step takes long."""

@@ -82,7 +82,6 @@ def verify(
         bool, option("Run the batches of stream.yaml (default: only if the run folder has no sampler.yaml).")
     ] = False,
     steps: Annotated[int | None, option("Number of shuffled steps (default: 200).", "N")] = None,
-    minutes: Annotated[float | None, option("Run shuffled steps for this long instead of --steps.", "X")] = None,
     epoch: Annotated[bool, option("Run one whole epoch instead of --steps.")] = False,
     time_tolerance: Annotated[
         float, option("Largest relative difference between the measured and the estimated time of an epoch.", "X")
@@ -97,8 +96,7 @@ def verify(
 
     Runs the batches of the run folder's sampler.yaml, one training step after the other in one process: first the
     largest batch of each bucket (in pools: of each batch size), twice, then shuffled batches with real lengths. The
-    recommendation holds if no batch runs out of memory, memory does not grow, and an epoch takes the estimated time. If
-    it does not, smaller batch sizes are tried and proposed.
+    recommendation holds if no batch runs out of memory, memory does not grow, and an epoch takes the estimated time.
 
     With --stream, runs the batches of stream.yaml: the largest ones, then those that BucketedStream makes of the
     shards, in its order, with the workers, ranks and shuffles of stream.json.
@@ -116,10 +114,12 @@ def verify(
     if not stream and (folder / STREAM_CONFIG_FILE).exists() and not (folder / SAMPLER_FILE).exists():
         stream = True
         console.note(f"Verifying {folder / STREAM_CONFIG_FILE}, as the folder holds no {SAMPLER_FILE}.", quiet=quiet)
+    if steps is not None and epoch:
+        raise UsageError("how long to verify is not clear", "Give one of --steps and --epoch.")
+    if steps is None and not epoch:
+        steps = DEFAULT_STEPS
     settings = VerifySettings(
-        steps=DEFAULT_STEPS if steps is None and minutes is None and not epoch else steps,
-        minutes=minutes,
-        epoch=epoch,
+        steps=steps,
         seed=seed or 0,
         time_tolerance=time_tolerance,
         step_timeout_seconds=step_timeout,
@@ -224,8 +224,7 @@ def verify_with_progress(plan: VerifyPlan, folder: Path, asked: Mapping[str, Any
 
             def on_progress(progress: VerifyProgress) -> None:
                 nonlocal passed
-                batches = _PASSED.get(progress.doing)
-                passed = f"{counted(progress.done, 'step')} {batches} had passed. " if batches else ""
+                passed = f"{counted(progress.done, 'step')} {_PASSED[progress.phase]} had passed. "
                 bar.verifying(progress)
 
             return run_verify(plan, subject, folder, on_note=on_note, on_progress=on_progress)

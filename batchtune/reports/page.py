@@ -18,7 +18,6 @@ from batchtune.reports.streams import StreamSection
 from batchtune.reports.sweeps import SweepSection
 from batchtune.reports.table import Fact, Table, clean, make_table
 from batchtune.reports.verification import (
-    proposal_table,
     verification_facts,
     verification_sentences,
     verification_tables,
@@ -142,10 +141,10 @@ def summary_sentences(results: RunResults, *, brief: bool = False) -> list[str]:
 def report_tables(results: RunResults, *, brief: bool = False) -> list[Table]:
     """Lay out all that a run's results hold.
 
-    Brief: what the recommended rows save; or, where the verification does not hold, the sizes that are safe.
+    Brief: what the recommended rows save; nothing where the verification does not hold.
     """
     if brief and results.failed_verification is not None:
-        return proposal_table(results.failed_verification)
+        return []
     shown = sections(results, brief=brief)
     if brief:
         return [table for section in shown for table in section.comparison()]

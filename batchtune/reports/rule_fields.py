@@ -44,7 +44,7 @@ SHARES = {
 # These may be written in per cent.
 RATIOS = SHARES | {
     *("fill", "batch_size_variation", "length_correlation", "mixing", "worker_imbalance", "rank_imbalance", "stale"),
-    *("time_ratio", "examples_per_second_spread"),
+    *("time_ratio", "time_ratio_error", "examples_per_second_spread"),
 }
 # Fields of a row that a bucket table has none of.
 _OF_POOLS = {"pool_size", "batch_overhead", "simulated_epochs", "batches_deviation", "epoch_seconds_deviation"}

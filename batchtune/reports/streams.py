@@ -206,8 +206,6 @@ class StreamSection(SweptSection[StreamSweep]):
         if row is None:
             yield f"batchtune sweep-stream SOURCE{run.as_option}", "compare other buffers and settings"
         elif verified is not None and not verified.holds:
-            if verified.proposal is not None and verified.proposal.verified:
-                yield config, "set the safe sizes there"
             yield verify, "run these batches again"
         else:
             yield config, f"{'the best' if row.by_speechbrain else 'the config,'} for BucketedStream"

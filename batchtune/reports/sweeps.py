@@ -127,10 +127,8 @@ class SweepSection(SweptSection[Sweep]):
                 command = f"batchtune sweep-buckets MANIFEST --num-buckets 2:60{run.as_option}"
                 yield command, "compare other numbers of buckets"
         elif verified is not None and not verified.holds:
-            # Without a proposal memory was not what failed: the reasons say what to do.
-            if verified.proposal is not None and verified.proposal.verified:
-                yield config, "set the safe sizes there"
-            elif verified.proposal is not None:
+            # Without a batch that failed the reasons say what to do.
+            if verified.failures:
                 yield f"batchtune tune MANIFEST --workload W --force{run.as_option}", "probe again"
             yield verify, "run these batches again"
         else:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from batchtune.reports.run import RunResults
-from batchtune.reports.table import Table, failures_table, make_table
-from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE, Verification
+from batchtune.reports.table import Table, failures_table
+from batchtune.results import Verification
 from batchtune.trust import settings_differences
-from batchtune.units import counted, format_length, format_number, format_seconds, format_size, with_full_stop
+from batchtune.units import counted, format_number, format_seconds, format_size, with_full_stop
 
-_MAX_NAMED = 3
 _MISMATCHES = {
     "lengths": "The verification used other lengths than the sweep, so it says nothing about these. Run `batchtune "
     "verify` again.",
@@ -33,38 +32,10 @@ def verification_sentences(verification: Verification) -> list[str]:
         steps = f"{counted(verification.steps, 'step' if of_stream else 'shuffled step')}{' of the stream' * of_stream}"
         return [f"Verified: {steps} without running out of memory; {_time(verification)}."]
     reasons = [with_full_stop(reason) for reason in verification.reasons] or ["No reason is given."]
-    return ["The verification does not hold.", *reasons, *_proposal(verification)]
-
-
-def _proposal(verification: Verification) -> Iterator[str]:
-    proposal, unit = verification.proposal, verification.lengths.unit
-    if proposal is None:
-        return
-    lowered = _lowered(verification)
-    named = [
-        f"{new:,} instead of {old:,} (up to {format_length(boundary, unit)})"
-        for boundary, old, new in lowered[:_MAX_NAMED]
-    ]
-    if len(lowered) > _MAX_NAMED:
-        named.append(f"{len(lowered) - _MAX_NAMED} more in the table")
-    sizes, elsewhere = ", ".join(named) or "as they are", ""
-    if proposal.max_batch_length < verification.max_batch_length:
-        limit = format_length(proposal.max_batch_length, unit)
-        elsewhere = f"; for samplers that work them out, max_batch_length = {limit}"
-    yield (
-        f"The next smaller safe batch sizes, which passed {counted(proposal.steps, 'step')} in a fresh process: "
-        f"{sizes}{elsewhere}."
-        if proposal.verified
-        else f"No safe sizes were found: the smallest that were tried ({sizes}) failed too. Probe again with --force, "
-        "or give more memory."
-    )
-
-
-def _lowered(verification: Verification) -> list[tuple[float, int, int]]:
-    """Return boundary, batch size and proposed batch size of the buckets that differ."""
-    ends, sizes, proposal = verification.bucket_boundaries, verification.bucket_batch_sizes, verification.proposal
-    proposed = proposal.bucket_batch_sizes if proposal is not None else sizes
-    return [(end, old, new) for end, old, new in zip(ends, sizes, proposed, strict=True) if old != new]
+    sentences = ["The verification does not hold.", *reasons]
+    if verification.failures:
+        sentences.append("Probe again with --force, or give more memory.")
+    return sentences
 
 
 def _time(verification: Verification) -> str:
@@ -74,7 +45,10 @@ def _time(verification: Verification) -> str:
     takes = f"an epoch takes {format_seconds(measured)} measured"
     if estimated is None or verification.time_ratio is None:
         return f"{takes}, and no estimate is known"
-    return f"{takes} against {format_seconds(estimated)} estimated ({verification.time_ratio:.2f} times)"
+    ratio = f"{verification.time_ratio:.2f}"
+    if verification.time_ratio_error is not None:
+        ratio += f" ± {verification.time_ratio_error:.2f}"
+    return f"{takes} against {format_seconds(estimated)} estimated ({ratio} times)"
 
 
 def verification_facts(verification: Verification) -> list[tuple[str, str]]:
@@ -82,19 +56,16 @@ def verification_facts(verification: Verification) -> list[tuple[str, str]]:
     kind = "shuffled ones"
     if verification.buffer_size is not None:
         kind = f"of the stream ({verification.algorithm} with a buffer of {format_number(verification.buffer_size)})"
-    planned = "" if verification.planned_steps is None else f" of {format_number(verification.planned_steps)}"
     run = (
         f"{counted(verification.worst_steps, 'step')} with the worst batches, then "
-        f"{format_number(verification.steps)}{planned} {kind}; an epoch has "
+        f"{format_number(verification.steps)} of {format_number(verification.planned_steps)} {kind}; an epoch has "
         f"{format_number(verification.epoch_batches)}"
     )
     facts = [("Verification", run)]
     if memory := ", ".join(_memory(verification)):
         facts.append(("Memory", memory))
     if verification.measured_epoch_seconds is not None:
-        spread = verification.time_ratio_spread
-        between = "" if spread is None else f"; from step to step the ratio spreads by {spread:.2f}"
-        facts.append(("Time", f"{_time(verification)}{between}"))
+        facts.append(("Time", _time(verification)))
     return facts
 
 
@@ -111,24 +82,9 @@ def _memory(verification: Verification) -> Iterator[str]:
 
 
 def verification_tables(verification: Verification) -> list[Table]:
-    """Lay out the batches that failed and the proposed sizes; nothing if all passed."""
-    title, unit = "Batches that failed in the verification", verification.lengths.unit
-    failed = failures_table(title, verification.failures, unit, "verify.json")
-    return failed + proposal_table(verification)
-
-
-def proposal_table(verification: Verification) -> list[Table]:
-    """Lay out the batch sizes that are safe instead; no table if none are proposed, or they failed too."""
-    if verification.proposal is None or not verification.proposal.verified:
-        return []
-    unit = verification.lengths.unit
-    rows = [
-        {"up to": format_length(boundary, unit), "batch size": format_number(old), "safe": format_number(new)}
-        for boundary, old, new in _lowered(verification)
-    ]
-    place = STREAM_CONFIG_FILE if verification.of_stream else f"{SAMPLER_FILE}, the largest of all as max_batch_size"
-    note = f"The other buckets stay as they are. Set them as bucket_batch_sizes in {place}."
-    return [make_table("Batch sizes that are safe instead", rows, [note])] if rows else []
+    """Lay out the batches that failed; nothing if all passed."""
+    title = "Batches that failed in the verification"
+    return failures_table(title, verification.failures, verification.lengths.unit, "verify.json")
 
 
 def mismatch(results: RunResults) -> str | None:

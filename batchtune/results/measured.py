@@ -323,22 +323,6 @@ class VerifyFailure(Record, frozen=True, kw_only=True):
     error: str | None
 
 
-class Proposal(Record, frozen=True, kw_only=True):
-    """Smaller sizes for a table that did not hold.
-
-    Attributes:
-        bucket_batch_sizes: For the table's boundaries.
-        max_batch_length: For samplers that compute batch sizes from it.
-        verified: Whether these batch sizes were run like the table's, in a fresh worker process, and passed.
-        steps: How many steps that took.
-    """
-
-    bucket_batch_sizes: list[Size]
-    max_batch_length: Length
-    verified: bool
-    steps: Count
-
-
 class Verification(Measured, frozen=True, kw_only=True):
     """`verify.json`: the recommended batches, run for real.
 
@@ -348,7 +332,7 @@ class Verification(Measured, frozen=True, kw_only=True):
         algorithm, buffer_size, max_padding_ratio: Of a stream's batches, as in `stream.yaml`; None without a stream.
         worst_steps: Steps with the worst shape of each bucket, before the shuffled ones.
         steps: Shuffled steps that passed.
-        planned_steps: Shuffled steps that were to be run; None if a time limit decided.
+        planned_steps: Shuffled steps that were to be run.
         epoch_batches: Batches of one epoch.
         alloc_retries: How often the allocator emptied its cache to go on, after each shape had run once.
         peak_bytes, reserved_bytes: The most in use, and the most held by the allocator; None where unknown.
@@ -358,11 +342,10 @@ class Verification(Measured, frozen=True, kw_only=True):
         estimated_epoch_seconds: Of this table, by the probe's step times; None without them.
         measured_epoch_seconds: From the shuffled steps, scaled to the epoch; None if none passed.
         time_ratio: Measured / estimated time of exactly the batches that were run.
-        time_ratio_spread: Interquartile range of that ratio over the steps.
+        time_ratio_error: Standard error of that ratio; None for fewer than four steps.
         holds: Whether every check passed.
         reasons: Why it does not hold, each a sentence without a full stop; empty if it holds.
         warnings: Each a sentence without a full stop.
-        proposal: Smaller sizes; None if it holds, or if smaller sizes don't help.
     """
 
     FORMAT: ClassVar[str] = "batchtune/verify"
@@ -372,7 +355,7 @@ class Verification(Measured, frozen=True, kw_only=True):
     max_batch_length: Length
     worst_steps: Count
     steps: Count
-    planned_steps: Count | None
+    planned_steps: Count
     epoch_batches: Count
     failures: list[VerifyFailure]
     alloc_retries: Count | None
@@ -383,11 +366,10 @@ class Verification(Measured, frozen=True, kw_only=True):
     estimated_epoch_seconds: Amount | None
     measured_epoch_seconds: Amount | None
     time_ratio: Amount | None
-    time_ratio_spread: Amount | None
+    time_ratio_error: Amount | None
     holds: bool
     reasons: list[str]
     warnings: list[str]
-    proposal: Proposal | None
     pool_size: Size | None = None
     batch_overhead: Amount | None = None
     algorithm: StreamAlgorithm | None = None
@@ -402,8 +384,6 @@ class Verification(Measured, frozen=True, kw_only=True):
     def problems(self) -> Iterator[str]:
         """Check the tables, and that the failures are in their buckets."""
         yield from wrong_table(self.bucket_boundaries, self.bucket_batch_sizes)
-        if self.proposal is not None:
-            yield from wrong_table(self.bucket_boundaries, self.proposal.bucket_batch_sizes, "proposed batch sizes")
         for failure in self.failures:
             if failure.bucket >= len(self.bucket_boundaries):
                 yield f"failures: bucket {failure.bucket} of {len(self.bucket_boundaries)}"

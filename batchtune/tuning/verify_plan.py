@@ -7,7 +7,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -144,26 +144,21 @@ def _notes(probe: Probe, settings: ProbeSettings, limit_bytes: int | None, folde
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifySettings:
-    """How much to run (exactly one of the first three), and how closely to look; UsageError if a value is out of range.
+    """How much to run, and how closely to look; UsageError if a value is out of range.
 
-    `steps` may be more than an epoch has; `time_tolerance` is the largest deviation of the measured time from the
-    estimate, as a fraction of it.
+    Attributes:
+        steps: Number of shuffled steps, which may be more than an epoch has; None: one epoch.
+        time_tolerance: The largest deviation of the measured time from the estimate, as a fraction of it.
     """
 
-    steps: int | None = None
-    minutes: float | None = None
-    epoch: bool = False
+    steps: int | None = DEFAULT_STEPS
     seed: int = 0
     time_tolerance: float = 0.10
     step_timeout_seconds: float = 300.0
 
     def __post_init__(self) -> None:
-        if (self.steps is not None) + (self.minutes is not None) + self.epoch != 1:
-            raise UsageError("how long to verify is not clear", "Give one of --steps, --minutes and --epoch.")
         if self.steps is not None and self.steps < 1:
             raise UsageError(f"the number of steps must be at least 1, got {self.steps}")
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise UsageError(f"the number of minutes must be positive and finite, got {self.minutes}")
         if self.seed < 0:
             raise UsageError(f"the seed of the shuffles must be at least 0, got {self.seed}")
         if not 0 < self.time_tolerance < math.inf:
@@ -233,13 +228,6 @@ class VerifyPlan:
         return self.table.counts(self.padded.histogram)
 
     @cached_property
-    def fillable(self) -> IntArray:
-        """Shape (buckets,): how many examples can fill a batch of each bucket; 0 for a bucket without examples."""
-        if self.batching.pool_size is None:
-            return self.counts
-        return np.where(self.counts > 0, np.minimum(np.cumsum(self.counts), self.batching.pool_size), 0)
-
-    @cached_property
     def first_epoch(self) -> EpochShapes:
         """The shapes of the first epoch's batches."""
         return self._epoch_shapes(0)
@@ -255,11 +243,6 @@ class VerifyPlan:
     @cached_property
     def _batcher(self) -> Batcher:
         return self.batching.batcher(self.padded.values)
-
-    def with_sizes(self, batch_sizes: IntArray, steps: int) -> VerifyPlan:
-        """Return the same plan with other batch sizes, for so many shuffled steps."""
-        config = msgspec.structs.replace(self.config, bucket_batch_sizes=batch_sizes.tolist())
-        return replace(self, config=config, settings=replace(self.settings, steps=steps, minutes=None, epoch=False))
 
     def worst_batches(self, memory: CostModel | None = None) -> list[PlannedBatch]:
         """Return the largest batch of each bucket that these data can form, the one that needs most memory first.

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from batchtune.lengths import FloatArray
-from batchtune.results import Device, Trial, Verification, VerifyFailure, WorkloadRecord, meta_of
+from batchtune.results import (
+    Device,
+    StreamConfig,
+    Trial,
+    Verification,
+    VerifyFailure,
+    WorkloadRecord,
+    meta_of,
+)
 from batchtune.trust import recompile_warnings
 from batchtune.tuning.costs import Costs
 from batchtune.tuning.epoch_cost import estimated_epoch_seconds
@@ -37,8 +45,7 @@ _END_ABOVE_NOISE = 8.0
 # The allocator's cache settles after some steps more than once: it creeps if it has grown by this fraction of the
 # limit from the second to the last quarter, and in each half of that.
 _CACHE_SHARE = 0.02
-_FEWEST_FOR_SPREAD = 4
-_RECORDED = ("steps", "minutes", "epoch", "seed", "time_tolerance")
+_FEWEST_FOR_ERROR = 4
 _WHY = (
     "the probe timed the steps under worse conditions, or with another workload",
     "something slows the steps down that did not when the probe timed them (other programs, a hot device, a changed "
@@ -99,11 +106,17 @@ def growth_of(figures: Sequence[int | None]) -> Growth | None:
     known = [figure for figure in figures if figure is not None]
     if len(known) < len(figures) or len(known) < FEWEST_STEPS:
         return None
-    second, third, last = quarters = np.array_split(np.array(known, dtype=np.float64), 4)[1:]
-    medians = [float(np.median(quarter)) for quarter in quarters]
-    total, steps = medians[2] - medians[0], len(known) / 2
-    steady = medians[0] < medians[1] < medians[2]
-    return Growth(total, steps, steady, _noise(quarters, total / steps), _pace(second, third, last))
+    _, second, third, last = np.array_split(np.array(known, dtype=np.float64), 4)
+    before = float(np.median(second))
+    after = float(np.median(last))
+    steps = len(known) / 2
+    return Growth(
+        total_bytes=after - before,
+        steps=steps,
+        steady=before < float(np.median(third)) < after,
+        noise_bytes=_noise([second, third, last], (after - before) / steps),
+        pace=_pace(second, third, last),
+    )
 
 
 def _noise(quarters: Sequence[FloatArray], rise: float) -> float:
@@ -139,15 +152,14 @@ def _interquartile_range(values: FloatArray) -> float:
 class DoneSteps:
     """All steps of a verification, in their order.
 
-    The `first_round` of `worst` ran each worst shape for the first time; `planned` steps were to be shuffled, None if
-    time decides.
+    The `first_round` of `worst` ran each worst shape for the first time; `planned` steps were to be shuffled.
     """
 
     worst: list[Trial] = field(default_factory=list)
     shuffled: list[Trial] = field(default_factory=list)
     failures: list[VerifyFailure] = field(default_factory=list)
     first_round: int = 0
-    planned: int | None = None
+    planned: int = 0
 
     @property
     def alloc_retries(self) -> int | None:
@@ -178,73 +190,114 @@ def _until_failure(steps: Sequence[Trial]) -> list[Trial]:
     return list(itertools.takewhile(lambda trial: trial.outcome == "ok", steps))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """The time of an epoch, measured and estimated; None where unknown.
+
+    Attributes:
+        ratio: Measured / estimated time of exactly the batches that were run.
+        ratio_error: Its standard error, by the scatter of the steps.
+    """
+
+    measured: float | None = None
+    estimated: float | None = None
+    ratio: float | None = None
+    ratio_error: float | None = None
+
+
 def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: Device, costs: Costs) -> Verification:
     """Judge all steps that were run."""
-    limit_bytes, tolerance = device.limit_bytes, plan.settings.time_tolerance
-    passed, rest, failures = _until_failure(steps.shuffled), steps.rest_growth(), steps.failures
     ran = (*steps.worst, *steps.shuffled)
-    reserved = growth_of([one.reserved_bytes for one in passed])
-    unused = growth_of([one.reserved_bytes and one.reserved_bytes - (one.rest_bytes or 0) for one in passed])
-    estimated, measured, ratio, spread = _times(steps.shuffled, plan, costs)
-    leak = steps.leak(limit_bytes)
-    reasons = [*([] if leak is None else [leak]), *_failure_reasons(failures, plan, costs)]
-    if unused is not None and unused.fragments(limit_bytes):
-        reasons.append(
-            f"The allocator's cache {unused} and was still growing: batches of different shapes fragment the memory. "
-            "Set PYTORCH_ALLOC_CONF=expandable_segments:True, or keep more memory free with --memory-fraction, and "
-            "probe again"
-        )
-    if not failures and ratio is not None and abs(ratio - 1) > tolerance:
-        assert measured is not None and estimated is not None
-        least = f"{1 - tolerance:.2f} to " if tolerance < 1 else "up to "
-        reasons.append(
-            f"An epoch takes {format_seconds(measured)} measured against {format_seconds(estimated)} estimated "
-            f"({ratio:.2f} times, where {least}{1 + tolerance:.2f} is allowed): {_WHY[ratio > 1]}. "
-            "Probe again with --force while the machine does nothing else, or allow more with --time-tolerance"
-        )
-    stream = plan.stream
-    how: dict[str, Any] = {"pool_size": plan.batching.pool_size, "batch_overhead": plan.batching.batch_overhead}
-    if stream is not None:
-        how = {name: getattr(plan.config, name) for name in ("algorithm", "buffer_size", "max_padding_ratio")}
+    passed = _until_failure(steps.shuffled)
+    rest = steps.rest_growth()
+    reserved = growth_of([trial.reserved_bytes for trial in passed])
+    times = _times(steps.shuffled, plan, costs)
+    reasons = list(_reasons(steps, times, plan, costs, device.limit_bytes))
+    config = plan.config
+    settings: dict[str, Any] = {
+        "steps": plan.settings.steps,
+        "epoch": plan.settings.steps is None,
+        "seed": plan.settings.seed,
+        "time_tolerance": plan.settings.time_tolerance,
+        "multiple_of": config.evidence.multiple_of,
+    }
+    if plan.stream is not None:
+        settings |= asdict(plan.stream.sharding)
+    batching: dict[str, Any] = {"pool_size": plan.batching.pool_size, "batch_overhead": plan.batching.batch_overhead}
+    if isinstance(config, StreamConfig):
+        batching = {
+            "algorithm": config.algorithm,
+            "buffer_size": config.buffer_size,
+            "max_padding_ratio": config.max_padding_ratio,
+        }
     return Verification(
         meta=meta_of(Verification),
         lengths=plan.lengths.summary(),
         workload=workload,
         device=device,
-        settings={
-            **{name: getattr(plan.settings, name) for name in _RECORDED},
-            "multiple_of": plan.config.evidence.multiple_of,
-            **({} if stream is None else asdict(stream.sharding)),
-        },
-        bucket_boundaries=plan.config.bucket_boundaries,
-        bucket_batch_sizes=plan.config.bucket_batch_sizes,
-        max_batch_length=plan.config.max_batch_length,
-        **how,
+        settings=settings,
+        bucket_boundaries=config.bucket_boundaries,
+        bucket_batch_sizes=config.bucket_batch_sizes,
+        max_batch_length=config.max_batch_length,
+        **batching,
         worst_steps=len(steps.worst),
         steps=sum(trial.outcome == "ok" for trial in steps.shuffled),
         planned_steps=steps.planned,
         epoch_batches=len(plan.first_epoch),
-        failures=failures,
+        failures=steps.failures,
         alloc_retries=steps.alloc_retries,
-        peak_bytes=max((peak for trial in ran if (peak := trial.peak_bytes) is not None), default=None),
-        reserved_bytes=max((held for trial in ran if (held := trial.reserved_bytes) is not None), default=None),
+        peak_bytes=_largest(trial.peak_bytes for trial in ran),
+        reserved_bytes=_largest(trial.reserved_bytes for trial in ran),
         rest_growth_bytes=None if rest is None else round(rest.total_bytes),
         reserved_growth_bytes=None if reserved is None else round(reserved.total_bytes),
-        estimated_epoch_seconds=estimated,
-        measured_epoch_seconds=measured,
-        time_ratio=ratio,
-        time_ratio_spread=spread,
+        estimated_epoch_seconds=times.estimated,
+        measured_epoch_seconds=times.measured,
+        time_ratio=times.ratio,
+        time_ratio_error=times.ratio_error,
         holds=not reasons,
         reasons=reasons,
-        warnings=list(_warnings(steps, costs, limit_bytes)),
-        proposal=None,
+        warnings=list(_warnings(steps, costs, device.limit_bytes)),
     )
 
 
-def _times(
-    shuffled: Sequence[Trial], plan: VerifyPlan, costs: Costs
-) -> tuple[float | None, float | None, float | None, float | None]:
-    """Return an epoch's estimated and measured seconds, and the ratio of the steps' times with its spread.
+def _largest(figures: Iterable[int | None]) -> int | None:
+    return max((figure for figure in figures if figure is not None), default=None)
+
+
+def _reasons(steps: DoneSteps, times: _Times, plan: VerifyPlan, costs: Costs, limit_bytes: int) -> Iterator[str]:
+    """Yield why the verification does not hold, the most important first."""
+    leak = steps.leak(limit_bytes)
+    if leak is not None:
+        yield leak
+    yield from _failure_reasons(steps.failures, plan, costs)
+    unused = growth_of([_unused_bytes(trial) for trial in _until_failure(steps.shuffled)])
+    if unused is not None and unused.fragments(limit_bytes):
+        yield (
+            f"The allocator's cache {unused} and was still growing: batches of different shapes fragment the memory. "
+            "Set PYTORCH_ALLOC_CONF=expandable_segments:True, or keep more memory free with --memory-fraction, and "
+            "probe again"
+        )
+    tolerance = plan.settings.time_tolerance
+    if steps.failures or times.ratio is None or abs(times.ratio - 1) <= tolerance:
+        return
+    assert times.measured is not None and times.estimated is not None
+    lowest = f"{1 - tolerance:.2f} to " if tolerance < 1 else "up to "
+    yield (
+        f"An epoch takes {format_seconds(times.measured)} measured against {format_seconds(times.estimated)} estimated "
+        f"({times.ratio:.2f} times, where {lowest}{1 + tolerance:.2f} is allowed): {_WHY[times.ratio > 1]}. "
+        "Probe again with --force while the machine does nothing else, or allow more with --time-tolerance"
+    )
+
+
+def _unused_bytes(trial: Trial) -> int | None:
+    """Return what the allocator holds beyond what is in use between steps."""
+    if not trial.reserved_bytes:
+        return trial.reserved_bytes
+    return trial.reserved_bytes - (trial.rest_bytes or 0)
+
+
+def _times(shuffled: Sequence[Trial], plan: VerifyPlan, costs: Costs) -> _Times:
+    """Return an epoch's measured and estimated time.
 
     The same batches are compared: the ratio of the sums over the steps that were run, which weighs each step by its
     time, scales the epoch's estimate. Without an estimate the mean step is multiplied by the number of batches.
@@ -252,22 +305,23 @@ def _times(
     timed = [trial for trial in shuffled if trial.step_seconds]
     measured: FloatArray = np.array([trial.step_seconds for trial in timed], dtype=np.float64)
     if costs.step_seconds is None:
-        return None, float(measured.mean()) * len(plan.first_epoch) if timed else None, None, None
+        return _Times(measured=float(measured.mean()) * len(plan.first_epoch) if timed else None)
     if plan.batching.pool_size is None:
         epoch = estimated_epoch_seconds(plan.padded, plan.table, costs.step_seconds, drop_last=plan.config.drop_last)
     else:
         epoch = float(np.sum(costs.step_seconds(*shapes_of([plan.first_epoch]))))
     if not timed:
-        return epoch, None, None, None
-    shapes = [
-        [float(trial.batch_size) for trial in timed],
-        [trial.length for trial in timed],
-        *([[trial.target_length for trial in timed]] if plan.lengths.targets is not None else []),
-    ]
+        return _Times(estimated=epoch)
+    shapes = [[float(trial.batch_size) for trial in timed], [trial.length for trial in timed]]
+    if plan.lengths.targets is not None:
+        shapes.append([float(trial.target_length or 0.0) for trial in timed])
     estimated = np.maximum(costs.step_seconds(*np.array(shapes)), 1e-12)
     ratio = float(measured.sum() / estimated.sum())
-    spread = _interquartile_range(measured / estimated) if measured.size >= _FEWEST_FOR_SPREAD else None
-    return epoch, ratio * epoch, ratio, spread
+    error = None
+    if len(timed) >= _FEWEST_FOR_ERROR:
+        deviation = float(np.std(measured - ratio * estimated, ddof=1))
+        error = deviation * math.sqrt(len(timed)) / float(estimated.sum())
+    return _Times(measured=ratio * epoch, estimated=epoch, ratio=ratio, ratio_error=error)
 
 
 def _warnings(steps: DoneSteps, costs: Costs, limit_bytes: int) -> Iterator[str]:
@@ -279,21 +333,18 @@ def _warnings(steps: DoneSteps, costs: Costs, limit_bytes: int) -> Iterator[str]
             "PYTORCH_ALLOC_CONF=expandable_segments:True, and probe again"
         )
     if rest is not None and rest.creeps(limit_bytes) and rest.pace < _SAME_PACE:
-        how, cache = ("more slowly", "fills up") if rest.pace > 0 else ("no more", "is full")
-        yield (
-            f"Memory in use between steps {rest}, but {how} at the end, as with a cache that {cache}. Run more with "
-            "--steps to see whether it has stopped"
-        )
+        slows_down = "no more at the end, as with a cache that is full"
+        if rest.pace > 0:
+            slows_down = "more slowly at the end, as with a cache that fills up"
+        more = "Run more with --steps to see whether it has stopped"
+        yield f"Memory in use between steps {rest}, but {slows_down}. {more}"
     yield from recompile_warnings([*steps.worst, *steps.shuffled])
     if steps.failures:
         return
-    if rest is None:
-        known = any(trial.rest_bytes is not None for trial in steps.shuffled)
-        yield (
-            f"Whether memory creeps is unknown: that takes {FEWEST_STEPS} steps. Run more with --steps"
-            if known
-            else "Whether memory creeps is unknown: this system does not report how much is in use"
-        )
+    if rest is None and any(trial.rest_bytes is not None for trial in steps.shuffled):
+        yield f"Whether memory creeps is unknown: that takes {FEWEST_STEPS} steps. Run more with --steps"
+    elif rest is None:
+        yield "Whether memory creeps is unknown: this system does not report how much is in use"
     if costs.step_seconds is None:
         yield (
             "The time of an epoch was not compared with an estimate, because no step times are known: "
@@ -303,22 +354,38 @@ def _warnings(steps: DoneSteps, costs: Costs, limit_bytes: int) -> Iterator[str]
 
 def _failure_reasons(failures: Sequence[VerifyFailure], plan: VerifyPlan, costs: Costs) -> Iterator[str]:
     """Yield a sentence for each bucket with a batch that failed: its first, and how many more."""
-    boundaries, unit = plan.config.bucket_boundaries, plan.lengths.unit
-    for bucket in dict.fromkeys(failure.bucket for failure in failures):
-        first, *others = (failure for failure in failures if failure.bucket == bucket)
-        target = "" if first.target_length is None else f" with targets up to {first.target_length:g}"
-        more = f", and {len(others)} more of it" if others else ""
-        error = f": {first.error}" if first.error and first.outcome != "oom" else ""
-        proof = ""
-        if costs.proven_by is not None and first.outcome == "oom":
-            trial = costs.proven_by(first.length, first.batch_size)
-            proof = (
-                "; the probe ran no batch as large with memory to spare, so this size was not proven"
-                if trial is None
-                else f"; trial {trial} of the probe ran a batch as large with memory to spare: memory use has changed"
-            )
-        yield (
-            f"A batch of {first.batch_size:,} × {format_length(first.length, unit)}{target} {_WENT[first.outcome]} "
-            f"(bucket {bucket + 1} of {len(boundaries)}, up to {format_length(boundaries[bucket], unit)})"
-            f"{more}{error}{proof}"
-        )
+    by_bucket: dict[int, list[VerifyFailure]] = {}
+    for failure in failures:
+        by_bucket.setdefault(failure.bucket, []).append(failure)
+    for of_bucket in by_bucket.values():
+        first = of_bucket[0]
+        sentence = _failure_reason(first, len(of_bucket) - 1, plan.config.bucket_boundaries, plan.lengths.unit)
+        if first.outcome == "oom":
+            sentence += _what_the_probe_knew(first, costs)
+        yield sentence
+
+
+def _failure_reason(failure: VerifyFailure, others: int, boundaries: Sequence[float], unit: str | None) -> str:
+    shape = f"{failure.batch_size:,} × {format_length(failure.length, unit)}"
+    if failure.target_length is not None:
+        shape += f" with targets up to {failure.target_length:g}"
+    boundary = format_length(boundaries[failure.bucket], unit)
+    sentence = (
+        f"A batch of {shape} {_WENT[failure.outcome]} (bucket {failure.bucket + 1} of {len(boundaries)}, up to "
+        f"{boundary})"
+    )
+    if others:
+        sentence += f", and {others} more of it"
+    if failure.error and failure.outcome != "oom":
+        sentence += f": {failure.error}"
+    return sentence
+
+
+def _what_the_probe_knew(failure: VerifyFailure, costs: Costs) -> str:
+    """Return whether the probe proved the batch that ran out of memory; empty without a probe."""
+    if costs.proven_by is None:
+        return ""
+    trial = costs.proven_by(failure.length, failure.batch_size)
+    if trial is None:
+        return "; the probe ran no batch as large with memory to spare, so this size was not proven"
+    return f"; trial {trial} of the probe ran a batch as large with memory to spare: memory use has changed"

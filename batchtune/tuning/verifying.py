@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
-import numpy as np
 from msgspec import structs
 
-from batchtune.errors import ProbeError, ResultError, WorkloadError
-from batchtune.lengths import IntArray
+from batchtune.errors import ResultError, WorkloadError
 from batchtune.probe.confirmation import alternating
 from batchtune.probe.oom import message_verdict
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     VERIFY_FILE,
     Device,
-    Proposal,
     Trial,
     Verification,
     VerifyFailure,
@@ -32,32 +27,22 @@ from batchtune.shapes import BatchShape
 from batchtune.tuning.costs import Costs, costs_of
 from batchtune.tuning.run_folder import alone_in
 from batchtune.tuning.verify_plan import PlannedBatch, Subject, VerifyPlan
-from batchtune.tuning.verify_rules import FEWEST_STEPS, DoneSteps, judge
-from batchtune.units import rounded_down
-
-# Shuffled steps with smaller sizes if the larger ones never got to any: enough to see a leak.
-_PROPOSAL_STEPS = 2 * FEWEST_STEPS
-# By how much a batch size is lowered, try by try, if the probe knows no better.
-_CUTS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
-_SINGLE_FAILS = (
-    "A single example fails too, so no smaller batch size helps: leave out the longest with --max-length, or allow "
-    "more memory, and probe again"
-)
+from batchtune.tuning.verify_rules import DoneSteps, judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyProgress:
-    """The progress of a verification, before each step; `doing` is `proposal` while smaller sizes are tried.
+    """The progress of a verification, before each step.
 
     Attributes:
-        done, total: Steps of this kind; the total is None if time decides.
+        done, total: Steps of this phase.
         seconds_left: An estimate; None at the beginning.
     """
 
-    doing: Literal["worst", "shuffled", "proposal"]
+    phase: VerifyPhase
     shape: BatchShape
     done: int
-    total: int | None
+    total: int
     seconds_left: float | None
     device: Device
 
@@ -86,9 +71,9 @@ def run_verify(
         alone_in(folder),
         Supervisor(settings, subject.limit_bytes, examples=examples, on_note=on_note) as supervisor,
     ):
-        found = verify(supervisor, plan, workload, on_progress=on_progress)
-        write_result(folder / VERIFY_FILE, found)
-    return found
+        verification = verify(supervisor, plan, workload, on_progress=on_progress)
+        write_result(folder / VERIFY_FILE, verification)
+    return verification
 
 
 def verify(
@@ -105,36 +90,19 @@ def verify(
     the others from being tried. If all pass, the shuffled batches follow, up to the first that fails. Only these are
     timed: the worst shapes are their warm-up. Raises as `run_verify` does.
     """
-    probe, device = plan.probe, stepper.start()
+    probe = plan.probe
+    device = stepper.start()
     if probe is not None and device.name != probe.device.name:
         raise ResultError(
             f"the run was measured on {probe.device.name}; this is {device.name}",
             "Verify on the device that was probed, or probe this one in another folder with --run.",
         )
-    costs = costs_of(probe) if probe else Costs()
+    costs = Costs() if probe is None else costs_of(probe)
     if plan.config.evidence.multiple_of is not None:
         costs = replace(costs, frontier=costs.continued_frontier)
-
-    def run(tried: VerifyPlan) -> DoneSteps:
-        runner = _Runner(tried, stepper, workload.spec, device, on_progress, clock, for_proposal=tried is not plan)
-        runner.run()
-        return runner.done
-
-    done = run(plan)
-    found = judge(done, plan, workload, device, costs)
-    if not found.failures or done.leak(device.limit_bytes) is not None:  # a leak would stop any size
-        return found
-    steps = max(len(done.shuffled), min(_PROPOSAL_STEPS, done.planned or _PROPOSAL_STEPS))
-
-    def run_smaller(batch_sizes: IntArray) -> DoneSteps:
-        stepper.start()  # a fresh worker, as for the sizes that failed; and no fewer steps
-        return run(plan.with_sizes(batch_sizes, steps))
-
-    try:
-        return _with_proposal(found, plan, costs, run_smaller)
-    except (ProbeError, WorkloadError) as error:  # the result so far must not be lost
-        untried = f"Smaller sizes could not be tried: {error.message}"
-        return structs.replace(found, warnings=[*found.warnings, untried])
+    runner = _Runner(plan, stepper, workload.spec, device, on_progress, clock)
+    runner.run()
+    return judge(runner.done, plan, workload, device, costs)
 
 
 @dataclass(slots=True)
@@ -147,42 +115,41 @@ class _Runner:
     device: Device
     on_progress: OnProgress
     clock: Callable[[], float]
-    for_proposal: bool
     done: DoneSteps = field(default_factory=DoneSteps)
     release: bool = False
 
     def run(self) -> None:
         """Run the worst shapes, those that passed in alternation, then shuffled batches until enough or one fails."""
-        done, settings, probe = self.done, self.plan.settings, self.plan.probe
+        done = self.done
+        probe = self.plan.probe
         worst = self.plan.worst_batches(probe.models.peak_bytes if probe else None)
-        done.first_round, started = len(worst), self.clock()
+        done.first_round = len(worst)
+        started = self.clock()
         for planned in worst:
             self._run(planned, "worst", 2 * len(worst), started)
-        again = [batch for batch, trial in zip(worst, done.worst, strict=True) if trial.outcome == "ok"]
-        for planned in alternating(again):
-            self._run(planned, "worst", len(worst) + len(again), started)
-        done.planned = len(self.plan.first_epoch) if settings.epoch else settings.steps
+        passed = [batch for batch, trial in zip(worst, done.worst, strict=True) if trial.outcome == "ok"]
+        for planned in alternating(passed):
+            self._run(planned, "worst", len(worst) + len(passed), started)
+        done.planned = self.plan.settings.steps or len(self.plan.first_epoch)
         started = self.clock()
-        for ran, planned in enumerate(self.plan.shuffled_batches()):
-            late = ran > 0 and self.clock() - started >= 60 * (settings.minutes or 0.0)
-            if done.failures or (late if done.planned is None else ran >= done.planned):
+        for planned in self.plan.shuffled_batches():
+            if done.failures or len(done.shuffled) == done.planned:
                 break
             self._run(planned, "shuffled", done.planned, started)
 
-    def _run(self, planned: PlannedBatch, phase: VerifyPhase, total: int | None, started: float) -> None:
-        done, shape = self.done.worst if phase == "worst" else self.done.shuffled, planned.shape
-        spent, left = self.clock() - started, None
-        if total is None:
-            left = max(0.0, 60 * (self.plan.settings.minutes or 0.0) - spent)
-        elif done:
-            left = spent / len(done) * (total - len(done))
+    def _run(self, planned: PlannedBatch, phase: VerifyPhase, total: int, started: float) -> None:
+        trials = self.done.worst if phase == "worst" else self.done.shuffled
+        shape = planned.shape
+        seconds_left = None
+        if trials:
+            seconds_left = (self.clock() - started) / len(trials) * (total - len(trials))
         self.on_progress(
             VerifyProgress(
-                doing="proposal" if self.for_proposal else phase,
+                phase=phase,
                 shape=shape,
-                done=len(done),
+                done=len(trials),
                 total=total,
-                seconds_left=left,
+                seconds_left=seconds_left,
                 device=self.device,
             )
         )
@@ -192,7 +159,7 @@ class _Runner:
             self.done.failures.append(
                 VerifyFailure(
                     phase=phase,
-                    step=len(done),
+                    step=len(trials),
                     bucket=planned.bucket,
                     batch_size=shape.batch_size,
                     length=shape.length,
@@ -201,7 +168,7 @@ class _Runner:
                     error=trial.error,
                 )
             )
-        done.append(trial)
+        trials.append(trial)
 
     def _take_step(self, shape: BatchShape) -> Trial:
         """Run one step; what may be an OOM in disguise counts as one only if a smaller batch then passes."""
@@ -218,50 +185,3 @@ class _Runner:
             "Fix it and run the same command again.",
             ran.traceback,
         )
-
-
-def _with_proposal(
-    found: Verification, plan: VerifyPlan, costs: Costs, run: Callable[[IntArray], DoneSteps]
-) -> Verification:
-    """Return the result with the next smaller sizes that pass when they are run like the ones that failed.
-
-    A bucket that failed gets what the probe's frontier allows if that is less, then 5%, 10%, 20%, 40% and so on less,
-    at least one less each time. Sizes of other buckets stay: they passed. So a bucket may get fewer examples than one
-    of longer examples. If none passes, the last sizes that were tried are proposed, not verified.
-    """
-    table, fillable = plan.table, plan.fillable
-    sizes, steps = np.minimum(table.batch_sizes, np.maximum(fillable, 1)), 0
-    failing = {failure.bucket for failure in found.failures}
-    lowered = np.zeros(table.num_buckets, dtype=np.bool_)
-    for attempt, cut in enumerate(_CUTS):
-        if any(sizes[bucket] <= 1 for bucket in failing):
-            return structs.replace(found, reasons=[*found.reasons, _SINGLE_FAILS])
-        for bucket in failing:
-            most = min(int(sizes[bucket]) - 1, int(sizes[bucket] * (1 - cut)))
-            if attempt == 0 and costs.frontier is not None:
-                known = plan.padded.histogram
-                fits = int(costs.frontier(known.lengths[[table.edges(known)[bucket + 1] - 1]])[0])
-                most = fits if fits < sizes[bucket] else most
-            sizes[bucket], lowered[bucket] = max(1, most), True
-        # A size beyond what the data can fill stays as it is.
-        proposed = np.where(lowered, sizes, table.batch_sizes)
-        tried = run(proposed)
-        if (leak := tried.leak(found.device.limit_bytes)) is not None:  # then nothing can be said of any size
-            return structs.replace(found, reasons=[leak, *found.reasons])
-        steps += len(tried.worst) + len(tried.shuffled)
-        failing = {failure.bucket for failure in tried.failures}
-        if not failing:
-            break
-    # For samplers that divide by the boundary: int(M / boundary) is at most the size as long as M is below
-    # (size + 1) · boundary. A bucket that was not lowered and has all its examples in one batch sets no limit.
-    limiting = lowered | (proposed < fillable)
-    below = math.nextafter(float(((proposed + 1) * table.boundaries)[limiting].min()), 0)
-    if below < plan.config.max_batch_length:
-        below = rounded_down(below, 6)
-    proposal = Proposal(
-        bucket_batch_sizes=proposed.tolist(),
-        max_batch_length=min(below, plan.config.max_batch_length),
-        verified=not failing,
-        steps=steps,
-    )
-    return structs.replace(found, proposal=proposal)

@@ -42,7 +42,7 @@ def test_memory_kept_free_lowers_the_limit_and_is_noted(batchtune: Run, few: Pat
 
 def test_nothing_to_keep_for_ddp_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     progress = VerifyProgress(
-        doing="worst", shape=BatchShape(1, 1.0), done=0, total=1, seconds_left=None, device=made_probe().device
+        phase="worst", shape=BatchShape(1, 1.0), done=0, total=1, seconds_left=None, device=made_probe().device
     )
     with worker_bar("s", ddp=True, quiet=False) as bar:
         bar.verifying(progress)

@@ -64,17 +64,13 @@ def test_all_but_own_code_is_taken_from_the_run(batchtune: Run, run: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_too_large_batches_end_with_3_and_a_proposal_that_passes(batchtune: Run, run: Path) -> None:
+def test_too_large_batches_end_with_3(batchtune: Run, run: Path) -> None:
     first, *rest = sampler(run)["bucket_batch_sizes"]
     edited(run, bucket_batch_sizes=[2 * first, *rest])
     ran = batchtune("verify", "lengths.csv", *OWN, "--steps", 14, *ANY_TIME)
     assert ran.returncode == 3
     assert "The verification does not hold." in ran.stdout
     assert "ran out of memory" in ran.stdout
-    proposal = json.loads((run / "verify.json").read_text())["proposal"]
-    assert proposal["verified"]
-    edited(run, bucket_batch_sizes=proposal["bucket_batch_sizes"])
-    assert batchtune("verify", "lengths.csv", *OWN, "--steps", 14, *ANY_TIME).returncode == 0
 
 
 @pytest.mark.slow
@@ -144,7 +140,7 @@ def test_a_table_that_ends_too_early_is_refused(batchtune: Run, run: Path) -> No
     [
         (["batchtune-run"], "the manifest is missing: batchtune-run is a run folder"),
         (["batchtune-run", "lengths.csv", "--run", "other"], "two run folders are named"),
-        (["lengths.csv", "--steps", "5", "--epoch"], "Give one of --steps, --minutes and --epoch"),
+        (["lengths.csv", "--steps", "5", "--epoch"], "Give one of --steps and --epoch"),
         (["lengths.csv", "--steps", "0"], "at least 1"),
     ],
     ids=["no manifest", "two runs", "two lengths", "no steps"],

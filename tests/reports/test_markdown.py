@@ -76,7 +76,7 @@ def test_every_table_row_has_as_many_cells_as_its_header() -> None:
             widths.append(0)
         elif token.type in ("td_open", "th_open"):
             widths[-1] += 1
-    assert sum(token.type == "table_open" for token in tokens) == 10
+    assert sum(token.type == "table_open" for token in tokens) == 9
     assert set(widths) == {2, 8, 3, 5, 4, 6}
 
 

@@ -201,7 +201,7 @@ def test_a_ratio_has_three_digits_and_keeps_its_zeros(value: float, text: str) -
 
 
 BOTH = RunResults(name="run", probe=made_probe(), sweep=made_sweep())
-LEAK = msgspec.structs.replace(failed_verification(), proposal=None)
+LEAK = msgspec.structs.replace(failed_verification(), failures=[])
 
 
 @pytest.mark.parametrize(
@@ -227,15 +227,11 @@ LEAK = msgspec.structs.replace(failed_verification(), proposal=None)
         ),
         (
             replace(BOTH, verification=failed_verification()),
-            ["batchtune-run/sampler.yaml", "batchtune verify MANIFEST"],
-        ),
-        (
-            replace(BOTH, verification=failed_verification(verified=False)),
             ["batchtune tune MANIFEST --workload W --force", "batchtune verify MANIFEST"],
         ),
         (replace(BOTH, verification=LEAK), ["batchtune verify MANIFEST"]),
     ],
-    ids=["probe", "nothing", "sweep", "both", "verified", "safe sizes", "no safe sizes", "leak"],
+    ids=["probe", "nothing", "sweep", "both", "verified", "failed", "leak"],
 )
 def test_what_comes_next_follows_from_what_there_is(results: RunResults, first: list[str]) -> None:
     assert [command for command, _ in next_steps(results)] == [*first, "batchtune report --full"]

@@ -26,7 +26,7 @@ BOUNDARIES = [5.0, 12.0, 30.0]
 def planned(
     lengths: Lengths, sizes: list[int], boundaries: list[float] = BOUNDARIES, seed: int = 0, **changes: object
 ) -> VerifyPlan:
-    chosen = VerifySettings(epoch=True, seed=seed)
+    chosen = VerifySettings(steps=None, seed=seed)
     return VerifyPlan(lengths=lengths, config=made_config(boundaries, sizes, **changes), settings=chosen)  # type: ignore[arg-type]
 
 
