@@ -25,7 +25,7 @@ from batchtune.trust import settings_warnings
 
 # Optional package → the distributions that provide it; the first that is installed counts.
 _PACKAGES = {
-    "soundfile": ("soundfile",),
+    "mutagen": ("mutagen",),
     "tokenizers": ("tokenizers",),
     "speechbrain": ("speechbrain",),
     "lhotse": ("lhotse",),

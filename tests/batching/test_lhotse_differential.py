@@ -5,17 +5,15 @@ import importlib.util
 import types
 import warnings
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from real_lengths import librispeech_seconds
 from reproduced import lhotse_batches
 
 from batchtune.batching.samplers import lhotse_boundaries
 from batchtune.lengths import FloatArray
-
-LIBRISPEECH = Path(__file__).parents[3] / "shared" / "data" / "librispeech-wav2vec-tsv" / "train.tsv"
 
 Lhotse = types.SimpleNamespace
 
@@ -98,9 +96,7 @@ def test_lengths_that_have_no_boundaries_are_refused(values: list[Any]) -> None:
 
 @pytest.fixture(scope="module")
 def librispeech() -> FloatArray:
-    if not LIBRISPEECH.exists():
-        pytest.skip("the lengths of LibriSpeech are not here")
-    return np.loadtxt(LIBRISPEECH, skiprows=1, delimiter="\t", usecols=1) / 16_000
+    return librispeech_seconds()
 
 
 def test_the_boundaries_of_real_data_are_those_of_lhotse(lhotse: Lhotse, librispeech: FloatArray) -> None:

@@ -1,19 +1,17 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_lengths import librispeech_seconds
 
 from batchtune.batching.bucket_costs import BatchCounts
 from batchtune.batching.optimal import best_buckets, few_ends, optimal_boundaries
 from batchtune.batching.table import batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 class MadeCosts:
@@ -168,10 +166,7 @@ def test_a_few_ends_give_as_few_batches_as_all() -> None:
 
 
 def test_fewer_batches_than_without_remainders_on_librispeech() -> None:
-    path = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
-    if not path.exists():
-        pytest.skip(f"{path.parent.name} is not here")
-    histogram = Lengths.of(np.loadtxt(path, skiprows=1, delimiter="\t", usecols=1) / 16_000).histogram
+    histogram = Lengths.of(librispeech_seconds()).histogram
     sizes = batch_sizes_for(histogram.lengths, 600)
     asked = [10, 15, 20]
     relaxed = [number_of_batches(histogram, sizes, b) for b in optimal_boundaries(histogram, 1 / sizes, asked)]

@@ -20,7 +20,6 @@ from batchtune.probe.lock import lock_device
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 KNOWN = f"{Path(__file__).parents[1] / 'probe' / 'known_workload.py'}:Known"
 FAULTY = f"{Path(__file__).parents[1] / 'probe' / 'faulty_workload.py'}"
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
 STEADY = f"{Path(__file__).parent / 'steady_workload.py'}:Steady"
 TUNE_STEADY = [
     "--workload",

@@ -4,12 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from cli.conftest import DATA, Run
-
-LIBRISPEECH = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
-COMMON_VOICE = DATA / "commonvoice-id" / "clip_durations.tsv.gz"
-
-pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"the real length data are not in {DATA}")
+from cli.conftest import Run
+from real_lengths import COMMON_VOICE, LIBRISPEECH
 
 
 @pytest.mark.parametrize(

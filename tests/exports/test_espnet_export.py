@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_lengths import librispeech_samples
 from report_records import made_sweep
 from ruamel.yaml import YAML
 
@@ -24,7 +25,6 @@ from batchtune.tuning.distribution import histogram_of, quantiles_of
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 RATE = 16_000
 MAX_BATCH_SECONDS = 600.0
 
@@ -71,10 +71,7 @@ def number(pattern: str, text: str) -> int:
 
 @pytest.fixture(scope="module")
 def samples() -> IntArray:
-    path = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
-    if not path.exists():
-        pytest.skip(f"{path.parent.name} is not here")
-    return np.loadtxt(path, skiprows=1, delimiter="\t", usecols=1)[::4].astype(np.int64)
+    return librispeech_samples()[::4]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 from exports.stream_runs import TABLES, tuned
+from real_lengths import librispeech_seconds
 from report_records import (
     hostile_results,
     made_probe,
@@ -36,7 +37,6 @@ from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.units import format_seconds
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 # These work batch sizes out of max_batch_length; the others take any table.
 FROM_MAX_BATCH_LENGTH = {"speechbrain", "espnet", "fairseq"}
 # These run batchtune's own sampler.
@@ -87,10 +87,7 @@ SWEEPS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def librispeech() -> Sweep:
-    path = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
-    if not path.exists():
-        pytest.skip(f"{path.parent.name} is not here")
-    return of_lengths(np.loadtxt(path, skiprows=1, delimiter="\t", usecols=1)[::4] / 16_000, "s", 600.0)
+    return of_lengths(librispeech_seconds()[::4], "s", 600.0)
 
 
 def check(name: str, text: str) -> None:

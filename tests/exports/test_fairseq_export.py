@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from real_lengths import librispeech_samples
 from report_records import made_sweep
 from ruamel.yaml import YAML
 
@@ -20,7 +20,6 @@ from batchtune.tuning.costs import Costs
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 RATE = 16_000
 
 
@@ -57,10 +56,7 @@ def cut(lengths: IntArray, max_tokens: int, batch_size: int) -> list[tuple[int, 
 
 @pytest.fixture(scope="module")
 def samples() -> IntArray:
-    path = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
-    if not path.exists():
-        pytest.skip(f"{path.parent.name} is not here")
-    return np.loadtxt(path, skiprows=1, delimiter="\t", usecols=1).astype(np.int64)
+    return librispeech_samples()
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from real_lengths import librispeech_seconds, write_librispeech_cuts
 from report_records import hostile_results, made_sweep, without_recommendation
 
 from batchtune.errors import ResultError
@@ -25,17 +26,12 @@ from batchtune.tuning.costs import Costs
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
-LIBRISPEECH = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
-CUTS = DATA / "derived-librispeech-formats" / "lhotse_cuts.jsonl.gz"
 EXPORT = export_of("lhotse")
 
 
 @pytest.fixture(scope="module")
 def librispeech() -> np.ndarray:
-    if not LIBRISPEECH.exists():
-        pytest.skip(f"{LIBRISPEECH.parent.name} is not here")
-    return np.loadtxt(LIBRISPEECH, skiprows=1, delimiter="\t", usecols=1)[::4] / 16_000
+    return librispeech_seconds()[::4]
 
 
 @pytest.fixture(scope="module")
@@ -178,10 +174,9 @@ def test_strings_of_the_sweep_stay_in_comments(text: str) -> None:
 @pytest.mark.slow
 def test_the_file_counts_the_batches_of_a_manifest(tmp_path: Path) -> None:
     pytest.importorskip("lhotse")
-    if not CUTS.exists():
-        pytest.skip(f"{CUTS.name} is not here")
-    found = sweep(load_lengths(CUTS), 600, SweepSettings(strategies=("optimal",), num_buckets=(13,)), Costs())
+    cuts = write_librispeech_cuts(tmp_path / "cuts.jsonl")
+    found = sweep(load_lengths(cuts), 600, SweepSettings(strategies=("optimal",), num_buckets=(13,)), Costs())
     path = tmp_path / EXPORT.file
     path.write_text(render(found), encoding="utf-8")
-    done = subprocess.run([sys.executable, path, CUTS], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, path, cuts], capture_output=True, text=True, check=True)
     assert int(done.stdout) == recommended(found).batches

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_lengths import librispeech_seconds, write_librispeech_cuts
 from report_records import (
     hostile_results,
     made_probe,
@@ -37,9 +38,6 @@ from batchtune.tuning.costs import Costs
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
-LIBRISPEECH = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
-CUTS = DATA / "derived-librispeech-formats" / "lhotse_cuts.jsonl.gz"
 EXPORT = export_of("nemo")
 TWO = TwoDimensionalRow(
     num_buckets=3,
@@ -54,9 +52,7 @@ TWO = TwoDimensionalRow(
 
 @pytest.fixture(scope="module")
 def librispeech() -> np.ndarray:
-    if not LIBRISPEECH.exists():
-        pytest.skip(f"{LIBRISPEECH.parent.name} is not here")
-    return np.loadtxt(LIBRISPEECH, skiprows=1, delimiter="\t", usecols=1) / 16_000
+    return librispeech_seconds()
 
 
 @pytest.fixture(scope="module")
@@ -158,10 +154,9 @@ def test_lhotses_sampler_makes_full_batches_of_real_lengths(librispeech: np.ndar
 
 
 @pytest.mark.slow
-def test_nemo_makes_as_many_batches_as_the_row_of_real_lengths(nemo: Any, swept: Sweep) -> None:
-    if not CUTS.exists():
-        pytest.skip(f"{CUTS.name} is not here")
-    found = nemo_batches(nemo, train_ds(render(swept)), CUTS)
+def test_nemo_makes_as_many_batches_as_the_row_of_real_lengths(nemo: Any, swept: Sweep, tmp_path: Path) -> None:
+    cuts = write_librispeech_cuts(tmp_path / "cuts.jsonl")
+    found = nemo_batches(nemo, train_ds(render(swept)), cuts)
     assert len(found) == recommended(swept).batches
     assert sum(map(len, found)) == swept.lengths.count
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_lengths import librispeech_seconds
 from report_records import made_sweep, with_recommended, without_recommendation
 
 from batchtune.batching.samplers import speechbrain_boundaries
@@ -28,7 +28,6 @@ from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
 
 RECIPES = Path(__file__).parent / "recipes"
-LIBRISPEECH = Path(__file__).parents[3] / "shared" / "data" / "librispeech-wav2vec-tsv" / "train.tsv"
 BOUNDARIES = [2.0, 3.5, 24.525]
 SIZES = [300, 171, 24]
 LIST = "[2.0, 3.5, 24.525]"
@@ -155,9 +154,7 @@ class TestRecipes:
 
 
 def test_the_patched_recipe_makes_the_rows_number_of_batches(sampler: Any) -> None:
-    if not LIBRISPEECH.exists():
-        pytest.skip(f"{LIBRISPEECH.parent.name} is not here")
-    values = np.loadtxt(LIBRISPEECH, skiprows=1, delimiter="\t", usecols=1)[::4] / 16_000
+    values = librispeech_seconds()[::4]
     chosen = SweepSettings(strategies=("optimal",), num_buckets=(10,))
     result = sweep(Lengths.of(values, unit="s"), 600, chosen, Costs())
     block = loaded(patched(recipe("current"), result), data_folder="here")["dynamic_batch_sampler_train"]

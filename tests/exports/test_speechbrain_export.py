@@ -16,6 +16,7 @@ import pytest
 from batching.conftest import load_speechbrain
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_lengths import librispeech_seconds
 from report_records import hostile_results, made_sweep, with_recommended, without_recommendation
 
 from batchtune import sampler_from_config
@@ -30,15 +31,12 @@ from batchtune.tuning.costs import Costs
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
 
-LIBRISPEECH = Path(__file__).parents[3] / "shared" / "data" / "librispeech-wav2vec-tsv" / "train.tsv"
 EXPORT = export_of("speechbrain")
 
 
 @pytest.fixture(scope="module")
 def librispeech() -> np.ndarray:
-    if not LIBRISPEECH.exists():
-        pytest.skip(f"{LIBRISPEECH.parent.name} is not here")
-    return np.loadtxt(LIBRISPEECH, skiprows=1, delimiter="\t", usecols=1) / 16_000
+    return librispeech_seconds()
 
 
 def loaded(text: str) -> dict[str, Any]:

@@ -14,8 +14,6 @@ from batchtune.manifests import ReadOptions, load_lengths
 Read = Callable[..., Lengths]
 Refusal = Callable[..., ManifestError]
 
-_DATA = Path(__file__).parents[2].parent / "shared" / "data"
-
 
 @pytest.fixture
 def read(tmp_path: Path) -> Read:
@@ -40,16 +38,3 @@ def refusal(read: Read) -> Refusal:
         return caught.value
 
     return run
-
-
-@pytest.fixture
-def data() -> Callable[[str], Path]:
-    """A file of the real data; the test is skipped where it is absent."""
-
-    def find(name: str) -> Path:
-        path = _DATA / name
-        if not path.exists():
-            pytest.skip(f"real data are absent: {name}")
-        return path
-
-    return find

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import gzip
-from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from batchtune.errors import ManifestError
-from batchtune.manifests import FORMATS, ReadOptions, load_lengths
+from batchtune.manifests import FORMATS
 from batchtune.manifests.planning import keyed_targets
 from batchtune.manifests.source import Head, Source
-
-_ESPNET = "derived-librispeech-formats/espnet"
-_FIXTURES = "lhotse-fixtures"
 
 
 def _detected(content: str) -> str | None:
@@ -213,53 +208,3 @@ def test_damaged_targets_are_an_error(tmp_path: Path, content: bytes) -> None:
         keyed_targets(_source(tmp_path, content))
     with pytest.raises(ManifestError):
         list(_source(tmp_path, content).lines())
-
-
-# ---- real files ----
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        (f"{_FIXTURES}/mini_librispeech/segments", (38, 2.26, 19.89, "s")),
-        (f"{_FIXTURES}/mini_librispeech/reco2dur", (38, 2.259999990463257, 19.889999389648438, "s")),
-        (f"{_FIXTURES}/mini_librispeech2/segments", (3, 6.95, 19.89, "s")),
-        (f"{_FIXTURES}/mini_librispeech2/utt2num_frames", (3, 693, 1987, "frames")),
-        (f"{_ESPNET}/speech_shape_fbank80.gz", (28539, 139, 2451, "frames")),
-        (f"{_ESPNET}/speech_shape.gz", (28539, 22560, 392400, None)),
-    ],
-)
-def test_count_ends_and_unit_of_real_lists(data, name: str, expected: tuple[object, ...]) -> None:
-    lengths = load_lengths(data(name))
-    assert (lengths.count, lengths.shortest, lengths.longest, lengths.unit) == expected
-
-
-@pytest.mark.parametrize("name", ["mini_librispeech", "mini_librispeech2"])
-def test_real_segments_are_as_long_as_kaldi_says(data, name: str) -> None:
-    segments, durations = (load_lengths(data(f"{_FIXTURES}/{name}/{file}")) for file in ("segments", "utt2dur"))
-    assert segments.values.tolist() == durations.values.tolist()
-
-
-def test_frames_of_10_ms_are_the_lengths_that_they_come_from(data) -> None:
-    frames = load_lengths(data(f"{_ESPNET}/speech_shape_fbank80.gz"))
-    samples = load_lengths(
-        data(f"{_ESPNET}/utt2num_samples.gz"), ReadOptions(length_scale=Fraction(1, 160), unit="frames")
-    )
-    assert np.abs(frames.values - samples.values).max() < 3
-
-
-def test_real_letter_files_have_a_line_for_each_example(data) -> None:
-    lines = [text for _, text in Source(data("librispeech-wav2vec-tsv/valid.ltr")).lines()]
-    symbols = [len(text.split()) for text in lines]
-    assert (len(lines), min(symbols), max(symbols), sum(symbols)) == (2703, 4, 517, 291159)
-
-
-def test_real_texts_are_keyed_by_utterance(data) -> None:
-    found = keyed_targets(Source(data(f"{_FIXTURES}/mini_librispeech/text")))
-    assert len(found) == 38
-    assert found["lbi-1272-141231-0000"] == "A MAN SAID TO THE UNIVERSE SIR I EXIST"
-
-
-def test_real_shapes_are_targets_by_their_first_dimension(data) -> None:
-    found = keyed_targets(Source(data(f"{_ESPNET}/speech_shape_fbank80.gz")))
-    assert (len(found), found["103-1240-0000"]) == (28539, 1407.0)

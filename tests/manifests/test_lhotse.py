@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import random
 import warnings
@@ -322,48 +321,6 @@ def test_damaged_files_give_lengths_or_a_user_error(tmp_path: Path, write: Write
         for options in (ReadOptions(format="lhotse", length_key=key), ReadOptions(skip_invalid=True, target_key=key)):
             with contextlib.suppress(BatchtuneError):
                 load_lengths(path, options)
-
-
-# ---- real files ----
-
-_LIBRI = "derived-librispeech-formats"
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("lhotse-fixtures/libri/cuts.json", [10.0]),
-        ("lhotse-fixtures/libri/cuts_multi.json", [10.0]),
-        ("lhotse-fixtures/libri/cuts_no_feats.json", [10.0]),
-        ("lhotse-fixtures/libri/cuts_no_recording.json", [10.0]),
-        ("lhotse-fixtures/ami/cuts.json", [6.0]),
-        ("lhotse-fixtures/ljspeech/cuts.json", [1.5976870748299319, 1.5396371882086168]),
-        ("lhotse-fixtures/lsmix/cuts.000000.jsonl.gz", [22.3800625, 9.8545]),
-    ],
-)
-def test_lhotses_own_fixtures(data, name: str, expected: list[float]) -> None:
-    lengths = load_lengths(data(name))
-    assert (lengths.values.tolist(), lengths.unit) == (expected, "s")
-
-
-def test_librispeech_cuts_have_the_same_lengths_as_elsewhere(data) -> None:
-    lengths = load_lengths(data(f"{_LIBRI}/lhotse_cuts.jsonl.gz"))
-    assert (lengths.count, lengths.shortest, lengths.longest) == (28539, 1.41, 24.525)
-    assert lengths.fingerprint == load_lengths(data(f"{_LIBRI}/nemo_manifest.jsonl.gz")).fingerprint
-
-
-@pytest.mark.parametrize(
-    ("name", "called"),
-    [
-        ("lhotse-fixtures/mini_librispeech/lhotse/recordings.jsonl.gz", "recordings"),
-        ("lhotse-fixtures/mini_librispeech2/lhotse/recordings.jsonl.gz", "recordings"),
-        ("lhotse-fixtures/mini_librispeech/lhotse/supervisions.jsonl.gz", "supervisions"),
-        ("lhotse-fixtures/ami/ES2011a_sups.jsonl.gz", "supervisions"),
-        ("lhotse-fixtures/mini_librispeech2/lhotse/features.jsonl.gz", "features"),
-    ],
-)
-def test_real_manifests_that_are_no_cuts_are_named(refusal, data, name: str, called: str) -> None:
-    assert f"holds Lhotse's {called}, no cuts" in refusal(gzip.decompress(data(name).read_bytes())).message
 
 
 # ---- against lhotse itself ----

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Sequence
 
 import pytest
 
-from batchtune.manifests import load_lengths
 from batchtune.manifests.formats.json import LibriSpeechMix as FORMAT
-from batchtune.manifests.source import Head, Source
+from batchtune.manifests.source import Head
 
 
 def _mixture(name: str, delays: object, durations: object, **more: object) -> dict[str, object]:
@@ -82,18 +80,3 @@ def test_other_json_is_not_taken_for_mixtures(entry: object) -> None:
 def test_a_line_that_breaks_off_is_named(refusal) -> None:
     content = _lines([_mixture("a", [0.0], [1.0]), _mixture("b", [0.0], [1.0])])
     assert "line 2, column" in refusal(content[:-20]).message
-
-
-@pytest.mark.parametrize(("speakers", "ends"), [(2, (2.34, 41.1012076829463)), (3, (3.77, 54.559328285225114))])
-def test_real_mixtures(data, speakers: int, ends: tuple[float, float]) -> None:
-    lengths = load_lengths(data(f"librispeechmix-jsonl/dev-clean-{speakers}mix.jsonl.gz"))
-    assert (lengths.count, lengths.shortest, lengths.longest, lengths.unit) == (2703, *ends, "s")
-
-
-def test_real_mixtures_are_as_long_as_their_last_utterance(data) -> None:
-    path = data("librispeechmix-jsonl/dev-clean-3mix.jsonl.gz")
-    with gzip.open(path, "rt") as lines:
-        mixtures = [json.loads(line) for line in lines]
-    expected = [max(map(sum, zip(one["delays"], one["durations"], strict=True))) for one in mixtures]
-    found = [value for rows in FORMAT(Source(path)).rows(["duration"]) for value in rows.columns[0]]
-    assert found == expected

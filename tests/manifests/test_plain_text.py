@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchtune.manifests import FORMATS, ReadOptions, load_lengths
+from batchtune.manifests import FORMATS
 from batchtune.manifests.formats import delimited
 from batchtune.manifests.source import Head
 
@@ -51,11 +51,6 @@ def test_lines_are_counted_across_chunks(refusal, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("content", [b"plain prose\n", b"3\n", b"", b"{}"])
 def test_text_is_never_told_from_the_content(content: bytes) -> None:
     assert not FORMATS["text"].fits(Head(content, complete=True))
-
-
-def test_a_file_of_transcripts_is_read(data) -> None:
-    lengths = load_lengths(data("librispeech-wav2vec-tsv/valid.ltr"), ReadOptions(format="text", measure="words"))
-    assert (lengths.count, lengths.shortest, lengths.longest, lengths.total) == (2703, 4, 517, 291159)
 
 
 # ---- numbers ----
