@@ -86,12 +86,8 @@ def settings_differences(before: Device, now: Device) -> list[str]:
     """Return the differences between two measurements in settings that affect memory and time, as sentences."""
     versions = (("PyTorch", before.torch, now.torch), ("The driver", before.driver, now.driver))
     changed = [(name, old, new) for name, old, new in versions if None not in (old, new)]
-    # Older files have no settings.
-    if before.settings and now.settings:
-        names = sorted({*before.settings, *now.settings})
-        changed += [(name, before.settings.get(name), now.settings.get(name)) for name in names]
-    else:
-        changed.append(("The allocator", before.allocator, now.allocator))
+    names = sorted({*before.settings, *now.settings})
+    changed += [(name, before.settings.get(name), now.settings.get(name)) for name in names]
     return [
         f"{name} was {_worded(old)}, and {_worded(new)} later: memory and times may differ. Measure both again with "
         "the settings of your training."

@@ -42,7 +42,6 @@ def with_data(sweep: Sweep, count: int = COUNT, *, logarithmic: bool = True) -> 
         sweep,
         lengths=msgspec.structs.replace(sweep.lengths, count=count, total=TOTAL_SECONDS * count / COUNT),
         histogram=bins,
-        quantiles=[1.41 * ratio ** (i / 1000) for i in range(1001)],
         buckets=buckets,
     )
 

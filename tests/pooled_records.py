@@ -16,7 +16,7 @@ def pooled_sweep(*, recommended: int | None = 10_000) -> Sweep:
     sweep, replace = whole_sweep(), msgspec.structs.replace
 
     def placed(row: Row) -> Row:
-        return replace(row, mates_again=0.0045 * row.effective_buckets, length_correlation=1 - 0.1 / row.num_buckets)
+        return replace(row, length_correlation=1 - 0.1 / row.num_buckets)
 
     rows = [placed(row) for row in sweep.rows]
     table = sweep.recommended

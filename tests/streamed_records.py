@@ -172,6 +172,7 @@ def _row(algorithm: Algorithm, place: int, *, timed: bool, target: float | None)
         mates_again=again * (16_384 / buffer) ** 0.5,
         length_correlation=0.97,
         effective_buckets=9.0,
+        simulated_epochs=3,
         estimated_epoch_seconds=0.08 * count + 0.0004 * padded if timed else None,
         estimated_epoch_error_seconds=2.5 if timed else None,
     )

@@ -31,14 +31,11 @@ def batch_bins(sweep: Sweep, *, scale: float = 1.0, up_to: float = math.inf) -> 
     not among the C - 1 shortest lengths: no batch goes on after its C-th example.
 
     Args:
-        sweep: Without quantiles (older files), its lengths are taken to be dense.
+        sweep: Its quantiles and histogram bound the lengths.
         scale: One of the lengths' units in ESPnet's.
         up_to: Only count examples up to this length.
     """
     limit, cap = sweep.max_batch_length, sweep.settings.get("max_batch_size") or math.inf
-    if len(sweep.quantiles) < 2:
-        most = math.floor(round((limit - min(sweep.lengths.max, up_to)) * scale, 3))
-        return max(1, most if cap == math.inf else min(most, at_least(cap * sweep.lengths.min, scale) - 1))
     bounds = [
         low * min(cap, max(1, int(limit / high)))
         for low, high, rank in _neighbours(sweep)
@@ -74,8 +71,8 @@ def render(tuned: Tuned) -> str:
     sweep = tuned.needed_sweep
     scale = AUDIO_UNITS.get(sweep.lengths.unit, 1.0)
     bins = batch_bins(sweep, scale=scale)
-    cut = sweep.quantiles[-2] if len(sweep.quantiles) > 1 else None
-    larger = 0 if cut is None else batch_bins(sweep, scale=scale, up_to=cut)
+    cut = sweep.quantiles[-2]
+    larger = batch_bins(sweep, scale=scale, up_to=cut)
     seconds = LengthLimits.of(sweep).scaled(scale / SAMPLE_RATE)
     ends = (("min_wav_duration", seconds.shortest), ("max_wav_duration", seconds.longest))
     loads = ("num_workers", "pin_memory")  # the trainer pins memory by itself on a GPU

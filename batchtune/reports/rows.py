@@ -49,14 +49,9 @@ def best_table(sweep: Sweep) -> Row | None:
     return None if sweep.recommended_table is None else sweep.rows[sweep.recommended_table]
 
 
-def knows_mates(sweep: Sweep) -> bool:
-    """Whether rows are compared by how often batch mates meet again; in older files, by their effective buckets."""
-    return bool(sweep.rows) and all(row.mates_again is not None for row in sweep.rows)
-
-
 def mates_again(sweep: Sweep, one: Row | Baseline | LowerBound) -> float | None:
     """Return the probability that two examples of one batch are mates again in the next epoch; None if not known."""
-    if not knows_mates(sweep) or isinstance(one, LowerBound):
+    if isinstance(one, LowerBound):
         return None
     if isinstance(one, Row):
         return one.mates_again
@@ -168,10 +163,8 @@ def time_error(row: Row | StreamRow, besides: str = "") -> Iterator[str]:
         yield f"The measured steps give the time to within {error} (two standard errors){besides}."
 
 
-def batch_sizes(row: Row | StreamRow) -> str | None:
-    """Say how the batch size varies, without a full stop; None in files of older versions."""
-    if row.smallest_batch_size is None or row.largest_batch_size is None or row.batch_size_variation is None:
-        return None
+def batch_sizes(row: Row | StreamRow) -> str:
+    """Say how the batch size varies, without a full stop."""
     return (
         f"Batches hold {format_number(row.smallest_batch_size)} to {format_number(row.largest_batch_size)} examples, "
         f"{format_number(row.mean_batch_size)} on average (coefficient of variation {row.batch_size_variation:.2f})"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-
-import msgspec
 
 from batchtune.errors import ResultError
 from batchtune.results import (
@@ -116,7 +114,7 @@ class RunResults:
 
 
 def load_run(folder: Path) -> RunResults:
-    """Read the results in a run folder. Batch sizes of an older batchtune count as unproven.
+    """Read the results in a run folder.
 
     Raises:
         ResultError: The folder is missing or holds none of `probe.json`, `sweep.json`, `stream.json` and
@@ -144,25 +142,4 @@ def load_run(folder: Path) -> RunResults:
             )
     verify = folder / VERIFY_FILE
     verification = read_result(verify, Verification) if verify.exists() else None
-    results = RunResults(name=folder.resolve().name or "run", folder=folder, verification=verification, **found)
-    probe, sweep = results.probe, results.sweep
-    if probe is not None and sweep is not None and (not probe.is_proven or sweep.device_name is not None):
-        return replace(results, sweep=with_unproven(sweep))
-    return results
-
-
-def with_unproven(sweep: Sweep) -> Sweep:
-    """Count all batch sizes as unproven where an older batchtune did not count them.
-
-    It interpolated between lengths, ran few of the batches in turns, and left no margin.
-    """
-
-    def counted(row: AnyRow) -> AnyRow:
-        return row if row.unproven is not None else msgspec.structs.replace(row, unproven=row.sizes_in_use)
-
-    return msgspec.structs.replace(
-        sweep,
-        rows=[counted(row) for row in sweep.rows],
-        current=None if sweep.current is None else counted(sweep.current),
-        two_dimensional=[counted(row) for row in sweep.two_dimensional],
-    )
+    return RunResults(name=folder.resolve().name or "run", folder=folder, verification=verification, **found)

@@ -90,9 +90,8 @@ class StreamSection(SweptSection[StreamSweep]):
             f"example waits while {format_number(row.wait_median)} others are read (median; 99 in 100: at most "
             f"{format_number(row.wait_p99)})."
         )
-        if (sizes := batch_sizes(row)) is not None:
-            under_half = format_share(row.under_half)
-            yield f"{sizes}; {under_half} of the batches are less than half as large as they could be."
+        under_half = format_share(row.under_half)
+        yield f"{batch_sizes(row)}; {under_half} of the batches are less than half as large as they could be."
         if row.dropped_examples:
             yield f"An epoch leaves out {counted(row.dropped_examples, 'example')} at its end (drop_end)."
         if row.worker_imbalance > 1:

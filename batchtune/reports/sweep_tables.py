@@ -16,7 +16,6 @@ from batchtune.reports.rows import (
     fixed_baseline,
     format_correlation,
     format_share,
-    knows_mates,
     mates_again,
     series_name,
     swept_kinds,
@@ -178,10 +177,9 @@ def _notes(sweep: Sweep, chosen: list[int]) -> list[str]:
         what = "time" if sweep.has_times else "batches"
         size = format_number(fixed.batch_size)
         notes.append(f"“Against fixed” is a fixed batch size of {size}'s {what} divided by the row's.")
-    if knows_mates(sweep):
-        notes.append(
-            "“Meet again” is the share of batch mates that are mates again in the next epoch: less is more random."
-        )
+    notes.append(
+        "“Meet again” is the share of batch mates that are mates again in the next epoch: less is more random."
+    )
     notes.append("1 effective bucket is full randomness; more means that fewer examples can meet in a batch.")
     pools = [row for row in rows if row.simulated_epochs]
     if pools:
@@ -244,31 +242,27 @@ def _curve_table(sweep: Sweep) -> Table:
     shown = spread(indices, _MAX_CURVE_POINTS, kept)
     fastest = cost_of(sweep.rows[indices[0]], timed=timed)
     rows = []
-    kinds, known_mates = swept_kinds(sweep), knows_mates(sweep)
+    kinds = swept_kinds(sweep)
     for index in shown:
         row = sweep.rows[index]
         sizing, knee = "" if row.sizing == "length" else " (frontier)", " (knee)" if index == sweep.knee else ""
-        size, again = format_number(row.pool_size or len(row.boundaries)), row.mates_again
-        random = f"{1 / row.effective_buckets:.3f}" if row.effective_buckets else None
-        if known_mates and again is not None:  # rounded down, as --min-randomness is to be given
-            random = f"{math.floor(1e4 * (1 - again)) / 1e4:.4f}"
+        size = format_number(row.pool_size or len(row.boundaries))
+        randomness = math.floor(1e4 * row.randomness) / 1e4  # rounded down, as --min-randomness is to be given
         rows.append(
             {
                 "table" if kinds == "tables" else "strategy": f"{row.strategy} {size}{sizing}{knee}",
-                "effective buckets": None if known_mates else f"{row.effective_buckets:.1f}",
-                "randomness": random,
+                "randomness": f"{randomness:.4f}",
                 "length correlation": known(row.length_correlation, format_correlation),
                 "mean batch": format_number(row.mean_batch_size),
-                "variation": known(row.batch_size_variation, "{:.2f}".format),
+                "variation": f"{row.batch_size_variation:.2f}",
                 "cost": format_times(cost_of(row, timed=timed), fastest),
             }
         )
     notes = [
         f"Cost is a multiple ({TIMES}) of the fastest's. Nothing swept is cheaper and more random than one of these.",
         *shown_of(len(shown), len(indices), f" {kinds} on the curve", "sweep.json"),
+        "Randomness is the share of batch mates that are not mates again in the next epoch.",
     ]
-    if known_mates:
-        notes.append("Randomness is the share of batch mates that are not mates again in the next epoch.")
     marked = shown.index(sweep.recommended) if sweep.recommended in shown else None
     return make_table("Speed against randomness", rows, notes, marked)
 

@@ -160,8 +160,8 @@ def _why_unproven(sweep: Sweep, row: Row, probe: Probe | None) -> str:
         return f"no batch as large was run, alone and in turns with the others. {_PROBE_AGAIN}"
     if not probe.is_proven:
         return (
-            f"batchtune {probe.meta.batchtune} interpolated between the lengths that it measured, ran few batches in "
-            f"turns with the others and left no margin. {_PROBE_AGAIN}"
+            "the probe was interrupted before its batches ran in turns. The same `batchtune probe-oom` continues it; "
+            "then run `batchtune sweep-buckets` again."
         )
     unit, longest, end = sweep.lengths.unit, probe.frontier[-1].length, row.boundaries[-1]
     cap, multiple = probe.settings.get("max_batch_size"), sweep.settings.get("multiple_of")

@@ -39,12 +39,10 @@ def trade_off_sentences(sweep: Sweep) -> Iterator[str]:
     if sweep.knee is not None:
         knee = sweep.rows[sweep.knee]
         costs = [cost_of(other, timed=sweep.has_times) or 0.0 for other in sweep.rows]
-        times, again = format_times(costs[sweep.knee], min(costs)), mates_again(sweep, knee)
-        random = f"{knee.effective_buckets:.1f} effective buckets"
-        if again is not None:
-            random = f"{format_share(again)} of batch mates are mates again"
+        times = format_times(costs[sweep.knee], min(costs))
         yield (
-            f"The curve of speed against randomness bends at {knee.name}: {random}"
+            f"The curve of speed against randomness bends at {knee.name}: {format_share(knee.mates_again)} of batch "
+            "mates are mates again"
             f"{f', at {times} the cost of the fastest' if times else ''}."
         )
     if row is not None:
@@ -99,16 +97,14 @@ def _saturation(sweep: Sweep, saturation: Saturation) -> Iterator[str]:
 
 def _batch_sizes(sweep: Sweep, row: Row) -> Iterator[str]:
     """Say how the batch size varies, and what that means for the learning rate."""
-    sizes, rate = batch_sizes(row), ""
-    if sizes is None:
-        return
+    rate = ""
     if (hint := sweep.learning_rate) is not None:
         before = "your current config" if hint.relative_to == "current" else f"a fixed {hint.from_batch_size:g}"
         rate = (
             f"; a learning rate tuned for {before} scales by {hint.linear:.2f} (linear) or {hint.square_root:.2f} "
             "(square root), as a hint"
         )
-    yield f"{sizes}{rate}."
+    yield f"{batch_sizes(row)}{rate}."
 
 
 def two_dimensional_gains(sweep: Sweep) -> list[float]:
@@ -149,27 +145,24 @@ def _sampler(sweep: Sweep, row: Row) -> str:
     )
 
 
-def randomness_sentence(sweep: Sweep, row: Row) -> str | None:
+def randomness_sentence(sweep: Sweep, row: Row) -> str:
     """Say how often the recommended row's batch mates meet again, and how alike their lengths are."""
-    again = mates_again(sweep, row)
-    if again is None:
-        return None
     others = [(name, mates_again(sweep, other)) for name, other in compared(sweep)]
     against = " and ".join(f"{format_share(share)} with {name}" for name, share in others if share is not None)
     alike = ""
     if row.length_correlation is not None:
         alike = f"; the lengths of mates correlate by {format_correlation(row.length_correlation)}"
     return (
-        f"{format_share(again)} of batch mates are mates again in the next epoch"
+        f"{format_share(row.mates_again)} of batch mates are mates again in the next epoch"
         f"{f', against {against}' if against else ''}{alike}."
     )
 
 
 def faster_pools_sentence(sweep: Sweep, row: Row) -> str | None:
     """Say which pools are faster than the recommended table, by how much and at what randomness; None without any."""
-    timed, again = sweep.has_times, mates_again(sweep, row)
+    timed = sweep.has_times
     cost, fewest = cost_of(row, timed=timed), min((one.batches for one in sweep.baselines), default=math.inf)
-    if row.pool_size is not None or cost is None or again is None:
+    if row.pool_size is not None or cost is None:
         return None
     faster = [
         other
@@ -181,15 +174,15 @@ def faster_pools_sentence(sweep: Sweep, row: Row) -> str | None:
     ]
     if not faster:
         return None
-    pools = min(faster, key=lambda other: (other.mates_again or 0.0, cost_of(other, timed=timed)))
+    pools = min(faster, key=lambda other: (other.mates_again, cost_of(other, timed=timed)))
     verb = "take" if timed else "need"
     less = f"{pools.name.capitalize()} would {verb} {_cost(sweep, pools)}, {_compared_cost(sweep, pools, row)}"
     if sweep.settings.get("multiple_of") is not None:
         return f"{less}, but make batches of more shapes than --multiple-of leaves."
-    least = math.floor((pools.randomness or 0.0) * _RANDOMNESS_DIGITS) / _RANDOMNESS_DIGITS
+    least = math.floor(pools.randomness * _RANDOMNESS_DIGITS) / _RANDOMNESS_DIGITS
     return (
-        f"{less}, but {format_share(pools.mates_again or 0.0)} of their batch mates are mates again in the next epoch "
-        f"instead of {format_share(again)}; --min-randomness {least:g} allows that."
+        f"{less}, but {format_share(pools.mates_again)} of their batch mates are mates again in the next epoch "
+        f"instead of {format_share(row.mates_again)}; --min-randomness {least:g} allows that."
     )
 
 

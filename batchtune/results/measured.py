@@ -51,7 +51,7 @@ class Trial(Record, frozen=True, kw_only=True):
         alloc_retries: How often the allocator had to empty its cache to go on.
         elapsed_seconds: Wall time of the trial, including making the batch and starting a worker.
         step_seconds_spread: Interquartile range of the timed steps; None for fewer than two.
-        mean_step_seconds: Mean time of the timed steps; None in older files.
+        mean_step_seconds: Mean time of the timed steps; None where the trial failed.
         worker: Number of the worker process in this run folder, from 1.
         confirmation: Whether the shape failed in turns with the others, after it had passed alone.
         rest_bytes: In use after the trial, once its batch was freed.
@@ -128,7 +128,8 @@ class FrontierPoint(Record, frozen=True, kw_only=True):
             measured peak leaves too little room for it, by the fit), `data` (the data can't fill more), or `time` (the
             probe ended before; a larger size may fit).
         oom_batch_size: The smallest batch size that ran out of memory; None if none did.
-        trial: Index of the trial that proves the batch size, no smaller in any respect; None in older files.
+        trial: Index of the trial that proves the batch size, no smaller in any respect; None if the probe was
+            interrupted before its batches ran in turns.
     """
 
     length: Length
@@ -168,7 +169,7 @@ class CostModel(Record, frozen=True, kw_only=True):
     Attributes:
         example: Of each example, whatever its length.
         relative_error: Root mean square of (fit / measured - 1) over the fitted trials.
-        largest_error: The largest |fit / measured - 1| among them; None in older files.
+        largest_error: The largest |fit / measured - 1| among them; None if nothing was fitted.
     """
 
     floor: Amount
@@ -223,7 +224,7 @@ class Models(Record, frozen=True, kw_only=True):
 
 
 class ProbedWith(Record, frozen=True, kw_only=True):
-    """The settings of a probe that later commands read; the defaults are those of older files."""
+    """The settings of a probe that later commands read."""
 
     device: Annotated[str, msgspec.Meta(pattern=r"^[a-z]{1,16}(:[0-9]{1,4})?$")] = "auto"
     memory_bytes: Size | None = None
@@ -254,8 +255,8 @@ class Probe(Measured, frozen=True, kw_only=True):
         frontier: In ascending order of length, each with the longest target at or below it. A size holds for all
             lengths up to its own.
         joint_frontier: The same for shorter targets than those; empty without targets.
-        confirmation: None in older files.
-        margin: None if peaks are unknown, and in older files.
+        confirmation: None if the probe was interrupted before it.
+        margin: None if peaks are unknown.
         warnings: Why figures may be wrong, each with its remedy.
         unfinished: Whether the probe was interrupted, or ended by its time limit; the same command continues it.
     """
@@ -296,7 +297,7 @@ class Probe(Measured, frozen=True, kw_only=True):
 
     @property
     def is_proven(self) -> bool:
-        """Whether its sizes were run alone and in turns, with a margin; older versions did not."""
+        """Whether its sizes were run alone and in turns, with a margin; not if the probe was interrupted before."""
         return all(point.trial is not None for point in self.frontier)
 
 

@@ -22,7 +22,7 @@ class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=T
         margin_bytes: Memory that proven batches leave free; None if unknown.
         min_length, max_length: The limits of --min-length and --max-length: no batch with shorter or longer examples
             was counted or run. None without such a limit.
-        left_out: Reason → number of examples left out; empty in older files.
+        left_out: Reason → number of examples left out.
         truncate: Where training cuts longer examples off: the sampler counts them as this long. None: nowhere.
         multiple_of: Batches were counted as padded to multiples of it; None: to their longest example.
     """

@@ -100,9 +100,9 @@ class LengthsSummary(Record, frozen=True, kw_only=True):
     """The data set of a result.
 
     Attributes:
-        reading: How its manifest was read; None without a manifest, and in older files.
+        reading: How its manifest was read; None without a manifest.
         left_out: Reason → number of examples left out: `longer than --max-length 30` → 1000.
-        truncated: How many examples are longer than --truncate, and count as that long; 0 in older files.
+        truncated: How many examples are longer than --truncate, and count as that long.
     """
 
     count: Size
@@ -329,7 +329,7 @@ class Costed(Protocol):
 
 
 class SweptWith(Record, frozen=True, kw_only=True):
-    """The settings of a sweep that later commands read; the defaults are for older files."""
+    """The settings of a sweep that later commands read."""
 
     max_batch_size: Size | None = None
     seed: Seed = 0

@@ -69,7 +69,7 @@ class StreamRow(Record, frozen=True, kw_only=True):
         estimated_epoch_seconds: On all ranks, each step as long as its slowest rank takes; None without step times.
         estimated_epoch_error_seconds: Its standard error; None without step times.
         equal_to_best: Whether it differs from the lowest estimated time by no more than the error of the difference.
-        simulated_epochs: How many epochs were simulated; 0 in older files.
+        simulated_epochs: How many epochs were simulated.
         batches_deviation, epoch_seconds_deviation: Standard deviation of an epoch's batches, and of its time.
         unproven: How many of the epoch's batches are larger than what is proven to fit; None without a probe.
     """
@@ -107,7 +107,7 @@ class StreamRow(Record, frozen=True, kw_only=True):
     estimated_epoch_seconds: Amount | None = None
     estimated_epoch_error_seconds: Amount | None = None
     equal_to_best: bool | None = None
-    simulated_epochs: Count = 0
+    simulated_epochs: Count
     batches_deviation: Amount | None = None
     epoch_seconds_deviation: Amount | None = None
     unproven: Count | None = None

@@ -84,14 +84,14 @@ class Row(Record, frozen=True, kw_only=True):
     estimated_epoch_seconds: Amount | None
     estimated_epoch_error_seconds: Amount | None = None
     equal_to_best: bool | None = None
-    smallest_batch_size: Size | None = None
-    largest_batch_size: Size | None = None
-    batch_size_variation: Amount | None = None
-    steps: Count | None = None
+    smallest_batch_size: Size
+    largest_batch_size: Size
+    batch_size_variation: Amount
+    steps: Count
     ranks: RankTimes | None = None
     unproven: Count | None = None
-    repeated_examples: Count | None = None
-    mates_again: Share | None = None
+    repeated_examples: Count = 0
+    mates_again: Share
     length_correlation: Annotated[float, msgspec.Meta(ge=-1, le=1)] | None = None
     pool_size: Size | None = None
     batch_overhead: Amount | None = None
@@ -112,9 +112,9 @@ class Row(Record, frozen=True, kw_only=True):
         return self.name + (" sized by the frontier" if self.pool_size is None and self.sizing == "frontier" else "")
 
     @property
-    def randomness(self) -> float | None:
-        """The probability that two mates are not mates again in the next epoch; None in older files."""
-        return None if self.mates_again is None else 1 - self.mates_again
+    def randomness(self) -> float:
+        """The probability that two mates are not mates again in the next epoch."""
+        return 1 - self.mates_again
 
     @property
     def sizes_in_use(self) -> int:
@@ -282,15 +282,14 @@ class Sweep(Result, frozen=True, kw_only=True):
         current_fits: Whether its batches stay within what was measured to fit, or within max_batch_length without a
             probe; None without such a row.
         current_settings: Those settings, and their `source`.
-        recommended_table: Index of the best bucket table, for frameworks without pools; None if there is none, and in
-            older files.
+        recommended_table: Index of the best bucket table, for frameworks without pools; None if there is none.
         trade_off: Indices of the rows that no other beats in both speed and randomness, the fastest first.
         knee: Index of the row on that curve after which more speed costs most randomness; None without a bend.
         saturation: None without step times.
         learning_rate: None if no row is recommended.
         two_dimensional: Empty without target lengths, or if memory does not depend on them.
-        histogram: Of the lengths, ascending bins that cover them all; empty in older files.
-        quantiles: 1001 lengths: quantile i / 1000 of the data set at position i; empty in older files.
+        histogram: Of the lengths, ascending bins that cover them all.
+        quantiles: 1001 lengths: quantile i / 1000 of the data set at position i.
         buckets: Of the recommended table; empty without one, and for pools.
     """
 
@@ -315,7 +314,7 @@ class Sweep(Result, frozen=True, kw_only=True):
     learning_rate: LearningRate | None = None
     two_dimensional: list[TwoDimensionalRow] = msgspec.field(default_factory=list)
     histogram: list[HistogramBin] = msgspec.field(default_factory=list)
-    quantiles: list[Length] = msgspec.field(default_factory=list)
+    quantiles: Annotated[list[Length], msgspec.Meta(min_length=2)]
     buckets: list[BucketUse] = msgspec.field(default_factory=list)
     recommended_table: Count | None = None
 
@@ -335,7 +334,7 @@ class Sweep(Result, frozen=True, kw_only=True):
         if row is None:
             return
         it = f"row {self.recommended}: "
-        if not math.isclose(row.mean_batch_size * row.batches, count + (row.repeated_examples or 0), rel_tol=ROUNDING):
+        if not math.isclose(row.mean_batch_size * row.batches, count + row.repeated_examples, rel_tol=ROUNDING):
             yield f"{it}batches is {row.batches} and mean_batch_size {row.mean_batch_size}, for {count:,} examples"
         if not math.isclose(row.padding_ratio, 1 - total / row.padded_length, rel_tol=ROUNDING, abs_tol=ROUNDING):
             yield f"{it}padding_ratio is {row.padding_ratio} and padded_length {row.padded_length}, for {total:,}"

@@ -67,8 +67,8 @@ class Costs:
 def costs_of(probe: Probe) -> Costs:
     """Return what is proven to fit, and the step times, by the model between measured ones.
 
-    No times are known if the model misses even the measurements by far. Nothing is proven by a probe of version 0.1.0,
-    which ran few of its batches in turns and kept no margin.
+    No times are known if the model misses even the measurements by far. Nothing is proven by a probe that was
+    interrupted before its batches ran in turns.
     """
     model, times = probe.models.step_seconds, None
     if model is not None and model.relative_error <= WORST_TIME_ERROR:

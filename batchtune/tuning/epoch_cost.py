@@ -236,6 +236,7 @@ class Pricing:
         """Return the row of a sweep for these batches, with the given `cost` or theirs."""
         cost = cost or self.cost_of(batching)
         table, histogram, tally = batching.table, self.lengths.histogram, cost.tally
+        assert cost.mates is not None
         largest, longest = batching.largest_batches(histogram)
         dealt = largest if cost.simulated_epochs else tally.largest[table.counts(histogram) > 0]
         return Row(
@@ -261,8 +262,8 @@ class Pricing:
             ranks=cost.ranks if self.ranks.world_size > 1 else None,
             unproven=None if self.proven is None else int(np.count_nonzero(largest > self.proven(longest))),
             repeated_examples=cost.repeated_examples,
-            mates_again=None if cost.mates is None else cost.mates.again,
-            length_correlation=None if cost.mates is None else cost.mates.correlation,
+            mates_again=cost.mates.again,
+            length_correlation=cost.mates.correlation,
             pool_size=batching.pool_size,
             batch_overhead=batching.batch_overhead,
             simulated_epochs=cost.simulated_epochs,

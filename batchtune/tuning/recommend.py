@@ -70,15 +70,15 @@ def recommend(
         return Recommendation(table, reason, table)
     best = min(costs[at] for at in better)
     near = [at for at in better if costs[at] <= best * (1 + _TOLERANCE)]
-    chosen = min(near, key=lambda at: (rows[at].mates_again or 0.0, costs[at]))
+    chosen = min(near, key=lambda at: (rows[at].mates_again, costs[at]))
     row, timed = rows[chosen], have_times(rows)
     reason = _needs(row, timed, "take an estimated" if timed else "need")
     if table is not None:
         reason += (
             f", {1 - costs[chosen] / costs[table]:.1%} {'less' if timed else 'fewer'} than the best table "
             f"({_shown(rows[table], timed)}, {rows[table].sized_name}), and batch mates meet again in "
-            f"{format_percent(row.mates_again or 0.0)} of cases (with the table "
-            f"{format_percent(rows[table].mates_again or 0.0)})"
+            f"{format_percent(row.mates_again)} of cases (with the table "
+            f"{format_percent(rows[table].mates_again)})"
         )
     reason += f"; a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}"
     return Recommendation(chosen, reason, table)
@@ -95,8 +95,8 @@ def _why_no_pools(few_shapes: bool, rows: Sequence[Row], fixed: Baseline) -> str
 
 
 def _most_random(rows: Sequence[Row], between: str) -> str:
-    most = min(rows, key=lambda row: row.mates_again or 0.0)
-    return f"{most.sized_name}{between}{most.randomness or 0.0:.3g}"
+    most = min(rows, key=lambda row: row.mates_again)
+    return f"{most.sized_name}{between}{most.randomness:.3g}"
 
 
 def _best_table(
@@ -162,7 +162,7 @@ def _best_table(
 
 def _is_random(row: Row, min_randomness: float | None) -> bool:
     # A billionth less is a rounding error.
-    return (row.randomness or 0.0) >= (min_randomness or 0.0) * (1 - 1e-9)
+    return row.randomness >= (min_randomness or 0.0) * (1 - 1e-9)
 
 
 def _shown(row: Row, timed: bool) -> str:

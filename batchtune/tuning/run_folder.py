@@ -135,11 +135,10 @@ def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path) -> tuple[R
         differences.append(_other_lengths(lengths, run.lengths)[0])
     if run.workload != WorkloadRecord(spec=settings.workload, options=settings.options):
         differences.append(f"the workload {run.workload.words}")
-    recorded = {"reserve_bytes": 0, "ddp": False, **run.settings}  # these two were added later
     differences += [
-        f"{name} = {recorded.get(name)}, now {value}"
+        f"{name} = {run.settings.get(name)}, now {value}"
         for name, value in settings.recorded().items()
-        if name != "max_lengths" and recorded.get(name) != value  # trials hold, however many of them there are
+        if name != "max_lengths" and run.settings.get(name) != value  # trials hold, however many of them there are
     ]
     if differences:
         raise ResultError(f"{folder} holds a run of something else: {'; '.join(differences)}", _ANOTHER)

@@ -88,14 +88,6 @@ def test_what_the_file_says_is_checked(batchtune: Run, swept: Path) -> None:
     assert ran.returncode == 1 and "how the run's manifest was read is damaged" in ran.stderr
 
 
-def test_a_run_of_an_older_batchtune_remembers_nothing(batchtune: Run, swept: Path) -> None:
-    sweep = json.loads((swept / "sweep.json").read_text())
-    del sweep["lengths"]["reading"], sweep["lengths"]["left_out"]
-    (swept / "sweep.json").write_text(json.dumps(sweep))
-    assert "70 up to 76 s)\n" in again(batchtune).stderr
-    assert again(batchtune, "--max-length", 30).returncode == 0
-
-
 def test_truncation_is_remembered_and_reported(batchtune: Run, tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("num_tokens\n" + "".join(f"{5 + index % 90}\n" for index in range(180)))
     options = ("--max-batch-length", 2000, "--num-buckets", "2:4")

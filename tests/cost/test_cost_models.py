@@ -213,12 +213,6 @@ def test_noise_is_not_taken_for_a_constant_per_example(seed: int) -> None:
     assert float(predict(model, 400, lengths.min() / 10)) == pytest.approx(1e8 + 1e4 * 40 * lengths.min(), rel=0.1)
 
 
-def test_models_of_older_files_have_no_constant_per_example() -> None:
-    written = b'{"floor": 0, "constant": 5, "linear": 2, "quadratic": 1, "relative_error": 0.01}'
-    model = msgspec.json.decode(written, type=CostModel)
-    assert (model.per_example(3.0), model.largest_error) == (15, None)
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_noise_is_not_taken_for_attention(seed: int) -> None:
     random = np.random.default_rng(seed)

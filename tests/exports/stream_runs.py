@@ -34,7 +34,7 @@ def made_row(algorithm: Any, buffer_size: int = 1024, *, timed: bool = True, **f
             **{"batch_size_variation": 0.4, "largest_padded_length": 599.0, "under_half": 0.02},
             **{"wait_median": 700.0, "wait_p99": 4000.0, "buffer_length": 12_900.0, "buffer_bytes": 825e6},
             **{"worker_imbalance": 1.03, "rank_imbalance": 1.01, "mate_distance": 900.0, "mixing": 0.1},
-            **{"mates_again": 0.2, "length_correlation": 0.9, "effective_buckets": 5.0},
+            **{"mates_again": 0.2, "length_correlation": 0.9, "effective_buckets": 5.0, "simulated_epochs": 3},
             "estimated_epoch_seconds": batches * 0.3 if timed else None,
             **fields,
         }

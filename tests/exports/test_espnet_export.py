@@ -136,12 +136,6 @@ def test_what_exceeds_the_limit_by_itself_is_named() -> None:
     assert "The longest example, 40 s, exceeds it by itself" in rendered(swept([1.0, 2.0, 40.0], "s", 20.0))
 
 
-def test_a_sweep_without_quantiles_is_exported_with_a_note() -> None:
-    made = msgspec.structs.replace(made_sweep(), quantiles=[], histogram=[])
-    assert fragments(rendered(made))[0]["batch_bins"] == int((600 - 24.525) * RATE)
-    assert "does not hold what is needed to prove that" in re.sub(r"\s*\n#\s*", " ", rendered(made))
-
-
 @pytest.mark.parametrize(
     ("unit", "batch_type", "scale"),
     [

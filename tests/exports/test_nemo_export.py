@@ -331,7 +331,7 @@ class TestDurationLimit:
             # With one bucket's worth of short examples, Lhotse could put 3 s among what it took for 1 s.
             probe_of([(3.0, 12), (20.0, 10)]),
         ],
-        ids=["targets", "both lengths", "no growth", "an older batchtune's", "not all lengths", "too little is left"],
+        ids=["targets", "both lengths", "no growth", "interrupted", "not all lengths", "too little is left"],
     )
     def test_where_none_can_be_derived_a_comment_says_so(self, probe: Probe) -> None:
         bounds = [3.0, 24.525] if probe.lengths.max == 20 else recommended(proven_sweep()).boundaries

@@ -92,13 +92,6 @@ def test_the_evidence_tells_what_was_left_out(tmp_path: Path) -> None:
     assert (evidence.min_length, evidence.max_length, evidence.left_out) == (None, 30.0, left_out)
 
 
-def test_a_file_of_an_older_batchtune_is_read(tmp_path: Path) -> None:
-    older = msgspec.to_builtins(CONFIG.evidence)
-    for added in ("unproven", "margin_bytes", "min_length", "max_length", "left_out", "multiple_of"):
-        del older[added]
-    assert read_sampler_yaml(changed(tmp_path, evidence=older)) == CONFIG
-
-
 def test_a_sweep_without_recommendation_has_no_config() -> None:
     with pytest.raises(ResultError, match="recommends nothing: no table needs fewer"):
         sampler_config(without_recommendation(made_sweep()))

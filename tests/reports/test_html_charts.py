@@ -90,6 +90,8 @@ def test_the_rows_fill_at_least_half_of_a_logarithmic_axis(
         figure = figure_of(msgspec.structs.replace(sweep, baselines=baselines))
         assert figure is not None
         for view in figure.views:
+            if "close up" in view.label:  # of the fastest rows alone
+                continue
             assert view.layout["yaxis"]["type"] == "log"
             assert ("fixed-random" in {trace["name"] for trace in view.data}) == drawn
             low, high = view.layout["yaxis"]["range"]
@@ -136,14 +138,14 @@ def test_a_sweep_without_rows_has_no_charts_of_rows() -> None:
 def test_the_trade_off_curve_meets_its_rows_and_rings_the_knee() -> None:
     sweep = sweep_of_everything()
     drawn = traces(randomness_figure(sweep))
-    on_curve = sorted(sweep.rows[index].effective_buckets for index in sweep.trade_off)
+    on_curve = sorted(100 * sweep.rows[index].mates_again for index in sweep.trade_off)
     assert drawn["no table beats these"]["x"] == pytest.approx(on_curve)
     assert sweep.knee is not None
-    assert drawn["knee"]["x"] == pytest.approx([sweep.rows[sweep.knee].effective_buckets])
+    assert drawn["knee"]["x"] == pytest.approx([100 * sweep.rows[sweep.knee].mates_again])
 
 
 def test_the_trade_off_curve_is_drawn_only_over_its_own_cost() -> None:
-    assert "no table beats these" not in traces(randomness_figure(sweep_of_everything()), view=1)
+    assert "no table beats these" not in traces(randomness_figure(sweep_of_everything()), view=2)
 
 
 def test_tables_and_pools_are_drawn_by_how_often_mates_meet() -> None:
@@ -248,7 +250,7 @@ def test_the_histogram_has_no_boundaries_unless_recommended() -> None:
     assert list(traces(histogram_figure(without_recommendation(with_data(made_sweep()))))) == ["examples"]
 
 
-def test_older_files_have_no_histogram_and_no_padding_by_bucket() -> None:
+def test_without_a_histogram_or_buckets_neither_is_drawn() -> None:
     assert histogram_figure(made_sweep()) is None and padding_figure(made_sweep()) is None
 
 

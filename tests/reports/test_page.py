@@ -102,6 +102,6 @@ def test_buckets_that_no_trial_proves_say_so() -> None:
     ]
 
 
-def test_files_of_an_older_batchtune_name_no_trials() -> None:
+def test_what_is_not_proven_names_no_trials() -> None:
     page = build_page(RunResults(name="run", probe=made_probe(), sweep=made_sweep()))
     assert [table.columns[-1].title for table in page.tables[1:]] == ["largest batch", "step time"]

@@ -8,7 +8,6 @@ from report_records import made_probe, made_sweep, partly_proven_sweep, proven_p
 
 from batchtune.reports import RunResults
 from batchtune.reports.page import warning_sentences
-from batchtune.reports.run import with_unproven
 from batchtune.results import CostModel, Models, Probe, Sweep
 
 
@@ -78,10 +77,10 @@ def test_sizes_are_unproven_because_the_limit_was_not_measured() -> None:
     )
 
 
-def test_an_older_batchtunes_probe_is_why_sizes_are_not_proven() -> None:
-    told = not_run(with_unproven(made_sweep()), made_probe())
-    assert told.startswith("None of the 13 batch sizes is proven to fit: batchtune 0.1.0 interpolated between")
-    assert told.endswith("Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`.")
+def test_an_interrupted_probe_is_why_sizes_are_not_proven() -> None:
+    told = not_run(unproven(proven_sweep(), 13), made_probe())
+    assert told.startswith("None of the 13 batch sizes is proven to fit: the probe was interrupted before")
+    assert told.endswith("then run `batchtune sweep-buckets` again.")
 
 
 def test_sizes_are_unproven_because_padding_was_not_measured() -> None:

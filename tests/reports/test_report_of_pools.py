@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from pooled_records import pooled_sweep
-from report_records import COUNT, made_drift, made_sweep, made_verification, rule_inputs, whole_sweep
+from report_records import COUNT, made_drift, made_sweep, made_verification, rule_inputs
 
 from batchtune.reports import RunResults, summary_sentences
 from batchtune.reports.gate import judge, parse_rules
@@ -146,12 +146,6 @@ def test_what_limits_a_batch_in_pools_is_laid_out() -> None:
     assert "an overhead of 12 s a batch" in limits.notes[1]
 
 
-def test_files_without_mates_show_effective_buckets_alone() -> None:
-    old, new = ({column.title for column in rows_table(sweep).columns} for sweep in (whole_sweep(), pooled_sweep()))
-    assert "effective buckets" in old and "meet again" not in old
-    assert {"meet again", "effective buckets"} < new
-
-
 def test_recommended_pools_are_named_by_their_size() -> None:
     assert headline(pooled_sweep()) == (
         "Set pools of 10,000 examples with max_batch_length = 600 s: 1.37 times faster than your current config."
@@ -206,7 +200,6 @@ def test_pools_are_held_to_rules(rule: str, expected: str) -> None:
             made_sweep(),
             "pool_size is not known (null): only pools have it, and this is a bucket table",
         ),
-        ("randomness < 1", made_sweep(), "an older batchtune swept; run `batchtune sweep-buckets` again"),
         ("batch_overhead > 0", pooled_sweep(), "these pools are cut into batches of as many examples as fit"),
         ("randomness > 80", pooled_sweep(), "randomness is from 0 to 1, and 80 is not: write 8% or 0.08"),
         ("pool_size worse 2%", pooled_sweep(), "pool_size can't be worse"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from report_records import made_probe, made_sweep, proven_probe, proven_sweep, whole_sweep
+from report_records import made_probe, made_sweep, proven_probe, proven_sweep
 
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
@@ -28,21 +28,6 @@ def write_run(folder: Path, probe: Probe | None = None, sweep: Sweep | None = No
 def test_both_results_are_read(tmp_path: Path) -> None:
     results = load_run(write_run(tmp_path / "run", proven_probe(), proven_sweep()))
     assert (results.probe, results.sweep) == (proven_probe(), proven_sweep())
-
-
-@pytest.mark.parametrize("probe", [made_probe(), proven_probe()], ids=["with it", "before the probe"])
-def test_batch_sizes_of_an_older_batchtune_are_all_unproven(tmp_path: Path, probe: Probe) -> None:
-    sweep = load_run(write_run(tmp_path, probe, whole_sweep())).sweep
-    assert sweep is not None and sweep.current is not None
-    assert [row.unproven for row in sweep.rows] == [row.used_buckets for row in sweep.rows]
-    assert (sweep.current.unproven, sweep.two_dimensional[0].unproven) == (sweep.current.used_buckets, 3)
-
-
-def test_of_batch_sizes_that_were_not_probed_nothing_is_known(tmp_path: Path) -> None:
-    alone = load_run(write_run(tmp_path / "alone", sweep=made_sweep(timed=False))).sweep
-    older = load_run(write_run(tmp_path / "older", proven_probe(), made_sweep(timed=False))).sweep
-    assert alone is not None and older is not None
-    assert {row.unproven for row in (*alone.rows, *older.rows)} == {None}
 
 
 def test_the_name_is_the_folders_without_the_path_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,11 @@ def row_of(found: CurrentTable) -> Row:
         mean_batch_size=found.lengths.count / batches,
         largest_padded_length=float((np.minimum(table.batch_sizes, counts)[used] * longest).max()),
         effective_buckets=1.0,
+        mates_again=0.1,
+        smallest_batch_size=1,
+        largest_batch_size=1,
+        batch_size_variation=0.0,
+        steps=batches,
         estimated_epoch_seconds=None,
     )
 

@@ -85,7 +85,7 @@ def test_a_batch_is_proven_by_the_first_trial_that_is_no_smaller(longest: float,
     assert proven_by(longest, size) == trial
 
 
-def test_a_probe_of_an_older_batchtune_proves_nothing() -> None:
+def test_an_interrupted_probe_proves_nothing() -> None:
     proven_by = costs_of(probe_with({1.0: 90, 2.0: 60}, proven=False)).proven_by
     assert proven_by is not None
     assert proven_by(1.0, 1) is None

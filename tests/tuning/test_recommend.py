@@ -16,7 +16,7 @@ def row(
     strategy: str = "optimal",
     sizing: Sizing = "length",
     unproven: int | None = None,
-    again: float | None = None,
+    again: float = 0.0,
     pool_size: int | None = None,
 ) -> Row:
     return Row(
@@ -33,6 +33,10 @@ def row(
         mean_batch_size=1.0,
         largest_padded_length=1.0,
         effective_buckets=1.0,
+        smallest_batch_size=1,
+        largest_batch_size=1,
+        batch_size_variation=0.0,
+        steps=batches,
         estimated_epoch_seconds=seconds,
         unproven=unproven,
         mates_again=again,

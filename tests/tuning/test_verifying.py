@@ -125,7 +125,7 @@ NOT_PROVEN = "; the probe ran no batch as large with memory to spare, so this si
         (proven(89), NOT_PROVEN),
         (proven(90), "; trial 8 of the probe ran a batch as large with memory to spare: memory use has changed"),
     ],
-    ids=["not probed", "by an older batchtune", "not proven", "proven"],
+    ids=["not probed", "interrupted", "not proven", "proven"],
 )
 def test_an_oom_is_reported_with_what_the_probe_knew(probe: Probe | None, said: str) -> None:
     assert verified(MadeStepper(), TOO_LARGE, probe=probe).reasons[0].endswith(said)

@@ -14,10 +14,8 @@ from itertools import cycle
 from batchtune.reports.html.cost_chart import POINTS, CostChart, Other, cost_words, drawn_cost, hues, lowest_cost
 from batchtune.reports.html.figure import Figure, Layout, View, axis, drawable, hover, log_range, mark, points, thinned
 from batchtune.reports.rows import (
-    FIXED_BASELINE,
     current_name,
     format_share,
-    knows_mates,
     mates_again,
     series_name,
     swept_kinds,
@@ -49,15 +47,13 @@ def cost_figures(sweep: Sweep) -> list[Figure]:
     if placed:
         kinds = swept_kinds(sweep)
         point = {"tables": "a table", "pools": "a size of pools"}.get(kinds, "a table, or pools (diamonds)")
-        random = "1 effective bucket: any two examples can meet in a batch"
-        if knows_mates(sweep):
-            random = "batch mates are less often mates again in the next epoch"
         figures.append(
             Figure(
                 name="randomness",
                 title="Speed against randomness",
-                caption=f"Each point is {point}: lower is faster, further left is more random ({random}). Nothing "
-                "swept is both faster and more random than what lies on the line.",
+                caption=f"Each point is {point}: lower is faster, further left is more random (batch mates are "
+                "less often mates again in the next epoch). Nothing swept is both faster and more random than what "
+                "lies on the line.",
                 views=(*_randomness_views(sweep, placed[0]), *(_randomness_view(sweep, timed) for timed in placed[1:])),
             )
         )
@@ -79,16 +75,9 @@ def _placed_rows(sweep: Sweep, timed: bool) -> list[Row]:
 
 
 def _place(sweep: Sweep, one: Row | Baseline) -> float | None:
-    """Return where something lies in randomness: per cent of batch mates that meet again, or its effective buckets.
-
-    None where that is not known, or it has no mates.
-    """
-    if knows_mates(sweep):
-        again = 100 * (mates_again(sweep, one) or 0.0)
-        return again if drawable(again, logarithmic=True) else None
-    if isinstance(one, Row):
-        return one.effective_buckets if drawable(one.effective_buckets) else None
-    return 1.0 if one.name == FIXED_BASELINE else None  # any two examples can meet in a batch drawn at random
+    """Return the per cent of batch mates that meet again; None where that is not known, or it has no mates."""
+    again = 100 * (mates_again(sweep, one) or 0.0)
+    return again if drawable(again, logarithmic=True) else None
 
 
 def _others(sweep: Sweep, timed: bool, *, placed: bool) -> list[Other]:
@@ -151,9 +140,7 @@ class _Chart(CostChart[Row]):
         )
 
     def place_words(self, place: float) -> str:
-        if knows_mates(self.sweep):
-            return f"{format_share(place / 100)} of batch mates meet again"
-        return f"{place:.1f} effective buckets"
+        return f"{format_share(place / 100)} of batch mates meet again"
 
 
 def _buckets_view(sweep: Sweep, timed: bool) -> View:
@@ -180,9 +167,7 @@ def _randomness_view(sweep: Sweep, timed: bool) -> View:
     if sweep.knee is not None and sweep.rows[sweep.knee] in chart.rows:
         ring = {"symbol": "circle-open", "size": 17, "line": {"color": "--ink", "width": 2}}
         above = [mark("knee", chart.point(sweep.rows[sweep.knee]), "--ink", ring)]
-    x_axis = axis("effective buckets")
-    if knows_mates(sweep):
-        x_axis = axis("batch mates that meet again (%)", type="log")
+    x_axis = axis("batch mates that meet again (%)", type="log")
     return chart.view(x_axis, below, above, **POINTS)
 
 
@@ -191,7 +176,7 @@ def _randomness_views(sweep: Sweep, timed: bool) -> list[View]:
     whole, rows = _randomness_view(sweep, timed), _placed_rows(sweep, timed)
     lowest = min(drawn_cost(row, timed) for row in rows)
     near = [row for row in rows if drawn_cost(row, timed) <= lowest * _NEAR]
-    if not knows_mates(sweep) or len(near) in (1, len(rows)):
+    if len(near) in (1, len(rows)):
         return [whole]
     size = _randomness_chart(sweep, timed).size
     places, costs = [_place(sweep, row) or 0.0 for row in near], [drawn_cost(row, timed) / size for row in near]
