@@ -130,8 +130,8 @@ class Format(ABC):
         return None
 
     def unit_in(self, column: str) -> Unit | None:
-        """Return the unit of a column if the file says it, else None."""
-        return None
+        """Return the unit of a column by what the file says of it, else by its name; None if neither says one."""
+        return unit_of_name(column, self.units)
 
 
 # The names under which data sets keep lengths, in order of preference, and the unit that each implies, or None.
@@ -166,6 +166,12 @@ PEEKED_ROWS = 1000
 def normalised(name: str) -> str:
     """Return a name in lower case, with runs of spaces, hyphens, dots and brackets as one underscore."""
     return re.sub(r"[\s\-_.()\[\]]+", "_", name.lower()).strip("_")
+
+
+def unit_of_name(name: str, units: Mapping[str, Unit]) -> Unit | None:
+    """Return the unit that a column's name, or its last part, implies: one of `units`, or one known everywhere."""
+    whole = normalised(name)
+    return units.get(whole) or KNOWN_UNITS.get(whole) or KNOWN_UNITS.get(normalised(last_part(name)))
 
 
 def last_part(name: str) -> str:

@@ -20,7 +20,6 @@ from batchtune.manifests.base import (
     chats_among,
     choose_column,
     find_column,
-    last_part,
     normalised,
     summarise,
 )
@@ -147,9 +146,7 @@ def _unit_of(reader: Format, column: Column, measure: Measure) -> Unit | None:
         return measure.texts
     if measure.lists == "count" and isinstance(column.example, list):
         return "tokens" if column.holds_tokens else None
-    name = normalised(column.name)
-    known = reader.unit_in(column.name) or reader.units.get(name) or KNOWN_UNITS.get(name)
-    return known or KNOWN_UNITS.get(normalised(last_part(column.name)))
+    return reader.unit_in(column.name)
 
 
 def _other_columns(path: Path, column: str) -> ManifestError:

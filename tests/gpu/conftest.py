@@ -5,28 +5,36 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from batchtune.processes.worker import Nursery
 
-HERE = Path(__file__).parent
 REPORT = "EVIDENCE_REPORT"
 """Environment variable: a file that gets a line of JSON after each test."""
 DONE = "EVIDENCE_DONE"
 """Environment variable: names of tests to leave out, one a line."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class ModuleWithoutDevice(pytest.Module):
+    """A module of tests on a machine without a device: skipped as a whole."""
+
+    def collect(self) -> NoReturn:
+        pytest.skip("no CUDA device")
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     import torch
 
+    if torch.cuda.is_available():
+        return None
+    return ModuleWithoutDevice.from_parent(parent, path=module_path)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     done = os.environ.get(DONE, "").splitlines()
     items[:] = [item for item in items if item.name not in done]
-    if torch.cuda.is_available():
-        return
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

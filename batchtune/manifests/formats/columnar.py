@@ -44,8 +44,8 @@ class Columnar(Format):
             return table.columns()
 
     def unit_in(self, column: str) -> Unit | None:
-        """Return the unit of a column: by the note of `batchtune scan`, and seconds for spans of time."""
-        return self._units.get(column)
+        """Return the unit by the note of `batchtune scan`, seconds for spans of time, else what the name says."""
+        return self._units.get(column) or super().unit_in(column)
 
     def default_target(self) -> str | None:
         """Return `target_length` for a table that `batchtune scan` wrote with targets."""

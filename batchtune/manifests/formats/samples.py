@@ -324,11 +324,11 @@ class WebDataset(Format):
         return arrays[0] if len(arrays) == 1 and not known else None
 
     def unit_in(self, column: str) -> Unit | None:
-        """Return the unit of a column: seconds of audio, else what the last part of its name says."""
+        """Return the unit of a column: seconds or samples of audio, none of an array, else by its name."""
         suffix, path = _split(column)
         if suffix == _AUDIO or _kind(suffix) == "audio":
             return "samples" if path else "s"
-        return None if _kind(suffix) == "array" else KNOWN_UNITS.get(normalised(last_part(column)))
+        return None if _kind(suffix) == "array" else super().unit_in(column)
 
 
 def _chunks(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
