@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
@@ -128,52 +127,34 @@ def _full_batches(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> 
     return cast(IntArray, counts // (np.minimum(batch_sizes, counts + 1) * dealing.together) * dealing.together)
 
 
-def tally(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Tally:
-    """Count the batches that `lay_out` cuts, by bucket and size, without making them.
+def tally(counts: IntArray, batch_sizes: IntArray, dealing: Dealing = ON_ONE_RANK) -> Tally:
+    """Count the batches that `lay_out` cuts, by bucket and size.
 
     On one rank they are Σ ceil(n_b / B_b) whatever the shuffle, as for every sampler that fills buckets and emits the
     rest, SpeechBrain's among them. `counts`, the examples in each bucket, and `batch_sizes` have the shape (buckets,).
     """
-    ranks, full = dealing.together, _full_batches(counts, batch_sizes, dealing)
-    left = counts - full * np.where(full > 0, batch_sizes, 0)
+    if dealing.world_size > 1:
+        return _tally_of(lay_out(counts, batch_sizes, dealing), batch_sizes)
+    full = _full_batches(counts, batch_sizes, dealing)
     if dealing.drop_last:
         return Tally(batch_sizes[np.newaxis], full[np.newaxis])
-    if ranks > 1:
-        each, more = left // ranks, left % ranks
-        sizes = (batch_sizes, each + 1, np.maximum(each, 1))
-        return Tally(np.stack(sizes), np.stack((full, more, np.where(left > 0, ranks - more, 0))))
-    cut = Tally(np.stack((batch_sizes, left)), np.stack((full, np.minimum(left, 1))))
-    return _tally_evened(counts, cut, dealing.world_size)
+    left = counts - full * np.where(full > 0, batch_sizes, 0)
+    return Tally(np.stack((batch_sizes, left)), np.stack((full, np.minimum(left, 1))))
 
 
-def _tally_evened(counts: IntArray, cut: Tally, ranks: int) -> Tally:
-    """Count as `evened` splits and repeats batches: until their number is a multiple of the ranks."""
-    wanted = -cut.batches % ranks
-    if wanted == 0:
-        return cut
-    edges = np.concatenate(([0], np.cumsum(counts)))
-    numbers = cut.numbers.copy()
-    touched: list[tuple[int, int, int]] = []
-    kinds, buckets = np.nonzero(numbers)
-    for at in np.lexsort((buckets, -cut.batch_sizes[kinds, buckets])).tolist():
-        kind, bucket = int(kinds[at]), int(buckets[at])
-        size, some = int(cut.batch_sizes[kind, bucket]), min(int(numbers[kind, bucket]), wanted - len(touched))
-        first = int(edges[bucket]) if kind == 0 else int(edges[bucket + 1]) - size
-        touched += [(size, first + size * index, bucket) for index in range(some)]
-        numbers[kind, bucket] -= some
-    pieces = Counter((bucket, size) for size, _, bucket in _split(touched, wanted))
-    repeats = -(int(numbers.sum()) + pieces.total()) % ranks
-    if repeats:  # all are batches of one by now: the first of them come again, as often as it takes
-        again, rest = divmod(repeats, int(edges[-1]))
-        for bucket, number in enumerate((again * counts + np.clip(rest - edges[:-1], 0, counts)).tolist()):
-            pieces[bucket, 1] += number
-    rows = Counter(bucket for bucket, _ in pieces)
-    sizes = np.ones((max(rows.values()), counts.size), dtype=np.int64)
-    more = np.zeros_like(sizes)
-    for (bucket, size), number in pieces.items():
-        rows[bucket] -= 1
-        sizes[rows[bucket], bucket], more[rows[bucket], bucket] = size, number
-    return Tally(np.concatenate((cut.batch_sizes, sizes)), np.concatenate((numbers, more)))
+def _tally_of(layout: Layout, full_sizes: IntArray) -> Tally:
+    """Count the batches of a layout; `full_sizes`, shape (buckets,), are the sizes of full batches."""
+    numbers_by_size: list[dict[int, int]] = [{int(size): 0} for size in full_sizes]
+    batches = np.stack((layout.buckets, layout.batch_sizes), axis=1)
+    kinds, numbers = np.unique(batches, axis=0, return_counts=True)
+    for (bucket, size), number in zip(kinds.tolist(), numbers.tolist(), strict=True):
+        numbers_by_size[bucket][size] = number
+    shape = (max(map(len, numbers_by_size)), full_sizes.size)
+    tally = Tally(np.ones(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64))
+    for bucket, by_size in enumerate(numbers_by_size):
+        tally.batch_sizes[: len(by_size), bucket] = list(by_size)
+        tally.numbers[: len(by_size), bucket] = list(by_size.values())
+    return tally
 
 
 def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Layout:

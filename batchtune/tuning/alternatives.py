@@ -57,7 +57,7 @@ def saturation(pricing: Pricing, limits: Limits, num_buckets: int, fraction: flo
         (boundaries,) = optimal_boundaries(histogram, seconds / whole, [num_buckets])
         table = BucketTable(boundaries, sizes[np.searchsorted(histogram.lengths, boundaries)])
         dealt = tally(table.counts(histogram), table.batch_sizes, pricing.ranks.dealing)
-        epoch_seconds = pricing.epoch_seconds(expected_batches(histogram, table))
+        epoch_seconds = pricing.table_seconds(expected_batches(histogram, table, pricing.ranks.dealing))
         found.append(
             SaturationPoint(
                 max_batch_length=max_batch_length,

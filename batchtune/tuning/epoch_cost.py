@@ -1,4 +1,4 @@
-"""Works out the cost of one epoch: of a bucket table, exactly, on average over shuffles; or of simulated batches."""
+"""Works out the cost of one epoch: of a bucket table on one rank exactly, on average over shuffles; else simulated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from batchtune.cost import StepTimes
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import RankTimes, Row, Sizing, StreamRow
 from batchtune.tuning.costs import Costs, StepSeconds, TypicalTargets, epoch_batch_seconds
-from batchtune.tuning.rank_times import rank_times
 from batchtune.tuning.simulation import (
     SimulatedEpochs,
     dealt_times,
@@ -119,38 +118,41 @@ class Pricing:
         """Return padded cells / all cells; an example that is dealt a second time counts as padding."""
         return (padded_length - self.total) / padded_length
 
-    def times(self, expected: ExpectedBatches) -> RankTimes:
-        """Return the time of an epoch by how batches are dealt, from those of one rank; step times must be known."""
+    def table_seconds(self, expected: ExpectedBatches) -> float:
+        """Return the time of an epoch of a table's batches, shared out to ranks that never wait."""
         assert self.step_seconds is not None
         cost = epoch_batch_seconds(expected.table, self.step_seconds, self.targets)
-        return rank_times(expected, cost, self.ranks.world_size, self.ranks.accumulate)
-
-    def epoch_seconds(self, expected: ExpectedBatches) -> float:
-        """Return the time of an epoch as the ranks take batches; step times must be known."""
-        return self.ranks.epoch_seconds(self.times(expected))
+        return expected.sum_of(cost) / self.ranks.world_size
 
     def of_table(self, table: BucketTable) -> EpochCost:
-        """Return the exact cost of an epoch with a table that holds all lengths, on average over shuffles."""
-        alone = dealt = expected_batches(self.lengths.histogram, table)
-        if self.ranks.world_size > 1:
-            dealt = expected_batches(self.lengths.histogram, table, self.ranks.dealing)
-        counts = table.counts(self.lengths.histogram)
-        found = EpochCost(
-            tally=dealt.tally,
-            batches=dealt.tally.batches,
-            repeated_examples=dealt.tally.examples - self.lengths.count,
-            padded_length=max(dealt.padded_length, self.total),
-            mates=mates_in_buckets(self.lengths.histogram, table, dealt.tally),
+        """Return the cost of an epoch with a table that holds all lengths, on average over shuffles.
+
+        It is exact, but for the time that several ranks take: epochs are simulated.
+        """
+        histogram = self.lengths.histogram
+        expected = expected_batches(histogram, table, self.ranks.dealing)
+        counts = table.counts(histogram)
+        cost = EpochCost(
+            tally=expected.tally,
+            batches=expected.tally.batches,
+            repeated_examples=expected.tally.examples - self.lengths.count,
+            padded_length=max(expected.padded_length, self.total),
+            mates=mates_in_buckets(histogram, table, expected.tally),
             effective_buckets=1 / float(np.sum((counts / counts.sum()) ** 2)),
         )
         if self.step_seconds is None:
-            return found
-        times = self.times(alone)
-        if self.ranks.world_size > 1 and self.lengths.targets is not None:
-            times = dealt_times(Batching(table), self.lengths, self.step_seconds, self.ranks, self.seed)
-        seconds = self.ranks.epoch_seconds(times)
-        errors = time_errors(dealt, self.step_seconds, self.targets, seconds)
-        return replace(found, seconds=seconds, errors=errors, ranks=times)
+            return cost
+        if self.ranks.world_size == 1:
+            seconds = self.table_seconds(expected)
+            return replace(cost, seconds=seconds, errors=self._time_errors(expected, seconds))
+        dealt = dealt_times(table, self.lengths, self.step_seconds, self.ranks, self.seed)
+        seconds = self.ranks.epoch_seconds(dealt.ranks)
+        errors = self._time_errors(expected, seconds)
+        return replace(cost, seconds=seconds, errors=errors, chance=dealt.standard_error, ranks=dealt.ranks)
+
+    def _time_errors(self, expected: ExpectedBatches, seconds: float) -> FloatArray | None:
+        assert self.step_seconds is not None
+        return time_errors(expected, self.step_seconds, self.targets, seconds)
 
     def of_shapes(self, epochs: Sequence[EpochShapes]) -> EpochCost:
         """Return the mean cost of epochs that have as many batches of each size; ranks take them in their order."""
@@ -214,12 +216,11 @@ class Pricing:
         if ranks > 1:
             other = replace(self.ranks, same_bucket=not self.ranks.same_bucket)
             dealt = simulate_epochs(batching, self.lengths, other.dealing, self.seed)
-            ways = [seconds, float(dealt.seconds(step, other).mean()) * dealt.scale]
-            independent, same = reversed(ways) if self.ranks.same_bucket else ways
+            other_seconds = float(dealt.seconds(step, other).mean()) * dealt.scale
             by_dealing = RankTimes(
                 without_waiting_epoch_seconds=float(np.sum(step(*shapes))) * scale / epochs / ranks,
-                independent_epoch_seconds=independent,
-                same_bucket_epoch_seconds=same,
+                independent_epoch_seconds=other_seconds if self.ranks.same_bucket else seconds,
+                same_bucket_epoch_seconds=seconds if self.ranks.same_bucket else other_seconds,
             )
         return replace(
             cost,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from batchtune.batching.epochs import Drawing, EpochShapes
 from batchtune.batching.layout import Dealing
 from batchtune.batching.length_grouped import length_grouped, megabatch_size
 from batchtune.batching.randomness import Mates, again_at_random, mates_in_cuts
+from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import RankTimes
 from batchtune.tuning.costs import StepSeconds
@@ -96,30 +98,44 @@ def simulate_epochs(batching: Batching, lengths: Lengths, dealing: Dealing, seed
     )
 
 
-def dealt_times(batching: Batching, lengths: Lengths, step_seconds: StepSeconds, ranks: Ranks, seed: int) -> RankTimes:
-    """Return the time of an epoch with a table over several ranks, by the sampler's batches of each.
+@dataclass(frozen=True, slots=True)
+class DealtTimes:
+    """The time of an epoch with a table over several ranks, by how batches are dealt.
 
-    A step lasts as long as the slowest rank's batch, by its length and its target. So times by length alone, with
-    the targets that are typical of it, are too low where targets vary within a bucket.
+    Attributes:
+        ranks: The means of simulated epochs.
+        standard_error: Of the time as the ranks take batches, in seconds.
     """
+
+    ranks: RankTimes
+    standard_error: float
+
+
+def dealt_times(table: BucketTable, lengths: Lengths, step_seconds: StepSeconds, ranks: Ranks, seed: int) -> DealtTimes:
+    """Simulate the sampler's batches of each rank; a step lasts as long as the slowest rank's batch."""
     sample = _evenly(lengths, min(lengths.count, _MANY))
     scale = lengths.count / sample.count
-    batcher = batching.batcher(sample.values)
+    batcher = Batching(table).batcher(sample.values)
+    drawings = [Drawing(seed=seed, epoch=epoch) for epoch in range(_epochs_of(sample, _MANY))]
     seconds = {}
-    for same_bucket in (False, True):
+    without_waiting = 0.0
+    for same_bucket in (True, False):
         dealt = replace(ranks, same_bucket=same_bucket)
-        of_epochs = []
-        for epoch in range(_epochs_of(sample, _MANY)):
-            drawing = Drawing(seed=seed, epoch=epoch)
-            shapes = epochs.simulate(batcher.cut(drawing, dealt.dealing), drawing, sample.values, sample.targets)
-            waiting = seconds_in_order(shapes, step_seconds, dealt)
-            of_epochs.append((waiting, float(np.sum(step_seconds(*shapes_of([shapes]))))))
-        seconds[same_bucket] = scale * np.mean(of_epochs, axis=0)
-    return RankTimes(
-        without_waiting_epoch_seconds=float(seconds[False][1]) / ranks.world_size,
-        independent_epoch_seconds=float(seconds[False][0]),
-        same_bucket_epoch_seconds=float(seconds[True][0]),
+        cuts = [batcher.cut(drawing, dealt.dealing) for drawing in drawings]
+        simulated = [
+            epochs.simulate(cut, drawing, sample.values, sample.targets)
+            for cut, drawing in zip(cuts, drawings, strict=True)
+        ]
+        seconds[same_bucket] = scale * np.array([seconds_in_order(shapes, step_seconds, dealt) for shapes in simulated])
+        all_steps = float(np.sum(step_seconds(*shapes_of(simulated))))
+        without_waiting = scale * all_steps / len(drawings) / ranks.world_size
+    times = RankTimes(
+        without_waiting_epoch_seconds=without_waiting,
+        independent_epoch_seconds=float(seconds[False].mean()),
+        same_bucket_epoch_seconds=float(seconds[True].mean()),
     )
+    deviation = float(seconds[ranks.same_bucket].std(ddof=1))
+    return DealtTimes(times, deviation / math.sqrt(len(drawings)))
 
 
 def simulate_length_grouped(

@@ -169,7 +169,8 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
             return np.asarray(seconds(batch_sizes, lengths), dtype=np.float64)
 
         problem_costs = ProblemCosts(
-            of_batch=of_batch, of_epoch=lambda some, table: pricing.epoch_seconds(expected_batches(some, table))
+            of_batch=of_batch,
+            of_epoch=lambda some, table: pricing.table_seconds(expected_batches(some, table, pricing.ranks.dealing)),
         )
     problems = {
         sizing: Problem(

@@ -19,7 +19,7 @@ from batchtune.results import Row
 from batchtune.tuning.costs import Costs, TypicalTargets
 from batchtune.tuning.epoch_cost import Pricing
 from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import ONE_RANK, Ranks, SweepSettings
+from batchtune.tuning.sweep_settings import SweepSettings
 
 Seconds = Callable[..., FloatArray]
 
@@ -53,10 +53,9 @@ def optimal_rows(
     costs: Costs,
     *,
     max_batch_length: float = 300,
-    ranks: Ranks = ONE_RANK,
 ) -> list[Row]:
     """Sized by the frontier where there is one."""
-    chosen = SweepSettings(strategies=("optimal",), num_buckets=num_buckets, ranks=ranks)
+    chosen = SweepSettings(strategies=("optimal",), num_buckets=num_buckets)
     rows = sweep(lengths, max_batch_length, chosen, costs).rows
     return [row for row in rows if row.sizing == rows[-1].sizing]
 
@@ -157,14 +156,12 @@ def test_a_row_does_not_depend_on_other_bucket_counts(case: str) -> None:
     assert cost(alone) == cost(together[2])
 
 
-@pytest.mark.parametrize(
-    ("case", "ranks"), [*((case, ONE_RANK) for case in CASES), ("frontier", Ranks(world_size=4))], ids=str
-)
-def test_more_buckets_allowed_never_cost_more(case: str, ranks: Ranks) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_more_buckets_allowed_never_cost_more(case: str) -> None:
     lengths, costs = CASES[case]
-    reported = [cost(row) for row in optimal_rows(lengths, (*range(1, 11), 12, 16, 20), costs, ranks=ranks)]
+    reported = [cost(row) for row in optimal_rows(lengths, (*range(1, 11), 12, 16, 20), costs)]
     assert reported == sorted(reported, reverse=True)
-    assert ranks.world_size > 1 or reported[-1] < reported[0]
+    assert reported[-1] < reported[0]
 
 
 def test_of_too_many_lengths_groups_give_the_same_table(monkeypatch: pytest.MonkeyPatch) -> None:

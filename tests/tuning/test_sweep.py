@@ -323,16 +323,6 @@ def test_baselines_and_bound_have_as_many_ranks_as_the_rows(ranks: Ranks) -> Non
     assert several.lower_bound.batches <= min(row.batches for row in several.rows)
 
 
-def test_throughput_is_that_of_all_ranks() -> None:
-    chosen = SweepSettings(strategies=TABLES, num_buckets=(8,))
-    one = sweep(Lengths.of(SPEECH), 300, chosen, PROBED).saturation
-    eight = sweep(Lengths.of(SPEECH), 300, replace(chosen, ranks=Ranks(world_size=8)), PROBED).saturation
-    assert one is not None and eight is not None
-    for alone, together in zip(one.points, eight.points, strict=True):
-        assert alone.estimated_epoch_seconds / 8 < together.estimated_epoch_seconds < alone.estimated_epoch_seconds
-        assert together.batches == 8 * math.ceil(alone.batches / 8)
-
-
 @pytest.mark.parametrize(
     ("config", "fits"),
     [
