@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 # ---- both ----
 
 
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity"])
-def test_pythons_nan_and_infinity_are_invalid_lengths(refusal, literal: str) -> None:
-    message = refusal(f'{{"id": "a", "duration": {literal}}}\n{{"id": "b", "duration": 2}}\n').message
-    assert "line 1, id 'a'" in message
-    assert literal in message
+def test_pythons_nan_and_infinity_are_not_json(refusal, literal: str) -> None:
+    message = refusal(f'{{"id": "a", "duration": 2}}\n{{"id": "b", "duration": {literal}}}\n').message
+    assert "line 2, column" in message
+    assert "NaN and Infinity are not JSON" in message
 
 
-def test_such_a_literal_elsewhere_does_no_harm(read) -> None:
-    content = json.dumps({"a": {"duration": 2.5, "snr": float("nan"), "wrd": 'NaN, "Infinity"'}})
-    assert read(content).values.tolist() == [2.5]
+def test_a_number_beyond_float64_is_named(refusal) -> None:
+    message = refusal('{"a": {"duration": 1},\n"b": {"duration": 1e400}}').message
+    assert "line 2, id 'b': Number out of range" in message
 
 
 def test_a_value_that_is_no_length_is_shown(refusal) -> None:
@@ -28,8 +26,7 @@ def test_a_value_that_is_no_length_is_shown(refusal) -> None:
         ('{"a": 1}', "{'a': 1} (an object)"),
         ("null", "missing"),
         ('" "', "' ' (empty)"),
-        ("1e400", "inf (infinite)"),
-        ("9" * 6000, "inf (infinite)"),
+        ('"1e400"', "'1e400' (infinite)"),
     ]:
         assert f"'duration' is {shown}" in refusal(f'{{"duration": 1}}\n{{"duration": {value}}}\n').message
 
@@ -72,11 +69,6 @@ def test_a_line_that_breaks_off_is_named(refusal) -> None:
 
 def test_a_malformed_line_is_named_with_its_column(refusal) -> None:
     assert "line 2, column 14: the JSON is malformed" in refusal('{"duration": 1}\n{"duration": }\n').message
-
-
-def test_a_column_is_counted_in_the_text_as_it_stands(refusal) -> None:
-    message = refusal('{"duration": 1}\n{"a": NaN, "duration": }\n').message
-    assert "line 2, column 24" in message
 
 
 def test_a_line_that_is_no_object_is_named(refusal) -> None:
@@ -132,7 +124,7 @@ def test_another_shape_is_shown_the_right_one(refusal) -> None:
     assert '{"id": {"duration"' in error.hint
 
 
-def test_the_last_entry_of_an_id_wins_and_repeats_are_counted(read) -> None:
-    lengths = read('{"a": {"duration": 1},\n"b": {"duration": 5},\n"a": {"duration": 2}}')
-    assert lengths.values.tolist() == [5.0, 2.0]
-    assert lengths.left_out == {"replaced by a later entry with the same id": 1}
+def test_of_two_entries_with_one_id_the_last_counts(read, refusal) -> None:
+    content = '{"a": {"duration": 1},\n"b": {"duration": 0},\n"a": {"duration": 2}}'
+    assert "line 2, id 'b'" in refusal(content).message
+    assert read(content, skip_invalid=True).values.tolist() == [2.0]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from batchtune.manifests.formats.json import LibriSpeechMix as FORMAT
+from batchtune.manifests.formats.cuts import LibriSpeechMix as FORMAT
 from batchtune.manifests.source import Head
 
 
@@ -46,8 +46,7 @@ def test_the_texts_can_be_the_targets(read) -> None:
         ([], [], "[] (an empty list)"),
         ([0.0], ["x"], "'x' (text)"),
         ([None], [1.0], "None (missing)"),
-        ([0.0], [float("nan")], "'NaN' (NaN)"),
-        ([float("-inf"), 0.0], [1.0, 2.0], "'-Infinity' (infinite)"),
+        ([0.0], ["nan"], "'nan' (NaN)"),
         (0.0, [1.0], "missing"),
         ([0.0], None, "missing"),
     ],
@@ -55,12 +54,6 @@ def test_the_texts_can_be_the_targets(read) -> None:
 def test_a_mixture_without_a_length_is_an_invalid_row(refusal, delays: object, durations: object, said: str) -> None:
     message = refusal(_lines([_mixture("a", [0.0], [1.0]), _mixture("b", delays, durations)])).message
     assert f"line 2, id 'b': 'duration' is {said}" in message
-
-
-@pytest.mark.parametrize("value", ["1e400", "9" * 400, "9" * 6000])
-def test_a_duration_beyond_all_numbers_is_infinite(refusal, value: str) -> None:
-    content = _lines([_mixture("a", [0.0], [1.0]), _mixture("b", [0.0], [7531])]).replace("7531", value)
-    assert "line 2, id 'b'" in refusal(content).message
 
 
 @pytest.mark.parametrize(

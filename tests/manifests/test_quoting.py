@@ -37,7 +37,7 @@ def test_a_long_id_is_quoted_by_its_beginning(refusal, name: str) -> None:
 @KINDS
 def test_a_number_of_thousands_of_digits_is_invalid(refusal, name: str) -> None:
     content = SAMPLES[name].content(["1", "7" * LONG, "2"])
-    error = refusal(content.replace(b'"' + b"7" * LONG + b'"', b"7" * LONG) if SAMPLES[name].text else content)
+    error = refusal(content)
     assert_short(error)
     assert "infinite" in error.message
 

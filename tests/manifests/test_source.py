@@ -19,7 +19,7 @@ import pytest
 from samples import SAMPLES
 
 from batchtune.errors import ManifestError
-from batchtune.manifests import ReadOptions, json_objects, load_lengths, source
+from batchtune.manifests import ReadOptions, load_lengths, source
 from batchtune.manifests.source import Source
 
 LINES = b"".join(b'{"id": "utt%d", "duration": %d.25}\n' % (i, i * 7919 % 9973 + 1) for i in range(3000))
@@ -130,13 +130,6 @@ def test_holes_after_a_json_text_are_found_without_full_reading(tmp_path: Path, 
     os.truncate(path, 1 << 40)
     with pytest.raises(ManifestError, match="NUL byte"):
         load_lengths(path, ReadOptions(format=name))
-
-
-def test_nothing_behind_a_wide_gap_is_passed_over(refusal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_objects, "_LARGEST_ENTRY_BYTES", 1000)
-    monkeypatch.setattr(source, "BLOCK_BYTES", 1000)
-    content = b'{"a": {"duration": 1}}' + b" " * 5000 + b'{"b": {"duration": 2}}'
-    assert "malformed" in refusal(content, format="speechbrain-json").message
 
 
 def test_a_compressed_file_can_be_sought_in(tmp_path: Path) -> None:

@@ -352,8 +352,7 @@ def test_a_damaged_wav_is_named_and_can_be_left_out(read, refusal) -> None:
 @pytest.mark.parametrize(
     ("content", "seen"),
     [
-        (b'{"duration": NaN}', "(NaN)"),
-        (b'{"duration": 1e999}', "(infinite)"),
+        (b'{"duration": NaN}', "(malformed JSON)"),
         (b'{"duration": "long"}', "(text)"),
         (b'{"duration": null}', "missing"),
         (b'{"length": 3}', "missing"),
@@ -373,11 +372,6 @@ def test_json_without_a_valid_length_is_named_with_its_reason(refusal, content: 
 
 def test_a_key_of_json_may_hold_dots(write) -> None:
     assert rows(write([("a.json", b'{"a.b": 3}')]), "json.a.b")[1] == [3]
-
-
-def test_numbers_in_json_that_python_writes_are_read(write) -> None:
-    members = [("a.json", b'{"x": NaN, "duration": 2.5}'), ("b.json", b'{"duration": 99999999999999999999}')]
-    assert rows(write(members), "json.duration")[1] == [2.5, 99999999999999999999]
 
 
 def test_a_text_of_more_than_1_mib_is_refused(write) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchtune.manifests.base import Format
-from batchtune.manifests.formats import columnar, delimited, json, lists, samples
+from batchtune.manifests.formats import columnar, cuts, delimited, json, lists, samples
 
 # In the order in which they are tried on a file whose format is not given: the particular before the general.
 _ALL: tuple[type[Format], ...] = (
@@ -12,8 +12,8 @@ _ALL: tuple[type[Format], ...] = (
     columnar.Arrow,
     samples.WebDataset,
     json.SpeechBrainJson,
-    json.Lhotse,
-    json.LibriSpeechMix,
+    cuts.Lhotse,
+    cuts.LibriSpeechMix,
     json.JsonList,
     json.Nemo,
     delimited.SpeechBrainCsv,

@@ -1,26 +1,262 @@
-"""JSON: objects with a length on lines (NeMo), in a list or by ids (SpeechBrain); Lhotse's cuts; LibriSpeechMix."""
+"""JSON objects with a length, decoded by msgspec: on lines (NeMo), in a list, or by their ids (SpeechBrain).
+
+JSON Lines are read some lines at a time. Any other JSON text is read at once: it takes the file's size in memory, and
+about as much again for the values of the columns that are read.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property, partial
-from typing import Any, ClassVar, TypeVar
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, cached_property, partial
+from itertools import islice
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import Unit
-from batchtune.manifests.base import PEEKED_ROWS, Column, id_name, summarise, walk
-from batchtune.manifests.json_objects import Getter, JsonFormat, begins_with_list, first_keys, values_of, with_fields
-from batchtune.manifests.source import Head
-from batchtune.manifests.values import Unreadable, fault, number
+from batchtune.manifests.base import PEEKED_ROWS, Column, Format, Place, Rows, id_name, summarise, walk
+from batchtune.manifests.headers import Payload
+from batchtune.manifests.source import Block, Head, Source
+from batchtune.manifests.values import Unreadable
 
 # A folder of JSON Lines: a name for the files, and their endings.
 JSON_LINES = ("JSON Lines", (".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.xz"))
+
+# The first key of an object, and the first token of its value.
+_FIRST_TOKEN = re.compile(r'\s*[{,]\s*"(?P<key>(?:[^"\\]|\\.)*)"\s*:\s*(?P<token>"(?:[^"\\]|\\.)*"|\S|$)', re.DOTALL)
+_LARGEST_MEMBER_BYTES = 16 * 1024 * 1024
+_REFUSED = (msgspec.DecodeError, RecursionError)
+
+# The objects of some rows → the values of a column.
+Getter: TypeAlias = Callable[[Sequence[Any]], list[object]]
+
+
+class Entry(NamedTuple):
+    """An object as it is written: the position of its first byte in its block, its key in an object of objects."""
+
+    begin: int
+    key: str | None
+    text: bytes
+
+
+def first_keys(head: Head) -> dict[str, str]:
+    """Map the keys of the first object to the first token of each value; the head may hold anything, cut anywhere."""
+    text = head.data.decode(errors="replace").lstrip().removeprefix("[").lstrip()
+    tokens: dict[str, str] = {}
+    position = 0
+    with contextlib.suppress(ValueError, RecursionError):
+        while match := _FIRST_TOKEN.match(text, position):
+            tokens.setdefault(match["key"], match["token"])
+            # msgspec can't say where a value ends.
+            _, position = json.JSONDecoder().raw_decode(text, match.start("token"))
+    return tokens
+
+
+def begins_with_list(head: Head) -> bool:
+    """Return whether a file with this head is one JSON list."""
+    return head.data.lstrip().startswith(b"[")
+
+
+class JsonFormat(Format):
+    """The part of a JSON format that is the same for all.
+
+    Attributes:
+        hint: What to do if a file is of another shape.
+        opening: "{" for one object of objects, whose keys are the ids; "[" for one list; None for an object on every
+            line, or one list if the file begins with one.
+    """
+
+    hint: ClassVar[str]
+    opening: ClassVar[str | None] = None
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self._on_lines = self.opening is None and not begins_with_list(source.head)
+        begin = source.head.data.lstrip()[:1].decode("latin-1")
+        if self.opening is not None and begin not in ("", self.opening):
+            seen = {"[": "a JSON list", "{": "a JSON object"}.get(begin, "neither a JSON list nor an object")
+            raise ManifestError(f"{source.path} has {seen} at its top level", self.hint)
+
+    @abstractmethod
+    def getters(self, keys: Sequence[str]) -> tuple[type[Any], list[Getter]]:
+        """Return the type of the objects, with the fields that these columns need, and objects → values of each."""
+
+    @property
+    def id_key(self) -> str | None:
+        """The key of an object's id, or None if it has none."""
+        return "id"
+
+    def first(self, kind: type[Any]) -> list[Any]:
+        """Return the first objects."""
+        objects: list[Any] = []
+        for block in self._blocks():
+            entries = islice(self._entries(block), PEEKED_ROWS - len(objects))
+            objects += [self._decoded(block, entry, kind) for entry in entries]
+            if len(objects) == PEEKED_ROWS:
+                break
+        return objects
+
+    def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
+        """Yield the rows of a block of lines at a time, or all of a list or an object of objects."""
+        kind, getters = self.getters(keys)
+        for block in self._blocks():
+            names, objects = self._objects(block, kind)
+            columns = [get(objects) for get in getters]
+            del objects
+            entries = cache(lambda block: list(self._entries(block)))
+            place = partial(self._place, block, entries)
+            ids = partial(self._ids, block, names)
+            yield Rows(columns, place, ids)
+
+    def _blocks(self) -> Iterator[Block]:
+        if self._on_lines:
+            yield from self.source.blocks()
+        else:
+            yield Block(1, self.source.content())
+            self.source.report(1.0)
+
+    def _objects(self, block: Block, kind: type[Any]) -> tuple[list[str] | None, list[Any]]:
+        """Return the keys of an object of objects, else None, and the objects. Raises ManifestError for a fault."""
+        with contextlib.suppress(*_REFUSED):
+            if self.opening == "{":
+                entries = msgspec.json.decode(block.data, type=dict[str, kind])  # type: ignore[valid-type]
+                return list(entries), list(entries.values())
+            if not self._on_lines:
+                return None, msgspec.json.decode(block.data, type=list[kind])  # type: ignore[valid-type]
+            objects = msgspec.json.Decoder(kind).decode_lines(block.data)
+            if len(objects) == block.newlines.size + (not block.data.endswith(b"\n")):
+                return None, objects
+        # There are blank lines, or a fault, or an object takes several lines.
+        written = list(self._entries(block))
+        objects = [self._decoded(block, entry, kind) for entry in written]
+        return [entry.key or "" for entry in written] if self.opening == "{" else None, objects
+
+    def _entries(self, block: Block) -> Iterator[Entry]:
+        """Yield the objects of a block as they are written."""
+        if self._on_lines:
+            begin = 0
+            for line in block.data.split(b"\n"):
+                if line.strip():
+                    yield Entry(begin, None, line)
+                begin += len(line) + 1
+            return
+        with self._explained(block, 0, block.data):
+            if self.opening == "{":
+                values = msgspec.json.decode(block.data, type=dict[str, msgspec.Raw])
+                pairs: list[tuple[str | None, msgspec.Raw]] = list(values.items())
+            else:
+                pairs = [(None, value) for value in msgspec.json.decode(block.data, type=list[msgspec.Raw])]
+        end = 0
+        for key, value in pairs:
+            text = bytes(value)
+            begin = block.data.find(text, end)
+            if begin < 0:  # an entry before it was replaced by a later one of the same id
+                begin = block.data.find(text)
+            end = begin + len(text)
+            yield Entry(begin, key, text)
+
+    def _decoded(self, block: Block, entry: Entry, kind: type[Any]) -> Any:
+        """Return an object. Raises ManifestError if it is malformed, or of another shape than needed."""
+        with self._explained(block, entry.begin, entry.text):
+            try:
+                return msgspec.json.decode(entry.text, type=kind)
+            except msgspec.ValidationError as error:
+                seen = f": {error}"
+                with contextlib.suppress(msgspec.DecodeError):
+                    value = msgspec.json.decode(entry.text)
+                    if not isinstance(value, dict):
+                        seen = f" is not a JSON object: {shortened(value)}"
+        place = Place(_line_of(block, entry.begin), entry.key)
+        raise ManifestError(f"{self.source.path}, {place}{seen}", self.hint)
+
+    @contextlib.contextmanager
+    def _explained(self, block: Block, begin: int, text: bytes) -> Iterator[None]:
+        """Turn what msgspec raises for a malformed text, which begins there in a block, into a ManifestError."""
+        try:
+            yield
+            return
+        except msgspec.ValidationError:
+            raise
+        except RecursionError:
+            position = 0
+            seen = "the JSON is nested too deeply"
+        except msgspec.DecodeError as error:
+            byte = re.search(r"\(byte (\d+)\)", str(error))
+            position = int(byte[1]) if byte is not None else len(text)
+            seen = f"the JSON is malformed: {str(error).removeprefix('JSON is malformed: ')}"
+            if byte is None:
+                seen = "the JSON breaks off"
+            elif re.match(rb"NaN|Infinity", text[position : position + 8]):
+                seen = "NaN and Infinity are not JSON; write null for an unknown number"
+        line_begin = block.data.rfind(b"\n", 0, begin + position) + 1
+        column = len(block.data[line_begin : begin + position].decode(errors="replace")) + 1
+        place = f"line {_line_of(block, begin + position)}, column {column}"
+        raise ManifestError(f"{self.source.path}, {place}: {seen}", self.hint)
+
+    def _place(self, block: Block, entries: Callable[[Block], list[Entry]], index: int) -> Place:
+        entry = entries(block)[index]
+        name = entry.key
+        if name is None and self.id_key is not None:
+            name = _text_or_none(msgspec.json.decode(entry.text, type=dict[str, Any]).get(self.id_key))
+        if name is None and not self._on_lines:
+            name = f"item {index + 1}"
+        return Place(_line_of(block, entry.begin), name)
+
+    def _ids(self, block: Block, names: list[str] | None) -> Sequence[str | None]:
+        if names is not None:
+            return names
+        key = self.id_key or ""
+        _, objects = self._objects(block, with_fields([key]))
+        return [_text_or_none(value) for value in values_of(objects, 0, key)]
+
+
+def _line_of(block: Block, position: int) -> int:
+    return block.first_line + block.data.count(b"\n", 0, position)
+
+
+def with_fields(keys: Sequence[str]) -> type[Any]:
+    """Make a type of objects of which only these keys are read; a dict if a key can't be a field's."""
+    names = {f"f{index}": key for index, key in enumerate(keys)}
+    try:
+        return msgspec.defstruct("Fields", [(name, Any, None) for name in names], rename=names, gc=False)
+    except ValueError:  # a key with a quote, a backslash or a control character
+        return dict[str, Any]
+
+
+def values_of(objects: Sequence[Any], index: int, key: str) -> list[object]:
+    """Return the values of a key in objects of a type by `with_fields`, or in dicts; None in those that lack it."""
+    if objects and isinstance(objects[0], dict):
+        return [entry.get(key) for entry in objects]
+    return list(map(operator.attrgetter(f"f{index}"), objects))
+
+
+def _text_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def json_reader(path: tuple[str, ...]) -> Callable[[Payload], object]:
+    """Make a function from a file of one JSON text to the value at a path; None without one, or Unreadable."""
+
+    def read(payload: Payload) -> object:
+        if payload.size > _LARGEST_MEMBER_BYTES:
+            return Unreadable("longer than 16 MiB of JSON", f"{payload.size:,} bytes")
+        data = payload.read(0, payload.size).removeprefix(b"\xef\xbb\xbf")
+        try:
+            content = msgspec.json.decode(data)
+        except (*_REFUSED, UnicodeDecodeError) as error:
+            return Unreadable("malformed JSON", str(error))
+        value = walk(content, path)
+        if value is None and isinstance(content, dict):
+            return content.get(".".join(path))  # a key of the object may hold dots
+        return value
+
+    return read
 
 
 class Nemo(JsonFormat):
@@ -43,13 +279,15 @@ class Nemo(JsonFormat):
     def getters(self, keys: Sequence[str]) -> tuple[type[Any], list[Getter]]:
         """Return getters of keys that may be dotted paths. A key of the object itself that holds dots wins."""
         paths = [(key,) if key in self._names else tuple(key.split(".")) for key in keys]
-        tops = list(dict.fromkeys(path[0] for path in paths))
+        fields = list(dict.fromkeys(path[0] for path in paths))
 
         def values(path: Sequence[str], objects: Sequence[Any]) -> list[object]:
-            found = values_of(objects, tops.index(path[0]), path[0])
-            return [walk(value, path[1:]) for value in found] if path[1:] else found
+            field_values = values_of(objects, fields.index(path[0]), path[0])
+            if len(path) == 1:
+                return field_values
+            return [walk(value, path[1:]) for value in field_values]
 
-        return with_fields(tops), [partial(values, path) for path in paths]
+        return with_fields(fields), [partial(values, path) for path in paths]
 
     @property
     def id_key(self) -> str | None:
@@ -58,11 +296,11 @@ class Nemo(JsonFormat):
 
     @cached_property
     def _first(self) -> list[dict[str, Any]]:
-        return self.first(dict[str, Any], PEEKED_ROWS)
+        return self.first(dict[str, Any])
 
     @cached_property
-    def _names(self) -> dict[str, None]:
-        return {name: None for entry in self._first for name in entry}
+    def _names(self) -> set[str]:
+        return set().union(*self._first)
 
 
 class JsonList(Nemo):
@@ -102,235 +340,8 @@ def _holds_objects_by_id(head: Head) -> bool:
     if not head.data.lstrip().startswith(b"{"):
         return False
     try:
-        first = json.loads(head.lines[0])
-    except (ValueError, RecursionError):
+        first = msgspec.json.decode(head.lines[0])
+    except _REFUSED:
         token = next(iter(first_keys(head).values()), None)
         return token == "{" or (token is None and head.data.strip(b"{} \t\r\n") == b"")
     return len(head.lines) == 1 and head.complete and all(isinstance(value, dict) for value in first.values())
-
-
-_CUTS = {'"MonoCut"', '"MultiCut"', '"MixedCut"', '"PaddingCut"', '"Cut"'}
-# Lhotse's other manifests, by keys that nothing else has together.
-_OTHERS = {
-    "recordings": {"id", "sources", "sampling_rate", "num_samples", "duration"},
-    "features": {"num_frames", "num_features", "frame_shift", "storage_type", "duration"},
-    "supervisions": {"id", "recording_id", "start", "duration", "channel"},
-}
-
-
-class _Cut(msgspec.Struct, gc=False):
-    """The fields of a cut that its duration needs, several times faster to decode; a MixedCut has tracks."""
-
-    id: Any = None
-    duration: Any = None
-    tracks: tuple[_Track, ...] | None = None
-
-
-class _Track(msgspec.Struct, gc=False):
-    cut: _Cut
-    type: Any = None
-    offset: Any = 0.0
-    mute: Any = False
-
-
-class _Supervision(msgspec.Struct, gc=False):
-    text: Any = None
-
-
-class _Features(msgspec.Struct, gc=False):
-    frame_shift: Any = None
-    sampling_rate: Any = None
-
-
-class _WholeCut(_Cut, gc=False):
-    """The fields of a cut that all columns need. The last three are those of a PaddingCut."""
-
-    tracks: tuple[_WholeTrack, ...] | None = None
-    supervisions: list[_Supervision] | None = None
-    features: _Features | None = None
-    num_frames: Any = None
-    frame_shift: Any = None
-    sampling_rate: Any = None
-
-
-class _WholeTrack(_Track, gc=False):
-    cut: _WholeCut
-
-
-class _Mixture(msgspec.Struct, gc=False):
-    id: Any = None
-    delays: Any = None
-    durations: Any = None
-    texts: Any = None
-
-
-Track = TypeVar("Track", bound=_Track)
-
-
-class _Computed(JsonFormat):
-    """A format whose columns are computed from its objects, which are of type `kind`."""
-
-    length_column = "duration"
-    kind: ClassVar[type[Any]]
-    # Column → an object's value; lists may be indexed (`durations.0`).
-    values: ClassVar[Mapping[str, Callable[[Any], object]]]
-
-    def columns(self) -> Sequence[Column]:
-        """Return the columns of the first objects, and `duration`; `id` and `text…` are texts, the others numbers."""
-        found: list[Mapping[str, object]] = []
-        for entry in self.first(self.kind, PEEKED_ROWS):
-            values = {name: get(entry) for name, get in self.values.items()}
-            found.append({name: one for name, one in values.items() if one is not None or name == "duration"})
-        # A number that is written as something else is not a text to be counted.
-        return [replace(one, text=one.text and one.name.startswith(("id", "text"))) for one in summarise(found)]
-
-    def getters(self, keys: Sequence[str]) -> tuple[type[Any], list[Getter]]:
-        """Return getters of computed columns."""
-
-        def getter(name: str, *path: str) -> Getter:
-            get = self.values[name]
-            return lambda objects: [walk(get(one), path) for one in objects] if path else list(map(get, objects))
-
-        return self.kind, [getter(*key.split(".")) for key in keys]
-
-
-def _duration(cut: _Cut) -> object:
-    """Return the duration; with tracks, as `MixedCut.duration` does: the last end, rounded to 8 digits."""
-    if cut.tracks is None:
-        return cut.duration
-    ends = []
-    for track in _audible(cut.tracks):
-        offset, duration = number(track.offset), number(track.cut.duration)
-        if offset is None or duration is None or not math.isfinite(offset + duration):
-            seen = f"{shortened(track.offset)} + {shortened(track.cut.duration)}"
-            return Unreadable("a track without a length", seen)
-        ends.append(offset + duration)
-    return round(max(ends), 8) if ends else Unreadable("a mix without tracks", "[]")
-
-
-def _num_frames(cut: _WholeCut) -> object:
-    """Return the frames of the features, cut as the cut is, as Lhotse's `num_frames`; None without any."""
-    first: _WholeCut = cut
-    if cut.tracks is not None:
-        audible = _audible(cut.tracks)
-        unpadded = [track for track in audible if track.type != "PaddingCut"]
-        if not audible:
-            return None
-        first = (unpadded or audible)[0].cut
-    elif cut.features is None:
-        return cut.num_frames
-    grid = first.features
-    if grid is None:
-        if first.num_frames is None:
-            return None
-        grid = _Features(first.frame_shift, first.sampling_rate)
-    duration, frame_shift, rate = number(_duration(cut)), number(grid.frame_shift), number(grid.sampling_rate)
-    if duration is not None and frame_shift is not None and rate is not None:
-        samples, hop = duration * rate, frame_shift * rate
-        if math.isfinite(samples) and math.isfinite(hop) and round(hop) > 0:
-            return (round(samples) + round(hop) // 2) // round(hop)  # as Lhotse's `compute_num_frames`
-    return Unreadable("frames without their rate")
-
-
-def _text(cut: _WholeCut) -> object:
-    """Join the texts of its supervisions with spaces; None if none has any."""
-    cuts: Sequence[_WholeCut] = [cut] if cut.tracks is None else [track.cut for track in _audible(cut.tracks)]
-    found = [one.text for each in cuts for one in each.supervisions or () if one.text is not None]
-    if others := [text for text in found if not isinstance(text, str)]:
-        return Unreadable("a text that is none", shortened(others[0]))
-    return " ".join(found) if found else None
-
-
-def _audible(tracks: Sequence[Track]) -> Sequence[Track]:
-    return [track for track in tracks if not track.mute] or tracks
-
-
-class Lhotse(_Computed):
-    """Cuts as Lhotse's `CutSet` writes them: MonoCut, MultiCut, PaddingCut, MixedCut, and the Cut of old.
-
-    Durations, numbers of frames and texts are those of Lhotse (checked against 1.33): of a MixedCut only the tracks
-    that are not muted count.
-    """
-
-    name = "lhotse"
-    description = "Lhotse's cuts, a JSON list or one on every line"
-    folder_kind = JSON_LINES
-    hint = "This format is a JSON list of cuts, or one whole cut on every line, as Lhotse's CutSet.to_file writes them."
-    kind = _WholeCut
-    values: ClassVar[Mapping[str, Callable[[Any], object]]] = {
-        "id": operator.attrgetter("id"),
-        "duration": _duration,
-        "num_frames": _num_frames,
-        "text": _text,
-    }
-
-    @staticmethod
-    def fits(head: Head) -> bool:
-        """Return whether the first object is a cut, or another of Lhotse's manifests, so that the error can say so."""
-        keys = first_keys(head)
-        return _is_cut(keys) or _other(keys) is not None
-
-    def columns(self) -> Sequence[Column]:
-        """Return the columns of cuts. Raises ManifestError for recordings, supervisions or features alone."""
-        head = self.source.head
-        keys = first_keys(head)
-        if not _is_cut(keys) and (other := _other(keys)):
-            plain = "json-list" if begins_with_list(head) else "nemo"
-            hint = "Make cuts of it: lhotse cut simple -r RECORDINGS -s SUPERVISIONS cuts.jsonl.gz. Or take the"
-            hint = f"{hint} durations as they are with --format {plain} --length-key duration."
-            raise ManifestError(f"{self.source.path} holds Lhotse's {other}, no cuts", hint)
-        return super().columns()
-
-    def getters(self, keys: Sequence[str]) -> tuple[type[Any], list[Getter]]:
-        """Return getters of computed columns, of objects without the fields that only the others need."""
-        kind, getters = super().getters(keys)
-        return (_Cut if {"id", "duration"}.issuperset(keys) else kind), getters
-
-
-def _is_cut(keys: Mapping[str, str]) -> bool:
-    if keys.get("type") in _CUTS:
-        return "duration" in keys or "tracks" in keys
-    parts = (("supervisions", "["), ("recording", "{"), ("features", "{"))
-    return keys.keys() >= {"id", "start", "duration"} and any(keys.get(name) == begin for name, begin in parts)
-
-
-def _other(keys: Mapping[str, str]) -> str | None:
-    return next((name for name, needed in _OTHERS.items() if keys.keys() >= needed), None)
-
-
-def _mixed_duration(mixture: _Mixture) -> object:
-    delays, durations = mixture.delays, mixture.durations
-    if not isinstance(delays, list) or not isinstance(durations, list):
-        return None
-    if len(delays) != len(durations):
-        return Unreadable("not as many delays as durations", f"{len(delays)} delays, {len(durations)} durations")
-    if not durations:
-        return Unreadable("an empty list", "[]")
-    for value in (*delays, *durations):
-        found = number(value)
-        if found is None or not math.isfinite(found):
-            return Unreadable(fault(value, math.nan if found is None else found), shortened(value))
-    return max(map(operator.add, map(float, delays), map(float, durations)))
-
-
-class LibriSpeechMix(_Computed):
-    """JSON Lines with `delays` and `durations`, as https://github.com/NaoyukiKanda/LibriSpeechMix publishes them.
-
-    A mixture lasts until its last utterance ends: `duration` = max(delay + duration), in s.
-    """
-
-    name = "librispeechmix"
-    description = "one JSON object on every line, with lists of delays and durations"
-    hint = 'This format holds one whole JSON object on every line: {"delays": [0.0, 2.5], "durations": [5.8, 10.4], …}.'
-    kind = _Mixture
-    values: ClassVar[Mapping[str, Callable[[Any], object]]] = {
-        "id": operator.attrgetter("id"),
-        "duration": _mixed_duration,
-        **{name: operator.attrgetter(name) for name in ("durations", "texts")},
-    }
-
-    @staticmethod
-    def fits(head: Head) -> bool:
-        """Return whether the first line is an object with both lists."""
-        keys = first_keys(head) if b'"delays"' in head.data and not begins_with_list(head) else {}
-        return keys.get("delays") == keys.get("durations") == "["

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from batchtune.errors import ManifestError, listed, shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.base import KNOWN_UNITS, Column, Format, Place, Rows, last_part, normalised, summarise
+from batchtune.manifests.formats.json import json_reader
 from batchtune.manifests.headers import (
     ARRAY_SUFFIXES,
     AUDIO_SUFFIXES,
@@ -23,7 +24,6 @@ from batchtune.manifests.headers import (
     audio_length,
     opened_payload,
 )
-from batchtune.manifests.json_objects import json_reader
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.tar import BLOCK, Tar, is_header, open_tar
 from batchtune.manifests.values import Unreadable, number
