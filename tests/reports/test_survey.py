@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -58,13 +57,6 @@ def test_percentiles_of_targets_are_the_nearest_ranks(targets: list[float]) -> N
     assert percentiles(found) == [nearest_rank(targets, part) for part in (0, 500, 950, 990, 999, 1000)]
 
 
-def test_neighbours_in_different_chunks_are_compared() -> None:
-    values = np.repeat(np.arange(1.0, 1001.0), 1000)
-    found = survey(Lengths.of(values, values))
-    assert (found.distinct, found.percentiles.median) == (1000, 500)
-    assert found.targets is not None and found.targets.p999 == 999
-
-
 @given(ANY_LENGTHS)
 @settings(deadline=None, max_examples=40)
 def test_the_bins_hold_each_example_once_in_descending_order(values: list[float]) -> None:
@@ -101,18 +93,6 @@ def test_edges_at_decimal_fractions_are_the_nearest_floats() -> None:
 def test_whole_lengths_never_have_bins_between_whole_numbers() -> None:
     edges = [one.from_ for one in survey(Lengths.of([1, 2, 3, 4, 5], unit="tokens")).histogram]
     assert edges == [4, 3, 2, 1, 0]
-
-
-def test_a_survey_copies_no_data_set() -> None:
-    values = np.linspace(30, 1, 4_000_000)
-    lengths = Lengths(values, np.ascontiguousarray(values[::-1]), "s")
-    tracemalloc.start()
-    try:
-        survey(lengths)
-        peak_bytes = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak_bytes < values.nbytes / 2
 
 
 def test_ordinary_speech_gives_no_caution() -> None:
