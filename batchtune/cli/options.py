@@ -297,7 +297,9 @@ class ProbeOptions(WorkloadOptions):
         "N",
     )
     minutes: float | None = setting(
-        "End the probe after this time with what is proven by then; the same command continues it.", "N"
+        "End the probe after this time with what is proven by then; the same command continues it. A trial that is "
+        "running is not cut short, so it may take one trial longer.",
+        "N",
     )
     tolerance: float = setting(
         "How far a batch size may be below the largest that fits, as a fraction of it.", "X", default=0.01

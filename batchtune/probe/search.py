@@ -89,8 +89,10 @@ class FrontierSearch:
         longest = findings.anchor(self._lengths.longest)
         if (alone := findings.failures.get(longest.shape(1))) is not None:
             return self._longest_that_fits(findings, alone)
-        if (pair := _equal_batches(findings, longest)) is not None:
-            raise IgnoresShape(*pair)
+        if findings.closed_by(findings.bracket(longest)) == "data":
+            equal = self.equal_batches(trials)
+            if equal is not None:
+                raise equal
         order = self._order(findings)
         wanted = next(filter(None, (self._at(findings, anchor) for anchor in order)), None)
         if wanted is not None or self._refine is None or order == [longest]:
@@ -190,6 +192,31 @@ class FrontierSearch:
         findings = self.findings(trials)
         return findings.failures.get(findings.anchor(self._lengths.longest).shape(1))
 
+    def equal_batches(self, trials: Sequence[Trial]) -> IgnoresShape | None:
+        """Return the smallest and the largest batch of the longest example if they take the same memory and time.
+
+        Memory may have a floor, and times a constant part: only the largest batch that the data can fill is proof that
+        the shape is ignored. Both must be the same: the peaks to within the margin, the times to within the cube root
+        of the sizes' ratio, as a busy machine scatters them.
+        """
+        findings = self.findings(trials)
+        longest = findings.anchor(self._lengths.longest)
+        peaks = findings.bracket(longest).peaks
+        if len(peaks) < 2:
+            return None
+        smallest, low = peaks[0]
+        largest, high = peaks[-1]
+        ratio = largest / smallest
+        if ratio < _VERY_DIFFERENT or abs(high - low) > findings.margin.bytes:
+            return None
+        seconds = findings.median_seconds(longest.shape(smallest))
+        seconds_of_largest = findings.median_seconds(longest.shape(largest))
+        if seconds is None or seconds_of_largest is None or seconds_of_largest > seconds * ratio ** (1 / 3):
+            return None
+        return IgnoresShape(
+            findings.passed_trial(longest.shape(smallest)), findings.passed_trial(longest.shape(largest))
+        )
+
     def progress(self, trials: Sequence[Trial]) -> tuple[int, int]:
         """Return how many lengths are closed and how many there will be; or tried, for the longest that fits."""
         findings = self.findings(trials)
@@ -241,28 +268,6 @@ class FrontierSearch:
         for number, index in enumerate(indices.tolist()):
             chosen.append(min(max(index, chosen[-1] + 1), lengths.size - 1 - (wanted - number)))
         return [float(lengths[index]) for index in chosen[1:]]
-
-
-def _equal_batches(findings: Findings, longest: Anchor) -> tuple[Trial, Trial] | None:
-    """Return the smallest and the largest batch here if they take the same memory and time; None if they differ.
-
-    Memory may have a floor, and times a constant part. So only the largest batch that the data can fill is compared,
-    and both must be the same: the peaks to within the margin, the times to within the cube root of the sizes' ratio,
-    as a busy machine scatters them.
-    """
-    bracket = findings.bracket(longest)
-    if findings.closed_by(bracket) != "data" or len(bracket.peaks) < 2:
-        return None
-    smallest, low = bracket.peaks[0]
-    largest, high = bracket.peaks[-1]
-    ratio = largest / smallest
-    if ratio < _VERY_DIFFERENT or abs(high - low) > findings.margin.bytes:
-        return None
-    seconds = findings.median_seconds(longest.shape(smallest))
-    seconds_of_largest = findings.median_seconds(longest.shape(largest))
-    if seconds is None or seconds_of_largest is None or seconds_of_largest > seconds * ratio ** (1 / 3):
-        return None
-    return findings.passed_trial(longest.shape(smallest)), findings.passed_trial(longest.shape(largest))
 
 
 def _first_failure(trials: Sequence[Trial], longest: float) -> int | None:

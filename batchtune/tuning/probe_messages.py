@@ -27,6 +27,9 @@ _IN_ONE_PIECE = 0.95
 # A margin of more than this part of the limit is worth a word; so are the first few shapes at which memory falls.
 _LARGE_MARGIN = 0.02
 _MOST_NAMED = 3
+_IGNORES_SHAPE = (
+    "Does make_batch() ignore its `shape`? It must return a batch of shape.batch_size examples, padded to shape.length."
+)
 _SMALL_STEP_FIRST = "A step with a small batch before training begins"
 # It is harmless if an allocator empties its cache once after a larger shape, but not in one step of ten.
 _MANY_RETRIES = 0.1
@@ -52,16 +55,26 @@ def no_lack_of_memory(workload: str, trial: Trial) -> WorkloadError:
 
 def ignores_shape(lengths: Lengths, workload: str, equal: IgnoresShape) -> WorkloadError:
     """Return the error if batches of very different sizes take the same memory and time."""
+    return WorkloadError(
+        f"{workload}: memory and step time do not depend on the batch: {_equal(equal, lengths.unit)}",
+        f"{_IGNORES_SHAPE} Fix it, {_START_OVER}.",
+    )
+
+
+def about_equal_batches(equal: IgnoresShape | None, unit: str | None) -> Iterator[str]:
+    """Yield that an unfinished probe ran only batches of the same memory and time."""
+    if equal is not None:
+        yield f"Memory and step time do not depend on the batch so far: {_equal(equal, unit)}. {_IGNORES_SHAPE}"
+
+
+def _equal(equal: IgnoresShape, unit: str | None) -> str:
+    """Return `1 × 20 s took 2 GiB and 0.1 s and 16 × 20 s took 2 GiB and 0.1 s`."""
     batches = []
     for trial in (equal.smaller, equal.trial):
-        shape = f"{trial.batch_size:,} × {format_length(trial.length, lengths.unit)}"
+        shape = f"{trial.batch_size:,} × {format_length(trial.length, unit)}"
         seconds = format_seconds(trial.step_seconds or 0)
         batches.append(f"{shape} took {format_size(trial.peak_bytes or 0)} and {seconds}")
-    return WorkloadError(
-        f"{workload}: memory and step time do not depend on the batch: {' and '.join(batches)}",
-        "Does make_batch() ignore its `shape`? It must return a batch of shape.batch_size examples, padded to "
-        f"shape.length. Fix it, {_START_OVER}.",
-    )
+    return " and ".join(batches)
 
 
 def out_of_time() -> ProbeError:

@@ -23,6 +23,7 @@ from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,
+    RUN_FILES,
     TRIALS_FILE,
     Confirmation,
     Device,
@@ -129,8 +130,9 @@ def run_probe(
             started = time.monotonic()
             device = measurer.start()
             if previous is None:
-                if force:  # not before: a workload that can't even be built must not cost an earlier run
-                    clear_run(folder)
+                # Not before: a workload that can't even be built must not cost an earlier run.
+                # Without --force the folder may hold a run in which nothing passed.
+                clear_run(folder, RUN_FILES if force else (TRIALS_FILE,))
                 run = Run(
                     meta=meta_of(Run),
                     lengths=lengths.summary(),
@@ -451,6 +453,7 @@ class _Probing:
                 time_ratio=turns.time_ratio(self.trials),
             )
         unfinished = turns is None or self.out_of_time
+        equal = self.search.equal_batches(self.trials) if unfinished else None
         return Probe(
             meta=meta_of(Probe),
             lengths=self.lengths.summary(),
@@ -473,6 +476,7 @@ class _Probing:
                 *messages.about_margin(margin, self.device),
                 *messages.about_the_end(unfinished, self.settings, self.refinement.left_at_stake(findings)),
                 *messages.about_turns(turns, _MOST_CONFIRMATIONS),
+                *messages.about_equal_batches(equal, self.lengths.unit),
             ],
             unfinished=unfinished,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,9 +56,16 @@ def lengths_of(folder: Path) -> LengthsSummary | None:
         STREAM_FILE: StreamSweep,
     }
     for name, kind in kinds.items():
-        if (folder / name).exists():
+        if (folder / name).exists() and (name != RUN_FILE or _knows_anything(folder)):
             return read_result(folder / name, kind).lengths
     return None
+
+
+def _knows_anything(folder: Path) -> bool:
+    """Return whether the folder's probe has a result or a trial that passed: only then is the folder bound to it."""
+    if (folder / PROBE_FILE).exists():
+        return True
+    return any(trial.outcome == "ok" for trial in read_trials(folder / TRIALS_FILE))
 
 
 def _other_lengths(lengths: Lengths, theirs: LengthsSummary) -> tuple[str, str]:
@@ -124,6 +131,9 @@ def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:
 def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path) -> tuple[Run | None, list[Trial]]:
     """Return the run that the folder holds, if it can be continued, and its trials.
 
+    A run in which nothing passed is only continued if it is the same: another one takes its place, and its own errors
+    (a workload that is not there) come first.
+
     Raises ResultError if it is of other lengths, another workload or other settings, or if files are damaged.
     """
     if not (folder / RUN_FILE).exists():
@@ -140,6 +150,8 @@ def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path) -> tuple[R
         for name, value in settings.recorded().items()
         if name != "max_lengths" and run.settings.get(name) != value  # trials hold, however many of them there are
     ]
+    if differences and not _knows_anything(folder):
+        return None, []
     if differences:
         raise ResultError(f"{folder} holds a run of something else: {'; '.join(differences)}", _ANOTHER)
     trials = read_trials(folder / TRIALS_FILE)
@@ -218,9 +230,9 @@ def alone_in(folder: Path) -> Iterator[None]:
             folder.rmdir()
 
 
-def clear_run(folder: Path) -> None:
-    """Remove batchtune's own files from a run folder, and nothing else; raises ResultError if it can't."""
-    for name in RUN_FILES:
+def clear_run(folder: Path, names: Iterable[str] = RUN_FILES) -> None:
+    """Remove these of batchtune's own files from a run folder, and nothing else; raises ResultError if it can't."""
+    for name in names:
         path = folder / name
         try:
             path.unlink(missing_ok=True)

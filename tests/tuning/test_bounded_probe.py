@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from benchmarks.laws import MOST_LOSS, measure, probe_law, table_of
 from made_trials import ran
-from memory_laws import LAWS, LIMIT_BYTES, LawDevice, made_lengths
+from memory_laws import LAWS, LIMIT_BYTES, Law, LawDevice, made_lengths
 from msgspec.structs import replace
 
-from batchtune.errors import ProbeError
+from batchtune.errors import ProbeError, ResultError
 from batchtune.lengths import Lengths
 from batchtune.probe.protocol import Ran
 from batchtune.probe.settings import ProbeSettings
@@ -89,6 +89,28 @@ def test_minutes_that_end_before_any_trial_are_an_error(timed: Timed, tmp_path: 
     timed.start_seconds = 10.0
     with pytest.raises(ProbeError, match="--minutes ended before the first trial"):
         probe_timed(timed, tmp_path, minutes=0.1)
+
+
+def test_minutes_that_end_early_warn_of_an_ignored_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Timed(Law(lambda size, length, target: 1.0), made_lengths("speech", count=300))
+    monkeypatch.setattr("batchtune.tuning.probing.time.monotonic", lambda: device.now)
+    probe = probe_timed(device, tmp_path, minutes=0.08)
+    assert probe.unfinished
+    assert any("ignore its `shape`" in warning for warning in probe.warnings)
+
+
+def test_a_folder_in_which_nothing_passed_binds_to_nothing(tmp_path: Path) -> None:
+    lengths = made_lengths("speech", count=300)
+    too_large = LawDevice(Law(lambda size, length, target: 1000.0), lengths)
+    with pytest.raises(ProbeError, match="too small"):
+        run_probe(lengths, LIMITED, tmp_path, hooks=ProbeHooks(measurer=cast(Supervisor, too_large)))
+    fitting = LawDevice(LAWS["linear"], lengths)
+    another = replace(LIMITED, workload="made.py:Another")
+    probe = run_probe(lengths, another, tmp_path, hooks=ProbeHooks(measurer=cast(Supervisor, fitting)))
+    assert probe.workload.spec == "made.py:Another"
+    assert probe.trials[0].index == 0
+    with pytest.raises(ResultError, match="holds a run of something else"):
+        run_probe(lengths, LIMITED, tmp_path, hooks=ProbeHooks(measurer=cast(Supervisor, fitting)))
 
 
 def test_an_interrupted_probe_leaves_unproven_sizes(timed: Timed, tmp_path: Path) -> None:
