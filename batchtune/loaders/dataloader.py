@@ -12,8 +12,6 @@ from typing import Any, ClassVar
 from batchtune.errors import LoaderError
 from batchtune.loaders.base import BatchFacts, Machine, OpenLoader, Target
 from batchtune.loaders.batches import facts_of
-from batchtune.loaders.culprit import culprit, unpicklable
-from batchtune.loaders.failures import WorkerDied
 from batchtune.loaders.iterable import DEFAULTS, IterableKind, IterableLoader, call, torch_axes
 from batchtune.results import TORCH_TYPES, Argument, Arguments, LoaderStage
 from batchtune.workloads.loading import OTHER_NAME
@@ -31,7 +29,6 @@ _WITHOUT_WORKERS: dict[str, Any] = {
     "multiprocessing_context": None,
     "timeout": 0,
 }
-_RECENT = 64
 
 
 class TorchKind(IterableKind):
@@ -78,25 +75,21 @@ class NotingSampler:
 
     Attributes:
         sent: Of those that were not delivered yet, in order.
-        recent: Of the last ones, delivered or not.
         stopped: Whether to request no more.
     """
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
         self.sent: deque[Any] = deque()
-        self.recent: deque[Any] = deque(maxlen=_RECENT)
         self.stopped = False
 
     def __iter__(self) -> Iterator[Any]:
         self.sent.clear()
-        self.recent.clear()
         self.stopped = False
         for indices in self.sampler:
             if self.stopped:
                 return
             self.sent.append(indices)
-            self.recent.append(indices)
             yield indices
 
     def __len__(self) -> int:
@@ -135,7 +128,9 @@ class TorchLoader(IterableLoader):
         self._indices: Any = None
         self.exact = lengths is not None
         self._lengths = None if lengths is None else np.asarray(lengths, dtype=np.float64)
-        wanted = {name: value for name, value in given.items() if name not in _BATCHING} | own
+        wanted = {name: value for name, value in given.items() if name not in _BATCHING}
+        # With a limit of its own, torch looks for dead workers only when that is over.
+        wanted = wanted | {"timeout": 0} | own
         if not wanted.get("num_workers"):
             wanted |= _WITHOUT_WORKERS
         if isinstance(self.plain.dataset, IterableDataset):
@@ -215,17 +210,8 @@ class TorchLoader(IterableLoader):
         return "the sampler yields nothing"
 
     def explain(self, error: BaseException) -> str | None:
-        """As the base class says. It fetches the examples of the batch one by one in this process, to find the one."""
-        context = self.loader.multiprocessing_context
-        if "pickle" in str(error).lower() and context is not None and context.get_start_method() != "fork":
-            return unpicklable(self.plain)
-        if self._noting is None:
-            return super().explain(error)
-        if isinstance(error, WorkerDied):  # whichever batch it was making
-            return culprit(self.plain, error, list(self._noting.sent), apart=True)
-        # Out of order, a batch may have been taken for another one.
-        suspects = list(self._noting.sent)[:1] if self._in_order else list(self._noting.recent)[::-1]
-        return culprit(self.plain, error, suspects, apart=self.loader.num_workers > 0)
+        """As the base class says."""
+        return super().explain(error) if self._noting is None else None
 
     def stages(self, seconds: float) -> list[LoaderStage]:
         """As the base class says."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from batchtune.processes.worker import Message
-from batchtune.results import Arguments, LoaderOutcome, LoaderStage
+from batchtune.processes.worker import Failed, Message
+from batchtune.results import Arguments, LoaderStage
 
 
 class Open(Message, frozen=True):
@@ -109,26 +109,6 @@ class Stages(Message, frozen=True):
     """The stages, in their order; empty if they can't be measured apart."""
 
     stages: list[LoaderStage]
-
-
-class Failed(Message, frozen=True):
-    """An error of the user's code or of the loader.
-
-    Attributes:
-        traceback: The last lines of the user's own frames.
-        fatal: Whether other settings would fail alike: the target can't be imported, or makes no loader.
-    """
-
-    outcome: LoaderOutcome
-    message: str
-    hint: str | None = None
-    traceback: str | None = None
-    fatal: bool = False
-
-    @property
-    def text(self) -> str:
-        """The message, the hint and the traceback, each on lines of its own."""
-        return "\n".join(part for part in (self.message, self.hint, self.traceback) if part)
 
 
 Request = Open | Take | Split

@@ -13,9 +13,9 @@ import psutil
 from batchtune.errors import LoaderError
 from batchtune.loaders.base import LoaderKind
 from batchtune.loaders.memory import MemoryUse, shared_memory, watched_memory
-from batchtune.loaders.protocol import Failed, Open, Opened, Reply, Split, Stages, Take, Taken
+from batchtune.loaders.protocol import Open, Opened, Reply, Split, Stages, Take, Taken
 from batchtune.loaders.settings import LoaderSettings
-from batchtune.processes.worker import Message, Nursery, WorkerLost
+from batchtune.processes.worker import Failed, Message, Nursery, WorkerLost
 from batchtune.results import Arguments, LoaderOutcome, LoaderStage
 from batchtune.units import format_seconds, format_size
 from batchtune.workloads.loading import last_frame

@@ -7,7 +7,6 @@ disturbs nothing.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import inspect
 import os
 import random
@@ -28,9 +27,8 @@ from batchtune.errors import BatchtuneError, LoaderError
 from batchtune.loaders import KINDS, kind_of
 from batchtune.loaders.base import OpenLoader, Target
 from batchtune.loaders.batches import digests_of, words_of
-from batchtune.loaders.failures import WorkerWatch, failed, missing_library, report_unsent_batches
+from batchtune.loaders.failures import failed, missing_library, report_unsent_batches
 from batchtune.loaders.protocol import (
-    Failed,
     Open,
     Opened,
     Reply,
@@ -41,7 +39,8 @@ from batchtune.loaders.protocol import (
     Taken,
     decode_request,
 )
-from batchtune.processes.worker import encode, oom_kills
+from batchtune.processes.serving import serve
+from batchtune.processes.worker import Failed, oom_kills
 from batchtune.workloads.loading import load_function
 
 # So that the stacks of two processes do not mix.
@@ -50,19 +49,12 @@ _PRINTING_SECONDS = 0.02
 
 def work(channel: int) -> None:
     """Serve requests until the supervisor closes the socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
-    # To see where it hangs, and then where its workers do. Not to the stream itself: the user's code may close that.
     signal.signal(signal.SIGUSR2, _pass_on)
-    faulthandler.register(signal.SIGUSR2, file=os.dup(2), all_threads=False, chain=True)
-    connection = socket.socket(fileno=channel)
-    connection.set_inheritable(False)
     report_unsent_batches()
-    served = Served(WorkerWatch())
-    with connection, connection.makefile("rb") as requests:
-        for line in requests:
-            connection.sendall(encode(served.answer(decode_request(line))) + b"\n")
-    if served.loader is not None:
-        served.loader.close()
+    loaders = Loaders()
+    serve(socket.socket(fileno=channel), decode_request, loaders.answer, after_stack=True)
+    if loaders.loader is not None:
+        loaders.loader.close()
     os._exit(0)  # no finalizer of the user's code may hang the end
 
 
@@ -76,12 +68,11 @@ def _pass_on(number: int, frame: object) -> None:
                 time.sleep(_PRINTING_SECONDS)
 
 
-class Served:
-    """The loader that this worker process opened, and what it is asked of it."""
+class Loaders:
+    """The loader that this worker process opened, and the answers to what is asked of it."""
 
-    def __init__(self, watch: WorkerWatch) -> None:
+    def __init__(self) -> None:
         self.loader: OpenLoader | None = None
-        self._watch = watch
         self._kills: int | None = None
         # Its traceback keeps torch's iterator, which would wait for its workers as it goes, or for a lock left closed.
         self._raised: BaseException | None = None
@@ -138,13 +129,10 @@ class Served:
         busy_before = _cpu_seconds()
         epoch = loader.epoch()
         try:
-            self._watch.begin()
             taken = _take(loader, epoch, request)
-            self._watch.end()
         except BaseException as raised:
-            self._watch.end()
             self._raised = raised
-            return replace(failed(self._watch.cause(raised), loader, kills=self._kills), fatal=False)
+            return replace(failed(raised, loader, kills=self._kills), fatal=False)
         taken = replace(taken, cpu_seconds=_cpu_seconds() - busy_before)
         try:
             epoch.close()  # type: ignore[attr-defined]

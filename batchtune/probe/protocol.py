@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from batchtune.processes.worker import Message
+from batchtune.processes.worker import Failed, Message
 from batchtune.results import Device, ProbedWith, Trial
 from batchtune.shapes import BatchShape
 
@@ -61,16 +61,6 @@ class Ran(Message, frozen=True):
     traceback: str | None = None  # the last lines of the workload's own frames
     hint: str | None = None  # how to fix the error
     renew: bool = False  # the worker must be replaced: damaged by a sticky device error, or its memory is full of holes
-
-
-class Failed(Message, frozen=True):
-    """The workload can't be built or run: its own error."""
-
-    stage: Stage
-    message: str
-    hint: str | None = None
-    traceback: str | None = None
-    out_of_memory: bool = False
 
 
 Reply = Identified | Ready | Ran | Failed

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.probe.devices import backends
 from batchtune.probe.lock import DeviceBusy, lock_device
-from batchtune.probe.protocol import Failed, Identified, Prepare, Ran, Ready, Reply, Run
+from batchtune.probe.protocol import Identified, Prepare, Ran, Ready, Reply, Run
 from batchtune.probe.settings import ProbeSettings
-from batchtune.processes.worker import Nursery, WorkerLost
+from batchtune.processes.worker import Failed, Nursery, WorkerLost
 from batchtune.results import Device, DeviceProcess, Trial
 from batchtune.shapes import BatchShape
 from batchtune.units import format_seconds
@@ -205,7 +205,7 @@ class Supervisor:
             return reply
         if reply.stage == "device":
             raise ProbeError(reply.message, reply.hint)
-        if reply.out_of_memory:
+        if reply.outcome == "oom":
             raise self._too_small(reply.message)
         message = f"{workload}: its setup failed: {reply.message}" if reply.stage == "setup" else reply.message
         raise WorkloadError(message, reply.hint, reply.traceback)

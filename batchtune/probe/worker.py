@@ -7,9 +7,7 @@ over its socket: what the workload prints goes to the standard streams and distu
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
-import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -23,10 +21,11 @@ from batchtune.probe.devices import backend_for, backends, describe_environment
 from batchtune.probe.oom import error_verdict
 from batchtune.probe.parameters import Training, gradient_bytes
 from batchtune.probe.process_limits import lowered_limit, process_limits
-from batchtune.probe.protocol import Failed, Identified, Prepare, Ran, Ready, Run, Stage
+from batchtune.probe.protocol import Identified, Prepare, Ran, Ready, Run, Stage
 from batchtune.probe.session import Session
+from batchtune.processes.serving import serve
 from batchtune.processes.start import command
-from batchtune.processes.worker import encode
+from batchtune.processes.worker import Failed
 from batchtune.workloads.loading import first_line, user_traceback
 
 
@@ -35,34 +34,34 @@ def work(channel: int) -> None:
     if any(backend.is_broken_by_fork() for backend in backends()):
         os.set_inheritable(channel, True)
         os.execv(sys.executable, command("batchtune.probe.worker", channel))
-    serve(socket.socket(fileno=channel))
+    _serve(channel)
 
 
 def main() -> None:
     """Serve requests over the descriptor that the command line names."""
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(int(sys.argv[1]))
 
 
-def serve(channel: socket.socket) -> None:
-    """Serve requests until the supervisor closes the socket."""
-    channel.set_inheritable(False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
-    # To see where it hangs; to a copy of the stream, because the workload may close or replace the stream.
-    faulthandler.register(signal.SIGUSR2, file=os.dup(2), all_threads=False)
-    session: Session | None = None
-    training: Training | None = None
-    with channel, channel.makefile("rb") as requests:
-        for line in requests:
-            request = protocol.decode_request(line)
-            reply: protocol.Reply
-            if isinstance(request, Prepare):
-                session, reply = _prepare(request)
-                training = Training() if session is not None else None
-            else:
-                assert session is not None and training is not None, "a trial before the setup"
-                reply = _run(session, training, request)
-            channel.sendall(encode(reply) + b"\n")
+def _serve(channel: int) -> None:
+    serve(socket.socket(fileno=channel), protocol.decode_request, Trials().answer)
     os._exit(0)  # without the workload's finalizers, which may hang
+
+
+class Trials:
+    """The workload that this worker process built, and the answers to what is asked of it."""
+
+    def __init__(self) -> None:
+        self._session: Session | None = None
+        self._training: Training | None = None
+
+    def answer(self, request: Prepare | Run) -> protocol.Reply:
+        """Do what a request asks for."""
+        if isinstance(request, Prepare):
+            self._session, reply = _prepare(request)
+            self._training = Training() if self._session is not None else None
+            return reply
+        assert self._session is not None and self._training is not None, "a trial before the setup"
+        return _run(self._session, self._training, request)
 
 
 def _run(session: Session, training: Training, request: Run) -> Ran:
@@ -116,7 +115,7 @@ def _prepare(request: Prepare) -> tuple[Session | None, Identified | Ready | Fai
             stage=stage,
             message=lowered or where + first_line(error),
             traceback=user_traceback(error),
-            out_of_memory=lowered is None and error_verdict(error) == "oom",
+            outcome="oom" if lowered is None and error_verdict(error) == "oom" else "error",
         )
     return Session(workload, meter), Ready(device=replace(meter.device, settings=settings_now))
 

@@ -24,6 +24,7 @@ import psutil
 from batchtune.errors import ProbeError
 from batchtune.processes import start
 from batchtune.processes.nursery import ready
+from batchtune.results import LoaderOutcome
 from batchtune.workloads.loading import user_stack
 
 Answer = TypeVar("Answer", bound="Message")
@@ -50,6 +51,29 @@ _numbers = itertools.count(1)
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
     """Base of the messages between a supervisor and its worker: one JSON document a line, over a socket."""
+
+
+class Failed(Message, frozen=True):
+    """The user's code failed: its own error, or what ended it.
+
+    Attributes:
+        outcome: As that of a trial or of a loader's setting.
+        traceback: The last lines of the user's own frames.
+        stage: What failed; None: what was asked for.
+        fatal: Whether it would fail again however it is asked: the code can't be imported, or makes no loader.
+    """
+
+    message: str
+    hint: str | None = None
+    traceback: str | None = None
+    outcome: LoaderOutcome = "error"
+    stage: str | None = None
+    fatal: bool = False
+
+    @property
+    def text(self) -> str:
+        """The message, the hint and the traceback, each on lines of its own."""
+        return "\n".join(part for part in (self.message, self.hint, self.traceback) if part)
 
 
 encode = msgspec.json.Encoder().encode

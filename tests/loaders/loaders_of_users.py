@@ -70,7 +70,7 @@ class Swallowing(BatchSampler):
 def swallowed() -> dict[str, Any]:
     made = Clips(bad=17, what="SIGKILL")
     sampler = Swallowing(range(COUNT), 1, False)
-    return {"dataset": made, "batch_sampler": sampler, "timeout": 30}
+    return {"dataset": made, "batch_sampler": sampler}
 
 
 def with_lengths(batch_size: int | None = None, count: int = COUNT) -> dict[str, Any]:
@@ -80,10 +80,6 @@ def with_lengths(batch_size: int | None = None, count: int = COUNT) -> dict[str,
 
 def seeded() -> dict[str, Any]:
     return {"dataset": Clips(), "batch_size": 8, "shuffle": True, "collate_fn": pad, "generator": torch.Generator()}
-
-
-def of_lambda() -> dict[str, Any]:
-    return {"dataset": Clips(), "collate_fn": lambda clips: pad(clips)}
 
 
 def with_lock() -> dict[str, Any]:
@@ -114,10 +110,6 @@ def of_speechbrain() -> dict[str, Any]:
 
     clips = [{"id": str(index), "wav": Clips()[index]} for index in range(COUNT)]
     return {"dataset": clips, "batch_size": 8, "collate_fn": PaddedBatch}
-
-
-def of_different_lengths() -> dict[str, Any]:
-    return {"dataset": Clips(), "batch_size": 4}
 
 
 def without_data() -> dict[str, Any]:

@@ -13,8 +13,9 @@ import pytest
 
 from batchtune.exports.run_configs import render_sampler_yaml
 from batchtune.lengths import Lengths
-from batchtune.loaders.protocol import Failed, Open, Opened, Reply, Take, Taken
-from batchtune.processes.worker import Nursery, WorkerLost
+from batchtune.loaders.failures import failed
+from batchtune.loaders.protocol import Open, Opened, Reply, Take, Taken
+from batchtune.processes.worker import Failed, Nursery, WorkerLost
 from batchtune.results import Arguments, SamplerConfig, SamplerEvidence
 
 USERS = Path(__file__).parent / "loaders_of_users.py"
@@ -139,8 +140,8 @@ def test_more_workers_than_shards_are_named(asker: Asker, tmp_path: Path) -> Non
     assert isinstance(opened, Opened)
     assert "UserWarning: 4 workers share 2 shards: 2 of them have nothing to read" in opened.warnings
     asker.nursery.end_worker()
-    failed = asker.failure("pipeline", four, options={"folder": str(tmp_path)})
-    assert failed.outcome == "error" and "fewer shards than workers" in failed.message
+    failure = asker.failure("pipeline", four, options={"folder": str(tmp_path)})
+    assert failure.outcome == "error" and "fewer shards than workers" in failure.message
 
 
 # The batches that a run recommends.
@@ -194,8 +195,8 @@ def test_lengths_give_the_recommended_batches_and_exact_shapes(asker: Asker, con
 def test_lengths_that_cant_be_used(
     asker: Asker, config: str, options: dict[str, int], has_run: bool, message: str
 ) -> None:
-    failed = asker.failure("with_lengths", options=options, config=config if has_run else None)
-    assert message in failed.message and failed.fatal and failed.hint
+    failure = asker.failure("with_lengths", options=options, config=config if has_run else None)
+    assert message in failure.message and failure.fatal and failure.hint
 
 
 # What is taken.
@@ -232,51 +233,51 @@ def test_examples_that_collate_fn_leaves_out_do_not_count(asker: Asker) -> None:
 # What goes wrong.
 
 
-@pytest.mark.parametrize("workers", [{}, TWO, {**TWO, "in_order": False}])
-def test_an_item_that_raises_is_named(asker: Asker, workers: Arguments) -> None:
-    failed = asker.failure("arguments", workers, options={"bad": 17})
-    assert (failed.outcome, failed.fatal) == ("error", False)
-    assert failed.message == "ValueError: no such clip (item 17 of the data set raises it)"
-    assert failed.traceback is not None and "in __getitem__" in failed.traceback
-    assert failed.traceback.count("File") == 1
+@pytest.mark.parametrize("workers", [{}, TWO])
+def test_an_item_that_raises_shows_its_line(asker: Asker, workers: Arguments) -> None:
+    failure = asker.failure("arguments", workers, options={"bad": 17})
+    assert (failure.outcome, failure.fatal) == ("error", False)
+    assert failure.message == "ValueError: no such clip"
+    assert failure.traceback is not None and "in __getitem__" in failure.traceback
+    assert failure.traceback.count("File") == 1
 
 
-@pytest.mark.parametrize(
-    ("what", "outcome", "message"),
-    [
-        ("memory", "oom", "MemoryError: no room for a clip (item 17 of the data set raises it)"),
-        ("exit", "crash", "a worker ended unexpectedly with exit code 3 (item 17 of the data set ends it)"),
-        ("leave", "crash", "a worker ended unexpectedly with exit code 4 (item 17 of the data set ends it)"),
-        ("SIGKILL", "crash", "a worker was killed by SIGKILL (item 17 of the data set ends it)"),
-        ("SIGSEGV", "crash", "a worker was killed by SIGSEGV (item 17 of the data set ends it)"),
-        ("SIGBUS", "shared_memory", "a worker was killed by a bus error: probably /dev/shm is too small"),
-    ],
-)
-def test_a_worker_that_dies_is_named(asker: Asker, what: str, outcome: str, message: str) -> None:
-    failed = asker.failure("arguments", TWO, options={"bad": 17, "what": what})
-    assert failed.outcome == outcome and failed.message.startswith(message)
-    assert not failed.fatal
+@pytest.mark.parametrize("what", ["exit", "SIGKILL", "SIGSEGV"])
+def test_a_worker_that_dies_is_named_as_torch_does(asker: Asker, what: str) -> None:
+    failure = asker.failure("arguments", TWO, options={"bad": 17, "what": what})
+    assert failure.outcome == "crash" and failure.message.startswith("DataLoader worker (pid")
+    assert not failure.fatal
+
+
+def test_a_bus_error_means_too_little_shared_memory() -> None:
+    # As torch 2.13 writes it.
+    signal = RuntimeError(
+        "DataLoader worker (pid 17) is killed by signal: Bus error. It is possible that dataloader's workers are out "
+        "of shared memory. Please try to raise your shared memory limit."
+    )
+    exited = RuntimeError("DataLoader worker (pid(s) 17) exited unexpectedly")
+    exited.__cause__ = signal
+    failure = failed(exited)
+    assert failure.outcome == "shared_memory" and failure.message.startswith("/dev/shm is too small")
 
 
 @pytest.mark.parametrize("workers", [{}, TWO])
 @pytest.mark.parametrize(("what", "outcome"), [("memory", "oom"), ("device memory", "oom"), ("file", "error")])
 def test_the_probes_messages_mean_out_of_memory(asker: Asker, workers: Arguments, what: str, outcome: str) -> None:
-    failed = asker.failure("arguments", workers, options={"bad": 17, "what": what})
-    assert failed.outcome == outcome
-    assert (failed.hint is None) == (outcome == "error")
+    failure = asker.failure("arguments", workers, options={"bad": 17, "what": what})
+    assert failure.outcome == outcome
+    assert (failure.hint is None) == (outcome == "error")
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_a_death_gets_past_code_that_swallows_exceptions(asker: Asker, context: str) -> None:
-    """The DataLoader's own time limit is 30 s; the test's is less."""
     asker.open("swallowed", {**TWO, "multiprocessing_context": context})
-    failed = asker.take(timeout=10.0)
-    assert isinstance(failed, Failed) and failed.message.startswith("a worker was killed by SIGKILL")
+    failure = asker.take(timeout=10.0)
+    assert isinstance(failure, Failed) and failure.message.startswith("DataLoader worker (pid")
 
 
 def test_an_item_that_exits_is_named_without_workers(asker: Asker) -> None:
-    failed = asker.failure("arguments", {}, options={"bad": 17, "what": "leave"})
-    assert failed.message == "SystemExit: 4 (item 17 of the data set raises it)"
+    assert asker.failure("arguments", {}, options={"bad": 17, "what": "leave"}).message == "SystemExit: 4"
 
 
 def test_a_worker_that_hangs_shows_where(asker: Asker) -> None:
@@ -287,11 +288,10 @@ def test_a_worker_that_hangs_shows_where(asker: Asker) -> None:
     assert re.search(r"loaders_of_users\.py.* in __getitem__\n +time\.sleep\(1000\)", lost.value.output)
 
 
-@pytest.mark.parametrize(("name", "culprit"), [("of_lambda", "collate_fn"), ("with_lock", "dataset.lock")])
-def test_what_cant_be_pickled_under_spawn_is_named(asker: Asker, name: str, culprit: str) -> None:
-    failed = asker.failure(name, {**TWO, "multiprocessing_context": "spawn"})
-    assert f"(`{culprit}` can't be pickled)" in failed.message
-    assert failed.outcome == "error" and not failed.fatal and failed.hint and "fork" in failed.hint
+def test_what_cant_be_pickled_under_spawn_has_a_hint(asker: Asker) -> None:
+    failure = asker.failure("with_lock", {**TWO, "multiprocessing_context": "spawn"})
+    assert "cannot pickle" in failure.message
+    assert failure.outcome == "error" and not failure.fatal and failure.hint and "fork" in failure.hint
 
 
 def test_a_file_with_the_name_of_another_module_is_named(asker: Asker, tmp_path: Path) -> None:
@@ -300,14 +300,14 @@ def test_a_file_with_the_name_of_another_module_is_named(asker: Asker, tmp_path:
     )
     target = f"{tmp_path}/random.py:Clips"
     assert asker.epoch(target, {**TWO, "multiprocessing_context": "fork"}).complete
-    failed = asker.failure(target, {**TWO, "multiprocessing_context": "spawn"})
-    assert failed.message == "workers that are not forked can't import random.py: another module has its name"
-    assert failed.hint is not None and "Rename" in failed.hint
+    failure = asker.failure(target, {**TWO, "multiprocessing_context": "spawn"})
+    assert failure.message == "workers that are not forked can't import random.py: another module has its name"
+    assert failure.hint is not None and "Rename" in failure.hint
 
 
 def test_a_batch_that_cant_be_sent_is_an_error_at_once(asker: Asker) -> None:
-    failed = asker.failure("of_generators", TWO)
-    assert failed.message.startswith("a batch can't be sent to the training process: ")
+    failure = asker.failure("of_generators", TWO)
+    assert failure.message.startswith("a batch can't be sent to the training process: ")
 
 
 @pytest.mark.parametrize(
@@ -318,8 +318,8 @@ def test_a_batch_that_cant_be_sent_is_an_error_at_once(asker: Asker) -> None:
     ],
 )
 def test_an_epoch_without_batches_has_its_reason(asker: Asker, options: dict[str, Any], reason: str) -> None:
-    failed = asker.failure("arguments" if "drop_last" in options else "Clips", options=options)
-    assert failed.outcome == "empty" and reason in failed.message
+    failure = asker.failure("arguments" if "drop_last" in options else "Clips", options=options)
+    assert failure.outcome == "empty" and reason in failure.message
 
 
 @pytest.mark.parametrize(
@@ -335,19 +335,14 @@ def test_an_epoch_without_batches_has_its_reason(asker: Asker, options: dict[str
     ],
 )
 def test_what_is_no_loader_is_fatal(asker: Asker, name: str, message: str) -> None:
-    failed = asker.failure(name)
-    assert message in failed.message and failed.fatal
+    failure = asker.failure(name)
+    assert message in failure.message and failure.fatal
     if name == "missing_dali":
-        assert failed.hint is not None and "pip install 'batchtune[dali]'" in failed.hint
+        assert failure.hint is not None and "pip install 'batchtune[dali]'" in failure.hint
 
 
 def test_a_loader_of_another_kind_than_asked_for(asker: Asker) -> None:
     assert "of the kind iterable, but torch was asked for" in asker.failure("generator", kind="torch").message
-
-
-def test_examples_that_do_not_fit_together_are_named(asker: Asker) -> None:
-    failed = asker.failure("of_different_lengths", TWO)
-    assert "(collate_fn raises it for the items 0, 1, 2, 3)" in failed.message
 
 
 def test_an_iterable_that_breaks_says_when(asker: Asker) -> None:
@@ -376,5 +371,5 @@ def test_speechbrains_own_batches(asker: Asker) -> None:
 def test_workers_that_are_not_forked_import_the_users_file(asker: Asker, context: str) -> None:
     taken = asker.epoch("arguments", {**TWO, "multiprocessing_context": context})
     assert taken.complete and taken.examples == [8] * 5
-    failed = asker.failure("arguments", {**TWO, "multiprocessing_context": context}, options={"bad": 17})
-    assert failed.message == "ValueError: no such clip (item 17 of the data set raises it)"
+    failure = asker.failure("arguments", {**TWO, "multiprocessing_context": context}, options={"bad": 17})
+    assert failure.message == "ValueError: no such clip"
