@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from batchtune.errors import LoaderError
 from batchtune.results import Argument, Arguments, LoaderStage
 
 # How many batches of each worker may wait unless an argument says so: with torch's DataLoader, and with DALI's threads.
@@ -105,8 +106,11 @@ class OpenLoader(ABC):
         return None
 
     def stages(self, seconds: float) -> list[LoaderStage]:
-        """Measure each stage of making a batch, in this process, for about this long; empty if impossible."""
-        return []
+        """Measure each stage of making a batch, in this process, for about this long.
+
+        Raises LoaderError if they can't be told apart.
+        """
+        raise LoaderError(f"a loader of the kind {self.kind} does not show them")
 
     def close(self) -> None:
         """End all workers."""

@@ -27,7 +27,6 @@ import contextlib
 import importlib
 import math
 import sys
-import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
@@ -37,9 +36,9 @@ import msgspec
 from batchtune.errors import LoaderError
 from batchtune.loaders.base import BatchFacts, LoaderKind, Machine, OpenLoader, Target
 from batchtune.loaders.batches import examples_in_largest, facts_of
-from batchtune.loaders.dali_readers import ReaderWatch, operator_times
+from batchtune.loaders.dali_readers import ReaderWatch
 from batchtune.loaders.dali_threads import ReaderThread, Source
-from batchtune.results import Argument, Arguments, LoaderStage
+from batchtune.results import Argument, Arguments
 from batchtune.workloads.loading import first_line
 
 _DYNAMIC = "nvidia.dali.experimental.dynamic"
@@ -164,36 +163,6 @@ class DaliLoader(OpenLoader):
         """
         surplus = self._last[1] if batch is self._last[0] else 0
         return facts_of(batch, examples_in_largest(batch), surplus=surplus)
-
-    def stages(self, seconds: float) -> list[LoaderStage]:
-        """Measure each operator, one after the other (`sync_full`), without reader threads.
-
-        The rest of the time is Python's, and whatever it runs besides operators. Operators of a captured pipeline can't
-        be measured apart.
-        """
-        source = self._source(0, 1, "sync_full")
-        source.start()
-        started, elapsed, examples = None, 0.0, 0
-        try:
-            with operator_times(self._ndd) as times, contextlib.closing(source.epochs()) as batches:
-                for batch in batches:
-                    if started is None:  # the first one warms up
-                        started = time.perf_counter()
-                        times.clear()
-                        continue
-                    examples += examples_in_largest(batch) or 1
-                    elapsed = time.perf_counter() - started
-                    if elapsed >= seconds:
-                        break
-        finally:
-            source.stop()
-        if self._watch.captured or not times or not examples:
-            return []
-        times["Python"] = max(0.0, elapsed - sum(times.values()))
-        whole = sum(times.values())
-        return [
-            LoaderStage(name=name, seconds_per_example=own / examples, share=own / whole) for name, own in times.items()
-        ]
 
     def explain(self, error: BaseException) -> str | None:
         """As in the base class: DALI's own message for too many shards needs more."""

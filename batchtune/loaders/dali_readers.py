@@ -1,11 +1,10 @@
-"""Looks inside DALI's dynamic mode while a loader runs: the examples that readers repeat, the time of each operator."""
+"""Counts the examples that readers of DALI's dynamic mode repeat, while a loader runs."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -94,45 +93,9 @@ class ReaderWatch:
         return int((shard + 1) * size // shards - shard * size // shards)
 
 
-@contextlib.contextmanager
-def operator_times(ndd: Any) -> Iterator[dict[str, float]]:
-    """Add up the seconds of each DALI operator, in the order in which they first run, until the block ends.
-
-    Operators must run one after the other.
-    """
-    seconds: dict[str, float] = {}
-    operator_class = _class_with(ndd, "_run")
-    if operator_class is None:
-        yield seconds
-        return
-    original = operator_class._run
-
-    @functools.wraps(original)
-    def run(operator: Any, ctx: Any, *args: Any, **kwargs: Any) -> Any:
-        started = time.perf_counter()
-        result = original(operator, ctx, *args, **kwargs)
-        if ctx is not None and ctx.cuda_stream is not None:
-            ctx.cuda_stream.synchronize()
-        name = _name(operator)
-        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
-        return result
-
-    operator_class._run = run
-    try:
-        yield seconds
-    finally:
-        operator_class._run = original
-
-
 def _class_with(ndd: Any, method: str) -> Any:
     """Return the most basic of the classes that readers inherit a method from; None: it is of none."""
     return next((one for one in reversed(ndd.readers.File.__mro__) if method in vars(one)), None)
-
-
-def _name(operator: Any) -> str:
-    """`decoders.audio`, `readers.File`: as the user writes it after `ndd.`; private operators are arithmetic."""
-    name = str(getattr(operator, "_fn_path", None) or getattr(operator, "_op_path", type(operator).__name__))
-    return "arithmetic" if name.startswith("_") else name
 
 
 def _batch_size(outputs: Any) -> int | None:

@@ -85,16 +85,6 @@ class Source:
                 self._made = None
             self._settle()
 
-    def epochs(self) -> Generator[Any, None, None]:
-        """Yield the batches of one epoch after the other, without end unless one is empty."""
-        while True:
-            empty = True
-            for batch, _ in self.batches():
-                empty = False
-                yield batch
-            if empty:
-                return
-
     def stop(self) -> None:
         """Let go of the user's objects, and leave the thread as it was."""
         self._made = None

@@ -106,7 +106,7 @@ class Split(Message, frozen=True):
 
 
 class Stages(Message, frozen=True):
-    """The stages, in their order; empty if they can't be measured apart."""
+    """The stages, in their order."""
 
     stages: list[LoaderStage]
 

@@ -86,9 +86,9 @@ class LoaderRow(Record, frozen=True, kw_only=True):
         wait_p50_seconds, wait_p99_seconds: For one batch, the first of each epoch apart.
         processors: How many the loader kept busy on average, in all its processes.
         other_processors: How many other programs kept busy meanwhile.
-        memory_bytes: Of all its processes at most, each shared page counted once (proportional set size).
+        memory_bytes: Of all its processes at most, each shared page counted once (psutil's proportional set size).
         worker_bytes: Of the largest worker at most, likewise.
-        shared_bytes: Of that, memory that processes share, /dev/shm included.
+        shared_bytes: Added to /dev/shm at most.
         batch_bytes: Of the largest batch.
         growth_bytes_per_batch: By how much memory grew with each batch after the warm-up; 0 if by no more than noise.
         gpu_idle: The share of training that the step waits for batches, measured with a consumer that takes as long for
