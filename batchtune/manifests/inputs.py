@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import itertools
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import msgspec
+from braceexpand import braceexpand
 
 from batchtune.errors import ManifestError, listed, shortened
 from batchtune.manifests.formats import FORMATS
@@ -19,12 +21,9 @@ from batchtune.manifests.source import STDIN, Source, missing
 from batchtune.units import counted
 
 # Manifests only in a folder of nothing else: next to audio or shards such files are not manifests.
-_JSON = ("JSON files", (".json", ".json.gz"))
+_JSON_KIND = {"JSON files": (".json", ".json.gz")}
 _FILES_AT_ONCE = 2000
 _MOST_EXPANSIONS = 1_000_000
-# Commas outside braces separate names.
-_NAME = re.compile(r"(?:\{[^{}]*\}|[^,])+")
-_BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d{1,12})\.\.(\d{1,12})")
 # NeMo's own braces, which shells leave alone: shard__OP_0..7_CL_.tar.
 _NEMO_BRACES = re.compile(r"_OP_([^{}]*?)_CL_")
@@ -38,134 +37,140 @@ def expand(named: str | Path | Sequence[str | Path], wanted: str | None) -> list
     What exists is taken as it is, whatever characters its name has. In a folder, this takes the files of the format
     `wanted` or, if that is None, of the only kind in it.
 
-    Raises ManifestError if one of them means nothing, or a folder holds nothing known, or several kinds.
+    Raises ManifestError if one of them means nothing, or a folder has no supported files, or several formats.
     """
-    found: list[Source] = []
-    for spec in map(str, [named] if isinstance(named, (str, Path)) else named):
-        if not spec:
-            raise ManifestError("the name of a manifest is empty", "Is a variable of the shell not set?")
-        try:
-            os.stat(spec)
-        except OSError:
-            pass  # perhaps a pattern
-        except ValueError:  # a NUL character, or half a surrogate pair
-            hint = "It holds a character that no file name can have."
-            raise ManifestError(f"{shortened(spec)} can't name a manifest", hint) from None
-        found += _expanded(spec, wanted)
-    if not found:
+    specs = [named] if isinstance(named, (str, Path)) else named
+    sources: list[Source] = []
+    for spec in map(str, specs):
+        sources += _sources_named(spec, wanted)
+    if not sources:
         raise ManifestError("no manifest is named", "Name a file, a folder or - for standard input.")
-    seen: dict[object, Source] = {}
-    for one in found:
-        first = seen.setdefault((os.path.realpath(one.path), one.names), one)
-        if first is not one:
-            spelt = "" if first.path == one.path else f", once as {first.path}"
-            raise ManifestError(f"{one.path} is named more than once{spelt}", "Its examples would count twice.")
-    return found
+    first_by_file: dict[object, Source] = {}
+    for source in sources:
+        first = first_by_file.setdefault((os.path.realpath(source.path), source.names), source)
+        if first is not source:
+            message = f"duplicate input: {source.path} is named more than once"
+            if first.path != source.path:
+                message += f", once as {first.path}"
+            raise ManifestError(message, "Name each file once.")
+    return sources
 
 
-def _expanded(spec: str, wanted: str | None) -> Iterator[Source]:
-    if spec == str(STDIN):
-        yield Source(STDIN)
-    elif os.path.exists(spec):
-        yield from _sources(Path(spec), wanted)
-    elif "," in spec and (parts := [part.strip() for part in _NAME.findall(spec) if part.strip()]) != [spec]:
-        for part in parts:
-            yield from _expanded(part, wanted)
-    else:
-        for name in _braces(spec):
-            plain = os.path.exists(name) or not glob.has_magic(name)
-            matches = [name] if plain else sorted(glob.glob(name, recursive=True))
-            for match in matches:
-                yield from _sources(Path(match), wanted, is_named=plain)
+def _sources_named(spec: str, wanted: str | None) -> Iterator[Source]:
+    if not spec:
+        raise ManifestError("the name of a manifest is empty", "Is a variable of the shell not set?")
+    if _exists(spec):
+        yield from _sources_at(Path(spec), wanted)
+        return
+    for name in _expanded_braces(spec):
+        if name == str(STDIN):
+            yield Source(STDIN)
+        elif _exists(name) or not glob.has_magic(name):
+            yield from _sources_at(Path(name), wanted)
+        else:
+            matches = sorted(glob.glob(name, recursive=True))
             if not matches:
                 hint = "Check the pattern; quote it, so that the shell leaves it alone."
                 raise ManifestError(f"nothing matches {spec}", hint)
+            for match in matches:
+                yield from _sources_at(Path(match), wanted, is_named=False)
 
 
-def _braces(spec: str) -> list[str]:
-    """Expand braces as bash does: a range keeps the leading zeros of its ends."""
-    choices: list[Sequence[str]] = []
-    total = 1
-    for index, piece in enumerate(_BRACES.split(_NEMO_BRACES.sub(r"{\1}", spec))):
-        options: Sequence[object] = [piece]
-        width = 0
-        if index % 2 and (match := _RANGE.fullmatch(piece)):
-            first, last = map(int, match.groups())
-            step = 1 if last >= first else -1
-            options = range(first, last + step, step)
-            if any(len(end) > 1 and end.startswith("0") for end in match.groups()):
-                width = max(map(len, match.groups()))
-        elif index % 2:
-            options = piece.split(",") if "," in piece else [f"{{{piece}}}"]
-        total *= len(options)
-        if total > _MOST_EXPANSIONS:
-            raise ManifestError(f"{spec} means {total:,} files", f"At most {_MOST_EXPANSIONS:,} can be named at once.")
-        choices.append([str(option).zfill(width) for option in options])
-    return list(map("".join, itertools.product(*choices)))
+def _exists(name: str) -> bool:
+    try:
+        os.stat(name)
+    except OSError:
+        return False
+    except ValueError:  # a NUL character, or half a surrogate pair
+        hint = "It contains a character that no file name can have."
+        raise ManifestError(f"{shortened(name)} can't name a manifest", hint) from None
+    return name != str(STDIN)
 
 
-def _sources(path: Path, wanted: str | None, *, is_named: bool = True) -> list[Source]:
+def _expanded_braces(spec: str) -> list[str]:
+    """Return the names that braces (bash's and NeMo's), and commas outside them, stand for."""
+    pattern = _NEMO_BRACES.sub(r"{\1}", spec)
+    sizes = [abs(int(last) - int(first)) + 1 for first, last in _RANGE.findall(pattern)]
+    if math.prod(sizes) > _MOST_EXPANSIONS:
+        hint = f"At most {_MOST_EXPANSIONS:,} can be named at once."
+        raise ManifestError(f"{shortened(spec)} means more than {_MOST_EXPANSIONS:,} files", hint)
+    if pattern.count("{") != pattern.count("}"):
+        return [spec]
+    names = braceexpand(f"{{{pattern},}}", escape=False)
+    return [name.strip() for name in names if name.strip()] or [spec]
+
+
+def _sources_at(path: Path, wanted: str | None, *, is_named: bool = True) -> list[Source]:
     if path.is_dir():
-        return _folder(path, wanted)
-    kinds = [one.folder_kind for one in FORMATS.values() if one.of_folder and wanted in (None, one.name)]
-    if not any(kind is not None and path.name.lower().endswith(kind[1]) for kind in kinds):
-        return [Source(path, is_named=is_named)]
-    if not path.exists():
-        raise missing(path)
-    return [Source(path.parent, (path.name,))]  # such as one audio file
+        return _sources_in(path, wanted)
+    for member in FORMATS.values():
+        if member.of_folder and wanted in (None, member.name) and member.folder_kind is not None:
+            _, endings = member.folder_kind
+            if path.name.lower().endswith(endings):  # such as one audio file
+                if not path.exists():
+                    raise missing(path)
+                return [Source(path.parent, (path.name,))]
+    return [Source(path, is_named=is_named)]
 
 
-def _folder(folder: Path, wanted: str | None) -> list[Source]:
-    if (arrows := hf_files(folder)) is not None:
-        return [Source(path) for path in arrows]
-    names = _files(folder)
-    formats = sorted(FORMATS.values(), key=lambda one: one.of_folder)
-    kinds = dict(one.folder_kind for one in formats if one.folder_kind is not None and one.name == wanted)
-    known = [name for one in formats for name in one.folder_names]
-    if not kinds:
-        both = (name + ending for name in known for ending in ("", ".gz"))
-        if (first := next((name for name in both if name in names), None)) is not None:
-            return [Source(folder / first, is_named=False)]
-    held = _held(names, kinds or dict(one.folder_kind for one in formats if one.folder_kind is not None))
-    if not held and (not kinds or JSON_LINES[0] in kinds):
-        held = _held(names, dict([_JSON]))
-    if len(held) > 1:
-        each = ", ".join(counted(len(found), kind.removesuffix("s")) for kind, found in held.items())
+def _sources_in(folder: Path, wanted: str | None) -> list[Source]:
+    saved_files = hf_files(folder)
+    if saved_files is not None:
+        return [Source(path) for path in saved_files]
+    names = _files_below(folder)
+    members = [member for member in FORMATS.values() if wanted is None or member.name == wanted]
+    known_names = [name for member in members for name in member.folder_names]
+    kinds = dict(member.folder_kind for member in members if member.folder_kind is not None)
+    if wanted is None or not kinds:
+        for name in known_names:
+            for spelling in (name, f"{name}.gz"):
+                if spelling in names:
+                    return [Source(folder / spelling, is_named=False)]
+    names_by_kind = _by_kind(names, kinds)
+    if not names_by_kind and (not kinds or JSON_LINES[0] in kinds):
+        names_by_kind = _by_kind(names, _JSON_KIND)
+    if len(names_by_kind) > 1:
+        counts = [counted(len(files), kind.removesuffix("s")) for kind, files in names_by_kind.items()]
         hint = "Say which is the data set, with --format or with a pattern such as 'FOLDER/*.tar'."
-        raise ManifestError(f"{folder} is a folder in which different things lie: {each}", hint)
-    if not held:
-        message = f"{folder} is a folder in which nothing {f'of the format {wanted}' if wanted else 'known'} lies"
-        hint = "Known: audio files, tar shards, parquet, arrow or JSON files, a data set that Hugging Face's datasets"
-        raise ManifestError(message, f"{hint} saved, a Kaldi folder ({', '.join(known)}). Or name a file.")
-    ((kind, found),) = held.items()
-    if any(one.of_folder and one.folder_kind is not None and one.folder_kind[0] == kind for one in formats):
-        return [Source(folder, chunk) for chunk in _chunks(names)]
-    return [Source(folder / name, is_named=False) for name in found]
+        raise ManifestError(f"{folder} is a folder with several formats: {', '.join(counts)}", hint)
+    for kind, files in names_by_kind.items():
+        if any(member.of_folder and member.folder_kind == (kind, kinds.get(kind)) for member in members):
+            return [Source(folder, chunk) for chunk in _chunks(names)]
+        return [Source(folder / name, is_named=False) for name in files]
+    supported = "supported files" if wanted is None else f"files of the format {wanted}"
+    hint = "Supported: audio files, tar shards, Parquet, Arrow or JSON files, a data set that Hugging Face's datasets"
+    hint = f"{hint} saved, a Kaldi folder ({', '.join(known_names)}). Or name a file."
+    raise ManifestError(f"{folder} is a folder that contains no {supported}", hint)
 
 
-def _held(names: Sequence[str], kinds: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
-    held = {kind: [name for name in names if name.lower().endswith(endings)] for kind, endings in kinds.items()}
-    return {kind: found for kind, found in held.items() if found}
+def _by_kind(names: Sequence[str], kinds: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+    """Return kind → the names with one of its endings, without kinds that have none."""
+    names_by_kind = {}
+    for kind, endings in kinds.items():
+        files = [name for name in names if name.lower().endswith(endings)]
+        if files:
+            names_by_kind[kind] = files
+    return names_by_kind
 
 
-def _files(folder: Path) -> list[str]:
-    """List all files below a folder but hidden ones, relative to it, sorted."""
+def _files_below(folder: Path) -> list[str]:
+    """Return all files below a folder but hidden ones, relative to it, sorted."""
 
     def refuse(error: OSError) -> None:
         raise ManifestError(f"{error.filename} can't be listed: {error.strerror}", "Ask for the right to read it.")
 
-    found = []
+    names = []
     entered: set[str] = set()
     for parent, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
-        real = os.path.realpath(parent)
-        if real in entered:  # a link that leads back
+        real_path = os.path.realpath(parent)
+        if real_path in entered:  # a link that leads back
             folders.clear()
             continue
-        entered.add(real)
+        entered.add(real_path)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         below = os.path.relpath(parent, folder)
-        found += [os.path.normpath(os.path.join(below, name)) for name in files if not name.startswith(".")]
-    return sorted(found, key=lambda name: (_stem(name), name))
+        names += [os.path.normpath(os.path.join(below, name)) for name in files if not name.startswith(".")]
+    return sorted(names, key=lambda name: (_stem(name), name))
 
 
 def _chunks(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -206,14 +211,13 @@ def hf_files(folder: Path) -> list[Path] | None:
 
     Raises ManifestError for several splits, rows that are reordered by a file of their own, or a damaged folder.
     """
-    if not (folder / _STATE).is_file():
-        if not (folder / _DICT).is_file():
-            return None
-        splits = _read(folder / _DICT, dict[str, list[str]]).get("splits") or []
-        message = f"{folder} is a DatasetDict, a folder of several data sets; its splits: {listed(splits) or 'none'}"
-        raise ManifestError(message, f"Name one of them, for example {folder / splits[0]}." if splits else _SAVE_AGAIN)
+    state_path = folder / _STATE
+    if not state_path.is_file():
+        if (folder / _DICT).is_file():
+            raise _of_splits(folder)
+        return None
     try:
-        state: _State = _read(folder / _STATE, _State)
+        state: _State = _decoded(state_path, _State)
     except ManifestError:
         if (folder / _INFO).is_file():
             raise
@@ -222,21 +226,31 @@ def hf_files(folder: Path) -> list[Path] | None:
         hint = "Save it again: load_from_disk(FOLDER).flatten_indices().save_to_disk(NEW)."
         raise ManifestError(f"{folder} keeps the order of its rows in a file of its own, which is not read", hint)
     if not state.data_files:
-        raise ManifestError(f"{folder / _STATE} names no data files", _SAVE_AGAIN)
+        raise ManifestError(f"{state_path} names no data files", _SAVE_AGAIN)
     for file in state.data_files:
         name = file.filename
-        if name in ("", ".", "..") or "\0" in name or {PurePosixPath(name).name, PureWindowsPath(name).name} != {name}:
+        base_names = {PurePosixPath(name).name, PureWindowsPath(name).name}
+        if name in ("", ".", "..") or "\0" in name or base_names != {name}:
             hint = f"All data files must lie in the folder itself. {_SAVE_AGAIN}"
-            raise ManifestError(f"{folder / _STATE} names {shortened(name)}, which is not a plain file name", hint)
+            raise ManifestError(f"{state_path} names {shortened(name)}, which is not a plain file name", hint)
         if file.skip or file.take is not None:
-            raise ManifestError(f"{folder / _STATE} takes only a part of the rows of {shortened(name)}", _SAVE_AGAIN)
+            raise ManifestError(f"{state_path} takes only a part of the rows of {shortened(name)}", _SAVE_AGAIN)
         if not (folder / name).is_file():
             hint = "Copy the folder whole, or save it again."
             raise ManifestError(f"{folder / name} is absent, though {_STATE} names it", hint)
     return [folder / file.filename for file in state.data_files]
 
 
-def _read(path: Path, kind: Any) -> Any:
+def _of_splits(folder: Path) -> ManifestError:
+    splits = _decoded(folder / _DICT, dict[str, list[str]]).get("splits") or []
+    message = f"{folder} is a DatasetDict, a folder of several data sets; its splits: {listed(splits) or 'none'}"
+    hint = _SAVE_AGAIN
+    if splits:
+        hint = f"Name one of them, for example {folder / splits[0]}."
+    return ManifestError(message, hint)
+
+
+def _decoded(path: Path, kind: Any) -> Any:
     try:
         return msgspec.json.decode(Source(path, is_named=False).content(), type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
