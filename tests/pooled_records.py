@@ -52,5 +52,4 @@ def pooled_sweep(*, recommended: int | None = 10_000) -> Sweep:
         recommended_table=table,
         reason="pools of 10,000 take 2.2% less than the best table" if chosen != table else sweep.reason,
         trade_off=sorted((*pools, table), key=lambda index: rows[index].estimated_epoch_seconds or 0.0),
-        knee=pools[0],
     )

@@ -30,7 +30,6 @@ from batchtune.results import (
     RankTimes,
     Row,
     Saturation,
-    SaturationPoint,
     Sweep,
     Trial,
     TwoDimensionalRow,
@@ -296,17 +295,6 @@ def whole_sweep(unit: str | None = "s") -> Sweep:
         )
         for row in sweep.rows
     ]
-    knee = next(index for index, row in enumerate(rows) if (row.strategy, row.num_buckets) == ("optimal", 11))
-    points = [
-        SaturationPoint(
-            max_batch_length=600.0 * step / 4,
-            batches=2536 // step,
-            mean_batch_size=COUNT / (2536 // step),
-            estimated_epoch_seconds=190 + 40 / step,
-            throughput=TOTAL_SECONDS / (190 + 40 / step),
-        )
-        for step in (1, 2, 3, 4)
-    ]
     return replace(
         sweep,
         settings={"seed": 7, "world_size": 8},
@@ -316,8 +304,7 @@ def whole_sweep(unit: str | None = "s") -> Sweep:
         trade_off=[index for index, row in enumerate(rows) if (row.strategy, row.sizing) == ("optimal", "length")][
             ::-1
         ],
-        knee=knee,
-        saturation=Saturation(num_buckets=13, points=points, fraction=0.95, max_batch_length=300.0),
+        saturation=Saturation(fraction=0.95, max_batch_length=300.0, mean_batch_size=COUNT / 1268),
         learning_rate=LearningRate(
             relative_to="current", from_batch_size=28.0, to_batch_size=45.0, linear=45 / 28, square_root=1.2677
         ),

@@ -34,10 +34,9 @@ from batchtune.reports.table import (
     spread,
 )
 from batchtune.reports.trade_offs import two_dimensional_gains
-from batchtune.results import Baseline, LowerBound, Probe, Row, Saturation, Sweep, cost_of
+from batchtune.results import Baseline, LowerBound, Probe, Row, Sweep, cost_of
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
-_MAX_SATURATION_POINTS = 10
 _MAX_CURVE_POINTS = 12
 # Strategies that take fewer buckets than they may where more would cost more.
 _BY_COST = {name for name, strategy in STRATEGIES.items() if strategy.depends_on_sizes}
@@ -227,30 +226,28 @@ def _bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
 
 
 def trade_off_tables(sweep: Sweep) -> Iterator[Table]:
-    """Lay out the curve of speed against randomness, throughput by max_batch_length, tables over two lengths."""
+    """Lay out the curve of speed against randomness, and tables over two lengths."""
     if len(sweep.trade_off) > 1:
         yield _curve_table(sweep)
-    if sweep.saturation is not None and len(sweep.saturation.points) > 1:
-        yield _saturation_table(sweep, sweep.saturation)
     if sweep.two_dimensional:
         yield _two_dimensional_table(sweep)
 
 
 def _curve_table(sweep: Sweep) -> Table:
     indices, timed = sweep.trade_off, sweep.has_times
-    kept = [indices.index(index) for index in (sweep.knee, sweep.recommended) if index in indices]
+    kept = [indices.index(sweep.recommended)] if sweep.recommended in indices else []
     shown = spread(indices, _MAX_CURVE_POINTS, kept)
     fastest = cost_of(sweep.rows[indices[0]], timed=timed)
     rows = []
     kinds = swept_kinds(sweep)
     for index in shown:
         row = sweep.rows[index]
-        sizing, knee = "" if row.sizing == "length" else " (frontier)", " (knee)" if index == sweep.knee else ""
+        sizing = "" if row.sizing == "length" else " (frontier)"
         size = format_number(row.pool_size or len(row.boundaries))
         randomness = math.floor(1e4 * row.randomness) / 1e4  # rounded down, as --min-randomness is to be given
         rows.append(
             {
-                "table" if kinds == "tables" else "strategy": f"{row.strategy} {size}{sizing}{knee}",
+                "table" if kinds == "tables" else "strategy": f"{row.strategy} {size}{sizing}",
                 "randomness": f"{randomness:.4f}",
                 "length correlation": known(row.length_correlation, format_correlation),
                 "mean batch": format_number(row.mean_batch_size),
@@ -265,33 +262,6 @@ def _curve_table(sweep: Sweep) -> Table:
     ]
     marked = shown.index(sweep.recommended) if sweep.recommended in shown else None
     return make_table("Speed against randomness", rows, notes, marked)
-
-
-def _saturation_table(sweep: Sweep, saturation: Saturation) -> Table:
-    row, points = sweep.recommended_row, saturation.points
-    best = max(point.throughput for point in points)
-    limits = [point.max_batch_length for point in points]
-    at = limits.index(saturation.max_batch_length) if saturation.max_batch_length in limits else None
-    shown = spread(range(len(limits)), _MAX_SATURATION_POINTS, [at])
-    rows = [
-        {
-            "max_batch_length": format_length(point.max_batch_length, sweep.lengths.unit),
-            "mean batch": format_number(point.mean_batch_size),
-            "estimated epoch": format_seconds(point.estimated_epoch_seconds),
-            "throughput": format_percent(point.throughput / best) if best else None,
-        }
-        for point in (points[index] for index in shown)
-    ]
-    notes = [
-        "Throughput is true length per second, as a share of the best of these tables: "
-        f"{saturation.num_buckets} optimal buckets each, sized by max_batch_length."
-    ]
-    if row is not None and row.sizing == "frontier" and row.estimated_epoch_seconds and best:
-        share = sweep.lengths.total / row.estimated_epoch_seconds / best
-        what = "table, with measured batch sizes, reaches" if row.pool_size is None else "pools, as measured, reach"
-        notes.append(f"The recommended {what} {format_percent(share)} of that best.")
-    marked = None if at is None else shown.index(at)
-    return make_table("Throughput by max_batch_length", rows, notes, marked)
 
 
 def _two_dimensional_table(sweep: Sweep) -> Table:

@@ -15,7 +15,6 @@ from batchtune.reports.rows import (
     swept_kinds,
     time_error,
 )
-from batchtune.reports.table import format_times
 from batchtune.results import Row, Saturation, Sweep, cost_of
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
@@ -36,15 +35,6 @@ def trade_off_sentences(sweep: Sweep) -> Iterator[str]:
         of_all = f"; {equal} of {len(sweep.rows)} {swept_kinds(sweep)} are equal to the fastest within that error"
         yield from time_error(row, of_all if equal > 1 else "")
         yield from filter(None, (faster_pools_sentence(sweep, row), randomness_sentence(sweep, row)))
-    if sweep.knee is not None:
-        knee = sweep.rows[sweep.knee]
-        costs = [cost_of(other, timed=sweep.has_times) or 0.0 for other in sweep.rows]
-        times = format_times(costs[sweep.knee], min(costs))
-        yield (
-            f"The curve of speed against randomness bends at {knee.name}: {format_share(knee.mates_again)} of batch "
-            "mates are mates again"
-            f"{f', at {times} the cost of the fastest' if times else ''}."
-        )
     if row is not None:
         yield from _batch_sizes(sweep, row)
     if sweep.two_dimensional:
@@ -84,13 +74,11 @@ def _ranks(sweep: Sweep, row: Row) -> Iterator[str]:
 
 
 def _saturation(sweep: Sweep, saturation: Saturation) -> Iterator[str]:
-    points, limit = saturation.points, saturation.max_batch_length
-    if points and limit < points[-1].max_batch_length:
-        enough = next(point for point in points if point.max_batch_length >= limit)
+    if saturation.max_batch_length < sweep.max_batch_length:
         yield (
-            f"max_batch_length = {format_length(limit, sweep.lengths.unit)} already reaches "
+            f"max_batch_length = {format_length(saturation.max_batch_length, sweep.lengths.unit)} already reaches "
             f"{format_percent(saturation.fraction)} of the best throughput of any max_batch_length, with "
-            f"{format_number(enough.mean_batch_size)} examples a batch on average: often the better choice for "
+            f"{format_number(saturation.mean_batch_size)} examples a batch on average: often the better choice for "
             "training."
         )
 

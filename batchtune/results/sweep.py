@@ -190,35 +190,18 @@ class BucketUse(Record, frozen=True, kw_only=True):
     proven_by: Count | None = None
 
 
-class SaturationPoint(Record, frozen=True, kw_only=True):
-    """The throughput at one max_batch_length.
-
-    Attributes:
-        batches, mean_batch_size: As for a row, over all ranks.
-        throughput: True length trained on, per second.
-    """
-
-    max_batch_length: Length
-    batches: Size
-    mean_batch_size: Amount
-    estimated_epoch_seconds: Amount
-    throughput: Amount
-
-
 class Saturation(Record, frozen=True, kw_only=True):
-    """How throughput grows with max_batch_length.
+    """The smallest max_batch_length that reaches a share of the best throughput.
 
     Attributes:
-        num_buckets: Of the optimal table at each point.
-        points: In ascending order of max_batch_length.
-        fraction: Of the best throughput.
-        max_batch_length: The smallest of the points to reach this fraction.
+        fraction: Of the best throughput, in true length per second.
+        max_batch_length: The smallest one to reach it, with the optimal table for it.
+        mean_batch_size: Of that table, over all ranks.
     """
 
-    num_buckets: Size
-    points: list[SaturationPoint]
     fraction: Share
     max_batch_length: Length
+    mean_batch_size: Amount
 
 
 class LearningRate(Record, frozen=True, kw_only=True):
@@ -284,7 +267,6 @@ class Sweep(Result, frozen=True, kw_only=True):
         current_settings: Those settings, and their `source`.
         recommended_table: Index of the best bucket table, for frameworks without pools; None if there is none.
         trade_off: Indices of the rows that no other beats in both speed and randomness, the fastest first.
-        knee: Index of the row on that curve after which more speed costs most randomness; None without a bend.
         saturation: None without step times.
         learning_rate: None if no row is recommended.
         two_dimensional: Empty without target lengths, or if memory does not depend on them.
@@ -309,7 +291,6 @@ class Sweep(Result, frozen=True, kw_only=True):
     current_fits: bool | None = None
     current_settings: dict[str, Any] | None = None
     trade_off: list[Count] = msgspec.field(default_factory=list)
-    knee: Count | None = None
     saturation: Saturation | None = None
     learning_rate: LearningRate | None = None
     two_dimensional: list[TwoDimensionalRow] = msgspec.field(default_factory=list)
@@ -323,7 +304,7 @@ class Sweep(Result, frozen=True, kw_only=True):
         yield from wrong_settings(self.settings, SweptWith)
         yield from wrong_limit(self.max_batch_length, self.lengths)
         table, trade_off = self.recommended_table, max(self.trade_off, default=None)
-        chosen = {"recommended": self.recommended, "recommended_table": table, "knee": self.knee}
+        chosen = {"recommended": self.recommended, "recommended_table": table}
         missing = list(wrong_rows(self.rows, **chosen, trade_off=trade_off))
         yield from missing
         if not missing and table is not None and self.rows[table].pool_size is not None:

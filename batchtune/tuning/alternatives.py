@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from batchtune.batching import epochs
 from batchtune.batching.batchers import Batching
 from batchtune.batching.expectation import expected_batches
-from batchtune.batching.layout import ON_ONE_RANK, Dealing, lay_out, tally
-from batchtune.batching.optimal import optimal_boundaries
+from batchtune.batching.layout import ON_ONE_RANK, Dealing, lay_out
+from batchtune.batching.optimal import few_ends, optimal_boundaries
 from batchtune.batching.table import BucketTable, Limits
 from batchtune.batching.two_dimensional import optimal_table_2d
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
-from batchtune.results import Baseline, LowerBound, Row, Saturation, SaturationPoint, TwoDimensionalRow
+from batchtune.results import Baseline, LowerBound, Row, Saturation, TwoDimensionalRow
 from batchtune.tuning.costs import Costs, batch_seconds
 from batchtune.tuning.epoch_cost import EpochCost, Pricing
 from batchtune.tuning.simulation import simulate_length_grouped
@@ -32,48 +32,47 @@ _SHUFFLES = 3
 
 
 def saturation(pricing: Pricing, limits: Limits, num_buckets: int, fraction: float) -> Saturation | None:
-    """Return the throughput of the optimal table (over full batches) at values of max_batch_length up to the largest.
+    """Return the smallest max_batch_length that reaches the `fraction` of the best throughput; None without step times.
 
-    The values are evenly spaced in their logarithm, from the longest length to the largest max_batch_length; if that
-    is no more, it is the only one. Batch sizes are those that max_batch_length gives, and no more than the frontier and
-    max_batch_size allow. Of more than 2048 distinct lengths, neighbours count as the longest of them: that adds a few
-    ten-thousandths of the range, and changes no bucket.
-
-    The table has at most `num_buckets`. The smallest max_batch_length that reaches the `fraction` of the best
-    throughput is named. None without step times.
+    Compared are values that are evenly spaced in their logarithm, from the longest length to the largest
+    max_batch_length, each with the optimal table (over full batches) of at most `num_buckets`. Batch sizes are those
+    that max_batch_length gives, and no more than the frontier and max_batch_size allow. Of more than 2048 distinct
+    lengths, neighbours count as the longest of them.
     """
     if pricing.step_seconds is None:
         return None
-    cost = batch_seconds(pricing.step_seconds, pricing.targets)
     histogram = _at_most(pricing.lengths.histogram, _MOST_LENGTHS)
-    fits = None if limits.frontier is None else limits.batch_sizes(histogram.lengths, "frontier")
-    found = []
-    for max_batch_length in _values(pricing.lengths, limits.max_batch_length):
-        sizes = replace(limits, max_batch_length=max_batch_length).batch_sizes(histogram.lengths, "length")
-        if fits is not None:
-            sizes = np.minimum(sizes, fits)
-        whole = sizes.astype(np.float64)
-        seconds = np.asarray(cost(whole, histogram.lengths), dtype=np.float64)
-        (boundaries,) = optimal_boundaries(histogram, seconds / whole, [num_buckets])
-        table = BucketTable(boundaries, sizes[np.searchsorted(histogram.lengths, boundaries)])
-        dealt = tally(table.counts(histogram), table.batch_sizes, pricing.ranks.dealing)
-        epoch_seconds = pricing.table_seconds(expected_batches(histogram, table, pricing.ranks.dealing))
-        found.append(
-            SaturationPoint(
-                max_batch_length=max_batch_length,
-                batches=dealt.batches,
-                mean_batch_size=dealt.mean_batch_size,
-                estimated_epoch_seconds=epoch_seconds,
-                throughput=pricing.lengths.total / epoch_seconds,
-            )
-        )
-    enough = fraction * max(point.throughput for point in found)
+    candidates = [
+        _best_under(max_batch_length, histogram, pricing, limits, num_buckets)
+        for max_batch_length in _values(pricing.lengths, limits.max_batch_length)
+    ]
+    longest_allowed = min(candidate.epoch_seconds for candidate in candidates) / fraction
+    chosen = next(candidate for candidate in candidates if candidate.epoch_seconds <= longest_allowed)
     return Saturation(
-        num_buckets=num_buckets,
-        points=found,
-        fraction=fraction,
-        max_batch_length=next(point.max_batch_length for point in found if point.throughput >= enough),
+        fraction=fraction, max_batch_length=chosen.max_batch_length, mean_batch_size=chosen.mean_batch_size
     )
+
+
+class _Candidate(NamedTuple):
+    max_batch_length: float
+    mean_batch_size: float
+    epoch_seconds: float
+
+
+def _best_under(
+    max_batch_length: float, histogram: Histogram, pricing: Pricing, limits: Limits, num_buckets: int
+) -> _Candidate:
+    """Return what the optimal table costs under this max_batch_length; step times must be known."""
+    assert pricing.step_seconds is not None
+    sizes = replace(limits, max_batch_length=max_batch_length).batch_sizes(histogram.lengths, "length")
+    if limits.frontier is not None:
+        sizes = np.minimum(sizes, limits.batch_sizes(histogram.lengths, "frontier"))
+    cost = batch_seconds(pricing.step_seconds, pricing.targets)
+    seconds = np.asarray(cost(sizes.astype(np.float64), histogram.lengths), dtype=np.float64)
+    (boundaries,) = optimal_boundaries(histogram, seconds / sizes, [num_buckets])
+    table = BucketTable(boundaries, sizes[np.searchsorted(histogram.lengths, boundaries)])
+    expected = expected_batches(histogram, table, pricing.ranks.dealing)
+    return _Candidate(max_batch_length, expected.tally.mean_batch_size, pricing.table_seconds(expected))
 
 
 def _values(lengths: Lengths, largest: float) -> list[float]:
@@ -88,18 +87,9 @@ def _values(lengths: Lengths, largest: float) -> list[float]:
 
 
 def _at_most(histogram: Histogram, most: int) -> Histogram:
-    """Return at most so many distinct lengths: each group of neighbours as long as its longest.
-
-    The count up to each is exact. A group spans about 2 / `most` of the range at most, and but for its last length as
-    small a part of the examples.
-    """
-    if histogram.lengths.size <= most:
-        return histogram
-    span = histogram.lengths - histogram.lengths[0]
-    place = histogram.cumulative / histogram.count + span / span[-1]
-    last = np.append(np.flatnonzero(np.diff(np.ceil(place * ((most - 1) / 2)))), span.size - 1)
-    counts = np.diff(histogram.cumulative[last], prepend=0)
-    return Histogram(histogram.lengths[last], cast(IntArray, counts))
+    """Return at most so many distinct lengths: each group of neighbours as long as its longest."""
+    ends = few_ends(histogram, np.ones(histogram.lengths.size, dtype=np.int64), most)
+    return Histogram(histogram.lengths[ends], np.diff(histogram.cumulative[ends], prepend=0))
 
 
 def two_dimensional_rows(

@@ -11,8 +11,6 @@ from batchtune.units import format_number, format_percent, format_seconds
 
 # Rows within this share of the best are as good as the best: then fewer buckets decide.
 _TOLERANCE = 0.01
-# A bend of less than this part of both axes is rounding.
-_LEAST_BEND = 1e-9
 _HOW_FIXED = {
     "fixed-random": "with shuffled examples",
     "length-grouped": "with length-grouped batches",
@@ -218,25 +216,3 @@ def trade_off(costs: Sequence[float], again: Sequence[float]) -> list[int]:
         if not curve or again[index] < again[curve[-1]]:
             curve.append(index)
     return curve
-
-
-def knee(costs: Sequence[float], again: Sequence[float], curve: Sequence[int]) -> int | None:
-    """Return the row where the curve of `trade_off` bends most: before it a little time buys much randomness.
-
-    It is the point farthest from the chord between the curve's ends, on the side of less of both, with both axes
-    normalised to [0, 1]: Kneedle (Satopää, Albrecht, Irwin and Raghavan 2011, "Finding a 'Kneedle' in a Haystack"),
-    without its smoothing, as the points are few and exact. Of equals the cheaper one; None for fewer than three points,
-    or if none lies below the chord.
-    """
-    if len(curve) < 3:
-        return None
-    first, last = curve[0], curve[-1]
-    cost_range, again_range = costs[last] - costs[first], again[first] - again[last]
-
-    def below_chord(row: int) -> float:
-        # The chord runs from (0, 1) to (1, 0); distances from it are this over √2.
-        further = (costs[row] - costs[first]) / cost_range
-        return 1 - further - (again[row] - again[last]) / again_range
-
-    best = max(curve[1:-1], key=below_chord)
-    return best if below_chord(best) > _LEAST_BEND else None

@@ -34,7 +34,7 @@ from batchtune.tuning.costs import Costs, batch_seconds, capped, costs_of
 from batchtune.tuning.current.base import YOURS, CurrentTable
 from batchtune.tuning.distribution import bucket_uses, histogram_of, quantiles_of
 from batchtune.tuning.epoch_cost import EpochCost, Pricing, with_equals
-from batchtune.tuning.recommend import knee, learning_rate_hint, recommend, trade_off
+from batchtune.tuning.recommend import learning_rate_hint, recommend, trade_off
 from batchtune.tuning.run_folder import clear_run, holds_other_lengths
 from batchtune.tuning.sweep_settings import SweepSettings
 
@@ -124,8 +124,6 @@ def sweep(
     index, reason, best_table = recommend(rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded)
     recommended = None if index is None else rows[index]
     wrong_unit = limit_unit_hint(lengths, max_batch_length) if recommended is None else None
-    seconds, spread = epoch_costs(rows), [row.mates_again or 0.0 for row in rows]
-    curve = trade_off(seconds, spread)
     warnings = [*cautions(lengths, limits, settings.num_buckets, rows), *_ranks_cautions(pricing)]
     if current is not None and table is not None and now is not None:
         warnings += _current_cautions(settings, table, now, recommended, fits=bool(fits))
@@ -148,8 +146,7 @@ def sweep(
         current=now,
         current_fits=fits,
         current_settings=None if current is None or table is None else current.record(table),
-        trade_off=curve,
-        knee=knee(seconds, spread, curve),
+        trade_off=trade_off(epoch_costs(rows), [row.mates_again or 0.0 for row in rows]),
         saturation=saturation(pricing, limits, most_buckets, settings.throughput_fraction),
         learning_rate=None if recommended is None else learning_rate_hint(*before, recommended.mean_batch_size),
         two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),

@@ -135,13 +135,11 @@ def test_a_sweep_without_rows_has_no_charts_of_rows() -> None:
     assert cost_figures(empty) == []
 
 
-def test_the_trade_off_curve_meets_its_rows_and_rings_the_knee() -> None:
+def test_the_trade_off_curve_meets_its_rows() -> None:
     sweep = sweep_of_everything()
     drawn = traces(randomness_figure(sweep))
     on_curve = sorted(100 * sweep.rows[index].mates_again for index in sweep.trade_off)
     assert drawn["no table beats these"]["x"] == pytest.approx(on_curve)
-    assert sweep.knee is not None
-    assert drawn["knee"]["x"] == pytest.approx([100 * sweep.rows[sweep.knee].mates_again])
 
 
 def test_the_trade_off_curve_is_drawn_only_over_its_own_cost() -> None:
@@ -184,9 +182,7 @@ def test_pools_are_a_level_where_the_axis_is_buckets() -> None:
 def test_a_sweep_of_pools_alone_has_no_chart_of_buckets() -> None:
     sweep = pooled_sweep()
     pools = [row for row in sweep.rows if row.pool_size is not None]
-    alone = msgspec.structs.replace(
-        sweep, rows=pools, recommended=2, recommended_table=None, trade_off=[3, 2, 1, 0], knee=None
-    )
+    alone = msgspec.structs.replace(sweep, rows=pools, recommended=2, recommended_table=None, trade_off=[3, 2, 1, 0])
     (figure,) = cost_figures(alone)
     assert figure.name == "randomness" and "a size of pools" in figure.caption
 

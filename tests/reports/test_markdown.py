@@ -76,7 +76,7 @@ def test_every_table_row_has_as_many_cells_as_its_header() -> None:
             widths.append(0)
         elif token.type in ("td_open", "th_open"):
             widths[-1] += 1
-    assert sum(token.type == "table_open" for token in tokens) == 9
+    assert sum(token.type == "table_open" for token in tokens) == 8
     assert set(widths) == {2, 9, 3, 5, 4}
 
 
@@ -119,7 +119,7 @@ def huge_results(text: str, rows: int) -> RunResults:
         row, boundaries=[float(n) for n in range(1, rows + 1)], batch_sizes=[1] * rows, num_buckets=rows
     )
     sweep = msgspec.structs.replace(
-        results.sweep, rows=[table] * rows, recommended=rows - 1, warnings=[text] * rows, trade_off=[], knee=None
+        results.sweep, rows=[table] * rows, recommended=rows - 1, warnings=[text] * rows, trade_off=[]
     )
     return replace(results, sweep=sweep, verdicts=judged(rows))
 

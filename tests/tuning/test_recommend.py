@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.results import Baseline, Row, Sizing
-from batchtune.tuning.recommend import knee, learning_rate_hint, recommend, trade_off
+from batchtune.tuning.recommend import learning_rate_hint, recommend, trade_off
 
 
 def row(
@@ -195,24 +195,6 @@ def beaten(row: tuple[float, float], rows: list[tuple[float, float]]) -> bool:
 def test_the_curve_holds_each_unbeaten_point_once_by_brute_force(rows: list[tuple[float, float]]) -> None:
     unbeaten = sorted({row for row in rows if not beaten(row, rows)})
     assert [rows[index] for index in trade_off(*columns(rows))] == unbeaten
-
-
-def test_the_knee_is_the_corner_of_an_l() -> None:
-    costs, buckets = [1.0, 1.1, 1.2, 2.0, 3.0], [10.0, 6.0, 2.0, 1.5, 1.0]
-    assert knee(costs, buckets, trade_off(costs, buckets)) == 2
-
-
-@pytest.mark.parametrize(
-    ("costs", "buckets"),
-    [([], []), ([1.0, 2.0], [2.0, 1.0]), ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0])],
-    ids=["no rows", "two", "a straight line"],
-)
-def test_without_a_bend_there_is_no_knee(costs: list[float], buckets: list[float]) -> None:
-    assert knee(costs, buckets, trade_off(costs, buckets)) is None
-
-
-def test_a_curve_that_bulges_away_has_no_knee() -> None:
-    assert knee([1.0, 2.0, 3.0], [3.0, 2.8, 1.0], [0, 1, 2]) is None
 
 
 TABLE = row(1000, 12, 100.0, again=0.05)

@@ -395,23 +395,20 @@ def test_rows_within_the_error_of_the_fastest_are_equal_to_it() -> None:
     assert all((row.estimated_epoch_error_seconds or 0) > 0 for row in result.rows)
 
 
-def test_the_curve_and_its_knee_are_rows_of_the_sweep() -> None:
+def test_the_curve_is_of_rows_of_the_sweep() -> None:
     result = swept(SPEECH, costs=PROBED, num_buckets=tuple(range(1, 21)))
     seconds = [result.rows[index].estimated_epoch_seconds for index in result.trade_off]
     again = [result.rows[index].mates_again for index in result.trade_off]
     assert seconds == sorted(seconds, key=lambda each: each or 0)
     assert again == sorted(again, key=lambda each: each or 0, reverse=True)
-    assert result.knee in result.trade_off
 
 
 def test_saturation_needs_times() -> None:
     assert swept(SPEECH, strategies=TABLES).saturation is None
     saturation = swept(SPEECH, costs=PROBED, strategies=TABLES).saturation
     assert saturation is not None
-    assert saturation.points[-1].max_batch_length == 300
-    best = max(point.throughput for point in saturation.points)
-    enough = next(point for point in saturation.points if point.throughput >= 0.95 * best)
-    assert saturation.max_batch_length == enough.max_batch_length
+    assert saturation.fraction == 0.95
+    assert saturation.max_batch_length < 300
 
 
 def test_joint_tables_are_compared_if_memory_depends_on_targets() -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import cycle
 
 from batchtune.reports.html.cost_chart import POINTS, CostChart, Other, cost_words, drawn_cost, hues, lowest_cost
-from batchtune.reports.html.figure import Figure, Layout, View, axis, drawable, hover, log_range, mark, points, thinned
+from batchtune.reports.html.figure import Figure, Layout, View, axis, drawable, hover, log_range, points, thinned
 from batchtune.reports.rows import (
     current_name,
     format_share,
@@ -157,18 +157,15 @@ def _randomness_chart(sweep: Sweep, timed: bool) -> _Chart:
 
 def _randomness_view(sweep: Sweep, timed: bool) -> View:
     chart = _randomness_chart(sweep, timed)
-    below, above = [], []
+    below = []
     curve = [sweep.rows[index] for index in sweep.trade_off if sweep.rows[index] in chart.rows]
     # The sweep found the curve by the cost that it recommends by; by the other one it means nothing.
     if len(curve) > 1 and timed == sweep.has_times:
         dotted = {"mode": "lines", "line": {"width": 1.5, "dash": "dot"}, "hoverinfo": "skip"}
         name = "no table beats these" if swept_kinds(sweep) == "tables" else "nothing beats these"
         below = [points(name, thinned(sorted(map(chart.point, curve))), "--faint", **dotted)]
-    if sweep.knee is not None and sweep.rows[sweep.knee] in chart.rows:
-        ring = {"symbol": "circle-open", "size": 17, "line": {"color": "--ink", "width": 2}}
-        above = [mark("knee", chart.point(sweep.rows[sweep.knee]), "--ink", ring)]
     x_axis = axis("batch mates that meet again (%)", type="log")
-    return chart.view(x_axis, below, above, **POINTS)
+    return chart.view(x_axis, below, **POINTS)
 
 
 def _randomness_views(sweep: Sweep, timed: bool) -> list[View]:
