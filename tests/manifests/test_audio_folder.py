@@ -15,7 +15,7 @@ import pytest
 
 from batchtune.manifests import load_lengths
 from batchtune.manifests.base import Column, choose_column
-from batchtune.manifests.formats.samples import AudioFolder as FORMAT
+from batchtune.manifests.formats.audio_folder import AudioFolder as FORMAT
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import Unreadable
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import FORMATS, ReadOptions, load_lengths, source
-from batchtune.manifests.formats.samples import key_and_suffix
+from batchtune.manifests.formats.webdataset import key_and_suffix
 from batchtune.manifests.source import Source
 from batchtune.manifests.tar import BLOCK
 from batchtune.manifests.values import Unreadable

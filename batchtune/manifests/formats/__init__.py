@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from batchtune.manifests.base import Format
-from batchtune.manifests.formats import columnar, cuts, delimited, json, lists, samples
+from batchtune.manifests.formats import audio_folder, columnar, cuts, delimited, json, lists, webdataset
 
 # In the order in which they are tried on a file whose format is not given: the particular before the general.
 _ALL: tuple[type[Format], ...] = (
-    samples.AudioFolder,
+    audio_folder.AudioFolder,
     columnar.Parquet,
     columnar.Arrow,
-    samples.WebDataset,
+    webdataset.WebDataset,
     json.SpeechBrainJson,
     cuts.Lhotse,
     cuts.LibriSpeechMix,
