@@ -348,8 +348,8 @@ class SweepOptions:
         ),
     ] = None
     current: str | None = setting(
-        "Your current settings, to compare with: max_batch_length=600,num_buckets=200 or batch_size=16, or a "
-        "file: a SpeechBrain YAML, a NeMo config or a sampler.yaml.",
+        "Your current settings, to compare with: max_batch_length=600,num_buckets=200, batch_size=16 or "
+        "bucket_boundaries=4:8,bucket_batch_sizes=32:16, or a SpeechBrain YAML.",
         "WHAT",
     )
     pool_size: str | None = setting(

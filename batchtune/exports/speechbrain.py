@@ -10,12 +10,11 @@ import numpy as np
 
 from batchtune.batching.samplers import speechbrain_boundaries
 from batchtune.batching.table import batch_sizes_for
-from batchtune.configs.recipes import BUCKETS, LIMITS, OLD_RULES, training_block
-from batchtune.configs.tree import parse_yaml
+from batchtune.configs import BUCKETS, LIMITS, OLD_RULES, Block
 from batchtune.errors import ResultError
 from batchtune.exports.base import Chosen, Export, Patched, Tuned, choose_table, recommended_row
 from batchtune.exports.fields import LengthLimits, Loading, about_row, table_fields
-from batchtune.exports.patching import BlockPatch, block_to_patch
+from batchtune.exports.patching import RecipePatch, block_to_patch
 from batchtune.exports.text import from_template, one_line
 from batchtune.results import Row, Sweep, unproven_sizes
 from batchtune.units import counted, format_number
@@ -121,90 +120,97 @@ def patch_speechbrain(text: str, tuned: Tuned, *, key_path: str | None = None, n
       lowered if batches would otherwise be larger than those that were swept (--max-batch-size).
     - A value `!ref <key>` is changed at that key if nothing else in the file refers to it; otherwise the number
       replaces the reference. An alias is replaced by the number.
+    - The layout may change; comments, tags and all other values stay.
     - A comment is added if the lengths are not seconds, which recipes' length functions return, and if examples were
       left out at tuning.
 
-    `key_path` leads to the settings, with dots between keys; without it `training_block` finds them. `name` is what
-    messages call the file.
+    `key_path` leads to the settings, with dots between keys; without it `Recipe.training_block` finds them. `name`
+    is what messages call the file.
 
     Raises:
         ResultError: The file is not YAML, has no such block or several, shares it with something else, or has the
             values in a form that can't be changed; or no row can be expressed.
     """
-    name = one_line(name)
-    root = parse_yaml(text, name)
-    lacks = ResultError(f"{name} has no settings of a DynamicBatchSampler (max_batch_length)", _PASTE_IN)
-    block = block_to_patch(root, name, key_path, lambda: training_block(root, name, "--key-path "), lacks)
-    if key_path is not None and block.settings.keys().isdisjoint((*LIMITS, *BUCKETS)):
-        holds = f"{one_line(key_path)} holds no settings of a DynamicBatchSampler (max_batch_length)"
-        raise ResultError(f"{name}, line {block.node.line}: {holds}", _PASTE_IN)
-    patch = BlockPatch(
-        text=text,
-        name=name,
-        root=root,
-        path=block.keys,
-        paste_in=_PASTE_IN,
-        replaces={"bucket_boundaries": "num_buckets"},
-    )
-    keys, sweep = patch.keys, tuned.needed_sweep
-    _refuse_block(patch, sweep.lengths.unit)
-    plain = any(key in keys for key in _BY_NAME) and "bucket_boundaries" not in keys
+    patch = RecipePatch(text, one_line(name), _PASTE_IN)
+    block = _block_of(patch, key_path)
+    sweep = tuned.needed_sweep
+    _refuse_block(patch, block, sweep.lengths.unit)
+    settings = block.settings
+    plain = any(key in settings for key in _BY_NAME) and "bucket_boundaries" not in settings
     chosen = _plain_row(sweep) if plain else _table_row(sweep)
-    limit = next((key for key in LIMITS if key in keys), LIMITS[0])
-    patch.wanted = {limit: sweep.max_batch_length}
+    limit = next((key for key in LIMITS if key in settings), LIMITS[0])
+    cap, notes = _patched_cap(patch, block, chosen.row, tuned)
+    patch.put(block, limit, sweep.max_batch_length, before=limit)
     if plain:
-        patch.wanted["num_buckets"] = chosen.row.num_buckets
+        patch.put(block, "num_buckets", chosen.row.num_buckets, before=limit)
     else:
-        patch.wanted["bucket_boundaries"] = list(chosen.row.boundaries)
-    cap, notes = _patched_cap(patch, chosen.row, tuned)
+        boundaries = list(chosen.row.boundaries)
+        patch.put(block, "bucket_boundaries", boundaries, before=limit, replaces="num_buckets")
     if cap is not None:
-        patch.wanted["max_batch_ex"] = cap
+        patch.put(block, "max_batch_ex", cap, before=limit)
     limits = LengthLimits.of(sweep)
     notes += [f"{remark}." for remark in (*chosen.remarks, *limits.left_out)]
     if limits:
         notes.append("train.py must leave them out, too: the comment in the file says how.")
-    patch.set_all(limit)
-    if patch.edits:
-        fields = {
-            **_comment_fields(sweep),
-            "counts": sweep.lengths.unit not in ("s", None) and "feats_hop_size" not in keys,
-            "plain": plain,
-            "remarks": chosen.remarks,
-            "unproven": unproven_sizes(chosen.row),
-        }
-        patch.comment(limit, lambda indent: from_template("speechbrain-patch.j2", indent=indent, **fields))
+    fields = {
+        **_comment_fields(sweep),
+        "counts": sweep.lengths.unit not in ("s", None) and "feats_hop_size" not in settings,
+        "plain": plain,
+        "remarks": chosen.remarks,
+        "unproven": unproven_sizes(chosen.row),
+    }
+    patch.comment(block, limit, lambda indent: from_template("speechbrain-patch.j2", indent=indent, **fields))
     return Patched(patch.result(), tuple(notes))
 
 
-def _refuse_block(patch: BlockPatch, unit: str | None) -> None:
+def _block_of(patch: RecipePatch, key_path: str | None) -> Block:
+    """Return the settings of the DynamicBatchSampler; raise ResultError without any."""
+    recipe = patch.recipe
+    lacks = ResultError(f"{recipe.name} has no settings of a DynamicBatchSampler (max_batch_length)", _PASTE_IN)
+    block = block_to_patch(recipe, key_path, lambda: recipe.training_block("--key-path "), lacks)
+    if not block.has_any((*LIMITS, *BUCKETS)):
+        problem = f"{block.path} holds no settings of a DynamicBatchSampler (max_batch_length)"
+        raise recipe.wrong(block.node, problem, _PASTE_IN)
+    return block
+
+
+def _refuse_block(patch: RecipePatch, block: Block, unit: str | None) -> None:
     """Raise ResultError if the settings are of an old sampler, or count other things than the lengths do."""
-    keys = patch.keys
-    gone = [key for key in OLD_RULES if key in keys]
-    if gone and keys.keys().isdisjoint(BUCKETS):
-        problem = f"{gone[0]} belongs to an old sampler of SpeechBrain, which takes no bucket table"
-        raise patch.wrong(keys[gone[0]], problem)
-    if "feats_hop_size" in keys and unit != "frames":
-        raise patch.wrong(
-            keys["feats_hop_size"],
+    settings = block.settings
+    old_rules = [key for key in OLD_RULES if key in settings]
+    if old_rules and not block.has_any(BUCKETS):
+        problem = f"{old_rules[0]} belongs to an old sampler of SpeechBrain, which takes no bucket table"
+        raise patch.recipe.wrong(settings[old_rules[0]], problem, _PASTE_IN)
+    if "feats_hop_size" in settings and unit != "frames":
+        raise patch.recipe.wrong(
+            settings["feats_hop_size"],
             "max_batch_len counts frames here (feats_hop_size), but the lengths that were tuned with count "
             f"{unit or 'an unknown unit'}",
             "Sweep again with lengths in frames: --length-scale 100 --unit frames for seconds and a hop of 0.01 s.",
         )
 
 
-def _patched_cap(patch: BlockPatch, row: Row, tuned: Tuned) -> tuple[int | None, list[str]]:
+def _patched_cap(patch: RecipePatch, block: Block, row: Row, tuned: Tuned) -> tuple[int | None, list[str]]:
     """Return the `max_batch_ex` to write, None to leave it as it is, and full sentences on what it changes."""
-    sweep, current = tuned.needed_sweep, patch.keys.get("max_batch_ex")
+    sweep = tuned.needed_sweep
+    node = block.settings.get("max_batch_ex")
     needed = _needed_cap(sweep, row)
-    cap = None if current is None else patch.read(current)
-    if current is None or (cap is None and needed is None):
+    if node is None:
         return needed, []
+    try:
+        cap = patch.recipe.value(node)
+    except ResultError:
+        cap = node.value
+    if cap is None and needed is None:
+        return None, []
     if not isinstance(cap, int) or cap is True or not 1 <= cap < 10**15:
-        notes = [
-            f"Warning: max_batch_ex was {one_line(current.text)[:60] or 'empty'!r}, which is not a number here; the "
-            "largest batch size of the table takes its place."
-        ]
-        return needed or max(row.batch_sizes), [] if current.tag == "!PLACEHOLDER" else notes
+        text = one_line(str(node.value))[:60] or "empty"
+        note = (
+            f"Warning: max_batch_ex was {text!r}, which is not a number here; the largest batch size of the table "
+            "takes its place."
+        )
+        notes = [] if node.tag == "!PLACEHOLDER" else [note]
+        return needed or max(row.batch_sizes), notes
     sizes = _derived_sizes(sweep, row.boundaries, cap)
     if sizes == row.batch_sizes:
         return None, []
@@ -214,10 +220,8 @@ def _patched_cap(patch: BlockPatch, row: Row, tuned: Tuned) -> tuple[int | None,
     cut = sum(size < full for size, full in zip(sizes, row.batch_sizes, strict=True))
     cost = ""
     if row is sweep.recommended_row and len(sweep.buckets) == len(sizes):
-        capped, full = (
-            sum(-(-use.examples // size) for use, size in zip(sweep.buckets, batch_sizes, strict=True))
-            for batch_sizes in (sizes, row.batch_sizes)
-        )
+        capped = _batches(sweep, sizes)
+        full = _batches(sweep, row.batch_sizes)
         cost = f": {format_number(capped)} batches an epoch instead of {format_number(full)}"
     command = f"batchtune sweep-buckets MANIFEST --max-batch-size {cap} --run {shlex.quote(tuned.run)}"
     kept = (
@@ -226,6 +230,11 @@ def _patched_cap(patch: BlockPatch, row: Row, tuned: Tuned) -> tuple[int | None,
         "larger batches take it out. Then patch again."
     )
     return None, [kept]
+
+
+def _batches(sweep: Sweep, batch_sizes: Sequence[int]) -> int:
+    """Return the batches of an epoch with these batch sizes in the recommended buckets."""
+    return sum(-(-use.examples // size) for use, size in zip(sweep.buckets, batch_sizes, strict=True))
 
 
 EXPORTS = (

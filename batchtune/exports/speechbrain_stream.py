@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from batchtune.configs.recipes import STREAM_LIMITS, Block, block_at, blocks_with, stream_block, the_one_for_training
-from batchtune.configs.references import References
-from batchtune.configs.tree import Keys, Node, parse_yaml
+from batchtune.configs import STREAM_LIMITS, Block, Keys, Recipe, entries
 from batchtune.errors import ResultError
 from batchtune.exports.base import Chosen, Export, Patched, Tuned, batches_per_rank, choose_stream
 from batchtune.exports.fields import LengthLimits, stream_fields
-from batchtune.exports.patching import BlockPatch, Value, block_to_patch
+from batchtune.exports.patching import RecipePatch, Value, block_to_patch
 from batchtune.exports.text import from_template, number, one_line
 from batchtune.results import StreamRow
 from batchtune.units import PER_SECOND, counts_samples, format_number
@@ -72,100 +70,114 @@ def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: 
         ResultError: The file is not YAML, has no such settings or several, shares them with something else, or has the
             values in a form that can't be changed; or the sweep holds no row of this algorithm.
     """
-    name = one_line(name)
-    chosen, sweep = _choose_row(tuned), tuned.needed_stream
-    row, limits, given = chosen.row, LengthLimits.of_stream(sweep), LengthLimits.of(sweep)
-    batches = batches_per_rank(row, sweep)
-    root = parse_yaml(text, name)
-    block = _sampler_block(root, name, key_path)
-    rate = _rate(block, References(root, name), tuned)
+    patch = RecipePatch(text, one_line(name), _PASTE_IN)
+    recipe = patch.recipe
+    chosen = _choose_row(tuned)
+    sweep = tuned.needed_stream
+    row = chosen.row
+    limits = LengthLimits.of_stream(sweep)
+    block = _sampler_block(recipe, key_path)
+    rate = _rate(block, recipe, tuned)
     notes = [f"{remark}." for remark in (*chosen.remarks, *limits.left_out)]
+    factor = 1.0
     if rate is not None:
         notes.append(f"The numels count samples, {format_number(rate)} a second (sample_rate).")
-    elif sweep.lengths.unit in PER_SECOND and root.get("sample_rate") is not None:
+        factor = rate / PER_SECOND[sweep.lengths.unit]
+    elif sweep.lengths.unit in PER_SECOND and "sample_rate" in entries(recipe.root):
         notes.append("The numels count seconds, as the file's own seem to: its sample_rate is not applied.")
-    factor = 1.0 if rate is None else rate / PER_SECOND[sweep.lengths.unit]
 
     def counted(length: float | None) -> float | None:
         return None if length is None else float(f"{length * factor:.15g}")
 
-    wanted: dict[str, Value] = {"target_batch_numel": counted(row.target_batch_numel)}
+    sampler: dict[str, Value] = {"target_batch_numel": counted(row.target_batch_numel)}
     if row.max_batch_numel is not None or "max_batch_numel" in block.settings:
-        wanted["max_batch_numel"] = counted(row.max_batch_numel)
-    wanted["max_padding_ratio"] = row.max_padding_ratio
+        sampler["max_batch_numel"] = counted(row.max_batch_numel)
+    sampler["max_padding_ratio"] = row.max_padding_ratio
     if row.max_batch_size is not None:
-        wanted["max_batch_size"] = row.max_batch_size
+        sampler["max_batch_size"] = row.max_batch_size
     elif "max_batch_size" in block.settings:
         notes.append("max_batch_size is kept: batches only get smaller. --max-batch-size sweeps with it.")
-    if any((node := around.get("drop_end")) is not None and node.value is True for around in block.chain):
+    drop_end = block.nearest("drop_end")
+    if drop_end is not None and recipe.value(drop_end[0]) is True:
         notes.append("drop_end is kept: each pass leaves out what the buffer holds at its end, which the sweep counts.")
-    outer: dict[str, Value] = {_BUFFER: row.buffer_size}
+    function: dict[str, Value] = {_BUFFER: row.buffer_size}
     # The user's own limits are kept, unless the sweep was given others.
     if limits.shortest is not None:
-        outer["min_sample_len"] = counted(limits.shortest)
+        function["min_sample_len"] = counted(limits.shortest)
     elif block.nearest("min_sample_len") is None:
-        outer["min_sample_len"] = float(_least_counted(tuned, rate is not None))
-    if limits.longest is not None and (given.longest is not None or block.nearest("max_sample_len") is None):
-        outer["max_sample_len"] = counted(limits.longest)
-    text = _patched(text, name, block.keys, wanted, STREAM_LIMITS[0])
-    for key, value in outer.items():
-        text = _patched(text, name, _place(block, key), {key: value}, _BUFFER)
-    loader = the_one_for_training(blocks_with(root, (_EPOCH,)), name, "--key-path ")
+        function["min_sample_len"] = float(_least_counted(tuned, rate is not None))
+    is_limited = LengthLimits.of(sweep).longest is not None
+    if limits.longest is not None and (is_limited or block.nearest("max_sample_len") is None):
+        function["max_sample_len"] = counted(limits.longest)
+    for key, value in sampler.items():
+        patch.put(block, key, value, before=STREAM_LIMITS[0])
+    for key, value in function.items():
+        patch.put(_place(recipe, block, key), key, value, before=_SAMPLER)
+    batches = batches_per_rank(row, sweep)
+    loader = recipe.the_one_for_training(recipe.blocks_with((_EPOCH,)), "--key-path ")
     if loader is not None:
-        text = _patched(text, name, loader.keys, {_EPOCH: batches}, _EPOCH)
+        patch.put(loader, _EPOCH, batches, before=_EPOCH)
     else:
         notes.append(f"Give make_dataloader {_EPOCH}={batches}, the batches of an epoch on each rank.")
-    return Patched(text, tuple(notes))
+    return Patched(patch.result(), tuple(notes))
 
 
-def _sampler_block(root: Node, name: str, key_path: str | None) -> Block:
+def _sampler_block(recipe: Recipe, key_path: str | None) -> Block:
     """Return the mapping with the sampler's arguments."""
-    lacks = ResultError(f"{name} has no settings of dynamic_bucketed_batch (target_batch_numel)", _PASTE_IN)
-    found = block_to_patch(root, name, key_path, lambda: stream_block(root, name, "--key-path "), lacks)
-    for block in (block_at(root, (*found.keys, _SAMPLER)), found):
-        if block is not None and not block.settings.keys().isdisjoint(STREAM_LIMITS):
-            return block
+    lacks = ResultError(f"{recipe.name} has no settings of dynamic_bucketed_batch (target_batch_numel)", _PASTE_IN)
+    block = block_to_patch(recipe, key_path, lambda: recipe.stream_block("--key-path "), lacks)
+    inner = recipe.block_at((*block.keys, _SAMPLER))
+    if inner is not None and inner.has_any(STREAM_LIMITS):
+        return inner
+    if block.has_any(STREAM_LIMITS):
+        return block
     raise lacks
 
 
-def _rate(block: Block, references: References, tuned: Tuned) -> float | None:
+def _rate(block: Block, recipe: Recipe, tuned: Tuned) -> float | None:
     """Return how many samples a second the file's limits count; None where they count what the sweep did."""
     lengths = tuned.needed_stream.lengths
     if lengths.unit not in PER_SECOND:
         return None
-
-    def read(key: str) -> float | None:
-        if (found := block.nearest(key)) is None:
-            return None
-        try:
-            value = references.plain(*found)
-        except ResultError:
-            return None
-        return value if isinstance(value, (int, float)) and value is not True else None
-
-    limit, rate = next(filter(None, map(read, STREAM_LIMITS)), None), read("sample_rate")
+    limit = _number_at(block, STREAM_LIMITS[0], recipe) or _number_at(block, STREAM_LIMITS[1], recipe)
+    rate = _number_at(block, "sample_rate", recipe)
     if lengths.unit != "ms" and limit is not None and not counts_samples(limit, lengths.max):
         return None
     if rate is None or rate <= 0:
+        unit = "milliseconds" if lengths.unit == "ms" else "seconds"
         raise ResultError(
-            f"{references.name}: target_batch_numel counts samples, but the sweep counted "
-            f"{'milliseconds' if lengths.unit == 'ms' else 'seconds'}, and the file has no sample_rate",
+            f"{recipe.name}: target_batch_numel counts samples, but the sweep counted {unit}, and the file has no "
+            "sample_rate",
             "Add `sample_rate: 16000` at the top, with that of the audio.",
         )
     return rate
 
 
-def _place(block: Block, key: str) -> Keys:
-    """Return the path of the mapping for an argument of the function itself."""
-    if (found := block.nearest(key)) is not None:
-        return block.keys[: len(found[1]) - 1]
-    return block.keys[:-1] if block.keys[-1:] == (_SAMPLER,) else block.keys
+def _number_at(block: Block, key: str, recipe: Recipe) -> float | None:
+    """Return the number that a key has in the block or around it; None without one."""
+    nearest = block.nearest(key)
+    if nearest is None:
+        return None
+    try:
+        value = recipe.value(nearest[0])
+    except ResultError:
+        return None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    return None
 
 
-def _patched(text: str, name: str, path: Keys, wanted: dict[str, Value], after: str) -> str:
-    patch = BlockPatch(text=text, name=name, root=parse_yaml(text, name), path=path, paste_in=_PASTE_IN, wanted=wanted)
-    patch.set_all(after)
-    return patch.result()
+def _place(recipe: Recipe, block: Block, key: str) -> Block:
+    """Return the mapping for an argument of the function itself."""
+    path: Keys = block.keys
+    if path[-1:] == (_SAMPLER,):
+        path = path[:-1]
+    nearest = block.nearest(key)
+    if nearest is not None:
+        path = nearest[1]
+    place = recipe.block_at(path)
+    assert place is not None
+    return place
 
 
 EXPORTS = (

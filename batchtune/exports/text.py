@@ -93,12 +93,17 @@ def number(value: float) -> str:
     return str(int(value)) if value == int(value) else format(Decimal(repr(float(value))), "f")
 
 
-def flow_list(values: Sequence[float]) -> str:
-    """Write `[3.995, 5.825, 15.0]`: with a decimal point in all, if one needs it."""
+def list_of_texts(values: Sequence[float]) -> list[str]:
+    """Write the numbers of a list: with a decimal point in all, if one needs it."""
     texts = [number(value) for value in values]
-    if any("." in text for text in texts):
-        texts = [text if "." in text else f"{text}.0" for text in texts]
-    return f"[{', '.join(texts)}]"
+    if not any("." in text for text in texts):
+        return texts
+    return [text if "." in text else f"{text}.0" for text in texts]
+
+
+def flow_list(values: Sequence[float]) -> str:
+    """Write `[3.995, 5.825, 15.0]`."""
+    return f"[{', '.join(list_of_texts(values))}]"
 
 
 def broken(line: str, *, indent: int = 4) -> str:

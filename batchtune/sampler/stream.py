@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  #
 
 from batchtune.batching.streams import StreamBatching, batched, stream_random
 from batchtune.batching.table import BucketTable
-from batchtune.configs.tree import parse_yaml, plain_value, read_text
+from batchtune.configs import parse_yaml, plain_value, read_text
 from batchtune.errors import shortened
 from batchtune.exports.run_configs import read_sampler_yaml, read_stream_yaml
 from batchtune.results import STREAM_ALGORITHMS, SamplerConfig, StreamAlgorithm
@@ -222,7 +222,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         Raises ResultError if the file is missing or damaged, ValueError if an option breaks its rule.
         """
         path = Path(path)
-        document = plain_value(parse_yaml(read_text(path, str(path), ""), str(path))) if path.exists() else None
+        document = plain_value(parse_yaml(read_text(path, str(path)), str(path))) if path.exists() else None
         if isinstance(document, dict) and document.get("format") == SamplerConfig.FORMAT:
             table = read_sampler_yaml(path)
             found = {name: getattr(table, name) for name in _OF_BOTH}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -116,17 +115,16 @@ def sweep(
     current, table, now, fits = settings.current, None, None, None
     if current is not None:  # its batches are padded as they come
         table = current.table(lengths)
-        fits = all_fit(limits, *table.batching.largest_batches(table.lengths.histogram))
-        own = replace(pricing, lengths=table.lengths, total=table.lengths.total)
-        cost = own.cost_of(table.batching)
-        row = own.row("current", table.sizing, table.batching.table.num_buckets, table.batching, cost)
+        fits = all_fit(limits, *table.batching.largest_batches(lengths.histogram))
+        cost = pricing.cost_of(table.batching)
+        row = pricing.row("current", table.sizing, table.batching.table.num_buckets, table.batching, cost)
         now = with_equals([*priced, (row, cost)])[-1]
     index, reason, best_table = recommend(rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded)
     recommended = None if index is None else rows[index]
     wrong_unit = limit_unit_hint(lengths, max_batch_length) if recommended is None else None
     warnings = [*cautions(lengths, limits, settings.num_buckets, rows), *_ranks_cautions(pricing)]
     if current is not None and table is not None and now is not None:
-        warnings += _current_cautions(settings, table, now, recommended, fits=bool(fits))
+        warnings += _current_cautions(settings, table, lengths, now, recommended, fits=bool(fits))
     before = ("current", now.mean_batch_size) if now else (baselines[0].name, float(baselines[0].batch_size))
     is_table = recommended is not None and recommended.pool_size is None
     most_buckets = len(recommended.boundaries) if recommended and is_table else max(settings.num_buckets)
@@ -250,7 +248,7 @@ def _ranks_cautions(pricing: Pricing) -> Iterator[str]:
 
 
 def _current_cautions(
-    settings: SweepSettings, table: CurrentTable, now: Row, recommended: Row | None, *, fits: bool
+    settings: SweepSettings, table: CurrentTable, lengths: Lengths, now: Row, recommended: Row | None, *, fits: bool
 ) -> Iterator[str]:
     current = settings.current
     assert current is not None
@@ -261,7 +259,7 @@ def _current_cautions(
         )
     if settings.multiple_of is not None:
         yield f"{YOURS} is counted as its batches come, not padded to multiples as the others are"
-    yield from current.cautions(table, now)
+    yield from current.cautions(table, lengths, now)
     name, most = table.cap or ("", math.inf)
     if recommended is not None and max(recommended.batch_sizes) > most:
         swept = "" if settings.max_batch_size is None else f" (--max-batch-size {settings.max_batch_size})"

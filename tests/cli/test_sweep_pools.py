@@ -93,20 +93,21 @@ def test_a_run_in_pools_is_compared_with_others(batchtune: Run, speech: Path, tm
 
 
 def test_pools_are_current_settings_like_tables(batchtune: Run, speech: Path, tmp_path: Path) -> None:
-    assert batchtune("sweep-buckets", speech, *POOLED, "--pool-size", 700, "--run", "first").returncode == 0
-    config = tmp_path / "first" / "sampler.yaml"
-    assert batchtune("sweep-buckets", speech, *POOLED, "--pool-size", 700, "--current", config).returncode == 0
-    found = sweep_of(tmp_path)
-    (row,), current = found["rows"], found["current"]
-    assert [current[name] for name in ("pool_size", "batches", "mates_again")] == [
-        700,
-        row["batches"],
-        row["mates_again"],
-    ]
-    config.write_text(config.read_text().replace("pool_size: 700", "pool_size: 0"))
-    refused = batchtune("sweep-buckets", speech, *POOLED, "--current", config)
-    assert refused.returncode == 1
-    assert "sampler.yaml, line 7: pool_size" in refused.stderr
+    assert batchtune("sweep-buckets", speech, *POOLED, "--pool-size", 700).returncode == 0
+    (row,) = sweep_of(tmp_path)["rows"]
+    boundaries = ":".join(map(str, row["boundaries"]))
+    sizes = ":".join(map(str, row["batch_sizes"]))
+    current = f"bucket_boundaries={boundaries},bucket_batch_sizes={sizes},pool_size=700"
+    if row["batch_overhead"] is not None:
+        current += f",batch_overhead={row['batch_overhead']}"
+    ran = batchtune("sweep-buckets", speech, *POOLED, "--pool-size", 700, "--current", current, "--force")
+    assert ran.returncode == 0, ran.stderr
+    found = sweep_of(tmp_path)["current"]
+    for name in ("pool_size", "batches", "mates_again"):
+        assert found[name] == row[name]
+    refused = batchtune("sweep-buckets", speech, *POOLED, "--current", current.replace("=700", "=0"))
+    assert refused.returncode == 2
+    assert "pool_size must be from 1" in refused.stderr
 
 
 @pytest.mark.parametrize(

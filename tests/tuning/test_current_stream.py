@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exports.stream_runs import made_stream
 
 from batchtune.batching.pivot import PivotSettings
 from batchtune.batching.streams import StreamBatching
 from batchtune.errors import BatchtuneError, ResultError, UsageError
-from batchtune.exports.run_configs import render_stream_yaml, stream_config
 from batchtune.lengths import Lengths
 from batchtune.tuning.current import CurrentStream, stream_current
 
@@ -119,15 +117,12 @@ def test_what_would_surprise_is_noted() -> None:
     )
 
 
-def test_a_stream_yaml_is_batchtunes_own(tmp_path: Path) -> None:
-    config = stream_config(made_stream(recommended="pool"))
-    found = of_file(tmp_path, render_stream_yaml(config))
+def test_batchtunes_own_stage_can_be_written_out() -> None:
+    found = read("algorithm=pool,buffer_size=1024,bucket_boundaries=10:30,bucket_batch_sizes=6:2")
     assert isinstance(found.batching, StreamBatching)
     assert (found.batching.algorithm, found.batching.buffer_size, found.batching.shuffle) == ("pool", 1024, True)
-    assert found.batching.table.batch_sizes.tolist() == config.bucket_batch_sizes
+    assert found.batching.table.batch_sizes.tolist() == [6, 2]
     assert found.settings["describe"] == "batchtune's BucketedStream, pool with a buffer of 1024"
-    with pytest.raises(ResultError, match=r"train\.yaml counts s, but the lengths count samples"):
-        read(str(tmp_path / "train.yaml"), "samples", 16_000)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +178,7 @@ def test_a_recipe_that_can_not_be_reproduced_is_refused(tmp_path: Path, old: str
 def test_a_file_without_settings_of_a_stream_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ResultError) as error:
         of_file(tmp_path, text)
-    assert "stream.yaml" in (error.value.hint or "")
+    assert "target_batch_numel" in error.value.message and "--current key=value" in (error.value.hint or "")
 
 
 def test_speechbrains_own_sampler_may_be_named(tmp_path: Path) -> None:

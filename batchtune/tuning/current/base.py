@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 
 from batchtune.batching.batchers import Batching
-from batchtune.configs.recipes import Block
-from batchtune.configs.references import References
+from batchtune.configs import Block, Recipe
 from batchtune.errors import BatchtuneError, ResultError, UsageError
 from batchtune.lengths import Lengths
 from batchtune.results import Row, Sizing
@@ -43,27 +42,21 @@ class Current:
     def table(self, lengths: Lengths) -> CurrentTable:
         """Return the batches that the settings make of these lengths.
 
-        Raises ResultError if they are for other lengths (another unit, or no example is left), or make no table.
+        Raises ResultError if they are for other lengths, or make no table.
         """
         try:
             return self.kind.table(self, lengths)
         except ValueError as error:
             raise ResultError(f"{self.given.source}: the settings make no bucket table: {error}", HOW) from error
 
-    def record(self, found: CurrentTable) -> dict[str, Any]:
+    def record(self, table: CurrentTable) -> dict[str, Any]:
         """Return the `current_settings` of `sweep.json`."""
-        return recorded(self.given, self.kind, found.describe, self.settings)
+        return recorded(self.given, self.kind, table.describe, self.settings)
 
-    def cautions(self, found: CurrentTable, row: Row) -> Iterator[str]:
+    def cautions(self, table: CurrentTable, lengths: Lengths, row: Row) -> Iterator[str]:
         """Yield warnings about the table, sentences without a full stop."""
-        if left_out := sum(found.left_out.values()):
-            reasons = "; ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
-            yield (
-                f"{YOURS} leaves out {left_out:,} of {found.lengths.count + left_out:,} examples ({reasons}): its "
-                "figures are those of the others"
-            )
-        yield from self.kind.cautions(self.settings, found.lengths, row)
-        yield from found.notes
+        yield from self.kind.cautions(self.settings, lengths, row)
+        yield from table.notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,20 +64,16 @@ class CurrentTable:
     """The batches that current settings make.
 
     Attributes:
-        lengths: The examples that the settings keep; the given object itself if all.
         describe: The settings in a few words.
         sizing: `length` if batch sizes come from one max_batch_length, else `frontier`: sizes per bucket.
         notes: Why the framework's own batches may differ; sentences without a full stop.
-        left_out: Reason → number of examples that the settings leave out.
         cap: The setting that caps the examples in a batch besides their length, and its value.
     """
 
     batching: Batching
-    lengths: Lengths
     describe: str
     sizing: Sizing = "frontier"
     notes: tuple[str, ...] = ()
-    left_out: Mapping[str, int] = field(default_factory=dict)
     cap: tuple[str, int] | None = None
 
 
@@ -142,14 +131,14 @@ class Settings:
 
     def lengths(self, name: str) -> list[float]:
         """Return a list of lengths in strictly ascending order."""
-        found = [self._length(name, value, f"entry {number} ") for number, value in self._entries(name)]
-        for number, (before, after) in enumerate(pairwise(found), 2):
+        lengths = [self._length(name, value, f"entry {number} ") for number, value in self._entries(name)]
+        for number, (before, after) in enumerate(pairwise(lengths), 2):
             if after == before:
                 raise self.wrong(name, f"repeats {after:g} as entry {number}", "Give each boundary once.")
             if after < before:
                 problem = f"does not ascend: entry {number} is {after:g}, after {before:g}"
                 raise self.wrong(name, problem, "Write boundaries in ascending order.")
-        return found
+        return lengths
 
     def count(self, name: str) -> int:
         """Return a whole number from 1."""
@@ -205,7 +194,7 @@ class Settings:
 
 
 class SettingsKind(ABC):
-    """One kind of settings: where a file has them, and how they are checked.
+    """One kind of settings: what they are called, where a recipe has them, and how they are checked.
 
     Attributes:
         name: Its name in `sweep.json` or `stream.json`.
@@ -220,20 +209,16 @@ class SettingsKind(ABC):
     inherited: ClassVar[tuple[str, ...]] = ()
     inner: ClassVar[str | None] = None
 
-    def claims(self, names: Collection[str], path: Sequence[str] = ()) -> bool:
-        """Return whether settings with these names, at this path of keys in a file, are of this kind."""
-        return not set(self.signs).isdisjoint(names)
+    def find(self, recipe: Recipe) -> Block | None:
+        """Return the settings of the training in a recipe; None without any, or for a kind that recipes don't have.
 
-    @abstractmethod
-    def find(self, references: References) -> Block | None:
-        """Find the settings of the training in a file; None without any of this kind.
-
-        Raises ResultError if there are several, or they can't be taken from such a file.
+        Raises ResultError if there are several.
         """
-
-    def refusal(self, block: Block, name: str) -> ResultError | None:
-        """Return the error to raise if a block of the file `name` can't be reproduced."""
         return None
+
+    def check_block(self, recipe: Recipe, block: Block) -> None:
+        """Raise ResultError if a block of a recipe can't be reproduced."""
+        recipe.check_block(block)
 
     @abstractmethod
     def read(self, settings: Settings) -> dict[str, object]:
@@ -248,24 +233,32 @@ class TableKind(SettingsKind):
         """Return the batches that the settings make; raises ResultError or ValueError if they make none."""
 
     def cautions(self, settings: Mapping[str, Any], lengths: Lengths, row: Row) -> Iterable[str]:
-        """Return warnings about the row of the sweep for the lengths that the settings keep."""
+        """Return warnings about the row of the sweep."""
         return ()
 
 
-def recorded(where: Settings, kind: SettingsKind, describe: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def recorded(settings: Settings, kind: SettingsKind, describe: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as `sweep.json` and `stream.json` keep them, with their source."""
-    place = {} if where.key_path is None else {"key_path": where.key_path}
-    return {"source": where.source, **place, "kind": kind.name, "describe": describe, **values}
+    record: dict[str, Any] = {"source": settings.source}
+    if settings.key_path is not None:
+        record["key_path"] = settings.key_path
+    return {**record, "kind": kind.name, "describe": describe, **values}
 
 
 def longer_than(lengths: Lengths, limit: float, name: str, consequence: str) -> Iterator[str]:
     """Warn of examples beyond a limit; `consequence` may say {each} for "it" or "each of them"."""
     overlong = int(np.count_nonzero(lengths.values > limit))
-    if overlong:
-        examples, each = ("example is", "it") if overlong == 1 else ("examples are", "each of them")
-        shown, longest = (format_length(length, lengths.unit) for length in (limit, lengths.longest))
-        then = consequence.format(each=each)
-        yield f"{overlong:,} {examples} longer than {name} {shown} (the longest is {longest}): {then}"
+    if overlong == 0:
+        return
+    examples = "examples are"
+    each = "each of them"
+    if overlong == 1:
+        examples = "example is"
+        each = "it"
+    shown = format_length(limit, lengths.unit)
+    longest = format_length(lengths.longest, lengths.unit)
+    then = consequence.format(each=each)
+    yield f"{overlong:,} {examples} longer than {name} {shown} (the longest is {longest}): {then}"
 
 
 def _is_number(value: object) -> bool:

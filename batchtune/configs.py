@@ -1,0 +1,387 @@
+"""YAML files of others, as ruamel.yaml composes them: tags stay names, so nothing in a file is constructed or run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchtune.errors import ResultError, printable, shortened
+from batchtune.files import read_regular
+
+LARGEST_BYTES = 2 << 20
+# The scanner's time grows with the square of a line's length.
+_LONGEST_LINE = 100_000
+_MOST_REFERENCES = 32
+_MOST_LISTED = 8
+
+# Arguments of SpeechBrain's dynamic_bucketed_batch, in its `sampler_kwargs`.
+STREAM_LIMITS = ("target_batch_numel", "max_batch_numel")
+# Today's name, then the one before SpeechBrain 1.0.
+LIMITS = ("max_batch_length", "max_batch_len")
+BUCKETS = ("num_buckets", "bucket_boundaries")
+# Bucket rules of old samplers, whose buckets can't be reproduced.
+OLD_RULES = ("left_bucket_length", "left_bucket_len", "bucket_length_multiplier", "multiplier", "num_quantiles")
+
+REFERENCE = re.compile(r"<([^<>]*)>")
+_REFERENCE_TAGS = ("!ref", "!copy")
+_STANDARD_TAG = "tag:yaml.org,2002:"
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_WORDS = {"": None, "~": None, "null": None, "none": None, "true": True, "false": False, "yes": True, "no": False}
+_NOT_TRAINING = re.compile(r"val|valid|validation|dev|test|eval|infer|inference", re.IGNORECASE)
+_GIVE = "Write the number in the file, or give the settings as --current key=value,key=value."
+
+Keys = tuple[str, ...]
+# A node of ruamel.yaml, which has no types of its own.
+Node = Any
+
+
+def read_text(path: Path, name: str, hint: str | None = None) -> str:
+    """Return the text of a small file, which messages call `name`; `hint` says what to give instead.
+
+    Raises ResultError if it can't be read, is no ordinary file, is larger than 2 MiB, or not UTF-8 text.
+    """
+    content = read_regular(path, LARGEST_BYTES, hint, name=name)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ResultError(f"{name} is not UTF-8 text: byte {error.start} is {error.reason}", hint) from error
+
+
+def parse_yaml(text: str, name: str) -> Node:
+    """Return the root node of one YAML document, which messages call `name`.
+
+    Raises ResultError if it is not YAML, empty, too large, nested too deeply, or has two documents or a repeated key.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    if len(text) > LARGEST_BYTES:
+        raise ResultError(f"{name} is too large for a training's configuration", "Give a file of at most 2 MiB.")
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > _LONGEST_LINE:
+            raise ResultError(f"{name}, line {number} has {len(line):,} characters", "Break the line.")
+    try:
+        root = YAML().compose(text)
+    except RecursionError as error:
+        raise ResultError(f"{name} nests too many levels deep", "Fix the file.") from error
+    # The scanner raises ValueError, IndexError or OverflowError on some damaged escapes and directives.
+    except (YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError, AssertionError) as error:
+        place = printable(" ".join(str(error).split()))[:300]
+        raise ResultError(f"{name} is not a readable YAML file: {place}", "Fix the file where it says.") from error
+    if root is None:
+        raise ResultError(f"{name} is empty", "Give the configuration of a training.")
+    for _, node in walk(root):
+        if is_mapping(node):
+            _refuse_repeated_keys(node, name)
+    return root
+
+
+def is_mapping(node: Node) -> bool:
+    """Return whether a node is a mapping."""
+    return bool(node.id == "mapping")
+
+
+def is_list(node: Node) -> bool:
+    """Return whether a node is a list."""
+    return bool(node.id == "sequence")
+
+
+def is_scalar(node: Node) -> bool:
+    """Return whether a node is a single value."""
+    return bool(node.id == "scalar")
+
+
+def entries(mapping: Node) -> dict[str, Node]:
+    """Return the values of a mapping by key."""
+    return {key.value: value for key, value in mapping.value if is_scalar(key)}
+
+
+def line_of(node: Node) -> int:
+    """Return the line of a node, from 1."""
+    return int(node.start_mark.line) + 1
+
+
+def walk(root: Node) -> Iterator[tuple[Keys, Node]]:
+    """Yield all nodes in order with their paths of keys and indices; an alias yields its node, not the content."""
+    visited: set[int] = set()
+    waiting: list[tuple[Keys, Node]] = [((), root)]
+    while waiting:
+        path, node = waiting.pop()
+        yield path, node
+        if is_scalar(node) or id(node) in visited:
+            continue
+        visited.add(id(node))
+        if is_mapping(node):
+            inner = [((*path, str(key.value)), value) for key, value in node.value]
+        else:
+            inner = [((*path, str(index)), value) for index, value in enumerate(node.value)]
+        waiting += reversed(inner)
+
+
+def plain_value(root: Node) -> Any:
+    """Return a node as Python's own dicts, lists and scalars; values that aliases share stay shared."""
+    made: dict[int, Any] = {}
+
+    def plain(node: Node) -> Any:
+        if is_scalar(node):
+            return scalar_value(node)
+        if id(node) not in made:
+            made[id(node)] = None  # an anchor within itself
+            if is_mapping(node):
+                made[id(node)] = {key: plain(value) for key, value in entries(node).items()}
+            else:
+                made[id(node)] = [plain(value) for value in node.value]
+        return made[id(node)]
+
+    return plain(root)
+
+
+def scalar_value(node: Node) -> str | int | float | bool | None:
+    """Return the meaning of an unquoted scalar without a tag of its own; else its text."""
+    if node.style or not node.tag.startswith(_STANDARD_TAG):
+        return str(node.value)
+    return word_or_number(node.value)
+
+
+def word_or_number(text: str) -> str | int | float | bool | None:
+    """Return the number, true, false or null that a text means; else the text itself."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if len(text) > 64:
+        return text
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _NUMBER.fullmatch(text) and not text.lstrip("+-").isdigit():
+        return float(text)
+    return text
+
+
+def product_of(numbers: Sequence[Any]) -> int | float | None:
+    """Return the product of numbers; None if one is no number, or it is not finite."""
+    if not all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in numbers):
+        return None
+    product: int | float = math.prod(numbers)
+    return product if abs(product) < math.inf else None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A mapping in a recipe: the last of a chain of mappings from the document's top, and the keys that lead there."""
+
+    chain: tuple[Node, ...]
+    keys: Keys
+
+    @property
+    def node(self) -> Node:
+        """The mapping itself."""
+        return self.chain[-1]
+
+    @property
+    def path(self) -> str:
+        """Its path, keys with dots between."""
+        return ".".join(self.keys)
+
+    @property
+    def settings(self) -> dict[str, Node]:
+        """Its values by key."""
+        return entries(self.node)
+
+    def has_any(self, names: Collection[str]) -> bool:
+        """Return whether it has any of these keys."""
+        return not self.settings.keys().isdisjoint(names)
+
+    def nearest(self, key: str) -> tuple[Node, Keys] | None:
+        """Return a key's value, in this mapping or the innermost around it that has the key, and that one's path."""
+        for depth in range(len(self.chain), 0, -1):
+            node = entries(self.chain[depth - 1]).get(key)
+            if node is not None:
+                return node, self.keys[: depth - 1]
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The YAML of a SpeechBrain training, which messages call `name`; `root` is a mapping."""
+
+    root: Node
+    name: str
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> Recipe:
+        """Parse a recipe; raises ResultError as `parse_yaml` does, and for a file without keys."""
+        root = parse_yaml(text, name)
+        if not is_mapping(root):
+            raise ResultError(f"{name} holds no settings by name", "Give the YAML file of a SpeechBrain recipe.")
+        return cls(root, name)
+
+    def block_at(self, keys: Keys) -> Block | None:
+        """Return the mapping at a path of keys; None without one."""
+        chain: list[Node] = [self.root]
+        for key in keys:
+            node = entries(chain[-1]).get(key)
+            if node is None or not is_mapping(node):
+                return None
+            chain.append(node)
+        return Block(tuple(chain), keys)
+
+    def blocks_with(self, names: Collection[str]) -> list[Block]:
+        """Return the mappings with any of these keys that are reached through mappings, each once despite aliases."""
+        blocks: dict[int, Block] = {}
+        for path, node in walk(self.root):
+            if id(node) not in blocks and is_mapping(node):
+                block = self.block_at(path)
+                if block is not None and block.has_any(names):
+                    blocks[id(node)] = block
+        return list(blocks.values())
+
+    def training_block(self, choose: str) -> Block | None:
+        """Return the settings of the sampler that a recipe trains with; None without any."""
+        blocks = self.blocks_with(LIMITS)
+        # References start from settings at the top: the block is what the sampler gets.
+        inner = [block for block in blocks if block.keys]
+        if not inner:
+            inner = [block for block in blocks if block.has_any(BUCKETS)]
+        return self.the_one_for_training(inner, choose)
+
+    def stream_block(self, choose: str) -> Block | None:
+        """Return the settings of the `dynamic_bucketed_batch` that a recipe trains with; None without any."""
+        blocks = self.blocks_with(STREAM_LIMITS)
+        inner = [block for block in blocks if block.keys]
+        return self.the_one_for_training(inner or blocks, choose)
+
+    def the_one_for_training(self, blocks: Sequence[Block], choose: str) -> Block | None:
+        """Return the block with `train` in its path, else the one not named for validation or test; None without any.
+
+        If several are left, ResultError names them, and the option `choose`, which names one by its path of keys.
+        """
+        training = [block for block in blocks if not is_validation(block.keys)] or blocks
+        training = [block for block in training if "train" in block.path] or training
+        if len(training) > 1:
+            paths = [printable(block.path) for block in training]
+            shown = ", ".join(paths[:_MOST_LISTED])
+            if len(paths) > _MOST_LISTED:
+                shown += ", ..."
+            raise ResultError(
+                f"{self.name} has {len(paths)} blocks of batching settings: {shown}",
+                f"Say which one: {choose}{paths[0]}.",
+            )
+        return training[0] if training else None
+
+    def check_block(self, block: Block) -> None:
+        """Raise ResultError if a block's settings are not all in it."""
+        if block.node.tag.startswith("!include"):
+            problem = f"the settings are in another file ({printable(block.node.tag)[:60]})"
+            raise self.wrong(block.node, problem, "Give that file.")
+        if "<<" in block.settings:
+            raise self.wrong(block.node, "the settings are merged (<<) from elsewhere", "Write them out in the block.")
+
+    def value(self, node: Node) -> Any:
+        """Return what a node stands for: a number, a word, None, or a list of these.
+
+        A reference `!ref <key>` or `!ref <key[inner]>` is followed, also in a product with numbers or other references.
+        Raises ResultError for a mapping, a value made by code, or any other reference.
+        """
+        target = self.followed(node)
+        if is_list(target) and target.tag.startswith(_STANDARD_TAG):
+            return [self._single_value(self.followed(entry)) for entry in target.value]
+        return self._single_value(target)
+
+    def referenced(self, node: Node, reference: str) -> Node:
+        """Return the node that `key[inner]` names, as hyperpyyaml reads it."""
+        if "." in reference:
+            raise self._unreadable(
+                node, f"<{reference}> reads an attribute of an object, which batchtune does not make"
+            )
+        target = self.root
+        for key in reference_path(reference):
+            target = entries(target).get(key) if is_mapping(target) else None
+            if target is None:
+                raise self._unreadable(node, f"<{reference}> points to {key!r}, which does not exist")
+        return target
+
+    def followed(self, node: Node) -> Node:
+        """Return the node to which a chain of whole references leads; the node itself if it is none."""
+        target = node
+        for _ in range(_MOST_REFERENCES):
+            reference = whole_reference(target)
+            if reference is None:
+                return target
+            target = self.referenced(target, reference)
+        raise self._unreadable(node, "its references lead around in a circle, or too far")
+
+    def wrong(self, node: Node, problem: str, hint: str | None) -> ResultError:
+        """Return the error to raise about a node."""
+        return ResultError(f"{self.name}, line {line_of(node)}: {printable(problem)}", hint)
+
+    def _single_value(self, node: Node) -> Any:
+        if is_mapping(node):
+            raise self._unreadable(node, "it is a mapping, where a number or a list is needed")
+        if is_scalar(node) and node.tag in _REFERENCE_TAGS:
+            return self._product(node)
+        if node.tag == "!PLACEHOLDER":
+            raise self._unreadable(node, "it is a !PLACEHOLDER, to be filled in")
+        if not node.tag.startswith(_STANDARD_TAG):
+            raise self._unreadable(node, f"it is made by code ({node.tag[:60]}), which batchtune does not run")
+        if is_list(node):
+            raise self._unreadable(node, "it is a list in a list")
+        return scalar_value(node)
+
+    def _product(self, node: Node) -> int | float:
+        factors = []
+        for part in node.value.split("*"):
+            reference = REFERENCE.fullmatch(part.strip())
+            if reference is None:
+                factors.append(word_or_number(part.strip()))
+                continue
+            target = self.followed(self.referenced(node, reference[1]))
+            if not is_scalar(target) or not target.tag.startswith(_STANDARD_TAG):
+                raise self._unreadable(node, f"<{reference[1]}> is not a number")
+            factors.append(scalar_value(target))
+        product = product_of(factors)
+        if product is None:
+            raise self._unreadable(node, f"{node.value[:60]!r} is not a product of numbers and references")
+        return product
+
+    def _unreadable(self, node: Node, problem: str) -> ResultError:
+        return self.wrong(node, f"the value can't be read: {problem}", _GIVE)
+
+
+def whole_reference(node: Node) -> str | None:
+    """Return what a value `!ref <key>` refers to; None for any other value."""
+    if not is_scalar(node) or node.tag not in _REFERENCE_TAGS:
+        return None
+    match = REFERENCE.fullmatch(node.value.strip())
+    return None if match is None else match[1]
+
+
+def references_in(node: Node) -> list[Keys]:
+    """Return the paths that a value `!ref` refers to."""
+    if not is_scalar(node) or node.tag not in _REFERENCE_TAGS:
+        return []
+    return [reference_path(reference) for reference in REFERENCE.findall(node.value)]
+
+
+def reference_path(reference: str) -> Keys:
+    """Return the path of `key[inner]` as hyperpyyaml reads it; attributes of objects count as the object."""
+    return tuple(part.strip("]") for part in reference.split(".")[0].split("["))
+
+
+def is_validation(keys: Keys) -> bool:
+    """Return whether a path of keys is named for validation or test."""
+    words = re.split(r"[^A-Za-z]+", ".".join(keys))
+    return any(_NOT_TRAINING.fullmatch(word) for word in words)
+
+
+def _refuse_repeated_keys(mapping: Node, name: str) -> None:
+    keys: set[str] = set()
+    for key, _ in mapping.value:
+        if is_scalar(key) and key.value in keys and key.value != "":
+            problem = f"the file has the key {shortened(printable(key.value))} a second time"
+            raise ResultError(f"{name}, line {line_of(key)}: {problem}", "Keep the one that counts.")
+        if is_scalar(key):
+            keys.add(key.value)
