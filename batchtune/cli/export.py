@@ -79,7 +79,7 @@ def _patch(
     """
     import difflib
 
-    from batchtune.configs.tree import LARGEST_BYTES
+    from batchtune.configs import LARGEST_BYTES
     from batchtune.files import read_regular, write_whole
 
     assert framework.patch is not None  # _framework has checked
