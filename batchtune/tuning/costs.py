@@ -6,7 +6,6 @@ that is on average decides how long its step takes by its longest length alone.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -23,16 +22,16 @@ from batchtune.trust import WORST_TIME_ERROR
 
 # Examples, evenly taken in order of length, that say what is typical; more would only be slower.
 _SAMPLE = 1 << 17
-# Distinct targets to tell apart.
-_LEVELS = 4096
+# Targets are told apart by so many quantiles, and as many even steps: few of them may make up most of the mean.
+_LEVELS = 64
+# Groups of examples next to each other in length; a bucket is taken to hold whole groups.
+_GROUPS = 1024
+# Batches whose targets are worked out together, few enough to stay in the cache.
+_AT_ONCE = 4096
 # Without a known bucket, a batch is taken to be of one of this many, with as many examples each.
 _BUCKETS = 16
 # Look up the times of at most this many batches.
 _EACH = 512
-# The mean of the longest of several is taken over these parts of its distribution, each by its middle: smaller ones
-# towards the end, where targets that differ much (log-normally, say) have much of their mean.
-_PARTS = (0.0, 0.4, 0.75, 0.9, 0.97, 0.993, 1.0)
-
 Sizes: TypeAlias = Callable[[FloatArray], IntArray]
 JointSizes: TypeAlias = Callable[[FloatArray, FloatArray], IntArray]
 ProvenBy: TypeAlias = Callable[[float, int], "int | None"]
@@ -120,11 +119,16 @@ def capped(costs: Costs, max_batch_length: float) -> Costs:
 class TypicalTargets:
     """The longest target that a batch has on average, by its size and its longest length.
 
-    `lengths`, shape (n,), ascending, are of examples that stand for all; `targets` are those of any run of them.
+    Attributes:
+        lengths: Shape (n,), ascending, of examples that stand for all.
+        levels: Shape (levels,), ascending: the targets to tell apart.
+        examples_up_to: Shape (groups + 1, levels): how many of the examples in the first groups, from the shortest
+            length on, have targets up to each level. All groups have as many examples, to within one.
     """
 
     lengths: FloatArray
-    targets: RangeQuantiles
+    levels: FloatArray
+    examples_up_to: FloatArray
 
     @classmethod
     def of(cls, lengths: Lengths) -> TypicalTargets | None:
@@ -134,7 +138,19 @@ class TypicalTargets:
         # The middles of as many equal parts, in ascending order.
         taken = min(lengths.count, _SAMPLE)
         chosen = lengths.count - 1 - ((2 * np.arange(taken) + 1) * lengths.count) // (2 * taken)
-        return cls(lengths.values[chosen], RangeQuantiles.of(lengths.targets[chosen]))
+        targets = lengths.targets[chosen]
+        quantiles = np.quantile(targets, np.linspace(0, 1, _LEVELS))
+        even = np.linspace(targets.min(), targets.max(), _LEVELS)
+        edges = np.unique(np.concatenate((quantiles, even)))
+        level = np.searchsorted(edges, targets).clip(max=edges.size - 1)  # interpolated quantiles may round
+        present, level = np.unique(level, return_inverse=True)
+        groups = min(taken, _GROUPS)
+        group = np.arange(taken) * groups // taken
+        counts = np.bincount(group * present.size + level, minlength=groups * present.size)
+        up_to = np.zeros((groups + 1, present.size))
+        up_to[1:] = counts.reshape(groups, present.size).cumsum(axis=0).cumsum(axis=1)
+        means = np.bincount(level, targets) / np.bincount(level)
+        return cls(lengths.values[chosen], means, up_to)
 
     def __call__(
         self, batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, above: npt.ArrayLike | None = None
@@ -153,54 +169,22 @@ class TypicalTargets:
             start = end - max(1, self.lengths.size // _BUCKETS)
         else:
             start = np.searchsorted(self.lengths, np.broadcast_to(above, length.shape), side="right")
-        start = np.clip(start, 0, end - 1)
-        total = np.zeros(length.shape)
-        for low, high in itertools.pairwise(_PARTS):
-            rank = np.ceil(((low + high) / 2) ** (1 / size) * (end - start)).astype(np.int64) - 1
-            total += (high - low) * self.targets(start, end, np.clip(rank, 0, end - start - 1))
-        return total
+        groups = self.examples_up_to.shape[0] - 1
+        last = np.ceil(end * (groups / self.lengths.size)).astype(np.int64)
+        first = np.round(start * (groups / self.lengths.size)).astype(np.int64).clip(0, last - 1)
+        longest = np.empty(size.size)
+        for at in range(0, size.size, _AT_ONCE):
+            some = slice(at, at + _AT_ONCE)
+            longest[some] = self._mean_longest(size.ravel()[some], first.ravel()[some], last.ravel()[some])
+        return longest.reshape(size.shape)
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RangeQuantiles:
-    """The k-th smallest value of any run of an array, for many runs at once.
-
-    A wavelet matrix (Claude, Navarro and Ordóñez 2015): for each bit of the values' ranks, from the highest, how many
-    before each place have a 0 there (`zeros`, shape (bits, n + 1)), the values then being sorted stably by that bit. A
-    query follows its run through the bits. `values` are those that are distinguished, ascending.
-    """
-
-    values: FloatArray
-    zeros: npt.NDArray[np.int32]
-
-    @classmethod
-    def of(cls, array: FloatArray) -> RangeQuantiles:
-        """Index an array of at least one value; of more than 4096 different ones, neighbours are taken for one."""
-        distinct, ranks = np.unique(array, return_inverse=True)
-        if distinct.size > _LEVELS:
-            ranks = ranks * _LEVELS // distinct.size
-            levels = np.arange(distinct.size) * _LEVELS // distinct.size
-            distinct = distinct[np.append(np.flatnonzero(np.diff(levels)), -1)]
-        bits = max(1, int(distinct.size - 1).bit_length())
-        zeros = np.zeros((bits, array.size + 1), dtype=np.int32)
-        for row in range(bits):
-            is_zero = (ranks >> (bits - 1 - row)) & 1 == 0
-            np.cumsum(is_zero, out=zeros[row, 1:])
-            ranks = np.concatenate((ranks[is_zero], ranks[~is_zero]))
-        return cls(distinct, zeros)
-
-    def __call__(self, start: IntArray, end: IntArray, rank: IntArray) -> FloatArray:
-        """Return the value with this rank, from 0, among array[start:end]; arrays of one shape, start + rank < end."""
-        found = np.zeros(np.shape(rank), dtype=np.int64)
-        for zeros in self.zeros:
-            before, until = zeros[start], zeros[end]
-            here = until - before
-            one = rank >= here
-            start = np.where(one, zeros[-1] + start - before, before)
-            end = np.where(one, zeros[-1] + end - until, until)
-            rank = np.where(one, rank - here, rank)
-            found = 2 * found + one
-        return self.values[found]
+    def _mean_longest(self, batch_sizes: FloatArray, first: IntArray, last: IntArray) -> FloatArray:
+        """Return the mean longest target of batches drawn from these groups; all arrays have the shape (batches,)."""
+        examples = self.examples_up_to[last] - self.examples_up_to[first]
+        within = (examples / examples[:, -1:]) ** batch_sizes[:, np.newaxis]
+        longest = float(self.levels[-1])
+        below: FloatArray = np.sum(within[:, :-1] * np.diff(self.levels), axis=1)
+        return longest - below
 
 
 def batch_seconds(

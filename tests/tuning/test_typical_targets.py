@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.tuning.costs import Costs, RangeQuantiles, TypicalTargets
+from batchtune.tuning.costs import Costs, TypicalTargets
 from batchtune.tuning.epoch_cost import estimated_epoch_seconds
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
@@ -39,23 +37,6 @@ def batches_of_one_epoch(table: BucketTable, seed: int) -> list[tuple[int, float
 
 
 TABLE = BucketTable(np.array([80.0, 200, 400, 900, 4000]), np.array([60, 25, 10, 5, 2]))
-
-
-@given(st.lists(st.integers(-5, 5) | st.floats(0, 1), min_size=1, max_size=40), st.data())
-@settings(deadline=None, max_examples=100)
-def test_quantiles_of_a_range_are_those_of_its_sorted_values(values: list[float], data: st.DataObject) -> None:
-    start = data.draw(st.integers(0, len(values) - 1))
-    end = data.draw(st.integers(start + 1, len(values)))
-    quantiles = RangeQuantiles.of(np.array(values, dtype=float))
-    ranks = np.arange(end - start)
-    found = quantiles(np.full(ranks.size, start), np.full(ranks.size, end), ranks)
-    assert found.tolist() == sorted(values[start:end])
-
-
-def test_of_very_many_different_values_quantiles_are_near() -> None:
-    values = np.random.default_rng(0).uniform(0, 1, 50_000)
-    found = RangeQuantiles.of(values)(np.array([0]), np.array([50_000]), np.array([25_000]))
-    assert float(found[0]) == pytest.approx(np.median(values), abs=1e-3)
 
 
 @pytest.mark.parametrize("bucket", [0, 2, 4])
