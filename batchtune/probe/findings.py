@@ -239,7 +239,7 @@ class Findings(Outcomes):
                 would_be = last_peak + (self.need(bracket) or 0.0) * (bracket.failed - largest)
                 if least <= would_be < limit:
                     ends.append(would_be)
-        if len(ends) < 2 or self._leaps:
+        if len(ends) < 2 or self.leaps:
             return self._room_by_limit
         return (least + min(ends)) / 2 - self.margin.bytes
 
@@ -310,8 +310,8 @@ class Findings(Outcomes):
 
         It divides the sizes just above which memory leapt, only those no smaller if there are several.
         """
-        beyond = {leap for leap in self._leaps if leap >= size}
-        leaps = beyond if len(beyond) > 1 else self._leaps
+        beyond = {leap for leap in self.leaps if leap >= size}
+        leaps = beyond if len(beyond) > 1 else self.leaps
         quantum = math.gcd(*leaps) if len(leaps) > 1 else 1
         while self._grows_within(quantum):
             quantum = quantum // 2 if quantum % 2 == 0 else 1
@@ -328,7 +328,7 @@ class Findings(Outcomes):
         return False
 
     @cached_property
-    def _leaps(self) -> list[int]:
+    def leaps(self) -> list[int]:
         """The sizes just above which a batch failed though its length's peaks left room for it."""
         found = []
         for bracket in self.brackets:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from batchtune.probe.findings import Bracket, Findings, step_at
 from batchtune.probe.outcomes import Anchor
 
+_CAUTION = 3  # times the model's error, kept from a guess by a single peak where the model does not fit
 _MISLED = 3  # failures at one length that show that the model does not hold there
 
 
@@ -140,7 +141,11 @@ def _by_peaks(findings: Findings, bracket: Bracket) -> int | None:
     room, model = findings.room_bytes, findings.model
     if bracket.peaks:
         largest, peak = bracket.peaks[-1]
-        size = int(min(largest + (room - peak) / need, 2.0 * bracket.cap))
+        more = (room - peak) / need
+        if len(bracket.peaks) == 1 and model is not None and findings.is_misfit and not findings.leaps:
+            # A success shows this length's own slope; a failure shows nothing but a bound.
+            more *= 1 - min(_CAUTION * model.relative_error, 0.5)
+        size = int(min(largest + more, 2.0 * bracket.cap))
         rest = model.constant if model else findings.rest_bytes
         used = peak - (bracket.peaks[0][1] if rest is None else rest)
         # The slope of a batch that uses less is unknown: allocators round, and its peak is mostly constant.
