@@ -24,7 +24,6 @@ def test_pools_as_random_as_the_table_take_less_time(tmp_path: Path, capsys: pyt
 
 
 def test_tuned_streams_take_fewer_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("numba")
     from benchmarks.streams import main
 
     main(["sweep", "--quick", "--data", str(tmp_path / "absent")])

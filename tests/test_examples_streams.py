@@ -21,8 +21,7 @@ from batchtune.manifests import ReadOptions, load_stream
 from batchtune.tuning.stream_simulation import AnyBatching, StoredStream, simulate_stream
 from batchtune.tuning.stream_sweep import StreamSettings
 
-for module in ("webdataset", "numba"):
-    pytest.importorskip(module)
+pytest.importorskip("webdataset")
 pytestmark = pytest.mark.slow
 HAS_SPEECHBRAIN = importlib.util.find_spec("speechbrain") is not None
 with_speechbrain = pytest.mark.skipif(not HAS_SPEECHBRAIN, reason="speechbrain is not installed")

@@ -33,7 +33,7 @@ LEVELS = [
 ]
 HEAVY = {
     *("torch", "pandas", "scipy", "plotly", "pyarrow", "pynvml", "jinja2", "ruamel", "speechbrain"),
-    *("mutagen", "tokenizers", "webdataset", "lhotse", "datasets", "numba", "nvidia"),
+    *("mutagen", "tokenizers", "webdataset", "lhotse", "datasets", "nvidia"),
 }
 TORCH_ALLOWED = {"workloads", "probe", "loaders", "sampler"}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-import sys
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Integral, Real
 
@@ -15,7 +16,7 @@ from batchtune.batching.streams import StreamBatches
 from batchtune.errors import shortened
 from batchtune.lengths import FloatArray
 
-# Whole numbers up to here, and their sums, are exact as floats.
+# Whole numbers are exact as floats up to here.
 _EXACT = 2**53
 
 
@@ -51,18 +52,28 @@ class PivotSettings:
     def __post_init__(self) -> None:
         optional = ("max_batch_numel", "max_batch_size", "max_padding_ratio", "min_sample_len", "max_sample_len")
         for name in ("target_batch_numel", "buffersize", *optional):
-            value, whole = getattr(self, name), name in ("buffersize", "max_batch_size")
+            value = getattr(self, name)
             if value is None and name in optional:
                 continue
-            if not isinstance(value, Integral if whole else Real) or math.isnan(value):
-                rule = f"a {'whole ' if whole else ''}number{' or None' if name in optional else ''}"
+            if name in ("buffersize", "max_batch_size"):
+                rule = "a whole number"
+                valid = isinstance(value, Integral)
+            else:
+                rule = "a number"
+                valid = isinstance(value, Real) and not math.isnan(value)
+            if name in optional:
+                rule += " or None"
+            if not valid:
                 raise ValueError(f"{name} must be {rule}, got {shortened(value)}")
 
     def keeps(self, lengths: FloatArray) -> npt.NDArray[np.bool_]:
         """Return which examples the length limits keep."""
-        least = -math.inf if self.min_sample_len is None else self.min_sample_len
-        most = math.inf if self.max_sample_len is None else self.max_sample_len
-        return (lengths >= least) & (lengths <= most)
+        kept = np.ones(lengths.shape, dtype=np.bool_)
+        if self.min_sample_len is not None:
+            kept &= lengths >= self.min_sample_len
+        if self.max_sample_len is not None:
+            kept &= lengths <= self.max_sample_len
+        return kept
 
 
 def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random: random.Random) -> StreamBatches:
@@ -73,8 +84,8 @@ def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random:
     torch's seed; without workers its state is arbitrary unless the program seeds it.
 
     Examples that the length limits leave out count as read. The examples of a batch are the longest first, as
-    SpeechBrain hands them to its collate_fn. Lengths that are not whole numbers are added up as this version of Python
-    does (from 3.12 on, `sum` compensates rounding): that decides between neighbours that pad equally.
+    SpeechBrain hands them to its collate_fn. Lengths that are not whole numbers are added up in SpeechBrain's order:
+    rounding decides between neighbours that pad equally.
 
     `lengths`, shape (examples,), are in the order of the stream and in the unit of the settings.
     Source: `speechbrain.dataio.iterators`, SpeechBrain 1.1.
@@ -82,10 +93,7 @@ def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random:
     Raises:
         ValueError: A length is negative or not finite; whole lengths are so large that floats can't hold their sums; or
             two neighbours in the buffer are of length 0, where SpeechBrain raises a ZeroDivisionError.
-        BatchtuneError: Numba is not installed.
     """
-    from batchtune.batching.compiled import Rules, advance, buffer_of, pivot_batches, words_of
-
     given = np.asarray(lengths)
     if given.ndim != 1:
         raise ValueError(f"lengths must be one-dimensional, got shape {given.shape}")
@@ -94,32 +102,95 @@ def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random:
         raise ValueError("lengths must be finite and not negative")
     kept = np.flatnonzero(settings.keeps(values))
     stream = values[kept]
-    room = min(settings.buffersize, stream.size) if settings.buffersize > 0 else stream.size
-    whole = bool((stream == np.floor(stream)).all()) and float(stream.max(initial=0)) * room < _EXACT
-    if not whole and given.dtype.kind in "iu":
-        raise ValueError(f"lengths are up to {int(given.max())}: the sum of {room} is not exact; use a larger unit")
-    rules = Rules(
-        target=float(settings.target_batch_numel),
-        size=_EXACT if settings.max_batch_size is None else min(int(settings.max_batch_size), _EXACT),
-        numel=math.inf if settings.max_batch_numel is None else float(settings.max_batch_numel),
-        ratio=math.inf if settings.max_padding_ratio is None else float(settings.max_padding_ratio),
-        exact=whole,
-        compensated=sys.version_info >= (3, 12),
-    )
-    # With drop_end, a buffer that never fills gives no batch.
-    last = max(1, settings.buffersize if settings.buffersize > 0 else room + 1) if settings.drop_end else 1
-    examples, ends, read = (np.empty(stream.size, np.int64) for _ in range(3))
-    words = words_of(random)
-    batches = pivot_batches(stream, words, buffer_of(stream, room), rules, last, (examples, ends, read))
-    advance(random, words)
-    if batches < 0:
+    buffer_size = settings.buffersize if settings.buffersize > 0 else stream.size + 1
+    most_held = min(buffer_size, stream.size)
+    if given.dtype.kind in "iu" and float(stream.max(initial=0)) * most_held >= _EXACT:
         raise ValueError(
-            f"batch {-batches}: SpeechBrain's padding_ratio divides by zero, as two examples are of length 0; leave "
-            "them out with min_sample_len"
+            f"lengths are up to {int(given.max())}: the sum of {most_held} is not exact; use a larger unit"
         )
-    ends, read = ends[:batches].copy(), read[:batches]
-    held = read - np.concatenate(([0], ends[:-1]))[:batches]
-    # Anything after the last valid example is read only when the stream has ended.
-    ended = held != settings.buffersize
-    examples = kept[examples[: int(ends[-1]) if batches else 0]]
-    return StreamBatches(examples, ends, np.where(ended, values.size, kept[read - 1] + 1))
+
+    examples: list[int] = []
+    ends: list[int] = []
+    read: list[int] = []
+    for batch, count_read in _batches(stream.tolist(), buffer_size, settings, random):
+        examples += batch
+        ends.append(len(examples))
+        # Anything after the last valid example is read only when the stream has ended.
+        read.append(values.size if count_read is None else int(kept[count_read - 1]) + 1)
+    return StreamBatches(
+        examples=kept[np.array(examples, dtype=np.int64)],
+        ends=np.array(ends, dtype=np.int64),
+        read=np.array(read, dtype=np.int64),
+    )
+
+
+def _batches(
+    stream: list[float], buffer_size: int, settings: PivotSettings, random: random.Random
+) -> Iterator[tuple[list[int], int | None]]:
+    """Yield each batch, as places in the stream, and how many examples were read for it; None: all of the stream."""
+    held_lengths: list[float] = []  # ascending; of equal lengths the earlier first
+    held_places: list[int] = []
+    made = 0
+    for place, length in enumerate(stream):
+        index = bisect_right(held_lengths, length)
+        held_lengths.insert(index, length)
+        held_places.insert(index, place)
+        if len(held_lengths) == buffer_size:
+            made += 1
+            yield _taken(held_lengths, held_places, settings, random, made), place + 1
+    while held_lengths and not settings.drop_end:
+        made += 1
+        yield _taken(held_lengths, held_places, settings, random, made), None
+
+
+def _taken(
+    held_lengths: list[float], held_places: list[int], settings: PivotSettings, random: random.Random, number: int
+) -> list[int]:
+    """Take batch `number`, counted from 1, out of the buffer and return its places, the longest example first."""
+    pivot = random.randint(0, len(held_lengths) - 1)
+    try:
+        first, last = _window(held_lengths, pivot, settings)
+    except ZeroDivisionError:
+        raise ValueError(
+            f"batch {number}: SpeechBrain's padding_ratio divides by zero, as two examples are of length 0; leave "
+            "them out with min_sample_len"
+        ) from None
+    batch = held_places[first : last + 1]
+    batch.reverse()
+    del held_lengths[first : last + 1]
+    del held_places[first : last + 1]
+    return batch
+
+
+def _window(held: list[float], pivot: int, settings: PivotSettings) -> tuple[int, int]:
+    """Return the first and last index of the batch that grows around a pivot in the ascending lengths of the buffer."""
+    target = settings.target_batch_numel
+    most_cells = math.inf if settings.max_batch_numel is None else settings.max_batch_numel
+    most_padding = math.inf if settings.max_padding_ratio is None else settings.max_padding_ratio
+    most_examples = len(held) if settings.max_batch_size is None else settings.max_batch_size
+    first = last = pivot
+    longest = held[pivot]
+    lengths = [longest]  # in the order in which they join, as it decides how their sum is rounded
+    count = 1
+    while count < most_examples and count * longest < target:
+        count += 1
+        left = math.inf
+        right = math.inf
+        if first > 0 and count * longest <= most_cells:
+            left = 1.0 - sum(lengths, held[first - 1]) / (count * longest)
+        if last + 1 < len(held) and count * held[last + 1] <= most_cells:
+            right = 1.0 - sum(lengths, held[last + 1]) / (count * held[last + 1])
+        if left > most_padding:
+            left = math.inf
+        if right > most_padding:
+            right = math.inf
+        if left == right == math.inf:
+            break
+        if left <= right:
+            first -= 1
+            lengths.append(held[first])
+        else:
+            last += 1
+            longest = held[last]
+            lengths.append(longest)
+    return first, last

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -54,8 +55,6 @@ class Sharding:
         The order of the shards is WebDataset's own with this seed, to the shard. Within a worker examples are shuffled
         as by `.shuffle(shuffle_buffer, initial=shuffle_initial, rng=sample_random(seed, epoch, rank, worker))`. Without
         `rng` and `seed`, WebDataset shuffles by the time of day. `sizes` are the examples of each shard, by URL.
-
-        Raises BatchtuneError if something is to be shuffled and Numba is not installed.
         """
         starts = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
         read = self.shards(len(sizes), seed=seed, epoch=epoch)
@@ -84,15 +83,30 @@ def shuffled(stream: IntArray, buffer_size: int, random: random.Random, initial:
     It fills a buffer by two examples for each that it gives, chosen from the buffer at random. `random` ends in the
     same state. Source: `webdataset.filters._shuffle`, WebDataset 1.0.
     """
-    if buffer_size < 1 or not stream.size:
+    if buffer_size < 1:
         return stream
-    from batchtune.batching import compiled
-
-    words = compiled.words_of(random)
     initial = min(_INITIAL if initial is None else initial, buffer_size)
-    result: IntArray = compiled.shuffled(stream, words, min(buffer_size, stream.size), initial)
-    compiled.advance(random, words)
-    return result
+    source = iter(stream.tolist())
+    result: list[int] = []
+    held: list[int] = []
+    for example in source:
+        held.append(example)
+        if len(held) < buffer_size:
+            held.extend(islice(source, 1))
+        if len(held) >= initial:
+            result.append(_drawn(held, random))
+    while held:
+        result.append(_drawn(held, random))
+    return np.array(result, dtype=np.int64)
+
+
+def _drawn(held: list[int], random: random.Random) -> int:
+    """Take a random example out of the buffer; the last one takes its place."""
+    index = random.randint(0, len(held) - 1)
+    drawn = held[index]
+    held[index] = held[-1]
+    held.pop()
+    return drawn
 
 
 def advised_shards(count: int, total_bytes: int | None, readers: int) -> ShardAdvice:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +14,9 @@ from hypothesis import strategies as st
 
 from batchtune.batching.pivot import PivotSettings, speechbrain_batches
 from batchtune.batching.streams import StreamBatches
-from batchtune.errors import BatchtuneError
 from batchtune.tuning.stream_simulation import most_held, waits
 
 OF_SAMPLER = ("target_batch_numel", "max_batch_numel", "max_batch_size", "max_padding_ratio")
-ROOT = Path(__file__).parents[2]
 
 
 def real_batches(
@@ -185,24 +179,3 @@ def test_waits_and_what_is_held_are_those_of_the_batches(
     assert waits(found).tolist() == waited
     assert most_held(found, lengths) == max(peaks)
     assert drop_end or not held
-
-
-def test_without_numba_one_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.delitem(sys.modules, "batchtune.batching.compiled", raising=False)
-    with pytest.raises(BatchtuneError, match="need the package numba") as raised:
-        speechbrain_batches([1.0], PivotSettings(target_batch_numel=20), random.Random(0))
-    assert "pip install" in str(raised.value.hint)
-
-
-@pytest.mark.slow
-def test_it_runs_where_no_folder_keeps_what_is_compiled() -> None:
-    code = (
-        "import random\n"
-        "from batchtune.batching.pivot import PivotSettings, speechbrain_batches\n"
-        "print(speechbrain_batches([1, 2], PivotSettings(target_batch_numel=9), random.Random(0)).examples.tolist())\n"
-    )
-    # The one place where Numba looks here is a zip archive, which this is not.
-    env = {**os.environ, "NUMBA_CACHE_LOCATOR_CLASSES": "ZipCacheLocator", "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert (ran.stdout, ran.stderr) == ("[1, 0]\n", "")

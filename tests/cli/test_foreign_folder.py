@@ -17,7 +17,7 @@ PROGRAM = "from batchtune.cli import main\nmain()\n"
 # Names of the standard library too, some of which Python imports itself while it starts a program.
 NAMES = (
     *("importlib", "runpy", "multiprocessing", "pickle", "struct", "socket", "tempfile", "random", "json", "resource"),
-    *("torch", "numpy", "psutil", "msgspec", "pyarrow", "pandas", "scipy", "numba", "pynvml", "typer", "rich"),
+    *("torch", "numpy", "psutil", "msgspec", "pyarrow", "pandas", "scipy", "pynvml", "typer", "rich"),
     *("jinja2", "plotly", "ruamel", "mutagen", "tokenizers", "sitecustomize", "usercustomize", "nvidia", "yaml"),
 )
 LOADER = """
@@ -105,12 +105,3 @@ def test_a_loader_from_elsewhere_runs_nothing_of_the_folder(foreign: Path) -> No
     few = ("--sweep", "num_workers=0:1", "--seconds", 0.2, "--trials", 1, "--step-ms", 1)
     ran = run(foreign, "tune-loader", elsewhere / "loaders.py:make", *few)
     assert ran.returncode == 0, ran.stderr
-
-
-def test_no_compiled_code_is_taken_from_the_folder(tmp_path: Path) -> None:
-    (tmp_path / ".numba_config.yaml").write_text("cache_dir: compiled\n")
-    program = "from batchtune.batching import compiled; print(compiled.shuffled._cache.cache_path)"
-    env = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
-    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert not (tmp_path / ran.stdout.strip()).is_relative_to(tmp_path)

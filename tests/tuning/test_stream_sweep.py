@@ -199,8 +199,8 @@ def test_mates_are_as_far_apart_as_counted() -> None:
 def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
     stored = StoredStream.of(SPEECH, None, [300] * 5, Sharding(world_size=2, workers=2), 1)
     epoch = simulate_stream(stored, BUCKETS, 0)
-    ends = np.cumsum(epoch.number)
-    workers = [list(range(end - number, end)) for end, number in zip(ends, epoch.number, strict=True)]
+    ends = np.cumsum(epoch.batches_by_worker)
+    workers = [list(range(end - number, end)) for end, number in zip(ends, epoch.batches_by_worker, strict=True)]
     times = step_seconds(epoch.shapes.batch_sizes.astype(float), epoch.shapes.lengths)
     ranks = []
     for first, second in (workers[:2], workers[2:]):
@@ -303,7 +303,7 @@ def test_speechbrains_filter_leaves_out_and_holds_nothing_of_it() -> None:
     epoch = simulate_stream(stored, limits, 0)
     assert epoch.shapes.lengths.max() <= 12
     assert epoch.cut.examples.size == np.count_nonzero(SPEECH <= 12)
-    assert epoch.held <= 64 * 12
+    assert epoch.most_held <= 64 * 12
 
 
 def test_sweeps_are_reproducible(tmp_path: Path) -> None:
