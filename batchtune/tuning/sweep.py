@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -116,8 +117,9 @@ def sweep(
     if current is not None:  # its batches are padded as they come
         table = current.table(lengths)
         fits = all_fit(limits, *table.batching.largest_batches(lengths.histogram))
-        cost = pricing.cost_of(table.batching)
-        row = pricing.row("current", table.sizing, table.batching.table.num_buckets, table.batching, cost)
+        unpadded = replace(pricing, lengths=lengths, total=lengths.total)
+        cost = unpadded.cost_of(table.batching)
+        row = unpadded.row("current", table.sizing, table.batching.table.num_buckets, table.batching, cost)
         now = with_equals([*priced, (row, cost)])[-1]
     index, reason, best_table = recommend(rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded)
     recommended = None if index is None else rows[index]
