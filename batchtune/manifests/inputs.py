@@ -25,6 +25,7 @@ _JSON_KIND = {"JSON files": (".json", ".json.gz")}
 _FILES_AT_ONCE = 2000
 _MOST_EXPANSIONS = 1_000_000
 _RANGE = re.compile(r"(\d{1,12})\.\.(\d{1,12})")
+_OUTSIDE_BRACES = re.compile(r",(?![^{}]*\})")
 # NeMo's own braces, which shells leave alone: shard__OP_0..7_CL_.tar.
 _NEMO_BRACES = re.compile(r"_OP_([^{}]*?)_CL_")
 
@@ -90,8 +91,10 @@ def _exists(name: str) -> bool:
 def _expanded_braces(spec: str) -> list[str]:
     """Return the names that braces (bash's and NeMo's), and commas outside them, stand for."""
     pattern = _NEMO_BRACES.sub(r"{\1}", spec)
-    sizes = [abs(int(last) - int(first)) + 1 for first, last in _RANGE.findall(pattern)]
-    if math.prod(sizes) > _MOST_EXPANSIONS:
+    count = 0
+    for part in _OUTSIDE_BRACES.split(pattern):
+        count += math.prod(abs(int(last) - int(first)) + 1 for first, last in _RANGE.findall(part))
+    if count > _MOST_EXPANSIONS:
         hint = f"At most {_MOST_EXPANSIONS:,} can be named at once."
         raise ManifestError(f"{shortened(spec)} means more than {_MOST_EXPANSIONS:,} files", hint)
     if pattern.count("{") != pattern.count("}"):

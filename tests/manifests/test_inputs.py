@@ -66,6 +66,10 @@ def test_a_list_is_separated_by_commas(tmp_path: Path) -> None:
     assert [one.path.name for one in expand(specs, None)] == ["a.json", "m_0.json", "m_1.json"]
 
 
+def test_long_ranges_of_several_names_add_up() -> None:
+    assert len(expand("a-{0..1999}.tar,b-{0000..1999}.tar", None)) == 4000
+
+
 def test_several_are_one_data_set_in_the_order_given(tmp_path: Path) -> None:
     write(tmp_path, "b.json", "a.json")
     assert [one.path.name for one in expand([tmp_path / "b.json", tmp_path / "a.json"], None)] == ["b.json", "a.json"]
