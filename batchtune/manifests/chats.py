@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 _CONFIG = "tokenizer_config.json"
 _TEMPLATE = "chat_template.jinja"
+# Real templates take less than a millisecond.
+_LONGEST_SECONDS = 10.0
 _LARGEST_BYTES = 64 * 1024 * 1024
 _FETCH = "Fetch the tokenizer again, or take the template out to count the contents alone."
 # What a template may name besides the messages, as transformers' `special_tokens_map`.
@@ -42,9 +47,33 @@ class ChatTemplate:
     def text_of(self, chat: Sequence[Mapping[str, object]]) -> str:
         """Return a chat as the model sees it in training, as transformers' `apply_chat_template` (5.23) does."""
         messages = [{name: value for name, value in message.items() if value is not None} for message in chat]
-        return self.template.render(
-            messages=messages, tools=None, documents=None, add_generation_prompt=False, **self.special_tokens
-        )
+        with _time_limit():
+            return self.template.render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=False, **self.special_tokens
+            )
+
+
+class _OutOfTimeError(Exception):
+    """A template computes for too long."""
+
+
+def _raise_out_of_time(*_: object) -> NoReturn:
+    raise _OutOfTimeError
+
+
+@contextlib.contextmanager
+def _time_limit() -> Iterator[None]:
+    """Raise `_OutOfTimeError` in a block that computes for too long; only the main thread can be stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGVTALRM, _raise_out_of_time)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _LONGEST_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, previous)
 
 
 def chat_lengths(chats: Values, unit: Unit, tokenizer: Path | None) -> list[object]:
@@ -69,6 +98,9 @@ def _texts(chat: object, template: ChatTemplate | None) -> list[str] | Unreadabl
         return list(_contents(chat))
     try:
         return [template.text_of(chat)]
+    except _OutOfTimeError:
+        message = f"{template.path}: the chat template takes more than {_LONGEST_SECONDS:g} s for one chat"
+        raise ManifestError(message, _FETCH) from None
     except Exception as error:  # a template may fail in any way
         return Unreadable("refused by the chat template", shortened(str(error), 200))
 
@@ -116,7 +148,7 @@ def template_of(tokenizer: Path) -> ChatTemplate | None:
 def _compiled(source: str, path: Path) -> Template:
     """Compile a template in jinja2's sandbox with the names that transformers gives it.
 
-    A template from anywhere is code: in the sandbox it can reach neither Python nor files, but it may run for long.
+    A template from anywhere is code: in the sandbox it can reach neither Python nor files.
     """
     import jinja2
     from jinja2.ext import Extension, loopcontrols

@@ -11,6 +11,8 @@ import pyarrow.parquet
 import pytest
 from manifests.conftest import Read, Refusal
 
+from batchtune.manifests import chats
+
 CHATS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}]},
     {
@@ -160,6 +162,16 @@ def test_what_a_template_refuses_is_named(refusal: Refusal, tokenizer: Path) -> 
 def test_a_template_can_not_leave_its_sandbox(refusal: Refusal, tokenizer: Path, template: str) -> None:
     write_config(tokenizer, chat_template=template)
     assert "refused by the chat template" in refusal(LINES, tokenizer=tokenizer).message
+
+
+def test_a_template_that_never_ends_is_one_error(
+    refusal: Refusal, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chats, "_LONGEST_SECONDS", 0.1)
+    loops = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
+    write_config(tokenizer, chat_template=loops)
+    message = refusal(LINES, tokenizer=tokenizer).message
+    assert "tokenizer_config.json: the chat template takes more than 0.1 s" in message
 
 
 @pytest.mark.parametrize("content", ["{", '{"chat_template": "{% if %}"}'])
