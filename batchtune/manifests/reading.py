@@ -216,43 +216,41 @@ def read_all(
     alone was killed.
     """
     sizes = [task.source.size for task in tasks]
-    total, done, examples = sum(sizes), 0, 0
     parts: dict[int, Part] = {}
-    notes: list[str] = []
 
     def report(share: float = 0.0, rows: int = 0, size: int = 0) -> None:
         if on_progress is not None:
-            on_progress((done + share * size) / total, examples + rows)
+            done = sum(sizes[index] for index in parts)
+            examples = sum(part.rows for part in parts.values())
+            on_progress((done + share * size) / sum(sizes), examples + rows)
 
     def take(index: int, part: Part) -> None:
-        nonlocal done, examples
-        parts[index], done, examples = part, done + sizes[index], examples + part.rows
+        parts[index] = part
         report()
         on_part(index, part)
 
-    if jobs == 1 or len(tasks) <= 1 or total < _WORTH_BYTES or not all(task.source.rereadable for task in tasks):
+    if jobs == 1 or len(tasks) <= 1 or sum(sizes) < _WORTH_BYTES or not all(task.source.rereadable for task in tasks):
         for index, task in enumerate(tasks):
             take(index, read_part(task, partial(report, size=sizes[index])))
-    one_by_one = False
-    while left := {index: task for index, task in enumerate(tasks) if index not in parts}:
-        if one_by_one:
-            first = min(left)
-            left = {first: left[first]}
-        jobs = min(jobs, len(left))
-        try:
-            run_in_processes(read_part, left, jobs, take, report)
-        except BrokenProcessPool:
-            if len(left) == 1:
-                (culprit,) = left
-                message = f"{tasks[culprit].source.path}: the only process that read was killed while it read this"
-                hint = "Most likely the kernel ended it for lack of memory (`dmesg` tells). Free some, or raise the"
-                hint = f"{hint} container's limit; then run the same command again, with --jobs 1."
-                raise ManifestError(message, hint) from None
-            # What a process had read may be lost with it, so only a task that it had alone can be blamed.
-            one_by_one = jobs == 1
-            jobs = max(1, jobs // 2)
-            lost = "One of the reading processes was killed, likely for lack of memory."
-            notes.append(f"{lost} Its sources were read again with --jobs {jobs}.")
-    if parts:
-        parts[0].notes += notes
+        return [parts[index] for index in range(len(tasks))]
+    try:
+        run_in_processes(read_part, dict(enumerate(tasks)), min(jobs, len(tasks)), take, report)
+    except BrokenProcessPool:
+        # What a process had read may be lost with it, so only a source that it had alone can be blamed.
+        lost = [index for index in range(len(tasks)) if index not in parts]
+        for index in lost:
+            _read_alone(index, tasks[index], take, report)
+        note = "One of the reading processes was killed, likely for lack of memory."
+        parts[0].notes.append(f"{note} What was lost with it was read again by one process, as with --jobs 1.")
     return [parts[index] for index in range(len(tasks))]
+
+
+def _read_alone(index: int, task: Task, take: Callable[[int, Part], None], report: Callable[[], None]) -> None:
+    """Read a source in a process of its own. Raises ManifestError if that is killed."""
+    try:
+        run_in_processes(read_part, {index: task}, 1, take, report)
+    except BrokenProcessPool:
+        hint = "Most likely the kernel ended it for lack of memory (`dmesg` tells). Free some, or raise the container's"
+        hint = f"{hint} limit; then run the same command again, with --jobs 1."
+        message = f"{task.source.path}: the only process that read was killed while it read this"
+        raise ManifestError(message, hint) from None
