@@ -96,13 +96,6 @@ def test_estimated_lengths_are_counted_in_a_note(tmp_path: Path) -> None:
     assert lengths.notes[-1].startswith("2 lengths of MP3 files without a Xing or VBRI header: estimated")
 
 
-def test_the_duration_is_the_length_unless_another_is_named(folder: Folder) -> None:
-    reader = FORMAT(folder({"a.wav": wav(8000), "a.json": '{"duration": 7}'}))
-    found = reader.columns()
-    assert reader.default_column(found) == "duration"
-    assert [column.name for column in found[:2]] == ["duration", "num_samples"]
-
-
 def test_the_audio_columns_show_the_first_undamaged_file(folder: Folder) -> None:
     found = columns(folder({"a.wav": b"", "b.wav": wav(8000)}))
     assert (found["duration"].example, found["duration"].numeric) == (0.5, True)
@@ -116,10 +109,6 @@ def test_a_file_that_can_not_be_read_is_an_unreadable_length(folder: Folder) -> 
         Unreadable("truncated WAV", "15,999 of 16,000 bytes of audio"),
         Unreadable("no audio header", "a file that begins with b'text'"),
     ]
-
-
-def test_a_recording_of_nothing_has_the_length_zero(folder: Folder) -> None:
-    assert values(folder({"a.wav": wav(0)})) == [0.0]
 
 
 def test_a_file_that_is_gone_or_a_pipe_is_an_unreadable_length(folder: Folder, tmp_path: Path) -> None:
@@ -202,10 +191,6 @@ def test_json_that_is_no_object_is_a_column_of_its_own(folder: Folder) -> None:
     assert values(source, "json") == [[1, 2, 3]]
 
 
-def test_what_is_not_beside_every_file_is_missing_there(folder: Folder) -> None:
-    assert values(folder({"a.wav": wav(1), "b.wav": wav(1), "b.txt": "b"}), "txt") == [None, "b"]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "unreadable"),
     [
@@ -218,15 +203,6 @@ def test_what_is_no_text_is_unreadable(folder: Folder, name: str, content: bytes
     source = folder({"a.wav": wav(1), name: content})
     assert not columns(source)["txt"].text
     assert values(source, "txt") == [unreadable]
-
-
-@pytest.mark.parametrize("content", ["{", "", '{"a": 1} {}', "[" * 100_000])
-def test_malformed_json_is_unreadable(folder: Folder, content: str) -> None:
-    source = folder({"a.wav": wav(1), "a.json": content, "b.wav": wav(1), "b.json": '{"a": 2}'})
-    found = values(source, "json.a")
-    assert isinstance(found[0], Unreadable)
-    assert found[0].reason == "malformed JSON"
-    assert found[1] == 2
 
 
 def test_length_and_target_are_read_side_by_side(folder: Folder) -> None:
