@@ -16,7 +16,7 @@ import pytest
 from batchtune.manifests import load_lengths
 from batchtune.manifests.base import Column, choose_column
 from batchtune.manifests.formats.audio_folder import AudioFolder as FORMAT
-from batchtune.manifests.source import Head, Source
+from batchtune.manifests.source import Source
 from batchtune.manifests.values import Unreadable
 
 RATE = 16_000
@@ -62,11 +62,6 @@ def left_out(source: Source) -> dict[str, int]:
     for rows in FORMAT(source).rows(["duration"]):
         found.update(rows.left_out)
     return dict(found)
-
-
-def test_only_a_folder_fits() -> None:
-    assert FORMAT.fits(Head(b"", complete=True, names=("a.wav",)))
-    assert not FORMAT.fits(Head(b"RIFF", complete=True))
 
 
 def test_each_audio_file_is_an_example(folder: Folder) -> None:
@@ -160,12 +155,6 @@ def test_a_name_may_have_dots(folder: Folder) -> None:
     assert values(source, "txt") == ["of a.b", "of a"]
 
 
-def test_text_in_another_folder_belongs_to_another_example(folder: Folder) -> None:
-    source = folder({"wav/a.wav": wav(1), "txt/a.txt": "hello"})
-    assert "txt" not in columns(source)
-    assert left_out(source) == {"no audio file": 1}
-
-
 def test_numbers_are_a_numeric_column_only_where_all_are(folder: Folder) -> None:
     found = columns(folder({"a.wav": b"", "a.cls": "7\n", "a.txt": "7", "b.wav": b"", "b.cls": "8", "b.txt": "oh"}))
     assert (found["cls"].numeric, found["cls"].text) == (True, False)
@@ -183,12 +172,6 @@ def test_fields_of_json_are_columns(folder: Folder) -> None:
     assert values(source, "json.speaker.age") == [30, None]
     assert values(source, "json.a.b") == [5, None]
     assert values(source, "json.tokens") == [[1, 2], None]
-
-
-def test_json_that_is_no_object_is_a_column_of_its_own(folder: Folder) -> None:
-    source = folder({"a.wav": wav(1), "a.json": "[1, 2, 3]"})
-    assert columns(source)["json"].numeric
-    assert values(source, "json") == [[1, 2, 3]]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import os
 import random
 import tarfile
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -237,29 +237,6 @@ def test_a_pax_sparse_member_is_told_and_has_its_real_name(write) -> None:
     assert found[1][1] == by_tarfile(data)[1][1]
 
 
-def test_an_archive_may_end_just_behind_a_member(write) -> None:
-    data = files({"a.wav": b"1", "b.wav": b"2"}, end=False)
-    assert len(indexed(write(data))[0]) == 2
-
-
-@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_a_cut_archive_gives_its_first_part_and_an_error(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
-    contents = {f"{'long/' * 30 * (i % 2)}{i}.wav": b"x" * 700 * i for i in range(6)}
-    data = files(contents, end=False)
-    path = tmp_path / "cut.tar"
-    path.write_bytes(data)
-    whole = indexed(path)[0]
-    ends = [0, *(offset + size + -size % BLOCK for _, offset, size, _ in whole)]
-    for cut in range(1, len(data)):
-        if cut % 97 and cut % BLOCK:
-            continue
-        path.write_bytes(compress(data[:cut]))
-        found, error = until_error(path)
-        assert found == whole[: len(found)]
-        assert (error is None) == (cut in ends)
-        assert error is None or "breaks off" in error.message
-
-
 def test_a_member_that_is_cut_is_named_with_its_bytes(write) -> None:
     data = files({"a.wav": b"1" * 600, "b.wav": b"2" * 5000})
     error = until_error(write(data[:3000]))[1]
@@ -321,12 +298,6 @@ def test_an_extended_header_without_its_member_is_an_error(write, end: bytes) ->
     assert ("without its member" if end else "breaks off") in error.message
 
 
-def test_what_is_no_archive_is_an_error(write) -> None:
-    error = until_error(write(b"utt1 3.5\n" * 100))[1]
-    assert error is not None
-    assert "is damaged at byte 0: no tar header" in error.message
-
-
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_zeros_behind_the_end_are_filling(write, compress: Callable[[bytes], bytes]) -> None:
     for zeros in [0, 1, 64 * 1024, 2 * 2**20 + 7]:
@@ -378,44 +349,23 @@ def test_a_file_with_short_reads_is_read_whole(write, monkeypatch: pytest.Monkey
         assert tar.payload(offset, size).read(0, size) == b"1" * 5000
 
 
-@pytest.mark.parametrize("count", [400, pytest.param(4000, marks=pytest.mark.slow)])
-def test_random_damage_gives_members_or_an_error(tmp_path: Path, count: int) -> None:
-    path = tmp_path / "damaged.tar"
-    with path.open("wb", buffering=0) as stream:  # open all the time: to make a file anew takes longer than to read it
-        for data in damaged_archives(random.Random(11), count):
-            stream.seek(0)
-            stream.write(data)
-            stream.truncate()
+def test_random_damage_gives_members_or_an_error(write) -> None:
+    """Bytes of headers are changed, and their checksums made right again."""
+    chance = random.Random(11)
+    contents = {f"{'d/' * 60 * (i % 2)}{i}.wav": chance.randbytes(90 * i) for i in range(5)}
+    for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        original = files(contents, form)
+        starts = [start for start in range(0, len(original), BLOCK) if is_header(original[start : start + BLOCK])]
+        for _ in range(200):
+            data = bytearray(original)
+            for start in chance.choices(starts, k=chance.randint(1, 4)):
+                data[start + chance.randrange(BLOCK)] = chance.choice(
+                    (0, 0x20, 0x37, 0x53, 0x78, chance.randrange(256))
+                )
+                block = data[start : start + BLOCK]
+                data[start + 148 : start + 156] = b"%06o\0 " % (sum(block) - sum(block[148:156]) + 256)
             last = 0
-            for _, offset, size, _ in until_error(path)[0]:
+            for _, offset, size, _ in until_error(write(bytes(data)))[0]:
                 assert last < offset
                 assert offset + size <= len(data)
                 last = offset
-
-
-def damaged_archives(chance: random.Random, count: int) -> Iterator[bytes]:
-    """Small archives with bytes flipped, cut out, or put in; in half of them the headers' checksums are mended."""
-    contents = {f"{'d/' * 60 * (i % 2)}{i}.wav": chance.randbytes(90 * i) for i in range(5)}
-    originals = [files(contents, form) for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)]
-    for number in range(count):
-        data = bytearray(originals[number % 2])
-        for _ in range(chance.randint(1, 4)):
-            place = chance.randrange(len(data) - BLOCK)
-            action = chance.random()
-            if action < 0.7:
-                data[place] = chance.choice((0, 0x20, 0x30, 0x37, 0x53, 0x78, 0x80, 0xFF, chance.randrange(256)))
-            elif action < 0.85:
-                del data[place : place + chance.randint(1, 1024)]
-            else:
-                data[place:place] = chance.randbytes(chance.randint(1, 1024))
-        if number % 4 < 2:
-            mend(data, originals[number % 2])
-        yield bytes(data)
-
-
-def mend(data: bytearray, original: bytes) -> None:
-    """Makes the checksums right of what was a header."""
-    for start in range(0, len(original) - BLOCK, BLOCK):
-        block = data[start : start + BLOCK]
-        if is_header(original[start : start + BLOCK]) and len(block) == BLOCK:
-            data[start + 148 : start + 156] = b"%06o\0 " % (sum(block) - sum(block[148:156]) + 256)
