@@ -105,7 +105,7 @@ def test_each_loader_is_tuned_by_the_command(tmp_path: Path) -> None:
         line = next(line for line in lines if line.startswith(f"{name} ") and line.split(name)[1].split()[0].isdigit())
         rate, idle, *_ = line.removeprefix(name).split()
         assert int(rate) > 0
-        assert 0 <= float(idle.rstrip("%")) <= 100
+        assert idle == "-" or 0 <= float(idle.rstrip("%")) <= 100
     for name in ("torch", "webdataset", "dali"):
         tuning = json.loads((tmp_path / "out" / f"run-{name}" / "loader.json").read_text())
         # The other two know it only if an epoch came to its end.
@@ -118,4 +118,4 @@ def test_each_loader_is_tuned_by_the_command(tmp_path: Path) -> None:
         elif name == "webdataset":
             assert stages == ["reading", "decode", "augmented", "log_mel", "collate (padded)"]
         else:
-            assert "decoders.audio" in " ".join(stages)
+            assert not stages

@@ -50,6 +50,7 @@ def tune_loader(
     it busy, or the fastest setting. Writes loader.json and loader.yaml.
     """
     from batchtune.cli.progress import loader_bar
+    from batchtune.errors import LoaderError
     from batchtune.exports.run_configs import render_loader_yaml
     from batchtune.files import check_writable, write_whole
     from batchtune.reports import load_run
@@ -59,16 +60,18 @@ def tune_loader(
     check_writable(run)
     settings = loader.settings(target, run)
     with loader_bar(quiet=quiet) as on_progress:
-        found = run_loader_tuning(settings, run, force=force, on_progress=on_progress)
+        tuning = run_loader_tuning(settings, run, force=force, on_progress=on_progress)
     config = run / LOADER_CONFIG_FILE
-    if found.recommended_row is None:
+    if tuning.recommended_row is None:
         config.unlink(missing_ok=True)
     else:
-        write_whole(config, render_loader_yaml(found), follow=False)
+        write_whole(config, render_loader_yaml(tuning), follow=False)
     if json:
-        console.write_json(found)
+        console.write_json(tuning)
     else:
         # `report` shows the rest of the run.
         console.show(replace(load_run(run), probe=None, sweep=None, stream=None, verification=None), full=full)
-    if found.recommended_row is None:
-        raise typer.Exit(1)
+    if tuning.recommended_row is None:
+        raise LoaderError(
+            f"{target}: no setting of the loader works", "The report shows why; fix that, and run it again."
+        )

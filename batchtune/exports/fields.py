@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from batchtune.errors import ResultError
 from batchtune.exports.base import Chosen, Tuned, batches_per_rank
+from batchtune.loaders import kind_of
 from batchtune.results import (
     LOADER_CONFIG_FILE,
     TORCH_ARGUMENTS,
@@ -107,17 +108,17 @@ class Loading(NamedTuple):
     def of(cls, tuned: Tuned) -> Loading:
         """Return the arguments that a run recommends."""
         loader = tuned.loader
-        row = None if loader is None or loader.kind != "torch" else loader.recommended_row
-        if row is None or row.arguments.get("num_workers") is None:
+        row = None if loader is None else loader.recommended_row
+        if loader is None or row is None or not kind_of(loader.kind).IS_DATALOADER:
+            return cls({}, {}, "")
+        if row.arguments.get("num_workers") is None:
             return cls({}, {}, "")
         known = [name for name in TORCH_ARGUMENTS if row.workers or name not in _OF_WORKERS]
         arguments = {name: value for name in known if (value := row.arguments.get(name)) is not None}
         others = {name: value for name, value in row.arguments.items() if name not in TORCH_ARGUMENTS}
-        waits = (
-            ""
-            if row.gpu_idle is None
-            else f", and a step that waits for data {format_percent(row.gpu_idle)} of the time"
-        )
+        waits = ""
+        if row.gpu_idle is not None:
+            waits = f", and a step that waits for data {format_percent(row.gpu_idle)} of the time"
         rate = f"{format_number(row.examples_per_second or row.batches_per_second or 0.0)} {row.rate_unit}"
         about = f"The loader's arguments are those of {LOADER_CONFIG_FILE}, as `batchtune tune-loader` measured them: "
         return cls(arguments, others, f"{about}{rate}{waits}")

@@ -155,8 +155,7 @@ def loader_config(tuning: LoaderTuning) -> LoaderConfig:
 
 def render_loader_yaml(tuning: LoaderTuning) -> str:
     """Return the recommended arguments as YAML; raise ResultError if no setting is recommended."""
-    header = f"loader-{tuning.kind}" if tuning.kind in ("torch", "dali") else "loader"
-    return _render_yaml(msgspec.to_builtins(loader_config(tuning)), header)
+    return _render_yaml(msgspec.to_builtins(loader_config(tuning)), f"loader-{tuning.kind}")
 
 
 def _evidence_of(sweep: Sweep | StreamSweep, row: Row | StreamRow, probe: Probe | None) -> SamplerEvidence:

@@ -123,6 +123,8 @@ class LoaderKind(ABC):
     Attributes:
         GIVEN: Parameters that a function may have without a default: the kind gives them, besides what is swept.
         START_AXES: The arguments that matter for the start of an epoch only.
+        IS_DATALOADER: Whether its arguments are those of torch's DataLoader.
+        DEFAULTS: Arguments that go without saying when they have these values.
         ARGUMENTS: Name → type of all that it can be swept by.
         WORKERS: The argument that is the number of processes or threads that make batches.
         QUEUE: The argument that is how many batches of each of them may be ready before they are taken.
@@ -136,6 +138,8 @@ class LoaderKind(ABC):
     name: ClassVar[str]
     GIVEN: ClassVar[tuple[str, ...]] = ()
     START_AXES: ClassVar[tuple[str, ...]] = ()
+    IS_DATALOADER: ClassVar[bool] = False
+    DEFAULTS: ClassVar[Arguments] = {}
     ARGUMENTS: ClassVar[Mapping[str, Any]] = {}
     WORKERS: ClassVar[str]
     QUEUE: ClassVar[str]

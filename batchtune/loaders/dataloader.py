@@ -36,6 +36,8 @@ class TorchKind(IterableKind):
 
     name: ClassVar[str] = "torch"
     MORE_WORKERS: ClassVar[bool] = True
+    IS_DATALOADER: ClassVar[bool] = True
+    DEFAULTS: ClassVar[Arguments] = DEFAULTS
     ARGUMENTS: ClassVar[Mapping[str, Any]] = TORCH_TYPES
     HIDES_RECEIVING: ClassVar[str] = "pin_memory=true does it in a thread of its own, and "
 

@@ -18,14 +18,6 @@ _QUOTED = 120
 _EQUAL = "≈"
 _MAX_ROWS = 500
 _MAX_FAILED = 20
-# A DataLoader's defaults, which names of its rows leave out.
-_DEFAULTS = {
-    "in_order": True,
-    "pin_memory": False,
-    "persistent_workers": False,
-    "prefetch_factor": None,
-    "multiprocessing_context": None,
-}
 # Arguments whose own name is too wide for a column.
 _TITLES = {"multiprocessing_context": "context"}
 _OUTCOMES = {
@@ -280,11 +272,14 @@ def argument_of(row: LoaderRow, name: str) -> str:
 
 def setting_name(loader: LoaderTuning, row: LoaderRow) -> str:
     """Return which row it is, by the arguments that rows differ in, short enough for a sentence."""
-    varied, silent = varied_arguments(loader), _DEFAULTS if loader.kind == "torch" else {}
-    differ = {
-        name: value for name, value in row.arguments.items() if name in varied and silent.get(name, ...) is not value
-    }
-    return quoted((replace(row, arguments=differ) if differ else row).name)
+    kind = kind_of(loader.kind)
+    varied = varied_arguments(loader)
+    told = {}
+    for name, value in row.arguments.items():
+        is_default = name != kind.WORKERS and name in kind.DEFAULTS and kind.DEFAULTS[name] is value
+        if name in varied and not is_default:
+            told[name] = value
+    return quoted((replace(row, arguments=told) if told else row).name)
 
 
 def quoted(text: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from batchtune.errors import ResultError
+from batchtune.loaders import read_tuning
 from batchtune.results import (
     LOADER_FILE,
     PROBE_FILE,
@@ -127,9 +128,10 @@ def load_run(folder: Path) -> RunResults:
     if not folder.is_dir():
         raise ResultError(f"{folder} is a file; a run folder is needed here", "Give the folder that holds it.")
     paths = {name: folder / kind.file for name, kind in KINDS.items()}
-    found: dict[str, Any] = {
-        name: read_result(path, KINDS[name].record) for name, path in paths.items() if path.exists()
-    }
+    found: dict[str, Any] = {}
+    for name, path in paths.items():
+        if path.exists():
+            found[name] = read_tuning(path) if name == "loader" else read_result(path, KINDS[name].record)
     if not found:
         raise ResultError(f"{folder} holds neither {' nor '.join(path.name for path in paths.values())}", how)
     known = [(paths[name], result.lengths) for name, result in found.items() if result.lengths is not None]

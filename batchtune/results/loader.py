@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from batchtune.errors import shortened
 from batchtune.results.shared import (
     Amount,
     Bytes,
@@ -41,7 +40,6 @@ TORCH_TYPES: dict[str, Any] = {
     "in_order": bool,
 }
 TORCH_ARGUMENTS = tuple(TORCH_TYPES)
-_KINDS = ("dali", "torch", "iterable")
 
 LoaderOutcome = Literal["ok", "error", "timeout", "crash", "oom", "shared_memory", "empty", "repeats"]
 """How the measurement of a setting ended: `shared_memory`: /dev/shm is too small for its batches; `empty`: it delivered
@@ -185,7 +183,7 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
     Attributes:
         lengths: The data of the run that the step's times come from; None without them.
         target: The user's code that makes the loader.
-        kind: Which loader it is: `torch`, `dali` or `iterable`.
+        kind: Which loader it is, as `batchtune.loaders` names it.
         settings: `sweep` (name → values), `seconds`, `trials`, `ranks_per_node`, `processors`, `seed`, and
             further options.
         device_name: Where batches were delivered to: the CPU, or a GPU.
@@ -221,16 +219,8 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
     def problems(self) -> Iterator[str]:
         """As for every record."""
         yield from wrong_settings(self.settings, MeasuredWith)
-        if self.kind not in _KINDS:
-            yield f"kind is {shortened(self.kind)}, but must be {', '.join(_KINDS)}"
         if not self.rows:
             yield "rows is empty"
-        for index, row in enumerate(self.rows if self.kind == "torch" else []):
-            for name, value in row.arguments.items():
-                try:
-                    msgspec.convert(value, TORCH_TYPES.get(name, Argument))
-                except msgspec.ValidationError as error:
-                    yield f"rows, entry {index}: arguments: {name}: {error}"
         if self.recommended is None:
             return
         if self.recommended >= len(self.rows):
@@ -295,7 +285,7 @@ class LoaderConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The content of `loader.yaml`, in its order: the recommended arguments.
 
     Attributes:
-        kind: Which loader takes them: `torch`, `dali` or `iterable`.
+        kind: Which loader takes them, as `batchtune.loaders` names it.
         arguments: Name → value.
     """
 

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from batchtune.errors import LoaderError, ResultError
-from batchtune.loaders import kind_of
+from batchtune.loaders import kind_of, read_tuning
 from batchtune.loaders.base import LoaderKind, Machine
 from batchtune.loaders.protocol import Opened, Taken
 from batchtune.loaders.runner import LoaderRunner, Measurement, Plan, too_small
@@ -28,7 +28,6 @@ from batchtune.results import (
     Reproduced,
     WorkloadRecord,
     meta_of,
-    read_result,
     write_result,
 )
 from batchtune.tuning.loader_demand import StepModel, Steps, epoch_examples, steps_of_run
@@ -436,7 +435,7 @@ def check_folder(folder: Path, settings: LoaderSettings, *, force: bool) -> None
         raise ResultError(f"{folder} is not a folder, and a run needs one", "Give another with --run.")
     path = folder / LOADER_FILE
     if path.exists() and not force:
-        tuned = read_result(path, LoaderTuning).target
+        tuned = read_tuning(path).target
         if tuned != _target(settings):
             raise ResultError(
                 f"{path} is of another loader: {tuned.words}",

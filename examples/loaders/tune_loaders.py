@@ -77,14 +77,14 @@ def tune(options: argparse.Namespace, name: str, target: str, place: str, sweep:
     """Runs `batchtune tune-loader`, which prints its report, and returns what it writes."""
     key, folder = place.split("=")
     run = options.out / f"run-{name.lower()}"
-    command = ["batchtune", "tune-loader", str(HERE / target), "--run", str(run), "--force", "--stages"]
+    command = ["batchtune", "tune-loader", str(HERE / target), "--run", str(run), "--force"]
     command += ["--set", f"{key}={options.out / folder}", "--set", f"batch_size={options.batch_size}"]
     command += ["--step-ms", str(options.step_ms), "--seconds", str(options.seconds), "--trials", str(options.trials)]
     command += ["--sweep", sweep]
     if name == "DALI":
         command += ["--sweep", "eval_mode=eager,sync_cpu"]
     else:
-        command += ["--sweep", "persistent_workers=true", "--sweep", "multiprocessing_context=fork"]
+        command += ["--stages", "--sweep", "persistent_workers=true", "--sweep", "multiprocessing_context=fork"]
     print(*command, flush=True)
     subprocess.run([sys.executable, "-m", *command], check=True)
     print(flush=True)
@@ -99,9 +99,11 @@ def fastest(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def show(name: str, row: dict[str, Any]) -> None:
     """Prints a line."""
-    idle = row["gpu_idle"]
+    idle = "-"  # only the best settings are run with a step
+    if row["gpu_idle"] is not None:
+        idle = f"{row['gpu_idle']:.1%}"
     setting = " ".join(f"{key}={str(value).lower()}" for key, value in row["arguments"].items())
-    print(f"{name:15}{row['examples_per_second']:>8.0f}{idle:>10.1%}  {setting}", flush=True)
+    print(f"{name:15}{row['examples_per_second']:>8.0f}{idle:>10}  {setting}", flush=True)
 
 
 if __name__ == "__main__":

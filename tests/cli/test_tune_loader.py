@@ -194,6 +194,7 @@ def test_no_batch_has_its_reason(tuning: Run) -> None:
     ran = tuning("tune-loader", "loaders.py:few", *ALONE, *QUICK)
     assert ran.returncode == 1
     assert "240 examples" in ran.stdout and "500" in ran.stdout
+    assert ran.stderr.startswith("Error: loaders.py:few: no setting of the loader works")
 
 
 def test_batches_that_cant_be_counted_are_batches(tuning: Run, tmp_path: Path) -> None:

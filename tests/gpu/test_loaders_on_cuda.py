@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from batchtune.loaders.protocol import Failed, Open, Opened, Reply, Take, Taken
-from batchtune.processes.worker import Nursery
+from batchtune.loaders.protocol import Open, Opened, Reply, Take, Taken
+from batchtune.processes.worker import Failed, Nursery
 from batchtune.results import Arguments
 
 USERS = Path(__file__).parents[1] / "loaders" / "loaders_of_users.py"
