@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from batchtune.errors import ManifestError
-from batchtune.manifests import ReadOptions, load_lengths
+from batchtune.manifests import load_lengths
 from batchtune.manifests.inputs import hf_files
 
 Folder = Callable[..., Path]
@@ -37,10 +37,6 @@ def state(*names: str, **more: object) -> dict[str, object]:
 def test_the_files_are_those_of_the_state_in_its_order(folder: Folder) -> None:
     path = folder(state("b.arrow", "a.arrow"), "a.arrow", "b.arrow", "cache-1.arrow")
     assert hf_files(path) == [path / "b.arrow", path / "a.arrow"]
-
-
-def test_any_other_folder_is_none(tmp_path: Path) -> None:
-    assert hf_files(tmp_path) is None
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "{", '{"epoch": 3}', '{"_data_files": "x"}', "[" * 100_000])
@@ -79,11 +75,6 @@ def test_rows_in_another_order_are_refused(folder: Folder) -> None:
         hf_files(path)
     assert caught.value.hint is not None
     assert "flatten_indices" in caught.value.hint
-
-
-@pytest.mark.parametrize("nothing", [None, []])
-def test_no_other_order_is_no_error(folder: Folder, nothing: object) -> None:
-    assert hf_files(folder(state("a.arrow", _indices_data_files=nothing), "a.arrow")) is not None
 
 
 def test_a_part_of_the_rows_is_refused(folder: Folder) -> None:
@@ -140,26 +131,6 @@ def test_saved_durations_are_read(saved: Callable[..., Path], shards: int) -> No
     lengths = load_lengths(path)
     assert lengths.unit == "s"
     assert lengths.values.tolist() == [number + 0.5 for number in reversed(range(20))]
-
-
-def test_saved_texts_are_measured(saved: Callable[..., Path]) -> None:
-    lengths = load_lengths(saved(), ReadOptions(length_key="text"))
-    assert (lengths.longest, lengths.unit) == (20.0, "characters")
-
-
-def test_saved_tokens_are_counted(saved: Callable[..., Path]) -> None:
-    lengths = load_lengths(saved(num_shards=2), ReadOptions(length_key="input_ids.count"))
-    assert lengths.unit == "tokens"
-    assert lengths.values.tolist() == [4.0] * 5 + [3.0] * 5 + [2.0] * 5 + [1.0] * 5
-
-
-def test_saved_lists_are_handed_on(saved: Callable[..., Path]) -> None:
-    lengths = load_lengths(saved(), ReadOptions(length_key="input_ids", reduce="count"))
-    assert lengths.values.tolist() == [4.0] * 5 + [3.0] * 5 + [2.0] * 5 + [1.0] * 5
-
-
-def test_saved_fields_of_lists_are_read(saved: Callable[..., Path]) -> None:
-    assert load_lengths(saved(), ReadOptions(length_key="info.turns.0.words")).longest == 20.0
 
 
 def test_saved_choices_of_rows_are_read(saved: Callable[..., Path]) -> None:

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batchtune.errors import ManifestError, UsageError
-from batchtune.manifests import ReadOptions, load_lengths, scan
+from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.manifests.inputs import expand
 
 
@@ -240,14 +240,6 @@ def test_several_processes_read_many_files_alike(tmp_path: Path, monkeypatch) ->
     alone = load_lengths(str(tmp_path / "*.csv"))
     monkeypatch.setattr("batchtune.manifests.reading._WORTH_BYTES", 0)
     assert load_lengths(str(tmp_path / "*.csv"), jobs=2).fingerprint == alone.fingerprint
-
-
-def test_target_lengths_of_the_first_file_alone_are_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("id,duration,words\na,1,2\n")
-    scan(tmp_path / "a.csv", ReadOptions(target_key="words"), tmp_path / "a.parquet")
-    (tmp_path / "utt2dur").write_text("a 100\n")
-    with pytest.raises(ManifestError, match="utt2dur has no column 'target_length'"):
-        load_lengths([tmp_path / "a.parquet", tmp_path / "utt2dur"])
 
 
 @pytest.mark.parametrize("spec", [".", "*.jsonl"], ids=["folder", "pattern"])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import random
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchtune.errors import BatchtuneError
-from batchtune.manifests import ReadOptions, load_lengths
+from batchtune.manifests import load_lengths
 from batchtune.manifests.formats.cuts import Lhotse as FORMAT
 from batchtune.manifests.source import Head, Source
 
@@ -115,20 +112,6 @@ def test_a_duration_that_is_none_is_an_invalid_row(refusal) -> None:
         assert "1 of 3 rows is invalid" in message
         assert "id 'b'" in message
         assert f"({reason})" in message
-
-
-def test_a_duration_that_is_text_is_not_measured(refusal) -> None:
-    assert "2 of 2 rows are invalid" in refusal(_lines([_cut("a", "x"), _cut("b", "yy")])).message
-
-
-def test_the_rows_of_a_list_are_named_with_their_lines(refusal) -> None:
-    content = "[\n" + ",\n".join(json.dumps(_cut("same", duration)) for duration in (1.0, 1.0, 0.0, 1.0)) + "\n]"
-    assert "line 4, id 'same'" in refusal(content).message
-
-
-def test_the_length_key_can_be_a_text(read) -> None:
-    cuts = [_cut("a", 1.0, supervisions=[{"text": "HELLO"}]), _cut("b", 1.0, supervisions=[{"text": "ME"}])]
-    assert read(_lines(cuts), length_key="text").values.tolist() == [5.0, 2.0]
 
 
 # ---- texts ----
@@ -245,14 +228,6 @@ def test_a_first_cut_longer_than_the_head_is_known(read, write: Write) -> None:
     assert lengths.values.tolist() == [3.5, 2.5]
 
 
-def test_a_list_that_is_longer_than_the_head_is_read(read) -> None:
-    assert read(_list([_cut(f"u{i}", i) for i in range(1, 2000)])).longest == 1999.0
-
-
-def test_an_empty_list_holds_no_examples(refusal) -> None:
-    assert "no examples" in refusal("[]", format="lhotse").message
-
-
 # ---- damage ----
 
 
@@ -264,24 +239,9 @@ def test_a_cut_of_another_shape_is_named_with_its_line(refusal, write: Write) ->
     assert "CutSet.to_file" in error.hint
 
 
-def test_a_line_that_is_no_object_is_named(refusal) -> None:
-    for line in ["[2]", "2", "null", '"a"']:
-        assert "line 2 is not a JSON object" in refusal(_lines([_cut("a", 1.0)]) + line).message
-
-
 def test_an_item_that_is_no_object_is_named(refusal) -> None:
     content = json.dumps([_cut("a", 1.0)])[:-1] + ",\n2]"
     assert "line 2 is not a JSON object: 2" in refusal(content).message
-
-
-def test_a_line_that_breaks_off_is_named_with_its_column(refusal) -> None:
-    line = json.dumps(_cut("a", 1.0))
-    assert "line 2, column 30: the JSON breaks off" in refusal(f"{line}\n{line[:29]}").message
-
-
-def test_a_list_that_breaks_off_is_named_with_line_and_column(refusal) -> None:
-    content = "[\n" + json.dumps(_cut("a", 1.0)) + ",\n"
-    assert "line 3, column 1: the JSON breaks off" in refusal(content).message
 
 
 @pytest.mark.parametrize("content", ['{"id": ' + '{"a":' * 100_000, "[" * 100_000, '[{"tracks": ' * 50_000])
@@ -293,31 +253,6 @@ def test_a_mix_in_a_mix_has_no_length(refusal) -> None:
     inner = _mix("inner", _track(1.0))
     mix = _mix("outer", {"cut": inner, "type": "MixedCut", "offset": 0})
     assert "(a track without a length)" in refusal(_lines([_cut("a", 1.0), mix])).message
-
-
-def test_a_very_long_line_is_read(read) -> None:
-    assert read(_lines([_cut("a", 2.5, custom={"tokens": list(range(500_000))})])).values.tolist() == [2.5]
-
-
-@both
-@pytest.mark.parametrize("key", ["duration", "text", "num_frames"])
-def test_damaged_files_give_lengths_or_a_user_error(tmp_path: Path, write: Write, key: str) -> None:
-    features = {"num_frames": 100, "num_features": 80, "frame_shift": 0.01, "sampling_rate": 16000}
-    plain = _cut("a", 1.0, features=features, supervisions=[{"id": "s", "text": "ONE TWÖ"}])
-    whole = write([plain, _mix("b", _track(1.0), _track(2.0, 0.5, mute=True)), plain]).encode()
-    damaged = [whole[:end] for end in range(0, len(whole), max(1, len(whole) // 15))]
-    chance = random.Random(0)
-    for _ in range(25):
-        content = bytearray(whole)
-        for _ in range(chance.choice((1, 1, 3))):
-            content[chance.randrange(len(content))] = chance.choice((chance.randrange(256), *b'{}[]",:0-e'))
-        damaged.append(bytes(content))
-    path = tmp_path / "cuts"
-    for content in damaged:
-        path.write_bytes(content)
-        for options in (ReadOptions(format="lhotse", length_key=key), ReadOptions(skip_invalid=True, target_key=key)):
-            with contextlib.suppress(BatchtuneError):
-                load_lengths(path, options)
 
 
 # ---- against lhotse itself ----

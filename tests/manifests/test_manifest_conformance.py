@@ -72,10 +72,6 @@ def test_every_member_of_the_registry_is_held_to_this_suite() -> None:
     assert set(SAMPLES) == set(FORMATS) - {"audio"}  # a folder, not a file
 
 
-def test_the_registry_calls_each_format_by_its_name() -> None:
-    assert all(member.name == name for name, member in FORMATS.items())
-
-
 @detected_formats
 def test_the_format_is_detected_from_the_content(name: str, write: Writer) -> None:
     head = Head(write(VALUES)[: source.HEAD_BYTES], complete=True)
@@ -308,19 +304,6 @@ def test_nothing_is_lost_across_blocks(
     monkeypatch.setattr(source, "BLOCK_BYTES", 100)
     values = [f"{i}" for i in range(1, 500)]
     assert read(write(values), **named).values.tolist() == [float(value) for value in reversed(values)]
-
-
-@some_formats
-def test_the_order_of_the_rows_does_not_change_the_fingerprint(read, write: Writer, named: dict[str, str]) -> None:
-    assert read(write(VALUES), **named).fingerprint == read(write(VALUES[::-1]), **named).fingerprint
-
-
-@some_formats
-def test_two_files_are_one_data_set(tmp_path: Path, write: Writer, named: dict[str, str]) -> None:
-    paths = [tmp_path / "a", tmp_path / "b"]
-    paths[0].write_bytes(write(VALUES))
-    paths[1].write_bytes(write(["5", "12"]))
-    assert load_lengths(paths, ReadOptions(**named)).values.tolist() == [12.0, 12.0, 7.0, 5.0, 3.0, 1.0]
 
 
 @free_formats

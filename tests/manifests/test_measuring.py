@@ -73,10 +73,6 @@ def test_a_list_without_a_reduction_is_an_error_that_says_how(refusal) -> None:
     assert "--reduce max, sum, first or count" in error.hint
 
 
-def test_a_column_of_numbers_is_not_measured_by_chance(read) -> None:
-    assert read('{"id": "a", "duration": "12"}\n').values.tolist() == [12]
-
-
 def test_measuring_what_holds_no_text_is_a_usage_error(read) -> None:
     with pytest.raises(UsageError, match="'duration' holds none"):
         read('{"id": "a", "duration": 12}\n', measure="words")
@@ -171,10 +167,6 @@ def test_a_sum_can_be_read_from_several_files(tmp_path: Path) -> None:
         (tmp_path / name).write_text("prompt,answer\n3,4\n")
     options = ReadOptions(length_key="prompt+answer")
     assert load_lengths([tmp_path / "a.csv", tmp_path / "b.csv"], options).values.tolist() == [7, 7]
-
-
-def test_the_number_of_token_ids_counts_tokens(read) -> None:
-    assert read('{"input_ids": [5, 6, 7]}\n', length_key="input_ids", reduce="count").unit == "tokens"
 
 
 def test_digits_are_a_text_where_the_user_says_so(read) -> None:

@@ -152,10 +152,6 @@ def test_a_number_below_a_list_gives_one_item(write: Write, key: str) -> None:
     assert values(write({"chat": CHATS}), key) == ["Hello", None, None, None]
 
 
-def test_the_lists_of_a_list_have_items_too(write: Write) -> None:
-    assert values(write({"a": [[[1, 2], [3]], [[], None]]}), "a.0") == [[1.0, 2.0], []]
-
-
 @pytest.mark.parametrize("key", ["ids.count", "chat.count"])
 def test_a_list_has_a_column_of_its_number_of_items(write: Write, key: str) -> None:
     source = write({"ids": [[1, 2], [], None, [7]], "chat": CHATS})
@@ -226,12 +222,6 @@ def test_a_row_without_an_id_is_named_by_its_number(write: Write) -> None:
     assert ids(source, "duration") == [None] * 5
 
 
-def test_targets_come_with_the_lengths(write: Write) -> None:
-    (rows,) = chunks(write({"duration": [1.5, 2.5], "text": ["a", "b"]}), "duration", "text")
-    assert list(rows.columns[0]) == [1.5, 2.5]
-    assert rows.columns[1] == ["a", "b"]
-
-
 def test_progress_is_told_up_to_the_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_NUMBERS_AT_ONCE", 2)
     source = write({"duration": range(5)}, row_group_size=2)
@@ -288,9 +278,3 @@ def test_a_checksum_tells_damage(write: Write, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(np.float64(2.5).tobytes(), np.float64(3.5).tobytes(), 1))
     with pytest.raises(ManifestError, match="CRC"):
         load_lengths(path)
-
-
-def test_fields_of_missing_structs_are_missing(write: Write) -> None:
-    source = write({"a": [{"b": 1.0, "c": {"d": 2.0}}, None, {"b": None, "c": None}]})
-    rows = next(iter(FORMAT(source).rows(["a.b", "a.c.d"])))
-    assert [list(values) for values in rows.columns] == [[1.0, None, None], [2.0, None, None]]

@@ -83,10 +83,6 @@ def test_lines_that_end_with_carriage_returns_alone_are_named(refusal) -> None:
     assert "carriage returns alone" in refusal(b"id,duration\ra,1\rb,2\r", format="table").message
 
 
-def test_a_line_of_ten_megabytes_is_read(read) -> None:
-    assert read(b'{"duration": 1, "text": "' + b"x" * 10_000_000 + b'"}\n{"duration": 2}\n').count == 2
-
-
 @pytest.mark.parametrize("name", [name for name, one in SAMPLES.items() if one.text and "json" not in name])
 def test_a_line_that_no_example_has_is_one_error(refusal, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "_LARGEST_LINE_BYTES", 2 * source.BLOCK_BYTES)
@@ -94,15 +90,6 @@ def test_a_line_that_no_example_has_is_one_error(refusal, name: str, monkeypatch
     error = refusal(content + b"x" * 4 * source.BLOCK_BYTES, format=name)
     assert "is longer than 2 MiB" in error.message
     assert f"line {content.count(bytes([10])) + 1} " in error.message
-
-
-@pytest.mark.parametrize("name", ["speechbrain-json", "json-list"])
-def test_a_json_text_may_be_one_long_line(read, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "_LARGEST_LINE_BYTES", 1000)
-    monkeypatch.setattr(source, "BLOCK_BYTES", 1000)
-    values = [str(number) for number in range(1, 1001)]
-    content = SAMPLES[name].content(values).replace(b"\n", b" ").replace(b"utt", "ütté€😀".encode())
-    assert read(content, format=name).values.tolist() == sorted(map(float, values), reverse=True)
 
 
 @pytest.mark.parametrize("name", ["speechbrain-json", "json-list"])
@@ -138,17 +125,6 @@ def test_a_compressed_file_can_be_sought_in(tmp_path: Path) -> None:
     with Source(path).seekable() as stream:
         stream.seek(4)
         assert stream.read(3) == b"456"
-
-
-def test_progress_is_told_from_none_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "BLOCK_BYTES", 10_000)
-    path = tmp_path / "file"
-    path.write_bytes(LINES)
-    opened, shares = Source(path), []
-    opened.report = shares.append
-    list(opened.blocks())
-    assert shares == sorted(shares)
-    assert shares[-1] == 1.0
 
 
 def test_a_device_is_no_manifest() -> None:
