@@ -39,7 +39,13 @@ _EXTENSIONS = frozenset(b"xXgLK")
 _FILES = frozenset(b"0\x007S")
 _LINKS = frozenset(b"12")
 _DEVICES_AND_FOLDERS = frozenset(b"3456")
-_FILE, _OLD_FILE, _SPARSE, _GLOBAL, _LONG_NAME, _LONG_LINK, _FOLDER = b"0\0SgLK5"
+_FILE = ord("0")
+_OLD_FILE = ord("\0")
+_SPARSE = ord("S")
+_GLOBAL = ord("g")
+_LONG_NAME = ord("L")
+_LONG_LINK = ord("K")
+_FOLDER = ord("5")
 
 _BEHIND_A_NUMBER = frozenset(b"\0 ")
 _RECORD = re.compile(rb"([1-9]\d{0,6}) ")
@@ -64,19 +70,21 @@ class Archive:
         # Not through a memory map: a file that somebody cuts short meanwhile would end the process there.
         data = os.pread(self._descriptor, size, offset)
         while len(data) < min(size, self.end - offset):  # a network may hand out less at once
-            if not (more := os.pread(self._descriptor, size - len(data), offset + len(data))):
+            more = os.pread(self._descriptor, size - len(data), offset + len(data))
+            if not more:
                 break
             data += more
-        self._window, self.start = data, offset
+        self._window = data
+        self.start = offset
         return data
 
     def read(self, offset: int, size: int) -> bytes:
         """Return `size` bytes from `offset` on, which is not before the last window; fewer only at the end."""
-        at = offset - self.start
-        if not 0 <= at <= len(self._window) - size:
+        index = offset - self.start
+        if not 0 <= index <= len(self._window) - size:
             self.window(offset, max(size, _WINDOW))
-            at = 0
-        return self._window[at : at + size]
+            index = 0
+        return self._window[index : index + size]
 
 
 class _StreamedArchive(Archive):
@@ -92,7 +100,10 @@ class _StreamedArchive(Archive):
     def window(self, offset: int, size: int = _STREAM_WINDOW) -> bytes:
         self._held.seek(min(offset, self._position) - self.start)
         rest = self._held.read()
-        while self._position < offset and (data := self._stream.read(min(_PIECE, offset - self._position))):
+        while self._position < offset:
+            data = self._stream.read(min(_PIECE, offset - self._position))
+            if not data:
+                break
             self._position += len(data)
         self._held.seek(0)
         self._held.truncate()
@@ -146,6 +157,10 @@ def _expected(field: bytes) -> int:
         return -1
 
 
+def _text(field: bytes) -> str:
+    return field.split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
+
+
 def _octal(field: bytes) -> int:
     return int(field.split(b"\0", 1)[0].strip() or b"0", 8)
 
@@ -169,7 +184,9 @@ class Tar:
         archive = self._archive
 
         def read(start: int, count: int) -> bytes:
-            return archive.read(offset + start, count if start + count <= size else max(0, size - start))
+            if start + count > size:
+                count = max(0, size - start)
+            return archive.read(offset + start, count)
 
         return Payload(size, read)
 
@@ -183,19 +200,26 @@ class Tar:
 
         Raises ManifestError where a header is damaged, or the archive breaks off.
         """
-        window, at = b"", 0
-        position, name, start, size = 0, "", 0, 0
+        window = b""
+        window_start = 0
+        position = 0
+        name = ""
+        start = 0
+        size = 0
         while True:
-            block = window[position - at : position - at + BLOCK]
+            index = position - window_start
+            block = window[index : index + BLOCK]
             if len(block) < BLOCK:
-                window, at = self._archive.window(position), position
+                window = self._archive.window(position)
+                window_start = position
                 block = window[:BLOCK]
             if not is_header(block):
                 if position > self._archive.end:
                     raise self._cut(name, start, size)
                 self._end_at(block, position)
                 return
-            kind, start = block[156], position + BLOCK
+            kind = block[156]
+            start = position + BLOCK
             try:
                 size = int(block[124:135], 8)
             except ValueError:
@@ -206,7 +230,8 @@ class Tar:
                 self._extend(kind, start, size)
                 position = start + (size + BLOCK - 1 & -BLOCK)
                 continue
-            name, sparse = block[:100].split(b"\0", 1)[0].decode("utf-8", "backslashreplace"), False
+            name = _text(block[:100])
+            sparse = False
             self._extended = False
             if kind != _FILE or block[345] or self._extensions or self._globals:
                 name, start, size, sparse = self._special(block, name, start, size)
@@ -225,10 +250,11 @@ class Tar:
         if self._end is None:
             return
         piece = self._archive.window(self._end, _PIECE)
-        if rest := piece.lstrip(b"\0"):
-            at = self._end + len(piece) - len(rest)
+        rest = piece.lstrip(b"\0")
+        if rest:
+            offset = self._end + len(piece) - len(rest)
             hint = "Readers stop at the end and would ignore the rest. Join archives with tar --concatenate."
-            raise ManifestError(f"{self._path} goes on behind the end of its archive, at byte {at:,}", hint)
+            raise ManifestError(f"{self._path} goes on behind the end of its archive, at byte {offset:,}", hint)
         self.report()
 
     def _end_at(self, block: bytes, position: int) -> None:
@@ -245,15 +271,20 @@ class Tar:
         """Return whether a member of another type is a file too; count those that seem to be meant as one."""
         if kind in _FILES:
             return kind != _OLD_FILE or not name.endswith("/")
-        reason = "a device or pipe" if kind in _DEVICES_AND_FOLDERS else "a member of unknown type"
-        if kind != _FOLDER:
-            self.left_out["a link" if kind in _LINKS else reason] += 1
+        if kind in _LINKS:
+            self.left_out["a link"] += 1
+        elif kind not in _DEVICES_AND_FOLDERS:
+            self.left_out["a member of unknown type"] += 1
+        elif kind != _FOLDER:
+            self.left_out["a device or pipe"] += 1
         return False
 
     def _size(self, field: bytes, position: int) -> int:
         """Read a number: octal text, or where that is too short the bytes of the number itself."""
+        if field[0] == 0x80:
+            return int.from_bytes(field[1:], "big")
         with contextlib.suppress(ValueError):
-            size = int.from_bytes(field[1:], "big") if field[0] == 0x80 else _octal(field)
+            size = _octal(field)
             if size >= 0:
                 return size
         raise self._damaged(position, f"a member of size {shortened(field)}")
@@ -268,7 +299,8 @@ class Tar:
         # Most only hold a time, which Python writes so if it is not a whole number.
         matters = b"path=" in data or b"size=" in data or b"GNU.sparse." in data
         if kind == _GLOBAL:
-            self._globals.update(self._records(data, start) if matters else {})
+            if matters:
+                self._globals.update(self._records(data, start))
             return
         self._extended = True
         if kind == _LONG_NAME:
@@ -282,8 +314,10 @@ class Tar:
         position = 0
         while position < len(data) and data[position]:
             match = _RECORD.match(data, position)
-            end = position + int(match[1]) if match else 0
-            if match is None or end <= match.end() or data[end - 1 : end] != b"\n":
+            if match is None:
+                raise self._damaged(start + position, "no record of an extended header")
+            end = position + int(match[1])
+            if end <= match.end() or data[end - 1 : end] != b"\n":
                 raise self._damaged(start + position, "no record of an extended header")
             keyword, _, value = data[match.end() : end - 1].partition(b"=")
             if keyword in (b"path", b"size") or keyword.startswith(b"GNU.sparse."):
@@ -294,27 +328,37 @@ class Tar:
     def _special(self, block: bytes, name: str, start: int, size: int) -> _File:
         """Complete a file by the extended headers, which this uses up, and by a header's lesser fields."""
         if block[345] and not block.startswith(b"ustar  ", 257):  # the part of a name that is too long for its field
-            name = block[345:500].split(b"\0", 1)[0].decode("utf-8", "backslashreplace") + "/" + name
-        said, self._extensions = self._extensions, {}
-        both = {**self._globals, **said}
-        path = both.get(b"GNU.sparse.name") or both.get(b"path")
+            name = f"{_text(block[345:500])}/{name}"
+        extensions = self._extensions
+        self._extensions = {}
+        records = {**self._globals, **extensions}
+        path = records.get(b"GNU.sparse.name") or records.get(b"path")
         if path is not None:
             name = path.decode("utf-8", "backslashreplace")
-        if digits := both.get(b"size"):
+        digits = records.get(b"size")
+        if digits:
             if not digits.isdigit() or len(digits) > 20:
                 raise self._damaged(start - BLOCK, f"a member of size {shortened(digits)}")
             size = int(digits)
         kind = block[156]
         if kind in _LINKS or kind in _DEVICES_AND_FOLDERS:
             size = 0
-        more = kind == _SPARSE and block[482]
-        while more:  # the map of an old sparse member may go on in blocks behind the header
+        is_sparse = any(keyword.startswith(b"GNU.sparse.") for keyword in extensions)
+        if kind == _SPARSE:
+            is_sparse = True
+            if block[482]:
+                start = self._end_of_sparse_map(start)
+        return name, start, size, is_sparse
+
+    def _end_of_sparse_map(self, start: int) -> int:
+        """Return the end of an old sparse member's map, which goes on in blocks behind the header."""
+        while True:
             block = self._archive.read(start, BLOCK)
-            start += BLOCK
             if len(block) < BLOCK:
-                raise self._broken(start - BLOCK + len(block))
-            more = block[504]
-        return name, start, size, kind == _SPARSE or any(keyword.startswith(b"GNU.sparse.") for keyword in said)
+                raise self._broken(start + len(block))
+            start += BLOCK
+            if not block[504]:
+                return start
 
     def _damaged(self, position: int, seen: str) -> ManifestError:
         return ManifestError(f"{self._path} is damaged at byte {position:,}: {seen}", _HINT)
