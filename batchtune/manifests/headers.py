@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.lib import format as npy
 
@@ -39,8 +39,7 @@ _HEAD_BYTES = 256
 _LARGEST_NPY_HEADER = 10_000 + 16
 
 
-@dataclass(frozen=True, slots=True)
-class AudioLength:
+class AudioLength(NamedTuple):  # made in half of a frozen dataclass's time
     """The length of an audio file.
 
     Attributes:

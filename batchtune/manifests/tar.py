@@ -157,10 +157,6 @@ def _expected(field: bytes) -> int:
         return -1
 
 
-def _text(field: bytes) -> str:
-    return field.split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
-
-
 def _octal(field: bytes) -> int:
     return int(field.split(b"\0", 1)[0].strip() or b"0", 8)
 
@@ -230,7 +226,7 @@ class Tar:
                 self._extend(kind, start, size)
                 position = start + (size + BLOCK - 1 & -BLOCK)
                 continue
-            name = _text(block[:100])
+            name = block[:100].split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
             sparse = False
             self._extended = False
             if kind != _FILE or block[345] or self._extensions or self._globals:
@@ -328,7 +324,8 @@ class Tar:
     def _special(self, block: bytes, name: str, start: int, size: int) -> _File:
         """Complete a file by the extended headers, which this uses up, and by a header's lesser fields."""
         if block[345] and not block.startswith(b"ustar  ", 257):  # the part of a name that is too long for its field
-            name = f"{_text(block[345:500])}/{name}"
+            prefix = block[345:500].split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
+            name = f"{prefix}/{name}"
         extensions = self._extensions
         self._extensions = {}
         records = {**self._globals, **extensions}
