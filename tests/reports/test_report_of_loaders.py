@@ -253,21 +253,6 @@ def test_throughput_is_drawn_with_the_steps_demand() -> None:
     assert traces(made_loader(), view=1)["recommended"]["y"] == [0.6]
 
 
-def test_arguments_that_matter_have_a_line_each() -> None:
-    assert {"eval_mode=eager", "eval_mode=sync_cpu"}.isdisjoint(traces(made_dali()))
-    faster = with_row(made_dali(), 1, examples_per_second=900.0)
-    drawn = traces(faster)
-    assert {"eval_mode=eager", "eval_mode=sync_cpu"} <= set(drawn)
-    assert drawn["eval_mode=eager"]["x"] == [1, 2]
-
-
-def test_an_argument_varied_with_one_number_of_workers() -> None:
-    rows = [row for row in made_loader().rows[:9] if row.arguments.get("prefetch_factor") != 4]
-    spawned = replace(rows[3], arguments={**rows[3].arguments, "multiprocessing_context": "spawn"})
-    drawn = traces(made_loader(rows=[*rows, replace(spawned, examples_per_second=10.0)], recommended=3))
-    assert "best of each number of workers" in drawn and drawn["other settings"]["y"] == [10.0]
-
-
 def test_a_demand_far_above_all_is_named_above_the_scale() -> None:
     made = made_loader()
     assert made.demand is not None
