@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from batchtune.cli import console
-from batchtune.units import counted, format_length, format_number, format_percent, format_seconds, format_size
+from batchtune.units import counted, format_length, format_percent, format_seconds, format_size
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -136,7 +136,7 @@ def _loader_line(row: LoaderRow) -> str:
     if row.outcome != "ok":
         return f"{row.name}: {(row.error or row.outcome).splitlines()[0]}"
     idle = "" if row.gpu_idle is None else f", the step waits {format_percent(row.gpu_idle)}"
-    return f"{row.name}: {format_number(row.examples_per_second or 0.0)} examples/s{idle}"
+    return f"{row.name}: {row.rate_words}{idle}"
 
 
 @contextmanager

@@ -119,9 +119,8 @@ class Loading(NamedTuple):
         waits = ""
         if row.gpu_idle is not None:
             waits = f", and a step that waits for data {format_percent(row.gpu_idle)} of the time"
-        rate = f"{format_number(row.examples_per_second or row.batches_per_second or 0.0)} {row.rate_unit}"
         about = f"The loader's arguments are those of {LOADER_CONFIG_FILE}, as `batchtune tune-loader` measured them: "
-        return cls(arguments, others, f"{about}{rate}{waits}")
+        return cls(arguments, others, f"{about}{row.rate_words}{waits}")
 
     @property
     def workers(self) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
@@ -10,7 +10,15 @@ from batchtune.loaders import kind_of
 from batchtune.reports.rows import batches_words, speed
 from batchtune.reports.section import Section, settings_facts
 from batchtune.reports.table import UNKNOWN, Fact, Table, clean, known, make_table, shown_of, spread
-from batchtune.results import BUSY_IDLE, LOADER_CONFIG_FILE, LoaderRow, LoaderStage, LoaderTuning, argument_text
+from batchtune.results import (
+    BUSY_IDLE,
+    LOADER_CONFIG_FILE,
+    Arguments,
+    LoaderRow,
+    LoaderStage,
+    LoaderTuning,
+    argument_text,
+)
 from batchtune.units import counted, format_number, format_percent, format_seconds, format_size, with_full_stop
 
 # A sentence quotes no more of an error, or of a name.
@@ -59,7 +67,7 @@ class LoaderSection(Section[LoaderTuning]):
         if len(loader.rows) > 1:
             best = f"with the best setting, {name}"
         if not loader.is_bottleneck:
-            fastest = max(_delivered(loader.rows), key=_speed)
+            fastest = max(loader.working_rows, key=lambda row: row.rate)
             waiting = f"{_capitalized(best)}, the step waits for data {waits} of the time."
             return f"{waiting} {self._rates(_capitalized(setting_name(loader, fastest)), fastest)}"
         slow = f"; {self._stage}" if self._stage else ""
@@ -67,7 +75,7 @@ class LoaderSection(Section[LoaderTuning]):
 
     def _rates(self, subject: str, row: LoaderRow) -> str:
         """Say how much a row delivers, and how much the step takes."""
-        rate = f"{subject} makes {format_number(_speed(row))} {row.rate_unit}"
+        rate = f"{subject} makes {row.rate_words}"
         if self.result.demanded is None:
             return f"{rate}."
         return f"{rate}; the step takes {format_number(self.result.demanded)}."
@@ -75,7 +83,7 @@ class LoaderSection(Section[LoaderTuning]):
     def _rate_headline(self, row: LoaderRow) -> str:
         """Say what to set, and how fast that is."""
         loader = self.result
-        rate = f"{format_number(_speed(row))} {row.rate_unit}"
+        rate = row.rate_words
         name = setting_name(loader, row)
         if not row.arguments or _is_alone(loader):
             headline = f"{_capitalized(name)} makes {rate}"
@@ -116,27 +124,27 @@ class LoaderSection(Section[LoaderTuning]):
             return
         if loader.reason and not loader.is_bottleneck:  # the headline says so
             yield f"Why: {with_full_stop(loader.reason)}"
-        yield from _needs(row)
-        if loader.demand is not None:
-            yield f"The step: {_demand_words(loader)}."
         if row.examples_per_second_spread is not None and row.trials > 1:
             differ = format_percent(row.examples_per_second_spread)
             yield f"Its rate is the median of {row.trials} trials, which differ by {differ}."
 
     def facts(self) -> Iterator[Fact]:
         """As for every section."""
-        loader, having = self.result, self.result.measured_with
+        loader = self.result
         yield "Loader", f"{loader.target.words} ({loader.kind})"
         batch = "" if loader.batch is None else f"{loader.batch}; "
         yield "Batches", f"{batch}delivered to {loader.device_name}"
         if loader.epoch_batches is not None:
-            examples = "" if loader.epoch_examples is None else f", {counted(loader.epoch_examples, 'example')}"
-            yield "Epoch", f"{format_number(loader.epoch_batches)} batches{examples}"
+            epoch = f"{format_number(loader.epoch_batches)} batches"
+            if loader.epoch_examples is not None:
+                epoch += f", {counted(loader.epoch_examples, 'example')}"
+            yield "Epoch", epoch
         if loader.demand is not None:
             yield "Step", _demand_words(loader)
-        ranks = f", shared by {having.ranks_per_node} ranks" if having.ranks_per_node > 1 else ""
         if "processors" in loader.settings:
-            yield "Processors", f"{having.processors}{ranks}"
+            processors = str(loader.measured_with.processors)
+            ranks = loader.measured_with.ranks_per_node
+            yield "Processors", f"{processors}, shared by {ranks} ranks" if ranks > 1 else processors
 
     def tables(self) -> Iterator[Table]:
         """Lay out all rows, those that failed with their messages, and the stages."""
@@ -161,7 +169,7 @@ class LoaderSection(Section[LoaderTuning]):
         if chosen is None:
             return
         lines = [("measured" if _is_alone(loader) else "recommended", chosen)]
-        fastest = max(_delivered(loader.rows), key=_speed)
+        fastest = max(loader.working_rows, key=lambda row: row.rate)
         if fastest is not chosen:
             lines.append(("fastest, equal" if fastest.equal_to_best and chosen.equal_to_best else "fastest", fastest))
         alone = without_workers(loader)
@@ -185,7 +193,8 @@ class LoaderSection(Section[LoaderTuning]):
 
     def warnings(self) -> Iterator[str]:
         """Yield what differs between two epochs, the settings that failed, and the tuning's own warnings."""
-        loader, reproduced = self.result, self.result.reproduced
+        loader = self.result
+        reproduced = loader.reproduced
         if loader.interrupted:
             measured = counted(len(loader.rows), "setting")
             yield f"The tuning was interrupted after {measured}: another may be better. Run the same command again."
@@ -228,24 +237,6 @@ class LoaderSection(Section[LoaderTuning]):
         return {"Loader": [("target", loader.target.words), ("kind", loader.kind), *settings_facts(loader.settings)]}
 
 
-def _needs(row: LoaderRow) -> Iterator[str]:
-    """Say how many processors and how much memory a row takes, and when its first batch comes."""
-    needs = []
-    if row.processors is not None:
-        needs.append(f"{row.processors:.1f} processors")
-    if row.memory_bytes is not None:
-        memory = f"{format_size(row.memory_bytes)} of memory"
-        if row.shared_bytes:
-            memory += f" ({format_size(row.shared_bytes)} of it shared)"
-        needs.append(memory)
-    if not needs:
-        return
-    first = ""
-    if row.first_batch_seconds is not None:
-        first = f"; the first batch comes after {format_seconds(row.first_batch_seconds)}"
-    yield f"It keeps {' and '.join(needs)} in use{first}."
-
-
 def _capitalized(text: str) -> str:
     """Begin a sentence with a text; names of arguments keep their case."""
     if text.startswith(("the ", "with ")):
@@ -255,14 +246,17 @@ def _capitalized(text: str) -> str:
 
 def varied_arguments(loader: LoaderTuning) -> list[str]:
     """Return the names of the arguments that rows differ in, in their order."""
-    names = list(dict.fromkeys(name for row in loader.rows for name in row.arguments))
-    values = {name: {argument_of(row, name) for row in loader.rows} for name in names}
-    varied = [name for name in names if len(values[name] - {UNKNOWN}) > 1]
+    values: dict[str, set[str]] = {}
+    for row in loader.rows:
+        values |= {name: set() for name in row.arguments if name not in values}
+    for name, texts in values.items():
+        texts.update(argument_of(row, name) for row in loader.rows)
+    varied = [name for name in values if len(values[name] - {UNKNOWN}) > 1]
     # A row without workers has no prefetch_factor: that tells it apart only where nothing else does.
     told_apart = {tuple(argument_of(row, name) for name in varied) for row in loader.rows}
     if len(told_apart) == len(loader.rows):
         return varied
-    return [name for name in names if len(values[name]) > 1]
+    return [name for name in values if len(values[name]) > 1]
 
 
 def argument_of(row: LoaderRow, name: str) -> str:
@@ -290,7 +284,8 @@ def quoted(text: str) -> str:
 
 def without_workers(loader: LoaderTuning) -> LoaderRow | None:
     """Return the fastest row in which the training process makes the batches itself; None if none was measured."""
-    return max(_delivered(row for row in loader.rows if not row.workers), key=_speed, default=None)
+    alone = [row for row in loader.working_rows if not row.workers]
+    return max(alone, key=lambda row: row.rate, default=None)
 
 
 def failed_settings(loader: LoaderTuning) -> list[LoaderRow]:
@@ -317,37 +312,35 @@ def _demand_words(loader: LoaderTuning) -> str:
     """Say in a phrase how long the step takes, and how that is known."""
     demand = loader.demand
     assert demand is not None
-    source = "by --step-ms"
-    if demand.source == "probe":
-        source = f"by the probe{f' on {demand.device_name}' if demand.device_name else ''}"
-    takes = "" if loader.demanded is None else f", which is {format_number(loader.demanded)} examples/s"
-    return f"{format_seconds(demand.step_seconds)} for a batch on average, {source}{takes}"
-
-
-def _speed(row: LoaderRow) -> float:
-    return row.examples_per_second or row.batches_per_second or 0.0
-
-
-def _delivered(rows: Iterable[LoaderRow]) -> Iterator[LoaderRow]:
-    return (row for row in rows if row.outcome == "ok")
+    words = f"{format_seconds(demand.step_seconds)} for a batch on average, "
+    if demand.source != "probe":
+        words += "by --step-ms"
+    elif demand.device_name:
+        words += f"by the probe on {demand.device_name}"
+    else:
+        words += "by the probe"
+    if loader.demanded is not None:
+        words += f", which is {format_number(loader.demanded)} examples/s"
+    return words
 
 
 def _rows_table(loader: LoaderTuning) -> Table:
     shown = spread(range(len(loader.rows)), _MAX_ROWS, [loader.recommended])
-    varied, rows = varied_arguments(loader), []
-    grows, failed = any(row.growth_bytes_per_batch for row in loader.rows), bool(failed_settings(loader))
+    varied = varied_arguments(loader)
+    has_failed = bool(failed_settings(loader))
+    rows = []
     for index in shown:
         row = loader.rows[index]
-        figures = {
-            **row_cells(row),
-            "growth": known(row.growth_bytes_per_batch, format_size) if grows else None,
-            "outcome": row.outcome.replace("_", " ") if failed else None,
-        }
+        cells = row_cells(row)
+        if has_failed:
+            cells["outcome"] = row.outcome.replace("_", " ")
         arguments: dict[str, str | None] = {}
-        for name in varied:  # by titles that narrow terminals can set in lines
-            title = _TITLES.get(name, name).replace("_", " ")
-            arguments[f"{name}=" if title in (*figures, *arguments) or not title else title] = argument_of(row, name)
-        rows.append({**(arguments or {"settings": row.name}), **figures})
+        for name in varied:
+            title = _TITLES.get(name, name).replace("_", " ")  # which narrow terminals can set in lines
+            if not title or title in cells or title in arguments:
+                title = f"{name}="
+            arguments[title] = argument_of(row, name)
+        rows.append({**(arguments or {"settings": row.name}), **cells})
     marked = None if loader.recommended is None or _is_alone(loader) else shown.index(loader.recommended)
     notes = [*shown_of(len(shown), len(loader.rows), " settings", "loader.json"), *_notes(loader, varied)]
     return make_table("Settings of the loader", rows, notes, marked)
@@ -370,7 +363,9 @@ def row_cells(row: LoaderRow) -> dict[str, str | None]:
 def _notes(loader: LoaderTuning, varied: list[str]) -> Iterator[str]:
     if loader.recommended is not None and not _is_alone(loader):
         yield "▶ marks the recommended row."
-    fixed = {name: value for row in loader.rows for name, value in row.arguments.items() if name not in varied}
+    fixed: Arguments = {}
+    for row in loader.rows:
+        fixed |= {name: value for name, value in row.arguments.items() if name not in varied}
     if varied and fixed:
         same = " ".join(f"{name}={argument_text(value)}" for name, value in fixed.items())
         yield f"The same for all that take it: {same}."
@@ -388,8 +383,6 @@ def _notes(loader: LoaderTuning, varied: list[str]) -> Iterator[str]:
         )
     if len({row.rounds for row in loader.rows}) > 1:
         yield "Settings that were slow in a first, short round were not measured again."
-    if any(row.growth_bytes_per_batch for row in loader.rows):
-        yield "“Growth” is how much memory grew with each batch."
 
 
 def _stages_table(stages: list[LoaderStage]) -> Table:
@@ -401,6 +394,6 @@ def _stages_table(stages: list[LoaderStage]) -> Table:
         }
         for stage in stages
     ]
-    shares = [stage.share for stage in stages]
+    slowest = max(range(len(stages)), key=lambda index: stages[index].share)
     notes = ["Each measured alone, in one process, without the stages before."]
-    return make_table("Stages of making a batch", rows, notes, marked=shares.index(max(shares)))
+    return make_table("Stages of making a batch", rows, notes, marked=slowest)

@@ -20,6 +20,7 @@ from batchtune.results.shared import (
     WorkloadRecord,
     wrong_settings,
 )
+from batchtune.units import format_number
 
 Argument: TypeAlias = bool | int | float | str | None
 """A value of an argument that loaders are compared by."""
@@ -132,6 +133,16 @@ class LoaderRow(Record, frozen=True, kw_only=True):
         )
 
     @property
+    def rate(self) -> float:
+        """Examples per second, or batches where examples can't be counted; 0 where it failed."""
+        return self.examples_per_second or self.batches_per_second or 0.0
+
+    @property
+    def rate_words(self) -> str:
+        """Its rate with the unit: `870.7 examples/s`."""
+        return f"{format_number(self.rate)} {self.rate_unit}"
+
+    @property
     def rate_unit(self) -> str:
         """What its rate counts: examples, or batches where these can't be counted."""
         return "batches/s" if self.examples_per_second is None else "examples/s"
@@ -232,6 +243,11 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
     def recommended_row(self) -> LoaderRow | None:
         """The recommended row; None where none is."""
         return None if self.recommended is None else self.rows[self.recommended]
+
+    @property
+    def working_rows(self) -> list[LoaderRow]:
+        """The rows that did not fail."""
+        return [row for row in self.rows if row.outcome == "ok"]
 
     @property
     def measured_with(self) -> MeasuredWith:

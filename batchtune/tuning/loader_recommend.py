@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from batchtune.loaders import kind_of
 from batchtune.results import BUSY_IDLE, LoaderRow, LoaderTuning
-from batchtune.units import counted, format_number, format_percent, format_seconds, format_size
+from batchtune.units import counted, format_percent, format_seconds, format_size
 
 # Rates that differ by less are equal, unless the trials differ by more; beyond the second number they never are.
 _EQUAL = 0.02
@@ -38,7 +38,7 @@ def ranked(rows: Sequence[LoaderRow], least_idle: Mapping[str, float] | None = N
     best = [index for index, is_equal in enumerate(equal) if is_equal]
     others = [index for index, is_equal in enumerate(equal) if not is_equal]
     best.sort(key=lambda index: rows[index].workers)
-    others.sort(key=lambda index: -rate_of(rows[index]) if idle is None else idle[index])
+    others.sort(key=lambda index: -rows[index].rate if idle is None else idle[index])
     return [rows[index] for index in best + others]
 
 
@@ -64,15 +64,10 @@ def _equal_idle(idle: Sequence[float]) -> list[bool]:
 def _equal_rates(rows: Sequence[LoaderRow]) -> list[bool]:
     if not rows:
         return []
-    fastest = max(rows, key=rate_of)
+    fastest = max(rows, key=lambda row: row.rate)
     spread = min(_MOST_EQUAL, fastest.examples_per_second_spread or 0.0)
-    limit = (1 - max(_EQUAL, spread)) * rate_of(fastest)
-    return [rate_of(row) >= limit for row in rows]
-
-
-def rate_of(row: LoaderRow) -> float:
-    """Return examples per second, or batches where examples can't be counted."""
-    return row.examples_per_second or row.batches_per_second or 0.0
+    limit = (1 - max(_EQUAL, spread)) * fastest.rate
+    return [row.rate >= limit for row in rows]
 
 
 def reason_for(tuning: LoaderTuning) -> str:
@@ -89,9 +84,9 @@ def _reason(tuning: LoaderTuning) -> str:
         if not tuning.rows:
             return "Nothing is recommended: no setting was measured."
         return f"Nothing is recommended: all {counted(len(tuning.rows), 'setting')} failed."
-    rate = f"{format_number(rate_of(row))} {row.rate_unit}"
+    rate = row.rate_words
     if tuning.demand is None:
-        return _reason_without_step(tuning, row, rate)
+        return _reason_without_step(tuning, row)
     if row.gpu_idle is None:
         return f"{row.name} delivers {rate}; how long the step waits was not measured."
     step = format_seconds(tuning.demand.step_seconds)
@@ -104,17 +99,16 @@ def _reason(tuning: LoaderTuning) -> str:
         return f"W{waits[1:]}, mostly to receive batches from the workers: these deliver {rate}, more than it takes."
     if tuning.is_bottleneck:
         return f"The loader is the bottleneck: {waits}, and no setting does better."
-    fastest = max((other for other in tuning.rows if other.outcome == "ok"), key=rate_of)
-    fastest_rate = f"{format_number(rate_of(fastest))} {fastest.rate_unit}"
-    return f"W{waits[1:]}, and no setting does better. {fastest.name} alone delivers {fastest_rate}."
+    fastest = max(tuning.working_rows, key=lambda row: row.rate)
+    return f"W{waits[1:]}, and no setting does better. {fastest.name} alone delivers {fastest.rate_words}."
 
 
-def _reason_without_step(tuning: LoaderTuning, row: LoaderRow, rate: str) -> str:
-    working = [other for other in tuning.rows if other.outcome == "ok"]
+def _reason_without_step(tuning: LoaderTuning, row: LoaderRow) -> str:
+    working = tuning.working_rows
     if len(working) == 1:
-        return f"{row.name} delivers {rate}; nothing else was compared."
+        return f"{row.name} delivers {row.rate_words}; nothing else was compared."
     workers = kind_of(tuning.kind).WORKERS_ARE
-    reason = f"{row.name} needs the fewest {workers} of those that are as fast as the fastest: {rate}."
+    reason = f"{row.name} needs the fewest {workers} of those that are as fast as the fastest: {row.rate_words}."
     equal = sum(other.equal_to_best is True for other in working) - 1
     if equal > 0:
         reason += f" It can't be told from {counted(equal, 'other setting')}."
