@@ -33,7 +33,8 @@ _LARGEST_BLOCK = 64
 # In larger pools the best cut gains next to nothing.
 _LARGEST_COSTED = 20_000
 # All epochs in pools have as many batches as the longest of the first; longer ones are reshuffled, up to 32 times.
-_FIRST_EPOCHS, _ATTEMPTS = 3, 32
+_FIRST_EPOCHS = 3
+_ATTEMPTS = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +126,9 @@ class PoolBatcher(Batcher):
 
     def __init__(self, lengths: npt.NDArray[Any], batching: Batching) -> None:
         assert batching.pool_size is not None
-        distinct, table, count = np.unique(lengths), batching.table, lengths.size
+        distinct = np.unique(lengths)
+        table = batching.table
+        count = lengths.size
         # Shape (examples,): the place of each length among the distinct ones, from the longest; few bits sort fast.
         self._places = np.empty(count, dtype=np.min_scalar_type(distinct.size))
         for start in range(0, count, _AT_ONCE):
@@ -194,7 +197,8 @@ class PoolBatcher(Batcher):
 
     def _steps(self, drawing: Drawing, dealing: Dealing) -> tuple[Indices, Layout]:
         """Return the examples, and the pools' batches, or with `same_bucket` those of all ranks of a step in one."""
-        dtype, overhead = index_dtype(self._places.size), self._batching.batch_overhead
+        dtype = index_dtype(self._places.size)
+        overhead = self._batching.batch_overhead
         examples: Indices = np.arange(self._places.size, dtype=dtype)
         if drawing.shuffle:
             drawing.stream(EXAMPLES).shuffle(examples)
@@ -203,7 +207,8 @@ class PoolBatcher(Batcher):
             some = examples[start : start + pools * size].reshape(pools, size)
             places = self._places[some]
             order = _stable_order(places)
-            some[:], places = np.take_along_axis(some, order, axis=1), np.take_along_axis(places, order, axis=1)
+            some[:] = np.take_along_axis(some, order, axis=1)
+            places = np.take_along_axis(places, order, axis=1)
             buckets = self._buckets[places]
             # Cut to one beyond the pool, so that sizes do not overflow.
             fits = np.minimum(self._batching.table.batch_sizes, size + 1) * dealing.together
@@ -231,7 +236,8 @@ class PoolBatcher(Batcher):
 
 def _per_rank(steps: Layout) -> int:
     """Return the number of batches of each rank once these are dealt."""
-    batches, dealing = steps.starts.size * steps.dealing.together, steps.dealing
+    batches = steps.starts.size * steps.dealing.together
+    dealing = steps.dealing
     return batches // dealing.world_size if dealing.drop_last else -(-batches // dealing.world_size)
 
 
@@ -246,7 +252,8 @@ def _dealt(steps: Layout) -> Layout:
     together = steps.dealing.together
     if together == 1:
         return steps
-    starts, held = steps.starts[:, np.newaxis], steps.batch_sizes[:, np.newaxis]
+    starts = steps.starts[:, np.newaxis]
+    held = steps.batch_sizes[:, np.newaxis]
     dealt = held // together + (np.arange(together) < held % together)
     firsts = starts + np.cumsum(dealt, axis=1) - dealt
     again = starts + np.arange(together) % held  # fewer examples than ranks: some are dealt again
@@ -299,7 +306,8 @@ def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
     each pool.
     """
     pools, size = lengths.shape
-    rows, places = np.arange(pools)[:, np.newaxis], np.arange(size)
+    rows = np.arange(pools)[:, np.newaxis]
+    places = np.arange(size)
     largest = np.minimum(fits, size - places)
     smallest = _smallest_sizes(lengths, fits, overhead)
     sizes = _sizes_up_to(int(largest.max()))
@@ -313,7 +321,8 @@ def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
         while block > end or min(smallest[end - block : end]) < block:
             block //= 2
         first = end - block
-        longest, held = lengths[:, first:end], largest[:, first:end]
+        longest = lengths[:, first:end]
+        held = largest[:, first:end]
         least = longest * held + cost[rows, places[first:end] + held]
         compared = sizes[np.searchsorted(sizes, block) : np.searchsorted(sizes, held.max())]
         if compared.size:
@@ -359,10 +368,13 @@ def _sizes_up_to(largest: int) -> IntArray:
 def _walked(taken: IntArray) -> IntArray:
     """Return where batches start if each takes as many as its first example says, in pools one after the other."""
     pools, size = taken.shape
-    rows, at, starts = np.arange(pools), np.zeros(pools, dtype=np.int64), []
+    rows = np.arange(pools)
+    at = np.zeros(pools, dtype=np.int64)
+    starts = []
     while rows.size:
         starts.append(rows * size + at)
         at = at + taken[rows, at]
         going = at < size
-        rows, at = rows[going], at[going]
+        rows = rows[going]
+        at = at[going]
     return np.sort(np.concatenate(starts))

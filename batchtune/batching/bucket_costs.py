@@ -17,9 +17,11 @@ MOST_EXACT = 96
 # from the next one.
 _SPACING = 1.15
 # A remainder's cost is tabulated at this many batch sizes and lengths,
-_TABLED_SIZES, _TABLED_LENGTHS = 256, 256
+_TABLED_SIZES = 256
+_TABLED_LENGTHS = 256
 # interpolated to this many sizes, and looked up at this many ranks among the examples.
-_ROWS, _RANKS = 4096, 1 << 18
+_ROWS = 4096
+_RANKS = 1 << 18
 # Gauss's points and weights on (0, 1), for the distribution of a remainder's longest.
 _NODES = ((0.5 - 0.15**0.5, 5 / 18), (0.5, 8 / 18), (0.5 + 0.15**0.5, 5 / 18))
 
@@ -65,7 +67,8 @@ class ExactCosts(BucketCosts):
 
     def __init__(self, histogram: Histogram, batch_sizes: IntArray, cost: ShapeCost) -> None:
         super().__init__(histogram, np.arange(histogram.lengths.size), batch_sizes)
-        self._lengths, self._cost = histogram.lengths, cost
+        self._lengths = histogram.lengths
+        self._cost = cost
         self._below = np.concatenate(([0.0], histogram.lengths))
         self._log_factorials = log_factorials_up_to(histogram.count)
 
@@ -138,7 +141,9 @@ class SmoothCosts(BucketCosts):
 
     def _full(self, end: int) -> FloatArray:
         """Return the mean cost of a full batch of each bucket that ends here, shape (end,)."""
-        size, points, costs = self._sizes[end - 1], self._points[end - 1], self._full_costs[end - 1]
+        size = self._sizes[end - 1]
+        points = self._points[end - 1]
+        costs = self._full_costs[end - 1]
         up_to = self._counts[points]
         all_of = up_to[-1] - up_to[:-1]
         starts = int(np.searchsorted(-all_of, -size, side="right"))  # this many have a full batch
@@ -153,7 +158,8 @@ class SmoothCosts(BucketCosts):
         summed = within * (some - size)
         even = np.diff(summed, axis=1) / ((size + 1) * spans)
         # Where an interval's lengths lie: 1 all at its longest, 0 rising evenly, -1 all at its shortest.
-        low, high = self._lengths[points[:-1]], self._lengths[points[1:]]
+        low = self._lengths[points[:-1]]
+        high = self._lengths[points[1:]]
         mean_place = (np.diff(self._totals[points]) / spans - low) / np.where(high > low, high - low, 1.0)
         even_place = (spans + 1) / (2 * spans)
         side = np.clip((mean_place - even_place) / np.maximum(1 - even_place, 0.25), -1.0, 1.0)
@@ -188,13 +194,17 @@ class SmoothCosts(BucketCosts):
 
     def _rest(self, end: int, examples: IntArray, rest: IntArray) -> FloatArray:
         """Return the mean cost of the last batch of each bucket that ends here, shape (end,), 0 if all are full."""
-        row, half = self._row_starts[rest], (rest - 1) / 2
-        first, spread, last = self._counts[:end] + (half + 0.5), examples - half, self._counts[end]
+        row = self._row_starts[rest]
+        half = (rest - 1) / 2
+        first = self._counts[:end] + (half + 0.5)
+        spread = examples - half
+        last = self._counts[end]
         total = np.zeros(end)
         for (_, weight), shares in zip(_NODES, self._shares, strict=True):
             rank = np.minimum(first + shares[rest] * spread, last)
             place = self._places[(rank * self._ranks_each).astype(np.int64)]
             column = place.astype(np.int64)
-            left, right = self._table[row + column], self._table[row + column + 1]
+            left = self._table[row + column]
+            right = self._table[row + column + 1]
             total += weight * (left + (place - column) * (right - left))
         return np.where(rest > 0, total, 0.0)

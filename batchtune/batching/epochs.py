@@ -25,7 +25,8 @@ ORDERINGS: tuple[Ordering, ...] = get_args(Ordering)
 _AT_ONCE = 1 << 18
 _AS_LISTS = 1 << 14
 # The shuffles that are drawn from (seed, epoch), each with random numbers of its own.
-EXAMPLES, _BATCHES = 1, 2
+EXAMPLES = 1
+_BATCHES = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,8 +86,10 @@ def drawn(cut: Cut, drawing: Drawing, lengths: npt.NDArray[Any] | None = None) -
 
     Batch i is the one of rank i % world_size at step i // world_size.
     """
-    layout, examples = cut.layout, cut.examples
-    together, ranks = layout.dealing.together, layout.dealing.world_size
+    layout = cut.layout
+    examples = cut.examples
+    together = layout.dealing.together
+    ranks = layout.dealing.world_size
     units = layout.starts.size // together
     if drawing.shuffle:
         order: Indices = np.arange(units, dtype=index_dtype(layout.starts.size))
@@ -118,9 +121,11 @@ def dropped_examples(layout: Layout, batches: Indices) -> int:
 
 def assemble(cut: Cut, drawing: Drawing, *, rank: int = 0, lengths: npt.NDArray[Any] | None = None) -> EpochBatches:
     """Return the batches of one rank in one epoch; `lengths` if batches are sorted."""
-    examples, layout = cut.examples, cut.layout
+    examples = cut.examples
+    layout = cut.layout
     mine = drawn(cut, drawing, lengths)[rank :: layout.dealing.world_size]
-    starts, sizes = layout.starts[mine], layout.batch_sizes[mine]
+    starts = layout.starts[mine]
+    sizes = layout.batch_sizes[mine]
     bounds = np.zeros(mine.size + 1, dtype=np.int64)
     np.cumsum(sizes, out=bounds[1:])
     order = np.empty(int(bounds[-1]), dtype=examples.dtype)
@@ -144,9 +149,11 @@ class EpochShapes:
 
 def simulate(cut: Cut, drawing: Drawing, lengths: FloatArray, targets: FloatArray | None = None) -> EpochShapes:
     """Return the shapes of the batches that all ranks have in one epoch: those of step 0, rank by rank, then step 1."""
-    examples, layout = cut.examples, cut.layout
+    examples = cut.examples
+    layout = cut.layout
     batches = drawn(cut, drawing, lengths)
-    starts, sizes = layout.starts[batches], layout.batch_sizes[batches]
+    starts = layout.starts[batches]
+    sizes = layout.batch_sizes[batches]
     return EpochShapes(
         sizes.astype(np.int64),
         _longest(lengths, examples, starts, sizes),

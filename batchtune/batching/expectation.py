@@ -50,11 +50,13 @@ class ExpectedBatches:
 
         Their size in the length's bucket, and how many of them are expected to have it as their longest.
         """
-        edges, counts = self.table.edges(self.histogram), self.table.counts(self.histogram)
+        edges = self.table.edges(self.histogram)
+        counts = self.table.counts(self.histogram)
         per_bucket = np.diff(edges)
         in_bucket = np.repeat(counts, per_bucket)
         at_most = self.histogram.cumulative - np.repeat(np.cumsum(counts) - counts, per_bucket)
-        logs, found = log_factorials_up_to(self.histogram.count), []
+        logs = log_factorials_up_to(self.histogram.count)
+        found = []
         for sizes, numbers in zip(self.tally.batch_sizes, self.tally.numbers, strict=True):
             drawn = np.repeat(sizes, per_bucket)
             within = all_within(at_most, in_bucket, drawn, logs)
@@ -84,12 +86,17 @@ class ExpectedBatches:
         """The expected sum of the batches' padded lengths."""
         if self.histogram.count > _MOST_EXAMPLES_PER_LENGTH * self.lengths.size:
             return self.sum_of(np.multiply)
-        counts, ends = self.table.counts(self.histogram), self.table.edges(self.histogram)[1:]
-        steps, logs = _steps(self.histogram), log_factorials_up_to(self.histogram.count)
-        total, start = 0.0, 0
+        counts = self.table.counts(self.histogram)
+        ends = self.table.edges(self.histogram)[1:]
+        steps = _steps(self.histogram)
+        logs = log_factorials_up_to(self.histogram.count)
+        total = 0.0
+        start = 0
         for bucket in np.flatnonzero(counts).tolist():
-            count, longest = int(counts[bucket]), float(self.lengths[ends[bucket] - 1])
-            sizes, numbers = self.tally.batch_sizes[:, bucket].tolist(), self.tally.numbers[:, bucket].tolist()
+            count = int(counts[bucket])
+            longest = float(self.lengths[ends[bucket] - 1])
+            sizes = self.tally.batch_sizes[:, bucket].tolist()
+            numbers = self.tally.numbers[:, bucket].tolist()
             for drawn, batches in zip(sizes, numbers, strict=True):
                 if batches:
                     below = _mean_below_longest(steps[start : start + count - 1], drawn, logs)
@@ -120,7 +127,9 @@ class ExpectedBatches:
         """
         starts = self.group_starts(most)
         last = np.append(starts[1:], self.lengths.size) - 1
-        sizes, lengths, counts = [], [], []
+        sizes = []
+        lengths = []
+        counts = []
         for size, batches in self.kinds:
             count = np.add.reduceat(batches, starts)
             some = count > 0

@@ -103,7 +103,8 @@ class Tally:
     @property
     def batch_size_variation(self) -> float:
         """The standard deviation of the batch sizes / their mean."""
-        some, mean = self.numbers > 0, self.mean_batch_size
+        some = self.numbers > 0
+        mean = self.mean_batch_size
         variance = float(np.sum(self.numbers[some] * (self.batch_sizes[some] - mean) ** 2)) / self.batches
         return math.sqrt(variance) / mean
 
@@ -168,18 +169,23 @@ def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Layout
     `drawn`. The arguments are as for `tally`.
     """
     edges = np.concatenate(([0], np.cumsum(counts))).tolist()
-    dtype, ranks, full = index_dtype(edges[-1]), dealing.together, _full_batches(counts, batch_sizes, dealing)
+    dtype = index_dtype(edges[-1])
+    ranks = dealing.together
+    full = _full_batches(counts, batch_sizes, dealing)
     parts: list[tuple[Indices, Indices, Indices, npt.NDArray[np.bool_]]] = []
     for bucket, (count, whole) in enumerate(zip(counts.tolist(), full.tolist(), strict=True)):
         size = min(int(batch_sizes[bucket]), count + 1)
         left = count - whole * size
-        starts, sizes = np.arange(whole, dtype=np.int64) * size, np.full(whole, size, dtype=np.int64)
+        starts = np.arange(whole, dtype=np.int64) * size
+        sizes = np.full(whole, size, dtype=np.int64)
         if left and not dealing.drop_last:
             dealt = left // ranks + (np.arange(ranks) < left % ranks)
             firsts = count - left + np.cumsum(dealt) - dealt
             firsts[dealt == 0] = np.arange(np.count_nonzero(dealt == 0)) % count
-            starts, sizes = np.append(starts, firsts), np.append(sizes, np.maximum(dealt, 1))
-        at, rest = (starts + edges[bucket]).astype(dtype), np.arange(starts.size) >= whole
+            starts = np.append(starts, firsts)
+            sizes = np.append(sizes, np.maximum(dealt, 1))
+        at = (starts + edges[bucket]).astype(dtype)
+        rest = np.arange(starts.size) >= whole
         parts.append((at, sizes.astype(dtype), np.full(starts.size, bucket, dtype=dtype), rest))
     at, sizes, buckets, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     layout = Layout(at, sizes, buckets, rest, dealing, edges[-1])
@@ -202,7 +208,8 @@ def evened(layout: Layout, batches: int | None = None) -> Layout:
     order = np.argsort(starts, kind="stable")
     if repeats := layout.starts.size + wanted - order.size:
         order = np.sort(np.concatenate((order, np.resize(order, repeats))))
-    dtype, source = layout.starts.dtype, source[order]
+    dtype = layout.starts.dtype
+    source = source[order]
     return replace(
         layout,
         starts=starts[order].astype(dtype),

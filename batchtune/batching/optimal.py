@@ -136,7 +136,8 @@ def optimal_boundaries(histogram: Histogram, example_costs: FloatArray, num_buck
     counts = np.concatenate(([0], histogram.cumulative[ends])).astype(np.float64)
     own = np.arange(1, counts.size)
     least = np.concatenate(([0.0], costs * counts[1:]))
-    totals, previous = [least[-1]], [np.zeros(counts.size, dtype=np.int64)]
+    totals = [least[-1]]
+    previous = [np.zeros(counts.size, dtype=np.int64)]
     for _ in range(min(max(num_buckets), ends.size) - 1):
         hull = _lower_hull(counts, least)
         slopes = np.diff(least[hull]) / np.diff(counts[hull])
@@ -161,13 +162,17 @@ def _lower_hull(x: FloatArray, y: FloatArray) -> npt.NDArray[np.intp]:
     sample = np.append(np.arange(0, x.size - 1, _SAMPLE_STEP), x.size - 1)
     corners = sample[_lower_hull_one_by_one(x[sample].tolist(), y[sample].tolist())]
     spans = np.diff(corners)
-    dx, dy = np.repeat(np.diff(x[corners]), spans), np.repeat(np.diff(y[corners]), spans)
-    from_x, from_y = np.repeat(x[corners[:-1]], spans), np.repeat(y[corners[:-1]], spans)
+    dx = np.repeat(np.diff(x[corners]), spans)
+    dy = np.repeat(np.diff(y[corners]), spans)
+    from_x = np.repeat(x[corners[:-1]], spans)
+    from_y = np.repeat(y[corners[:-1]], spans)
     below = np.append((y[:-1] - from_y) * dx < dy * (x[:-1] - from_x), True)
     below[corners] = True
-    kept, reach = np.flatnonzero(below), 1
+    kept = np.flatnonzero(below)
+    reach = 1
     while kept.size > 2:
-        dx, dy = np.diff(x[kept]), np.diff(y[kept])
+        dx = np.diff(x[kept])
+        dy = np.diff(y[kept])
         bent = 1 + np.flatnonzero(dy[:-1] * dx[1:] >= dy[1:] * dx[:-1])
         if bent.size == 0:
             break
@@ -189,7 +194,8 @@ def _lower_hull_one_by_one(x: list[float], y: list[float]) -> npt.NDArray[np.int
     hull: list[int] = []
     for i in range(len(x)):
         while len(hull) > 1:
-            a, b = hull[-2], hull[-1]
+            a = hull[-2]
+            b = hull[-1]
             if (y[b] - y[a]) * (x[i] - x[b]) < (y[i] - y[b]) * (x[b] - x[a]):
                 break
             hull.pop()

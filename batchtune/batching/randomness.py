@@ -53,11 +53,14 @@ def mates_in_cuts(cuts: list[Cut], lengths: npt.NDArray[Any]) -> Mates:
     """Return the figures of mates over at least two epochs; `lengths`, shape (examples,), by index of the example."""
     others = cuts[1:] + cuts[: len(cuts) > 2]  # the last with the first: any two epochs tell as much
     again = [_met_again(first, second) for first, second in zip(cuts, others, strict=False)]
-    mean, products, examples = float(lengths.mean()), [], []
+    mean = float(lengths.mean())
+    products = []
+    examples = []
     for cut in cuts:
         some = _counted(cut.layout)
         held = cut.layout.batch_sizes[some]
-        sizes, edges = held.astype(np.float64), np.concatenate(([0], np.cumsum(held, dtype=np.int64)))
+        sizes = held.astype(np.float64)
+        edges = np.concatenate(([0], np.cumsum(held, dtype=np.int64)))
         centred: FloatArray = lengths[cut.examples[positions(cut.layout.starts[some], held)]] - mean
         sums, squares = (_sums(centred**power, edges) for power in (1, 2))
         products.append((sums**2 - squares) / np.maximum(sizes * (sizes - 1), 1.0))

@@ -73,7 +73,9 @@ def lhotse_boundaries(lengths: npt.ArrayLike, num_buckets: int) -> FloatArray:
     if not 2 <= num_buckets <= values.size:
         raise ValueError(f"num_buckets must be from 2 to the number of lengths, {values.size}, got {num_buckets}")
     values.sort()
-    share, boundaries, start = values.sum() / num_buckets, [], 0
+    share = values.sum() / num_buckets
+    boundaries = []
+    start = 0
     while (start := _overshoot(values, start, share, values.size // num_buckets)) < values.size:
         boundaries.append(values[start])
     return np.array(boundaries, dtype=np.float64)

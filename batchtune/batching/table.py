@@ -45,7 +45,8 @@ class BucketTable:
     target_boundaries: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        edges, sizes = self.boundaries, self.batch_sizes
+        edges = self.boundaries
+        sizes = self.batch_sizes
         if edges.ndim != 1 or edges.size == 0:
             raise ValueError(f"bucket_boundaries must be one-dimensional and not empty, got shape {edges.shape}")
         if sizes.shape != edges.shape:
@@ -66,7 +67,8 @@ class BucketTable:
     @classmethod
     def of(cls, boundaries: npt.ArrayLike, batch_sizes: npt.ArrayLike) -> BucketTable:
         """Return the table of plain numbers, as users and files give them; raise ValueError if they are wrong."""
-        edges, sizes = _numbers("bucket_boundaries", boundaries), _numbers("bucket_batch_sizes", batch_sizes)
+        edges = _numbers("bucket_boundaries", boundaries)
+        sizes = _numbers("bucket_batch_sizes", batch_sizes)
         whole = (sizes >= 1) & (sizes <= _LARGEST_BATCH_SIZE) & (sizes == np.floor(sizes))
         _check_each("bucket_batch_sizes must be whole numbers from 1 to 2**53", sizes, whole)
         return cls(edges.astype(np.float64), sizes.astype(np.int64))
@@ -229,7 +231,8 @@ def holding_all(values: npt.NDArray[Any], table: BucketTable, overlong: str) -> 
         return table
     if overlong == "error":
         beyond = np.flatnonzero(table.assign(values) == table.num_buckets)
-        index, last = int(beyond[0]), float(table.boundaries[-1])
+        index = int(beyond[0])
+        last = float(table.boundaries[-1])
         raise OverlongError(
             f"example {index} has the length {values[index]}, beyond the last of bucket_boundaries, {last}; "
             f"{beyond.size:,} of {values.size:,} examples are. Leave them out of the data set and of the lengths, add "

@@ -72,7 +72,8 @@ def optimal_table_2d(
         distinct = np.unique(lengths)
         not_above = np.searchsorted(distinct, candidates, side="right") - 1
         ends = np.union1d(ends, distinct[not_above[not_above >= 0]])
-    bins, most = _Bins(lengths, targets, ends, costs, resolution), max(num_buckets)
+    bins = _Bins(lengths, targets, ends, costs, resolution)
+    most = max(num_buckets)
     of_bins = [bins.ending_at(end).least(most)[-1] for end in range(1, ends.size + 1)]
     # Row k: the least cost of the examples up to each end in exactly k buckets.
     least = np.full((most + 1, ends.size + 1), np.inf)
@@ -132,10 +133,13 @@ class _Bins:
     def __init__(
         self, lengths: FloatArray, targets: FloatArray, ends: FloatArray, costs: ExampleCostsOf, resolution: int
     ) -> None:
-        self.ends, self._costs, self._resolution = ends, costs, resolution
+        self.ends = ends
+        self._costs = costs
+        self._resolution = resolution
         # Shape (tops,): targets, ascending, the largest last.
         self._tops = _quantiles(targets, _CELLS_PER_GRID_POINT * resolution)
-        rows, columns = np.searchsorted(ends, lengths), np.searchsorted(self._tops, targets)
+        rows = np.searchsorted(ends, lengths)
+        columns = np.searchsorted(self._tops, targets)
         counts = np.bincount(rows * self._tops.size + columns, minlength=ends.size * self._tops.size)
         counts = counts.reshape(ends.size, -1).cumsum(axis=0).cumsum(axis=1)
         # Shape (ends + 1, tops): number of examples up to the end before (first row: none) and up to the top.
@@ -179,18 +183,21 @@ def _quantile_cells(up_to: IntArray, most: int) -> IntArray:
 
 def _table(bins: _Bins, of_bins: list[FloatArray], least: FloatArray, most: int) -> BucketTable:
     """Trace the best table of at most `most` buckets back from its last bucket; of equal ones the fewest."""
-    buckets, end = fewest(least[1 : most + 1, -1]), least.shape[1] - 1
+    buckets = fewest(least[1 : most + 1, -1])
+    end = least.shape[1] - 1
     pairs: list[tuple[float, float]] = []
     while end > 0:
         # The same sums as before, to the bit, so their least is the one that was taken.
         sums = [least[buckets - sub_bins, :end] + each for sub_bins, each in enumerate(of_bins[end - 1][:buckets], 1)]
         more, begin = (int(i) for i in np.unravel_index(np.argmin(sums), (len(sums), end)))
         cuts = bins.ending_at(end, begin)
-        up_to, cut = cuts.least(more + 1), cuts.tops.shape[0] - 1
+        up_to = cuts.least(more + 1)
+        cut = cuts.tops.shape[0] - 1
         for before in range(more, -1, -1):
             pairs.append((bins.ends[end - 1], cuts.tops[cut, 0]))
             if before:
                 cut = int(np.argmin(up_to[:cut, before - 1, 0] + cuts.last_sub_bin(cut)[:, 0]))
-        end, buckets = begin, buckets - more - 1
+        end = begin
+        buckets = buckets - more - 1
     boundaries, target_boundaries = np.array(pairs[::-1]).T.copy()
     return BucketTable(boundaries, np.ones(len(pairs), dtype=np.int64), target_boundaries)

@@ -85,7 +85,8 @@ def predict(
     """
     if target_length is None and needs_targets(model):
         raise ValueError("the cost model was fitted with target lengths and needs them to predict")
-    size, long = np.asarray(batch_size, dtype=np.float64), np.asarray(length, dtype=np.float64)
+    size = np.asarray(batch_size, dtype=np.float64)
+    long = np.asarray(length, dtype=np.float64)
     target = 0.0 if target_length is None else np.asarray(target_length, dtype=np.float64)
     return np.maximum(model.constant + size * model.per_example(long, target), model.floor)
 
@@ -121,7 +122,10 @@ def fit_cost(
     if not padded.size or np.ptp(padded) == 0 or not (cost > 0).all():
         return None
     order = np.argsort(padded, kind="stable")
-    size, long, cost, target = size[order], long[order], cost[order], target[order]
+    size = size[order]
+    long = long[order]
+    cost = cost[order]
+    target = target[order]
     weight = (cost / cost.max()) ** _BY_COST
     if weights is not None:
         weight *= np.asarray(weights, dtype=np.float64)[order]
@@ -194,10 +198,12 @@ class _Fit:
         scores = (errors + _NEGLIGIBLE) * (1 + _PREFERENCE * forms) / _WORTH_IT**terms
         # Too few measurements to judge by: the first form, without a floor.
         best = (0, 0) if np.isinf(errors[:, 0]).all() else np.unravel_index(np.argmin(scores), scores.shape)
-        floor, form = kept[best], best[1]
+        floor = kept[best]
+        form = best[1]
         found = coefficients[floor, form]
         # From the rows themselves, as their products lose half of the digits, unless rounding makes one negative.
-        chosen, rows = np.flatnonzero(tried[floor, form]), slice(self.floors[floor], None)
+        chosen = np.flatnonzero(tried[floor, form])
+        rows = slice(self.floors[floor], None)
         exact = np.linalg.lstsq(self.columns[rows, chosen] * self.weights[rows, None], self.weights[rows])[0]
         if exact.min() >= 0:
             found = np.zeros(len(_MEANING))
@@ -258,7 +264,8 @@ class _Fit:
         # Not a matrix product: its threads would wait for each other on a busy processor.
         leverage = np.einsum("fc,nc->fn", inverse.reshape(len(floors), -1), self.pairs)
         fitted = coefficients @ self.columns.T
-        on_floor, level = self.on_floor[floors], self.level[floors]
+        on_floor = self.on_floor[floors]
+        level = self.level[floors]
         alone = ~on_floor & (leverage > _DECIDES_ALONE)
         same = inverse.diagonal(axis1=1, axis2=2).max(axis=1) > _SAYS_THE_SAME
         residual = (1 - fitted) / np.where(on_floor | alone, 1.0, 1 - leverage)
@@ -275,7 +282,8 @@ def _possible_floors(cost: FloatArray) -> tuple[npt.NDArray[np.intp], FloatArray
     At least two, or a floor would explain a single one away; three must remain for the slopes; and costs on a floor are
     about the same.
     """
-    counts, levels = [0], [0.0]
+    counts = [0]
+    levels = [0.0]
     lowest: list[float] = []
     for count, value in enumerate(cost[:-3].tolist(), 1):
         insort(lowest, value)

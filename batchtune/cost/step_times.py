@@ -51,7 +51,9 @@ class _Timed:
         for trial in trials:
             if trial.outcome == "ok" and trial.step_seconds:
                 by_shape[trial.batch_size, trial.length, trial.target_length if with_targets else None].append(trial)
-        seconds, errors, noise = [], [], []
+        seconds = []
+        errors = []
+        noise = []
         for same in by_shape.values():
             # A single step needs no factor.
             expected = [(trial.step_seconds or 0.0) * (mean_to_median if _steps(trial) > 1 else 1.0) for trial in same]
@@ -64,7 +66,8 @@ class _Timed:
         self.sizes, self.lengths, targets = np.ascontiguousarray(shapes.T)
         self.targets = targets if with_targets and not np.isnan(targets).any() else None
         # The expected time of a step, the median over its trials times the mean over the median; its relative error.
-        self.seconds, self.errors = np.array(seconds), np.array(errors)
+        self.seconds = np.array(seconds)
+        self.errors = np.array(errors)
         self.noise = np.array(noise)  # the same error, not too small if the steps are few
         self.weights = _MODEL_ERROR / np.hypot(_MODEL_ERROR, self.errors)
 

@@ -101,7 +101,9 @@ def two_dimensional_rows(
     the rows with the fewest and the most buckets among those with boundaries for the frontier. Without such rows,
     targets or a joint frontier the list is empty.
     """
-    joint, step_seconds, lengths = costs.joint_frontier, pricing.step_seconds, pricing.lengths
+    joint = costs.joint_frontier
+    step_seconds = pricing.step_seconds
+    lengths = pricing.lengths
     by_count = {row.num_buckets: row for row in rows if row.sizing == "frontier" and row.pool_size is None}
     if joint is None or lengths.targets is None or not by_count:
         return []
@@ -125,7 +127,8 @@ def two_dimensional_rows(
     found = []
     for row, unsized in zip(compared, tables, strict=True):
         table = replace(unsized, batch_sizes=sizes(*unsized.pairs))
-        one, both = _simulated(BucketTable.of(row.boundaries, row.batch_sizes), pricing), _simulated(table, pricing)
+        one = _simulated(BucketTable.of(row.boundaries, row.batch_sizes), pricing)
+        both = _simulated(table, pricing)
         proven = costs.joint_proven and costs.joint_proven(*table.pairs)
         found.append(
             TwoDimensionalRow(
@@ -201,7 +204,9 @@ def lower_bound(pricing: Pricing, limits: Limits, found: Sequence[Row | Baseline
     The time per example is taken to be least in a batch of the largest size, its half, its quarter and so on; and the
     epoch's is no higher than any that was `found`, as measured step times need not be that regular.
     """
-    histogram, ranks, step_seconds = pricing.lengths.histogram, pricing.ranks.world_size, pricing.step_seconds
+    histogram = pricing.lengths.histogram
+    ranks = pricing.ranks.world_size
+    step_seconds = pricing.step_seconds
     sizes = [limits.batch_sizes(histogram.lengths, sizing) for sizing in limits.sizings]
     whole = np.max(sizes, axis=0).astype(np.float64)
     # A batch can't be filled better than to max_batch_length exactly; whole examples reach that only by luck.
@@ -211,7 +216,8 @@ def lower_bound(pricing: Pricing, limits: Limits, found: Sequence[Row | Baseline
     shares = float(np.sum(histogram.counts / _greatest_from_here_on(capacity)))
     seconds = [other.estimated_epoch_seconds for other in found if other.estimated_epoch_seconds is not None]
     if step_seconds is not None:
-        size, targets = _greatest_from_here_on(whole), pricing.lengths.targets
+        size = _greatest_from_here_on(whole)
+        targets = pricing.lengths.targets
         if targets is not None:  # a batch's longest is at least the mean of its examples' targets
             starts = np.concatenate(([0], np.cumsum(histogram.counts[::-1])[:-1]))
             targets = np.add.reduceat(targets, starts)[::-1] / histogram.counts

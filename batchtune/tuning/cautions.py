@@ -36,7 +36,8 @@ _NEAR = {"ms": 1.5, "samples": 1.5}
 
 def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows: Sequence[Row]) -> Iterator[str]:
     """Yield the warnings of a sweep, each at most once however many rows it concerns."""
-    limit, distinct = limits.max_batch_length, lengths.histogram.lengths.size
+    limit = limits.max_batch_length
+    distinct = lengths.histogram.lengths.size
     if (unit := limit_unit_hint(lengths, limit)) is not None:
         yield unit
     yield from longer_than(lengths, limit, "max_batch_length", _OVERLONG)
@@ -60,7 +61,8 @@ def workload_unit_hint(lengths: Lengths, workload: str) -> str | None:
 
     None where the lengths can be seconds, or count something else; a built-in workload knows the unit.
     """
-    longest, unit = lengths.longest, lengths.unit
+    longest = lengths.longest
+    unit = lengths.unit
     if unit in _IN_A_SECOND and not workload.startswith("builtin:"):
         return (
             f"Is the unit right? The workload is given lengths in {unit}, up to {format_length(longest, unit)}. If it "
@@ -84,7 +86,9 @@ def _conversion(unit: str, longest: float) -> str:
 
 def limit_unit_hint(lengths: Lengths, max_batch_length: float) -> str | None:
     """Return a guess at the intended max_batch_length, without a full stop; None if it is plausible as it is."""
-    unit, longest, median = lengths.unit, lengths.longest, float(lengths.values[lengths.count // 2])
+    unit = lengths.unit
+    longest = lengths.longest
+    median = float(lengths.values[lengths.count // 2])
     meant = []
     if max_batch_length < longest * _NEAR.get(unit or "", 1.0) and max_batch_length <= _MOST_SECONDS:
         for other in [unit] if unit else ["ms", "samples"]:

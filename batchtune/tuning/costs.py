@@ -69,7 +69,8 @@ def costs_of(probe: Probe) -> Costs:
     No times are known if the model misses even the measurements by far. Nothing is proven by a probe that was
     interrupted before its batches ran in turns.
     """
-    model, times = probe.models.step_seconds, None
+    model = probe.models.step_seconds
+    times = None
     if model is not None and model.relative_error <= WORST_TIME_ERROR:
         times = StepTimes.of(probe.trials, model)
         # Steps in turns with other shapes, as in training. Corrections are ratios to the model: this scales all times.

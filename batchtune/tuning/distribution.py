@@ -21,12 +21,14 @@ _WIDE = 200.0
 
 def histogram_of(lengths: Lengths) -> list[HistogramBin]:
     """Return ascending bins that cover all lengths: even, or of even ratio where lengths span more than 200 times."""
-    shortest, longest = lengths.shortest, lengths.longest
+    shortest = lengths.shortest
+    longest = lengths.longest
     if shortest == longest:
         return [HistogramBin(from_=math.nextafter(shortest, 0), to=longest, count=lengths.count)]
     spaced = np.geomspace if longest > _WIDE * shortest else np.linspace
     edges = spaced(shortest, longest, _BINS + 1)
-    edges[0], edges[-1] = math.nextafter(shortest, 0), longest
+    edges[0] = math.nextafter(shortest, 0)
+    edges[-1] = longest
     up_to = np.searchsorted(lengths.values[::-1], edges, side="right")
     counts = np.diff(up_to)
     return [
@@ -50,8 +52,10 @@ def bucket_uses(lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenB
     """
     if row.pool_size is not None:
         return []
-    table, histogram = BucketTable.of(row.boundaries, row.batch_sizes), pricing.lengths.histogram
-    edges, counts = table.edges(histogram), table.counts(histogram)
+    table = BucketTable.of(row.boundaries, row.batch_sizes)
+    histogram = pricing.lengths.histogram
+    edges = table.edges(histogram)
+    counts = table.counts(histogram)
     expected = expected_batches(histogram, table, pricing.ranks.dealing)
     cells = sum(batches * sizes for sizes, batches in expected.kinds)
     batches = expected.tally.numbers.sum(axis=0)

@@ -30,7 +30,8 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
     Raises ResultError if the sweep recommends nothing, is damaged, is of lengths in another unit, or was made with a
     probe whose costs are not given.
     """
-    row, unit = tuned.recommended_row, tuned.lengths.unit
+    row = tuned.recommended_row
+    unit = tuned.lengths.unit
     if row is None:
         raise ResultError("the sweep recommends no table, so there is nothing to compare other lengths with", _AGAIN)
     if lengths.unit is not None and unit is not None and lengths.unit != unit:
@@ -39,7 +40,8 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
             "Read them as the run's were read, with the same --length-key; or convert them with --length-scale and "
             "--unit.",
         )
-    as_swept, settings = _as_swept(costs, tuned, row), _settings(tuned, row)
+    as_swept = _as_swept(costs, tuned, row)
+    settings = _settings(tuned, row)
     changed = lengths.fingerprint != tuned.lengths.fingerprint
     pricing = Pricing.of(lengths, tuned.max_batch_length, settings, as_swept)
     # Examples beyond its boundaries make batches of one.

@@ -156,7 +156,8 @@ class Pricing:
 
     def of_shapes(self, epochs: Sequence[EpochShapes]) -> EpochCost:
         """Return the mean cost of epochs that have as many batches of each size; ranks take them in their order."""
-        step, tally = self.step_seconds, _tally_of(epochs[0])
+        step = self.step_seconds
+        tally = _tally_of(epochs[0])
         padded = sum(float(np.sum(epoch.batch_sizes * epoch.lengths)) for epoch in epochs) / len(epochs)
         seconds = None
         if step is not None:
@@ -165,7 +166,8 @@ class Pricing:
 
     def of_stream(self, shapes: EpochShapes, padded_length: float, seconds: float | None) -> EpochCost:
         """Return the cost of a stream's epoch that these batches stand for, with its padded length and time."""
-        step, tally = self.step_seconds, _tally_of(shapes)
+        step = self.step_seconds
+        tally = _tally_of(shapes)
         errors = None if step is None or seconds is None else _shape_errors(step, shapes_of([shapes]), seconds)
         return EpochCost(
             tally=tally, batches=tally.batches, padded_length=padded_length, seconds=seconds, errors=errors
@@ -194,7 +196,10 @@ class Pricing:
 
     def _of_epochs(self, batching: Batching, found: SimulatedEpochs) -> EpochCost:
         """Return the mean cost of simulated epochs in pools."""
-        ranks, step, epochs, scale = self.ranks.world_size, self.step_seconds, len(found.shapes), found.scale
+        ranks = self.ranks.world_size
+        step = self.step_seconds
+        epochs = len(found.shapes)
+        scale = found.scale
         numbers = np.array([len(one) for one in found.shapes])
         padded = float(np.mean([np.sum(one.batch_sizes * one.lengths) for one in found.shapes]))
         cost = EpochCost(
@@ -209,9 +214,11 @@ class Pricing:
         )
         if step is None:
             return cost
-        times, shapes = found.seconds(step, self.ranks), shapes_of(found.shapes)
+        times = found.seconds(step, self.ranks)
+        shapes = shapes_of(found.shapes)
         # An epoch has `scale` times as many pools, which are independent.
-        seconds, deviation = float(times.mean()) * scale, float(times.std(ddof=1)) * math.sqrt(scale)
+        seconds = float(times.mean()) * scale
+        deviation = float(times.std(ddof=1)) * math.sqrt(scale)
         by_dealing = None
         if ranks > 1:
             other = replace(self.ranks, same_bucket=not self.ranks.same_bucket)
@@ -236,7 +243,9 @@ class Pricing:
     ) -> Row:
         """Return the row of a sweep for these batches, with the given `cost` or theirs."""
         cost = cost or self.cost_of(batching)
-        table, histogram, tally = batching.table, self.lengths.histogram, cost.tally
+        table = batching.table
+        histogram = self.lengths.histogram
+        tally = cost.tally
         assert cost.mates is not None
         largest, longest = batching.largest_batches(histogram)
         dealt = largest if cost.simulated_epochs else tally.largest[table.counts(histogram) > 0]

@@ -46,11 +46,13 @@ def recommend(
     fastest the most random are taken; none with `few_shapes`, which pools can't promise.
     """
     tables, pools = ([at for at, row in enumerate(rows) if (row.pool_size is None) is of] for of in (True, False))
-    table, reason = None, "no table was swept"
+    table = None
+    reason = "no table was swept"
     if tables:
         found, reason = _best_table([rows[at] for at in tables], baselines, min_randomness)
         table = None if found is None else tables[found]
-    fixed, costs = min(baselines, key=lambda baseline: baseline.batches), epoch_costs(rows)
+    fixed = min(baselines, key=lambda baseline: baseline.batches)
+    costs = epoch_costs(rows)
     least = (min_randomness or 0.0) if table is None or min_randomness is not None else rows[table].randomness
     most = math.inf if table is None else costs[table] * (1 - _TOLERANCE)
     better = [
@@ -69,7 +71,8 @@ def recommend(
     best = min(costs[at] for at in better)
     near = [at for at in better if costs[at] <= best * (1 + _TOLERANCE)]
     chosen = min(near, key=lambda at: (rows[at].mates_again, costs[at]))
-    row, timed = rows[chosen], have_times(rows)
+    row = rows[chosen]
+    timed = have_times(rows)
     reason = _needs(row, timed, "take an estimated" if timed else "need")
     if table is not None:
         reason += (
@@ -124,7 +127,8 @@ def _best_table(
             f"no table needs fewer batches than a fixed batch size of {format_number(fixed.batch_size)}, which needs "
             f"{format_number(fixed.batches)}; {fewest.sized_name} needs {format_number(fewest.batches)}"
         )
-    costs, timed = epoch_costs(rows), have_times(rows)
+    costs = epoch_costs(rows)
+    timed = have_times(rows)
 
     def preference(index: int) -> tuple[int, bool]:
         return len(rows[index].boundaries), rows[index].sizing != "length"

@@ -20,9 +20,13 @@ from batchtune.tuning.costs import StepSeconds
 from batchtune.tuning.sweep_settings import Ranks
 
 # At least this many examples (for each rank), and pools, stand for more: an epoch's time is then known to 0.1%.
-_EXAMPLES, _OF_A_RANK, _POOLS = 1 << 17, 1 << 14, 4
+_EXAMPLES = 1 << 17
+_OF_A_RANK = 1 << 14
+_POOLS = 4
 # Simulate up to 8 epochs of few examples, until this many were batched; with a batch overhead that takes longer.
-_MOST_EPOCHS, _FILLED, _CUT = 8, 1 << 18, 1 << 16
+_MOST_EPOCHS = 8
+_FILLED = 1 << 18
+_CUT = 1 << 16
 # Epochs of more examples differ so little that two are enough.
 _MANY = 1 << 18
 # In pools of more batches, cutting for the least cost gains next to nothing.
@@ -87,7 +91,8 @@ def simulate_epochs(batching: Batching, lengths: Lengths, dealing: Dealing, seed
     shapes = []
     for epoch, cut in enumerate(cuts):
         shapes.append(epochs.simulate(cut, Drawing(seed=seed, epoch=epoch), sample.values, sample.targets))
-    mates, at_random = mates_in_cuts(cuts, sample.values), again_at_random(cuts[0].layout)
+    mates = mates_in_cuts(cuts, sample.values)
+    at_random = again_at_random(cuts[0].layout)
     shares = [_share_of_pool(batching, count) for count in (lengths.count, sample.count)]
     return SimulatedEpochs(
         scale=scale,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from batchtune.results import (
     PROBE_FILE,
     SWEEP_FILE,
     Baseline,
+    LearningRate,
     Probe,
     Row,
     Sweep,
@@ -31,7 +32,7 @@ from batchtune.results import (
 from batchtune.tuning.alternatives import fixed_baselines, lower_bound, saturation, two_dimensional_rows
 from batchtune.tuning.cautions import cautions, limit_unit_hint
 from batchtune.tuning.costs import Costs, batch_seconds, capped, costs_of
-from batchtune.tuning.current.base import YOURS, CurrentTable
+from batchtune.tuning.current.base import YOURS, Current, CurrentTable
 from batchtune.tuning.distribution import bucket_uses, histogram_of, quantiles_of
 from batchtune.tuning.epoch_cost import EpochCost, Pricing, with_equals
 from batchtune.tuning.recommend import learning_rate_hint, recommend, trade_off
@@ -70,9 +71,12 @@ def costs_in(
 ) -> tuple[bool, Costs, float]:
     """Return whether the folder holds results of other data, the costs of its probe, and max_batch_length."""
     foreign = holds_other_lengths(lengths, folder, force=force)
-    probe = None if foreign or not (folder / PROBE_FILE).exists() else read_result(folder / PROBE_FILE, Probe)
+    probe = None
+    if not foreign and (folder / PROBE_FILE).exists():
+        probe = read_result(folder / PROBE_FILE, Probe)
     if max_batch_length is not None:
-        return foreign, capped(costs_of(probe) if probe else Costs(), max_batch_length), max_batch_length
+        costs = Costs() if probe is None else costs_of(probe)
+        return foreign, capped(costs, max_batch_length), max_batch_length
     if probe is None:
         raise ResultError(
             f"how large a batch may be is not known: {folder} holds no {PROBE_FILE}",
@@ -90,46 +94,43 @@ def sweep(
 ) -> Sweep:
     """Work out the cost of an epoch with every strategy and bucket count, and recommend one.
 
-    Padded lengths and times of bucket tables are exact expectations over shuffles, those of pools means over simulated
-    epochs, which the seed decides. Calls `on_row` as `run_sweep` does. Raises UsageError if `max_batch_length` is not
-    positive and finite.
+    Padded lengths and times of bucket tables are exact expectations over shuffles; those of pools, and times on several
+    ranks, are means over simulated epochs, which the seed decides. Calls `on_row` as `run_sweep` does. Raises
+    UsageError if `max_batch_length` is not positive and finite.
     """
     if not (math.isfinite(max_batch_length) and max_batch_length > 0):
         raise UsageError(f"max_batch_length must be positive and finite, got {max_batch_length:g}")
     is_padded = settings.multiple_of is not None
-    limits = Limits(
-        max_batch_length=max_batch_length,
-        max_batch_size=settings.max_batch_size,
-        frontier=(costs.continued_frontier or costs.frontier) if is_padded else costs.frontier,
-        measured_up_to=lengths.longest if is_padded else None,
-    )
+    limits = _limits(lengths, max_batch_length, settings, costs)
     pricing = Pricing.of(lengths, max_batch_length, settings, costs)
     priced = []
     for row, cost in _rows(pricing, limits, settings):
         priced.append((row, cost))
         on_row(row)
     baselines = fixed_baselines(pricing, limits)
-    if not (settings.pool_sizes or is_padded) and (more := _pools_between(pricing, priced, baselines, settings)):
-        priced.append(more)
-        on_row(more[0])
+    if not settings.pool_sizes and not is_padded:
+        pools = _pools_between(pricing, priced, baselines, settings)
+        if pools is not None:
+            priced.append(pools)
+            on_row(pools[0])
     rows = with_equals(priced)
-    current, table, now, fits = settings.current, None, None, None
-    if current is not None:  # its batches are padded as they come
-        table = current.table(lengths)
-        fits = all_fit(limits, *table.batching.largest_batches(lengths.histogram))
-        unpadded = replace(pricing, lengths=lengths, total=lengths.total)
-        cost = unpadded.cost_of(table.batching)
-        row = unpadded.row("current", table.sizing, table.batching.table.num_buckets, table.batching, cost)
-        now = with_equals([*priced, (row, cost)])[-1]
+    current = None
+    if settings.current is not None:
+        current = _CurrentRow.of(settings.current, lengths, pricing, limits, priced)
     index, reason, best_table = recommend(rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded)
     recommended = None if index is None else rows[index]
-    wrong_unit = limit_unit_hint(lengths, max_batch_length) if recommended is None else None
+    if recommended is None:
+        wrong_unit = limit_unit_hint(lengths, max_batch_length)
+        if wrong_unit is not None:
+            reason = f"{wrong_unit}. As it is, {reason}"
     warnings = [*cautions(lengths, limits, settings.num_buckets, rows), *_ranks_cautions(pricing)]
-    if current is not None and table is not None and now is not None:
-        warnings += _current_cautions(settings, table, lengths, now, recommended, fits=bool(fits))
-    before = ("current", now.mean_batch_size) if now else (baselines[0].name, float(baselines[0].batch_size))
-    is_table = recommended is not None and recommended.pool_size is None
-    most_buckets = len(recommended.boundaries) if recommended and is_table else max(settings.num_buckets)
+    compared: list[Row | Baseline] = [*rows, *baselines]
+    if current is not None:
+        warnings += current.cautions(settings, lengths, recommended)
+        compared.append(current.row)
+    most_buckets = max(settings.num_buckets)
+    if recommended is not None and recommended.pool_size is None:
+        most_buckets = len(recommended.boundaries)
     return Sweep(
         meta=meta_of(Sweep),
         lengths=lengths.summary(),
@@ -138,17 +139,17 @@ def sweep(
         device_name=costs.device_name,
         rows=rows,
         baselines=baselines,
-        lower_bound=lower_bound(pricing, limits, [*rows, *baselines, *([now] if now else [])]),
+        lower_bound=lower_bound(pricing, limits, compared),
         recommended=index,
         recommended_table=best_table,
-        reason=f"{wrong_unit}. As it is, {reason}" if wrong_unit else reason,
+        reason=reason,
         warnings=warnings,
-        current=now,
-        current_fits=fits,
-        current_settings=None if current is None or table is None else current.record(table),
+        current=None if current is None else current.row,
+        current_fits=None if current is None else current.fits,
+        current_settings=None if current is None else current.settings.record(current.table),
         trade_off=trade_off(epoch_costs(rows), [row.mates_again or 0.0 for row in rows]),
         saturation=saturation(pricing, limits, most_buckets, settings.throughput_fraction),
-        learning_rate=None if recommended is None else learning_rate_hint(*before, recommended.mean_batch_size),
+        learning_rate=None if recommended is None else _learning_rate(current, baselines[0], recommended),
         two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),
         histogram=histogram_of(lengths),
         quantiles=quantiles_of(lengths),
@@ -156,8 +157,82 @@ def sweep(
     )
 
 
+def _limits(lengths: Lengths, max_batch_length: float, settings: SweepSettings, costs: Costs) -> Limits:
+    if settings.multiple_of is None:
+        return Limits(
+            max_batch_length=max_batch_length, max_batch_size=settings.max_batch_size, frontier=costs.frontier
+        )
+    return Limits(
+        max_batch_length=max_batch_length,
+        max_batch_size=settings.max_batch_size,
+        frontier=costs.continued_frontier or costs.frontier,
+        measured_up_to=lengths.longest,
+    )
+
+
+def _learning_rate(current: _CurrentRow | None, baseline: Baseline, recommended: Row) -> LearningRate:
+    """Return how to scale a learning rate from the user's settings, or from a fixed batch size."""
+    if current is not None:
+        return learning_rate_hint("current", current.row.mean_batch_size, recommended.mean_batch_size)
+    return learning_rate_hint(baseline.name, float(baseline.batch_size), recommended.mean_batch_size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _CurrentRow:
+    """The user's own settings as a row.
+
+    Attributes:
+        fits: Whether its batches stay within the limits.
+    """
+
+    settings: Current
+    table: CurrentTable
+    row: Row
+    fits: bool
+
+    @classmethod
+    def of(
+        cls,
+        settings: Current,
+        lengths: Lengths,
+        pricing: Pricing,
+        limits: Limits,
+        priced: Sequence[tuple[Row, EpochCost]],
+    ) -> _CurrentRow:
+        """Return what the settings cost next to the rows; their batches are padded as they come."""
+        table = settings.table(lengths)
+        batching = table.batching
+        unpadded = replace(pricing, lengths=lengths, total=lengths.total)
+        cost = unpadded.cost_of(batching)
+        row = unpadded.row("current", table.sizing, batching.table.num_buckets, batching, cost)
+        fits = all_fit(limits, *batching.largest_batches(lengths.histogram))
+        return cls(settings, table, with_equals([*priced, (row, cost)])[-1], fits)
+
+    def cautions(self, settings: SweepSettings, lengths: Lengths, recommended: Row | None) -> Iterator[str]:
+        """Yield warnings about the settings, each without a full stop."""
+        if not self.fits:
+            yield (
+                f"{YOURS} makes batches that are larger than what was found to fit (or than the max_batch_length that "
+                "was given): its times are extrapolated, and it may run out of memory"
+            )
+        if settings.multiple_of is not None:
+            yield f"{YOURS} is counted as its batches come, not padded to multiples as the others are"
+        yield from self.settings.cautions(self.table, lengths, self.row)
+        if self.table.cap is None or recommended is None:
+            return
+        name, cap = self.table.cap
+        largest = max(recommended.batch_sizes)
+        if largest > cap:
+            swept = "" if settings.max_batch_size is None else f" (--max-batch-size {settings.max_batch_size})"
+            yield (
+                f"{name} of {YOURS} allows {cap:,} examples in a batch, the recommendation up to {largest:,}{swept}: "
+                f"to keep your limit, sweep with --max-batch-size {cap}"
+            )
+
+
 def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator[tuple[Row, EpochCost]]:
-    histogram, step_seconds = pricing.lengths.histogram, pricing.step_seconds
+    histogram = pricing.lengths.histogram
+    step_seconds = pricing.step_seconds
     problem_costs = None
     if step_seconds is not None:
 
@@ -214,7 +289,8 @@ def _pools_between(
     else:
         return None
     pools = sorted((row for row in rows if row.pool_size), key=lambda row: row.pool_size or 0)
-    aim, count = most * _BELOW, pricing.lengths.count
+    aim = most * _BELOW
+    count = pricing.lengths.count
     for low, high in itertools.pairwise(pools):
         (size, again), (next_size, next_again) = ((one.pool_size or 1, one.mates_again or 0.0) for one in (low, high))
         if not 0 < again < aim < most < next_again:
@@ -246,26 +322,4 @@ def _ranks_cautions(pricing: Pricing) -> Iterator[str]:
         yield (
             f"what it costs that {ranks.world_size:,} ranks wait for each other is not known without step times: "
             "`batchtune probe-oom` measures them"
-        )
-
-
-def _current_cautions(
-    settings: SweepSettings, table: CurrentTable, lengths: Lengths, now: Row, recommended: Row | None, *, fits: bool
-) -> Iterator[str]:
-    current = settings.current
-    assert current is not None
-    if not fits:
-        yield (
-            f"{YOURS} makes batches that are larger than what was found to fit (or than the max_batch_length that "
-            "was given): its times are extrapolated, and it may run out of memory"
-        )
-    if settings.multiple_of is not None:
-        yield f"{YOURS} is counted as its batches come, not padded to multiples as the others are"
-    yield from current.cautions(table, lengths, now)
-    name, most = table.cap or ("", math.inf)
-    if recommended is not None and max(recommended.batch_sizes) > most:
-        swept = "" if settings.max_batch_size is None else f" (--max-batch-size {settings.max_batch_size})"
-        yield (
-            f"{name} of {YOURS} allows {most:,} examples in a batch, the recommendation up to "
-            f"{max(recommended.batch_sizes):,}{swept}: to keep your limit, sweep with --max-batch-size {most}"
         )

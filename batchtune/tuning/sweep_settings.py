@@ -21,7 +21,8 @@ _MOST_BUCKETS = 1000
 _MOST_RANKS = 16_384
 
 # Pool sizes to compare, evenly spaced in their logarithm, from this many examples to all.
-_POOL_SIZES, _SMALLEST_POOL = 8, 1000
+_POOL_SIZES = 8
+_SMALLEST_POOL = 1000
 _ALL = 10**15
 
 _RANGE = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
@@ -202,7 +203,8 @@ def parse_num_buckets(text: str) -> tuple[int, ...]:
                 f"the number of buckets must be a number, a range or a list of them, got {shortened(text)}",
                 "Write 15, 10:20 (both ends in) or 10,15,20.",
             )
-        first, last = int(match[1]), int(match[2] or match[1])
+        first = int(match[1])
+        last = int(match[2] or match[1])
         _check_num_buckets(first)
         _check_num_buckets(last)
         if first > last:

@@ -80,7 +80,8 @@ def _workload(probed: WorkloadRecord | None, asked: Mapping[str, Any], folder: P
 
     Anything else in the record could be made to run any code, and so could options, such as a file to load.
     """
-    spec, options = asked.get("workload"), asked.get("options")
+    spec = asked.get("workload")
+    options = asked.get("options")
     if spec is None:
         if probed is None:
             raise UsageError(
@@ -118,14 +119,16 @@ def _as_flags(options: Mapping[str, Any]) -> str:
 
 
 def _notes(probe: Probe, settings: ProbeSettings, limit_bytes: int | None, folder: Path) -> Iterator[str]:
-    now, file = WorkloadRecord(spec=settings.workload, options=settings.options), settings.workload.rpartition(":")[0]
+    now = WorkloadRecord(spec=settings.workload, options=settings.options)
+    file = settings.workload.rpartition(":")[0]
     if now != probe.workload:
         yield (
             f"Warning: this verifies the workload {now.words}, but {probe.workload.words} was probed: batch sizes and "
             "times are the other's. If this is the one you train, probe again with --force."
         )
     elif (folder / RUN_FILE).exists():
-        was, now_is = read_result(folder / RUN_FILE, Run).workload_sha256, workload_sha256(settings)
+        was = read_result(folder / RUN_FILE, Run).workload_sha256
+        now_is = workload_sha256(settings)
         if was is not None and now_is is None:
             yield (
                 f"Warning: {file} is not here. Run this in the folder in which the probe was run, or name the workload "
@@ -188,7 +191,8 @@ class VerifyPlan:
     stream: StoredStream | None = None
 
     def __post_init__(self) -> None:
-        lengths, last = self.padded, self.config.bucket_boundaries[-1]
+        lengths = self.padded
+        last = self.config.bucket_boundaries[-1]
         if beyond := int(np.count_nonzero(lengths.values > last)):
             raise ResultError(
                 f"the last of the bucket_boundaries is {format_length(last, lengths.unit)}, but {beyond:,} of "
@@ -196,9 +200,11 @@ class VerifyPlan:
                 "Add a boundary that is at least as large, or leave out the longer ones with --max-length.",
             )
         if not len(self.first_epoch):
-            group, file = "bucket" if self.batching.pool_size is None else "pool", SAMPLER_FILE
+            group = "bucket" if self.batching.pool_size is None else "pool"
+            file = SAMPLER_FILE
             if self.stream is not None:
-                group, file = "worker", STREAM_CONFIG_FILE
+                group = "worker"
+                file = STREAM_CONFIG_FILE
             raise ResultError(
                 f"drop_last leaves out every batch: no {group} holds enough examples to fill one",
                 f"Set drop_last: false in {file}, or make the batch sizes smaller.",
@@ -250,7 +256,8 @@ class VerifyPlan:
         It has the longest length and the longest target in the bucket, which may belong to two examples: if batches
         hold a single one, both are tried. Without a model of `memory`, the padded length decides.
         """
-        lengths, targets = self.padded.values, self.padded.targets
+        lengths = self.padded.values
+        targets = self.padded.targets
         sizes, longest = self.batching.largest_batches(self.padded.histogram)
         found = []
         for bucket, size, length in zip(

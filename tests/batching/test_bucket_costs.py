@@ -104,13 +104,15 @@ class Solved:
     ],
 )
 def test_the_best_buckets_by_estimate_are_near_the_best(data: str, sized: str) -> None:
-    histogram, sizes = Lengths.of(DATA[data]).histogram, SIZES[sized]
+    histogram = Lengths.of(DATA[data]).histogram
+    sizes = SIZES[sized]
     lengths = histogram.lengths
     smooth = 0.004 if data == "few" else 0.001
     for cost, bound in ((constant_and_cells, smooth), (cells, smooth), (quadratic, smooth), (in_tiles, 0.012)):
         exact = Solved(ExactCosts(histogram, sizes(lengths), cost))
         estimated = SmoothCosts(histogram, np.arange(lengths.size), sizes(lengths), cost)
-        least, found = best_buckets(exact, 20), best_buckets(estimated, 20)
+        least = best_buckets(exact, 20)
+        found = best_buckets(estimated, 20)
         for buckets in (1, 2, 5, 10, 20):
             assert exact.total(found.ends(buckets)) <= least.totals[buckets - 1] * (1 + bound)
             assert found.totals[buckets - 1] == pytest.approx(exact.total(found.ends(buckets)), rel=0.03)

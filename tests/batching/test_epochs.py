@@ -103,7 +103,8 @@ def test_the_tally_counts_the_batches_that_are_laid_out(
 ) -> None:
     counts, sizes = np.array(buckets, dtype=np.int64).T
     dealing = Dealing(world_size=world_size, same_bucket=same_bucket, drop_last=drop_last)
-    layout, tally = layouts.lay_out(counts, sizes, dealing), layouts.tally(counts, sizes, dealing)
+    layout = layouts.lay_out(counts, sizes, dealing)
+    tally = layouts.tally(counts, sizes, dealing)
     found: Counter[tuple[int, int]] = Counter()
     for kind, bucket in zip(*np.nonzero(tally.numbers), strict=True):
         found[int(bucket), int(tally.batch_sizes[kind, bucket])] += int(tally.numbers[kind, bucket])
@@ -263,7 +264,8 @@ def test_the_rest_of_a_bucket_is_dealt_evenly() -> None:
 @pytest.mark.parametrize("same_bucket", [False, True])
 def test_batch_sizes_beyond_any_count_are_no_matter(same_bucket: bool) -> None:
     dealing = Dealing(world_size=5000, same_bucket=same_bucket)
-    counts, sizes = np.array([10_000]), np.array([2**53])
+    counts = np.array([10_000])
+    sizes = np.array([2**53])
     made = layouts.lay_out(counts, sizes, dealing).batch_sizes
     assert (made.size, made.sum()) == (5000, 10_000)
     assert layouts.tally(counts, sizes, dealing).batches == dealing.world_size
@@ -275,7 +277,8 @@ def test_float32_lengths_do_not_exceed_the_last_boundary() -> None:
 
 
 def test_each_epoch_and_each_seed_has_another_shuffle() -> None:
-    lengths, sizes = np.full(40, 3.0), np.array([4, 1, 1])
+    lengths = np.full(40, 3.0)
+    sizes = np.array([4, 1, 1])
     drawings = [Drawing(seed=seed, epoch=epoch) for seed in (0, 1, 2**32) for epoch in (0, 1, 2)]
     found = {str(list(of_all_ranks(lengths, sizes, Dealing(), drawing)[0])) for drawing in drawings}
     assert len(found) == len(drawings)

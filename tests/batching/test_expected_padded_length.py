@@ -55,7 +55,9 @@ def test_both_ways_give_the_same_with_many_examples(distinct: bool) -> None:
 
 
 def test_without_remainders_full_batches_alone_count() -> None:
-    histogram, table = histogram_of([1.0, 2.0, 3.0]), BucketTable(np.array([3.0]), np.array([2]))
-    expected, full_alone = expected_batches(histogram, table), expected_batches(histogram, table, DROPPING)
+    histogram = histogram_of([1.0, 2.0, 3.0])
+    table = BucketTable(np.array([3.0]), np.array([2]))
+    expected = expected_batches(histogram, table)
+    full_alone = expected_batches(histogram, table, DROPPING)
     assert full_alone.padded_length == pytest.approx(2 * (2 + 3 + 3) / 3)
     assert expected.padded_length == pytest.approx(full_alone.padded_length + 2)

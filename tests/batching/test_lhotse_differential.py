@@ -52,9 +52,12 @@ def random_lengths(draw: np.random.Generator) -> FloatArray:
 def test_every_batch_is_that_of_lhotse(lhotse: Lhotse) -> None:
     draw = np.random.default_rng(0)
     for _ in range(40):
-        values, seed, buffer_size = random_lengths(draw), int(draw.integers(99)), int(draw.choice([1, 5, 20, 20_000]))
+        values = random_lengths(draw)
+        seed = int(draw.integers(99))
+        buffer_size = int(draw.choice([1, 5, 20, 20_000]))
         bins = np.sort(draw.choice([0.5, 1.0, 2.0, 3.5, 5.0, 8.0], draw.integers(0, 7))).tolist()
-        edges, sizes = [*bins, 1e9], draw.integers(1, 9, len(bins) + 1).tolist()
+        edges = [*bins, 1e9]
+        sizes = draw.integers(1, 9, len(bins) + 1).tolist()
         sampler = lhotse.sampler(
             cuts_of(lhotse, values.tolist()),
             constraint=lhotse.constraint(edges, sizes),

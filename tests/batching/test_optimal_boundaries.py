@@ -59,7 +59,8 @@ CASES = st.integers(1, 8).flatmap(
 def test_no_boundaries_cost_less_and_fewer_buckets_win_a_tie(
     case: tuple[list[int], list[int]],
 ) -> None:
-    histogram, costs = histogram_of(case[0]), np.array(case[1], dtype=float)
+    histogram = histogram_of(case[0])
+    costs = np.array(case[1], dtype=float)
     asked = list(range(1, costs.size + 3))
     for most, boundaries in zip(asked, optimal_boundaries(histogram, costs, asked), strict=True):
         found = cost_of(histogram, costs, boundaries), boundaries.size
@@ -90,7 +91,8 @@ def test_no_other_boundaries_cost_less_in_hundreds_of_made_cases() -> None:
     rng = np.random.default_rng(6)
     for _ in range(200):
         distinct = int(rng.integers(1, 8))
-        histogram, costs = histogram_of(rng.integers(1, 99, distinct).tolist()), rng.gamma(1.0, 1.0, distinct)
+        histogram = histogram_of(rng.integers(1, 99, distinct).tolist())
+        costs = rng.gamma(1.0, 1.0, distinct)
         if rng.random() < 0.5:
             costs.sort()
         found = optimal_boundaries(histogram, costs, range(1, distinct + 1))
@@ -115,7 +117,8 @@ HARD = {
 def test_hard_costs_and_counts_agree_with_the_plain_programme(costs_of: Callable[[FloatArray], FloatArray]) -> None:
     lengths = np.arange(1.0, 201)
     costs = np.asarray(costs_of(lengths), dtype=float)
-    equal, heavy = np.ones(200), np.random.default_rng(9).pareto(0.7, 200) * 5 + 1
+    equal = np.ones(200)
+    heavy = np.random.default_rng(9).pareto(0.7, 200) * 5 + 1
     for tail in (equal, heavy, 1e6 * np.exp(-lengths / 10) + 1):
         counts = tail.astype(np.int64)
         histogram = Histogram(lengths, counts)
@@ -189,7 +192,8 @@ def test_boundaries_are_lengths_and_more_buckets_cost_no_more(
 def test_order_changes_nothing_and_scaling_scales_boundaries(
     case: tuple[list[int], int], power: int, seed: int
 ) -> None:
-    values, scale = np.array(case[0], dtype=float), 2.0**power
+    values = np.array(case[0], dtype=float)
+    scale = 2.0**power
 
     def boundaries(lengths: FloatArray, max_batch_length: float) -> list[list[float]]:
         histogram = Lengths.of(lengths).histogram
@@ -204,7 +208,8 @@ def test_order_changes_nothing_and_scaling_scales_boundaries(
 @given(st.lists(st.integers(-50, 50), min_size=1, max_size=300))
 @settings(deadline=None, max_examples=30)
 def test_the_hull_by_passes_is_the_hull_point_by_point(heights: list[int]) -> None:
-    x, y = np.arange(len(heights), dtype=float), np.array(heights, dtype=float)
+    x = np.arange(len(heights), dtype=float)
+    y = np.array(heights, dtype=float)
     assert _lower_hull(x, y).tolist() == _lower_hull_one_by_one(x.tolist(), y.tolist()).tolist()
 
 

@@ -72,7 +72,8 @@ def test_no_other_buckets_cost_less_whatever_they_cost(distinct: int, seed: int)
 @settings(deadline=None, max_examples=40)
 def test_batches_are_counted_whatever_the_sizes(distinct: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    counts, sizes = rng.integers(1, 12, distinct), rng.integers(1, 14, distinct)
+    counts = rng.integers(1, 12, distinct)
+    sizes = rng.integers(1, 14, distinct)
     up_to = np.concatenate(([0], np.cumsum(counts)))
     costs = np.zeros((distinct + 1, distinct + 1))
     for i, j in combinations(range(distinct + 1), 2):
@@ -95,7 +96,8 @@ def test_equal_costs_are_not_improved_on() -> None:
 
 
 def test_a_bucket_whose_only_gain_is_in_full_batches_is_not_made() -> None:
-    histogram, sizes = histogram_of(np.array([3, 3])), np.array([8, 6])
+    histogram = histogram_of(np.array([3, 3]))
+    sizes = np.array([8, 6])
     assert optimal_boundaries(histogram, 1 / sizes, [2])[0].tolist() == [1, 2]
     assert fewest_batches(histogram, sizes, 2).tolist() == [2]
 
@@ -123,7 +125,8 @@ CASES = st.tuples(
 @settings(deadline=None, max_examples=25)
 def test_chosen_ends_are_lengths_and_the_longest_is_last(case: tuple[list[int], int, int]) -> None:
     histogram = Lengths.of(case[0]).histogram
-    sizes, most = batch_sizes_for(histogram.lengths, case[1]), case[2]
+    sizes = batch_sizes_for(histogram.lengths, case[1])
+    most = case[2]
     ends = few_ends(histogram, sizes, most)
     assert ends[-1] == histogram.lengths.size - 1
     assert np.all(np.diff(ends) > 0)

@@ -91,8 +91,11 @@ def test_a_table_needs_boundaries_or_their_number() -> None:
 def test_every_batch_is_that_of_speechbrain(real_dynamic_batch_sampler: Any) -> None:
     draw = np.random.default_rng(0)
     for _ in range(40):
-        values, seed, epoch = draw.lognormal(1, 1, draw.integers(0, 60)), int(draw.integers(99)), int(draw.integers(4))
-        limit, num_buckets = draw.choice([0.5, 3, 12.5, 40, 600.0]).item(), int(draw.choice([1, 2, 5, 20, 300]))
+        values = draw.lognormal(1, 1, draw.integers(0, 60))
+        seed = int(draw.integers(99))
+        epoch = int(draw.integers(4))
+        limit = draw.choice([0.5, 3, 12.5, 40, 600.0]).item()
+        num_buckets = int(draw.choice([1, 2, 5, 20, 300]))
         real = real_dynamic_batch_sampler(
             range(values.size), limit, num_buckets, lengths_list=values.tolist(), seed=seed, epoch=epoch
         )

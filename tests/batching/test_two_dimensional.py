@@ -168,7 +168,9 @@ def test_two_dimensions_never_cost_more_than_the_best_of_one(
 ) -> None:
     data = Lengths.of(*examples)
     assert data.targets is not None
-    histogram, costs, asked = data.histogram, costs_up_to(budget), range(1, 9)
+    histogram = data.histogram
+    costs = costs_up_to(budget)
+    asked = range(1, 9)
     worst = np.array([data.worst_target(length) or 0.0 for length in histogram.lengths])
     flat_costs = costs(histogram.lengths, worst)
     flat = optimal_boundaries(histogram, flat_costs, asked)
@@ -189,7 +191,8 @@ def test_more_buckets_cost_no_more_and_boundaries_are_lengths(
     examples: FloatArray, resolution: int, budget: int
 ) -> None:
     lengths, targets = examples
-    costs, asked = costs_up_to(budget), range(1, 9)
+    costs = costs_up_to(budget)
+    asked = range(1, 9)
     tables = optimal_table_2d(lengths, targets, costs, asked, resolution=resolution)
     for most, table in zip(asked, tables, strict=True):
         assert table.num_buckets <= most
@@ -237,7 +240,8 @@ def test_bins_may_have_different_numbers_of_sub_bins() -> None:
 
 
 def test_a_candidate_between_two_lengths_stands_for_the_shorter() -> None:
-    lengths, targets = np.arange(1.0, 10), np.zeros(9)
+    lengths = np.arange(1.0, 10)
+    targets = np.zeros(9)
     (table,) = optimal_table_2d(
         *(lengths, targets, lambda of, by: np.where(of <= 3, 1.0, 2.0), [2]),
         candidates=np.array([0.5, 3.5, 99.0]),
@@ -248,7 +252,8 @@ def test_a_candidate_between_two_lengths_stands_for_the_shorter() -> None:
 
 def test_more_targets_than_are_told_apart_leave_no_example_out() -> None:
     rng = np.random.default_rng(12)
-    lengths, targets = rng.gamma(4, 2, 2000) + 0.1, rng.gamma(2, 9, 2000)
+    lengths = rng.gamma(4, 2, 2000) + 0.1
+    targets = rng.gamma(2, 9, 2000)
     costs = costs_up_to(500)
     tables = optimal_table_2d(lengths, targets, costs, range(1, 7), resolution=4)
     totals = [cost_of(table, lengths, targets, costs) for table in tables]

@@ -46,7 +46,8 @@ def fitted(
     return model
 
 
-LIMIT, BASE = 8e9, 1e9
+LIMIT = 8e9
+BASE = 1e9
 OF_LENGTHS: dict[str, dict[str, float]] = {
     "linear": {"linear": 2e6},
     "quadratic": {"quadratic": 1e3},
@@ -115,7 +116,8 @@ def test_what_layers_cost_is_found_and_holds_for_other_shapes(cost: Cost, with_t
 
 
 def test_a_quadratic_is_found_from_four_lengths() -> None:
-    sizes, lengths = np.array([1.0, 5, 20, 3]), np.array([4000.0, 1500, 500, 2500])
+    sizes = np.array([1.0, 5, 20, 3])
+    lengths = np.array([4000.0, 1500, 500, 2500])
     model = fitted(sizes, lengths, 1e8 + sizes * (1e4 * lengths + 5 * lengths**2))
     assert (model.constant, model.linear, model.quadratic) == pytest.approx((1e8, 1e4, 5), rel=1e-5)
 
@@ -306,7 +308,8 @@ def test_the_unit_of_the_lengths_does_not_matter(unit: float) -> None:
     random = np.random.default_rng(0)
     sizes, lengths, _ = drawn(15)
     costs = (1e8 + sizes * (1e4 * lengths + 5 * lengths**2)) * random.normal(1, 0.02, 15)
-    ours, theirs = fitted(sizes, lengths, costs), fitted(sizes, lengths * unit, costs)
+    ours = fitted(sizes, lengths, costs)
+    theirs = fitted(sizes, lengths * unit, costs)
     assert predict(theirs, sizes, lengths * unit) == pytest.approx(predict(ours, sizes, lengths), rel=1e-6)
 
 

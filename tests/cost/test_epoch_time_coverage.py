@@ -57,7 +57,9 @@ def smooth(random: np.random.Generator, scale: float) -> Law:
 
 def tiled(random: np.random.Generator, scale: float) -> Law:
     """Lengths count in whole tiles, and what a batch holds in whole waves of them."""
-    even, tile, wave = smooth(random, scale), random.choice([0.25, 0.5, 1.0]), random.uniform(0.02, 0.15) * MOST
+    even = smooth(random, scale)
+    tile = random.choice([0.25, 0.5, 1.0])
+    wave = random.uniform(0.02, 0.15) * MOST
 
     def seconds(sizes: FloatArray, lengths: FloatArray) -> FloatArray:
         whole = np.ceil(lengths / tile) * tile
@@ -68,7 +70,9 @@ def tiled(random: np.random.Generator, scale: float) -> Law:
 
 def switching(random: np.random.Generator, scale: float) -> Law:
     """Beyond some padded length another kernel is taken."""
-    even, limit, factor = smooth(random, scale), random.uniform(0.1, 0.9) * MOST, random.choice([0.75, 1.4])
+    even = smooth(random, scale)
+    limit = random.uniform(0.1, 0.9) * MOST
+    factor = random.choice([0.75, 1.4])
     return lambda sizes, lengths: even(sizes, lengths) * np.where(sizes * lengths > limit, factor, 1.0)
 
 
@@ -163,7 +167,8 @@ def test_the_estimate_is_the_expectation_to_within_its_error(
     make: Callable[[np.random.Generator, float], Law], named: str
 ) -> None:
     runs = [run(make, NOISES[named], seed) for seed in range(RUNS)]
-    off, error = np.array([one.estimated for one in runs]), np.array([one.error for one in runs])
+    off = np.array([one.estimated for one in runs])
+    error = np.array([one.error for one in runs])
     assert abs(off.mean()) < 0.02 + 2 * off.std() / np.sqrt(RUNS)
     assert covered(off, error, 2) >= at_least(0.95)
     assert covered(off, error, 1) >= at_least(0.68)
@@ -185,7 +190,8 @@ def at_least(share: float) -> float:
 def least_of_all(named: str, seed: int) -> float:
     """Estimate / expectation - 1 of the table with the least estimate, with ends where sizes were measured to fit."""
     random = np.random.default_rng(seed)
-    noise, law = NOISES[named], smooth(random, 1.0)
+    noise = NOISES[named]
+    law = smooth(random, 1.0)
     measured = np.geomspace(1.0, 40.0, 30).round(1)
     trials = []
     for size, length in zip(batch_sizes_for(measured, MOST), measured, strict=True):

@@ -28,7 +28,9 @@ def trial(batch_size: int, length: float, ratio: float, *, target: float | None 
 
 SIX = [trial(40 * 3**n // 30, 300 / 3**n, 1 + 0.05 * (-1) ** n, spread=0.02) for n in range(6)]
 TIMES = StepTimes.of(SIX, MODEL)
-SIZES, LENGTHS, COUNTS = np.array([1.0, 7, 40, 200]), np.array([250.0, 60, 8, 2]), np.array([3.0, 10, 20.5, 1])
+SIZES = np.array([1.0, 7, 40, 200])
+LENGTHS = np.array([250.0, 60, 8, 2])
+COUNTS = np.array([3.0, 10, 20.5, 1])
 
 
 def shifted(times: StepTimes, logs: FloatArray) -> StepTimes:

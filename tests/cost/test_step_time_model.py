@@ -67,7 +67,8 @@ def test_the_unit_of_the_lengths_does_not_matter(rows: list[tuple[int, float, fl
     trials = off_by(rows)
     scaled = [timed_trial(one.batch_size, one.length * unit, one.step_seconds) for one in trials]
     model = CostModel(floor=0.0, constant=0.01, linear=1e-3 / unit, quadratic=0.0, relative_error=0.05)
-    sizes, lengths = np.array([1, 7, 90]), np.array([3.0, 40, 11])
+    sizes = np.array([1, 7, 90])
+    lengths = np.array([3.0, 40, 11])
     theirs = StepTimes.of(scaled, model)(sizes, lengths * unit)
     assert theirs == pytest.approx(StepTimes.of(trials, LINEAR)(sizes, lengths), rel=1e-6)
 
@@ -116,7 +117,8 @@ def test_trials_that_failed_or_were_not_timed_say_nothing() -> None:
 
 
 def test_the_more_certain_of_two_neighbours_counts_more() -> None:
-    sure, unsure = timed_trial(10, 10, 0.11 * 2), timed_trial(10, 20, 0.21 * 0.5, spread=0.1)
+    sure = timed_trial(10, 10, 0.11 * 2)
+    unsure = timed_trial(10, 20, 0.21 * 0.5, spread=0.1)
     between = (10, 200**0.5)
     correction = float(StepTimes.of([sure, unsure], LINEAR)(*between) / predict(LINEAR, *between))
     assert correction > 1.2
@@ -138,7 +140,8 @@ def test_targets_are_ignored_if_the_time_does_not_depend_on_them() -> None:
 def test_many_shapes_at_once_are_as_each_by_itself() -> None:
     random = np.random.default_rng(0)
     times = StepTimes.of(off_by([(3, 50.0, 0.7), (40, 4.0, 1.6), (9, 17.0, 1.1)]), LINEAR)
-    sizes, lengths = random.integers(1, 60, 10_001).astype(float), random.uniform(1, 60, 10_001)
+    sizes = random.integers(1, 60, 10_001).astype(float)
+    lengths = random.uniform(1, 60, 10_001)
     together = times(sizes, lengths)
     some = [0, 4095, 4096, 10_000]
     assert together[some] == pytest.approx([float(times(sizes[i], lengths[i])) for i in some])

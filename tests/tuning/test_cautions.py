@@ -20,7 +20,8 @@ SPEECH = Lengths.of(np.linspace(1, 20, 500), unit="s")
 
 def row_of(found: CurrentTable, lengths: Lengths) -> Row:
     """The row of a table, with what the warnings look at; the rest is made up."""
-    histogram, table = lengths.histogram, found.batching.table
+    histogram = lengths.histogram
+    table = found.batching.table
     counts = table.counts(histogram)
     used = counts > 0
     longest = histogram.lengths[table.edges(histogram)[1:][used] - 1]

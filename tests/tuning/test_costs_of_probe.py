@@ -51,7 +51,8 @@ def test_a_probe_without_a_time_model_gives_no_times() -> None:
 
 def test_far_from_what_was_timed_the_model_holds() -> None:
     probe = made_probe()
-    model, step_seconds = probe.models.step_seconds, costs_of(probe).step_seconds
+    model = probe.models.step_seconds
+    step_seconds = costs_of(probe).step_seconds
     assert model is not None
     assert step_seconds is not None
     assert float(step_seconds(100_000, 1e6)) == pytest.approx(float(predict(model, 100_000, 1e6)), rel=1e-3)

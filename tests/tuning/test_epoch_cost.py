@@ -81,7 +81,8 @@ def test_the_error_of_a_difference_is_its_spread_if_perturbed() -> None:
     random = np.random.default_rng(12)
     draws = random.normal(size=(100, TIMES.sigmas.size)) * TIMES.sigmas
     differences = [exact_seconds(perturbed(logs), 2) - exact_seconds(perturbed(logs), 12) for logs in draws]
-    few, many = timed(2), timed(12)
+    few = timed(2)
+    many = timed(12)
     assert few.errors is not None
     assert many.errors is not None
     error = float(np.linalg.norm(few.errors - many.errors))
@@ -95,7 +96,8 @@ def test_a_few_lengths_stand_for_all_in_the_gradient() -> None:
     for source in range(found.size):
         logs = np.zeros(found.size)
         logs[source] = 1e-5
-        more, less = exact_seconds(perturbed(logs), 6), exact_seconds(perturbed(-logs), 6)
+        more = exact_seconds(perturbed(logs), 6)
+        less = exact_seconds(perturbed(-logs), 6)
         assert found[source] == pytest.approx((more - less) / 2e-5, rel=0.02, abs=1e-3 * np.abs(found).max())
     assert expected(6).group_starts(256).size <= 256 + 6
 
@@ -128,7 +130,8 @@ def test_made_step_times_have_no_error() -> None:
 def test_errors_in_common_cancel_where_own_ones_do_not() -> None:
     sigmas = np.array([0.1, 0.01])
     best = cost_of(100.0, np.array([100.0, 0.0]) * sigmas)
-    alike, apart = cost_of(103.0, np.array([103.0, 0.0]) * sigmas), cost_of(103.0, np.array([0.0, 103.0]) * sigmas)
+    alike = cost_of(103.0, np.array([103.0, 0.0]) * sigmas)
+    apart = cost_of(103.0, np.array([0.0, 103.0]) * sigmas)
     assert alike.standard_error == pytest.approx(10.3)
     # The difference of alike is 3 ± 0.3, that of apart 3 ± 10.
     assert equal_to_best([alike, best, apart]) == [False, True, True]

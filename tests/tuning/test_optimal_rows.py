@@ -175,7 +175,8 @@ def test_of_too_many_lengths_groups_give_the_same_table(monkeypatch: pytest.Monk
 
 def test_few_ends_stand_for_thousands_of_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     optimal = import_module("batchtune.batching.strategies.optimal")
-    smooth, tried = optimal.SmoothCosts, []
+    smooth = optimal.SmoothCosts
+    tried = []
 
     def counted(histogram: Any, ends: IntArray, sizes: IntArray, cost: Any) -> Any:
         tried.append(ends.size)

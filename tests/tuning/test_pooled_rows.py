@@ -50,7 +50,10 @@ def row_of(lengths: Lengths, pool_size: int, *, costs: Costs = TIMED, ranks: Ran
 def test_figures_are_means_of_the_first_epochs(pool_size: int) -> None:
     row = row_of(SPEECH, pool_size)
     batching = Batching(BucketTable.of(row.boundaries, row.batch_sizes), pool_size, row.batch_overhead)
-    batcher, batches, padded, seconds = batching.batcher(SPEECH.values), [], [], []
+    batcher = batching.batcher(SPEECH.values)
+    batches = []
+    padded = []
+    seconds = []
     for epoch in range(row.simulated_epochs or 0):
         drawing = Drawing(seed=7, epoch=epoch)
         epoch_batches = assemble(batcher.equal_cut(drawing, ON_ONE_RANK), drawing)

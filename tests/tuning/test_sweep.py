@@ -224,7 +224,8 @@ def test_a_cap_by_max_batch_size_is_not_blamed_on_speechbrain() -> None:
 def timed_by(trial_seconds: float = 1e-3) -> StepTimes:
     """Step times that know their errors: 30 shapes, timed to within 5%."""
     random = np.random.default_rng(2)
-    sizes, lengths = random.integers(1, 60, 30), random.uniform(1, 40, 30).round(1)
+    sizes = random.integers(1, 60, 30)
+    lengths = random.uniform(1, 40, 30).round(1)
     trials = [
         timed_trial(size, length, (0.02 + trial_seconds * size * length) * random.lognormal(0, 0.03), spread=0.001)
         for size, length in zip(sizes.tolist(), lengths.tolist(), strict=True)
@@ -291,7 +292,8 @@ def epochs_of(row: Row, values: FloatArray, ranks: Ranks, number: int) -> Iterat
 
 @pytest.mark.parametrize(("world_size", "same_bucket"), [(1, False), (8, False), (8, True), (64, True)])
 def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size: int, same_bucket: bool) -> None:
-    ranks, values = Ranks(world_size=world_size, same_bucket=same_bucket), SPEECH[:1500]
+    ranks = Ranks(world_size=world_size, same_bucket=same_bucket)
+    values = SPEECH[:1500]
     chosen = SweepSettings(strategies=("optimal", "linear"), num_buckets=(7,), ranks=ranks)
     for row in sweep(Lengths.of(values), 150, chosen, NONE_KNOWN).rows:
         cells = []
@@ -314,7 +316,8 @@ def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size: int, same_buc
 def test_baselines_and_bound_have_as_many_ranks_as_the_rows(ranks: Ranks) -> None:
     one = sweep(Lengths.of(SPEECH), 150, SweepSettings(num_buckets=(7,)), NONE_KNOWN)
     several = sweep(Lengths.of(SPEECH), 150, SweepSettings(num_buckets=(7,), ranks=ranks), NONE_KNOWN)
-    of_one, of_several = (*one.baselines, one.lower_bound), (*several.baselines, several.lower_bound)
+    of_one = (*one.baselines, one.lower_bound)
+    of_several = (*several.baselines, several.lower_bound)
     for alone, together in zip(of_one, of_several, strict=True):
         assert together.batches == 8 * math.ceil(alone.batches / 8)
         # Accelerate completes the last length-grouped batches, so that all ranks have as many.
@@ -382,7 +385,8 @@ def test_the_current_config_is_a_row_beside_the_others() -> None:
 
 def test_the_learning_rate_starts_from_the_fixed_batch_size() -> None:
     found = swept(SPEECH)
-    hint, row = found.learning_rate, found.recommended_row
+    hint = found.learning_rate
+    row = found.recommended_row
     assert hint is not None and row is not None
     assert (hint.relative_to, hint.to_batch_size) == ("fixed-random", row.mean_batch_size)
 

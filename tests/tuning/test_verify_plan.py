@@ -62,7 +62,8 @@ def test_no_batch_is_larger_than_the_worst_of_its_bucket(values: list[int], size
 
 
 def covers(worst: PlannedBatch, batch: PlannedBatch) -> bool:
-    ours, theirs = worst.shape, batch.shape
+    ours = worst.shape
+    theirs = batch.shape
     assert ours.target_length is not None and theirs.target_length is not None
     # Of batches of one there may be two worst ones, each the longest in one way.
     alone = ours.batch_size == theirs.batch_size == 1

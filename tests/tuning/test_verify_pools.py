@@ -87,7 +87,8 @@ def test_the_worst_batch_holds_no_more_than_a_pool() -> None:
 
 
 def test_what_fits_and_takes_as_long_as_estimated_holds() -> None:
-    plan, stepper = planned(), MadeStepper()
+    plan = planned()
+    stepper = MadeStepper()
     found = verified(stepper, plan)
     assert (found.holds, found.reasons, found.failures, found.warnings) == (True, [], [], [])
     assert (found.pool_size, found.worst_steps, found.steps) == (500, 6, len(plan.first_epoch))

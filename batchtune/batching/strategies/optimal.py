@@ -14,7 +14,8 @@ from batchtune.lengths import FloatArray, Histogram, IntArray
 
 # The most lengths that may be ends of buckets, if batches are counted, and if they have a cost, which takes longer.
 # Time grows with their square.
-_MOST_ENDS, _MOST_COSTED_ENDS = 4096, 1024
+_MOST_ENDS = 4096
+_MOST_COSTED_ENDS = 1024
 # With a cost, so many ends stand for more lengths: the best table then costs about 0.1% more than with all of them.
 _FEW_COSTED_ENDS = 512
 # With more distinct lengths, tables are compared by the means over about this many groups.
@@ -39,7 +40,9 @@ class Optimal(Strategy):
         With the number of batches, or with exact costs, no other boundaries among the lengths cost less. Up to 4,096
         distinct lengths (1,024 with a cost) may all be boundaries; of more, 4,096 (512 with a cost).
         """
-        histogram, sizes, costs = problem.histogram, problem.batch_sizes, problem.costs
+        histogram = problem.histogram
+        sizes = problem.batch_sizes
+        costs = problem.costs
         most_ends = _MOST_ENDS
         if costs is not None and histogram.lengths.size > _MOST_COSTED_ENDS:
             most_ends = _FEW_COSTED_ENDS

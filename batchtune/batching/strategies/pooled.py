@@ -18,12 +18,14 @@ class Pooled(Strategy):
 
     def boundaries(self, problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
         """Return the longest lengths of each run of equal batch sizes, whatever the number asked for."""
-        lengths, sizes = problem.histogram.lengths, problem.batch_sizes
+        lengths = problem.histogram.lengths
+        sizes = problem.batch_sizes
         return [lengths[np.append(np.flatnonzero(np.diff(sizes)), lengths.size - 1)] for _ in num_buckets]
 
     def cautions(self, lengths: Lengths, max_batch_length: float, rows: Sequence[Row]) -> Iterator[str]:
         """Warn of pools that are too small to fill a batch of typical examples."""
-        median, small = float(lengths.values[lengths.count // 2]), []
+        median = float(lengths.values[lengths.count // 2])
+        small = []
         for row in rows:
             assert row.pool_size is not None
             fits = row.batch_sizes[int(np.searchsorted(row.boundaries, median))]

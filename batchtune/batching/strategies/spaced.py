@@ -20,7 +20,8 @@ class Linear(Strategy):
 
     def boundaries(self, problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
         """Cut the span from the shortest to the longest length into buckets of equal width."""
-        shortest, longest = float(problem.histogram.lengths[0]), float(problem.histogram.lengths[-1])
+        shortest = float(problem.histogram.lengths[0])
+        longest = float(problem.histogram.lengths[-1])
         return [_up_to(np.linspace(shortest, longest, n + 1)[1:], longest) for n in num_buckets]
 
 
@@ -29,7 +30,8 @@ class Exponential(Strategy):
 
     def boundaries(self, problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
         """Cut the span from the shortest to the longest length into buckets of equal ratio."""
-        shortest, longest = float(problem.histogram.lengths[0]), float(problem.histogram.lengths[-1])
+        shortest = float(problem.histogram.lengths[0])
+        longest = float(problem.histogram.lengths[-1])
         return [_up_to(np.geomspace(shortest, longest, n + 1)[1:], longest) for n in num_buckets]
 
 
@@ -38,6 +40,7 @@ class Quantile(Strategy):
 
     def boundaries(self, problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
         """Give each bucket the same total length, as near as the lengths allow."""
-        lengths, so_far = problem.histogram.lengths, problem.histogram.cumulative_total
+        lengths = problem.histogram.lengths
+        so_far = problem.histogram.cumulative_total
         shares = (so_far[-1] * np.arange(1, buckets) / buckets for buckets in num_buckets)
         return [_up_to(lengths[np.searchsorted(so_far, each)], float(lengths[-1])) for each in shares]

@@ -20,7 +20,8 @@ class SpeechBrain(Strategy):
         max_batch_length / boundary is below 1 in that one more bucket, or 1 where rounding put SpeechBrain's last
         boundary just below max_batch_length: its batch size is 1 by the common rule too.
         """
-        histogram, limit = problem.histogram, problem.max_batch_length
+        histogram = problem.histogram
+        limit = problem.max_batch_length
         return [speechbrain_table(histogram, limit, num_buckets=buckets).boundaries for buckets in num_buckets]
 
     def cautions(self, lengths: Lengths, max_batch_length: float, rows: Sequence[Row]) -> Iterator[str]:
@@ -52,7 +53,8 @@ def capped_by_num_buckets(
         and row.batch_sizes[0] < lengths.count
     ]
     if capped:
-        first, last = capped[0], capped[-1]
+        first = capped[0]
+        last = capped[-1]
         others = f"; the same holds up to num_buckets={last.num_buckets}" if last is not first else ""
         yield (
             f"{who} with num_buckets={first.num_buckets} can't make a batch of more than "
