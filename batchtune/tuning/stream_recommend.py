@@ -26,95 +26,116 @@ def recommend_stream(
     taken.
     """
     choice = _Choice(rows)
-    able = [at for at, row in enumerate(rows) if min_randomness is None or row.randomness >= min_randomness]
-    if not able:
-        best = max(rows, key=lambda row: row.randomness)
+    allowed = list(rows)
+    if min_randomness is not None:
+        allowed = [row for row in rows if row.randomness >= min_randomness]
+    if not allowed:
+        most_random = max(rows, key=lambda row: row.randomness)
         reason = (
-            f"no way is as random as --min-randomness {min_randomness:g} asks; the most random is {best.name}, with "
-            f"{best.randomness:.3g}"
+            f"no way is as random as --min-randomness {min_randomness:g} asks; the most random is {most_random.name}, "
+            f"with {most_random.randomness:.3g}"
         )
         return Recommendation(None, reason, None)
-    if proven := [at for at in able if not rows[at].unproven]:
-        able = proven
-    random = able if min_randomness is not None else choice.as_random_as_buckets(able)
-    chosen = choice.best_of(random)
-    row = rows[chosen]
-    # SpeechBrain's own, of the same buffer and as random where there are such.
-    theirs: int | None = None
-    for some in ([at for at in random if rows[at].buffer_size == row.buffer_size], random, able):
-        if theirs is None and (by_speechbrain := [at for at in some if rows[at].by_speechbrain]):
-            theirs = choice.best_of(by_speechbrain)
-    reason = f"{row.name} {'takes an estimated' if choice.timed else 'needs'} {choice.said(row)}"
-    if theirs is not None and theirs != chosen:
-        other = rows[theirs]
-        reason += f", {choice.against(row, other)} than {other.name} at its best ({choice.said(other)})"
+    proven = [row for row in allowed if not row.unproven]
+    if proven:
+        allowed = proven
+    random_enough = allowed
+    if min_randomness is None:
+        random_enough = choice.as_random_as_buckets(allowed)
+    row = choice.best_of(random_enough)
+    speechbrain = choice.best_of_speechbrain(row, random_enough, allowed)
+
+    verb = "takes" if choice.timed else "needs"
+    reason = f"{row.name} takes an estimated " if choice.timed else f"{row.name} needs "
+    reason += choice.describe(row)
+    if speechbrain is not None and speechbrain is not row:
+        difference = choice.difference(row, speechbrain)
+        reason += f", {difference} than {speechbrain.name} at its best ({choice.describe(speechbrain)})"
     if map_style is not None and (not choice.timed or map_style.estimated_epoch_seconds is not None):
         reason += (
-            f", and {choice.against(row, map_style)} than a bucket table over all examples ({choice.said(map_style)}), "
-            "which needs random access"
+            f", and {choice.difference(row, map_style)} than a bucket table over all examples "
+            f"({choice.describe(map_style)}), which needs random access"
         )
-    cheapest = rows[min(able, key=lambda at: choice.cost(rows[at]))]
+    cheapest = min(allowed, key=choice.cost)
     if choice.cost(cheapest) < choice.cost(row) * (1 - _EQUAL) and cheapest.mates_again > row.mates_again:
-        verb = "takes" if choice.timed else "needs"
-        again = [format_percent(cheapest.mates_again), format_percent(row.mates_again)]
         reason += (
-            f"; {cheapest.name} {verb} {choice.against(cheapest, row)}, but batch mates meet again in {again[0]} of "
-            f"cases, not {again[1]} (--min-randomness)"
+            f"; {cheapest.name} {verb} {choice.difference(cheapest, row)}, but batch mates meet again in "
+            f"{format_percent(cheapest.mates_again)} of cases, not {format_percent(row.mates_again)} (--min-randomness)"
         )
-    return Recommendation(chosen, reason, theirs)
+    return Recommendation(_index(rows, row), reason, None if speechbrain is None else _index(rows, speechbrain))
+
+
+def _index(rows: Sequence[StreamRow], row: StreamRow) -> int:
+    return next(index for index, other in enumerate(rows) if other is row)
 
 
 class _Choice:
     """The rows to choose from, and what they cost: the time of an epoch, or without step times its batches."""
 
     def __init__(self, rows: Sequence[StreamRow]) -> None:
-        self._rows = rows
         self.timed = have_times(rows)
-        self._fewest = min(row.batches for row in rows)
-        self._least = min(row.padded_length for row in rows)
+        self._fewest_batches = min(row.batches for row in rows)
+        self._least_padded = min(row.padded_length for row in rows)
 
     def cost(self, row: StreamRow | Row) -> float:
         """Return the cost of a row."""
         return cost_of(row, timed=self.timed) or 0.0
 
-    def best_of(self, places: Sequence[int]) -> int:
-        """Return the place of the best of some rows."""
-        best = min((self._rows[at] for at in places), key=self.cost)
-        near = [at for at in places if self._is_equal(self._rows[at], best)]
-        smallest = min(self._rows[at].buffer_size for at in near)
-        near = [at for at in near if self._rows[at].buffer_size == smallest]
-        lightest = min(self._burden(self._rows[at]) for at in near)
-        return next(at for at in near if self._burden(self._rows[at]) <= lightest * (1 + _EQUAL))
+    def best_of(self, rows: Sequence[StreamRow]) -> StreamRow:
+        """Return the best of some rows."""
+        cheapest = min(rows, key=self.cost)
+        equal = [row for row in rows if self._is_equal(row, cheapest)]
+        buffer_size = min(row.buffer_size for row in equal)
+        smallest = [row for row in equal if row.buffer_size == buffer_size]
+        lowest = min(self._cost_with_mates(row) for row in smallest)
+        return next(row for row in smallest if self._cost_with_mates(row) <= lowest * (1 + _EQUAL))
 
-    def as_random_as_buckets(self, places: Sequence[int]) -> list[int]:
-        """Return the places of rows with buckets, and of those whose mates meet again no more often than theirs."""
-        in_buckets = [at for at in places if self._rows[at].algorithm == "bucket"]
+    def as_random_as_buckets(self, rows: Sequence[StreamRow]) -> list[StreamRow]:
+        """Return the rows with buckets, and those whose mates meet again no more often than theirs."""
+        in_buckets = [row for row in rows if row.algorithm == "bucket"]
         if not in_buckets:
-            return list(places)
-        most = self._rows[self.best_of(in_buckets)].mates_again * (1 + _EQUAL_AGAIN)
-        return [at for at in places if at in in_buckets or self._rows[at].mates_again <= most]
+            return list(rows)
+        most_again = self.best_of(in_buckets).mates_again * (1 + _EQUAL_AGAIN)
+        return [row for row in rows if row.algorithm == "bucket" or row.mates_again <= most_again]
 
-    def said(self, row: StreamRow | Row) -> str:
+    def best_of_speechbrain(
+        self, chosen: StreamRow, random_enough: Sequence[StreamRow], allowed: Sequence[StreamRow]
+    ) -> StreamRow | None:
+        """Return the best row of SpeechBrain's own: of the chosen buffer and as random, if there are such."""
+        same_buffer = [row for row in random_enough if row.buffer_size == chosen.buffer_size]
+        for rows in (same_buffer, random_enough, allowed):
+            by_speechbrain = [row for row in rows if row.by_speechbrain]
+            if by_speechbrain:
+                return self.best_of(by_speechbrain)
+        return None
+
+    def describe(self, row: StreamRow | Row) -> str:
         """Return the cost of a row in words."""
         batches = f"{format_number(row.batches)} batches"
-        return f"{format_seconds(self.cost(row))} an epoch ({batches})" if self.timed else batches
+        if not self.timed:
+            return batches
+        return f"{format_seconds(self.cost(row))} an epoch ({batches})"
 
-    def against(self, row: StreamRow, other: StreamRow | Row) -> str:
+    def difference(self, row: StreamRow, other: StreamRow | Row) -> str:
         """Return by how much a row costs more or less than another: `3.0% fewer`."""
         if not self.cost(other):
             return "as much"
         part = self.cost(row) / self.cost(other) - 1
-        less = "less" if self.timed else "fewer"
-        return f"{format_percent(abs(part))} {less if part < 0 else 'more'}"
+        if part >= 0:
+            return f"{format_percent(part)} more"
+        return f"{format_percent(-part)} {'less' if self.timed else 'fewer'}"
 
-    def _is_equal(self, row: StreamRow, best: StreamRow) -> bool:
-        above = self.cost(row) - self.cost(best)
-        if above <= _EQUAL * self.cost(best) or row.equal_to_best:
+    def _is_equal(self, row: StreamRow, cheapest: StreamRow) -> bool:
+        if row.equal_to_best:
             return True
         if self.timed:
-            return above <= (row.epoch_seconds_deviation or 0.0) + (best.epoch_seconds_deviation or 0.0)
-        return above <= (row.batches_deviation or 0.0) + (best.batches_deviation or 0.0)
+            spread = (row.epoch_seconds_deviation or 0.0) + (cheapest.epoch_seconds_deviation or 0.0)
+        else:
+            spread = (row.batches_deviation or 0.0) + (cheapest.batches_deviation or 0.0)
+        return self.cost(row) - self.cost(cheapest) <= max(_EQUAL * self.cost(cheapest), spread)
 
-    def _burden(self, row: StreamRow) -> float:
-        alike = self.cost(row) if self.timed else row.batches / self._fewest + row.padded_length / self._least
-        return alike * (1 + row.mates_again)
+    def _cost_with_mates(self, row: StreamRow) -> float:
+        cost = self.cost(row)
+        if not self.timed:
+            cost = row.batches / self._fewest_batches + row.padded_length / self._least_padded
+        return cost * (1 + row.mates_again)

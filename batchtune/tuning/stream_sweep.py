@@ -42,8 +42,10 @@ from batchtune.units import counted, rounded_down
 # The most padding of a batch to compare. SpeechBrain's target_batch_numel is always its maximum: on made-up speech and
 # text, targets of 80% and 90% made 2% to 25% more batches, and saved at most 0.1% of the time.
 _PADDING_RATIOS = (0.05, 0.1, 0.2, 0.4)
-# How many epochs of each way are simulated, whose spread says which rows are equal.
+# How many epochs of each way are simulated, whose spread says which rows are equal. They are the same whatever --seed
+# says: the seed decides which examples meet in training, not which way to make batches is the best.
 _EPOCHS = 3
+_SEED = 0
 # Caps of the batch size to try for a larger maximum.
 _CAPS = 64
 # Bytes of a unit of length as samples are held in memory: float32 at 16 kHz, 80 float32 features, 64-bit tokens.
@@ -90,12 +92,12 @@ def sweep_stream(
         strategies=tuple(name for name, strategy in STRATEGIES.items() if strategy.depends_on_sizes),
         num_buckets=settings.num_buckets,
         max_batch_size=settings.max_batch_size,
-        seed=settings.seed,
+        seed=_SEED,
         ranks=Ranks(world_size=settings.world_size),
     )
     as_map = sweep(lengths, max_batch_length, of_map, costs)
     sizes = shard_sizes(stream, settings.shard_size)
-    stored = StoredStream.of(stream.values, stream.targets, sizes, settings.sharding, settings.seed)
+    stored = StoredStream.of(stream.values, stream.targets, sizes, settings.sharding, _SEED)
     pricing = Pricing.of(lengths, max_batch_length, of_map, costs)
     # The user's settings first, as they may have to be corrected.
     current = None
