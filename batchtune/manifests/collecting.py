@@ -15,7 +15,7 @@ from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.manifests.base import Format, Place, Rows
 from batchtune.manifests.chats import chat_lengths
-from batchtune.manifests.planning import Plan, keyed_targets, plan_of, reader_of
+from batchtune.manifests.planning import Plan, keyed_targets, plan_for, reader_of
 from batchtune.manifests.source import Source
 from batchtune.manifests.values import (
     LARGEST,
@@ -180,7 +180,7 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
     try:
         reader = reader_of(source, plan.options.format)
         part.advice = reader.missing_hint
-        own = plan_of(reader, plan.options, plan)
+        own = plan_for(reader, plan)
         own = own if target_file is None else replace(own, target=str(target_file.path))
         if on_progress is not None:
             source.report = lambda share: on_progress(share, part.rows)

@@ -70,58 +70,87 @@ class Plan:
     factor: Fraction = Fraction(1)
 
 
-def plan_of(reader: Format, options: ReadOptions, first: Plan | None = None) -> Plan:
-    """Decide how a source is read, by the options, its columns and the plan of the `first` source.
+def first_plan(reader: Format, options: ReadOptions) -> Plan:
+    """Decide how the first source, and with it all others, is read. Raises as `load_lengths` does."""
+    path = reader.source.path
+    keys = options
+    default_target = None
+    if options.length_key is None and options.target_key is None and options.target_file is None:
+        default_target = reader.default_target()
+        keys = replace(options, target_key=default_target)
+    columns = _columns_of(reader)
+    lengths, target = _chosen(reader, columns, keys)
+    key = options.length_key or lengths[0].name
+    is_named = options.length_key is not None or key == reader.default_column(columns)
+    measures = _measures(lengths, target, options, named=is_named)
+    source_unit = _common_unit(reader, lengths, measures, columns)
+    unit, factor, scaling_note = scaling_for(path, source_unit, options.unit, options.length_scale)
+    notes = []
+    if measures[0].texts is None and options.length_key is None and reader.named_columns:
+        in_unit = f", in {source_unit}" if source_unit else ""
+        notes.append(f"Lengths are taken from column {shortened(key)}{in_unit}.")
+    notes += _counting_notes(lengths, measures, options)
+    if scaling_note is not None:
+        notes.append(scaling_note)
+    examples = [column.example for column in lengths]
+    if target is not None:
+        examples.append(target.example)
+    if options.reduce is not None and not any(isinstance(example, list) for example in examples):
+        notes.append(f"--reduce {options.reduce} has nothing to do: the first values are not lists.")
+    if default_target is not None:
+        notes.append(f"Target lengths are taken from column {shortened(default_target)}.")
+    if target is not None:
+        notes += _counting_notes([target], measures[-1:], options)
+    length = None
+    if reader.named_columns or reader.optional_columns or options.length_key:
+        length = key
+    plan = Plan(options, reader.name, length, (), None, measures, unit, tuple(notes))
+    return _with_columns(plan, lengths, target, factor)
 
-    Raises as `load_lengths` does, and ManifestError if its columns or its unit are not the first's.
+
+def plan_for(reader: Format, first: Plan) -> Plan:
+    """Return the plan of the first source, with the columns and the scale of another.
+
+    Raises ManifestError if its columns or its unit are not the first's.
     """
-    path, given, found_target = reader.source.path, options, None
-    if first is None and options.length_key is None and options.target_key is None and options.target_file is None:
-        found_target = reader.default_target()
-        options = replace(options, target_key=found_target)
+    path = reader.source.path
+    options = first.options
     columns: Sequence[Column] = ()
-    if first is not None and first.length and reader.name == first.format and reader.optional_columns:
+    if first.length and reader.name == first.format and reader.optional_columns:
         lengths = [Column(name, None, numeric=False) for name in first.columns]
         target = lengths.pop() if first.target in first.columns else None
     else:
-        columns = reader.columns()
-        columns = [*columns, *chats_among(columns)]
-        if not columns:
-            raise ManifestError(f"{path} holds no examples", "Check that it was written to its end.")
-        if first is not None and first.length is not None and reader.named_columns:
-            absent = [name for name in first.columns if name not in {column.name for column in columns}]
+        columns = _columns_of(reader)
+        if first.length is not None and reader.named_columns:
+            names = {column.name for column in columns}
+            absent = [name for name in first.columns if name not in names]
             if options.length_key is None and absent:
                 raise _other_columns(path, absent[0])
             options = replace(options, length_key=first.length, target_key=first.target)
         lengths, target = _chosen(reader, columns, options)
-        if target is None and first is not None and first.target is not None:
+        if target is None and first.target is not None:
             raise _other_columns(path, first.target)
-    read = lengths if target is None else [*lengths, target]
-    key = options.length_key or lengths[0].name
-    named = options.length_key is not None or key == reader.default_column(columns)
-    measures = _measures(lengths, target, options, named=named) if first is None else first.measures
-    before = _common_unit(reader, lengths, measures, columns)
-    unit, factor, scaling_note = scaling_for(path, before, options.unit, options.length_scale)
-    names = tuple(column.name for column in read)
-    if first is not None:
-        if unit != first.unit:
-            ours, theirs = unit or "an unknown unit", first.unit or "an unknown unit"
-            hint = "What is read together must count the same; read them one by one, or convert one of them."
-            raise ManifestError(f"{path} has its lengths in {ours}, the sources before it in {theirs}", hint)
-        return replace(first, length=key, columns=names, target=target.name if target else None, factor=factor)
-    notes = []
-    if measures[0].texts is None and options.length_key is None and reader.named_columns:
-        notes.append(f"Lengths are taken from column {shortened(key)}{f', in {before}' if before else ''}.")
-    notes += _counting_notes(lengths, measures, options)
-    notes += [scaling_note] if scaling_note else []
-    if options.reduce is not None and not any(isinstance(column.example, list) for column in read):
-        notes.append(f"--reduce {options.reduce} has nothing to do: the first values are not lists.")
-    if found_target is not None:
-        notes.append(f"Target lengths are taken from column {shortened(found_target)}.")
+    source_unit = _common_unit(reader, lengths, first.measures, columns)
+    unit, factor, _ = scaling_for(path, source_unit, options.unit, options.length_scale)
+    if unit != first.unit:
+        seen = f"{unit or 'an unknown unit'}, the sources before it in {first.unit or 'an unknown unit'}"
+        hint = "What is read together must count the same; read them one by one, or convert one of them."
+        raise ManifestError(f"{path} has its lengths in {seen}", hint)
+    return replace(_with_columns(first, lengths, target, factor), length=options.length_key or lengths[0].name)
+
+
+def _columns_of(reader: Format) -> list[Column]:
+    columns = list(reader.columns())
+    if not columns:
+        raise ManifestError(f"{reader.source.path} holds no examples", "Check that it was written to its end.")
+    return columns + chats_among(columns)
+
+
+def _with_columns(plan: Plan, lengths: Sequence[Column], target: Column | None, factor: Fraction) -> Plan:
+    names = [column.name for column in lengths]
     if target is not None:
-        notes += _counting_notes([target], measures[-1:], options)
-    length = key if reader.named_columns or reader.optional_columns or options.length_key else None
-    return Plan(given, reader.name, length, names, target.name if target else None, measures, unit, tuple(notes))
+        names.append(target.name)
+    return replace(plan, columns=tuple(names), target=target.name if target else None, factor=factor)
 
 
 def _common_unit(
@@ -158,8 +187,8 @@ def reader_of(source: Source, name: str | None) -> Format:
     """Return a reader of the named format, or of the one that a source's first bytes fit. Raises ManifestError."""
     if source.reader is None:
         source.reader = _format_of(source, name)(source)
-    found: Format = source.reader
-    return found
+    reader: Format = source.reader
+    return reader
 
 
 def _format_of(source: Source, name: str | None) -> type[Format]:
@@ -179,7 +208,8 @@ def _format_of(source: Source, name: str | None) -> type[Format]:
 
 def _chosen(reader: Format, columns: Sequence[Column], options: ReadOptions) -> tuple[list[Column], Column | None]:
     """Return the columns whose sum is the length, and that of the target lengths, None without."""
-    path, target = reader.source.path, None
+    path = reader.source.path
+    target = None
     if options.target_key is not None:
         target = _counted(find_column(path, columns, options.target_key, "--target-key"), columns)
     key = options.length_key
@@ -190,8 +220,9 @@ def _chosen(reader: Format, columns: Sequence[Column], options: ReadOptions) -> 
             counts_texts = options.tokenizer is not None or options.measure is not None
             chosen = choose_column(path, columns, taken, counts_texts=counts_texts and target is None)
             return [_counted(chosen, columns)], target
-    is_sum = "+" in key and key not in {column.name for column in columns}
-    parts = [part.strip() for part in key.split("+")] if is_sum else [key]
+    parts = [key]
+    if key not in {column.name for column in columns}:
+        parts = [part.strip() for part in key.split("+")]
     lengths = [_counted(find_column(path, columns, part, "--length-key"), columns) for part in parts]
     if target is not None and target.name in {length.name for length in lengths}:
         hint = "A target length is another than the length."
@@ -209,17 +240,17 @@ def _measures(
     lengths: Sequence[Column], target: Column | None, options: ReadOptions, *, named: bool
 ) -> tuple[Measure, ...]:
     """Return how the values of each column become numbers; texts count only in a column that somebody named."""
-    unit: Unit = "tokens" if options.tokenizer else options.measure or "characters"
+    unit = _text_unit(options)
     measures = [_measure(column, unit, options, counts_texts=named) for column in lengths]
     if target is not None:
         measures.append(_measure(target, unit, options, counts_texts=True))
-    asked = "--tokenizer" if options.tokenizer else "--measure" if options.measure else None
-    if asked is not None and all(measure.texts is None for measure in measures):
-        if options.length_key is None and options.target_file is None:
+    counts_texts = options.tokenizer is not None or options.measure is not None
+    if counts_texts and options.target_file is None and all(measure.texts is None for measure in measures):
+        if options.length_key is None:
+            option = "--tokenizer" if options.tokenizer else "--measure"
             hint = "Name the column of the texts with --length-key or --target-key."
-            raise UsageError(f"{asked} counts texts, and {shortened(lengths[0].name)} holds none", hint)
-        if options.target_file is None:
-            measures[0] = replace(measures[0], texts=unit)
+            raise UsageError(f"{option} counts texts, and {shortened(lengths[0].name)} holds none", hint)
+        measures[0] = replace(measures[0], texts=unit)
     if any(measure.texts is not None for measure in measures):
         counter(unit, options.tokenizer)  # it can be loaded
     return tuple(measures)
@@ -228,9 +259,13 @@ def _measures(
 def _measure(column: Column, unit: Unit, options: ReadOptions, *, counts_texts: bool) -> Measure:
     if column.chat:
         return Measure(texts=unit, chats=True)
-    lists = options.reduce or ("count" if column.holds_tokens else None)
+    lists = options.reduce
+    if lists is None and column.holds_tokens:
+        lists = "count"
     is_counted = lists == "count" and isinstance(column.example, list)
-    return Measure(texts=unit if column.text and counts_texts and not is_counted else None, lists=lists)
+    if column.text and counts_texts and not is_counted:
+        return Measure(texts=unit, lists=lists)
+    return Measure(lists=lists)
 
 
 def _counting_notes(columns: Sequence[Column], measures: Sequence[Measure], options: ReadOptions) -> Iterator[str]:
@@ -262,11 +297,11 @@ def scaling_for(
     doubt. Raises ManifestError if the user wants another unit and gives no scale.
     """
     if scale is not None:
-        sampled = source == "samples" and scale.numerator == 1 and scale.denominator in _SAMPLE_RATES
-        known = [after for (before, after), factor in _CONVERSIONS.items() if (before, factor) == (source, scale)]
-        unit = unit or (source if scale == 1 else "s" if sampled else known[0] if known else None)
-        before = f"{source} * {scale}" if source else f"the file's values * {scale}"
-        return unit, scale, None if unit else f"Nothing says what the lengths count now ({before}); give --unit."
+        unit = unit or _unit_after(source, scale)
+        if unit is not None:
+            return unit, scale, None
+        before = source or "the file's values"
+        return None, scale, f"Nothing says what the lengths count now ({before} * {scale}); give --unit."
     if unit is None and source is None:
         note = "Nothing says what the lengths count; give --unit, so that results and configs can say it."
         return None, Fraction(1), note
@@ -274,9 +309,23 @@ def scaling_for(
         return unit or source, Fraction(1), None
     if (source, unit) in _CONVERSIONS:
         return unit, _CONVERSIONS[source, unit], f"Lengths are converted from {source} to {unit}."
-    example = "1/16000 for 16 kHz audio" if (source, unit) == ("samples", "s") else "a number or a fraction"
+    example = "a number or a fraction"
+    if (source, unit) == ("samples", "s"):
+        example = "1/16000 for 16 kHz audio"
     hint = f"Say how many {unit} one of the {source} is with --length-scale ({example}), or leave --unit out."
     raise ManifestError(f"{path} has its lengths in {source}, and --unit asks for {unit}", hint)
+
+
+def _unit_after(source: Unit | None, scale: Fraction) -> Unit | None:
+    """Return the unit of lengths after scaling, if there is no doubt."""
+    if scale == 1:
+        return source
+    if source == "samples" and scale.numerator == 1 and scale.denominator in _SAMPLE_RATES:
+        return "s"
+    for (before, after), factor in _CONVERSIONS.items():
+        if (before, factor) == (source, scale):
+            return after
+    return None
 
 
 def keyed_targets(source: Source) -> dict[str, object]:
@@ -294,19 +343,30 @@ def keyed_targets(source: Source) -> dict[str, object]:
             message = f"{source.path}, line {line_number}: the id {shortened(name)} is there a second time"
             raise ManifestError(message, "Each id has one target: remove or rename one of the lines.")
         texts[name] = "".join(rest).rstrip()
-    sizes = {name: number(text.partition(",")[0] if _SHAPE.fullmatch(text) else text) for name, text in texts.items()}
-    numeric = 2 * sum(size is not None for size in sizes.values()) > len(sizes)
-    return {name: text if sizes[name] is None or not numeric else sizes[name] for name, text in texts.items()}
+    sizes: dict[str, float | None] = {}
+    for name, text in texts.items():
+        first, _, _ = text.partition(",")
+        sizes[name] = number(first if _SHAPE.fullmatch(text) else text)
+    numeric = sum(size is not None for size in sizes.values())
+    if 2 * numeric <= len(sizes):
+        return dict(texts)
+    return {name: texts[name] if size is None else size for name, size in sizes.items()}
 
 
 def measure_of(target_file: Source, reader: Format, options: ReadOptions) -> Measure:
     """Decide how the targets of a file become numbers."""
-    first: Iterable[object] = (text for _, text in target_file.lines())
+    targets: Iterable[object] = (text for _, text in target_file.lines())
     if reader.joined_by_id:
-        first = keyed_targets(target_file).values()
-    columns = summarise({"target": value} for value in itertools.islice(first, PEEKED_ROWS))
+        targets = keyed_targets(target_file).values()
+    columns = summarise({"target": value} for value in itertools.islice(targets, PEEKED_ROWS))
     if not columns or not columns[0].text:
         return Measure(lists=options.reduce)
-    symbols = target_file.path.name.endswith(_SYMBOLS)
-    unit: Unit = "tokens" if options.tokenizer else options.measure or ("words" if symbols else "characters")
-    return Measure(texts=unit, lists=options.reduce)
+    default: Unit = "words" if target_file.path.name.endswith(_SYMBOLS) else "characters"
+    return Measure(texts=_text_unit(options, default), lists=options.reduce)
+
+
+def _text_unit(options: ReadOptions, default: Unit = "characters") -> Unit:
+    """Return the unit in which texts are counted."""
+    if options.tokenizer is not None:
+        return "tokens"
+    return options.measure or default

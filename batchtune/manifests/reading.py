@@ -22,7 +22,7 @@ from batchtune.manifests.collecting import OnProgress, Part, Task, merged, read_
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import expand
 from batchtune.manifests.options import ReadOptions, check_choice
-from batchtune.manifests.planning import Plan, measure_of, plan_of, reader_of
+from batchtune.manifests.planning import Plan, first_plan, measure_of, reader_of
 from batchtune.manifests.source import Source
 from batchtune.processes.pool import run_in_processes
 from batchtune.units import counted
@@ -181,7 +181,7 @@ def planned(
         first.report = lambda share: on_progress(share, 0)
     try:
         reader = reader_of(first, options.format)
-        plan = plan_of(reader, options)
+        plan = first_plan(reader, options)
     except MemoryError:
         raise too_large(first) from None
     notes = list(plan.notes)
