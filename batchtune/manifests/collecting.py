@@ -97,69 +97,90 @@ class Part:
 
     def add(self, rows: Rows, plan: Plan) -> None:
         """Check some rows and keep the lengths of the valid ones."""
+        options = plan.options
         kept = np.ones(len(rows.columns[0]), dtype=np.bool_)
         self.rows += kept.size
-        self.num_estimates += rows.num_estimates
         for reason, count in rows.left_out.items():
             self.left_out[reason] += count
-        lengths, targets = self._numbers(rows, plan, kept)
-        for limit, beyond, reason in (
-            (plan.options.min_length, np.less, "shorter than --min-length"),
-            (plan.options.max_length, np.greater, "longer than --max-length"),
-        ):
-            if limit is not None and (dropped := kept & beyond(lengths, limit)).any():
-                self.left_out[f"{reason} {limit:.15g}"] += int(dropped.sum())
-                kept &= ~dropped
-        if (cut := plan.options.truncate) is not None:
-            self.truncated += int((kept & (lengths > cut)).sum())
-            lengths = np.minimum(lengths, cut)
+        lengths = self._lengths(rows, plan, kept)
+        targets = None
+        if plan.target is not None:
+            targets = self._checked(rows, len(plan.measures) - 1, "target length", plan, kept, smallest=0.0)
+        if options.min_length is not None:
+            self._leave_out(kept, lengths < options.min_length, f"shorter than --min-length {options.min_length:.15g}")
+        if options.max_length is not None:
+            self._leave_out(kept, lengths > options.max_length, f"longer than --max-length {options.max_length:.15g}")
+        if options.truncate is not None:
+            self.truncated += int((kept & (lengths > options.truncate)).sum())
+            lengths = np.minimum(lengths, options.truncate)
         self.lengths += lengths[kept].data
         if targets is not None:
             self.targets += targets[kept].data
         if plan.with_ids:
-            names = rows.ids()
-            self.ids += [names[index] for index in np.flatnonzero(kept).tolist()]
+            ids = rows.ids()
+            self.ids += [ids[index] for index in np.flatnonzero(kept).tolist()]
 
-    def _numbers(self, rows: Rows, plan: Plan, kept: npt.NDArray[np.bool_]) -> tuple[FloatArray, FloatArray | None]:
-        """Return lengths and target lengths; count the invalid ones among those kept, and keep them no longer."""
-        summands = len(plan.measures) - (plan.target is not None)
-        lengths = self._checked(rows, 0, "length", plan, kept, smallest=SMALLEST if summands == 1 else 0.0)
-        for index in range(1, summands):
-            lengths = lengths + self._checked(rows, index, "length", plan, kept, smallest=0.0)
-        for index in np.flatnonzero(kept & (lengths < SMALLEST)).tolist():  # a sum of nothing
+    def _leave_out(self, kept: npt.NDArray[np.bool_], excluded: npt.NDArray[np.bool_], reason: str) -> None:
+        """Keep excluded examples no longer, and count them."""
+        excluded = kept & excluded
+        if excluded.any():
+            self.left_out[reason] += int(excluded.sum())
+            kept &= ~excluded
+
+    def _lengths(self, rows: Rows, plan: Plan, kept: npt.NDArray[np.bool_]) -> FloatArray:
+        """Return the lengths; count the invalid ones among those kept, and keep them no longer."""
+        summands = len(plan.measures)
+        if plan.target is not None:
+            summands -= 1
+        if summands == 1:
+            return self._checked(rows, 0, "length", plan, kept, smallest=SMALLEST)
+        lengths = np.zeros(kept.size)
+        for index in range(summands):
+            lengths += self._checked(rows, index, "length", plan, kept, smallest=0.0)
+        for index in np.flatnonzero(kept & (lengths < SMALLEST)).tolist():
             self._reject(rows, index, "length", plan.length or "", 0.0, "zero")
         kept &= lengths >= SMALLEST
-        if plan.target is None:
-            return lengths, None
-        return lengths, self._checked(rows, summands, "target length", plan, kept, smallest=0.0)
+        return lengths
 
     def _checked(
         self, rows: Rows, column: int, what: str, plan: Plan, kept: npt.NDArray[np.bool_], *, smallest: float
     ) -> FloatArray:
         """Return a column as numbers; count the invalid ones among those kept, and keep them no longer."""
-        values = rows.columns[column]
-        raw = _measured(values, plan.measures[column], plan)
+        written = rows.columns[column]
+        values = _measured(written, plan.measures[column], plan)
         with np.errstate(over="ignore"):  # what becomes infinite is invalid
-            found = numbers(raw)
+            lengths = numbers(values)
             if what == "length" and plan.factor != 1:
-                found = found * float(plan.factor.numerator) / float(plan.factor.denominator)
-        valid = (found >= smallest) & (found <= LARGEST)
+                lengths = lengths * float(plan.factor.numerator) / float(plan.factor.denominator)
+        valid = (lengths >= smallest) & (lengths <= LARGEST)
         name = (*plan.columns, plan.target)[column] or ""
         for index in np.flatnonzero(kept & ~valid).tolist():
-            stands, value = (one.item() if isinstance(one := of[index], np.generic) else one for of in (values, raw))
-            reason = fault("" if stands == "" else value, found[index])
-            shown = value if isinstance(value, Unreadable) and not isinstance(stands, list) else stands
+            shown = _item(written, index)
+            value = _item(values, index)
+            if shown == "":
+                value = ""
+            reason = fault(value, lengths[index])
+            if isinstance(value, Unreadable) and not isinstance(shown, list):
+                shown = value
             self._reject(rows, index, what, name, shown, reason)
         kept &= valid
-        return found
+        return lengths
 
     def _reject(self, rows: Rows, index: int, what: str, column: str, value: object, reason: str) -> None:
         """Count an invalid example, and describe the first ones for the message."""
         self.invalid[f"invalid {what} ({reason})"] += 1
         if len(self.shown) < _SHOWN:
-            said = "missing" if value is None else f"{shortened(value, 100)} ({reason})"
+            seen = "missing"
+            if value is not None:
+                seen = f"{shortened(value, 100)} ({reason})"
             # A target file's path is found only whole.
-            self.shown.append(f"{rows.place(index)}: {shortened(column, 400)} is {said}")
+            self.shown.append(f"{rows.place(index)}: {shortened(column, 400)} is {seen}")
+
+
+def _item(values: Values, index: int) -> object:
+    """Return a value as Python has it."""
+    value = values[index]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _measured(values: Values, measure: Measure, plan: Plan) -> Values:
@@ -174,32 +195,40 @@ def _measured(values: Values, measure: Measure, plan: Plan) -> Values:
 
 def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
     """Read one source. Raises ManifestError if it can't be read; if others are, or --skip-invalid, the part says so."""
-    plan, source, target_file = task
+    plan = task.plan
+    source = task.source
     part = Part(str(source.path))
     reader: Format | None = None
     try:
         reader = reader_of(source, plan.options.format)
         part.advice = reader.missing_hint
-        own = plan_for(reader, plan)
-        own = own if target_file is None else replace(own, target=str(target_file.path))
         if on_progress is not None:
             source.report = lambda share: on_progress(share, part.rows)
-        hashes: list[npt.NDArray[np.int64]] = []
-        for rows in _joined(reader.rows(own.columns), reader, target_file):
-            part.add(rows, own)
-            if reader.unique_ids:
-                ids = rows.ids()
-                hashes.append(np.fromiter(map(hash, ids), dtype=np.int64, count=len(ids)))
-        if hashes:
-            _refuse_repeated(source, reader.rows(own.columns[:1]), np.sort(np.concatenate(hashes)))
+        _read_rows(part, reader, plan, task.target_file)
     except (ManifestError, MemoryError) as caught:
         error = too_large(source) if isinstance(caught, MemoryError) else caught
-        if plan.alone and not (plan.options.skip_invalid and reader is not None and reader.sharded):
+        keeps_beginning = plan.options.skip_invalid and reader is not None and reader.sharded
+        if plan.alone and not keeps_beginning:
             raise error from None
-        part.broken, part.hint = error.message, error.hint
+        part.broken = error.message
+        part.hint = error.hint
     if not plan.alone:
         source.forget()
     return part
+
+
+def _read_rows(part: Part, reader: Format, first: Plan, target_file: Source | None) -> None:
+    plan = plan_for(reader, first)
+    if target_file is not None:
+        plan = replace(plan, target=str(target_file.path))
+    hashes: list[npt.NDArray[np.int64]] = []
+    for rows in _joined(reader.rows(plan.columns), reader, target_file):
+        part.add(rows, plan)
+        if reader.unique_ids:
+            ids = rows.ids()
+            hashes.append(np.fromiter(map(hash, ids), dtype=np.int64, count=len(ids)))
+    if hashes:
+        _refuse_repeated(reader.source, reader.rows(plan.columns[:1]), np.sort(np.concatenate(hashes)))
 
 
 def _refuse_repeated(source: Source, chunks: Iterable[Rows], hashes: npt.NDArray[np.int64]) -> None:
@@ -228,8 +257,10 @@ def _joined(chunks: Iterator[Rows], reader: Format, target_file: Source | None) 
         for rows in chunks:
             yield replace(rows, columns=[*rows.columns, [table.get(name or "") for name in rows.ids()]])
         return
-    path, hint = target_file.path, "A target file has one line for each example, in the same order."
-    lines, last = target_file.lines(), 0
+    path = target_file.path
+    hint = "A target file has one line for each example, in the same order."
+    lines = target_file.lines()
+    last = 0
     for rows in chunks:
         count = len(rows.columns[0])
         texts = [text for _, text in itertools.islice(lines, count)]
@@ -237,8 +268,9 @@ def _joined(chunks: Iterator[Rows], reader: Format, target_file: Source | None) 
         if len(texts) < count:
             raise ManifestError(f"{path} ends after line {last:,}, and the manifest has more examples", hint)
         yield replace(rows, columns=[*rows.columns, texts])
-    if rest := next((number for number, text in lines if text.strip()), None):
-        raise ManifestError(f"{path} goes on at line {rest:,}, where the manifest has no more examples", hint)
+    for number, text in lines:
+        if text.strip():
+            raise ManifestError(f"{path} goes on at line {number:,}, where the manifest has no more examples", hint)
 
 
 def too_large(source: Source) -> ManifestError:
@@ -255,50 +287,50 @@ def merged(parts: Sequence[Part], plan: Plan) -> Part:
 
     Raises ManifestError for no rows, for invalid ones or broken sources that are not to be skipped, or if none is left.
     """
-    whole, skip = Part(plan.label), plan.options.skip_invalid
-    invalid, left_out = Counter[str](), Counter[str]()
-    broken = [part for part in parts if part.broken is not None]
+    whole = Part(plan.label)
+    invalid = Counter[str]()
+    left_out = Counter[str]()
     for part in parts:
         whole.rows += part.rows
         whole.truncated += part.truncated
-        whole.num_estimates += part.num_estimates
+        whole.notes += part.notes
         invalid.update(part.invalid)
         left_out.update(part.left_out)
-    if broken and not skip:
-        if len(parts) == 1:
-            raise ManifestError(str(broken[0].broken), broken[0].hint)
-        hints = {part.hint for part in broken if part.hint}
-        advice = hints.pop() if len(hints) == 1 else "Fix them, or make or fetch them again."
-        head = f"{len(broken):,} of {len(parts):,} sources can't be read:"
-        message = _first(head, [str(part.broken) for part in broken], len(broken))
-        raise ManifestError(message, f"{advice} Or keep only what precedes the damage with --skip-invalid.")
+    broken = [part for part in parts if part.broken is not None]
+    if broken and not plan.options.skip_invalid:
+        raise _broken_error(broken, len(parts))
     if whole.rows == 0 and not broken:
         raise ManifestError(f"{plan.label} holds no examples", "Check that it was written to its end.")
-    if invalid and not skip:
+    if invalid and not plan.options.skip_invalid:
         raise _invalid_error(parts, invalid, plan)
-    left_out.update(invalid)
-    whole.left_out = left_out
+    whole.left_out = left_out + invalid
     for part in parts:
-        whole.notes += part.notes
         if whole.lengths:
             whole.lengths += part.lengths
             whole.targets += part.targets
             whole.ids += part.ids
-        else:
+        else:  # not a copy
             whole.lengths, whole.targets, whole.ids = part.lengths, part.targets, part.ids
         part.lengths, part.targets, part.ids = bytearray(), bytearray(), []
-    if whole.num_estimates:
-        whole.notes.append(
-            f"{counted(whole.num_estimates, 'length')} of MP3 files without a Xing or VBRI header: estimated from the "
-            "file's size and its first bit rate."
-        )
-    whole.notes += (f"Broken: {part.broken}. {counted(part.rows, 'example')} before that kept." for part in broken)
+    for part in broken:
+        whole.notes.append(f"Broken: {part.broken}. {counted(part.rows, 'example')} before that kept.")
     if not whole.lengths:
-        reasons = [f"{reason}: {count:,}" for reason, count in left_out.items()]
-        reasons += [f"broken sources: {len(broken):,}"] if broken else []
+        reasons = [f"{reason}: {count:,}" for reason, count in whole.left_out.items()]
+        if broken:
+            reasons.append(f"broken sources: {len(broken):,}")
         message = f"{plan.label}: none of its {whole.rows:,} examples is left ({'; '.join(reasons)})"
         raise ManifestError(message, "Check --length-key, --length-scale, --min-length and --max-length.")
     return whole
+
+
+def _broken_error(broken: Sequence[Part], sources: int) -> ManifestError:
+    if sources == 1:
+        return ManifestError(str(broken[0].broken), broken[0].hint)
+    hints = {part.hint for part in broken if part.hint}
+    advice = hints.pop() if len(hints) == 1 else "Fix them, or make or fetch them again."
+    head = f"{len(broken):,} of {sources:,} sources can't be read:"
+    message = _first(head, [str(part.broken) for part in broken], len(broken))
+    return ManifestError(message, f"{advice} Or keep only what precedes the damage with --skip-invalid.")
 
 
 def _first(head: str, lines: Sequence[str], count: int) -> str:
@@ -308,8 +340,12 @@ def _first(head: str, lines: Sequence[str], count: int) -> str:
 
 
 def _invalid_error(parts: Sequence[Part], invalid: Counter[str], plan: Plan) -> ManifestError:
-    count, rows = invalid.total(), sum(part.rows for part in parts)
-    shown = [f"{part.label}, {line}" if len(parts) > 1 else line for part in parts for line in part.shown]
+    count = invalid.total()
+    rows = sum(part.rows for part in parts)
+    shown: list[str] = []
+    for part in parts:
+        prefix = f"{part.label}, " if len(parts) > 1 else ""
+        shown += [f"{prefix}{line}" for line in part.shown]
     head = f"{plan.label}: {count:,} of {rows:,} rows {'is' if count == 1 else 'are'} invalid:"
     hint = "Fix them, or leave them out with --skip-invalid."
     missing = sum(number for reason, number in invalid.items() if "(missing)" in reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -118,32 +119,19 @@ def scan(
     from batchtune.manifests.tables import lengths_table
 
     plan, tasks = planned(manifest, options, with_ids=True, on_progress=on_progress)
-    folder = output.with_name(f"{output.name}.parts") if isinstance(output, Path) and not plan.alone else None
-    paths = [None if folder is None else _part_path(folder, task) for task in tasks]
-    parts: dict[int, Part] = {}
-    for index, path in enumerate(paths):
-        if path is not None and path.is_file():
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
-                parts[index] = msgspec.msgpack.decode(path.read_bytes(), type=Part)
-    missing = [index for index in range(len(tasks)) if index not in parts]
-    count = f"{len(tasks):,} sources"
-    if parts:
-        on_note(f"{len(parts):,} of {count} were read before and are not read again.")
-
-    def keep(number: int, part: Part) -> None:
-        path = paths[missing[number]]
-        if path is not None and part.broken is None:
-            with writing_whole(path, synced=False) as stream:  # one that is lost or damaged is read again
-                stream.write(msgspec.msgpack.encode(part))
-
+    store: _Store | None = None
+    if isinstance(output, Path) and not plan.alone:
+        store = _Store(output.with_name(f"{output.name}.parts"), tasks)
     try:
-        parts.update(zip(missing, read_all([tasks[index] for index in missing], jobs, on_progress, keep), strict=True))
-        found = [parts[index] for index in range(len(tasks))]
-        labels, sizes = [part.label for part in found], [part.values.size for part in found]
-        whole = merged(found, plan)
+        parts = _read_stored(tasks, store, jobs, on_progress, on_note)
+        labels = [part.label for part in parts]
+        sizes = [part.values.size for part in parts]
+        whole = merged(parts, plan)
     except (KeyboardInterrupt, BatchtuneError):
-        if held := sum(path is not None and path.exists() for path in paths):
-            on_note(f"{held:,} of {count} are read and kept in {folder}: the same command goes on from there.")
+        held = 0 if store is None else store.count()
+        if held:
+            kept = f"{held:,} of {len(tasks):,} sources are read and kept"
+            on_note(f"{kept} in {output}.parts: the same command goes on from there.")
         raise
     table = lengths_table(whole.ids, whole.values, whole.target_values, plan.unit)
     indices = pyarrow.array(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes))
@@ -151,23 +139,77 @@ def scan(
     table = table.append_column("source", sources).take(pyarrow.array(np.argsort(-whole.values, kind="stable")))
     with writing_whole(output) if isinstance(output, Path) else contextlib.nullcontext(output) as stream:
         pyarrow.parquet.write_table(table, stream, compression="zstd")
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+    if store is not None:
+        shutil.rmtree(store.folder, ignore_errors=True)
     return whole.sorted(plan)
+
+
+def _read_stored(
+    tasks: Sequence[Task],
+    store: _Store | None,
+    jobs: int,
+    on_progress: OnProgress | None,
+    on_note: Callable[[str], None],
+) -> list[Part]:
+    """Read the sources that are not in the store, and store them."""
+    if store is None:
+        return read_all(tasks, jobs, on_progress)
+    parts = store.load()
+    if parts:
+        on_note(f"{len(parts):,} of {len(tasks):,} sources were read before and are not read again.")
+    missing = [index for index in range(len(tasks)) if index not in parts]
+
+    def save(number: int, part: Part) -> None:
+        store.save(missing[number], part)
+
+    read = read_all([tasks[index] for index in missing], jobs, on_progress, save)
+    parts.update(zip(missing, read, strict=True))
+    return [parts[index] for index in range(len(tasks))]
+
+
+class _Store:
+    """The examples of sources, kept in a folder, so that an interrupted scan goes on."""
+
+    def __init__(self, folder: Path, tasks: Sequence[Task]) -> None:
+        self.folder = folder
+        self._paths = [_part_path(folder, task) for task in tasks]
+
+    def load(self) -> dict[int, Part]:
+        """Return index of a source → its examples; without those that are absent or damaged."""
+        parts = {}
+        for index, path in enumerate(self._paths):
+            if path is not None and path.is_file():
+                with contextlib.suppress(OSError, msgspec.MsgspecError):
+                    parts[index] = msgspec.msgpack.decode(path.read_bytes(), type=Part)
+        return parts
+
+    def save(self, index: int, part: Part) -> None:
+        """Keep the examples of a source that was read to its end."""
+        path = self._paths[index]
+        if path is not None and part.broken is None:
+            with writing_whole(path, synced=False) as stream:  # one that is lost or damaged is read again
+                stream.write(msgspec.msgpack.encode(part))
+
+    def count(self) -> int:
+        """Return how many sources are kept."""
+        return sum(path is not None and path.exists() for path in self._paths)
 
 
 def _part_path(folder: Path, task: Task) -> Path | None:
     """Name the file for the examples of a source as it is now, read with these options; None for a pipe."""
-    plan, source, target_file = task
-    files = [source.path / name for name in source.names] if source.names is not None else [source.path]
-    files += [target_file.path] if target_file is not None else []
+    source = task.source
+    files = [source.path]
+    if source.names is not None:
+        files = [source.path / name for name in source.names]
+    if task.target_file is not None:
+        files.append(task.target_file.path)
     try:
         states = [(state.st_size, state.st_mtime_ns) for state in map(Path.stat, files)]
     except OSError:
         return None
-    plan = replace(plan, options=replace(plan.options, skip_invalid=False))
-    said = repr((_STORE_VERSION, plan, source.path, source.names, states))
-    return folder / f"{hashlib.sha256(said.encode()).hexdigest()[:32]}.part" if source.rereadable else None
+    plan = replace(task.plan, options=replace(task.plan.options, skip_invalid=False))
+    text = repr((_STORE_VERSION, plan, source.path, source.names, states))
+    return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.part" if source.rereadable else None
 
 
 def planned(
@@ -188,20 +230,20 @@ def planned(
     named = [manifest] if isinstance(manifest, (str, Path)) else manifest
     if len(named) == len(sources) == 1 and first.names is None and Path(named[0]).is_dir():
         notes.insert(0, f"Of the folder, {first.path.name} is read.")
-    targets: Sequence[Source | None] = [None] * len(sources)
+    target_files: list[Source] = []
     if options.target_file is not None:
-        targets = found = expand(options.target_file, None)
-        if len(found) != len(sources):
-            message = f"{counted(len(found), 'target file')} for {counted(len(sources), 'manifest')}"
+        target_files = expand(options.target_file, None)
+        if len(target_files) != len(sources):
+            message = f"{counted(len(target_files), 'target file')} for {counted(len(sources), 'manifest')}"
             raise ManifestError(message, "Name one target file for each manifest, in the same order.")
-        measure = measure_of(found[0], reader, options)
+        measure = measure_of(target_files[0], reader, options)
         plan = replace(plan, measures=(*plan.measures, measure))
         notes.append(f"Target lengths are the {measure.texts or 'numbers'} in {options.target_file}.")
     label = str(first.path)
-    if not all(one.names is not None and one.path == first.path for one in sources[1:]):
+    if not all(source.names is not None and source.path == first.path for source in sources[1:]):
         label += f" and {len(sources) - 1:,} more"
     plan = replace(plan, notes=tuple(notes), label=label, with_ids=with_ids, alone=len(sources) == 1)
-    return plan, [Task(plan, *pair) for pair in zip(sources, targets, strict=True)]
+    return plan, [Task(plan, *pair) for pair in itertools.zip_longest(sources, target_files)]
 
 
 def read_all(
