@@ -47,8 +47,12 @@ class Place(NamedTuple):
     id: str | None
 
     def __str__(self) -> str:
-        line = [] if self.line is None else [f"line {self.line}"]
-        return ", ".join(line if self.id is None else [*line, f"id {shortened(self.id)}"]) or "one row"
+        parts = []
+        if self.line is not None:
+            parts.append(f"line {self.line}")
+        if self.id is not None:
+            parts.append(f"id {shortened(self.id)}")
+        return ", ".join(parts) or "one row"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +192,10 @@ def summarise(entries: Iterable[Mapping[str, object]]) -> list[Column]:
     numbers: Counter[str] = Counter()
     texts: Counter[str] = Counter()
     for entry in entries:
-        found: dict[str, object] = {}
+        values: dict[str, object] = {}
         for path in sorted(_paths(entry, 4), key=lambda path: len(path) > 1):
-            found.setdefault(".".join(path), walk(entry, path))
-        for name, value in found.items():
+            values.setdefault(".".join(path), walk(entry, path))
+        for name, value in values.items():
             if examples.get(name) in (None, "", []):
                 examples[name] = value
             items = value if isinstance(value, list) else (value,)
@@ -199,7 +203,10 @@ def summarise(entries: Iterable[Mapping[str, object]]) -> list[Column]:
                 numbers[name] += 1
             elif any(isinstance(item, str) and item.strip() for item in items):
                 texts[name] += 1
-    return [Column(name, one, numbers[name] > 0, texts[name] > numbers[name]) for name, one in examples.items()]
+    columns = []
+    for name, example in examples.items():
+        columns.append(Column(name, example, numeric=numbers[name] > 0, text=texts[name] > numbers[name]))
+    return columns
 
 
 def chats_among(columns: Sequence[Column]) -> list[Column]:
@@ -222,10 +229,11 @@ def id_name(columns: Iterable[str]) -> str | None:
 
 def find_column(path: Path, columns: Sequence[Column], key: str, option: str) -> Column:
     """Return the column that the user named, if need be in other upper and lower case. Raises ManifestError."""
-    found = [column for column in columns if column.name == key]
-    found = found or [column for column in columns if column.name.casefold() == key.casefold()]
-    if len(found) == 1:
-        return found[0]
+    exact = [column for column in columns if column.name == key]
+    folded = [column for column in columns if column.name.casefold() == key.casefold()]
+    for matches in (exact, folded):
+        if len(matches) == 1:
+            return matches[0]
     # An item of a list: prompt.0.content, where prompt.content is the column.
     whole = ".".join(part for part in dotted(key).split(".") if not part.isdecimal())
     for column in columns:
@@ -234,9 +242,11 @@ def find_column(path: Path, columns: Sequence[Column], key: str, option: str) ->
     # Within a value that the first rows did not show: JSON that is null there, too large or malformed.
     if any(column.example is None and key.startswith(f"{column.name}.") for column in columns):
         return Column(key, None, numeric=False)
-    folded = {column.name.casefold(): shortened(column.name) for column in columns}
-    near = [folded[name] for name in difflib.get_close_matches(key.casefold(), list(folded), n=3, cutoff=0.5)]
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"Name one of them with {option} NAME."
+    names = {column.name.casefold(): shortened(column.name) for column in columns}
+    near = [names[name] for name in difflib.get_close_matches(key.casefold(), list(names), n=3, cutoff=0.5)]
+    hint = f"Name one of them with {option} NAME."
+    if near:
+        hint = f"Did you mean {' or '.join(near)}?"
     raise ManifestError(f"{path} has no column {shortened(key)} ({option}). Its columns: {_listed(columns)}", hint)
 
 
@@ -252,13 +262,14 @@ def choose_column(path: Path, columns: Sequence[Column], taken: str | None, *, c
     if counts_texts and len(chats) == 1:
         return chats[0]
     tokens = [column for column in free if column.holds_tokens and normalised(column.name) in INPUTS]
-    for found in (_known(free, str), tokens, chats, _known(free, last_part)):
-        if len(found) == 1:
-            return found[0]
-        if found:
-            examples = [f"{shortened(one.name)} (such as {shortened(one.example, 40)})" for one in found]
-            hint = f"Choose with --length-key NAME, for example --length-key {shortened(found[0].name)}."
-            raise ManifestError(f"{path} has {len(found)} columns that may hold the lengths: {_first(examples)}", hint)
+    for candidates in (_known(free, str), tokens, chats, _known(free, last_part)):
+        if len(candidates) == 1:
+            return candidates[0]
+        if candidates:
+            examples = [f"{shortened(column.name)} (such as {shortened(column.example, 40)})" for column in candidates]
+            hint = f"Choose with --length-key NAME, for example --length-key {shortened(candidates[0].name)}."
+            message = f"{path} has {len(candidates)} columns that may hold the lengths: {_first(examples)}"
+            raise ManifestError(message, hint)
     hint = "Name the column that holds the lengths with --length-key NAME."
     if any(number(column.name) is not None for column in columns):
         hint = "One of these names is a number: a table needs a first line that names its columns."
@@ -274,13 +285,22 @@ def _known(columns: Sequence[Column], part: Callable[[str], str]) -> list[Column
 
 
 def _listed(columns: Sequence[Column]) -> str:
-    names = (one.name if len(one.name) <= QUOTED_CHARACTERS else shortened(one.name) for one in columns)
-    return _first([name + (" (numeric)" if one.numeric else "") for name, one in zip(names, columns, strict=True)])
+    names = []
+    for column in columns:
+        name = column.name
+        if len(name) > QUOTED_CHARACTERS:
+            name = shortened(name)
+        if column.numeric:
+            name += " (numeric)"
+        names.append(name)
+    return _first(names)
 
 
 def _first(texts: Sequence[str]) -> str:
-    more = [f"and {len(texts) - 20:,} more"] if len(texts) > 20 else []
-    return ", ".join([*texts[:20], *more])
+    shown = list(texts[:20])
+    if len(texts) > 20:
+        shown.append(f"and {len(texts) - 20:,} more")
+    return ", ".join(shown)
 
 
 def dotted(key: str) -> str:
@@ -313,6 +333,6 @@ def _paths(value: object, depth: int) -> Iterator[tuple[str, ...]]:
     if depth == 0 or not isinstance(value, Mapping):
         yield ()
         return
-    for name, one in value.items():
-        for path in _paths(one, depth - 1):
+    for name, child in value.items():
+        for path in _paths(child, depth - 1):
             yield (name, *path)

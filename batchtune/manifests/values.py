@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -97,18 +96,22 @@ def fault(value: object, scaled: float) -> str:
     """Say in a word or two why a value, and what `numbers` and the scale made of it, is not a valid length."""
     if isinstance(value, Unreadable):
         return value.reason
-    named = {type(None): "missing", bool: "a boolean", list: "a list", dict: "an object"}
-    faults = (
-        (type(value) in named, named.get(type(value), "")),
-        (isinstance(value, str) and not value.strip(), "empty"),
-        (number(value) is None, "text"),
-        (math.isnan(scaled), "NaN"),
-        (math.isinf(scaled), "infinite"),
-        (scaled > LARGEST, "absurdly long"),
-        (0 < scaled < SMALLEST, "absurdly short"),
-        (scaled == 0, "zero"),
-    )
-    return next((name for holds, name in faults if holds), "negative")
+    names = {type(None): "missing", bool: "a boolean", list: "a list", dict: "an object"}
+    if type(value) in names:
+        return names[type(value)]
+    if isinstance(value, str) and not value.strip():
+        return "empty"
+    if number(value) is None:
+        return "text"
+    if math.isnan(scaled):
+        return "NaN"
+    if math.isinf(scaled):
+        return "infinite"
+    if scaled > LARGEST:
+        return "absurdly long"
+    if 0 < scaled < SMALLEST:
+        return "absurdly short"
+    return "zero" if scaled == 0 else "negative"
 
 
 def measured(values: Values, count: Count) -> Sequence[object]:
@@ -117,16 +120,17 @@ def measured(values: Values, count: Count) -> Sequence[object]:
         values = values.tolist()
     if set(map(type, values)) == {str}:
         return count(values)  # type: ignore[arg-type]  # all are str
-    found: list[object] = []
+    lengths: list[object] = []
     for value in values:
         if isinstance(value, str):
-            found += count([value])
+            lengths += count([value])
         elif isinstance(value, list):
-            found.append([count([item])[0] if isinstance(item, str) else item for item in value])
+            lengths.append([count([item])[0] if isinstance(item, str) else item for item in value])
+        elif value is None or isinstance(value, Unreadable):
+            lengths.append(value)
         else:
-            keeps = value is None or isinstance(value, Unreadable)
-            found.append(value if keeps else Unreadable("not text", shortened(value)))
-    return found
+            lengths.append(Unreadable("not text", shortened(value)))
+    return lengths
 
 
 def reduced(values: Values, reduction: Reduction) -> Values:
@@ -141,15 +145,17 @@ def _reduced(items: list[object], reduction: Reduction) -> object:
         return len(items)
     if not items:
         return Unreadable("an empty list", "[]")
-    found = []
+    sizes = []
     for item in items:
-        if (size := number(item)) is None:
+        size = number(item)
+        if size is None:
             return Unreadable("a list that does not only hold numbers", shortened(item))
-        found.append(size)
-    return _REDUCE[reduction](found)
+        sizes.append(size)
+    if reduction == "first":
+        return sizes[0]
+    return max(sizes) if reduction == "max" else sum(sizes)
 
 
-_REDUCE: dict[Reduction, Callable[[list[float]], float]] = {"max": max, "sum": sum, "first": operator.itemgetter(0)}
 _COUNTS: dict[str, Count] = {
     "characters": lambda texts: list(map(len, texts)),
     "words": lambda texts: [len(text.split()) for text in texts],
