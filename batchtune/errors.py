@@ -99,6 +99,12 @@ class WorkloadError(BatchtuneError):
         self.traceback = traceback
 
 
+class OptionError(WorkloadError):
+    """A `--set` option of a workload is unknown, missing or has a wrong value."""
+
+    exit_code = 2
+
+
 class LoaderError(WorkloadError):
     """The user's data loader can't be built or measured."""
 

@@ -76,8 +76,13 @@ def counted(count: int, noun: str) -> str:
 
 
 def format_length(value: float, unit: str | None) -> str:
-    """Format a length with its unit, if known: `24.5 s`."""
-    return f"{format_number(value)} {unit}" if unit else format_number(value)
+    """Format a length with its unit, if known: `24.5 s`, `1 word`."""
+    number = format_number(value)
+    if unit is None or unit == "":
+        return number
+    if number == "1" and unit not in PER_SECOND:
+        return f"1 {unit.removesuffix('s')}"
+    return f"{number} {unit}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -88,6 +88,11 @@ def test_a_length_of_unknown_unit_is_a_bare_number() -> None:
     assert (format_length(24.5, "s"), format_length(24.5, None)) == ("24.5 s", "24.5")
 
 
+def test_one_word_is_singular() -> None:
+    assert [format_length(1, unit) for unit in ("words", "s", "ms")] == ["1 word", "1 s", "1 ms"]
+    assert format_length(2, "words") == "2 words"
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

@@ -24,6 +24,16 @@ _ParsingError: Any = typer.BadParameter.__base__
 _WAIT = "--wait"
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+|inf|nan)(e[-+]?\d+)?", re.IGNORECASE)
 
+# pydantic's type of an error → the same in our words.
+_RULES = {
+    "float_parsing": "it must be a number",
+    "int_parsing": "it must be a whole number",
+    "int_parsing_size": "it must be a whole number, and not so large",
+    "bool_parsing": "it must be true or false",
+    "greater_than_equal": "it must be at least {ge}",
+    "less_than_equal": "it must be at most {le}",
+}
+
 # Set by batchtune itself for the processes that it starts.
 _INTERNAL = {"BATCHTUNE_WORKER"}
 COMMON = "Common"
@@ -134,11 +144,29 @@ def improving(ctx: Any) -> Iterator[None]:
         if hasattr(error, "possibilities"):
             error.possibilities = None
             error.message = f"Unknown option {error.option_name}. {_meant(error.option_name, ctx)}"
-        elif parameter is not None and (origin := settings.origin_of(ctx, parameter)) is not None:
-            value, where = origin
-            error.message = f"{error.message.rstrip('.')}: {shortened(value)}, {where}."
+        elif parameter is not None:
+            error.message = _wrong_value(error, settings.origin_of(ctx, parameter))
         error.message = bounded(error.message)
         raise
+
+
+def _wrong_value(error: Any, origin: tuple[Any, str] | None) -> str:
+    """Return the message for a value that can't be converted or is out of range, with where it was set."""
+    message = error.message.rstrip(".")
+    # Newer releases of typer convert with pydantic, older ones with click.
+    details = getattr(error.__cause__, "errors", None)
+    value = None
+    if details is not None:
+        detail = details()[0]
+        value = detail["input"]
+        rule = _RULES.get(detail["type"])
+        if rule is not None:
+            message = rule.format(**detail.get("ctx", {}))
+    if origin is not None:
+        return f"{message}, got {shortened(origin[0])}, {origin[1]}."
+    if value is not None:
+        return f"{message}, got {shortened(value)}."
+    return f"{message}."
 
 
 def _meant(option: str, ctx: Any) -> str:

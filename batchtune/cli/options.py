@@ -425,8 +425,7 @@ class StreamOptions:
     )
     current: str | None = setting(
         "Your current settings of dynamic_bucketed_batch, to compare with: "
-        "target_batch_numel=450,max_batch_numel=600,buffersize=1024, or a file: a SpeechBrain YAML or a "
-        "stream.yaml.",
+        "target_batch_numel=450,max_batch_numel=600,buffersize=1024, or a SpeechBrain YAML.",
         "WHAT",
     )
     min_randomness: float | None = setting(**_MIN_RANDOMNESS)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from braceexpand import braceexpand
 
-from batchtune.errors import ManifestError, listed, shortened
+from batchtune.errors import ManifestError, UsageError, listed, shortened
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.formats.json import JSON_LINES
 from batchtune.manifests.source import STDIN, Source, missing
@@ -27,6 +27,7 @@ _MOST_EXPANSIONS = 1_000_000
 _RANGE = re.compile(r"(\d{1,12})\.\.(\d{1,12})")
 _OUTSIDE_BRACES = re.compile(r",(?![^{}]*\})")
 # NeMo's own braces, which shells leave alone: shard__OP_0..7_CL_.tar.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _NEMO_BRACES = re.compile(r"_OP_([^{}]*?)_CL_")
 
 
@@ -63,6 +64,11 @@ def _sources_named(spec: str, wanted: str | None) -> Iterator[Source]:
     if _exists(spec):
         yield from _sources_at(Path(spec), wanted)
         return
+    if _URL.match(spec):
+        raise UsageError(
+            f"{shortened(spec)} is a URL, and manifests are read from files",
+            "Download it first, or write it to batchtune's standard input: `curl URL | batchtune ... -`.",
+        )
     for name in _expanded_braces(spec):
         if name == str(STDIN):
             yield Source(STDIN)

@@ -70,6 +70,10 @@ class ReadOptions:
             if getattr(self, name) is not None and getattr(self, other) is not None:
                 names = f"--{name} and --{other}".replace("_", "-")
                 raise UsageError(f"{names} exclude each other", hint)
+        for name in ("min_length", "max_length", "truncate"):
+            number = getattr(self, name)
+            if number is not None and math.isnan(number):
+                raise UsageError(f"--{name.replace('_', '-')} must be a number, got nan")
         shortest, longest = self.min_length or 0.0, math.inf if self.max_length is None else self.max_length
         if not shortest <= longest:
             message = f"no example has a length from --min-length {shortest:.15g} to --max-length {longest:.15g}"

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from msgspec.structs import replace
 
-from batchtune.errors import ProbeError, WorkloadError
+from batchtune.errors import OptionError, ProbeError, WorkloadError
 from batchtune.probe.devices import backends
 from batchtune.probe.lock import DeviceBusy, lock_device
 from batchtune.probe.protocol import Identified, Prepare, Ran, Ready, Reply, Run
@@ -205,6 +205,8 @@ class Supervisor:
             return reply
         if reply.stage == "device":
             raise ProbeError(reply.message, reply.hint)
+        if reply.stage == "options":
+            raise OptionError(reply.message, reply.hint)
         if reply.outcome == "oom":
             raise self._too_small(reply.message)
         message = f"{workload}: its setup failed: {reply.message}" if reply.stage == "setup" else reply.message

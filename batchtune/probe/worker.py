@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from batchtune.errors import BatchtuneError, WorkloadError
+from batchtune.errors import BatchtuneError, OptionError, WorkloadError
 from batchtune.probe import protocol
 from batchtune.probe.devices import backend_for, backends, describe_environment
 from batchtune.probe.oom import error_verdict
@@ -107,7 +107,8 @@ def _prepare(request: Prepare) -> tuple[Session | None, Identified | Ready | Fai
         settings_now = describe_settings(meter.switches())
     except BatchtuneError as error:
         last_lines = error.traceback if isinstance(error, WorkloadError) else None
-        return None, Failed(stage=stage, message=error.message, hint=error.hint, traceback=last_lines)
+        failed_stage = "options" if isinstance(error, OptionError) else stage
+        return None, Failed(stage=failed_stage, message=error.message, hint=error.hint, traceback=last_lines)
     except BaseException as error:
         where = f"--device {settings.device}: " if stage == "device" else ""
         lowered = lowered_limit(limits)

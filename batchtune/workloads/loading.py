@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, cast
 
 import batchtune
-from batchtune.errors import BatchtuneError, WorkloadError, did_you_mean
+from batchtune.errors import BatchtuneError, OptionError, WorkloadError, did_you_mean
 from batchtune.workloads.registry import BUILTINS, Workload
 
 _FORMS = "Write builtin:NAME, path/to/file.py:NAME or package.module:NAME."
@@ -45,7 +45,7 @@ def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
     This runs the user's code and may import torch: call it in the worker process only. The folder of a file, or the
     working folder if the package is in it, is put first on `sys.path` and stays there, for imports inside the
     workload's methods.
-    Raises WorkloadError if anything is wrong with the spec, the options, the user's code or what it returns.
+    Raises OptionError if an option is wrong, WorkloadError for the spec, the user's code or what it returns.
     """
     target = load_function(spec, options)
     try:
@@ -54,7 +54,7 @@ def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
         raise
     except (Exception, SystemExit) as error:
         if spec.startswith("builtin:") and isinstance(error, ValueError):
-            raise WorkloadError(f"{spec}: {error}", "Change that --set option.") from None
+            raise OptionError(f"{spec}: {error}", "Change that --set option.") from None
         raise WorkloadError(
             f"{spec} can't be built: {first_line(error)}",
             "The error was raised when it was called with the --set options.",
@@ -189,10 +189,10 @@ def _check_options(spec: str, target: Any, options: Mapping[str, Any], given: Co
     listing = f"It takes {', '.join(written)}." if named else "It takes no options."
     unknown = [key for key in options if key not in named]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        raise WorkloadError(f"{spec} has no option {unknown[0]!r}", did_you_mean(unknown[0], named) + listing)
+        raise OptionError(f"{spec} has no option {unknown[0]!r}", did_you_mean(unknown[0], named) + listing)
     for name, default in named.items():
         if default is inspect.Parameter.empty and name not in options and name not in given:
-            raise WorkloadError(f"{spec} needs the option {name!r}", f"Add --set {name}=... {listing}")
+            raise OptionError(f"{spec} needs the option {name!r}", f"Add --set {name}=... {listing}")
 
 
 def _word(value: Any) -> str:

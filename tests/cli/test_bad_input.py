@@ -156,7 +156,10 @@ def test_a_bad_number_of_buckets_is_wrong_usage(batchtune: Run, manifest: Path, 
         (["--max-batch-length", "0"], "max-batch-length"),
         (["--max-batch-length", "4"], "shorter than the shortest example \\(5 s\\).*unit"),
         (["--max-batch-size", "0"], "max.batch.size"),
-        (["--min-length", "nan"], "min-length"),
+        (["--min-length", "nan"], "--min-length must be a number, got nan"),
+        (["--truncate", "abc"], "'--truncate': it must be a number, got 'abc'"),
+        (["--jobs", "0"], "'--jobs': it must be at least 1, got '0'"),
+        (["--seed", "1.5"], "'--seed': it must be a whole number, got '1.5'"),
         (["--format", "xml"], "xml"),
         (["--no-such-option"], "no-such-option"),
     ],
@@ -166,9 +169,15 @@ def test_wrong_usage_is_exit_code_2(batchtune: Run, manifest: Path, arguments: l
     assert_one_message(batchtune("sweep-buckets", manifest, *LIMIT, *arguments), 2, pattern)
 
 
+def test_a_url_as_manifest_is_wrong_usage(batchtune: Run) -> None:
+    ran = batchtune("sweep-buckets", "https://example.com/train.csv", *LIMIT)
+    assert_one_message(ran, 2, "https://example.com/train.csv' is a URL")
+
+
 @pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
+        (["--set", "dim=abc"], "dim must be an integer of at least 1, got 'abc'"),
         (["--memory", "lots"], "lots"),
         (["--memory-fraction", "0"], "fraction"),
         (["--tolerance", "1"], "tolerance"),

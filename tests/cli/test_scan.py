@@ -202,7 +202,6 @@ def test_standard_input_is_scanned(tmp_path: Path) -> None:
     ("arguments", "code"),
     [
         (["--summary", "-o", "x.parquet"], 2),
-        (["--jobs", "0"], 2),
         (["--measure", "letters"], 2),
         (["--reduce", "mean"], 2),
         (["-o", "absent/../lengths.csv/x.parquet"], 1),
