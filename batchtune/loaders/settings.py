@@ -14,7 +14,7 @@ import msgspec
 
 from batchtune.errors import UsageError
 from batchtune.loaders import KINDS
-from batchtune.results import Argument, argument_text
+from batchtune.results import Argument, WorkloadRecord, argument_text
 
 _WORDS: dict[str, Argument] = {"true": True, "false": False, "none": None}
 _MOST_VALUES = 64
@@ -85,6 +85,11 @@ class LoaderSettings:
                 "each rank needs one",
                 "Run on a machine like those you train on.",
             )
+
+    @property
+    def target_record(self) -> WorkloadRecord:
+        """The user's code, as `loader.json` holds it."""
+        return WorkloadRecord(spec=self.target, options=dict(self.options))
 
     def for_quick(self) -> LoaderSettings:
         """Return the settings of a quick tuning: shorter measurements, and fewer."""

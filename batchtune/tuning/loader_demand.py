@@ -119,16 +119,17 @@ class StepModel:
 
     Attributes:
         steps: None if no step times are known.
+        opened: The loader.
     """
 
     def __init__(self, steps: Steps | None, opened: Opened) -> None:
         self.steps = steps
-        self._opened = opened
+        self.opened = opened
 
     def steps_of(self, epochs: Sequence[Taken]) -> FloatArray:
         """Return the seconds of a step with each delivered batch."""
         assert self.steps is not None
-        seconds, _ = self.steps.of(epochs, exact=self._opened.exact)
+        seconds, _ = self.steps.of(epochs, exact=self.opened.exact)
         return seconds
 
     def mean_step(self, epochs: Sequence[Taken]) -> float:
@@ -165,7 +166,7 @@ class StepModel:
     def epoch_batches(self, epochs: Sequence[Taken]) -> int | None:
         """Return the batches of an epoch, by the loader's own number or by an epoch that came to its end."""
         complete = (len(taken.waits) for taken in epochs if taken.complete and taken.waits)
-        return self._opened.batches or next(complete, None)
+        return self.opened.batches or next(complete, None)
 
 
 def epoch_examples(epochs: Sequence[Taken]) -> int | None:

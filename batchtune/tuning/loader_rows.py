@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -17,21 +18,30 @@ from batchtune.loaders.runner import LoaderRunner, Measurement, Plan
 from batchtune.results import Arguments, LoaderRow, Reproduced
 
 # Memory that grew by less, in bytes and as a share of what was there, is noise: allocators keep some.
-_LEAST_GROWTH_BYTES = 32 << 20
-_LEAST_GROWTH = 0.1
-_LEAST_LOOKS = 6
+_MIN_GROWTH_BYTES = 32 << 20
+_MIN_GROWTH = 0.1
+_MIN_LOOKS = 6
+# Slopes are taken between at most this many looks of an epoch.
+_MAX_LOOKS = 100
 # Only the beginning of a longer epoch is compared.
 COMPARED_SECONDS = 60.0
 # The figures of a setting that differ between its measurements.
 _MEDIANS = (
-    *("batches_per_second", "examples_per_second", "length_per_second", "first_batch_seconds"),
-    *("wait_p50_seconds", "wait_p99_seconds", "processors", "other_processors"),
+    "batches_per_second",
+    "examples_per_second",
+    "length_per_second",
+    "first_batch_seconds",
+    "wait_p50_seconds",
+    "wait_p99_seconds",
+    "processors",
+    "other_processors",
 )
+_SUMS = ("trials", "batches", "examples")
 
 
-def row_of(measurement: Measurement, kind: LoaderKind, rounds: int) -> LoaderRow:
-    """Return the row of a measurement, without what depends on the step."""
-    found = LoaderRow(
+def row_of(measurement: Measurement, kind: LoaderKind, rounds: int, *, rates: bool = True) -> LoaderRow:
+    """Return the row of a measurement, without what depends on the step; without rates and waits unless `rates`."""
+    row = LoaderRow(
         arguments=measurement.arguments,
         workers=kind.workers(measurement.arguments),
         outcome=measurement.outcome,
@@ -39,53 +49,76 @@ def row_of(measurement: Measurement, kind: LoaderKind, rounds: int) -> LoaderRow
         rounds=rounds,
         trials=len(measurement.trials),
     )
-    epochs = measurement.epochs
     if measurement.outcome != "ok":
-        return found
-    rates = np.array([_rates(trial, found.workers) for trial in measurement.trials])
-    batches, examples, length = map(float, np.median(rates, axis=0))
-    waits = np.array([wait for taken in epochs for wait in taken.waits[1:]] or [epochs[0].waits[0]])
+        return row
+    epochs = measurement.epochs
     memory = measurement.memory or MemoryUse()
-    counted = all(count is not None for taken in epochs for count in taken.examples)
-    measured = all(one is not None for taken in epochs for one in taken.total_lengths)
-    busy = sum(taken.cpu_seconds for taken in epochs) / max(sum(taken.seconds for taken in epochs), 1e-9)
-    total = sum(len(taken.waits) for taken in epochs)
-    return replace(
-        found,
-        batches=total,
-        examples=sum(count or 0 for taken in epochs for count in taken.examples),
-        batches_per_second=batches,
-        examples_per_second=examples if counted else None,
-        length_per_second=length if measured else None,
-        examples_per_second_spread=float(np.ptp(rates[:, 1])) / examples if counted and examples else None,
+    row = replace(
+        row,
+        batches=sum(len(taken.waits) for taken in epochs),
+        examples=sum(_total(taken.examples) for taken in epochs),
         first_batch_seconds=float(np.median([taken.waits[0] for taken in epochs if taken.waits])),
+        memory_bytes=memory.peak_bytes or None,
+        worker_bytes=memory.worker_bytes if row.workers else None,
+        shared_bytes=memory.shared_bytes,
+        batch_bytes=max(taken.bytes for taken in epochs),
+    )
+    if not rates:
+        return row
+    waits: list[float] = []
+    for taken in epochs:
+        waits += taken.waits[1:]
+    waits = waits or [epochs[0].waits[0]]
+    busy = sum(taken.cpu_seconds for taken in epochs) / max(sum(taken.seconds for taken in epochs), 1e-9)
+    return replace(
+        _with_rates(row, measurement.trials),
         wait_p50_seconds=float(np.quantile(waits, 0.5)),
         wait_p99_seconds=float(np.quantile(waits, 0.99)),
         processors=busy,
         other_processors=max(0.0, (measurement.busy_processors or 0.0) - busy),
-        memory_bytes=memory.peak_bytes or None,
-        worker_bytes=memory.worker_bytes if found.workers else None,
-        shared_bytes=memory.shared_bytes,
-        batch_bytes=max(taken.bytes for taken in epochs),
-        growth_bytes_per_batch=growth(memory, measurement.spans, total),
+        growth_bytes_per_batch=growth(memory, measurement.spans, row.batches),
     )
+
+
+def _total(values: Sequence[float | None]) -> Any:
+    return sum(value for value in values if value is not None)
+
+
+def _with_rates(row: LoaderRow, trials: Sequence[Sequence[Taken]]) -> LoaderRow:
+    """Return a row with the median rates of its trials; None where a batch's examples or length are not known."""
+    rates = np.array([_rates(trial, row.workers) for trial in trials])
+    batches, examples, length = map(float, np.median(rates, axis=0))
+    row = replace(row, batches_per_second=batches)
+    epochs = list(itertools.chain.from_iterable(trials))
+    if not any(None in taken.examples for taken in epochs):
+        spread = float(np.ptp(rates[:, 1])) / examples if examples else None
+        row = replace(row, examples_per_second=examples, examples_per_second_spread=spread)
+    if not any(None in taken.total_lengths for taken in epochs):
+        row = replace(row, length_per_second=length)
+    return row
 
 
 def _rates(trial: Sequence[Taken], workers: int) -> FloatArray:
     """Return batches, examples and length per second of one trial, each epoch from `_steady` on."""
-    seconds, totals = 0.0, np.zeros(3)
+    seconds = 0.0
+    totals = np.zeros(3)
     for taken in trial:
         first = _steady(taken, workers)
         seconds += sum(taken.waits[first:]) + sum(taken.steps[first:])
-        sums = [sum(value or 0 for value in column[first:]) for column in (taken.examples, taken.total_lengths)]
-        totals += (len(taken.waits) - first, *sums)
+        totals[0] += len(taken.waits) - first
+        totals[1] += _total(taken.examples[first:])
+        totals[2] += _total(taken.total_lengths[first:])
     return totals / max(seconds, 1e-9)
 
 
 def measured_idle(epochs: Sequence[Taken], workers: int) -> float:
     """Return the share of the time that the consumer waited, each epoch from `_steady` on."""
-    waits = sum(sum(taken.waits[_steady(taken, workers) :]) for taken in epochs)
-    steps = sum(sum(taken.steps[_steady(taken, workers) :]) for taken in epochs)
+    waits = 0.0
+    steps = 0.0
+    for taken in epochs:
+        first = _steady(taken, workers)
+        waits += sum(taken.waits[first:])
+        steps += sum(taken.steps[first:])
     return waits / max(waits + steps, 1e-9)
 
 
@@ -101,31 +134,41 @@ def growth(memory: MemoryUse, spans: Sequence[tuple[float, float]], batches: int
     out, × its time: workers that end with their epoch free their memory. From the first to the last epoch it is the
     difference of the medians.
     """
-    slopes, levels = [], []
+    slopes: list[float] = []
+    levels: list[list[int]] = []
     for began, ended in spans:
         looks = [look for look in memory.history if began + (ended - began) / 3 <= look[0] <= ended]
-        looks = looks[:: max(1, len(looks) // 100)]
-        levels += [[size for _, size in looks]] if looks else []
-        slopes += [(b - a) / (t - s) for (s, a), (t, b) in itertools.combinations(looks, 2) if t > s]
-    if sum(map(len, levels)) < _LEAST_LOOKS or not batches or not slopes:
+        looks = looks[:: max(1, len(looks) // _MAX_LOOKS)]
+        if looks:
+            levels.append([size for _, size in looks])
+        for (seconds, size), (later, later_size) in itertools.combinations(looks, 2):
+            if later > seconds:
+                slopes.append((later_size - size) / (later - seconds))
+    if sum(map(len, levels)) < _MIN_LOOKS or not batches or not slopes:
         return None
-    each = batches / len(spans)
-    within = float(np.median(slopes)) * float(np.median([ended - began for began, ended in spans]))
-    across = float(np.median(levels[-1]) - np.median(levels[0]))
-    noise = max(_LEAST_GROWTH_BYTES, _LEAST_GROWTH * levels[0][0])
-    found = [grown / count for grown, count in ((within, each), (across, batches - each)) if grown > noise and count]
-    return max(found, default=0.0)
+    noise = max(_MIN_GROWTH_BYTES, _MIN_GROWTH * levels[0][0])
+    per_batch = 0.0
+    within_epoch = float(np.median(slopes)) * float(np.median([ended - began for began, ended in spans]))
+    epoch_batches = batches / len(spans)
+    if within_epoch > noise:
+        per_batch = within_epoch / epoch_batches
+    across_epochs = float(np.median(levels[-1]) - np.median(levels[0]))
+    if across_epochs > noise and batches > epoch_batches:
+        per_batch = max(per_batch, across_epochs / (batches - epoch_batches))
+    return per_batch
 
 
 def together(rows: Sequence[LoaderRow]) -> LoaderRow:
     """Return the row of a setting that was measured several times: the medians of its rates and waits."""
-    columns = {name: [getattr(row, name) for row in rows] for name in (*_MEDIANS, "trials", "batches", "examples")}
-    sums = {name: sum(columns.pop(name)) for name in ("trials", "batches", "examples")}
-    medians = {name: float(np.median(values)) for name, values in columns.items() if None not in values}
+    figures: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in _SUMS}
+    for name in _MEDIANS:
+        values = [getattr(row, name) for row in rows]
+        if None not in values:
+            figures[name] = float(np.median(values))
     spread = None
-    if rate := medians.get("examples_per_second"):
-        spread = float(np.ptp(columns["examples_per_second"])) / rate
-    return replace(rows[-1], **sums, **medians, examples_per_second_spread=spread)
+    if figures.get("examples_per_second"):
+        spread = float(np.ptp([row.examples_per_second for row in rows])) / figures["examples_per_second"]
+    return replace(rows[-1], **figures, examples_per_second_spread=spread)
 
 
 def reproduced(runner: LoaderRunner, arguments: Arguments, kind: LoaderKind) -> Reproduced:
@@ -133,19 +176,22 @@ def reproduced(runner: LoaderRunner, arguments: Arguments, kind: LoaderKind) -> 
 
     Raises LoaderError if one of the two fails.
     """
-    epochs: list[Taken] = []
-    for _ in range(2):
-        measured = runner.measure(arguments, Plan(seconds=COMPARED_SECONDS, digests=True), kind)
-        if measured.outcome != "ok":
-            raise LoaderError(f"the epoch to compare failed: {measured.error}")
-        epochs += measured.epochs
-    first, second = (epoch.digests for epoch in epochs)
-    for index, (one, other) in enumerate(zip(first, second, strict=False)):
-        if one != other:
-            names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    first = _digests(runner, arguments, kind)
+    second = _digests(runner, arguments, kind)
+    for index, (batch, other) in enumerate(zip(first.digests, second.digests, strict=False)):
+        if batch != other:
+            names = [name for name in {**batch, **other} if batch.get(name) != other.get(name)]
             return Reproduced(batches=index + 1, first_difference=index, what=f"{', '.join(names)} differ")
-    shorter = min(len(first), len(second))
-    if len(first) != len(second) and all(epoch.complete for epoch in epochs):
-        what = f"one epoch has {len(first)} batches, the other {len(second)}"
+    shorter = min(len(first.digests), len(second.digests))
+    if len(first.digests) != len(second.digests) and first.complete and second.complete:
+        what = f"one epoch has {len(first.digests)} batches, the other {len(second.digests)}"
         return Reproduced(batches=shorter, first_difference=shorter, what=what)
     return Reproduced(batches=shorter)
+
+
+def _digests(runner: LoaderRunner, arguments: Arguments, kind: LoaderKind) -> Taken:
+    """Return an epoch of a fresh process, with its batches' digests."""
+    measured = runner.measure(arguments, Plan(seconds=COMPARED_SECONDS, digests=True), kind)
+    if measured.outcome != "ok":
+        raise LoaderError(f"the epoch to compare failed: {measured.error}")
+    return measured.epochs[0]

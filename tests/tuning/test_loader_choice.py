@@ -18,10 +18,10 @@ from batchtune.loaders.settings import LoaderSettings
 from batchtune.reports import summary_sentences
 from batchtune.reports.loaders import LoaderSection
 from batchtune.results import BUSY_IDLE, Arguments, Demand, LoaderTuning, Reproduced
-from batchtune.tuning import loader_sweep
-from batchtune.tuning.loader_progress import LoaderProgress
+from batchtune.tuning import loader_sweep, loader_tuner
 from batchtune.tuning.loader_recommend import reason_for, warnings_for
 from batchtune.tuning.loader_sweep import run_loader_tuning
+from batchtune.tuning.loader_tuner import LoaderProgress
 
 BATCHES = 40
 
@@ -126,7 +126,7 @@ def test_a_quick_tuning_measures_few_settings_and_names_others(tuned: Any, monke
 
 def test_a_quick_tuning_ends_when_its_minute_is_over(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     late = iter([False, False, *[True] * 99])
-    monkeypatch.setattr(loader_sweep._Tuner, "_is_late", lambda tuner: next(late))
+    monkeypatch.setattr(loader_tuner.Tuner, "_is_late", lambda tuner: next(late))
     found, _ = tuned(quick=True, sweep={"num_workers": [0, 1, 2, 3]})
     assert len(found.rows) == 2 and found.recommended_row is not None
     assert "--quick did not come to 2 settings, as the time was over." in found.warnings
@@ -135,7 +135,7 @@ def test_a_quick_tuning_ends_when_its_minute_is_over(tuned: Any, monkeypatch: py
 def test_what_reproducing_takes_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[LoaderProgress] = []
     monkeypatch.setattr(loader_sweep, "LoaderRunner", MadeRunner(0.0, 0, by_workers))
-    monkeypatch.setattr(loader_sweep, "reproduced", lambda *_: Reproduced(batches=1))
+    monkeypatch.setattr(loader_tuner, "reproduced", lambda *_: Reproduced(batches=1))
     settings = LoaderSettings(target="a.py:make", sweep={"num_workers": [0]}, check_reproducible=True)
     run_loader_tuning(settings, tmp_path, on_progress=said.append)
     (progress,) = [one for one in said if one.doing == "reproducing"]
