@@ -1,7 +1,5 @@
 """The benchmarks of pools and of streams run, and what they are there to show holds with little data too."""
 
-from pathlib import Path
-
 import pytest
 
 
@@ -12,10 +10,10 @@ def rows_of(text: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-def test_pools_as_random_as_the_table_take_less_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pools_as_random_as_the_table_take_less_time(capsys: pytest.CaptureFixture[str]) -> None:
     from benchmarks.pools import main
 
-    main(["tables", "--quick", "--data", str(tmp_path / "absent")])
+    main(["tables", "--quick"])
     rows = rows_of(capsys.readouterr().out)
     (table,) = (cells for name, cells in rows.items() if name.startswith("table of "))
     (pools,) = (cells for name, cells in rows.items() if name.endswith(": as random"))
@@ -23,10 +21,10 @@ def test_pools_as_random_as_the_table_take_less_time(tmp_path: Path, capsys: pyt
     assert float(pools[4]) <= float(table[4])
 
 
-def test_tuned_streams_take_fewer_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tuned_streams_take_fewer_batches(capsys: pytest.CaptureFixture[str]) -> None:
     from benchmarks.streams import main
 
-    main(["sweep", "--quick", "--data", str(tmp_path / "absent")])
+    main(["sweep", "--quick"])
     rows = rows_of(capsys.readouterr().out)
     tutorial = rows.pop("SpeechBrain, as in its tutorial")
     found = [cells for name, cells in rows.items() if name.endswith("by batches")]

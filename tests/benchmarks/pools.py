@@ -1,6 +1,6 @@
 """Tables and pools side by side: `python tests/benchmarks/pools.py [tables] [frontier] [speed] [train]`.
 
-- `tables`: real lengths (`--data`, or made-up ones), in batches of at most as much as 50 examples of mean length hold,
+- `tables`: real lengths (more of them with `--data`), in batches of at most as much as 50 examples of mean length hold,
   or one of the longest. A step takes as long as its padded length, and 5% of the largest batch besides: tables are
   optimal for that. The recommended table, pools of several sizes, and the fastest pools whose batch mates meet again
   no more often than the table's (`as random`). `mates again` is the figure of a sweep, which counts pairs: those of
@@ -28,7 +28,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ from benchmarks.laws import probe_law
 from benchmarks.sampler_epoch import OURS, measured
 from benchmarks.samplers import made_up, timed
 from memory_laws import LAWS, LawDevice
+from real_lengths import COMMON_VOICE, librispeech_samples, librispeech_seconds
 
 from batchtune import BucketBatchSampler, PooledBatchSampler
 from batchtune.lengths import FloatArray, Lengths
@@ -55,11 +55,8 @@ from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.units import parse_size
 from batchtune.workloads import load_workload
 
-SHARED = ROOT.parent / "shared" / "data"
-LIBRISPEECH = "librispeech-wav2vec-tsv/train.tsv"
-DATA_SETS: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "LibriSpeech-100": ([LIBRISPEECH], {"length_scale": Fraction(1, 16000), "unit": "s"}),
-    "Common Voice id": (["commonvoice-id/clip_durations.tsv.gz"], {"length_key": "duration[ms]"}),
+# Data sets that are not part of the tests: their files below a folder, and how they are read.
+OTHERS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "LibriSpeechMix": ([f"librispeechmix-jsonl/dev-clean-{n}mix.jsonl.gz" for n in (2, 3)], {}),
     "Mooncake": (["mooncake-fast25/conversation_trace.jsonl.gz"], {"length_key": "input_length"}),
     "ShareGPT": (
@@ -173,12 +170,16 @@ def show(title: str, head: Sequence[str], lines: Iterator[tuple[str, ...]]) -> N
         print(f"| {' | '.join((*line, *[''] * (len(head) - len(line))))} |", flush=True)
 
 
-def data_sets(folder: Path, *, quick: bool) -> Iterator[tuple[str, Lengths]]:
-    """Those of the folder, or one that is made up."""
-    if not folder.is_dir():
-        yield "made-up lengths", Lengths.of(made_up(2_000 if quick else 30_000, rounded=True))
+def data_sets(folder: Path | None, *, quick: bool) -> Iterator[tuple[str, Lengths]]:
+    """Real lengths of the tests, and those of the folder; or few that are made up."""
+    if quick:
+        yield "made-up lengths", Lengths.of(made_up(2_000, rounded=True))
         return
-    for name, (paths, options) in list(DATA_SETS.items())[: 2 if quick else None]:
+    yield "LibriSpeech-100", Lengths.of(librispeech_seconds(), unit="s")
+    yield "Common Voice id", load_lengths(COMMON_VOICE)
+    if folder is None:
+        return
+    for name, (paths, options) in OTHERS.items():
         yield name, load_lengths([str(folder / path) for path in paths], ReadOptions(**options))
 
 
@@ -312,13 +313,11 @@ def trained(settings: ProbeSettings, values: FloatArray, epochs: dict[str, list[
 
 
 def trained_lengths(options: argparse.Namespace) -> Lengths:
-    """Every eighth length of LibriSpeech in frames of 100 ms; or those of the manifest, by default of the example."""
-    manifest = options.data / LIBRISPEECH
-    if options.manifest is None and manifest.is_file():
-        scale = Fraction(10, 16000)
-        found = load_lengths([str(manifest)], ReadOptions(length_scale=scale, unit="frames")).values
-        return Lengths.of(np.ceil(found[:: 80 if options.quick else 8]), unit="frames")
-    found = load_lengths([options.manifest or str(ROOT / "examples" / "stdlib_lengths.csv")], ReadOptions())
+    """Every eighth length of LibriSpeech in frames of 100 ms, or those of the manifest."""
+    if options.manifest is None:
+        frames = np.sort(librispeech_samples() * (10 / 16000))[::-1]
+        return Lengths.of(np.ceil(frames[:: 80 if options.quick else 8]), unit="frames")
+    found = load_lengths([options.manifest], ReadOptions())
     return Lengths.of(found.values[::10]) if options.quick else found
 
 
@@ -330,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
     parser.add_argument("--quick", action="store_true", help="little data, once")
-    parser.add_argument("--data", type=Path, default=SHARED, help="folder of the shared data sets")
+    parser.add_argument("--data", type=Path, help="folder of more data sets, as in OTHERS")
     parser.add_argument("--manifest", help="of the training; default: every eighth length of LibriSpeech")
     parser.add_argument("--workload", help="of the training; default: the example's, narrower")
     parser.add_argument("--memory", default="448MiB")

@@ -7,7 +7,7 @@
   parameters that sweep-stream recommends; with the best row of `BucketedStream`, chosen by the same rule; and, for what
   streaming costs, with the recommended bucket table over all examples, as a sampler with random access runs it. No
   batch is larger than the limit, except single examples; buffers hold 1,024 examples; two workers read shards of 1,000.
-  Real lengths (`--data`, or made-up ones), in batches of at most as much as 50 examples of mean length hold, or one of
+  Real lengths (more of them with `--data`), in batches of at most as much as 50 examples of mean length hold, or one of
   the longest; LibriSpeech's also in the tutorial's 60 s. Chosen by the number of batches, as without a probe; and by
   time, if a step takes as long as its padded length and 5% of the largest batch besides. Times are relative to the
   tutorial's.
@@ -31,7 +31,6 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.epochs import ROOT
 from benchmarks.stream_epochs import sweeps, training
 
 from batchtune.lengths import FloatArray, IntArray, Lengths, StreamLengths
@@ -39,14 +38,12 @@ from batchtune.tuning.costs import Costs
 from batchtune.tuning.stream_sweep import sweep_stream
 from batchtune.tuning.sweep_settings import StreamSettings
 
-SHARED = ROOT.parent / "shared" / "data"
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the parts asked for, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
-    parser.add_argument("--data", type=Path, default=SHARED, help="folder of the shared data sets")
+    parser.add_argument("--data", type=Path, help="folder of more data sets, as in pools.py")
     parser.add_argument("--quick", action="store_true", help="sweep and train with little data, once")
     parser.add_argument("--manifest", help="of the training; default: every eighth length of LibriSpeech")
     parser.add_argument("--workload", help="of the training; default: that of the example, narrower")
