@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 
 from batchtune.reports import RunResults
+from batchtune.reports.page import report_tables
 from batchtune.reports.rule_fields import RuleInputs
+from batchtune.reports.table import Table
 from batchtune.results import (
     Baseline,
     BucketUse,
@@ -431,6 +433,11 @@ def hostile_results(text: str) -> RunResults:
             warnings=[text],
         ),
     )
+
+
+def brief_tables(results: RunResults) -> list[Table]:
+    """The tables that a brief report shows."""
+    return [table for table in report_tables(results) if table.brief]
 
 
 def made_drift(**changes: Any) -> Drift:

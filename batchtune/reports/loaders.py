@@ -44,7 +44,7 @@ class LoaderSection(Section[LoaderTuning]):
 
     title = "Loader"
 
-    def headline(self) -> str:
+    def _headline(self) -> str:
         """Say what to set, and whether it keeps the step busy, or that the loader is the bottleneck and why."""
         loader = self.result
         row = loader.recommended_row
@@ -104,8 +104,8 @@ class LoaderSection(Section[LoaderTuning]):
         return f"{quoted(slowest.name)} takes {format_percent(slowest.share)} of the time to make a batch"
 
     def sentences(self) -> Iterator[str]:
-        """As for every section."""
-        yield from self.evidence()
+        """Say what to set, and whether it keeps the step busy, then what it takes."""
+        yield self._headline()
         loader = self.result
         row = loader.recommended_row
         if row is None:
@@ -120,8 +120,6 @@ class LoaderSection(Section[LoaderTuning]):
         if loader.reproducible and loader.reproduced is not None:
             same = batches_words(loader.reproduced.batches)
             yield f"Reproducible: two epochs from one seed gave the same {same}, bit for bit."
-        if self.brief:
-            return
         if loader.reason and not loader.is_bottleneck:  # the headline says so
             yield f"Why: {with_full_stop(loader.reason)}"
         if row.examples_per_second_spread is not None and row.trials > 1:
@@ -147,8 +145,10 @@ class LoaderSection(Section[LoaderTuning]):
             yield "Processors", f"{processors}, shared by {ranks} ranks" if ranks > 1 else processors
 
     def tables(self) -> Iterator[Table]:
-        """Lay out all rows, those that failed with their messages, and the stages."""
+        """Lay out the comparison, all rows, those that failed with their messages, and the stages."""
         loader = self.result
+        if loader.recommended_row is not None:
+            yield self._comparison(loader.recommended_row)
         if loader.rows:
             yield _rows_table(loader)
         failed = failed_settings(loader)
@@ -158,16 +158,13 @@ class LoaderSection(Section[LoaderTuning]):
         ]
         if messages:
             notes = shown_of(len(messages), len(failed), "", "loader.json")
-            yield make_table("Settings that failed", messages, notes)
+            yield make_table("Settings that failed", messages, notes, names=["settings", "outcome"], texts=["message"])
         if loader.stages:
             yield _stages_table(loader.stages)
 
-    def comparison(self) -> Iterator[Table]:
+    def _comparison(self, chosen: LoaderRow) -> Table:
         """Compare the recommended row with the fastest one, and with the training process making its own batches."""
         loader = self.result
-        chosen = loader.recommended_row
-        if chosen is None:
-            return
         lines = [("measured" if _is_alone(loader) else "recommended", chosen)]
         fastest = max(loader.working_rows, key=lambda row: row.rate)
         if fastest is not chosen:
@@ -189,7 +186,8 @@ class LoaderSection(Section[LoaderTuning]):
                     "memory": cells["memory"],
                 }
             )
-        yield make_table("" if self.is_main else self.title, rows, marked=None if _is_alone(loader) else 0)
+        marked = None if _is_alone(loader) else 0
+        return make_table("The loader's rate", rows, marked=marked, names=[""], brief=True)
 
     def warnings(self) -> Iterator[str]:
         """Yield what differs between two epochs, the settings that failed, and the tuning's own warnings."""
@@ -208,10 +206,9 @@ class LoaderSection(Section[LoaderTuning]):
         if failed:
             first = failed[0]
             why = quoted(first.error) if first.error else outcome_words(first)
-            more = " --full shows all." if self.brief and len(failed) > 1 else ""
             yield (
                 f"{len(failed)} of {counted(len(loader.rows), 'setting')} of the loader failed; "
-                f"{setting_name(loader, first)}: {with_full_stop(why)}{more}"
+                f"{setting_name(loader, first)}: {with_full_stop(why)}"
             )
         yield from map(with_full_stop, loader.warnings)
 
@@ -343,7 +340,7 @@ def _rows_table(loader: LoaderTuning) -> Table:
         rows.append({**(arguments or {"settings": row.name}), **cells})
     marked = None if loader.recommended is None or _is_alone(loader) else shown.index(loader.recommended)
     notes = [*shown_of(len(shown), len(loader.rows), " settings", "loader.json"), *_notes(loader, varied)]
-    return make_table("Settings of the loader", rows, notes, marked)
+    return make_table("Settings of the loader", rows, notes, marked, names=["settings", "outcome"])
 
 
 def row_cells(row: LoaderRow) -> dict[str, str | None]:
@@ -352,7 +349,6 @@ def row_cells(row: LoaderRow) -> dict[str, str | None]:
     return {
         "examples/s": known(row.examples_per_second, lambda rate: f"{format_number(rate)}{equal}"),
         "step waits": known(row.gpu_idle, format_percent),
-        "wait p50": known(row.wait_p50_seconds, format_seconds),
         "wait p99": known(row.wait_p99_seconds, format_seconds),
         "first batch": known(row.first_batch_seconds, format_seconds),
         "processors": known(row.processors, lambda count: f"{count:.1f}"),
@@ -376,9 +372,9 @@ def _notes(loader: LoaderTuning, varied: list[str]) -> Iterator[str]:
         )
     elif any(row.equal_to_best for row in loader.rows):
         yield f"{_EQUAL} marks settings that can't be told from the fastest: the trials differ by as much."
-    if any(row.wait_p50_seconds is not None for row in loader.rows):
+    if any(row.wait_p99_seconds is not None for row in loader.rows):
         yield (
-            "“Wait” is for one batch, of a consumer that takes batches as fast as they come (p50: the median; p99: 99 "
+            "“Wait p99” is for one batch, of a consumer that takes batches as fast as they come (99 "
             "in 100 are shorter), without the first of each epoch."
         )
     if len({row.rounds for row in loader.rows}) > 1:
@@ -396,4 +392,4 @@ def _stages_table(stages: list[LoaderStage]) -> Table:
     ]
     slowest = max(range(len(stages)), key=lambda index: stages[index].share)
     notes = ["Each measured alone, in one process, without the stages before."]
-    return make_table("Stages of making a batch", rows, notes, marked=slowest)
+    return make_table("Stages of making a batch", rows, notes, marked=slowest, names=["stage"])

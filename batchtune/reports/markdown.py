@@ -31,15 +31,16 @@ def render(results: RunResults) -> str:
     sections left out; a note says so.
     """
     page = build_page(results)
+    blocks: list[str] = []
     for most in _SHORTER:
         blocks = _blocks(page, most)
         if _size(blocks) <= MAX_BYTES:
             return "\n\n".join(blocks) + "\n"
-    kept = len(blocks)
-    while kept > 1 and _size(blocks[:kept]) > MAX_BYTES - 200:
-        kept -= 1
-    note = f"{counted(len(blocks) - kept, 'section')} left out, as this would be too long: {_WHOLE}"
-    return "\n\n".join([*blocks[:kept], note]) + "\n"
+    count = len(blocks)
+    while len(blocks) > 1 and _size(blocks) > MAX_BYTES - 200:
+        blocks.pop()
+    note = f"{counted(count - len(blocks), 'section')} left out, as this would be too long: {_WHOLE}"
+    return "\n\n".join([*blocks, note]) + "\n"
 
 
 def _size(blocks: Sequence[str]) -> int:
@@ -50,12 +51,12 @@ def _blocks(page: Page, most: int) -> list[str]:
     """Return the report's sections, with at most `most` rows of each table and list."""
     blocks = [f"# {escape(page.title)}"]
     if page.verdicts is not None:
-        rows = tuple((f"{_SIGNS[outcome]} {outcome}", *others) for outcome, *others in page.verdicts.rows)
-        blocks.append(_section(replace(page.verdicts, rows=rows), most))
+        rows = [(f"{_SIGNS[row[0]]} {row[0]}", *row[1:]) for row in page.verdicts.rows]
+        blocks.append(_section(replace(page.verdicts, rows=tuple(rows)), most))
     blocks.append(_bullets(page.summary, most))
     if page.warnings:
         blocks.append(f"## Warnings\n\n{_bullets(page.warnings, most)}")
-    facts = [[escape(cell) for cell in fact] for fact in page.facts]
+    facts = [[escape(name), escape(value)] for name, value in page.facts]
     blocks.append(f"## What was measured\n\n{_lines(('', ''), (':--', ':--'), facts)}")
     return blocks + [_section(table, most) for table in page.tables]
 
@@ -69,7 +70,8 @@ def escape(text: str) -> str:
 
 def _section(table: Table, most: int) -> str:
     """Return a table's first rows, and the marked one."""
-    shown, notes = list(range(len(table.rows)))[:most], [*table.notes]
+    shown = list(range(len(table.rows)))[:most]
+    notes = list(table.notes)
     if len(shown) < len(table.rows):
         notes.insert(0, f"{len(shown):,} of {len(table.rows):,} rows shown: {_WHOLE}")
         if table.marked is not None and table.marked >= most:
@@ -83,8 +85,10 @@ def _section(table: Table, most: int) -> str:
         rows.append(cells)
     header = [escape(column.title) for column in table.columns]
     alignment = ["--:" if column.numeric else ":--" for column in table.columns]
-    blocks = [f"## {escape(table.title)}", _lines(header, alignment, rows), " ".join(map(escape, notes))]
-    return "\n\n".join(filter(None, blocks))
+    blocks = [f"## {escape(table.title)}", _lines(header, alignment, rows)]
+    if notes:
+        blocks.append(" ".join(escape(note) for note in notes))
+    return "\n\n".join(blocks)
 
 
 def _lines(header: Iterable[str], alignment: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

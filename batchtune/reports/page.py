@@ -33,7 +33,7 @@ SECTIONS: dict[str, type[Section[Any]]] = {
     "probe": ProbeSection,
     "loader": LoaderSection,
 }
-_WORST_FIRST = {"error": 0, "fails": 1, "holds": 2}
+_WORST_FIRST = ("error", "fails", "holds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,59 +41,62 @@ class Page:
     """A report's content; all strings are cleaned: one line, no control characters.
 
     Attributes:
-        facts: Name and value of what was measured, where and how.
-        summary: Sentences, most important first.
-        warnings: Each with its remedy.
         verdicts: The verdict on each rule, before all else; None without rules.
-        next_steps: A command or a file, and its purpose; only a brief page has some.
+        lead: The first sentences, all that a brief report shows. The first of them is the title of everything.
+        details: All other sentences.
+        facts: Name and value of what was measured, where and how.
+        tables: A brief report shows those that are `brief`.
+        warnings: Each with its remedy.
+        next_steps: A command or a file, and its purpose; only a brief report shows them.
     """
 
     title: str
-    facts: Sequence[Fact] = ()
-    summary: Sequence[str]
-    tables: Sequence[Table]
-    warnings: Sequence[str]
     verdicts: Table | None = None
+    lead: Sequence[str]
+    details: Sequence[str] = ()
+    facts: Sequence[Fact] = ()
+    tables: Sequence[Table] = ()
+    warnings: Sequence[str] = ()
     next_steps: Sequence[Fact] = ()
 
-    def __post_init__(self) -> None:
-        cleaned = {
-            "title": clean(self.title),
-            "facts": clean_facts(self.facts),
-            "summary": tuple(map(clean, self.summary)),
-            "warnings": tuple(map(clean, self.warnings)),
-            "next_steps": clean_facts(self.next_steps),
-        }
-        for name, value in cleaned.items():
-            object.__setattr__(self, name, value)
+    @property
+    def summary(self) -> list[str]:
+        """All sentences, most important first."""
+        return [*self.lead, *self.details]
 
 
-def clean_facts(facts: Iterable[Fact]) -> tuple[Fact, ...]:
+def clean_facts(facts: Iterable[Fact]) -> list[Fact]:
     """Clean each name and value."""
-    return tuple((clean(name), clean(value)) for name, value in facts)
+    return [(clean(name), clean(value)) for name, value in facts]
 
 
-def sections(results: RunResults, *, brief: bool = False) -> list[Section[Any]]:
+def sections(results: RunResults) -> list[Section[Any]]:
     """Return the sections on a run's results, the main one first."""
-    found = ((kind, getattr(results, name)) for name, kind in SECTIONS.items())
-    return [kind(results, result, brief=brief) for kind, result in found if result is not None]
+    made = []
+    for name, section in SECTIONS.items():
+        result = getattr(results, name)
+        if result is not None:
+            made.append(section(results, result))
+    return made
 
 
-def build_page(results: RunResults, *, brief: bool = False) -> Page:
-    """Lay out a run's results; brief: only what to set, what it saves, and what to do next."""
+def build_page(results: RunResults) -> Page:
+    """Lay out a run's results."""
+    lead, details = _sentences(results)
     return Page(
-        title=f"batchtune report: {results.name}",
-        facts=() if brief else list(_facts(results)),
-        summary=summary_sentences(results, brief=brief),
-        tables=report_tables(results, brief=brief),
-        warnings=warning_sentences(results, brief=brief),
+        title=clean(f"batchtune report: {results.name}"),
         verdicts=verdict_table(results.verdicts),
-        next_steps=list(next_steps(results)) if brief else (),
+        lead=_cleaned(lead),
+        details=_cleaned(details),
+        facts=clean_facts(_facts(results)),
+        tables=report_tables(results),
+        warnings=_cleaned(warning_sentences(results)),
+        next_steps=clean_facts(next_steps(results)),
     )
 
 
-def build_verification_page(results: RunResults, *, brief: bool = False) -> Page:
-    """Lay out a run's verification alone; brief: whether it holds, and what to do next.
+def build_verification_page(results: RunResults) -> Page:
+    """Lay out a run's verification alone.
 
     Raises:
         ValueError: The run has not been verified.
@@ -101,66 +104,75 @@ def build_verification_page(results: RunResults, *, brief: bool = False) -> Page
     verification = results.verification
     if verification is None:
         raise ValueError("this run has not been verified")
-    page = Page(
-        title=f"batchtune verify: {results.name}",
-        facts=[
-            ("Data", _describe_data(verification.lengths)),
-            ("Device", describe_device(verification.device)),
-            ("Workload", verification.workload.words),
-            *verification_facts(verification),
-        ],
-        summary=verification_sentences(verification),
+    facts = [
+        ("Data", _describe_data(verification.lengths)),
+        ("Device", describe_device(verification.device)),
+        ("Workload", verification.workload.words),
+        *verification_facts(verification),
+    ]
+    return Page(
+        title=clean(f"batchtune verify: {results.name}"),
+        lead=_cleaned(verification_sentences(verification)),
+        facts=clean_facts(facts),
         tables=verification_tables(verification),
-        warnings=list(verification_warnings(results)),
+        warnings=_cleaned(verification_warnings(results)),
+        next_steps=clean_facts(next_steps(results)),
     )
-    if not brief:
-        return page
-    tables = report_tables(results, brief=True) if page.tables else ()
-    return replace(page, facts=(), tables=tables, next_steps=list(next_steps(results)))
 
 
-def summary_sentences(results: RunResults, *, brief: bool = False) -> list[str]:
+def summary_sentences(results: RunResults) -> list[str]:
     """Say what to set and what it saves, most important first; the same in every format.
 
     The first is a headline: short, and enough if there is room for only one sentence.
     """
-    found, failed = sections(results, brief=brief), results.failed_verification
-    said = [verdict_sentence(results.verdicts)] if results.verdicts else []
-    if failed is not None:
-        said += verification_sentences(failed)
-    if not (brief and failed):  # then the recommended batches, and what they save, are no news
-        said += filter(None, (section.headline() for section in found))
+    lead, details = _sentences(results)
+    return lead + details
+
+
+def _sentences(results: RunResults) -> tuple[list[str], list[str]]:
+    """Return the sentences that a brief report shows, and all others.
+
+    A section's first sentence says what to set: those of all sections precede what supports them.
+    """
+    headlines: list[str] = []
+    support: list[str] = []
+    details: list[str] = []
+    for section in sections(results):
+        sentences = list(section.sentences())
+        count = section.leading_sentences
+        headlines += sentences[: min(1, count)]
+        rest = sentences[min(1, count) :]
+        if section.title and not section.is_main:
+            rest = [f"{section.title}: {sentence}" for sentence in rest]
+        support += rest[: max(0, count - 1)]
+        details += rest[max(0, count - 1) :]
     if results.drift is not None:
-        said += drift_sentences(results.drift, results.sweep.recommended_row if results.sweep else None)
-    for section in found[: 0 if failed else 1] if brief else found:
-        title = f"{section.title}: " if section.title and not section.is_main else ""
-        said += [f"{title}{sentence}" for sentence in section.sentences()]
-    return said
+        headlines += drift_sentences(results.drift, results.sweep.recommended_row if results.sweep else None)
+    verdicts = [verdict_sentence(results.verdicts)] if results.verdicts else []
+    if results.verification is None:
+        return verdicts + headlines + support, details
+    verified = verification_sentences(results.verification)
+    if results.verification.holds:
+        return verdicts + headlines + verified + support, details
+    return verdicts + verified, headlines + support + details
 
 
-def report_tables(results: RunResults, *, brief: bool = False) -> list[Table]:
-    """Lay out all that a run's results hold.
-
-    Brief: what the recommended rows save; nothing where the verification does not hold.
-    """
-    if brief and results.failed_verification is not None:
-        return []
-    shown = sections(results, brief=brief)
-    if brief:
-        return [table for section in shown for table in section.comparison()]
-    tables = [table for section in shown for table in section.tables()]
-    return tables if results.verification is None else [*tables, *verification_tables(results.verification)]
+def report_tables(results: RunResults) -> list[Table]:
+    """Lay out all that a run's results hold."""
+    tables: list[Table] = []
+    for section in sections(results):
+        tables += section.tables()
+    if results.verification is None:
+        return tables
+    if not results.verification.holds:  # what the recommended batches save is no news then
+        tables = [replace(table, brief=False) for table in tables]
+    return tables + verification_tables(results.verification)
 
 
-def warning_sentences(results: RunResults, *, brief: bool = False) -> list[str]:
-    """Return all warnings, each once.
-
-    Those on the recommended batches come first, those on tables that nobody has to use last.
-    """
-    found, warnings = sections(results, brief=brief), list(verification_warnings(results))
-    for section in found:
-        warnings += section.urgent_warnings()
-    for section in reversed(found):
+def warning_sentences(results: RunResults) -> list[str]:
+    """Return all warnings, each once: what was measured before what was made of it."""
+    warnings = list(verification_warnings(results))
+    for section in reversed(sections(results)):
         warnings += section.warnings()
     return list(dict.fromkeys(warnings))
 
@@ -174,39 +186,50 @@ def next_steps(results: RunResults) -> Iterator[Fact]:
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
     """Lay out one row for each rule, the worst first; its first column holds the outcome. None without rules."""
-    ordered = sorted(verdicts, key=lambda verdict: _WORST_FIRST[verdict.outcome])
-    rows = [{"verdict": one.outcome, "fails if": one.rule, "found": one.message} for one in ordered]
-    return make_table("Rules", rows) if rows else None
+    ordered = sorted(verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.outcome))
+    rows = [{"verdict": verdict.outcome, "fails if": verdict.rule, "found": verdict.message} for verdict in ordered]
+    return make_table("Rules", rows, names=["verdict"], texts=["fails if", "found"]) if rows else None
 
 
 def verdict_sentence(verdicts: Sequence[Verdict]) -> str:
     """Say how the run stands up to all rules, in one sentence."""
-    fails = sum(verdict.outcome == "fails" for verdict in verdicts)
-    errors = sum(verdict.outcome == "error" for verdict in verdicts)
-    if not fails and not errors:
-        return "The rule holds." if len(verdicts) == 1 else f"All {len(verdicts)} rules hold."
+    outcomes = [verdict.outcome for verdict in verdicts]
+    fails = outcomes.count("fails")
+    errors = outcomes.count("error")
     if len(verdicts) == 1:
-        return "The rule fails." if fails else "The rule can't be judged."
-    parts = [f"{fails} {'fails' if fails == 1 else 'fail'}"] if fails else []
-    parts += [f"{errors} can't be judged"] if errors else []
+        words = {"holds": "The rule holds.", "fails": "The rule fails.", "error": "The rule can't be judged."}
+        return words[outcomes[0]]
+    parts = []
+    if fails:
+        parts.append(f"{fails} {'fails' if fails == 1 else 'fail'}")
+    if errors:
+        parts.append(f"{errors} can't be judged")
+    if not parts:
+        return f"All {len(verdicts)} rules hold."
     return f"Of {counted(len(verdicts), 'rule')}, {' and '.join(parts)}."
 
 
 def drift_sentences(drift: Drift, row: Row | None = None) -> list[str]:
-    """Say how far the other lengths are from those of the run, and what that costs with the recommended row."""
+    """Say how the other lengths differ from those of the run, and what that costs with the recommended row."""
     examples = counted(drift.lengths.count, "example")
     if not drift.changed:
         return [f"The manifest has the same lengths as the run: {examples}."]
-    beyond = f"{counted(drift.beyond, 'example')} {'is' if drift.beyond == 1 else 'are'}" if drift.beyond else "none is"
-    times, tuned, anew = "", "the table costs", "a newly tuned one"
+    beyond = "none is"
+    if drift.beyond:
+        beyond = f"{counted(drift.beyond, 'example')} {'is' if drift.beyond == 1 else 'are'}"
+    costs = "the table costs"
+    retuned = "a newly tuned one"
     if row is not None and row.pool_size is not None:
-        tuned, anew = "the pools cost", "newly tuned ones of that size"
+        costs = "the pools cost"
+        retuned = "newly tuned ones of that size"
+    times = ""
     if drift.epoch_seconds is not None and drift.retuned_epoch_seconds is not None:
-        ours, retuned = format_seconds(drift.epoch_seconds), format_seconds(drift.retuned_epoch_seconds)
-        times = f"{ours} against {retuned} an epoch, "
+        times = (
+            f"{format_seconds(drift.epoch_seconds)} against {format_seconds(drift.retuned_epoch_seconds)} an epoch, "
+        )
     return [
         f"The lengths of the manifest ({examples}) differ from those of the run: {beyond} beyond the last boundary.",
-        f"On them {tuned} {format_percent(drift.stale)} more than {anew}: {times}"
+        f"On them {costs} {format_percent(drift.stale)} more than {retuned}: {times}"
         f"{drift.batches:,} batches against {drift.retuned_batches:,}.",
     ]
 
@@ -223,9 +246,18 @@ def _facts(results: RunResults) -> Iterator[Fact]:
 def _describe_data(lengths: LengthsSummary) -> str:
     unit = lengths.unit
     examples = "1 example" if lengths.count == 1 else f"{format_number(lengths.count)} examples"
-    spread = f"{format_length(lengths.min, unit)} to {format_length(lengths.max, unit)}"
     total = format_length(lengths.total, unit)
-    truncated = f"; {format_number(lengths.truncated)} truncated (--truncate)" if lengths.truncated else ""
     if unit == "s" and lengths.total >= 60:
         total += f" ({format_seconds(lengths.total)})"
-    return f"{examples} of {spread}, {total} in all{'' if unit else '; the unit is unknown'}{truncated}"
+    described = (
+        f"{examples} of {format_length(lengths.min, unit)} to {format_length(lengths.max, unit)}, {total} in all"
+    )
+    if not unit:
+        described += "; the unit is unknown"
+    if lengths.truncated:
+        described += f"; {format_number(lengths.truncated)} truncated (--truncate)"
+    return described
+
+
+def _cleaned(sentences: Iterable[str]) -> list[str]:
+    return [clean(sentence) for sentence in sentences]

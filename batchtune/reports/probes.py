@@ -18,7 +18,7 @@ from batchtune.reports.table import (
     shown_of,
     spread,
 )
-from batchtune.results import Device, Outcome, Probe, Trial
+from batchtune.results import CostModel, Device, Outcome, Probe, Trial
 from batchtune.trust import WORST_TIME_ERROR
 from batchtune.units import (
     counted,
@@ -40,36 +40,45 @@ _MAX_TRIALS = 1000
 class ProbeSection(Section[Probe]):
     """The section on `probe.json`."""
 
-    def headline(self) -> str:
-        """Say what fits, if nothing was swept."""
-        return self._limit if self.is_main else ""
+    @property
+    def leading_sentences(self) -> int:
+        """As for every section; with a sweep, its limit is no news."""
+        return 3 if self.is_main else 0
 
     def sentences(self) -> Iterator[str]:
-        """As for every section."""
-        yield from self.evidence()
-        if not self.is_main:
-            yield self._limit
-        unit, frontier, confirmation = self.result.lengths.unit, self.result.frontier, self.result.confirmation
-        if len(frontier) > 1:
-            largest, longest = max(frontier, key=lambda point: point.batch_size), frontier[-1]
-            fits, more = counted(longest.batch_size, "example"), format_number(largest.batch_size)
-            ends = format_length(longest.length, unit), format_length(largest.length, unit)
-            yield (
-                f"A batch holds from {fits} of {ends[0]} to {more} of {ends[1]}."
-                if largest.batch_size > longest.batch_size
-                else f"A batch holds {fits}, whatever their length."
-            )
-        if any(point.target_length is not None for point in frontier):
+        """Say what fits, and how that was confirmed."""
+        probe = self.result
+        unit = probe.lengths.unit
+        yield self._limit
+        if len(probe.frontier) > 1:
+            largest = max(probe.frontier, key=lambda point: point.batch_size)
+            longest = probe.frontier[-1]
+            examples = counted(longest.batch_size, "example")
+            if largest.batch_size > longest.batch_size:
+                yield (
+                    f"A batch holds from {examples} of {format_length(longest.length, unit)} to "
+                    f"{format_number(largest.batch_size)} of {format_length(largest.length, unit)}."
+                )
+            else:
+                yield f"A batch holds {examples}, whatever their length."
+        if any(point.target_length is not None for point in probe.frontier):
             yield "Each length was measured with the longest target that occurs at or below it."
-        if confirmation is not None and confirmation.shapes:
-            shapes, steps = format_number(confirmation.shapes), format_number(confirmation.steps)
-            which = (
-                "The batch at the limit was" if confirmation.shapes == 1 else f"The {shapes} batches at the limit were"
-            )
-            again = f" after {counted(confirmation.given_up, 'larger one')} had failed" if confirmation.given_up else ""
-            yield f"{which} run once more in turns, {steps} steps in {confirmation.workers} processes, and fit{again}."
-        if self.is_main and not self.brief:
-            yield "`batchtune sweep-buckets` finds the buckets that waste least with it."
+        yield from self._confirmation()
+        if self.is_main:
+            yield "`batchtune sweep-buckets` finds the buckets that waste the least with it."
+
+    def _confirmation(self) -> Iterator[str]:
+        confirmation = self.result.confirmation
+        if confirmation is None or not confirmation.shapes:
+            return
+        batches = f"The {format_number(confirmation.shapes)} batches at the limit were"
+        if confirmation.shapes == 1:
+            batches = "The batch at the limit was"
+        again = f" after {counted(confirmation.given_up, 'larger one')} had failed" if confirmation.given_up else ""
+        yield (
+            f"{batches} run once more in turns, {format_number(confirmation.steps)} steps in {confirmation.workers} "
+            f"processes, and fit{again}."
+        )
 
     @property
     def _limit(self) -> str:
@@ -81,19 +90,21 @@ class ProbeSection(Section[Probe]):
 
     def facts(self) -> Iterator[Fact]:
         """As for every section."""
-        probe, device = self.result, self.result.device
-        count = Counter(trial.outcome for trial in probe.trials)
+        probe = self.result
+        device = probe.device
         driver = f", driver {device.driver}" if device.driver else ""
+        count = Counter(trial.outcome for trial in probe.trials)
         outcomes = ", ".join(f"{count[name]} {name}" for name in get_args(Outcome) if count[name])
         yield "Device", describe_device(device)
         yield "Software", f"torch {device.torch}{driver}, allocator {device.allocator}"
         yield "Workload", probe.workload.words
         yield "Trials", f"{len(probe.trials)}: {outcomes}" if outcomes else "0"
         fits = []
-        for name, model in (("peak memory", probe.models.peak_bytes), ("step time", probe.models.step_seconds)):
-            if model is not None:
-                most = "" if model.largest_error is None else f" ({format_percent(model.largest_error)} at most)"
-                fits.append(f"{name} to within {format_percent(model.relative_error)}{most}")
+        for name, model in _models(probe).items():
+            fit = f"{name} to within {format_percent(model.relative_error)}"
+            if model.largest_error is not None:
+                fit += f" ({format_percent(model.largest_error)} at most)"
+            fits.append(fit)
         if fits:
             yield "Models", f"fit the trials: {', '.join(fits)}"
         if self.is_main:
@@ -110,27 +121,35 @@ class ProbeSection(Section[Probe]):
     def _failed_trials(self) -> list[Trial]:
         return [trial for trial in self.result.trials if trial.outcome not in ("ok", "oom")]
 
-    def urgent_warnings(self) -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         """Yield the probe's own warnings, then what its frontier and its models leave in doubt."""
-        probe, unit = self.result, self.result.lengths.unit
-        if self.brief and (failed := self._failed_trials):
+        probe = self.result
+        unit = probe.lengths.unit
+        failed = self._failed_trials
+        if failed:
             trials = f"{counted(len(failed), 'trial')} failed, but not for lack of memory"
-            yield f"{trials}: {failed[0].outcome}. --full shows the messages."
-        yield from map(with_full_stop, probe.warnings)
-        if probe.frontier and (end := probe.frontier[-1].length) < probe.lengths.max * (1 - 1e-9):
-            longest = format_length(probe.lengths.max, unit)
+            yield f"{trials} ({failed[0].outcome}): --full lists them with their messages."
+        for warning in probe.warnings:
+            yield with_full_stop(warning)
+        if probe.frontier and probe.frontier[-1].length < probe.lengths.max * (1 - 1e-9):
             yield (
-                f"The frontier ends at {format_length(end, unit)}, but the longest example has {longest}. Leave longer "
-                "examples out with --max-length, or give the probe more memory."
+                f"The frontier ends at {format_length(probe.frontier[-1].length, unit)}, but the longest example has "
+                f"{format_length(probe.lengths.max, unit)}. Leave longer examples out with --max-length, or give the "
+                "probe more memory."
             )
-        for name, model in (("peak memory", probe.models.peak_bytes), ("step time", probe.models.step_seconds)):
-            error = 0.0 if model is None else model.relative_error
+        for name, model in _models(probe).items():
+            error = model.relative_error
             misses = f"The model of {name} misses the trials by {format_percent(error)}"
-            idle = "on a machine that does nothing else."
             if name == "step time" and error > WORST_TIME_ERROR:
-                yield f"{misses}, so no times are estimated and tables are compared by batches. Probe again {idle}"
+                yield (
+                    f"{misses}, so no times are estimated and tables are compared by batches. Probe again on a machine "
+                    "that does nothing else."
+                )
             elif error > _POOR_FIT:
-                yield f"{misses}: take figures that build on it as rough, and probe again {idle}"
+                yield (
+                    f"{misses}: take figures that build on it as rough, and probe again on a machine that does nothing "
+                    "else."
+                )
 
     def steps(self) -> Iterator[Fact]:
         """As for every section."""
@@ -148,6 +167,12 @@ class ProbeSection(Section[Probe]):
         }
 
 
+def _models(probe: Probe) -> dict[str, CostModel]:
+    """Return the fitted models by their names in sentences."""
+    models = {"peak memory": probe.models.peak_bytes, "step time": probe.models.step_seconds}
+    return {name: model for name, model in models.items() if model is not None}
+
+
 def describe_device(device: Device) -> str:
     """Return the device and the limit that was enforced: `NVIDIA H200, limited to 126 GiB of 140 GiB`."""
     return f"{device.name}, limited to {format_size(device.limit_bytes)} of {format_size(device.total_bytes)}"
@@ -163,21 +188,36 @@ def _device_facts(device: Device) -> Iterator[Fact]:
         "reserve": device.reserve_bytes or None,
         "kept for DistributedDataParallel": device.ddp_bytes or None,
     }
-    yield from ((name, format_size(size)) for name, size in sizes.items() if size is not None)
-    texts = {"driver": device.driver, "torch": device.torch, "allocator": device.allocator, "UUID": device.uuid}
-    flags = {"part of a GPU (MIG)": device.mig, "ECC": device.ecc}
-    yield from ((name, value_words(value)) for name, value in {**texts, **flags}.items() if value is not None)
+    for name, size in sizes.items():
+        if size is not None:
+            yield name, format_size(size)
+    values = {
+        "driver": device.driver,
+        "torch": device.torch,
+        "allocator": device.allocator,
+        "UUID": device.uuid,
+        "part of a GPU (MIG)": device.mig,
+        "ECC": device.ecc,
+    }
+    for name, value in values.items():
+        if value is not None:
+            yield name, value_words(value)
     if device.other_processes is not None:
-        used = [format_size(p.used_bytes) for p in device.processes or () if p.used_bytes is not None]
+        processes = device.processes or []
+        used = [format_size(process.used_bytes) for process in processes if process.used_bytes is not None]
         yield "other processes", format_number(device.other_processes) + (f" ({', '.join(used)})" if used else "")
 
 
 def _check_facts(probe: Probe) -> Iterator[Fact]:
-    confirmation, margin = probe.confirmation, probe.margin
+    confirmation = probe.confirmation
+    margin = probe.margin
     if confirmation is not None:
-        shapes, steps = counted(confirmation.shapes, "batch shape"), counted(confirmation.steps, "step")
         workers = "1 process" if confirmation.workers == 1 else f"{confirmation.workers} processes"
-        yield "confirmed", f"{shapes} in {steps} in alternation, in {workers}; {confirmation.given_up} given up"
+        yield (
+            "confirmed",
+            f"{counted(confirmation.shapes, 'batch shape')} in {counted(confirmation.steps, 'step')} in alternation, "
+            f"in {workers}; {confirmation.given_up} given up",
+        )
     if margin is not None:
         yield (
             "margin",
@@ -188,7 +228,7 @@ def _check_facts(probe: Probe) -> Iterator[Fact]:
 
 
 def _frontier_table(probe: Probe) -> Table:
-    shown, unit = spread(probe.frontier, _MAX_FRONTIER_POINTS), probe.lengths.unit
+    shown = spread(probe.frontier, _MAX_FRONTIER_POINTS)
     rows = []
     for point in shown:
         closed_by: str = "data, not memory" if point.closed_by == "data" else point.closed_by
@@ -196,7 +236,7 @@ def _frontier_table(probe: Probe) -> Table:
             closed_by += f" at {format_number(point.oom_batch_size)}"
         rows.append(
             {
-                "length": format_length(point.length, unit),
+                "length": format_length(point.length, probe.lengths.unit),
                 "target length": known(point.target_length, format_number),
                 "batch size": format_number(point.batch_size),
                 "closed by": closed_by,
@@ -210,29 +250,31 @@ def _frontier_table(probe: Probe) -> Table:
         notes.append(
             "“Data, not memory”: no more examples are this short, or --max-batch-size allows no more. More may fit."
         )
-    return make_table("Frontier: the largest batch, by length", rows, notes)
+    return make_table("Frontier: the largest batch, by length", rows, notes, names=["closed by"])
 
 
 def trial_log(probe: Probe) -> Table | None:
     """Lay out every trial, in order; None without any."""
     if not probe.trials:
         return None
-    shown, unit = spread(probe.trials, _MAX_TRIALS), probe.lengths.unit
+    shown = spread(probe.trials, _MAX_TRIALS)
     rows = []
     for trial in shown:
-        seconds, distance = trial.step_seconds, trial.step_seconds_spread
-        either_side = "" if distance is None else f" ± {format_seconds(distance / 2)}"
+        step_time = known(trial.step_seconds, format_seconds)
+        if step_time is not None and trial.step_seconds_spread is not None:
+            step_time += f" ± {format_seconds(trial.step_seconds_spread / 2)}"
         rows.append(
             {
                 "trial": str(trial.index),
-                "batch shape": format_shape(trial.batch_size, trial.length, unit),
+                "batch shape": format_shape(trial.batch_size, trial.length, probe.lengths.unit),
                 "target length": known(trial.target_length, format_number),
                 "outcome": f"{trial.outcome} (in alternation)" if trial.confirmation else trial.outcome,
-                "step time": None if seconds is None else f"{format_seconds(seconds)}{either_side}",
+                "step time": step_time,
                 "peak memory": known(trial.peak_bytes, format_size),
                 "held": known(trial.reserved_bytes, format_size),
                 "took": format_seconds(trial.elapsed_seconds),
                 "message": trial.error or ", ".join(trial.throttle_reasons or ()) or UNKNOWN,
             }
         )
-    return make_table("Every trial", rows, shown_of(len(shown), len(probe.trials), "", "probe.json"))
+    notes = shown_of(len(shown), len(probe.trials), "", "probe.json")
+    return make_table("Every trial", rows, notes, names=["batch shape", "outcome"], texts=["message"])

@@ -40,8 +40,10 @@ def current_words(sweep: Sweep | StreamSweep) -> list[str]:
 
 def swept_kinds(sweep: Sweep) -> str:
     """Return what was swept: `tables`, `pools`, or `tables and pools`."""
-    kinds = {row.pool_size is not None for row in sweep.rows}
-    return "tables and pools" if len(kinds) > 1 else "pools" if True in kinds else "tables"
+    count = sum(row.pool_size is not None for row in sweep.rows)
+    if not count:
+        return "tables"
+    return "pools" if count == len(sweep.rows) else "tables and pools"
 
 
 def best_table(sweep: Sweep) -> Row | None:
@@ -49,15 +51,15 @@ def best_table(sweep: Sweep) -> Row | None:
     return None if sweep.recommended_table is None else sweep.rows[sweep.recommended_table]
 
 
-def mates_again(sweep: Sweep, one: Row | Baseline | LowerBound) -> float | None:
+def mates_again(sweep: Sweep, costed: Row | Baseline | LowerBound) -> float | None:
     """Return the probability that two examples of one batch are mates again in the next epoch; None if not known."""
-    if isinstance(one, LowerBound):
+    if isinstance(costed, Row):
+        return costed.mates_again
+    if isinstance(costed, LowerBound) or costed.name != FIXED_BASELINE:
         return None
-    if isinstance(one, Row):
-        return one.mates_again
-    count = sweep.lengths.count
     # Drawn at random, any other example is as likely a mate.
-    return (min(one.batch_size, count) - 1) / max(1, count - 1) if one.name == FIXED_BASELINE else None
+    count = sweep.lengths.count
+    return (min(costed.batch_size, count) - 1) / max(1, count - 1)
 
 
 def format_share(share: float) -> str:
@@ -75,26 +77,31 @@ def compared(sweep: Sweep) -> list[tuple[str, Row | Baseline]]:
 
     Today's practice is SpeechBrain's for speech, and length-grouped batches for all else.
     """
-    others: list[tuple[str, Row | Baseline]] = []
+    alternatives: list[tuple[str, Row | Baseline]] = []
+    today = today_row(sweep)
+    grouped = _baseline(sweep, _LENGTH_GROUPED)
+    is_speech = sweep.lengths.unit in SPEECH_UNITS
     if sweep.current is not None and sweep.current_fits is not False:
-        others.append((CURRENT, sweep.current))
-    elif sweep.lengths.unit in SPEECH_UNITS:
-        if (today := today_row(sweep)) is not None and today[1] is not sweep.recommended_row:
-            others.append(today)
-    elif (grouped := _baseline(sweep, _LENGTH_GROUPED)) is not None:
-        others.append((f"Transformers' group_by_length (batch size {format_number(grouped.batch_size)})", grouped))
-    if (fixed := fixed_baseline(sweep)) is not None:
-        others.append((f"a fixed batch size of {format_number(fixed.batch_size)}", fixed))
-    return others
+        alternatives.append((CURRENT, sweep.current))
+    elif is_speech and today is not None and today[1] is not sweep.recommended_row:
+        alternatives.append(today)
+    elif not is_speech and grouped is not None:
+        name = f"Transformers' group_by_length (batch size {format_number(grouped.batch_size)})"
+        alternatives.append((name, grouped))
+    fixed = fixed_baseline(sweep)
+    if fixed is not None:
+        alternatives.append((f"a fixed batch size of {format_number(fixed.batch_size)}", fixed))
+    return alternatives
 
 
 def today_row(sweep: Sweep) -> tuple[str, Row] | None:
     """Return name and row of today's practice, with the most buckets that were swept; None if none was."""
-    known = [
-        (STRATEGIES[row.strategy].practice(row.num_buckets), row) for row in sweep.rows if row.strategy in STRATEGIES
-    ]
-    named = [(name, row) for name, row in known if name is not None]
-    return max(named, key=lambda one: one[1].num_buckets, default=None)
+    named = []
+    for row in sweep.rows:
+        name = STRATEGIES[row.strategy].practice(row.num_buckets) if row.strategy in STRATEGIES else None
+        if name is not None:
+            named.append((name, row))
+    return max(named, key=lambda pair: pair[1].num_buckets, default=None)
 
 
 def fixed_baseline(sweep: Sweep) -> Baseline | None:
@@ -121,46 +128,53 @@ def batches_words(count: int) -> str:
     return "1 batch" if count == 1 else f"{format_number(count)} batches"
 
 
-def speed(our_seconds: float, their_seconds: float) -> str:
+def speed(seconds: float, other_seconds: float) -> str:
     """Return `1.34 times faster than`."""
-    if our_seconds == 0 or format_ratio(their_seconds / our_seconds) == "1.00":
+    if seconds == 0 or format_ratio(other_seconds / seconds) == "1.00":
         return _AS_FAST
-    if our_seconds < their_seconds:
-        return f"{format_ratio(their_seconds / our_seconds)} times faster than"
-    return f"{format_ratio(our_seconds / their_seconds)} times slower than"
+    if seconds < other_seconds:
+        return f"{format_ratio(other_seconds / seconds)} times faster than"
+    return f"{format_ratio(seconds / other_seconds)} times slower than"
 
 
-def advantage(row: Row | StreamRow, others: Sequence[tuple[str, Costed]]) -> str:
-    """Say how a row compares with the first of the others: `: 1.34 times faster than NAME`; empty without any."""
-    if not others:
+def advantage(row: Row | StreamRow, alternatives: Sequence[tuple[str, Costed]], *, timed: bool) -> str:
+    """Say how a row compares with the first alternative: `: 1.34 times faster than NAME`; empty without any."""
+    if not alternatives:
         return ""
-    (name, other), *_ = others
-    ours, theirs = row.estimated_epoch_seconds, other.estimated_epoch_seconds
-    if ours is not None and theirs:
-        faster, also = speed(ours, theirs), ""
-        if faster != _AS_FAST and type(other) is type(row) and row.equal_to_best and other.equal_to_best:
-            also = ", but the estimates may be off by as much"
-        return f": {faster} {name}{also}"
-    return f": {_fewer(row.batches, other.batches)} than with {name}" if other.batches else ""
+    name, other = alternatives[0]
+    seconds = row.estimated_epoch_seconds
+    if not timed or seconds is None or not other.estimated_epoch_seconds:
+        return f": {fewer_batches(row, other)} than with {name}" if other.batches else ""
+    faster = speed(seconds, other.estimated_epoch_seconds)
+    if faster != _AS_FAST and isinstance(other, (Row, StreamRow)) and row.equal_to_best and other.equal_to_best:
+        return f": {faster} {name}, but the estimates may be off by as much"
+    return f": {faster} {name}"
 
 
-def is_better(one: Costed, other: Costed) -> bool:
-    """Return whether one costs less, in time where both are known, else in batches."""
-    timed = one.estimated_epoch_seconds is not None and other.estimated_epoch_seconds is not None
-    return (cost_of(one, timed=timed) or 0.0) < (cost_of(other, timed=timed) or 0.0)
+def is_better(costed: Costed, other: Costed, *, timed: bool) -> bool:
+    """Return whether one costs less, in time if `timed` and both are known, else in batches."""
+    timed = timed and costed.estimated_epoch_seconds is not None and other.estimated_epoch_seconds is not None
+    return (cost_of(costed, timed=timed) or 0.0) < (cost_of(other, timed=timed) or 0.0)
 
 
-def padding(row: Row | StreamRow, others: Sequence[tuple[str, Row | StreamRow | Baseline]]) -> str:
-    """Say how much is padding, and how much with the others."""
-    against = [f"{format_percent(other.padding_ratio)} with {name}" for name, other in others]
+def padding(row: Row | StreamRow, alternatives: Sequence[tuple[str, Row | StreamRow | Baseline]]) -> str:
+    """Say how much is padding, and how much with the alternatives."""
+    against = [f"{format_percent(other.padding_ratio)} with {name}" for name, other in alternatives]
     return _joined(f"Padding is {format_percent(row.padding_ratio)} of all cells", ", against ", against)
 
 
-def time_error(row: Row | StreamRow, besides: str = "") -> Iterator[str]:
-    """Say how exact the estimated time is, if it is known; `besides` ends the sentence."""
-    if row.estimated_epoch_seconds and row.estimated_epoch_error_seconds is not None:
-        error = format_percent(2 * row.estimated_epoch_error_seconds / row.estimated_epoch_seconds)
-        yield f"The measured steps give the time to within {error} (two standard errors){besides}."
+def time_error(row: Row | StreamRow) -> float | None:
+    """Return the relative error of the estimated time, of two standard errors; None if it is unknown."""
+    if not row.estimated_epoch_seconds or row.estimated_epoch_error_seconds is None:
+        return None
+    return 2 * row.estimated_epoch_error_seconds / row.estimated_epoch_seconds
+
+
+def time_error_sentence(row: Row | StreamRow) -> Iterator[str]:
+    """Say how exact the estimated time is, if it is known."""
+    error = time_error(row)
+    if error is not None:
+        yield f"The measured steps give the time to within {format_percent(error)} (two standard errors)."
 
 
 def batch_sizes(row: Row | StreamRow) -> str:
@@ -172,39 +186,35 @@ def batch_sizes(row: Row | StreamRow) -> str:
 
 
 def savings(
-    sweep: Sweep | StreamSweep, row: Row | StreamRow, others: Sequence[tuple[str, Costed]], kinds: str
-) -> list[str]:
-    """Say what an epoch needs with the recommended row, and how much less that is than with the others, by name.
-
-    `kinds` of rows were compared, such as `tables`.
-    """
-    source, ranks = (sweep.current_settings or {}).get("source"), sweep.world_size
-    named = {CURRENT: f"{CURRENT} ({source})"} if source and source != "--current" else {}
-    needs = [f"{named.get(name, name)} needs {format_number(other.batches)}" for name, other in others]
-    seconds = row.estimated_epoch_seconds
-    if seconds is None:
-        cost = without_times(kinds)
-        saved = [f"{_fewer(row.batches, other.batches)} than with {name}" for name, other in others if other.batches]
-    else:
-        cost = f"One epoch is estimated at {format_seconds(seconds)}"
-        times = [(name, other.estimated_epoch_seconds) for name, other in others]
-        saved = [f"{speed(seconds, time)} {name} ({format_seconds(time)})" for name, time in times if time]
-    on_ranks = f" on {format_number(ranks)} ranks" if ranks > 1 else ""
-    return [_joined(f"An epoch{on_ranks} needs {batches_words(row.batches)}", "; ", needs), _joined(cost, ": ", saved)]
+    sweep: Sweep | StreamSweep, row: Row | StreamRow, alternatives: Sequence[tuple[str, Costed]], *, timed: bool
+) -> Iterator[str]:
+    """Say what an epoch needs with the recommended row, and how much less that is than with the alternatives."""
+    source = (sweep.current_settings or {}).get("source")
+    needs = []
+    times = []
+    for name, other in alternatives:
+        full_name = f"{name} ({source})" if name == CURRENT and source and source != "--current" else name
+        needs.append(f"{full_name} needs {format_number(other.batches)}")
+        seconds = other.estimated_epoch_seconds
+        if seconds and row.estimated_epoch_seconds is not None:
+            times.append(f"{speed(row.estimated_epoch_seconds, seconds)} {name} ({format_seconds(seconds)})")
+    on_ranks = f" on {format_number(sweep.world_size)} ranks" if sweep.world_size > 1 else ""
+    yield _joined(f"An epoch{on_ranks} needs {batches_words(row.batches)}", "; ", needs)
+    if timed and row.estimated_epoch_seconds is not None:
+        yield _joined(f"One epoch is estimated at {format_seconds(row.estimated_epoch_seconds)}", ": ", times)
 
 
-def without_times(kinds: str) -> str:
-    """Say that only batches are compared, without a full stop."""
-    return f"Step times are not known, so {kinds} are compared by batches"
-
-
-def _fewer(ours: int, theirs: int) -> str:
-    if ours == theirs:
+def fewer_batches(row: Costed, other: Costed) -> str:
+    """Return `37.9% fewer batches`."""
+    if row.batches == other.batches:
         return "no fewer batches"
-    return f"{format_percent(abs(1 - ours / theirs))} {'fewer' if ours < theirs else 'more'} batches"
+    change = format_percent(abs(1 - row.batches / other.batches))
+    return f"{change} {'fewer' if row.batches < other.batches else 'more'} batches"
 
 
-def _joined(start: str, joint: str, others: Sequence[str]) -> str:
-    *first, last = others or [""]
-    listed = f"{', '.join(first)} and {last}" if first else last
-    return f"{start}{joint if others else ''}{listed}."
+def _joined(start: str, joint: str, parts: Sequence[str]) -> str:
+    if not parts:
+        return f"{start}."
+    if len(parts) == 1:
+        return f"{start}{joint}{parts[0]}."
+    return f"{start}{joint}{', '.join(parts[:-1])} and {parts[-1]}."

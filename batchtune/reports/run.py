@@ -6,7 +6,7 @@ import itertools
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from batchtune.errors import ResultError
 from batchtune.loaders import read_tuning
@@ -20,10 +20,8 @@ from batchtune.results import (
     LengthsSummary,
     LoaderTuning,
     Probe,
-    Row,
     StreamSweep,
     Sweep,
-    TwoDimensionalRow,
     Verdict,
     Verification,
     read_result,
@@ -31,8 +29,6 @@ from batchtune.results import (
 
 # Where the command line puts files unless the user names another folder; commands that are proposed need not name it.
 DEFAULT_FOLDER = Path("batchtune-run")
-
-AnyRow = TypeVar("AnyRow", Row, TwoDimensionalRow)
 
 
 class Kind(NamedTuple):
@@ -84,19 +80,14 @@ class RunResults:
     @property
     def main(self) -> Sweep | StreamSweep | Probe | LoaderTuning:
         """The sweep, or that of a stream, or the probe, or a loader's tuning: they agree on the lengths."""
-        found = self.sweep or self.stream or self.probe or self.loader
-        assert found is not None
-        return found
-
-    @property
-    def failed_verification(self) -> Verification | None:
-        """The verification, if it does not hold."""
-        return None if self.verification is None or self.verification.holds else self.verification
+        main = self.sweep or self.stream or self.probe or self.loader
+        assert main is not None
+        return main
 
     def verified(self, *, of_stream: bool) -> Verification | None:
         """Return the verification, if it is of a stream's batches, or if it is not."""
-        found = self.verification
-        return found if found is not None and found.of_stream == of_stream else None
+        verification = self.verification
+        return verification if verification is not None and verification.of_stream == of_stream else None
 
     @property
     def as_argument(self) -> str:
@@ -121,27 +112,36 @@ def load_run(folder: Path) -> RunResults:
         ResultError: The folder is missing or holds none of `probe.json`, `sweep.json`, `stream.json` and
             `loader.json`; one of them can't be read, or is edited or damaged; or they are of different data.
     """
-    written = [f"`batchtune {one.command} {one.arguments} --run {folder}` writes {one.file}" for one in KINDS.values()]
-    how = f"{', '.join(written)}, and `batchtune tune MANIFEST --workload W --run {folder}` writes the first two."
+    commands = [
+        f"`batchtune {kind.command} {kind.arguments} --run {folder}` writes {kind.file}" for kind in KINDS.values()
+    ]
+    hint = f"{', '.join(commands)}, and `batchtune tune MANIFEST --workload W --run {folder}` writes the first two."
     if not folder.exists():
-        raise ResultError(f"There is no run folder {folder}", how)
+        raise ResultError(f"There is no run folder {folder}", hint)
     if not folder.is_dir():
         raise ResultError(f"{folder} is a file; a run folder is needed here", "Give the folder that holds it.")
-    paths = {name: folder / kind.file for name, kind in KINDS.items()}
-    found: dict[str, Any] = {}
-    for name, path in paths.items():
+    results: dict[str, Any] = {}
+    for name, kind in KINDS.items():
+        path = folder / kind.file
         if path.exists():
-            found[name] = read_tuning(path) if name == "loader" else read_result(path, KINDS[name].record)
-    if not found:
-        raise ResultError(f"{folder} holds neither {' nor '.join(path.name for path in paths.values())}", how)
-    known = [(paths[name], result.lengths) for name, result in found.items() if result.lengths is not None]
-    for (path, lengths), (other_path, other) in itertools.pairwise(known):
+            results[name] = read_tuning(path) if name == "loader" else read_result(path, kind.record)
+    if not results:
+        files = " nor ".join(kind.file for kind in KINDS.values())
+        raise ResultError(f"{folder} holds neither {files}", hint)
+    with_lengths = [name for name, result in results.items() if result.lengths is not None]
+    for name, other_name in itertools.pairwise(with_lengths):
+        lengths = results[name].lengths
+        other = results[other_name].lengths
         if lengths.fingerprint != other.fingerprint:
-            ours, theirs = (f"{one.count:,} examples (fingerprint {one.fingerprint[:12]})" for one in (lengths, other))
             raise ResultError(
-                f"{path} and {other_path} are of different data: {ours} and {theirs}",
+                f"{folder / KINDS[name].file} and {folder / KINDS[other_name].file} are of different data: "
+                f"{_described(lengths)} and {_described(other)}",
                 "Create the older one again, from the same manifest and with the same filters.",
             )
     verify = folder / VERIFY_FILE
     verification = read_result(verify, Verification) if verify.exists() else None
-    return RunResults(name=folder.resolve().name or "run", folder=folder, verification=verification, **found)
+    return RunResults(name=folder.resolve().name or "run", folder=folder, verification=verification, **results)
+
+
+def _described(lengths: LengthsSummary) -> str:
+    return f"{lengths.count:,} examples (fingerprint {lengths.fingerprint[:12]})"

@@ -7,18 +7,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
-from batchtune.reports.rows import current_words, truncated_words
+from batchtune.reports.rows import current_words, time_error, truncated_words
 from batchtune.reports.run import RunResults
 from batchtune.reports.table import UNKNOWN, Fact, Table
-from batchtune.reports.verification import verification_sentences
 from batchtune.results import LoaderTuning, Probe, StreamSweep, Sweep
-from batchtune.units import format_length, with_full_stop
+from batchtune.units import format_length, format_percent, with_full_stop
 
 R = TypeVar("R", Probe, Sweep, StreamSweep, LoaderTuning)
 S = TypeVar("S", Sweep, StreamSweep)
 
 # A max_batch_length below this share of the one that fits is worth a warning; a rounded one is not.
 _LOW_LIMIT = 0.95
+# Times with a larger error say nothing about which batches are faster.
+_MOST_TIME_ERROR = 0.3
 
 
 class Section(ABC, Generic[R]):
@@ -26,48 +27,34 @@ class Section(ABC, Generic[R]):
 
     Attributes:
         title: Begins the sentences and heads the tables of a result that is not the main one.
-        brief: Whether only what matters most is wanted, for one screen.
     """
 
     title: ClassVar[str] = ""
 
-    def __init__(self, run: RunResults, result: R, *, brief: bool) -> None:
-        self.run, self.brief = run, brief
+    def __init__(self, run: RunResults, result: R) -> None:
+        self.run = run
         self.result: R = result
         self.is_main = run.main is result
 
     @abstractmethod
-    def headline(self) -> str:
-        """Say what to set, in one sentence; empty where the main result makes that unnecessary."""
-
-    @abstractmethod
     def sentences(self) -> Iterator[str]:
-        """Say what supports the headline, most important first; brief: what a table of the numbers leaves to say."""
+        """Say what to set, then what supports it, most important first."""
 
-    def evidence(self) -> Iterator[str]:
-        """Say what was run for real."""
-        verified = self.run.verification
-        if self.is_main and verified is not None and verified.holds:
-            yield from verification_sentences(verified)
-
-    @abstractmethod
-    def facts(self) -> Iterator[Fact]:
-        """Name what was measured, where and how."""
+    @property
+    def leading_sentences(self) -> int:
+        """How many of the sentences a brief report shows."""
+        return 3 if self.is_main else 1
 
     @abstractmethod
     def tables(self) -> Iterator[Table]:
         """Lay out everything that the result holds."""
 
-    def comparison(self) -> Iterator[Table]:
-        """Compare the recommended row with its alternatives, for a brief report."""
-        yield from ()
-
-    def urgent_warnings(self) -> Iterator[str]:
-        """Warn of anything that makes the recommended batches unsafe or the measurements doubtful."""
-        yield from ()
+    @abstractmethod
+    def facts(self) -> Iterator[Fact]:
+        """Name what was measured, where and how."""
 
     def warnings(self) -> Iterator[str]:
-        """Yield all other warnings."""
+        """Yield all warnings, each with its remedy; first those of batches that are not safe."""
         yield from ()
 
     def steps(self) -> Iterator[Fact]:
@@ -102,10 +89,48 @@ class SweptSection(Section[S]):
     subject: ClassVar[str]
     command: ClassVar[str]
 
-    def evidence(self) -> Iterator[str]:
-        """As for every section; and whether examples were truncated, as training must."""
-        yield from super().evidence()
-        if self.is_main and (truncated := truncated_words(self.result.lengths)):
+    @property
+    def time_error(self) -> float | None:
+        """The relative error of the estimated times, of two standard errors; None if it is unknown."""
+        row = self.result.recommended_row
+        errors = []
+        if row is not None:
+            errors.append(time_error(row))
+        if self.run.probe is not None and self.run.probe.models.step_seconds is not None:
+            errors.append(self.run.probe.models.step_seconds.relative_error)
+        return max((error for error in errors if error is not None), default=None)
+
+    @property
+    def has_reliable_times(self) -> bool:
+        """Whether rows can be compared by their estimated times; otherwise their batches are compared."""
+        error = self.time_error
+        return self.result.has_times and (error is None or error <= _MOST_TIME_ERROR)
+
+    @property
+    def leading_sentences(self) -> int:
+        """As for every section; a brief report doubts the times before it says what was run."""
+        if not self.is_main:
+            return 1
+        return 2 if self.has_reliable_times else 3
+
+    def doubts(self, kinds: str) -> Iterator[str]:
+        """Say why batches of the swept `kinds` are compared and not times, if so."""
+        row = self.result.recommended_row
+        if row is None or self.has_reliable_times:
+            return
+        if row.estimated_epoch_seconds is None:
+            yield f"Step times are not known, so {kinds} are compared by batches; the time saved may be much less."
+        else:
+            error = format_percent(self.time_error or 0.0)
+            yield (
+                f"The estimated times are not reliable: their error is {error}. Batches are compared here; the time "
+                "saved may be much less. Probe again with --force on a machine that does nothing else."
+            )
+
+    def truncation(self) -> Iterator[str]:
+        """Say how many examples were truncated, as training must truncate them, too."""
+        truncated = truncated_words(self.result.lengths)
+        if truncated and self.is_main:
             yield f"{truncated}: truncate in training, too."
 
     def facts(self) -> Iterator[Fact]:
@@ -115,24 +140,27 @@ class SweptSection(Section[S]):
             if self.run.probe is None and swept.device_name is not None:
                 yield "Device", swept.device_name
             yield limit_fact(swept, self.limit_note)
-        yield from ((f"Current {self.title.lower()}".rstrip(), text) for text in current_words(swept))
-
-    def urgent_warnings(self) -> Iterator[str]:
-        """Warn if the sweep took another max_batch_length than was measured; unproven sizes have a warning already."""
-        swept, probe = self.result, self.run.probe
-        if probe is None or (swept.recommended_row is not None and swept.recommended_row.unproven):
-            return
-        used, measured, unit = swept.max_batch_length, probe.max_batch_length, swept.lengths.unit
-        took, fits = format_length(used, unit), format_length(measured, unit)
-        differs = f"{self.subject} took max_batch_length = {took}, but the probe measured that {fits} fits"
-        if used > measured * (1 + 1e-9):
-            yield f"{differs}: training may run out of memory. {self.command} again without --max-batch-length."
-        elif used < measured * _LOW_LIMIT:
-            yield f"{differs}: memory is left unused. {self.command} again without --max-batch-length to use it."
+        for text in current_words(swept):
+            yield f"Current {self.title.lower()}".rstrip(), text
 
     def warnings(self) -> Iterator[str]:
-        """Yield the sweep's own warnings."""
-        yield from map(with_full_stop, self.result.warnings)
+        """Warn of another max_batch_length than was measured; unproven sizes have a warning already."""
+        swept = self.result
+        row = swept.recommended_row
+        if self.run.probe is not None and (row is None or not row.unproven):
+            used = swept.max_batch_length
+            measured = self.run.probe.max_batch_length
+            unit = swept.lengths.unit
+            differs = (
+                f"{self.subject} took max_batch_length = {format_length(used, unit)}, but the probe measured that "
+                f"{format_length(measured, unit)} fits"
+            )
+            if used > measured * (1 + 1e-9):
+                yield f"{differs}: training may run out of memory. {self.command} again without --max-batch-length."
+            elif used < measured * _LOW_LIMIT:
+                yield f"{differs}: memory is left unused. {self.command} again without --max-batch-length to use it."
+        for warning in swept.warnings:
+            yield with_full_stop(warning)
 
     @property
     def limit_note(self) -> str:

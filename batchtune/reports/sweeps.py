@@ -14,14 +14,21 @@ from batchtune.reports.rows import (
     padding,
     savings,
     swept_kinds,
-    without_times,
 )
 from batchtune.reports.section import SweptSection
-from batchtune.reports.sweep_tables import sweep_comparison, sweep_tables
+from batchtune.reports.sweep_tables import comparison_table, sweep_tables
 from batchtune.reports.table import Fact, Table
 from batchtune.reports.trade_offs import pool_sentences, trade_off_sentences
 from batchtune.results import SAMPLER_FILE, Probe, Row, Sweep, unproven_sizes
-from batchtune.units import format_length, format_number, format_percent, format_seconds, format_size, with_full_stop
+from batchtune.units import (
+    counted,
+    format_length,
+    format_number,
+    format_percent,
+    format_seconds,
+    format_size,
+    with_full_stop,
+)
 
 _PROBE_AGAIN = "Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`."
 
@@ -29,68 +36,77 @@ _PROBE_AGAIN = "Run `batchtune probe-oom` again with --force, then `batchtune sw
 class SweepSection(SweptSection[Sweep]):
     """The section on `sweep.json`."""
 
-    subject, command = "The sweep", "Sweep"
-
-    def headline(self) -> str:
-        """Say what to set, and compare it with the first alternative: `: 1.34 times faster than NAME`."""
-        sweep, row = self.result, self.result.recommended_row
-        if row is None and swept_kinds(sweep) == "pools":
-            return with_full_stop(sweep.reason[:1].upper() + sweep.reason[1:]) or "No pools are recommended."
-        if row is None:
-            return f"No bucket table is recommended{with_full_stop(f': {sweep.reason}' if sweep.reason else '.')}"
-        count = len(row.boundaries)
-        what = f"{'1 bucket' if count == 1 else f'{format_number(count)} buckets'} ({row.strategy})"
-        if row.pool_size is not None:
-            what = row.name
-        # A table of the frontier has batches beyond max_batch_length, which is what fits at every length.
-        limit = f"max_batch_length = {format_length(sweep.max_batch_length, sweep.lengths.unit)}"
-        sizes = "measured batch sizes" if row.sizing == "frontier" else limit
-        return f"Set {what} with {sizes}{advantage(row, compared(sweep))}."
+    subject = "The sweep"
+    command = "Sweep"
 
     def sentences(self) -> Iterator[str]:
-        """Say what the recommended row saves, with the evidence for it, and why it is recommended."""
-        sweep, row, fixed = self.result, self.result.recommended_row, fixed_baseline(self.result)
-        if self.brief:
-            if row is not None and row.estimated_epoch_seconds is None:
-                yield f"{without_times(swept_kinds(sweep))}; the time saved may be much less."
-            yield from self.evidence()
-            return
+        """Say what to set, what proves that it fits, why it is recommended, and what it saves."""
+        sweep = self.result
+        row = sweep.recommended_row
         if row is None:
-            if fixed is not None:
-                size = format_number(fixed.batch_size)
-                yield f"A fixed batch size of {size} needs {batches_words(fixed.batches)} for an epoch."
-            yield from self.evidence()
+            yield from self._nothing_recommended()
             return
-        yield from savings(sweep, row, compared(sweep), swept_kinds(sweep))
-        yield from self.evidence()
-        yield _above_bound(sweep, row)
-        yield padding(row, compared(sweep))
+        yield self._headline(row)
+        yield from self.doubts(swept_kinds(sweep))
+        yield from self._proof(row)
+        yield from self._current_is_better(row)
         if sweep.reason:
             yield f"Why: {with_full_stop(sweep.reason)}"
+        yield from self.truncation()
+        yield from savings(sweep, row, compared(sweep), timed=self.has_reliable_times)
+        yield _above_bound(sweep, row)
+        yield padding(row, compared(sweep))
         if row.pool_size is not None:
             yield from pool_sentences(sweep, row)
-        yield from trade_off_sentences(sweep)
+        yield from trade_off_sentences(sweep, row)
 
-    def evidence(self) -> Iterator[str]:
-        """Say what was run, how much memory that leaves, and whether the user's own config does as well."""
-        yield from super().evidence()
-        sweep, row, probe, now = self.result, self.result.recommended_row, self.run.probe, self.result.current
-        if row is None:
-            return
-        if (sizes := unproven_sizes(row)) is not None:
-            yield f"{sizes[0].upper()}{sizes[1:]}: the warnings say why."
+    def _nothing_recommended(self) -> Iterator[str]:
+        sweep = self.result
+        if swept_kinds(sweep) == "pools":
+            yield with_full_stop(sweep.reason[:1].upper() + sweep.reason[1:]) or "No pools are recommended."
+        elif sweep.reason:
+            yield f"No bucket table is recommended: {with_full_stop(sweep.reason)}"
+        else:
+            yield "No bucket table is recommended."
+        fixed = fixed_baseline(sweep)
+        if fixed is not None:
+            size = format_number(fixed.batch_size)
+            yield f"A fixed batch size of {size} needs {batches_words(fixed.batches)} for an epoch."
+        yield from self.truncation()
+
+    def _headline(self, row: Row) -> str:
+        """Say what to set, and compare it with the first alternative: `: 1.34 times faster than NAME`."""
+        sweep = self.result
+        what = row.name
+        if row.pool_size is None:
+            what = f"{counted(len(row.boundaries), 'bucket')} ({row.strategy})"
+        sizes = f"max_batch_length = {format_length(sweep.max_batch_length, sweep.lengths.unit)}"
+        if row.sizing == "frontier":  # its batches go beyond max_batch_length, which is what fits at every length
+            sizes = "measured batch sizes"
+        return f"Set {what} with {sizes}{advantage(row, compared(sweep), timed=self.has_reliable_times)}."
+
+    def _proof(self, row: Row) -> Iterator[str]:
+        """Say whether the batches were run, and how much memory that leaves."""
+        probe = self.run.probe
+        unproven = unproven_sizes(row)
+        if unproven is not None:
+            yield f"{_capital(unproven)}: the warnings say why."
         elif row.unproven is not None:
             left = "; how much memory that leaves free is not known"
-            if probe is not None and probe.margin is not None and (free := probe.margin.bytes):
-                share = format_percent(free / probe.device.limit_bytes)
-                left = f", and leaves {format_size(free)} ({share} of the limit) free"
+            if probe is not None and probe.margin is not None and probe.margin.bytes:
+                share = format_percent(probe.margin.bytes / probe.device.limit_bytes)
+                left = f", and leaves {format_size(probe.margin.bytes)} ({share} of the limit) free"
             yield f"Every batch size was run, or is no larger than one that was{left}."
-        if now is not None and sweep.current_fits is not False:  # if it does not fit, a warning says so
-            timed = row.estimated_epoch_seconds is not None and now.estimated_epoch_seconds is not None
-            is_equal = timed and row.equal_to_best and now.equal_to_best  # the headline says so
-            if not is_equal and is_better(now, row):
-                what = "table" if row.pool_size is None else "pools"
-                yield f"Your current config is better than the recommended {what}: keep it."
+
+    def _current_is_better(self, row: Row) -> Iterator[str]:
+        current = self.result.current
+        if current is None or self.result.current_fits is False:  # if it does not fit, a warning says so
+            return
+        timed = self.has_reliable_times
+        is_equal = timed and row.equal_to_best and current.equal_to_best  # the headline says so
+        if not is_equal and is_better(current, row, timed=timed):
+            kind = "table" if row.pool_size is None else "pools"
+            yield f"Your current config is better than the recommended {kind}: keep it."
 
     @property
     def limit_note(self) -> str:
@@ -100,58 +116,64 @@ class SweepSection(SweptSection[Sweep]):
 
     def tables(self) -> Iterator[Table]:
         """As for every section."""
+        row = self.result.recommended_row
+        if row is not None:
+            yield comparison_table(self.result, row, timed=self.has_reliable_times)
         yield from sweep_tables(self.result, self.run.probe)
 
-    def comparison(self) -> Iterator[Table]:
-        """As for every section."""
-        if (row := self.result.recommended_row) is not None:
-            yield sweep_comparison(self.result, row)
-
-    def urgent_warnings(self) -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         """As for every section on a sweep; first whether batch sizes are not proven, and why."""
         row = self.result.recommended_row
-        if row is not None and (sizes := unproven_sizes(row)) is not None:
-            yield f"{sizes[0].upper()}{sizes[1:]}: {_why_unproven(self.result, row, self.run.probe)}"
-        yield from super().urgent_warnings()
+        unproven = None if row is None else unproven_sizes(row)
+        if row is not None and unproven is not None:
+            yield f"{_capital(unproven)}: {_why_unproven(self.result, row, self.run.probe)}"
+        yield from super().warnings()
 
     def steps(self) -> Iterator[Fact]:
         """As for every section."""
-        run, row = self.run, self.result.recommended_row
+        run = self.run
+        row = self.result.recommended_row
         verified = run.verified(of_stream=False)
-        config, verify = str(run.folder / SAMPLER_FILE), f"batchtune verify{run.as_argument} MANIFEST"
-        verify += self.workload_flags
+        verify = f"batchtune verify{run.as_argument} MANIFEST{self.workload_flags}"
         if row is None:
             if swept_kinds(self.result) == "pools":
                 yield f"batchtune sweep-buckets MANIFEST{run.as_option}", "compare bucket tables, too"
             else:
                 command = f"batchtune sweep-buckets MANIFEST --num-buckets 2:60{run.as_option}"
                 yield command, "compare other numbers of buckets"
-        elif verified is not None and not verified.holds:
-            # Without a batch that failed the reasons say what to do.
-            if verified.failures:
+            return
+        if verified is not None and not verified.holds:
+            if verified.failures:  # otherwise the reasons say what to do
                 yield f"batchtune tune MANIFEST --workload W --force{run.as_option}", "probe again"
             yield verify, "run these batches again"
+            return
+        yield str(run.folder / SAMPLER_FILE), f"the config, for {'Pooled' if row.pool_size else 'Bucket'}BatchSampler"
+        if run.probe is None:
+            yield f"batchtune probe-oom MANIFEST --workload W{run.as_option}", "measure what fits"
+        elif verified is None:
+            yield verify, "run these batches for real"
+        export = f"batchtune export{run.as_argument} --to FRAMEWORK"
+        if row.pool_size is not None:
+            yield export, "pools, or the best table for others"
+        elif self.result.lengths.unit in SPEECH_UNITS:
+            yield export, "the same for SpeechBrain, NeMo, ..."
         else:
-            in_pools = row.pool_size is not None
-            yield config, f"the config, for {'Pooled' if in_pools else 'Bucket'}BatchSampler"
-            if run.probe is None:
-                yield f"batchtune probe-oom MANIFEST --workload W{run.as_option}", "measure what fits"
-            elif verified is None:
-                yield verify, "run these batches for real"
-            frameworks = "SpeechBrain, NeMo" if self.result.lengths.unit in SPEECH_UNITS else "fairseq, PyTorch"
-            others = "pools, or the best table for others" if in_pools else f"the same for {frameworks}, ..."
-            yield f"batchtune export{run.as_argument} --to FRAMEWORK", others
+            yield export, "the same for fairseq, PyTorch, ..."
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _above_bound(sweep: Sweep, row: Row) -> str:
-    bound, seconds = sweep.lower_bound, row.estimated_epoch_seconds
-    what, ratios = [batches_words(bound.batches)], [row.batches / bound.batches]
-    if bound.estimated_epoch_seconds and seconds:
-        what.append(f"an estimated {format_seconds(bound.estimated_epoch_seconds)}")
-        ratios.append(seconds / bound.estimated_epoch_seconds)
-    above = " and ".join(format_percent(max(0.0, ratio - 1)) for ratio in ratios)
-    nothing = "no bucket table" if swept_kinds(sweep) == "tables" else "neither bucket tables nor pools"
-    return f"The bound that {nothing} can beat is {' and '.join(what)}: this is {above} above it."
+    """Say how far the recommended row is from the cost that nothing can beat."""
+    bound = sweep.lower_bound
+    above = format_percent(max(0.0, row.batches / bound.batches - 1))
+    text = f"Lower bound: {batches_words(bound.batches)}; this needs {above} more."
+    if not bound.estimated_epoch_seconds or not row.estimated_epoch_seconds:
+        return text
+    above_time = format_percent(max(0.0, row.estimated_epoch_seconds / bound.estimated_epoch_seconds - 1))
+    return f"{text} In time: {format_seconds(bound.estimated_epoch_seconds)}; this takes {above_time} more."
 
 
 def _why_unproven(sweep: Sweep, row: Row, probe: Probe | None) -> str:
@@ -163,12 +185,15 @@ def _why_unproven(sweep: Sweep, row: Row, probe: Probe | None) -> str:
             "the probe was interrupted before its batches ran in turns. The same `batchtune probe-oom` continues it; "
             "then run `batchtune sweep-buckets` again."
         )
-    unit, longest, end = sweep.lengths.unit, probe.frontier[-1].length, row.boundaries[-1]
-    cap, multiple = probe.settings.get("max_batch_size"), sweep.settings.get("multiple_of")
-    if isinstance(cap, int) and max(row.batch_sizes) > cap:
+    unit = sweep.lengths.unit
+    longest = probe.frontier[-1].length
+    last_boundary = row.boundaries[-1]
+    most_examples = probe.settings.get("max_batch_size")
+    multiple = sweep.settings.get("multiple_of")
+    if isinstance(most_examples, int) and max(row.batch_sizes) > most_examples:
         return (
-            f"no batch of more than {cap:,} examples was run (--max-batch-size). Sweep with --max-batch-size {cap} "
-            "too, or run `batchtune probe-oom` without it, with --force."
+            f"no batch of more than {most_examples:,} examples was run (--max-batch-size). Sweep with --max-batch-size "
+            f"{most_examples} too, or run `batchtune probe-oom` without it, with --force."
         )
     if row.sizing == "length" and sweep.max_batch_length > probe.max_batch_length * (1 + 1e-9):
         return (
@@ -176,11 +201,12 @@ def _why_unproven(sweep: Sweep, row: Row, probe: Probe | None) -> str:
             f"{format_length(probe.max_batch_length, unit)} that was measured to fit. Sweep again without "
             "--max-batch-length."
         )
-    if isinstance(multiple, (int, float)) and end > longest >= probe.lengths.max:
+    if isinstance(multiple, (int, float)) and last_boundary > longest >= probe.lengths.max:
         return (
-            f"padding to a multiple of {format_number(multiple)} makes batches up to {format_length(end, unit)} long, "
-            f"and none longer than {format_length(longest, unit)} was run. `batchtune tune` with --multiple-of and "
-            "--force probes batches as they are padded; or leave the longest examples out with --max-length."
+            f"padding to a multiple of {format_number(multiple)} makes batches up to "
+            f"{format_length(last_boundary, unit)} long, and none longer than {format_length(longest, unit)} was run. "
+            "`batchtune tune` with --multiple-of and --force probes batches as they are padded; or leave the longest "
+            "examples out with --max-length."
         )
     if longest < probe.lengths.max:
         return (

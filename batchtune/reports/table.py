@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,51 +20,20 @@ TIMES = "\u00d7"  # the multiplication sign
 _MAX_TEXT = 400
 _MAX_FAILURES = 10
 _MAX_LIMITS = 24
-# The columns of all tables that hold text, and those that hold running text; the others hold numbers.
-_TEXT = {
-    "",
-    "strategy",
-    "algorithm",
-    "settings",
-    "stage",
-    "table",
-    "closed by",
-    "proven by",
-    "batch shape",
-    "outcome",
-    "verdict",
-}
-_RUNNING_TEXT = {"message", "fails if", "found"}
-# A narrow terminal leaves these out, the last first; others never, as they tell rows apart.
-_SPARE = (
-    *("cost", "randomness", "gain", "throughput", "relative", "estimated epoch", "largest batch", "closed by"),
-    *("against fixed", "proven by", "batches", "peak memory", "meet again", "padding", "step time", "mean batch"),
-    *("trial", "effective buckets", "length correlation", "over length alone", "variation"),
-    *("mixing", "memory", "under half", "waits"),
-    *("wait p99", "first batch", "growth", "processors", "wait p50"),
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table; its title says how it looks."""
+    """A column of a table.
+
+    Attributes:
+        numeric: Whether it is set to the right, with digits of one width.
+        wraps: Whether it holds sentences, which may be broken into lines.
+    """
 
     title: str
-
-    @property
-    def numeric(self) -> bool:
-        """Whether it is set to the right, with digits of one width."""
-        return self.title not in _TEXT | _RUNNING_TEXT
-
-    @property
-    def wraps(self) -> bool:
-        """Whether it holds running text, which may be broken into lines."""
-        return self.title in _RUNNING_TEXT
-
-    @property
-    def leaves(self) -> int:
-        """When a narrow terminal leaves it out: the highest first; 0: never."""
-        return _SPARE.index(self.title) + 1 if self.title in _SPARE else 0
+    numeric: bool = True
+    wraps: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +45,7 @@ class Table:
         notes: Sentences that explain it, shown below.
         marked: Index of the row to set off from the others, or None.
         break_before: Index of the row that begins another group, or None.
+        brief: Whether a brief report shows it, too.
     """
 
     title: str
@@ -84,6 +54,7 @@ class Table:
     notes: tuple[str, ...] = ()
     marked: int | None = None
     break_before: int | None = None
+    brief: bool = False
 
 
 def make_table(
@@ -92,48 +63,70 @@ def make_table(
     notes: Iterable[str] = (),
     marked: int | None = None,
     break_before: int | None = None,
+    *,
+    names: Collection[str] = (),
+    texts: Collection[str] = (),
+    brief: bool = False,
 ) -> Table:
     """Return a table of clean strings.
 
-    A row, of at least one, is its cells by their column. None is unknown; a column without a known cell is left out.
+    Args:
+        title: Shown above it.
+        rows: At least one. Each declares the columns: title → cell. None is unknown; a column without a known cell is
+            left out.
+        notes: Sentences shown below.
+        marked: Index of the row to set off.
+        break_before: Index of the row that begins another group.
+        names: The columns that hold names, not numbers.
+        texts: The columns that hold sentences.
+        brief: Whether a brief report shows it.
     """
-    names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    titles = [title for title in rows[0] if any(row[title] is not None for row in rows)]
+    columns = [
+        Column(clean(title), numeric=title not in names and title not in texts, wraps=title in texts)
+        for title in titles
+    ]
+    cells = [tuple(clean(row[title] or UNKNOWN) for title in titles) for row in rows]
     return Table(
         title=clean(title),
-        columns=tuple(Column(clean(name)) for name in names),
-        rows=tuple(tuple(clean(row[name] or UNKNOWN) for name in names) for row in rows),
+        columns=tuple(columns),
+        rows=tuple(cells),
         notes=tuple(map(clean, notes)),
         marked=marked,
         break_before=break_before,
+        brief=brief,
     )
 
 
 def limits_table(title: str, row: Row | StreamRow, unit: str | None, file: str, notes: Iterable[str] = ()) -> Table:
     """Lay out how many examples a batch holds, by its longest."""
-    sizes = list(zip(row.boundaries, row.batch_sizes, strict=True))
+    buckets = list(zip(row.boundaries, row.batch_sizes, strict=True))
     rows = [
         {
             "up to": format_length(boundary, unit),
             "batch size": format_number(size),
             "largest batch": format_length(boundary * size, unit),
         }
-        for boundary, size in spread(sizes, _MAX_LIMITS)
+        for boundary, size in spread(buckets, _MAX_LIMITS)
     ]
-    return make_table(f"{title} ({row.name})", rows, [*shown_of(len(rows), len(sizes), " lengths", file), *notes])
+    return make_table(f"{title} ({row.name})", rows, [*shown_of(len(rows), len(buckets), " lengths", file), *notes])
 
 
 def failures_table(title: str, failures: Sequence[Trial | VerifyFailure], unit: str | None, file: str) -> list[Table]:
     """Lay out the first of the batches that failed; no table without any."""
     rows = [
         {
-            "batch shape": format_shape(one.batch_size, one.length, unit),
-            "bucket": str(one.bucket + 1) if isinstance(one, VerifyFailure) else None,
-            "outcome": "out of memory" if one.outcome == "oom" else one.outcome,
-            "message": one.error or UNKNOWN,
+            "batch shape": format_shape(failure.batch_size, failure.length, unit),
+            "bucket": str(failure.bucket + 1) if isinstance(failure, VerifyFailure) else None,
+            "outcome": "out of memory" if failure.outcome == "oom" else failure.outcome,
+            "message": failure.error or UNKNOWN,
         }
-        for one in failures[:_MAX_FAILURES]
+        for failure in failures[:_MAX_FAILURES]
     ]
-    return [make_table(title, rows, shown_of(len(rows), len(failures), "", file))] if rows else []
+    if not rows:
+        return []
+    notes = shown_of(len(rows), len(failures), "", file)
+    return [make_table(title, rows, notes, names=["batch shape", "outcome"], texts=["message"])]
 
 
 def clean(text: str) -> str:

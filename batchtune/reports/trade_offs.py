@@ -1,4 +1,4 @@
-"""Sentences on the trade-offs of a sweep: pools, equal rows, randomness, ranks, saturation, tables over two lengths."""
+"""Sentences on the trade-offs of a sweep: pools, randomness, ranks, throughput, tables over two lengths."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from batchtune.reports.rows import (
     format_correlation,
     format_share,
     mates_again,
-    swept_kinds,
-    time_error,
+    time_error_sentence,
 )
 from batchtune.results import Row, Saturation, Sweep, cost_of
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
@@ -23,89 +22,103 @@ _FASTER = 0.01
 _RANDOMNESS_DIGITS = 1e3
 
 
-def trade_off_sentences(sweep: Sweep) -> Iterator[str]:
+def trade_off_sentences(sweep: Sweep, row: Row) -> Iterator[str]:
     """Say how speed is traded for other things, most important first."""
-    row = sweep.recommended_row
-    if row is not None:
-        yield from _ranks(sweep, row)
-    if sweep.saturation is not None and (row is None or row.sizing == "length"):
+    yield from _ranks(sweep, row)
+    if sweep.saturation is not None and row.sizing == "length":
         yield from _saturation(sweep, sweep.saturation)
-    if row is not None:
-        equal = sum(other.equal_to_best is True for other in sweep.rows)
-        of_all = f"; {equal} of {len(sweep.rows)} {swept_kinds(sweep)} are equal to the fastest within that error"
-        yield from time_error(row, of_all if equal > 1 else "")
-        yield from filter(None, (faster_pools_sentence(sweep, row), randomness_sentence(sweep, row)))
-    if row is not None:
-        yield from _batch_sizes(sweep, row)
+    yield from time_error_sentence(row)
+    pools = faster_pools_sentence(sweep, row)
+    if pools is not None:
+        yield pools
+    yield randomness_sentence(sweep, row)
+    yield _batch_sizes(sweep, row)
     if sweep.two_dimensional:
-        gains = two_dimensional_gains(sweep)
-        best = max(gains)
-        num_buckets = sweep.two_dimensional[gains.index(best)].num_buckets
-        yield (
-            f"Buckets over both lengths, as NeMo takes them, would be {best:.2f} times as fast as over the "
-            f"first alone, with {num_buckets} buckets by the frontier, on one rank (sweep.json has the table)."
-            if best > 1.005
-            else "Buckets over both lengths would gain nothing over the first alone."
-        )
+        yield _two_dimensional(sweep)
 
 
 def _ranks(sweep: Sweep, row: Row) -> Iterator[str]:
     """Say how many examples are dealt twice, and how long ranks wait."""
     if sweep.world_size > 1 and row.repeated_examples:
+        verb = "is" if row.repeated_examples == 1 else "are"
         yield (
-            f"{counted(row.repeated_examples, 'example')} {'is' if row.repeated_examples == 1 else 'are'} dealt twice, "
-            f"so that each of the {format_number(sweep.world_size)} ranks has as many batches; the second time counts "
-            "as padding."
+            f"{counted(row.repeated_examples, 'example')} {verb} dealt twice, so that each of the "
+            f"{format_number(sweep.world_size)} ranks has as many batches; the second time counts as padding."
         )
     ranks = row.ranks
     if ranks is None or not ranks.without_waiting_epoch_seconds:
         return
-    independent, same = (
-        (format_seconds(seconds), format_percent(max(0.0, seconds / ranks.without_waiting_epoch_seconds - 1)))
-        for seconds in (ranks.independent_epoch_seconds, ranks.same_bucket_epoch_seconds)
-    )
+    any_batch = _waiting(ranks.independent_epoch_seconds, ranks.without_waiting_epoch_seconds)
+    same_bucket = _waiting(ranks.same_bucket_epoch_seconds, ranks.without_waiting_epoch_seconds)
     alike = "of the same bucket" if row.pool_size is None else "that lie next to each other in a pool"
     which = f"all {alike}" if sweep.settings.get("same_bucket") else "each rank with any batch"
     yield (
-        f"On {sweep.settings.get('world_size')} ranks an epoch takes {independent[0]} if each rank takes any batch "
-        f"({independent[1]} more than if none waited), {same[0]} ({same[1]} more) if all take batches {alike}; "
-        f"{counted(row.steps or 0, 'step')}, {which}."
+        f"On {sweep.world_size} ranks an epoch takes {any_batch} if each rank takes any batch, {same_bucket} if all "
+        f"take batches {alike}; {counted(row.steps, 'step')}, {which}."
     )
 
 
+def _waiting(seconds: float, seconds_without_waiting: float) -> str:
+    share = format_percent(max(0.0, seconds / seconds_without_waiting - 1))
+    return f"{format_seconds(seconds)} ({share} of waiting)"
+
+
 def _saturation(sweep: Sweep, saturation: Saturation) -> Iterator[str]:
-    if saturation.max_batch_length < sweep.max_batch_length:
-        yield (
-            f"max_batch_length = {format_length(saturation.max_batch_length, sweep.lengths.unit)} already reaches "
-            f"{format_percent(saturation.fraction)} of the best throughput of any max_batch_length, with "
-            f"{format_number(saturation.mean_batch_size)} examples a batch on average: often the better choice for "
-            "training."
-        )
+    limit = saturation.max_batch_length
+    if limit >= sweep.max_batch_length:
+        return
+    yield (
+        f"max_batch_length = {format_length(limit, sweep.lengths.unit)} already reaches "
+        f"{format_percent(saturation.fraction)} of the best throughput of any max_batch_length, with "
+        f"{format_number(saturation.mean_batch_size)} examples a batch on average: often the better choice for "
+        "training."
+    )
 
 
-def _batch_sizes(sweep: Sweep, row: Row) -> Iterator[str]:
+def _batch_sizes(sweep: Sweep, row: Row) -> str:
     """Say how the batch size varies, and what that means for the learning rate."""
-    rate = ""
-    if (hint := sweep.learning_rate) is not None:
-        before = "your current config" if hint.relative_to == "current" else f"a fixed {hint.from_batch_size:g}"
-        rate = (
-            f"; a learning rate tuned for {before} scales by {hint.linear:.2f} (linear) or {hint.square_root:.2f} "
-            "(square root), as a hint"
-        )
-    yield f"{batch_sizes(row)}{rate}."
+    hint = sweep.learning_rate
+    if hint is None:
+        return f"{batch_sizes(row)}."
+    before = "your current config" if hint.relative_to == "current" else f"a fixed {hint.from_batch_size:g}"
+    return (
+        f"{batch_sizes(row)}; a learning rate tuned for {before} scales by {hint.linear:.2f} (linear) or "
+        f"{hint.square_root:.2f} (square root), as a hint."
+    )
+
+
+def _two_dimensional(sweep: Sweep) -> str:
+    gains = two_dimensional_gains(sweep)
+    best = max(gains)
+    if best <= 1.005:
+        return "Buckets over both lengths would gain nothing over the first alone."
+    num_buckets = sweep.two_dimensional[gains.index(best)].num_buckets
+    return (
+        f"Buckets over both lengths, as NeMo takes them, would be {best:.2f} times as fast as over the first alone, "
+        f"with {num_buckets} buckets by the frontier, on one rank (sweep.json has the table)."
+    )
 
 
 def two_dimensional_gains(sweep: Sweep) -> list[float]:
     """Return how many times as fast as one dimension each table is; by batches where not all times are known."""
-    rows = sweep.two_dimensional
-    times = [(row.one_dimensional_epoch_seconds, row.estimated_epoch_seconds) for row in rows]
-    known = [one / two for one, two in times if one and two]
-    return known if len(known) == len(rows) else [row.one_dimensional_batches / row.batches for row in rows]
+    gains = []
+    for row in sweep.two_dimensional:
+        if not row.one_dimensional_epoch_seconds or not row.estimated_epoch_seconds:
+            return [row.one_dimensional_batches / row.batches for row in sweep.two_dimensional]
+        gains.append(row.one_dimensional_epoch_seconds / row.estimated_epoch_seconds)
+    return gains
 
 
 def pool_sentences(sweep: Sweep, row: Row) -> Iterator[str]:
     """Say where recommended pools can't be used, and how they vary from epoch to epoch."""
-    yield _sampler(sweep, row)
+    table = best_table(sweep)
+    instead = "no bucket table is recommended for frameworks that can't take it"
+    if table is not None:
+        instead = (
+            f"frameworks that can't take it get the best table, {table.name} ({_cost(sweep, table)}, "
+            f"{_compared_cost(sweep, table, row)})"
+        )
+    yield f"Pools need batchtune's own sampler: {instead}."
     yield (
         "Pools make batches of many shapes: if you compile a model for each shape, sweep with --multiple-of, which "
         "recommends a table of few shapes."
@@ -114,52 +127,42 @@ def pool_sentences(sweep: Sweep, row: Row) -> Iterator[str]:
         return
     batches = f"{format_number(row.batches)} in each of {row.simulated_epochs} simulated epochs"
     if row.batches_deviation:
-        spread = f"{format_number(row.batches)} ± {row.batches_deviation:.2g}"
-        batches = f"{spread} in {row.simulated_epochs} simulated epochs (mean and standard deviation)"
+        batches = (
+            f"{format_number(row.batches)} ± {row.batches_deviation:.2g} in {row.simulated_epochs} simulated epochs "
+            "(mean and standard deviation)"
+        )
     time = ""
     if row.epoch_seconds_deviation is not None and row.estimated_epoch_seconds:
         time = f" The time varies by {format_share(row.epoch_seconds_deviation / row.estimated_epoch_seconds)}."
     yield f"How many batches pools give depends on the shuffle: {batches}; the sampler's len() is exact.{time}"
 
 
-def _sampler(sweep: Sweep, row: Row) -> str:
-    """Say what runs recommended pools, and what other samplers get instead."""
-    own, table = "Pools need batchtune's own sampler", best_table(sweep)
-    if table is None:
-        return f"{own}: no bucket table is recommended for frameworks that can't take it."
-    return (
-        f"{own}: frameworks that can't take it get the best table, {table.name} ({_cost(sweep, table)}, "
-        f"{_compared_cost(sweep, table, row)})."
-    )
-
-
 def randomness_sentence(sweep: Sweep, row: Row) -> str:
     """Say how often the recommended row's batch mates meet again, and how alike their lengths are."""
-    others = [(name, mates_again(sweep, other)) for name, other in compared(sweep)]
-    against = " and ".join(f"{format_share(share)} with {name}" for name, share in others if share is not None)
-    alike = ""
+    text = f"{format_share(row.mates_again)} of batch mates are mates again in the next epoch"
+    against = []
+    for name, other in compared(sweep):
+        share = mates_again(sweep, other)
+        if share is not None:
+            against.append(f"{format_share(share)} with {name}")
+    if against:
+        text += f", against {' and '.join(against)}"
     if row.length_correlation is not None:
-        alike = f"; the lengths of mates correlate by {format_correlation(row.length_correlation)}"
-    return (
-        f"{format_share(row.mates_again)} of batch mates are mates again in the next epoch"
-        f"{f', against {against}' if against else ''}{alike}."
-    )
+        text += f"; the lengths of mates correlate by {format_correlation(row.length_correlation)}"
+    return f"{text}."
 
 
 def faster_pools_sentence(sweep: Sweep, row: Row) -> str | None:
     """Say which pools are faster than the recommended table, by how much and at what randomness; None without any."""
     timed = sweep.has_times
-    cost, fewest = cost_of(row, timed=timed), min((one.batches for one in sweep.baselines), default=math.inf)
+    cost = cost_of(row, timed=timed)
+    fewest = min((baseline.batches for baseline in sweep.baselines), default=math.inf)
     if row.pool_size is not None or cost is None:
         return None
-    faster = [
-        other
-        for other in sweep.rows
-        if other.pool_size is not None
-        and not other.unproven
-        and other.batches < fewest
-        and (cost_of(other, timed=timed) or 0.0) < cost * (1 - _FASTER)
+    candidates = [
+        pools for pools in sweep.rows if pools.pool_size is not None and not pools.unproven and pools.batches < fewest
     ]
+    faster = [pools for pools in candidates if (cost_of(pools, timed=timed) or 0.0) < cost * (1 - _FASTER)]
     if not faster:
         return None
     pools = min(faster, key=lambda other: (other.mates_again, cost_of(other, timed=timed)))
@@ -167,10 +170,10 @@ def faster_pools_sentence(sweep: Sweep, row: Row) -> str | None:
     less = f"{pools.name.capitalize()} would {verb} {_cost(sweep, pools)}, {_compared_cost(sweep, pools, row)}"
     if sweep.settings.get("multiple_of") is not None:
         return f"{less}, but make batches of more shapes than --multiple-of leaves."
-    least = math.floor(pools.randomness * _RANDOMNESS_DIGITS) / _RANDOMNESS_DIGITS
+    randomness = math.floor(pools.randomness * _RANDOMNESS_DIGITS) / _RANDOMNESS_DIGITS
     return (
         f"{less}, but {format_share(pools.mates_again)} of their batch mates are mates again in the next epoch "
-        f"instead of {format_share(row.mates_again)}; --min-randomness {least:g} allows that."
+        f"instead of {format_share(row.mates_again)}; --min-randomness {randomness:g} allows that."
     )
 
 
@@ -184,6 +187,7 @@ def _cost(sweep: Sweep, row: Row) -> str:
 
 def _compared_cost(sweep: Sweep, row: Row, other: Row) -> str:
     """Return how much more or less a row costs than another: `1.5% more`."""
-    ours, theirs = (cost_of(one, timed=sweep.has_times) or 0.0 for one in (row, other))
-    change = ours / theirs - 1 if theirs else 0.0
+    cost = cost_of(row, timed=sweep.has_times) or 0.0
+    other_cost = cost_of(other, timed=sweep.has_times)
+    change = cost / other_cost - 1 if other_cost else 0.0
     return f"{format_percent(abs(change))} {'more' if change >= 0 else 'less'}"

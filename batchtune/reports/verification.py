@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from batchtune.reports.run import RunResults
-from batchtune.reports.table import Table, failures_table
-from batchtune.results import Verification
+from batchtune.reports.table import Fact, Table, failures_table
+from batchtune.results import Row, StreamRow, Verification
 from batchtune.trust import settings_differences
 from batchtune.units import counted, format_number, format_seconds, format_size, with_full_stop
 
+_OTHER_BATCHES = (
+    "The verification ran {what} than the sweep recommends: those of an earlier sweep, or of an edited sampler.yaml. "
+    "Train with what was verified, or run `batchtune sweep-buckets` and `batchtune verify` again."
+)
 _MISMATCHES = {
     "lengths": "The verification used other lengths than the sweep, so it says nothing about these. Run `batchtune "
     "verify` again.",
     "stream": "The verification ran other batches of the stream than its sweep recommends: those of an earlier sweep, "
     "or of an edited stream.yaml. Train with what was verified, or run `batchtune sweep-stream` and `batchtune verify "
     "--stream` again.",
-    **dict.fromkeys(
-        ("table", "pools"),
-        "The verification ran {what} than the sweep recommends: those of an earlier sweep, or of an edited "
-        "sampler.yaml. Train with what was verified, or run `batchtune sweep-buckets` and `batchtune verify` again.",
-    ),
+    "table": _OTHER_BATCHES.format(what="another bucket table"),
+    "pools": _OTHER_BATCHES.format(what="other pools"),
 }
 _AGAIN = "Run `batchtune verify` again as it was probed, or probe again with --force."
 
@@ -28,8 +29,9 @@ _AGAIN = "Run `batchtune verify` again as it was probed, or probe again with --f
 def verification_sentences(verification: Verification) -> list[str]:
     """Say whether it holds and why, most important first, and if not, what to do instead."""
     if verification.holds:
-        of_stream = verification.of_stream
-        steps = f"{counted(verification.steps, 'step' if of_stream else 'shuffled step')}{' of the stream' * of_stream}"
+        steps = counted(verification.steps, "shuffled step")
+        if verification.of_stream:
+            steps = f"{counted(verification.steps, 'step')} of the stream"
         return [f"Verified: {steps} without running out of memory; {_time(verification)}."]
     reasons = [with_full_stop(reason) for reason in verification.reasons] or ["No reason is given."]
     sentences = ["The verification does not hold.", *reasons]
@@ -39,7 +41,8 @@ def verification_sentences(verification: Verification) -> list[str]:
 
 
 def _time(verification: Verification) -> str:
-    measured, estimated = verification.measured_epoch_seconds, verification.estimated_epoch_seconds
+    measured = verification.measured_epoch_seconds
+    estimated = verification.estimated_epoch_seconds
     if measured is None:
         return "times were not measured"
     takes = f"an epoch takes {format_seconds(measured)} measured"
@@ -51,22 +54,22 @@ def _time(verification: Verification) -> str:
     return f"{takes} against {format_seconds(estimated)} estimated ({ratio} times)"
 
 
-def verification_facts(verification: Verification) -> list[tuple[str, str]]:
-    """Return names and values of what was run and what it showed."""
+def verification_facts(verification: Verification) -> Iterator[Fact]:
+    """Yield names and values of what was run and what it showed."""
     kind = "shuffled ones"
     if verification.buffer_size is not None:
         kind = f"of the stream ({verification.algorithm} with a buffer of {format_number(verification.buffer_size)})"
-    run = (
+    yield (
+        "Verification",
         f"{counted(verification.worst_steps, 'step')} with the worst batches, then "
         f"{format_number(verification.steps)} of {format_number(verification.planned_steps)} {kind}; an epoch has "
-        f"{format_number(verification.epoch_batches)}"
+        f"{format_number(verification.epoch_batches)}",
     )
-    facts = [("Verification", run)]
-    if memory := ", ".join(_memory(verification)):
-        facts.append(("Memory", memory))
+    memory = list(_memory(verification))
+    if memory:
+        yield "Memory", ", ".join(memory)
     if verification.measured_epoch_seconds is not None:
-        facts.append(("Time", _time(verification)))
-    return facts
+        yield "Time", _time(verification)
 
 
 def _memory(verification: Verification) -> Iterator[str]:
@@ -76,7 +79,7 @@ def _memory(verification: Verification) -> Iterator[str]:
     if verification.reserved_bytes is not None:
         yield f"{format_size(verification.reserved_bytes)} held by the allocator"
     if growth is not None:
-        yield "between steps " + (f"it grew by {format_size(growth)}" if growth > 0 else "it did not grow")
+        yield f"between steps it grew by {format_size(growth)}" if growth > 0 else "between steps it did not grow"
     if verification.alloc_retries:
         yield f"the allocator's cache was emptied {counted(verification.alloc_retries, 'time')}"
 
@@ -94,34 +97,49 @@ def mismatch(results: RunResults) -> str | None:
     agree, or if nothing is known of one of them.
     """
     verified = results.verification
-    swept = results.stream if verified is not None and verified.of_stream else results.sweep
-    if verified is None or swept is None:
+    if verified is None:
+        return None
+    swept = results.stream if verified.of_stream else results.sweep
+    if swept is None:
         return None
     if verified.lengths.fingerprint != swept.lengths.fingerprint:
         return "lengths"
-    table = verified.bucket_boundaries, verified.bucket_batch_sizes
-    if results.stream is not None and verified.of_stream:
+    if verified.of_stream:
+        assert results.stream is not None
         chosen = results.stream.recommended_row
         rows = results.stream.rows if chosen is None or chosen.by_speechbrain else [chosen]
-        ran = table, verified.algorithm, verified.buffer_size, verified.max_padding_ratio
-        known = [((r.boundaries, r.batch_sizes), r.algorithm, r.buffer_size, r.max_padding_ratio) for r in rows]
-        return None if ran in known else "stream"
+        return None if any(_ran_stream_row(verified, row) for row in rows) else "stream"
     row = None if results.sweep is None else results.sweep.recommended_row
-    if row is None or (row.boundaries, row.batch_sizes) != table:
+    if row is None or not _ran_table(verified, row):
         return "table"
-    pools = verified.pool_size, verified.batch_overhead
-    return None if (row.pool_size, row.batch_overhead) == pools else "pools"
+    same_pools = row.pool_size == verified.pool_size and row.batch_overhead == verified.batch_overhead
+    return None if same_pools else "pools"
+
+
+def _ran_table(verified: Verification, row: Row | StreamRow) -> bool:
+    return row.boundaries == verified.bucket_boundaries and row.batch_sizes == verified.bucket_batch_sizes
+
+
+def _ran_stream_row(verified: Verification, row: StreamRow) -> bool:
+    return (
+        _ran_table(verified, row)
+        and row.algorithm == verified.algorithm
+        and row.buffer_size == verified.buffer_size
+        and row.max_padding_ratio == verified.max_padding_ratio
+    )
 
 
 def verification_warnings(results: RunResults) -> Iterator[str]:
     """Yield the verification's own warnings, and how it differs from the rest of the run."""
-    verified, probe = results.verification, results.probe
+    verified = results.verification
+    probe = results.probe
     if verified is None:
         return
-    yield from map(with_full_stop, verified.warnings)
-    if (differs := mismatch(results)) is not None:
-        what = "another bucket table" if verified.pool_size is None else "other pools"
-        yield _MISMATCHES[differs].format(what=what)
+    for warning in verified.warnings:
+        yield with_full_stop(warning)
+    difference = mismatch(results)
+    if difference is not None:
+        yield _MISMATCHES[difference]
     if probe is None:
         return
     little = f"one says little about the other. {_AGAIN}"
@@ -130,6 +148,7 @@ def verification_warnings(results: RunResults) -> Iterator[str]:
     if verified.device.name != probe.device.name:
         yield f"The verification ran on {verified.device.name}, the probe on {probe.device.name}: {little}"
     elif verified.device.limit_bytes != probe.device.limit_bytes:
-        theirs, ours = format_size(verified.device.limit_bytes), format_size(probe.device.limit_bytes)
-        yield f"The verification had a memory limit of {theirs}, the probe of {ours}. {_AGAIN}"
+        verified_limit = format_size(verified.device.limit_bytes)
+        probed_limit = format_size(probe.device.limit_bytes)
+        yield f"The verification had a memory limit of {verified_limit}, the probe of {probed_limit}. {_AGAIN}"
     yield from settings_differences(probe.device, verified.device)

@@ -171,7 +171,7 @@ def test_the_recommended_row_is_marked_in_its_tables() -> None:
         for tag, attributes in PageReader(render(RunResults(name="", probe=None, sweep=made_sweep()))).elements
         if tag == "tr"
     ]
-    assert sum(attributes.get("class") == "marked" for attributes in rows) == 1
+    assert sum(attributes.get("class") == "marked" for attributes in rows) == 2
 
 
 def test_each_chart_has_a_name_and_a_description() -> None:

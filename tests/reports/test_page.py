@@ -84,7 +84,7 @@ def test_target_lengths_have_a_column_where_there_are_any() -> None:
 
 def test_each_bucket_tells_the_trial_that_proves_it() -> None:
     page = build_page(RunResults(name="run", probe=proven_probe(), sweep=proven_sweep()))
-    _, buckets, frontier = page.tables
+    _, _, buckets, frontier = page.tables
     assert buckets.columns[-1].title == "proven by"
     assert buckets.rows[0] == ("3.582 s", "167", "598.2 s", "trial 13: 170 \u00d7 3.582 s")
     assert (frontier.columns[-1].title, frontier.rows[1][0], frontier.rows[1][-1]) == ("trial", "3.582 s", "13")
@@ -95,7 +95,7 @@ def test_buckets_that_no_trial_proves_say_so() -> None:
     empty = msgspec.structs.replace(sweep.buckets[-1], examples=0)
     sweep = msgspec.structs.replace(sweep, buckets=[*sweep.buckets[:-1], empty])
     page = build_page(RunResults(name="run", probe=proven_probe(), sweep=sweep))
-    assert [row[-1] for row in page.tables[1].rows[-5:]] == [
+    assert [row[-1] for row in page.tables[2].rows[-5:]] == [
         "trial 21: 32 \u00d7 18.61 s",
         *["not proven"] * 3,
         "\u2013",
@@ -104,4 +104,4 @@ def test_buckets_that_no_trial_proves_say_so() -> None:
 
 def test_what_is_not_proven_names_no_trials() -> None:
     page = build_page(RunResults(name="run", probe=made_probe(), sweep=made_sweep()))
-    assert [table.columns[-1].title for table in page.tables[1:]] == ["largest batch", "step time"]
+    assert [table.columns[-1].title for table in page.tables[2:]] == ["largest batch", "step time"]

@@ -16,7 +16,7 @@ from loader_records import (
     made_loader,
 )
 from msgspec.structs import replace
-from report_records import made_probe, made_sweep, rule_inputs
+from report_records import brief_tables, made_probe, made_sweep, rule_inputs
 
 from batchtune.errors import ResultError
 from batchtune.reports import load_run, summary_sentences
@@ -135,7 +135,7 @@ def test_defaults_of_torch_go_without_saying() -> None:
 
 def test_the_fastest_is_shown_beside_the_recommended() -> None:
     fast = with_row(made_loader(), 3, examples_per_second=9000.0)  # in the first, short round
-    (table,) = report_tables(loaded(fast), brief=True)
+    (table,) = brief_tables(loaded(fast))
     assert table.rows[1][:3] == ("fastest", "2", "9000")
 
 
@@ -169,11 +169,10 @@ def test_failed_settings_are_counted_and_quoted() -> None:
         "/dev/shm is too small",
         " ".join(SHARED_MEMORY.split()),
     )
-    assert build_page(loaded(), brief=True).warnings[0].endswith("--full shows all.")
 
 
 def test_an_interrupted_tuning_is_said_to_be_one() -> None:
-    first = next(iter(warning_sentences(loaded(made_loader(interrupted=True)), brief=True)))
+    first = next(iter(warning_sentences(loaded(made_loader(interrupted=True)))))
     assert first.startswith("The tuning was interrupted after")
 
 
@@ -201,7 +200,7 @@ def test_what_comes_next(loader: LoaderTuning, expected: list[str]) -> None:
 
 
 def test_the_full_table_has_a_column_for_what_varies() -> None:
-    table = next(iter(report_tables(loaded())))
+    table = report_tables(loaded())[1]
     titles = [column.title for column in table.columns]
     assert titles[:4] == ["num workers", "prefetch factor", "examples/s", "step waits"] and titles[-1] == "outcome"
     assert table.marked == 5 and table.rows[5][:4] == ("4", "2", "870.7", "0.6%")
@@ -211,12 +210,12 @@ def test_the_full_table_has_a_column_for_what_varies() -> None:
 
 def test_an_argument_with_the_name_of_another_column() -> None:
     rows = [replace(row, arguments={**row.arguments, "memory": i}) for i, row in enumerate(made_dali().rows)]
-    table = next(iter(report_tables(loaded(replace(made_dali(), rows=rows)))))
+    table = report_tables(loaded(replace(made_dali(), rows=rows)))[1]
     assert [row[2] for row in table.rows] == ["0", "1", "2", "3"] and "1,020 MiB" in table.rows[1]
 
 
 def test_the_brief_table_compares_the_fastest_and_no_workers() -> None:
-    (table,) = report_tables(loaded(), brief=True)
+    (table,) = brief_tables(loaded())
     assert [row[:3] for row in table.rows] == [
         ("recommended", "4", "870.7"),
         ("fastest", "6", "1234"),
@@ -227,9 +226,9 @@ def test_the_brief_table_compares_the_fastest_and_no_workers() -> None:
 def test_a_single_setting_is_not_called_recommended() -> None:
     results = loaded(made_iterable())
     assert "Only this setting was measured, so it is not known to be the best." in summary_sentences(results)
-    brief, full = (build_page(results, brief=brief) for brief in (True, False))
-    assert [row[0] for table in brief.tables for row in table.rows] == ["measured"]
-    assert not any("recommended" in text for page in (brief, full) for text in str(page).splitlines())
+    (table,) = brief_tables(results)
+    assert [row[0] for row in table.rows] == ["measured"]
+    assert "recommended" not in str(build_page(results))
 
 
 # The chart

@@ -14,7 +14,7 @@ from report_records import COUNT, made_drift, made_sweep, made_verification, rul
 from batchtune.reports import RunResults, summary_sentences
 from batchtune.reports.gate import judge, parse_rules
 from batchtune.reports.page import drift_sentences, next_steps, report_tables
-from batchtune.reports.sweep_tables import rows_table, sweep_comparison, trade_off_tables
+from batchtune.reports.sweep_tables import comparison_table, curve_table, rows_table
 from batchtune.reports.table import UNKNOWN
 from batchtune.reports.trade_offs import faster_pools_sentence, pool_sentences, trade_off_sentences
 from batchtune.results import Row, Sweep, Verdict
@@ -29,7 +29,7 @@ def recommended(sweep: Sweep) -> Row:
 
 
 def sentence(sweep: Sweep, begins: str) -> str:
-    (found,) = (text for text in trade_off_sentences(sweep) if text.startswith(begins))
+    (found,) = (text for text in trade_off_sentences(sweep, recommended(sweep)) if text.startswith(begins))
     return found
 
 
@@ -50,7 +50,8 @@ def test_how_often_mates_meet_again_is_told() -> None:
 
 
 def test_the_curve_of_tables_and_pools_tells_their_randomness() -> None:
-    curve = next(trade_off_tables(pooled_sweep()))
+    sweep = pooled_sweep()
+    curve = curve_table(sweep)
     assert curve.marked is not None
     assert curve.rows[curve.marked] == ("pooled 10,000", "0.8000", "0.998", "45.88", "0.37", "1.01×")
 
@@ -124,7 +125,7 @@ def test_pools_are_shown_by_their_size() -> None:
 
 def test_recommended_pools_are_compared_with_the_best_table() -> None:
     sweep = pooled_sweep()
-    table = sweep_comparison(sweep, recommended(sweep))
+    table = comparison_table(sweep, recommended(sweep), timed=True)
     again = [column.title for column in table.columns].index("meet again")
     shown = {row[0]: row[again] for row in table.rows}
     assert (shown["recommended"], shown["best table (13 buckets)"], shown["lower bound"]) == ("20%", "4.09%", UNKNOWN)
@@ -134,7 +135,7 @@ def test_recommended_pools_are_compared_with_the_best_table() -> None:
 def test_what_limits_a_batch_in_pools_is_laid_out() -> None:
     sweep = pooled_sweep()
     rows = [replace(row, batch_overhead=12.0) if row.pool_size else row for row in sweep.rows]
-    limits = list(report_tables(RunResults(name="run", probe=None, sweep=replace(sweep, rows=rows))))[1]
+    limits = list(report_tables(RunResults(name="run", probe=None, sweep=replace(sweep, rows=rows))))[2]
     assert limits.title == "Largest batch size, by longest example (pools of 10,000 examples)"
     assert limits.rows[-1] == ("24.52 s", "24", "588.6 s")
     assert limits.notes[0] == "24 of 40 lengths shown; all are in sampler.yaml."

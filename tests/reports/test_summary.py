@@ -20,7 +20,7 @@ from report_records import (
 )
 
 from batchtune.reports import RunResults, summary_sentences
-from batchtune.reports.page import next_steps
+from batchtune.reports.page import build_page, next_steps
 from batchtune.reports.rows import today_row
 from batchtune.results import Probe, Row, Sweep, WorkloadRecord
 from batchtune.units import format_ratio
@@ -31,15 +31,19 @@ def summary_of(sweep: Sweep, probe: Probe | None = None) -> list[str]:
 
 
 def test_the_first_sentence_says_what_to_set_and_what_it_saves() -> None:
-    assert summary_of(made_sweep())[:2] == [
-        "Set 13 buckets (optimal) with max_batch_length = 600 s: 1.34 times faster than SpeechBrain's num_buckets=20.",
-        "An epoch needs 634 batches; SpeechBrain's num_buckets=20 needs 1021 and a fixed batch size of 24 needs 1190.",
-    ]
+    first, *others = summary_of(made_sweep())
+    assert first == (
+        "Set 13 buckets (optimal) with max_batch_length = 600 s: 1.34 times faster than SpeechBrain's num_buckets=20."
+    )
+    assert (
+        "An epoch needs 634 batches; SpeechBrain's num_buckets=20 needs 1021 and a fixed batch size of 24 needs 1190."
+        in others
+    )
 
 
 def test_on_several_ranks_the_batches_are_those_of_all() -> None:
     sweep = msgspec.structs.replace(made_sweep(), settings={"world_size": 8})
-    assert "An epoch on 8 ranks needs 634 batches;" in summary_of(sweep)[1]
+    assert "An epoch on 8 ranks needs 634 batches;" in " ".join(summary_of(sweep))
 
 
 def test_a_better_current_config_is_called_better() -> None:
@@ -59,38 +63,57 @@ def test_a_gain_within_the_error_of_the_estimates_says_so() -> None:
 
 
 def test_estimated_times_are_compared_where_they_are_known() -> None:
-    assert summary_of(made_sweep())[2] == (
+    assert (
         "One epoch is estimated at 3 min 20 s: 1.34 times faster than SpeechBrain's num_buckets=20 "
         "(4 min 27 s) and 1.41 times faster than a fixed batch size of 24 (4 min 42 s)."
-    )
+    ) in summary_of(made_sweep())
 
 
 def test_without_times_batches_are_compared_and_it_says_so() -> None:
-    assert summary_of(made_sweep(timed=False))[0].endswith(
-        ": 37.9% fewer batches than with SpeechBrain's num_buckets=20."
-    )
-    assert summary_of(made_sweep(timed=False))[2] == (
-        "Step times are not known, so tables are compared by batches: 37.9% fewer batches than with "
-        "SpeechBrain's num_buckets=20 and 46.7% fewer batches than with a fixed batch size of 24."
-    )
+    first, second, *_ = summary_of(made_sweep(timed=False))
+    assert first.endswith(": 37.9% fewer batches than with SpeechBrain's num_buckets=20.")
+    assert second == "Step times are not known, so tables are compared by batches; the time saved may be much less."
+
+
+def unreliable(sweep: Sweep) -> Sweep:
+    rows = [msgspec.structs.replace(row, estimated_epoch_error_seconds=40.0) for row in sweep.rows]
+    return msgspec.structs.replace(sweep, rows=rows)
+
+
+def test_times_with_a_large_error_are_not_compared() -> None:
+    first, second, *others = summary_of(unreliable(made_sweep()))
+    assert first.endswith(": 37.9% fewer batches than with SpeechBrain's num_buckets=20.")
+    assert second.startswith("The estimated times are not reliable: their error is 40.0%.")
+    assert not any("times faster" in text for text in others)
+    page = build_page(RunResults(name="run", sweep=unreliable(made_sweep())))
+    assert "estimated epoch" not in [column.title for column in page.tables[0].columns]
+
+
+def test_a_step_model_with_a_large_error_is_not_relied_on() -> None:
+    probe = made_probe()
+    assert probe.models.step_seconds is not None
+    for error, compared in ((0.31, "fewer batches"), (0.29, "times faster")):
+        model = msgspec.structs.replace(probe.models.step_seconds, relative_error=error)
+        poor = msgspec.structs.replace(probe, models=msgspec.structs.replace(probe.models, step_seconds=model))
+        assert compared in summary_of(made_sweep(), poor)[0]
 
 
 def test_that_every_batch_was_run_is_told_with_the_margin() -> None:
-    assert summary_of(proven_sweep(), proven_probe())[3] == (
+    assert summary_of(proven_sweep(), proven_probe())[1] == (
         "Every batch size was run, or is no larger than one that was, and leaves 400 MiB (0.3% of the limit) free."
     )
 
 
 def test_a_system_that_tells_no_peaks_has_no_known_margin() -> None:
     probe = msgspec.structs.replace(proven_probe(), margin=None)
-    assert summary_of(proven_sweep(), probe)[3] == (
+    assert summary_of(proven_sweep(), probe)[1] == (
         "Every batch size was run, or is no larger than one that was; how much memory that leaves free is not known."
     )
 
 
 def test_batch_sizes_that_were_not_run_are_counted() -> None:
     told = summary_of(partly_proven_sweep(), proven_probe())
-    assert told[3] == "4 of 13 batch sizes are not proven to fit: the warnings say why."
+    assert told[1] == "4 of 13 batch sizes are not proven to fit: the warnings say why."
 
 
 def test_without_a_probe_nothing_is_said_of_what_was_run() -> None:
@@ -98,20 +121,18 @@ def test_without_a_probe_nothing_is_said_of_what_was_run() -> None:
 
 
 def test_the_bound_is_told_with_the_distance_from_it() -> None:
-    assert summary_of(made_sweep(timed=False))[3] == (
-        "The bound that no bucket table can beat is 604 batches: this is 5.0% above it."
-    )
+    assert "Lower bound: 604 batches; this needs 5.0% more." in summary_of(made_sweep(timed=False))
 
 
 def test_padding_is_held_against_todays_practice() -> None:
-    assert summary_of(made_sweep())[4] == (
+    assert (
         "Padding is 3.1% of all cells, against 22.0% with SpeechBrain's num_buckets=20 and 22.4% with a "
         "fixed batch size of 24."
-    )
+    ) in summary_of(made_sweep())
 
 
 def test_the_sweeps_reason_ends_with_a_full_stop() -> None:
-    assert summary_of(made_sweep())[5] == (
+    assert summary_of(made_sweep())[1] == (
         "Why: optimal with 13 buckets is within 1% of the best, and fewer buckets keep more randomness."
     )
 
@@ -124,10 +145,9 @@ def test_no_recommendation_is_said_first_with_the_sweeps_reason() -> None:
 
 
 def test_todays_practice_is_not_compared_with_itself() -> None:
-    assert summary_of(with_recommended(made_sweep(), "speechbrain", 20))[:2] == [
-        "Set 20 buckets (speechbrain) with max_batch_length = 600 s: 1.05 times faster than a fixed batch size of 24.",
-        "An epoch needs 1021 batches; a fixed batch size of 24 needs 1190.",
-    ]
+    said = summary_of(with_recommended(made_sweep(), "speechbrain", 20))
+    assert said[0].endswith(" 600 s: 1.05 times faster than a fixed batch size of 24.")
+    assert "An epoch needs 1021 batches; a fixed batch size of 24 needs 1190." in said
 
 
 def test_text_is_compared_with_length_grouped_batches() -> None:
@@ -141,13 +161,13 @@ def test_text_is_compared_with_length_grouped_batches() -> None:
 @pytest.mark.parametrize("unit", ["s", "tokens"])
 def test_without_times_a_brief_report_says_so_too(unit: str) -> None:
     sweep = made_sweep(timed=False, unit=unit)
-    said = summary_sentences(RunResults(name="run", sweep=sweep), brief=True)
+    said = build_page(RunResults(name="run", sweep=sweep)).lead
     assert said[1] == "Step times are not known, so tables are compared by batches; the time saved may be much less."
 
 
 def test_a_slower_recommendation_is_called_slower() -> None:
     sweep = with_recommended(made_sweep(), "speechbrain", 10)
-    assert "1.24 times slower than a fixed batch size of 24" in summary_of(sweep)[2]
+    assert "1.24 times slower than a fixed batch size of 24" in " ".join(summary_of(sweep))
 
 
 def test_a_table_of_the_frontier_names_measured_batch_sizes() -> None:
@@ -165,8 +185,7 @@ def test_a_sweep_with_nothing_to_compare_has_a_summary() -> None:
         "Set 10 buckets (optimal) with max_batch_length = 600 s.",
         "An epoch needs 641 batches.",
         "One epoch is estimated at 3 min 22 s.",
-        "The bound that no bucket table can beat is 604 batches and an estimated 3 min 13 s: this is 6.1% and 4.7% "
-        "above it.",
+        "Lower bound: 604 batches; this needs 6.1% more. In time: 3 min 13 s; this takes 4.7% more.",
         "Padding is 4.0% of all cells.",
         "3.15% of batch mates are mates again in the next epoch.",
         "Batches hold 3 to 425 examples, 44.52 on average (coefficient of variation 0.61).",
@@ -178,7 +197,7 @@ def test_a_probe_alone_tells_the_limit_and_the_next_command() -> None:
         "max_batch_length = 600 s is the most that fits at every length, measured on NVIDIA H200, limited to "
         "126 GiB of 140 GiB.",
         "A batch holds from 24 examples of 24.52 s to 434 of 1.41 s.",
-        "`batchtune sweep-buckets` finds the buckets that waste least with it.",
+        "`batchtune sweep-buckets` finds the buckets that waste the least with it.",
     ]
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from report_records import made_sweep, proven_sweep, whole_sweep, with_recommended, without_recommendation
 
-from batchtune.reports.sweep_tables import chosen_rows, rows_table, sweep_comparison
+from batchtune.reports.sweep_tables import chosen_rows, comparison_table, rows_table
 from batchtune.results import Sweep
 
 
@@ -122,7 +122,7 @@ def test_a_current_config_that_cant_fit_is_marked(fits: bool | None, name: str) 
 def test_a_current_config_that_cant_fit_is_compared_and_marked() -> None:
     sweep = msgspec.structs.replace(whole_sweep(), current_fits=False)
     assert sweep.recommended_row is not None
-    assert [row[0] for row in sweep_comparison(sweep, sweep.recommended_row).rows] == [
+    assert [row[0] for row in comparison_table(sweep, sweep.recommended_row, timed=True).rows] == [
         "recommended",
         "SpeechBrain's num_buckets=20",
         "fixed batch size of 24",

@@ -46,7 +46,7 @@ def test_what_does_not_hold_is_told_with_why_and_what_instead() -> None:
 
 
 def test_a_verification_that_holds_follows_what_to_set() -> None:
-    assert summary_sentences(run_with(made_verification()))[3].startswith("Verified: 500")
+    assert summary_sentences(run_with(made_verification()))[1].startswith("Verified: 500")
 
 
 def test_one_that_does_not_comes_first() -> None:

@@ -155,6 +155,6 @@ def test_dali_has_reader_threads_and_no_pinned_memory() -> None:
 
 
 def tables_of(tuning: LoaderTuning) -> list[str]:
-    section = LoaderSection(loaded(tuning), tuning, brief=False)
-    tables = [*section.comparison(), *section.tables()]
+    section = LoaderSection(loaded(tuning), tuning)
+    tables = list(section.tables())
     return [str(table) for table in tables]

@@ -104,15 +104,19 @@ def _source(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _environment(results: RunResults) -> list[tuple[str, tuple[Fact, ...]]]:
+def _environment(results: RunResults) -> list[tuple[str, list[Fact]]]:
     """Return lists of names and values, each with its title: the device, the settings, what wrote the files."""
     groups: dict[str, list[Fact]] = {}
     for section in reversed(sections(results)):
         groups |= section.settings()
     if results.verification is not None:
         groups["Verification"] = settings_facts(results.verification.settings)
-    files = [] if results.lengths is None else [("data fingerprint", results.lengths.fingerprint)]
-    written = {kind.file: getattr(results, name) for name, kind in KINDS.items()} | {VERIFY_FILE: results.verification}
-    files += [(file, f"batchtune {one.meta.batchtune}") for file, one in written.items() if one is not None]
-    groups["Files"] = files
+    groups["Files"] = []
+    if results.lengths is not None:
+        groups["Files"].append(("data fingerprint", results.lengths.fingerprint))
+    written = {kind.file: getattr(results, name) for name, kind in KINDS.items()}
+    written[VERIFY_FILE] = results.verification
+    for file, result in written.items():
+        if result is not None:
+            groups["Files"].append((file, f"batchtune {result.meta.batchtune}"))
     return [(title, clean_facts(facts)) for title, facts in groups.items() if facts]
