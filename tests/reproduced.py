@@ -77,3 +77,21 @@ def lhotse_batches(
         queues[chosen] = [queues[chosen][place] for place in sorted(places[batch_sizes[chosen] :])]
         read(len(taken))
     return batches
+
+
+def lhotse_boundaries(lengths: FloatArray, num_buckets: int) -> FloatArray:
+    """The inner boundaries that Lhotse estimates, to the bit: buckets of about the same total length.
+
+    It goes through the sorted lengths and begins a bucket as soon as the one before holds more than total /
+    num_buckets. Source: `lhotse.dataset.sampling.dynamic_bucketing.estimate_duration_buckets`, Lhotse 1.33.
+    """
+    values = np.sort(np.asarray(lengths, dtype=np.float64))
+    share = values.sum() / num_buckets
+    boundaries: list[float] = []
+    total = 0.0
+    for value in values.tolist():
+        if total > share:
+            boundaries.append(value)
+            total = 0.0
+        total += value
+    return np.array(boundaries, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""The samplers of other libraries, reproduced."""
+"""SpeechBrain's DynamicBatchSampler, reproduced."""
 
 from __future__ import annotations
 
@@ -48,47 +48,3 @@ def speechbrain_table(
         raise ValueError("either num_buckets or bucket_boundaries is needed")
     sizes = batch_sizes_for(boundaries, max_batch_length, max_batch_ex)
     return BucketTable(boundaries, sizes).extended_to(float(histogram.lengths[-1]))
-
-
-def lhotse_boundaries(lengths: npt.ArrayLike, num_buckets: int) -> FloatArray:
-    """Return the inner boundaries that Lhotse estimates, to the bit: buckets of about the same total length.
-
-    There are at most num_buckets - 1, ascending. It goes through the sorted lengths and begins a bucket as soon as the
-    one before holds more than total / num_buckets. So a boundary is the shortest length of the bucket that begins
-    there; but its sampler puts a length on a boundary into the bucket below (`bisect_left`). As every bucket overshoots
-    its share, there can silently be fewer buckets than asked for; boundaries can be repeated, which leaves buckets
-    empty. Only the length counts, whatever the constraint's `quadratic_duration`. DynamicBucketingSampler shows it the
-    first 10,000 cuts (`num_cuts_for_bins_estimate`), not all.
-
-    Source: `lhotse.dataset.sampling.dynamic_bucketing.estimate_duration_buckets`, Lhotse 1.33.
-
-    Raises ValueError if `num_buckets` is below 2 or above the number of examples, where Lhotse fails an assertion, or
-    if a length is negative or NaN.
-    """
-    values = np.array(lengths, dtype=np.float64)
-    if values.ndim != 1:
-        raise ValueError(f"lengths must be one-dimensional, got shape {values.shape}")
-    if not (values >= 0).all():
-        raise ValueError("lengths must not be negative or NaN")
-    if not 2 <= num_buckets <= values.size:
-        raise ValueError(f"num_buckets must be from 2 to the number of lengths, {values.size}, got {num_buckets}")
-    values.sort()
-    share = values.sum() / num_buckets
-    boundaries = []
-    start = 0
-    while (start := _overshoot(values, start, share, values.size // num_buckets)) < values.size:
-        boundaries.append(values[start])
-    return np.array(boundaries, dtype=np.float64)
-
-
-def _overshoot(values: FloatArray, start: int, share: float, window: int) -> int:
-    """Return the end of the shortest run from `start` that sums to more than `share`, or of all values."""
-    while True:
-        # Summed one after another, as Lhotse does, to round alike.
-        totals = np.cumsum(values[start : start + window])
-        end = start + int(np.searchsorted(totals, share, side="right"))
-        if end < start + totals.size:
-            return end + 1
-        if start + window >= values.size:
-            return int(values.size)
-        window *= 2

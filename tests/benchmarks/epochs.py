@@ -27,11 +27,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from batching.conftest import load_dynamic_batch_sampler
-from reproduced import lhotse_batches
+from reproduced import lhotse_batches, lhotse_boundaries
 from torch.utils.data import BatchSampler
 
 from batchtune import BucketBatchSampler
-from batchtune.batching.samplers import lhotse_boundaries
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.probe.settings import ProbeSettings
