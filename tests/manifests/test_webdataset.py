@@ -104,40 +104,30 @@ def test_the_text_beside_it_can_be_the_target(read) -> None:
     assert read(shard(speech(3)), target_key="txt").targets.tolist() == [15.0, 10.0, 5.0]
 
 
-def test_a_field_of_the_json_member_can_be_the_length(read) -> None:
-    lengths = read(shard(speech(2)), length_key="json.duration")
-    assert lengths.values.tolist() == [2 / 16, 1 / 16]
-    assert lengths.unit == "s"
-
-
 def test_a_dimension_of_an_array_can_be_the_length(write) -> None:
     path = write([("a.npy", npy(7, 80)), ("b.npy", npy(9))])
     assert rows(path, "npy", "npy.0")[1:] == ([7, 9], [7, 9])
     assert rows(path, "npy.1")[1] == [80, Unreadable("too few dimensions", "of shape (9,)")]
 
 
-def test_an_array_alone_is_the_length(read) -> None:
-    lengths = read(shard([("a.npy", npy(7, 80)), ("a.txt", b"x"), ("b.npy", npy(9, 80)), ("b.txt", b"y")]))
-    assert lengths.values.tolist() == [9.0, 7.0]
-    assert "Lengths are taken from column 'npy'." in lengths.notes
+@pytest.mark.parametrize(
+    ("members", "length", "unit"),
+    [
+        ([("a.npy", npy(7, 80)), ("a.txt", b"x")], 7.0, None),
+        ([("a.npy", npy(7, 80)), ("a.wav", wav(1000))], 1000 / RATE, "s"),
+        ([("a.npy", npy(7, 80)), ("a.json", b'{"num_frames": 5}')], 5.0, "frames"),
+        ([("a.duration", b"2.5\n")], 2.5, "s"),
+        ([("a.json", b'{"duration": 2.5}')], 2.5, "s"),
+    ],
+)
+def test_the_length_is_found_without_options(read, members: list[Member], length: float, unit: str | None) -> None:
+    lengths = read(shard(members))
+    assert (lengths.longest, lengths.unit) == (length, unit)
 
 
-def test_of_two_arrays_one_needs_to_be_named(refusal) -> None:
+def test_of_two_members_of_a_kind_one_needs_to_be_named(refusal) -> None:
     assert "--length-key" in refusal(shard([("a.npy", npy(7, 80)), ("a.mask.npy", npy(7))])).hint
-
-
-def test_a_known_length_column_is_preferred_to_an_array(read) -> None:
-    assert read(shard([("a.npy", npy(7, 80)), ("a.json", b'{"num_frames": 5}')])).values.tolist() == [5.0]
-
-
-def test_audio_goes_before_an_array(read) -> None:
-    assert read(shard([("a.npy", npy(7, 80)), ("a.wav", wav(1000))])).values.tolist() == [1000 / RATE]
-
-
-def test_a_member_that_holds_a_number_can_be_the_length(read) -> None:
-    lengths = read(shard([("a.duration", b"2.5\n"), ("b.duration", b"3")]))
-    assert lengths.values.tolist() == [3.0, 2.5]
-    assert lengths.unit == "s"
+    assert refusal(shard([("a.mix.wav", wav(1000)), ("a.clean.wav", wav(1000))])).hint.startswith("Choose with")
 
 
 def test_the_columns_are_listed_with_what_they_hold(write) -> None:
@@ -174,10 +164,6 @@ def test_what_a_column_counts_is_told_by_its_name(write) -> None:
         ("txt", None),
     ]:
         assert FORMAT(Source(write(speech(1)))).unit_in(column) == unit
-
-
-def test_of_two_audio_members_none_is_the_length_by_itself(refusal) -> None:
-    assert refusal(shard([("a.mix.wav", wav(1000)), ("a.clean.wav", wav(1000))])).hint.startswith("Choose with")
 
 
 def test_each_samples_own_audio_suffix_gives_its_length(read) -> None:
