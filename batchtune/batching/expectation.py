@@ -20,13 +20,6 @@ from batchtune.batching.layout import ON_ONE_RANK, Dealing, Tally, tally
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
-# Examples that are summed over at once, few enough to stay in the cache.
-_AT_ONCE = 1 << 14
-# A probability that rounding loses.
-_NEGLIGIBLE = 1e-18
-# With fewer examples per distinct length, summing over the examples is several times as fast as over the lengths.
-_MOST_EXAMPLES_PER_LENGTH = 8
-
 BatchCost = Callable[[FloatArray, FloatArray], FloatArray]
 """(batch sizes, lengths of their longest examples) → cost of each batch, element by element."""
 
@@ -84,25 +77,7 @@ class ExpectedBatches:
     @cached_property
     def padded_length(self) -> float:
         """The expected sum of the batches' padded lengths."""
-        if self.histogram.count > _MOST_EXAMPLES_PER_LENGTH * self.lengths.size:
-            return self.sum_of(np.multiply)
-        counts = self.table.counts(self.histogram)
-        ends = self.table.edges(self.histogram)[1:]
-        steps = _steps(self.histogram)
-        logs = log_factorials_up_to(self.histogram.count)
-        total = 0.0
-        start = 0
-        for bucket in np.flatnonzero(counts).tolist():
-            count = int(counts[bucket])
-            longest = float(self.lengths[ends[bucket] - 1])
-            sizes = self.tally.batch_sizes[:, bucket].tolist()
-            numbers = self.tally.numbers[:, bucket].tolist()
-            for drawn, batches in zip(sizes, numbers, strict=True):
-                if batches:
-                    below = _mean_below_longest(steps[start : start + count - 1], drawn, logs)
-                    total += batches * drawn * (longest - below)
-            start += count
-        return total
+        return self.sum_of(np.multiply)
 
     def group_starts(self, most: int) -> npt.NDArray[np.intp]:
         """Return where groups of neighbouring lengths begin, so that one length can stand for each group.
@@ -147,37 +122,6 @@ def expected_batches(histogram: Histogram, table: BucketTable, dealing: Dealing 
     Raises ValueError if the longest length is beyond the last boundary.
     """
     return ExpectedBatches(histogram, table, tally(table.counts(histogram), table.batch_sizes, dealing))
-
-
-def _mean_below_longest(steps: FloatArray, drawn: int, log_factorials: FloatArray) -> float:
-    """Return how far the longest of s = `drawn` examples is below the longest of all n, on average.
-
-    That is the sum over c < n of C(c, s) / C(n, s) · (x_(c+1) - x_c), with `steps` from each length x_c to the next.
-    """
-    count = steps.size + 1
-    log_all = log_factorials[count] - log_factorials[count - drawn]
-    below = 0.0
-    # From the longest down, as the sum is soon complete; fewer than `drawn` examples can't hold them all.
-    for end in range(count, drawn, -_AT_ONCE):
-        start = max(end - _AT_ONCE, drawn)
-        within = log_factorials[start:end] - log_factorials[start - drawn : end - drawn]
-        within -= log_all
-        np.exp(within, out=within)
-        some = within[0] >= _NEGLIGIBLE
-        within *= steps[start - 1 : end - 1]
-        below += float(within.sum())  # not `@`: it would start threads, which takes longer
-        if not some:
-            break
-    return below
-
-
-@lru_cache(maxsize=1)  # a sweep asks for the same data again and again
-def _steps(histogram: Histogram) -> FloatArray:
-    """Return the differences from each example's length to the next, ascending, shape (examples - 1,)."""
-    lengths = histogram.lengths
-    if histogram.count > lengths.size:
-        lengths = np.repeat(lengths, histogram.counts)
-    return np.diff(lengths)
 
 
 def all_within(within: IntArray, count: IntArray, drawn: IntArray, log_factorials: FloatArray) -> FloatArray:

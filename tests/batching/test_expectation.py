@@ -112,3 +112,11 @@ def test_a_small_bucket_is_one_batch_of_its_longest() -> None:
 def test_lengths_beyond_the_last_boundary_are_refused() -> None:
     with pytest.raises(ValueError, match="beyond the last boundary"):
         expected_batches(Lengths.of([3]).histogram, table_of([2], [1]))
+
+
+def test_without_remainders_full_batches_alone_count() -> None:
+    histogram = Lengths.of([1.0, 2.0, 3.0]).histogram
+    table = table_of([3], [2])
+    full_alone = expected_batches(histogram, table, Dealing(drop_last=True))
+    assert full_alone.padded_length == pytest.approx(2 * (2 + 3 + 3) / 3)
+    assert expected_batches(histogram, table).padded_length == pytest.approx(full_alone.padded_length + 2)
