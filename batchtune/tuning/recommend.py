@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from batchtune.results import Baseline, LearningRate, Row, epoch_costs, have_times
 from batchtune.units import format_number, format_percent, format_seconds
 
-# Rows within this share of the best are as good as the best: then fewer buckets decide.
+# Among rows within this share of the best fewer buckets decide.
 _TOLERANCE = 0.01
 _HOW_FIXED = {
     "fixed-random": "with shuffled examples",
@@ -45,40 +45,43 @@ def recommend(
     than the table. They must be as random as `min_randomness` asks, or else as the table. Of those within 1% of the
     fastest the most random are taken; none with `few_shapes`, which pools can't promise.
     """
-    tables, pools = ([at for at, row in enumerate(rows) if (row.pool_size is None) is of] for of in (True, False))
-    table = None
-    reason = "no table was swept"
-    if tables:
-        found, reason = _best_table([rows[at] for at in tables], baselines, min_randomness)
-        table = None if found is None else tables[found]
+    tables = [index for index, row in enumerate(rows) if row.pool_size is None]
+    pools = [index for index, row in enumerate(rows) if row.pool_size is not None]
     fixed = min(baselines, key=lambda baseline: baseline.batches)
     costs = epoch_costs(rows)
-    least = (min_randomness or 0.0) if table is None or min_randomness is not None else rows[table].randomness
-    most = math.inf if table is None else costs[table] * (1 - _TOLERANCE)
+    table = None
+    reason = f"no pools can be recommended: {_why_no_pools(few_shapes, rows, fixed)}"
+    if tables:
+        position, reason = _best_table([rows[index] for index in tables], baselines, min_randomness)
+        table = None if position is None else tables[position]
+    required_randomness = min_randomness
+    highest_cost = math.inf
+    if table is not None:
+        highest_cost = costs[table] * (1 - _TOLERANCE)
+        if min_randomness is None:
+            required_randomness = rows[table].randomness
     better = [
-        at
-        for at in pools
+        index
+        for index in pools
         if not few_shapes
-        and rows[at].batches < fixed.batches
-        and not rows[at].unproven
-        and _is_random(rows[at], least)
-        and costs[at] < most
+        and rows[index].batches < fixed.batches
+        and not rows[index].unproven
+        and _is_random(rows[index], required_randomness)
+        and costs[index] < highest_cost
     ]
     if not better:
-        if not tables:
-            reason = f"no pools can be recommended: {_why_no_pools(few_shapes, rows, fixed)}"
         return Recommendation(table, reason, table)
-    best = min(costs[at] for at in better)
-    near = [at for at in better if costs[at] <= best * (1 + _TOLERANCE)]
-    chosen = min(near, key=lambda at: (rows[at].mates_again, costs[at]))
+    lowest_cost = min(costs[index] for index in better)
+    near = [index for index in better if costs[index] <= lowest_cost * (1 + _TOLERANCE)]
+    chosen = min(near, key=lambda index: (rows[index].mates_again, costs[index]))
     row = rows[chosen]
     timed = have_times(rows)
-    reason = _needs(row, timed, "take an estimated" if timed else "need")
+    reason = _needs(row, "take an estimated" if timed else "need", timed=timed)
     if table is not None:
+        saved = f"{1 - costs[chosen] / costs[table]:.1%} {'less' if timed else 'fewer'}"
         reason += (
-            f", {1 - costs[chosen] / costs[table]:.1%} {'less' if timed else 'fewer'} than the best table "
-            f"({_shown(rows[table], timed)}, {rows[table].sized_name}), and batch mates meet again in "
-            f"{format_percent(row.mates_again)} of cases (with the table "
+            f", {saved} than the best table ({_shown_cost(rows[table], timed=timed)}, {rows[table].sized_name}), and "
+            f"batch mates meet again in {format_percent(row.mates_again)} of cases (with the table "
             f"{format_percent(rows[table].mates_again)})"
         )
     reason += f"; a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}"
@@ -88,16 +91,21 @@ def recommend(
 def _why_no_pools(few_shapes: bool, rows: Sequence[Row], fixed: Baseline) -> str:
     if few_shapes:
         return "--multiple-of asks for few shapes, which pools can't promise"
-    if not (fewer := [row for row in rows if row.batches < fixed.batches]):
+    fewer = [row for row in rows if row.batches < fixed.batches]
+    if not fewer:
         return f"none needs fewer batches than a fixed batch size of {fixed.batch_size}"
-    if not (proven := [row for row in fewer if not row.unproven]):
+    proven = [row for row in fewer if not row.unproven]
+    if not proven:
         return "all that need fewer batches than a fixed batch size have batch sizes that were not run"
-    return f"none is as random as --min-randomness asks; the most random are {_most_random(proven, ', with ')}"
+    most_random = _most_random(proven)
+    return (
+        "none is as random as --min-randomness asks; the most random are "
+        f"{most_random.sized_name}, with {most_random.randomness:.3g}"
+    )
 
 
-def _most_random(rows: Sequence[Row], between: str) -> str:
-    most = min(rows, key=lambda row: row.mates_again)
-    return f"{most.sized_name}{between}{most.randomness:.3g}"
+def _most_random(rows: Iterable[Row]) -> Row:
+    return min(rows, key=lambda row: row.mates_again)
 
 
 def _best_table(
@@ -112,54 +120,70 @@ def _best_table(
     """
     fixed = min(baselines, key=lambda baseline: baseline.batches)
     fewer = [index for index, row in enumerate(rows) if row.batches < fixed.batches]
-    # Sizes that were not run are taken only if there are no others.
-    if proven := [index for index in fewer if not rows[index].unproven]:
-        fewer = proven
-    better = [index for index in fewer if _is_random(rows[index], min_randomness)]
-    if fewer and not better:
-        return None, (
-            f"no table that needs fewer batches than a fixed batch size is as random as --min-randomness "
-            f"{min_randomness:g} asks; the most random is {_most_random([rows[index] for index in fewer], ', ')}"
-        )
-    if not better:
+    if not fewer:
         fewest = min(rows, key=lambda row: row.batches)
         return None, (
             f"no table needs fewer batches than a fixed batch size of {format_number(fixed.batch_size)}, which needs "
             f"{format_number(fixed.batches)}; {fewest.sized_name} needs {format_number(fewest.batches)}"
         )
+    # Sizes that were not run are taken only if there are no others.
+    proven = [index for index in fewer if not rows[index].unproven]
+    allowed = proven or fewer
+    better = [index for index in allowed if _is_random(rows[index], min_randomness)]
+    if not better:
+        most_random = _most_random(rows[index] for index in allowed)
+        return None, (
+            f"no table that needs fewer batches than a fixed batch size is as random as --min-randomness "
+            f"{min_randomness:g} asks; the most random is {most_random.sized_name}, {most_random.randomness:.3g}"
+        )
     costs = epoch_costs(rows)
-    timed = have_times(rows)
 
-    def preference(index: int) -> tuple[int, bool]:
-        return len(rows[index].boundaries), rows[index].sizing != "length"
+    def by_cost(index: int) -> tuple[float, int, bool, int]:
+        # Among equals the one with fewer buckets is the best: nothing is then left to trade.
+        return costs[index], len(rows[index].boundaries), rows[index].sizing != "length", index
 
-    # Among equals the one with fewer buckets is the best: nothing is then left to trade.
-    best = min(better, key=lambda index: (costs[index], *preference(index), index))
+    def by_buckets(index: int) -> tuple[int, float, bool, int]:
+        return len(rows[index].boundaries), costs[index], rows[index].sizing != "length", index
+
+    best = min(better, key=by_cost)
     near = [index for index in better if costs[index] <= costs[best] * (1 + _TOLERANCE)]
-    chosen = min(near, key=lambda index: (preference(index)[0], costs[index], preference(index)[1], index))
-    least = min(range(len(rows)), key=costs.__getitem__)
-    barred = rows[least] if costs[least] < costs[best] else None
-    reason = _compared(rows[chosen], rows[best], costs[chosen] / costs[best] - 1, timed, barred is not None)
+    chosen = min(near, key=by_buckets)
+    cheapest = min(range(len(rows)), key=costs.__getitem__)
+    timed = have_times(rows)
+    barred = rows[cheapest] if costs[cheapest] < costs[best] else None
+    above = costs[chosen] / costs[best] - 1
+    reason = _compared(rows[chosen], rows[best], above, timed=timed, barred=barred is not None)
     reason += f"; a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}"
-    ours = rows[chosen].estimated_epoch_seconds
-    faster = [
-        f"{format_seconds(baseline.estimated_epoch_seconds)} {_HOW_FIXED[baseline.name]}"
-        for baseline in baselines
-        if ours is not None and baseline.estimated_epoch_seconds is not None and baseline.estimated_epoch_seconds < ours
-    ]
-    if faster:
-        reason += f", but would take less time: an estimated {' and '.join(faster)}"
+    reason += _faster_baselines(rows[chosen], baselines)
     if barred is not None:
-        why = "has batch sizes that were not run"
-        if barred.batches >= fixed.batches:
-            why = "needs more batches than that"
-        elif not _is_random(barred, min_randomness):
-            why = "is less random than asked for"
-        reason += f"; {barred.sized_name} would take {_shown(barred, timed)}{'' if timed else ' batches'}, but {why}"
+        unit = "" if timed else " batches"
+        reason += f"; {barred.sized_name} would take {_shown_cost(barred, timed=timed)}{unit}, but "
+        reason += _why_barred(barred, fixed, min_randomness)
     if not proven:
         which = "" if all(row.unproven for row in rows) else " that needs fewer batches"
         reason += f"; no table{which} has only sizes that were run"
     return chosen, reason
+
+
+def _faster_baselines(chosen: Row, baselines: Sequence[Baseline]) -> str:
+    """Return which fixed batch sizes would take less time, with a comma before; empty if none."""
+    seconds = chosen.estimated_epoch_seconds
+    if seconds is None:
+        return ""
+    faster = []
+    for baseline in baselines:
+        fixed_seconds = baseline.estimated_epoch_seconds
+        if fixed_seconds is not None and fixed_seconds < seconds:
+            faster.append(f"{format_seconds(fixed_seconds)} {_HOW_FIXED[baseline.name]}")
+    return f", but would take less time: an estimated {' and '.join(faster)}" if faster else ""
+
+
+def _why_barred(row: Row, fixed: Baseline, min_randomness: float | None) -> str:
+    if row.batches >= fixed.batches:
+        return "needs more batches than that"
+    if not _is_random(row, min_randomness):
+        return "is less random than asked for"
+    return "has batch sizes that were not run"
 
 
 def _is_random(row: Row, min_randomness: float | None) -> bool:
@@ -167,29 +191,35 @@ def _is_random(row: Row, min_randomness: float | None) -> bool:
     return row.randomness >= (min_randomness or 0.0) * (1 - 1e-9)
 
 
-def _shown(row: Row, timed: bool) -> str:
+def _shown_cost(row: Row, *, timed: bool) -> str:
     """Return the cost that rows are compared by."""
     if timed and row.estimated_epoch_seconds is not None:
         return format_seconds(row.estimated_epoch_seconds)
     return format_number(row.batches)
 
 
-def _needs(row: Row, timed: bool, verb: str) -> str:
-    batches = f"{format_number(row.batches)} batches"
-    return f"{row.sized_name} {verb} {f'{_shown(row, timed)} an epoch ({batches})' if timed else batches}"
+def _needs(row: Row, verb: str, *, timed: bool) -> str:
+    need = f"{format_number(row.batches)} batches"
+    if timed:
+        need = f"{_shown_cost(row, timed=timed)} an epoch ({need})"
+    return f"{row.sized_name} {verb} {need}"
 
 
-def _compared(chosen: Row, best: Row, above: float, timed: bool, barred: bool) -> str:
+def _compared(chosen: Row, best: Row, above: float, *, timed: bool, barred: bool) -> str:
     """Compare the chosen row with the best, which costs less by the part `above`."""
-    start = _needs(chosen, timed, "takes an estimated" if timed else "needs")
+    start = _needs(chosen, "takes an estimated" if timed else "needs", timed=timed)
     if chosen is best:
-        which = "no other that may be recommended" if barred else "no table swept"
-        return f"{start}, and {which} {'takes less time' if timed else 'needs fewer'}"
-    how_far = (
-        f"{above:.1%} above the best{' that may be recommended' if barred else ''}" if above else "as good as the best"
-    )
-    keep = ", and fewer buckets keep more randomness" if len(chosen.boundaries) < len(best.boundaries) else ""
-    return f"{start}, {how_far} ({_shown(best, timed)}, {best.sized_name}){keep}"
+        others = "no other that may be recommended" if barred else "no table swept"
+        return f"{start}, and {others} {'takes less time' if timed else 'needs fewer'}"
+    how_far = "within rounding of the best"
+    if above:
+        how_far = f"{above:.1%} above the best"
+        if barred:
+            how_far += " that may be recommended"
+    keep = ""
+    if len(chosen.boundaries) < len(best.boundaries):
+        keep = ", and fewer buckets keep more randomness"
+    return f"{start}, {how_far} ({_shown_cost(best, timed=timed)}, {best.sized_name}){keep}"
 
 
 def learning_rate_hint(relative_to: str, from_batch_size: float, to_batch_size: float) -> LearningRate:
