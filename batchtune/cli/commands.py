@@ -188,11 +188,13 @@ def _meant(option: str, ctx: Any) -> str:
 def _origins(error: BatchtuneError, ctx: Any) -> str:
     """Say where the options that an error names were set, if not on the command line; of a UsageError, any option."""
     text = f"{error.message} {error.hint or ''}"
-    elsewhere, concerned = [], []
+    elsewhere = []
+    concerned = []
     for parameter in ctx.command.params:
         if (origin := settings.origin_of(ctx, parameter)) is None:
             continue
-        (value, where), option = origin, max(parameter.opts, key=len)
+        (value, where) = origin
+        option = max(parameter.opts, key=len)
         values = list(map(str, value if isinstance(value, list) else [value]))
         elsewhere.append(f"\n{option} is {', '.join(values)}, {where}.")
         words = [re.escape(word) for word in (*parameter.opts, *values[:1]) if word]

@@ -137,7 +137,8 @@ def warn_of_edited_configs(results: RunResults, needed: str | None = None) -> No
         if sweep is None or sweep.recommended_row is None or not path.exists():
             continue
         try:
-            written, config = config_of(sweep), read(path)
+            written = config_of(sweep)
+            config = read(path)
         except ResultError as error:
             if name == needed:
                 raise

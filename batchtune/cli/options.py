@@ -523,7 +523,8 @@ def expand(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(**made, **values)
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what inspect reads
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run

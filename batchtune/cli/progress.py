@@ -58,7 +58,8 @@ def _bar(doing: str, total: float | None = None, *, quiet: bool) -> Iterator[Bar
 
 def _lines() -> Callable[[], float | None]:
     """Return a clock for lines in place of a bar: the seconds if one is due, after 10 s and each time they double."""
-    started, due = time.monotonic(), _FIRST_LINE_AFTER_SECONDS
+    started = time.monotonic()
+    due = _FIRST_LINE_AFTER_SECONDS
 
     def seconds_if_due() -> float | None:
         nonlocal due
@@ -74,7 +75,8 @@ def _lines() -> Callable[[], float | None]:
 @contextmanager
 def reading_bar(*, quiet: bool) -> Iterator[Callable[[float, int], None] | None]:
     """Show a bar for reading a manifest once that takes longer than a second, or lines if stderr is no terminal."""
-    started, lines = time.monotonic(), _lines()
+    started = time.monotonic()
+    lines = _lines()
     bars: list[Bar] = []
     with ExitStack() as stack:
 

@@ -210,7 +210,8 @@ def _judged(
     from batchtune.reports.rule_fields import RuleInputs
 
     results = load_run(folder)
-    needed, missing = {rule.needs for rule in rules}, dict[str, str]()
+    needed = {rule.needs for rule in rules}
+    missing = dict[str, str]()
     theirs = drift = None
     try:
         theirs = load_run(baseline) if baseline is not None else None
@@ -222,7 +223,8 @@ def _judged(
     except BatchtuneError as error:
         if "baseline" not in needed:
             raise
-        theirs, missing["baseline"] = None, error.message
+        theirs = None
+        missing["baseline"] = error.message
     try:
         drift = _drift(results, new, quiet=quiet) if new.manifest else None
     except BatchtuneError as error:
@@ -239,14 +241,17 @@ def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
     from batchtune.tuning.drift import drift
     from batchtune.tuning.run_folder import lengths_of, read_differently
 
-    sweep, probe, folder = results.sweep, results.probe, results.folder
+    sweep = results.sweep
+    probe = results.probe
+    folder = results.folder
     if sweep is None:
         alone = "" if results.stream is None else ": stream.json holds no distribution of lengths"
         raise ResultError(
             f"{folder} has no sweep.json to compare the new lengths with{alone}",
             "Run `batchtune sweep-buckets` first.",
         )
-    lengths, theirs = new.load(quiet=quiet, as_in=folder), lengths_of(folder)
+    lengths = new.load(quiet=quiet, as_in=folder)
+    theirs = lengths_of(folder)
     console.describe(lengths, quiet=quiet)
     if lengths.reading is not None and theirs is not None and theirs.reading is not None:
         for _, text in read_differently(lengths.reading, theirs.reading):

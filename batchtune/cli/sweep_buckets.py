@@ -63,7 +63,8 @@ def sweep_and_write(
     from batchtune.tuning.sweep import run_sweep
 
     with sweep_bar(settings, quiet=run.quiet) as on_row:
-        limit, force = max_batch_length, run.force
+        limit = max_batch_length
+        force = run.force
         found = run_sweep(lengths, settings, run.run, max_batch_length=limit, force=force, on_row=on_row)
     write_config(found, run.run / SAMPLER_FILE, lambda probe: render_sampler_yaml(sampler_config(found, probe)))
     return found

@@ -46,7 +46,8 @@ def sweep_stream(
     if stream.current is not None:
         settings = replace(settings, current=stream_current(stream.current, found.lengths))
     with stream_bar(quiet=run.quiet) as on_row:
-        limit, force = max_batch_length, run.force
+        limit = max_batch_length
+        force = run.force
         swept = run_stream_sweep(found, settings, run.run, max_batch_length=limit, force=force, on_row=on_row)
     config = run.run / STREAM_CONFIG_FILE
     write_config(swept, config, lambda probe: render_stream_yaml(stream_config(swept, probe)))

@@ -173,10 +173,8 @@ def _stream_plan(found: StreamLengths, folder: Path, settings: VerifySettings, s
     _check_recommended(path, folder / STREAM_FILE, StreamSweep, "sweep-stream", other)
     config = read_stream_yaml(path)
     settings = replace(settings, seed=config.seed if seed is None else seed)
-    probe, stream = (
-        _probe_of(found.lengths, path, config.evidence.fingerprint),
-        stored_stream(found, folder, settings.seed),
-    )
+    probe = _probe_of(found.lengths, path, config.evidence.fingerprint)
+    stream = stored_stream(found, folder, settings.seed)
     return VerifyPlan(lengths=found.lengths, config=config, settings=settings, probe=probe, stream=stream)
 
 
@@ -218,7 +216,8 @@ def verify_with_progress(plan: VerifyPlan, folder: Path, asked: Mapping[str, Any
 
     subject = subject_of(plan.lengths, plan.probe, asked, folder)
     console.notes(subject.notes, quiet=quiet)
-    on_note, passed = partial(console.note, quiet=quiet), ""
+    on_note = partial(console.note, quiet=quiet)
+    passed = ""
     try:
         with worker_bar(plan.lengths.unit, ddp=subject.settings.ddp, quiet=quiet) as bar:
 

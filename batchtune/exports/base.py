@@ -26,6 +26,13 @@ from batchtune.results import (
 from batchtune.units import format_number, format_seconds
 
 AnyRow = TypeVar("AnyRow", Row, StreamRow)
+# Whether costs are times, and whether the cost is higher → the words for it.
+_COST_WORDS = {
+    (True, True): "more time",
+    (True, False): "less time",
+    (False, True): "more batches",
+    (False, False): "fewer batches",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +141,15 @@ def choose_table(
     estimated time (number of batches, if a time is unknown), then the fewest buckets. `why` says why the framework
     can't express others. Raises ResultError if the sweep recommends nothing, or holds no such table.
     """
-    recommended, timed = recommended_row(sweep), sweep.has_times
+    recommended = recommended_row(sweep)
+    timed = sweep.has_times
     tables = [row for row in sweep.rows if row.pool_size is None]
     remarks: list[str] = []
     row: Row | None = recommended
     if recommended.pool_size is not None:
-        row = None if sweep.recommended_table is None else sweep.rows[sweep.recommended_table]
+        row = None
+        if sweep.recommended_table is not None:
+            row = sweep.rows[sweep.recommended_table]
         remarks.append(f"batchtune recommends {_described(recommended)}, which only its own sampler runs")
     if row is not None and not expresses(row):
         which = "batchtune recommends" if row is recommended else "the best table is"
@@ -147,8 +157,9 @@ def choose_table(
         row = None
     expressed = list(filter(expresses, tables))
     if not expressed:
+        reason = why if tables else "all of them are pools"
         raise ResultError(
-            f"The sweep holds no row that {framework} can express: {why if tables else 'all of them are pools'}",
+            f"The sweep holds no row that {framework} can express: {reason}",
             "Sweep again with all strategies, without --strategy.",
         )
     if row is None:
@@ -167,7 +178,8 @@ def choose_stream(sweep: StreamSweep, who: str, *runs: Algorithm) -> Chosen[Stre
     proven, then the lowest estimated time (number of batches, if a time is unknown), then the smallest buffer. Raises
     ResultError if the sweep recommends nothing, or holds no such row.
     """
-    recommended, timed = recommended_row(sweep), sweep.has_times
+    recommended = recommended_row(sweep)
+    timed = sweep.has_times
     rows = [row for row in sweep.rows if row.algorithm in runs]
     if not rows:
         raise ResultError(
@@ -176,28 +188,37 @@ def choose_stream(sweep: StreamSweep, who: str, *runs: Algorithm) -> Chosen[Stre
         )
     if recommended.algorithm in runs:
         return Chosen(recommended)
-    row = sweep.speechbrain_row if all(row.by_speechbrain for row in rows) else None
-    row = row or min(rows, key=lambda row: (bool(row.unproven), cost_of(row, timed=timed) or 0.0, row.buffer_size))
+    row = None
+    if all(row.by_speechbrain for row in rows):
+        row = sweep.speechbrain_row
+    if row is None:
+        row = min(rows, key=lambda row: (bool(row.unproven), cost_of(row, timed=timed) or 0.0, row.buffer_size))
     instead = _this_instead(row, recommended, timed=timed)
     return Chosen(row, (f"batchtune recommends {_described(recommended)}, which {who} does not run; {instead}",))
 
 
 def batches_per_rank(row: StreamRow, sweep: StreamSweep) -> int:
     """Return the batches of a nominal epoch on each rank."""
-    counted = sweep.batches_per_rank if row is sweep.recommended_row else None
-    return counted or max(1, row.batches // sweep.world_size)
+    if row is sweep.recommended_row and sweep.batches_per_rank:
+        return sweep.batches_per_rank
+    return max(1, row.batches // sweep.world_size)
 
 
 def _this_instead(row: Row | StreamRow, recommended: Row | StreamRow, *, timed: bool) -> str:
     """Say what a row is, and what it costs more than the recommended one."""
-    ours, instead = cost_of(recommended, timed=timed), cost_of(row, timed=timed)
-    more = instead / ours - 1 if ours and instead is not None else 0.0
-    what = ("more time" if more >= 0 else "less time") if timed else ("more" if more >= 0 else "fewer") + " batches"
-    return f"this is {_described(row)}, {abs(more):.1%} {what}"
+    ours = cost_of(recommended, timed=timed)
+    instead = cost_of(row, timed=timed)
+    more = 0.0
+    if ours and instead is not None:
+        more = instead / ours - 1
+    words = _COST_WORDS[timed, more >= 0]
+    return f"this is {_described(row)}, {abs(more):.1%} {words}"
 
 
 def _described(row: Row | StreamRow) -> str:
     """Return a row's name and what an epoch costs: `bucket with a buffer of 1024 (120 batches, 3 s an epoch)`."""
     name = row.sized_name if isinstance(row, Row) else row.name
-    time = f", {format_seconds(row.estimated_epoch_seconds)} an epoch" if row.estimated_epoch_seconds else ""
-    return f"{name} ({format_number(row.batches)} batches{time})"
+    cost = f"{format_number(row.batches)} batches"
+    if row.estimated_epoch_seconds:
+        cost += f", {format_seconds(row.estimated_epoch_seconds)} an epoch"
+    return f"{name} ({cost})"

@@ -25,7 +25,9 @@ def cutting_fields(
     `setting` is the toolkit's limit for a batch, `loads` are the arguments of torch's DataLoader that it can set, and
     `batch_size_at` says how many examples of a length are a batch.
     """
-    sweep, probe, loading = tuned.needed_sweep, tuned.probe, Loading.of(tuned)
+    sweep = tuned.needed_sweep
+    probe = tuned.probe
+    loading = Loading.of(tuned)
     why = f"{toolkit} knows no bucket table, only a limit for a batch"
     chosen = choose_table(sweep, toolkit, lambda row: row.sizing == "length", why)
     return {

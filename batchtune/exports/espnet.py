@@ -35,7 +35,8 @@ def batch_bins(sweep: Sweep, *, scale: float = 1.0, up_to: float = math.inf) -> 
         scale: One of the lengths' units in ESPnet's.
         up_to: Only count examples up to this length.
     """
-    limit, cap = sweep.max_batch_length, sweep.settings.get("max_batch_size") or math.inf
+    limit = sweep.max_batch_length
+    cap = sweep.settings.get("max_batch_size") or math.inf
     bounds = [
         low * min(cap, max(1, int(limit / high)))
         for low, high, rank in _neighbours(sweep)
@@ -48,14 +49,16 @@ def batch_bins(sweep: Sweep, *, scale: float = 1.0, up_to: float = math.inf) -> 
 def _neighbours(sweep: Sweep) -> Iterator[tuple[float, float, int]]:
     """Yield (K, L, r): of two lengths that follow each other, a lower and an upper bound, and a bound of L's rank."""
     filled = [bin for bin in sweep.histogram if bin.count]
-    starts, ends = [bin.from_ for bin in filled] or [0.0], [bin.to for bin in filled] or [sweep.lengths.max]
+    starts = [bin.from_ for bin in filled] or [0.0]
+    ends = [bin.to for bin in filled] or [sweep.lengths.max]
     steps = len(sweep.quantiles) - 1
     for index, (low, high) in enumerate(pairwise(sweep.quantiles)):
         rank = math.ceil((index + 1) * sweep.lengths.count / steps)
         if low == high:
             yield low, high, rank
             continue
-        first, last = bisect_left(ends, low), bisect_left(starts, high)
+        first = bisect_left(ends, low)
+        last = bisect_left(starts, high)
         if first >= last:  # a damaged histogram
             yield low, high, rank
         for place in range(first, last):

@@ -21,13 +21,16 @@ def render(tuned: Tuned) -> str:
     skip_invalid_size_inputs_valid_test. Raises ResultError if the sweep recommends nothing.
     """
     sweep = tuned.needed_sweep
-    unit, limits = sweep.lengths.unit, LengthLimits.of(sweep)
-    scale, audio = AUDIO_UNITS.get(unit, 1.0), unit in AUDIO_UNITS
+    unit = sweep.lengths.unit
+    limits = LengthLimits.of(sweep)
+    scale = AUDIO_UNITS.get(unit, 1.0)
+    audio = unit in AUDIO_UNITS
     max_tokens = max(1, at_most(sweep.max_batch_length, scale))
     allowed = max(1, int(sweep.max_batch_length / sweep.lengths.min))
     batch_size = min(allowed, sweep.settings.get("max_batch_size") or allowed)
     # One more for the end of the sentence, which fairseq counts and a manifest of tokens may not.
-    counts_ends, longest = not audio and unit != "frames", at_least(sweep.lengths.max, scale)
+    counts_ends = not audio and unit != "frames"
+    longest = at_least(sweep.lengths.max, scale)
     cut = "max-sample-size" if audio else "max-source-positions"
     data = {"max-tokens": str(max_tokens), "batch-size": str(batch_size), "required-batch-size-multiple": "1"}
     task = {cut: str(longest + counts_ends)}

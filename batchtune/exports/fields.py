@@ -47,22 +47,27 @@ class LengthLimits(NamedTuple):
         """Return the limits of a sweep's lengths; raise ResultError if some are beyond them: the file was edited."""
         lengths = sweep.lengths
         reading = lengths.reading or ReadingRecord()
-        low, high = reading.min_length, reading.max_length
+        low = reading.min_length
+        high = reading.max_length
         if (low is not None and low > lengths.min) or (high is not None and high < lengths.max):
             raise ResultError(
                 "The sweep is damaged: its lengths are beyond --min-length or --max-length",
                 "Sweep again.",
             )
-        low = low if low is not None and low > 0 else None
-        high = high if high is not None and math.isfinite(high) else None
-        reasons = "; ".join(f"{counted(count, 'example')}, {reason}" for reason, count in lengths.left_out.items())
-        remarks = [f"Left out at tuning: {reasons}. No batch with them was counted or run"] if reasons else []
+        if low is not None and low <= 0:
+            low = None
+        if high is not None and not math.isfinite(high):
+            high = None
+        remarks = []
+        if lengths.left_out:
+            reasons = "; ".join(f"{counted(count, 'example')}, {reason}" for reason, count in lengths.left_out.items())
+            remarks.append(f"Left out at tuning: {reasons}. No batch with them was counted or run")
         if reading.truncate is not None:
-            cut = format_length(reading.truncate, lengths.unit)
+            limit = format_length(reading.truncate, lengths.unit)
+            verb = "counts" if lengths.truncated == 1 else "count"
             remarks.append(
-                f"Truncated at tuning: {counted(lengths.truncated, 'example')} longer than {cut} (--truncate) "
-                f"{'counts' if lengths.truncated == 1 else 'count'} as that long. Truncate in training, too, before "
-                "batches are made"
+                f"Truncated at tuning: {counted(lengths.truncated, 'example')} longer than {limit} (--truncate) "
+                f"{verb} as that long. Truncate in training, too, before batches are made"
             )
         return cls(low, high, tuple(remarks))
 
@@ -72,7 +77,8 @@ class LengthLimits(NamedTuple):
 
         A stream may hold examples that the sweep has not seen. No batch with a longer one was counted or run.
         """
-        limits, reading = cls.of(sweep), sweep.lengths.reading
+        limits = cls.of(sweep)
+        reading = sweep.lengths.reading
         longest = limits.longest
         if longest is None and (reading is None or reading.truncate is None):
             longest = sweep.lengths.max
@@ -83,15 +89,22 @@ class LengthLimits(NamedTuple):
 
     def scaled(self, factor: float) -> LengthLimits:
         """Return the limits in another unit, without floating-point noise."""
-        low, high = (None if limit is None else float(f"{limit * factor:.12g}") for limit in self[:2])
-        return LengthLimits(low, high, self.left_out, self.positive)
+        return self._replace(shortest=_scaled(self.shortest, factor), longest=_scaled(self.longest, factor))
 
     def condition(self, name: str) -> str:
         """Return a Python condition that keeps what was tuned with: `1.0 <= name <= 30.0`, `0 < name <= 24.5`."""
-        low = "0 < " if self.positive else ""
+        condition = name
         if self.shortest is not None:
-            low = f"{self.shortest!r} <= "
-        return low + name + ("" if self.longest is None else f" <= {self.longest!r}")
+            condition = f"{self.shortest!r} <= {condition}"
+        elif self.positive:
+            condition = f"0 < {condition}"
+        if self.longest is not None:
+            condition += f" <= {self.longest!r}"
+        return condition
+
+
+def _scaled(limit: float | None, factor: float) -> float | None:
+    return None if limit is None else float(f"{limit * factor:.12g}")
 
 
 class Loading(NamedTuple):
@@ -108,10 +121,10 @@ class Loading(NamedTuple):
     def of(cls, tuned: Tuned) -> Loading:
         """Return the arguments that a run recommends."""
         loader = tuned.loader
-        row = None if loader is None else loader.recommended_row
-        if loader is None or row is None or not kind_of(loader.kind).IS_DATALOADER:
+        if loader is None or not kind_of(loader.kind).IS_DATALOADER:
             return cls({}, {}, "")
-        if row.arguments.get("num_workers") is None:
+        row = loader.recommended_row
+        if row is None or row.arguments.get("num_workers") is None:
             return cls({}, {}, "")
         known = [name for name in TORCH_ARGUMENTS if row.workers or name not in _OF_WORKERS]
         arguments = {name: value for name in known if (value := row.arguments.get(name)) is not None}
@@ -164,7 +177,8 @@ def table_fields(
     `framework` pads batches to the longest example; without it, the user's collate function pads. `workers` is the
     Python expression for `num_workers`.
     """
-    sweep, loading = tuned.needed_sweep, Loading.of(tuned)
+    sweep = tuned.needed_sweep
+    loading = Loading.of(tuned)
     return {
         "about_row": about_row(chosen.row, sweep),
         **_sweep_fields(chosen, sweep, framework),
@@ -177,9 +191,12 @@ def table_fields(
 
 def stream_fields(chosen: Chosen[StreamRow], tuned: Tuned, framework: str | None = None) -> dict[str, Any]:
     """Return what the templates of streams have in common; `framework` as for `table_fields`."""
-    sweep, loading, row = tuned.needed_stream, Loading.of(tuned), chosen.row
+    sweep = tuned.needed_stream
+    loading = Loading.of(tuned)
+    row = chosen.row
     streamed = sweep.streamed
-    remarks, swept = loading.remarks(), max(1, streamed.workers)
+    remarks = loading.remarks()
+    swept = max(1, streamed.workers)
     if loading.workers not in (None, swept):
         remarks.append(
             f"The figures above are those of {swept} workers, the loader's of {loading.workers}: each has shards and a "
@@ -203,7 +220,8 @@ def stream_fields(chosen: Chosen[StreamRow], tuned: Tuned, framework: str | None
 def _sweep_fields(
     chosen: Chosen[Row] | Chosen[StreamRow], sweep: Sweep | StreamSweep, framework: str | None
 ) -> dict[str, Any]:
-    lengths, multiple = sweep.lengths, sweep.settings.get("multiple_of")
+    lengths = sweep.lengths
+    multiple = sweep.settings.get("multiple_of")
     device = f", measured on {sweep.device_name}" if sweep.device_name else ""
     padded = []
     if multiple is not None:
@@ -225,28 +243,39 @@ def _sweep_fields(
 
 def about_row(row: Row, sweep: Sweep) -> str:
     """Say what the row is, what an epoch costs with it, and how many of its sizes are not proven, in a sentence."""
-    unproven = "" if (sizes := unproven_sizes(row)) is None else f"; {sizes} (`batchtune report` says why)"
-    ranks = sweep.world_size
-    on_ranks = f" on {format_number(ranks)} ranks as batchtune's sampler deals them" if ranks > 1 else ""
-    limit = format_length(sweep.max_batch_length, sweep.lengths.unit)
-    sized = "sized by the frontier" if row.sizing == "frontier" else f"max_batch_length {limit}"
     which = f"{row.strategy} with {counted(len(row.boundaries), 'bucket')}"
     if row.pool_size is not None:
         which = f"pools of {counted(row.pool_size, 'example')}"
-    return f"{which}, {sized}: {_epoch(row, on_ranks)}{unproven}"
+    sized = f"max_batch_length {format_length(sweep.max_batch_length, sweep.lengths.unit)}"
+    if row.sizing == "frontier":
+        sized = "sized by the frontier"
+    on_ranks = ""
+    if sweep.world_size > 1:
+        on_ranks = f" on {format_number(sweep.world_size)} ranks as batchtune's sampler deals them"
+    text = f"{which}, {sized}: {_epoch(row, on_ranks)}"
+    unproven = unproven_sizes(row)
+    if unproven is not None:
+        text += f"; {unproven} (`batchtune report` says why)"
+    return text
 
 
 def _about_stream(row: StreamRow, sweep: StreamSweep) -> str:
-    ranks, workers = sweep.world_size, sweep.streamed.workers
-    on = [counted(ranks, "rank")] if ranks > 1 else []
-    if workers > 1:
-        on.append(f"{counted(workers, 'worker')}{' each' if on else ''}")
-    unproven = f"; {format_number(row.unproven)} of them are larger than what is proven to fit" if row.unproven else ""
-    where = f" on {' with '.join(on)}" if on else ""
-    return f"{row.name}: {_epoch(row, where)}{unproven}"
+    places = []
+    if sweep.world_size > 1:
+        places.append(counted(sweep.world_size, "rank"))
+    if sweep.streamed.workers > 1:
+        places.append(counted(sweep.streamed.workers, "worker"))
+    where = f" on {' with '.join(places)}" if places else ""
+    if len(places) == 2:
+        where += " each"
+    text = f"{row.name}: {_epoch(row, where)}"
+    if row.unproven:
+        text += f"; {format_number(row.unproven)} of them are larger than what is proven to fit"
+    return text
 
 
 def _epoch(row: Row | StreamRow, where: str) -> str:
-    seconds = row.estimated_epoch_seconds
-    time = f", {format_seconds(seconds)} by the probe's step times" if seconds else ""
-    return f"{format_number(row.batches)} batches an epoch{where}{time}, {row.padding_ratio:.1%} padding"
+    text = f"{format_number(row.batches)} batches an epoch{where}"
+    if row.estimated_epoch_seconds:
+        text += f", {format_seconds(row.estimated_epoch_seconds)} by the probe's step times"
+    return f"{text}, {row.padding_ratio:.1%} padding"

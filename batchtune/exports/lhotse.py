@@ -46,7 +46,8 @@ def in_seconds(values: Sequence[float], unit: str | None, framework: str) -> lis
     """Return lengths in seconds, which an unknown unit is taken for; raise ResultError if they count something else."""
     if unit in ("s", "ms", None):
         return [value / 1000 for value in values] if unit == "ms" else list(values)
-    what, how = "which are not a time", "(--length-key, --unit s)."
+    what = "which are not a time"
+    how = "(--length-key, --unit s)."
     if unit in _MEASURES:
         what = "at a rate that the sweep does not know"
         how = "--length-scale 1/16000 --unit s for samples at 16 kHz, 0.01 for frames of 10 ms."
@@ -76,7 +77,8 @@ def render(tuned: Tuned) -> str:
 
     Source: `lhotse.dataset.sampling.dynamic_bucketing`, Lhotse 1.33.
     """
-    sweep, chosen = tuned.needed_sweep, covering_table(tuned, "Lhotse")
+    sweep = tuned.needed_sweep
+    chosen = covering_table(tuned, "Lhotse")
     return from_template(
         "lhotse.py.j2",
         title="Lhotse's DynamicBucketingSampler",
@@ -103,7 +105,8 @@ def render_shar(tuned: Tuned) -> str:
 
 def _lhotse_fields(shared: dict[str, Any]) -> dict[str, Any]:
     """Return what the templates need, with boundaries and limits as Lhotse measures cuts."""
-    row, unit = shared["row"], shared["unit"]
+    row = shared["row"]
+    unit = shared["unit"]
     measure = _MEASURES.get(unit)
     return {
         **shared,

@@ -30,7 +30,8 @@ def render(tuned: Tuned) -> str:
     first bin that is not below its duration (`bisect_left`); what is longer than the last bin is dropped
     (`BucketingFilter`), as is what is longer than `max_duration`.
     """
-    sweep, chosen = tuned.needed_sweep, covering_table(tuned, "NeMo")
+    sweep = tuned.needed_sweep
+    chosen = covering_table(tuned, "NeMo")
     # NeMo, which repeats the data, would fill sizes that a bucket can't fill, and which were not run.
     most = _most_examples(sweep, chosen.row)
     sizes = [max(1, min(size, count)) for size, count in zip(chosen.row.batch_sizes, most, strict=True)]
@@ -65,7 +66,10 @@ def render_tarred(tuned: Tuned) -> str:
 
 def _nemo_fields(shared: dict[str, Any], tuned: Tuned, *, tarred: bool = False) -> dict[str, Any]:
     """Return what the templates need, with bins and limits in seconds and the loader's settings in YAML."""
-    row, unit, loading, probe = shared["row"], shared["unit"], Loading.of(tuned), tuned.probe
+    row = shared["row"]
+    unit = shared["unit"]
+    loading = Loading.of(tuned)
+    probe = tuned.probe
     bins = in_seconds(row.boundaries, unit, "NeMo")
     limits = shared["limits"].scaled(in_seconds([1.0], unit, "NeMo")[0])
     filters = (("min_duration", limits.shortest), ("max_duration", limits.longest))
@@ -184,7 +188,7 @@ def _two_dimensional(sweep: Sweep) -> dict[str, Any] | None:
         # Strict, NeMo drops examples whose tokens no bin of their duration holds; else it takes the next that does.
         "bucketing_2d_strict_mode: false",
     ]
-    lines = [line for setting in settings for line in broken(setting).splitlines()]
+    lines = "".join(map(broken, settings)).splitlines()
     return {"row": row, "unproven": unproven_sizes(row), "lines": lines}
 
 

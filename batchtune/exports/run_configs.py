@@ -160,7 +160,8 @@ def render_loader_yaml(tuning: LoaderTuning) -> str:
 
 def _evidence_of(sweep: Sweep | StreamSweep, row: Row | StreamRow, probe: Probe | None) -> SamplerEvidence:
     """Return the evidence for a row of a sweep."""
-    reading, multiple = sweep.lengths.reading or ReadingRecord(), sweep.settings.get("multiple_of")
+    reading = sweep.lengths.reading or ReadingRecord()
+    multiple = sweep.settings.get("multiple_of")
     return SamplerEvidence(
         fingerprint=sweep.lengths.fingerprint,
         device=sweep.device_name,

@@ -69,7 +69,8 @@ def _comment_fields(sweep: Sweep) -> dict[str, Any]:
     Source: `speechbrain.dataio.dataset.DynamicItemDataset.filtered_sorted`, SpeechBrain 1.1, whose limits are
     inclusive; recipes pass `avoid_if_longer_than` to it where `sorting` is ascending or descending.
     """
-    unit, limits = sweep.lengths.unit, LengthLimits.of(sweep)
+    unit = sweep.lengths.unit
+    limits = LengthLimits.of(sweep)
     bounds = limits.scaled(0.001) if unit == "ms" else limits
     ends = (("key_min_value", bounds.shortest), ("key_max_value", bounds.longest))
     return {
@@ -89,7 +90,8 @@ def render(tuned: Tuned) -> str:
     comments. Raises ResultError if nothing is recommended, or no row can be expressed.
     """
     sweep = tuned.needed_sweep
-    chosen, recommended = _table_row(sweep), recommended_row(sweep)
+    chosen = _table_row(sweep)
+    recommended = recommended_row(sweep)
     try:
         plain = _plain_row(sweep).row
     except ResultError:

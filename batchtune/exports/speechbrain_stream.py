@@ -30,7 +30,8 @@ def render(tuned: Tuned) -> str:
     WebDataset 1.0.
     """
     chosen = _choose_row(tuned)
-    row, shared = chosen.row, stream_fields(chosen, tuned, "SpeechBrain")
+    row = chosen.row
+    shared = stream_fields(chosen, tuned, "SpeechBrain")
     in_samples = _SAMPLES.get(shared["unit"], "{}")
     least = shared["limits"].shortest
     shortest = _least_counted(tuned, in_samples != "{}") if least is None else in_samples.format(number(least))

@@ -24,7 +24,8 @@ HOW = "Write --current max_batch_length=600,num_buckets=200, --current batch_siz
 YOURS = "your current config"
 _MOST_BUCKETS = 100_000
 # No length is outside this range, in any unit; beyond it, boundaries would overflow or coincide.
-_SHORTEST, _LONGEST = 1e-9, 1e15
+_SHORTEST = 1e-9
+_LONGEST = 1e15
 _LARGEST_BATCH_SIZE = 2**31
 
 
@@ -270,5 +271,8 @@ def _shown(value: object) -> str:
     if value is None:
         return "nothing"
     shown = reprlib.Repr()
-    shown.maxlevel, shown.maxlist, shown.maxstring, shown.maxlong = 2, 3, 60, 40
+    shown.maxlevel = 2
+    shown.maxlist = 3
+    shown.maxstring = 60
+    shown.maxlong = 40
     return shown.repr(value)
