@@ -89,9 +89,13 @@ class Part:
 
     def sorted(self, plan: Plan) -> Lengths:
         """Sort the lengths, in place."""
-        notes, left_out = (*plan.notes, *self.notes), dict(self.left_out)
         lengths = Lengths.of(
-            self.values, self.target_values, unit=plan.unit, left_out=left_out, notes=notes, owned=True
+            self.values,
+            self.target_values,
+            unit=plan.unit,
+            left_out=dict(self.left_out),
+            notes=(*plan.notes, *self.notes),
+            owned=True,
         )
         return replace(lengths, truncated=self.truncated)
 
@@ -310,8 +314,12 @@ def merged(parts: Sequence[Part], plan: Plan) -> Part:
             whole.targets += part.targets
             whole.ids += part.ids
         else:  # not a copy
-            whole.lengths, whole.targets, whole.ids = part.lengths, part.targets, part.ids
-        part.lengths, part.targets, part.ids = bytearray(), bytearray(), []
+            whole.lengths = part.lengths
+            whole.targets = part.targets
+            whole.ids = part.ids
+        part.lengths = bytearray()
+        part.targets = bytearray()
+        part.ids = []
     for part in broken:
         whole.notes.append(f"Broken: {part.broken}. {counted(part.rows, 'example')} before that kept.")
     if not whole.lengths:

@@ -200,7 +200,9 @@ def _stem(name: str) -> str:
     return os.path.join(folder, base.split(".", 1)[0])
 
 
-_STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
+_STATE = "state.json"
+_INFO = "dataset_info.json"
+_DICT = "dataset_dict.json"
 _SAVE_AGAIN = "Save the data set again with save_to_disk."
 
 

@@ -74,7 +74,8 @@ class ReadOptions:
             number = getattr(self, name)
             if number is not None and math.isnan(number):
                 raise UsageError(f"--{name.replace('_', '-')} must be a number, got nan")
-        shortest, longest = self.min_length or 0.0, math.inf if self.max_length is None else self.max_length
+        shortest = self.min_length or 0.0
+        longest = math.inf if self.max_length is None else self.max_length
         if not shortest <= longest:
             message = f"no example has a length from --min-length {shortest:.15g} to --max-length {longest:.15g}"
             raise UsageError(message, "Exchange them, or leave one out.")
@@ -84,25 +85,31 @@ class ReadOptions:
 
     def record(self) -> ReadingRecord:
         """Return them as result files hold them."""
-        said: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        texts = {name: str(one) for name, one in said.items() if isinstance(one, (Path, Fraction))}
-        return ReadingRecord(**said | texts)
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        texts = {name: str(value) for name, value in values.items() if isinstance(value, (Path, Fraction))}
+        return ReadingRecord(**values | texts)
 
     def completed(self, record: ReadingRecord) -> ReadOptions:
         """Return these options, completed by those of a result file that fit them. Raises ResultError."""
-        said: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(self)}
+        recorded: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(self)}
         try:
-            said["length_scale"] = None if record.length_scale is None else parse_scale(record.length_scale)
-            said["tokenizer"] = None if record.tokenizer is None else Path(record.tokenizer)
-            theirs = ReadOptions(**said)
+            if record.length_scale is not None:
+                recorded["length_scale"] = parse_scale(record.length_scale)
+            if record.tokenizer is not None:
+                recorded["tokenizer"] = Path(record.tokenizer)
+            ReadOptions(**recorded)
         except UsageError as error:
             message = f"how the run's manifest was read is damaged: {error.message}"
             raise ResultError(message, "Create it again with the command that wrote it.") from error
-        given = {name for name in said if (value := getattr(self, name)) is not None and value is not False}
-        barred = {name for one, other, _ in _EXCLUSIVE if given & {one, other} for name in (one, other)}
-        if "length_key" in given and self.length_key != theirs.length_key:
+        # 0.0 is given, though it equals False.
+        given = {name for name in recorded if getattr(self, name) is not None and getattr(self, name) is not False}
+        barred = set(given)
+        for name, other, _ in _EXCLUSIVE:
+            if name in given or other in given:
+                barred |= {name, other}
+        if "length_key" in given and self.length_key != record.length_key:
             barred |= set(_OF_THE_COLUMN)
-        return replace(self, **{name: value for name, value in said.items() if name not in given | barred})
+        return replace(self, **{name: value for name, value in recorded.items() if name not in barred})
 
 
 def check_choice(name: str, choice: str | None, known: Iterable[str]) -> None:

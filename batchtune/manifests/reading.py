@@ -73,7 +73,8 @@ def load_stream(
         for task, part in zip(tasks, parts, strict=True):
             shards.append(Shard(part.label, len(part.lengths) // 8, task.source.size, part.broken is not None))
     whole = merged(parts, plan)
-    values, targets = whole.values.copy(), whole.target_values
+    values = whole.values.copy()
+    targets = whole.target_values
     return StreamLengths(
         lengths=replace(whole.sorted(plan), reading=options.record()),
         values=values,

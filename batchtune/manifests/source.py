@@ -197,10 +197,11 @@ class Source:
 
     def content(self) -> bytes:
         """Read the whole content."""
-        content, most = io.BytesIO(), total_memory() // 2
+        content = io.BytesIO()
+        limit = total_memory() // 2
         for piece in self.pieces():
-            if content.tell() + len(piece) > most:
-                seen = f"one JSON text of more than {most / 2**30:.1f} GiB, half of this machine's memory"
+            if content.tell() + len(piece) > limit:
+                seen = f"one JSON text of more than {limit / 2**30:.1f} GiB, half of this machine's memory"
                 hint = "Write it as JSON Lines, an object on every line: these are read line by line."
                 raise ManifestError(f"{self.path} is {seen}", hint)
             content.write(piece)
@@ -213,19 +214,22 @@ class Source:
             raise ManifestError(f"{self.path} ends its lines with carriage returns alone", hint)
         # Once so much was freed, glibc keeps freed memory for the next blocks, which saves a quarter of the time.
         bytes(16 * 1024 * 1024)
-        line, parts, held = 1, list[bytes](), 0
+        line = 1
+        parts: list[bytes] = []
         for piece in self.pieces():
-            if end := piece.rfind(b"\n") + 1:
+            end = piece.rfind(b"\n") + 1
+            if end:
                 block = Block(line, b"".join([*parts, piece[:end]]))
                 yield block
-                line, parts, held = line + block.newlines.size, [], 0
+                line += block.newlines.size
+                parts = []
             parts.append(piece[end:])
-            held += len(piece) - end
-            if held > _LARGEST_LINE_BYTES:
+            if sum(map(len, parts)) > _LARGEST_LINE_BYTES:
                 hint = "Are the line ends missing? If the file is of another format, name that with --format."
                 longest = f"{_LARGEST_LINE_BYTES // 2**20} MiB: no example is that long"
                 raise ManifestError(f"{self.path}, line {line:,} is longer than {longest}", hint)
-        if rest := b"".join(parts):
+        rest = b"".join(parts)
+        if rest:
             yield Block(line, rest)
 
     def lines(self) -> Iterator[tuple[int, str]]:
@@ -239,13 +243,17 @@ class Source:
 
     def pieces(self) -> Iterator[bytes]:
         """Read text about 1 MiB at a time, cut anywhere but within a character; what precedes a fault comes first."""
-        offset, rest = 0, b""
-        for data in self._read_on():
-            data = rest + data
-            text = data if offset else data.removeprefix(_BOM)
+        offset = 0
+        rest = b""
+        for piece in self._read_on():
+            text = rest + piece
+            if offset == 0 and text.startswith(_BOM):
+                text = text.removeprefix(_BOM)
+                offset = len(_BOM)
             valid, faulty = _checked(text)
             yield text[:valid]
-            offset, rest = offset + len(data) - len(text) + valid, text[valid:]
+            offset += valid
+            rest = text[valid:]
             if faulty:
                 break
         if rest:
@@ -258,9 +266,11 @@ class Source:
 
     def _no_text(self, byte: int, offset: int) -> ManifestError:
         """Return the error for a byte of the text, whose line is counted only now."""
-        line, left = 1, offset
+        line = 1
+        left = offset
         for data in self._read_on():
-            line, left = line + data.count(b"\n", 0, left), left - len(data)
+            line += data.count(b"\n", 0, max(0, left))
+            left -= len(data)
             if left <= 0:
                 break
         place = f"{self.path}, line {line}"
@@ -327,7 +337,9 @@ def _decompressed(raw: BinaryIO, compression: str | None) -> contextlib.Abstract
         return cast(IO[bytes], pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"))
     if compression == "gzip":
         return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
-    return bz2.BZ2File(raw) if compression == "bzip2" else lzma.LZMAFile(raw)
+    if compression == "bzip2":
+        return bz2.BZ2File(raw)
+    return lzma.LZMAFile(raw)
 
 
 def missing(path: Path) -> ManifestError:

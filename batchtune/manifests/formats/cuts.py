@@ -84,19 +84,25 @@ class _Computed(JsonFormat):
 
     def columns(self) -> Sequence[Column]:
         """Return the columns of the first objects, and `duration`; `id` and `text…` are texts, the others numbers."""
-        found: list[Mapping[str, object]] = []
+        rows: list[Mapping[str, object]] = []
         for entry in self.first(self.kind):
             values = {name: get(entry) for name, get in self.values.items()}
-            found.append({name: one for name, one in values.items() if one is not None or name == "duration"})
-        # A number that is written as something else is not a text to be counted.
-        return [replace(one, text=one.text and one.name.startswith(("id", "text"))) for one in summarise(found)]
+            rows.append({name: value for name, value in values.items() if value is not None or name == "duration"})
+        columns = []
+        for column in summarise(rows):
+            # A number that is written as something else is not a text to be counted.
+            is_text = column.text and column.name.startswith(("id", "text"))
+            columns.append(replace(column, text=is_text))
+        return columns
 
     def getters(self, keys: Sequence[str]) -> tuple[type[Any], list[Getter]]:
         """Return getters of computed columns."""
 
         def getter(name: str, *path: str) -> Getter:
             get = self.values[name]
-            return lambda objects: [walk(get(one), path) for one in objects] if path else list(map(get, objects))
+            if not path:
+                return lambda objects: list(map(get, objects))
+            return lambda objects: [walk(get(entry), path) for entry in objects]
 
         return self.kind, [getter(*key.split(".")) for key in keys]
 
@@ -107,12 +113,15 @@ def _duration(cut: _Cut) -> object:
         return cut.duration
     ends = []
     for track in _audible(cut.tracks):
-        offset, duration = number(track.offset), number(track.cut.duration)
+        offset = number(track.offset)
+        duration = number(track.cut.duration)
         if offset is None or duration is None or not math.isfinite(offset + duration):
             seen = f"{shortened(track.offset)} + {shortened(track.cut.duration)}"
             return Unreadable("a track without a length", seen)
         ends.append(offset + duration)
-    return round(max(ends), 8) if ends else Unreadable("a mix without tracks", "[]")
+    if not ends:
+        return Unreadable("a mix without tracks", "[]")
+    return round(max(ends), 8)
 
 
 def _num_frames(cut: _WholeCut) -> object:
@@ -131,9 +140,12 @@ def _num_frames(cut: _WholeCut) -> object:
         if first.num_frames is None:
             return None
         grid = _Features(first.frame_shift, first.sampling_rate)
-    duration, frame_shift, rate = number(_duration(cut)), number(grid.frame_shift), number(grid.sampling_rate)
+    duration = number(_duration(cut))
+    frame_shift = number(grid.frame_shift)
+    rate = number(grid.sampling_rate)
     if duration is not None and frame_shift is not None and rate is not None:
-        samples, hop = duration * rate, frame_shift * rate
+        samples = duration * rate
+        hop = frame_shift * rate
         if math.isfinite(samples) and math.isfinite(hop) and round(hop) > 0:
             return (round(samples) + round(hop) // 2) // round(hop)  # as Lhotse's `compute_num_frames`
     return Unreadable("frames without their rate")
@@ -141,11 +153,17 @@ def _num_frames(cut: _WholeCut) -> object:
 
 def _text(cut: _WholeCut) -> object:
     """Join the texts of its supervisions with spaces; None if none has any."""
-    cuts: Sequence[_WholeCut] = [cut] if cut.tracks is None else [track.cut for track in _audible(cut.tracks)]
-    found = [one.text for each in cuts for one in each.supervisions or () if one.text is not None]
-    if others := [text for text in found if not isinstance(text, str)]:
-        return Unreadable("a text that is none", shortened(others[0]))
-    return " ".join(found) if found else None
+    cuts = [cut]
+    if cut.tracks is not None:
+        cuts = [track.cut for track in _audible(cut.tracks)]
+    texts = []
+    for part in cuts:
+        for supervision in part.supervisions or ():
+            if isinstance(supervision.text, str):
+                texts.append(supervision.text)
+            elif supervision.text is not None:
+                return Unreadable("a text that is none", shortened(supervision.text))
+    return " ".join(texts) if texts else None
 
 
 def _audible(tracks: Sequence[Track]) -> Sequence[Track]:
@@ -191,7 +209,9 @@ class Lhotse(_Computed):
     def getters(self, keys: Sequence[str]) -> tuple[type[Any], list[Getter]]:
         """Return getters of computed columns, of objects without the fields that only the others need."""
         kind, getters = super().getters(keys)
-        return (_Cut if {"id", "duration"}.issuperset(keys) else kind), getters
+        if {"id", "duration"}.issuperset(keys):
+            kind = _Cut
+        return kind, getters
 
 
 def _is_cut(keys: Mapping[str, str]) -> bool:
@@ -206,7 +226,8 @@ def _other(keys: Mapping[str, str]) -> str | None:
 
 
 def _mixed_duration(mixture: _Mixture) -> object:
-    delays, durations = mixture.delays, mixture.durations
+    delays = mixture.delays
+    durations = mixture.durations
     if not isinstance(delays, list) or not isinstance(durations, list):
         return None
     if len(delays) != len(durations):
@@ -214,9 +235,11 @@ def _mixed_duration(mixture: _Mixture) -> object:
     if not durations:
         return Unreadable("an empty list", "[]")
     for value in (*delays, *durations):
-        found = number(value)
-        if found is None or not math.isfinite(found):
-            return Unreadable(fault(value, math.nan if found is None else found), shortened(value))
+        seconds = number(value)
+        if seconds is None:
+            seconds = math.nan
+        if not math.isfinite(seconds):
+            return Unreadable(fault(value, seconds), shortened(value))
     return max(map(operator.add, map(float, delays), map(float, durations)))
 
 

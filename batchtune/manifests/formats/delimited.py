@@ -129,7 +129,8 @@ def _delimiter_of(header: str) -> str | None:
     """Return the character between the names of a header line: tab, else comma or semicolon, else None."""
     if "\t" in header:
         return "\t"
-    commas, semicolons = header.count(","), header.count(";")
+    commas = header.count(",")
+    semicolons = header.count(";")
     if commas == semicolons == 0:
         return None
     return "," if commas >= semicolons else ";"

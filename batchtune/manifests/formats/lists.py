@@ -135,7 +135,8 @@ class Segments(LineList):
         if len(words) not in (4, 5):
             return None
         name, recording, first, last = words[:4]
-        start, end = number(first), number(last)
+        start = number(first)
+        end = number(last)
         if start is None or end is None:
             odd = first if start is None else last
             return name, Unreadable(fault(odd, math.nan), shortened(odd))
