@@ -158,8 +158,12 @@ class LoaderKind(ABC):
 
     def settings(self, axes: Mapping[str, Sequence[Argument]]) -> list[Arguments]:
         """Return all different settings that these values make."""
-        every = [self.simplified(dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
-        return [one for number, one in enumerate(every) if one not in every[:number]]
+        settings: list[Arguments] = []
+        for values in itertools.product(*axes.values()):
+            arguments = self.simplified(dict(zip(axes, values, strict=True)))
+            if arguments not in settings:
+                settings.append(arguments)
+        return settings
 
     def quick_axes(self, axes: Mapping[str, Sequence[Argument]]) -> dict[str, Sequence[Argument]]:
         """Return fewer values of the axes for a quick tuning: up to three numbers of workers, one value of all else."""

@@ -16,7 +16,7 @@ from typing import Any
 from batchtune.loaders.base import BatchFacts
 
 # Deeper than any batch; an object may refer to itself.
-_DEEPEST = 8
+_MAX_DEPTH = 8
 _PLAIN = (str, bytes, bytearray, bool, int, float, complex, type(None))
 _NAMED_IN_WORDS = 3
 # In a DALI layout: the axis of time, or of the frames of a video.
@@ -30,7 +30,7 @@ def leaves(batch: Any) -> Iterator[tuple[str, Any]]:
 
     A list of plain values is one leaf. Private attributes of objects are left out.
     """
-    return _leaves("", batch, _DEEPEST)
+    return _leaves("", batch, _MAX_DEPTH)
 
 
 def facts_of(batch: Any, examples: int | None = None, *, surplus: int = 0) -> BatchFacts:
@@ -45,20 +45,24 @@ def facts_of(batch: Any, examples: int | None = None, *, surplus: int = 0) -> Ba
     - Total length: of the true lengths, if it has any: a whole number for each example, the largest of them a side, or
       SpeechBrain's relative lengths, named `...len...`.
     """
-    found = list(leaves(batch))
-    tensors = [(name, value) for name, value in found if is_tensor(value)]
-    size_bytes = sum(bytes_of(value) for _, value in tensors)
-    lengths = _of_list(batch)
-    examples = len(lengths) or _examples(batch, found, examples)
-    if not lengths:
+    named = list(leaves(batch))
+    tensors = [(name, value) for name, value in named if is_tensor(value)]
+    lengths = _lengths_of_list(batch)
+    if lengths:
+        examples = len(lengths)
+    else:
+        examples = _examples(batch, [value for _, value in named], examples)
         lengths = _lengths(tensors, examples)
-    kept = None if examples is None else max(0, examples - surplus)
-    return BatchFacts(
-        examples=kept,
+    facts = BatchFacts(
+        examples=None,
         length=max(lengths, default=None),
-        total_length=sum(lengths[:kept]) if lengths and kept is not None else None,
-        size_bytes=size_bytes,
+        total_length=None,
+        size_bytes=sum(bytes_of(value) for _, value in tensors),
     )
+    if examples is None:
+        return facts
+    kept = max(0, examples - surplus)
+    return dataclasses.replace(facts, examples=kept, total_length=sum(lengths[:kept]) if lengths else None)
 
 
 def examples_in_largest(batch: Any) -> int | None:
@@ -120,7 +124,7 @@ def _leaves(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
     if is_tensor(value) or isinstance(value, _PLAIN):
         yield name, value
     elif depth:
-        if isinstance(value, (list, tuple)) and all(isinstance(one, _PLAIN) for one in value):
+        if isinstance(value, (list, tuple)) and all(isinstance(item, _PLAIN) for item in value):
             yield name, list(value)
             return
         for key, inner in _members(value):
@@ -164,20 +168,23 @@ def _shape_words(tensor: Any) -> str:
     return " × ".join([str(len(tensor.shape)), *words])
 
 
-def _of_list(batch: Any) -> list[float]:
+def _lengths_of_list(batch: Any) -> list[float]:
     """Return the lengths of the examples if the batch is a list of tensors of different lengths; else nothing."""
-    if not (isinstance(batch, list) and len(batch) > 1 and all(is_tensor(one) and len(one.shape) for one in batch)):
+    if not isinstance(batch, list) or not all(is_tensor(item) and len(item.shape) for item in batch):
         return []
-    shapes = [tuple(one.shape) for one in batch]
-    alike = len({shape[1:] for shape in shapes}) == 1 and len({str(one.dtype) for one in batch}) == 1
-    return [float(shape[0]) for shape in shapes] if alike and len({shape[0] for shape in shapes}) > 1 else []
+    other_sides = {(tuple(tensor.shape[1:]), str(tensor.dtype)) for tensor in batch}
+    lengths = [float(tensor.shape[0]) for tensor in batch]
+    if len(other_sides) != 1 or len(set(lengths)) < 2:
+        return []
+    return lengths
 
 
-def _examples(batch: Any, found: list[tuple[str, Any]], expected: int | None) -> int | None:
+def _examples(batch: Any, values: list[Any], expected: int | None) -> int | None:
+    """Return how many examples a batch has, by the sizes of its lists and tensors; None if that is not known."""
     if isinstance(batch, list) and batch and all(map(_is_example, batch)):
         return len(batch)
     sizes: Counter[int] = Counter()
-    for _, value in found:
+    for value in values:
         if isinstance(value, list):
             sizes[len(value)] += 2
         elif is_tensor(value) and len(value.shape):
@@ -204,16 +211,16 @@ def _lengths(tensors: list[tuple[str, Any]], examples: int | None) -> list[float
     if examples in sides:
         sides.remove(examples)
     longest = float(max(sides))
-    for name, value in tensors if examples else []:
-        numbers = _numbers(value, examples)
+    for name, value in tensors:
+        numbers = _numbers(value, examples) if examples else []
         if not numbers or min(numbers) < 0:
             continue
-        if _WHOLE.search(str(value.dtype)):
-            if max(numbers) in sides:
-                return numbers
-        elif "len" in name.lower() and max(numbers) == 1:
+        is_whole = _WHOLE.search(str(value.dtype)) is not None
+        if is_whole and max(numbers) in sides:
+            return numbers
+        if not is_whole and "len" in name.lower() and max(numbers) == 1:
             return [longest * number for number in numbers]
-    return [longest] * (1 if examples is None else examples)
+    return [longest] if examples is None else [longest] * examples
 
 
 def _ragged_lengths(batch: Any) -> list[float]:
@@ -231,9 +238,12 @@ def _ragged_lengths(batch: Any) -> list[float]:
 def _numbers(tensor: Any, examples: int | None) -> list[float]:
     """Return the numbers of a tensor that holds one for each example; else nothing."""
     if _is_ragged(tensor):
-        alone = [math.prod(shape) for shape in tensor.shape] == [1] * (examples or 0)
-        return [float(one.item()) for one in tensor.cpu().tensors] if alone else []
-    return [float(number) for number in _array(tensor).tolist()] if tuple(tensor.shape) == (examples,) else []
+        if [math.prod(shape) for shape in tensor.shape] != [1] * (examples or 0):
+            return []
+        return [float(number.item()) for number in tensor.cpu().tensors]
+    if tuple(tensor.shape) != (examples,):
+        return []
+    return [float(number) for number in _array(tensor).tolist()]
 
 
 def _array(tensor: Any) -> Any:
@@ -252,9 +262,10 @@ def _digest(value: Any) -> str:
         digest.update(repr(value).encode("utf-8", "backslashreplace"))
         return digest.hexdigest()
     digest.update(str(value.dtype).encode())
-    for one in value.cpu().evaluate().tensors if _is_ragged(value) else [value]:
-        digest.update(f" {tuple(one.shape)}".encode())
-        digest.update(_bits(_array(one)))
+    tensors = value.cpu().evaluate().tensors if _is_ragged(value) else [value]
+    for tensor in tensors:
+        digest.update(f" {tuple(tensor.shape)}".encode())
+        digest.update(_bits(_array(tensor)))
     return digest.hexdigest()
 
 

@@ -119,7 +119,9 @@ class DaliLoader(OpenLoader):
                 "read all of the data",
                 "Let it take both, and pass them to its reader.",
             )
-        self._target, self._arguments, self._watch = target, arguments, ReaderWatch(ndd)
+        self._target = target
+        self._arguments = arguments
+        self._watch = ReaderWatch(ndd)
         self._last: tuple[Any, int] = (None, 0)
         sources = [self._source(shard, max(threads, 1), str(mode)) for shard in range(max(threads, 1))]
         self._own = None if threads else sources[0]

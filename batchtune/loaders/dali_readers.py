@@ -66,9 +66,9 @@ class ReaderWatch:
 
         It is known if a reader's batches since the last one hold as many examples; else 0.
         """
-        found = max((surplus for number, surplus in self._local.read.values() if number == examples), default=0)
+        surplus = max((extra for number, extra in self._local.read.values() if number == examples), default=0)
         self.forget()
-        return found
+        return surplus
 
     def _watched(self, reader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         left: int | None = None
@@ -86,16 +86,18 @@ class ReaderWatch:
         """Return the number of examples in the shard that this epoch reads, without those that pad it."""
         if reader not in self._metadata:
             self._metadata[reader] = reader.get_metadata(batch_size)
-        of = self._metadata[reader]
-        shard, shards, size = of["shard_id"], of["number_of_shards"], of["epoch_size"]
-        if not of["stick_to_shard"]:
+        metadata = self._metadata[reader]
+        size = metadata["epoch_size"]
+        shards = metadata["number_of_shards"]
+        shard = metadata["shard_id"]
+        if not metadata["stick_to_shard"]:
             shard = (shard + self._epochs.get(reader, 0)) % shards
         return int((shard + 1) * size // shards - shard * size // shards)
 
 
 def _class_with(ndd: Any, method: str) -> Any:
     """Return the most basic of the classes that readers inherit a method from; None: it is of none."""
-    return next((one for one in reversed(ndd.readers.File.__mro__) if method in vars(one)), None)
+    return next((base for base in reversed(ndd.readers.File.__mro__) if method in vars(base)), None)
 
 
 def _batch_size(outputs: Any) -> int | None:

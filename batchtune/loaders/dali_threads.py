@@ -43,7 +43,10 @@ class Source:
     def __init__(
         self, ndd: Any, target: Target, arguments: Arguments, watch: ReaderWatch, shard: tuple[int, int], mode: str
     ) -> None:
-        self._ndd, self._target, self._watch, self._mode = ndd, target, watch, mode
+        self._ndd = ndd
+        self._target = target
+        self._watch = watch
+        self._mode = mode
         self._seed = target.seed + shard[0]
         given = {name: value for name, value in arguments.items() if value is not None}
         on = "gpu" if target.device.startswith("cuda") else "cpu"
@@ -119,7 +122,8 @@ class ReaderThread:
         self._begun = queue.SimpleQueue[bool]()
         # A batch; None when an epoch ends, or the thread is prepared; an error.
         self._queue = queue.Queue[Any](depth)
-        self._running, self._broken_off = True, threading.Event()
+        self._running = True
+        self._broken_off = threading.Event()
         self._thread = threading.Thread(target=self._run, name="batchtune-reader", daemon=True)
         self._thread.start()
 
@@ -135,8 +139,8 @@ class ReaderThread:
         self._running = isinstance(made, tuple)
         if isinstance(made, BaseException):
             raise made
-        found: tuple[Any, int] | None = made
-        return found
+        batch: tuple[Any, int] | None = made
+        return batch
 
     def break_off(self) -> None:
         """End the epoch, if one runs: wait until its last batch is made, and drop it."""

@@ -18,8 +18,17 @@ from batchtune.workloads.loading import OTHER_NAME
 
 # The arguments that a DataLoader keeps as attributes, from which the same one is built with others.
 _KEPT = (
-    *("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
-    *("generator", "prefetch_factor", "persistent_workers", "in_order"),
+    "dataset",
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "in_order",
 )
 _BATCHING = ("batch_size", "batch_sampler", "shuffle", "sampler", "drop_last")
 _WITHOUT_WORKERS: dict[str, Any] = {
@@ -51,10 +60,12 @@ class TorchKind(IterableKind):
 
         made = call(target, arguments)
         _refuse(made)
-        lengths, maker = None, DataLoader
+        lengths = None
+        maker = DataLoader
         batches = isinstance(made, (list, tuple, str)) or _starts_workers(made)
         if isinstance(made, DataLoader):
-            given, maker = _arguments_of(made), type(made)
+            given = _arguments_of(made)
+            maker = type(made)
         elif isinstance(made, Mapping) and "dataset" in made:
             given = dict(made)
             lengths = given.pop("lengths", None)
@@ -101,11 +112,14 @@ class NotingSampler:
         """Return the indices of a delivered batch: of the first that was requested, or out of order, of its size."""
         if not self.sent:
             return None
-        examples = None if in_order else facts_of(batch).examples
-        place = next((place for place, one in enumerate(self.sent) if not in_order and _size(one) == examples), 0)
-        found = self.sent[place]
+        place = 0
+        if not in_order:
+            examples = facts_of(batch).examples
+            same_size = (place for place, indices in enumerate(self.sent) if _size(indices) == examples)
+            place = next(same_size, 0)
+        delivered = self.sent[place]
         del self.sent[place]
-        return found
+        return delivered
 
 
 class TorchLoader(IterableLoader):
@@ -123,8 +137,8 @@ class TorchLoader(IterableLoader):
         from torch.utils.data import DataLoader, IterableDataset
 
         # Arguments that the target takes are not the DataLoader's, unless both have them.
-        own = {k: v for k, v in arguments.items() if k not in target.takes or k in DEFAULTS}
-        given = given | {name: own.pop(name) for name in _BATCHING if name in own}
+        swept = {name: value for name, value in arguments.items() if name not in target.takes or name in DEFAULTS}
+        given = given | {name: swept.pop(name) for name in _BATCHING if name in swept}
         self.plain = DataLoader(**{**given, **_WITHOUT_WORKERS})
         self._noting: NotingSampler | None = None
         self._indices: Any = None
@@ -132,7 +146,7 @@ class TorchLoader(IterableLoader):
         self._lengths = None if lengths is None else np.asarray(lengths, dtype=np.float64)
         wanted = {name: value for name, value in given.items() if name not in _BATCHING}
         # With a limit of its own, torch looks for dead workers only when that is over.
-        wanted = wanted | {"timeout": 0} | own
+        wanted = wanted | {"timeout": 0} | swept
         if not wanted.get("num_workers"):
             wanted |= _WITHOUT_WORKERS
         if isinstance(self.plain.dataset, IterableDataset):
@@ -168,13 +182,13 @@ class TorchLoader(IterableLoader):
     def facts(self, batch: Any) -> BatchFacts:
         """As the base class says; with `lengths`, exactly."""
         expected = _size(self._indices)
-        found = facts_of(batch, expected)
+        facts = facts_of(batch, expected)
         if self._lengths is None or self._indices is None:
-            return found
-        if found.examples != expected:  # `collate_fn` has left some out; the loader's own unit may be another
-            return replace(found, length=None, total_length=None)
+            return facts
+        if facts.examples != expected:  # `collate_fn` has left some out; the loader's own unit may be another
+            return replace(facts, length=None, total_length=None)
         lengths = self._lengths[self._indices]
-        return replace(found, length=float(lengths.max()), total_length=float(lengths.sum()))
+        return replace(facts, length=float(lengths.max()), total_length=float(lengths.sum()))
 
     def batches(self) -> int | None:
         """As the base class says. How many all workers of an iterable data set yield together only they know."""

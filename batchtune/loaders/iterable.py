@@ -39,7 +39,9 @@ class IterableLoader(OpenLoader):
                 f"the target returns an object of type {type(made).__name__}: neither a data set nor an iterable",
                 "Return a data set, a dict of DataLoader arguments, a DataLoader, or any iterable of batches.",
             )
-        self._target, self._arguments, self._made = target, arguments, made
+        self._target = target
+        self._arguments = arguments
+        self._made = made
         self._once = isinstance(made, Iterator) and iter(made) is made
         self._used = False
         self._delivered = 0
@@ -48,7 +50,8 @@ class IterableLoader(OpenLoader):
         """As the base class says."""
         if self._once and self._used:
             self._made = call(self._target, self._arguments)
-        self._used, self._delivered = True, 0
+        self._used = True
+        self._delivered = 0
         iterator = iter(self._made)  # a variable, so that the traceback of an error keeps it
         for batch in iterator:
             ready = self._on_device(batch)
@@ -128,15 +131,18 @@ class IterableKind(LoaderKind):
 def torch_axes(machine: Machine) -> dict[str, Sequence[Argument]]:
     """Return the arguments of torch's DataLoader that are swept, each with its values, the cheapest first."""
     workers = {0, machine.processors, *(1 << power for power in range(machine.processors.bit_length()))}
-    found: dict[str, Sequence[Argument]] = {"num_workers": sorted(workers), "prefetch_factor": [2, 4]}
+    axes: dict[str, Sequence[Argument]] = {"num_workers": sorted(workers), "prefetch_factor": [2, 4]}
     with contextlib.suppress(metadata.PackageNotFoundError, ValueError):  # without importing torch
         if tuple(map(int, metadata.version("torch").split(".")[:2])) >= _IN_ORDER_SINCE:
-            found["in_order"] = [True, False]
+            axes["in_order"] = [True, False]
     if machine.accelerator:
-        found["pin_memory"] = [False, True]
-    return found | {"persistent_workers": [False, True], "multiprocessing_context": ["fork", "spawn", "forkserver"]}
+        axes["pin_memory"] = [False, True]
+    axes["persistent_workers"] = [False, True]
+    axes["multiprocessing_context"] = ["fork", "spawn", "forkserver"]
+    return axes
 
 
 def call(target: Target, arguments: Arguments) -> Any:
     """Call the target with these arguments; where it needs one that is not set, with the default of torch."""
-    return target.call({**{name: value for name, value in DEFAULTS.items() if name in target.needs}, **arguments})
+    defaults = {name: value for name, value in DEFAULTS.items() if name in target.needs}
+    return target.call({**defaults, **arguments})

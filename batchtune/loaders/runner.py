@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -76,7 +77,7 @@ class Measurement:
     @property
     def epochs(self) -> list[Taken]:
         """All epochs of all trials."""
-        return [taken for trial in self.trials for taken in trial]
+        return list(itertools.chain.from_iterable(self.trials))
 
 
 class _Failure(Exception):
@@ -112,15 +113,16 @@ class LoaderRunner:
 
     def measure(self, arguments: Arguments, plan: Plan, kind: LoaderKind) -> Measurement:
         """Measure one setting in a fresh process. Raises LoaderError if every other setting would fail alike."""
-        found = Measurement(arguments=arguments)
+        measurement = Measurement(arguments=arguments)
         with self._worker():
             try:
-                self._measure(found, plan, kind)
+                self._measure(measurement, plan, kind)
             except _Failure as failure:
                 if failure.failed.fatal:
                     raise
-                found.outcome, found.error = failure.failed.outcome, failure.failed.text
-        return found
+                measurement.outcome = failure.failed.outcome
+                measurement.error = failure.failed.text
+        return measurement
 
     @contextmanager
     def _worker(self) -> Iterator[None]:
@@ -133,21 +135,22 @@ class LoaderRunner:
         finally:
             self._nursery.end_worker()
 
-    def _measure(self, found: Measurement, plan: Plan, kind: LoaderKind) -> None:
-        opened = self._open(found.arguments)
+    def _measure(self, measurement: Measurement, plan: Plan, kind: LoaderKind) -> None:
+        opened = self._open(measurement.arguments)
         self._spans = []  # of the warm-up
-        with watched_memory(opened.pid) as found.memory:
+        with watched_memory(opened.pid) as measurement.memory:
             if not plan.digests:
-                batches = max(_WARM_UP_BATCHES, 1 + _WARM_UP_TIMES * kind.batches_in_flight(found.arguments))
+                batches = max(_WARM_UP_BATCHES, 1 + _WARM_UP_TIMES * kind.batches_in_flight(measurement.arguments))
                 self._take(Take(batches=batches, seconds=plan.seconds))
-            self._spans = found.spans
-            started, busy_before = time.monotonic(), _busy_seconds()
+            self._spans = measurement.spans
+            started = time.monotonic()
+            busy_before = _busy_seconds()
             for _ in range(plan.trials):
-                found.trials.append(self._trial(plan))
+                measurement.trials.append(self._trial(plan))
             busy = (_busy_seconds() - busy_before) / (time.monotonic() - started)
-        if not any(taken.waits for taken in found.epochs):
+        if not any(taken.waits for taken in measurement.epochs):
             raise _Failure(Failed(outcome="empty", message="the loader delivers no batch"))
-        found.busy_processors = busy
+        measurement.busy_processors = busy
 
     def _trial(self, plan: Plan) -> list[Taken]:
         """Take epochs until the time is over and as many as requested have begun."""
@@ -220,7 +223,8 @@ def _busy_seconds() -> float:
 
 def too_small(kind: LoaderKind, arguments: Arguments, batch_bytes: int) -> str | None:
     """Return why /dev/shm can't hold the batches that would wait with these arguments; None if it can."""
-    waiting, memory = kind.batches_in_flight(arguments), shared_memory()
+    waiting = kind.batches_in_flight(arguments)
+    memory = shared_memory()
     if memory is None or waiting * batch_bytes <= memory.free or not kind.IN_SHARED_MEMORY:
         return None
     return (

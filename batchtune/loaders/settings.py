@@ -17,7 +17,7 @@ from batchtune.loaders import KINDS
 from batchtune.results import Argument, WorkloadRecord, argument_text
 
 _WORDS: dict[str, Argument] = {"true": True, "false": False, "none": None}
-_MOST_VALUES = 64
+_MAX_VALUES = 64
 # The most that a quick tuning takes of these.
 _QUICK_SECONDS = 1.0
 _QUICK_TRIALS = 2
@@ -66,15 +66,12 @@ class LoaderSettings:
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in KINDS:
             raise UsageError(f"--kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
-        for name, number, least, most in (
-            ("--seconds", self.seconds, 0.05, 3600.0),
-            ("--trials", self.trials, 1, 100),
-            ("--timeout", self.timeout_seconds, 0.1, 1e6),
-            ("--setup-timeout", self.setup_timeout_seconds, 0.1, 1e6),
-            *(("--step-ms", 1000 * seconds, 1e-3, 1e9) for seconds in [self.step_seconds] if seconds is not None),
-        ):
-            if not least <= number <= most or not math.isfinite(number):
-                raise UsageError(f"{name} must be from {least:g} to {most:g}, got {number:g}")
+        _check_range("--seconds", self.seconds, 0.05, 3600.0)
+        _check_range("--trials", self.trials, 1, 100)
+        _check_range("--timeout", self.timeout_seconds, 0.1, 1e6)
+        _check_range("--setup-timeout", self.setup_timeout_seconds, 0.1, 1e6)
+        if self.step_seconds is not None:
+            _check_range("--step-ms", 1000 * self.step_seconds, 1e-3, 1e9)
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed must be from 0 to 2**63 - 1, got {self.seed}")
         if self.ranks_per_node < 1:
@@ -121,6 +118,11 @@ class LoaderSettings:
         }
 
 
+def _check_range(option: str, number: float, low: float, high: float) -> None:
+    if not low <= number <= high:  # NaN is not either
+        raise UsageError(f"{option} must be from {low:g} to {high:g}, got {number:g}")
+
+
 def all_processors() -> list[int]:
     """Return the processors that this process may use, in order."""
     return sorted(os.sched_getaffinity(0))
@@ -132,26 +134,27 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[Argument]]:
     Raises:
         UsageError: One is not of that form, or an argument is given twice.
     """
-    found: dict[str, list[Argument]] = {}
+    axes: dict[str, list[Argument]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
         if not (equals and values and name.isidentifier()):
             raise UsageError(f"--sweep {text!r} is not NAME=VALUES", "For example num_workers=0:8 or pin_memory=true.")
-        if name in found:
+        if name in axes:
             raise UsageError(f"--sweep {name} is given twice", "List all values in one: num_workers=0,2,4.")
-        found[name] = _values(name, values)
-    return found
+        axes[name] = _values(name, values)
+    return axes
 
 
 def _values(name: str, text: str) -> list[Argument]:
     first, colon, last = text.partition(":")
     if colon and first.isdecimal() and last.isdecimal():
-        low, high = int(first), int(last)
-        if low > high or high - low >= _MOST_VALUES:
+        first_number = int(first)
+        last_number = int(last)
+        if first_number > last_number or last_number - first_number >= _MAX_VALUES:
             raise UsageError(
-                f"--sweep {name}={text}: a range goes from a smaller to a larger number, {_MOST_VALUES} at most"
+                f"--sweep {name}={text}: a range goes from a smaller to a larger number, {_MAX_VALUES} at most"
             )
-        return list(range(low, high + 1))
+        return list(range(first_number, last_number + 1))
     values = [_value(word.strip()) for word in text.split(",")]
     if "" in values:
         raise UsageError(f"--sweep {name}={text}: a value is empty", "Separate values by single commas.")

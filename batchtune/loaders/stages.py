@@ -54,6 +54,12 @@ class _Stage:
     items: int = 0
     warm_up: tuple[float, int] = (0.0, 0)
 
+    def measured(self, *, with_warm_up: bool) -> tuple[float, int]:
+        """Return its seconds and items, those of the warm-up included or not."""
+        if with_warm_up:
+            return self.seconds, self.items
+        return self.seconds - self.warm_up[0], self.items - self.warm_up[1]
+
 
 def measure_stages(loader: Any, seconds: float) -> list[LoaderStage]:
     """Measure each stage's own time, in this process, as a worker of torch's DataLoader runs it: with one thread.
@@ -96,7 +102,9 @@ def _loader_stages(loader: Any) -> list[_Stage]:
     """Return the stages of a DataLoader: those of its dataset, then collating."""
     from torch.utils.data import IterableDataset, default_convert
 
-    dataset, collate, indices = loader.dataset, loader.collate_fn, loader.batch_sampler
+    dataset = loader.dataset
+    collate = loader.collate_fn
+    indices = loader.batch_sampler
     each: Callable[..., Iterable[Any]] = map
     if isinstance(dataset, IterableDataset):
         stages = _iterable_stages(dataset)
@@ -184,7 +192,9 @@ def _stage_name(stage: Any) -> str:
     if kind in ("decode", "xdecode") or any(type(value).__name__ == "Decoder" for value in functions):
         return "decode"
     if kind == "batched":
-        return _collating(functions[0]) if functions else "batched" if None in given else "collate"
+        if functions:
+            return _collating(functions[0])
+        return "batched" if None in given else "collate"
     if kind in _MAPS and functions:
         return ", ".join(dict.fromkeys(map(_function_name, functions)))
     return kind
@@ -218,7 +228,8 @@ def _place(code: CodeType) -> str:
 def _run(stages: list[_Stage], seconds: float) -> int:
     """Take batches through the stages, and return how many examples came after the warm-up."""
     started = time.perf_counter()
-    warm, examples = False, 0
+    warm = False
+    examples = 0
     for epoch in itertools.count():
         chain: Iterator[Any] = iter(())
         for stage in stages:
@@ -228,7 +239,8 @@ def _run(stages: list[_Stage], seconds: float) -> int:
             examples += facts_of(batch).examples or 1
             elapsed = time.perf_counter() - started
             if not epoch and not warm and elapsed >= _WARM_UP * seconds:
-                warm, examples = True, 0
+                warm = True
+                examples = 0
                 _end_warm_up(stages)
             elif not epoch and warm and elapsed >= seconds:
                 return examples
@@ -273,23 +285,23 @@ def _own_times(stages: list[_Stage], examples: int) -> list[LoaderStage]:
     """Return each stage's own time per example, neighbours of one name joined."""
     totals: list[tuple[str, float]] = []
     passes = float(stages[-1].items - stages[-1].warm_up[1])
-    for number in range(len(stages) - 1, -1, -1):
-        stage, before = stages[number], stages[number - 1] if number else _Stage(name="", run=iter)
+    before_first = _Stage(name="", run=iter)
+    for before, stage in reversed(list(itertools.pairwise([before_first, *stages]))):
         # While a large buffer is emptied, the stages that filled it rest: the warm-up is all there is of them.
         rested = stage.items == stage.warm_up[1]
-        (seconds, items), (seconds_before, items_before) = (
-            (of.seconds - (0.0 if rested else of.warm_up[0]), of.items - (0 if rested else of.warm_up[1]))
-            for of in (stage, before)
-        )
-        own = max(0.0, seconds - seconds_before) / max(items, 1) * passes
+        seconds, items = stage.measured(with_warm_up=rested)
+        seconds_before, items_before = before.measured(with_warm_up=rested)
+        stage_seconds = max(0.0, seconds - seconds_before) / max(items, 1) * passes
         if not stage.steady:
             passes *= items_before / max(items, 1)
         if totals and totals[-1][0] == stage.name:
-            own += totals.pop()[1]
-        totals.append((stage.name, own))
-    named = [(name, own) for name, own in reversed(totals) if name]
-    whole = sum(own for _, own in named)
-    return [LoaderStage(name=name, seconds_per_example=own / examples, share=own / whole) for name, own in named]
+            stage_seconds += totals.pop()[1]
+        totals.append((stage.name, stage_seconds))
+    named = [(name, seconds) for name, seconds in reversed(totals) if name]
+    whole = sum(seconds for _, seconds in named)
+    return [
+        LoaderStage(name=name, seconds_per_example=seconds / examples, share=seconds / whole) for name, seconds in named
+    ]
 
 
 def _functions_within(stages: list[_Stage], seconds: float) -> dict[str, float]:
@@ -297,7 +309,8 @@ def _functions_within(stages: list[_Stage], seconds: float) -> dict[str, float]:
 
     Every Python function called below takes a fraction of a microsecond longer meanwhile: so this is a run of its own.
     """
-    source, stage = stages[0], stages[min(1, len(stages) - 1)]
+    source = stages[0]
+    stage = stages[min(1, len(stages) - 1)]
     if not stage.codes:
         return {}
     totals: dict[str, float] = {}
@@ -309,7 +322,8 @@ def _functions_within(stages: list[_Stage], seconds: float) -> dict[str, float]:
         if frame.f_code.co_name in _COMPREHENSIONS:
             codes.add(frame.f_code)
             return None
-        name, start = _frame_name(frame), time.perf_counter()
+        name = _frame_name(frame)
+        start = time.perf_counter()
         frame.f_trace_lines = False
 
         def on_return(frame: FrameType, event: str, argument: Any) -> Any:
@@ -320,7 +334,8 @@ def _functions_within(stages: list[_Stage], seconds: float) -> dict[str, float]:
         return on_return
 
     traced = _Stage(name=stage.name, run=stage.run)
-    end, before = time.perf_counter() + seconds, sys.gettrace()
+    end = time.perf_counter() + seconds
+    before = sys.gettrace()
     sys.settrace(on_call)
     try:
         for _ in _timed(traced, iter(source.run(iter(())))):

@@ -41,6 +41,7 @@ from batchtune.loaders.protocol import (
 )
 from batchtune.processes.serving import serve
 from batchtune.processes.worker import Failed, oom_kills
+from batchtune.units import counted
 from batchtune.workloads.loading import load_function
 
 # So that the stacks of two processes do not mix.
@@ -105,13 +106,18 @@ class Loaders:
                     taken = {name: value for name, value in request.arguments.items() if name in target.takes}
                     request = replace(request, arguments=taken)
                 self.loader = _opened(request, target)
-                batches, examples = self.loader.batches(), self.loader.examples()
+                batches = self.loader.batches()
+                examples = self.loader.examples()
             except BaseException as error:
-                found = missing_library(error, request.spec) or error
+                cause = missing_library(error, request.spec) or error
                 # Whether it is due to the arguments, others will show.
-                fatal = isinstance(found, BatchtuneError) or target is None or not request.arguments
-                return replace(failed(found, kills=self._kills), fatal=fatal)
-        shown = [one for one in caught if not issubclass(one.category, ResourceWarning)]
+                fatal = isinstance(cause, BatchtuneError) or target is None or not request.arguments
+                return replace(failed(cause, kills=self._kills), fatal=fatal)
+        shown = [
+            f"{warning.category.__name__}: {warning.message}"
+            for warning in caught
+            if not issubclass(warning.category, ResourceWarning)
+        ]
         return Opened(
             pid=os.getpid(),
             kind=self.loader.kind,
@@ -122,7 +128,7 @@ class Loaders:
             examples=examples,
             exact=self.loader.exact,
             dealt=self.loader.dealt,
-            warnings=list(dict.fromkeys(f"{one.category.__name__}: {one.message}" for one in shown)),
+            warnings=list(dict.fromkeys(shown)),
         )
 
     def _take(self, loader: OpenLoader, request: Take) -> Taken | Failed:
@@ -146,7 +152,10 @@ class Loaders:
 
 def _take(loader: OpenLoader, epoch: Iterator[Any], request: Take) -> Taken:
     """Take batches until the epoch or the request ends."""
-    taken, largest, complete, words = Taken(), 0, False, None
+    taken = Taken()
+    largest = 0
+    complete = False
+    words = None
     started = asked = time.perf_counter()
     while request.batches is None or len(taken.waits) < request.batches:
         try:
@@ -160,7 +169,8 @@ def _take(loader: OpenLoader, epoch: Iterator[Any], request: Take) -> Taken:
         taken.examples.append(facts.examples)
         taken.lengths.append(facts.length)
         taken.total_lengths.append(facts.total_length)
-        largest, words = max(largest, facts.size_bytes), words or words_of(batch)
+        largest = max(largest, facts.size_bytes)
+        words = words or words_of(batch)
         if request.digests:
             taken.digests.append(digests_of(batch))
         del batch
@@ -199,9 +209,9 @@ def _device(device: str) -> tuple[str, str]:
         return "cpu", "CPU"
     number = int(device.partition(":")[2] or 0) if device != "auto" else 0
     if not available or number >= torch.cuda.device_count():
-        found = torch.cuda.device_count() if available else "no"
+        count = torch.cuda.device_count() if available else 0
         raise LoaderError(
-            f"--device {device}: torch can use {found} GPU{'' if found == 1 else 's'} here",
+            f"--device {device}: torch can use {counted(count, 'GPU') if count else 'no GPUs'} here",
             "Measure on the CPU with --device cpu, or name another.",
         )
     torch.cuda.set_device(number)
@@ -212,17 +222,21 @@ def _target(request: Open) -> Target:
     """Import what the request names."""
     if not request.spec.rpartition(":")[0].endswith(".py"):
         raise LoaderError(f"{request.spec!r} names no class or function in a file", "Write path/to/file.py:NAME.")
-    given = {"seed", "device", *request.arguments, *(name for kind in map(kind_of, KINDS) for name in kind.GIVEN)}
+    given = {"seed", "device", *request.arguments}
+    for kind in map(kind_of, KINDS):
+        given.update(kind.GIVEN)
     function = load_function(request.spec, request.options, given=given)
     parameters: list[inspect.Parameter] = []
     with contextlib.suppress(TypeError, ValueError):  # written in C
         parameters += inspect.signature(function).parameters.values()
-    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = {parameter.name: parameter.default for parameter in parameters if parameter.kind in by_name}
+    needed = {name for name, default in named.items() if default is inspect.Parameter.empty}
     return Target(
         function=function,
         options=request.options,
-        takes=frozenset(one.name for one in named),
-        needs=frozenset(one.name for one in named if one.default is one.empty) - request.options.keys(),
+        takes=frozenset(named),
+        needs=frozenset(needed - request.options.keys()),
         seed=request.seed,
         device=request.device,
         config=request.config,
@@ -231,8 +245,10 @@ def _target(request: Open) -> Target:
 
 def _opened(request: Open, target: Target) -> OpenLoader:
     """Open the target as the kind that the user named, or as the first that recognises it."""
-    kinds = map(kind_of, KINDS)
-    kind = kind_of(request.kind) if request.kind else next(one for one in kinds if one.recognises(target))
+    if request.kind is not None:
+        kind = kind_of(request.kind)
+    else:
+        kind = next(kind for kind in map(kind_of, KINDS) if kind.recognises(target))
     loader = kind.open(target, request.arguments)
     if request.kind not in (None, loader.kind):
         raise LoaderError(

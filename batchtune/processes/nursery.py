@@ -68,7 +68,7 @@ def serve(control: socket.socket, supervisor: int, work: Callable[[int], object]
         ends.append(os.pidfd_open(supervisor))
     if os.getppid() != supervisor:
         os._exit(0)
-    own = [control.fileno(), wakeup, wake, *ends]
+    inherited = [control.fileno(), wakeup, wake, *ends]
     worker = 0
     exit_codes: dict[int, int] = {}
     with contextlib.suppress(OSError):  # the supervisor is gone
@@ -81,7 +81,7 @@ def serve(control: socket.socket, supervisor: int, work: Callable[[int], object]
                 if not message:
                     break
                 if message == b"start":
-                    worker = _fork(own, work, *descriptors)
+                    worker = _fork(inherited, work, *descriptors)
                     for descriptor in descriptors:
                         os.close(descriptor)
                     control.send(b"started")
@@ -105,8 +105,8 @@ def ready(watched: Sequence[int | socket.socket], seconds: float | None = None) 
     return [number for number, _ in waiting.poll(None if seconds is None else seconds * 1000)]
 
 
-def _fork(own: Sequence[int], work: Callable[[int], object], channel: int, output: int, folder: int) -> int:
-    """Fork a worker, into a session of its own; the kernel kills it if this process is killed."""
+def _fork(inherited: Sequence[int], work: Callable[[int], object], channel: int, output: int, folder: int) -> int:
+    """Fork a worker, into a session of its inherited; the kernel kills it if this process is killed."""
     nursery = os.getpid()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of threads: those of numpy's BLAS, which handles forks
@@ -122,7 +122,7 @@ def _fork(own: Sequence[int], work: Callable[[int], object], channel: int, outpu
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.fchdir(folder)
-            for descriptor in (*own, output, folder):
+            for descriptor in (*inherited, output, folder):
                 os.close(descriptor)
             os.setsid()
             work(channel)

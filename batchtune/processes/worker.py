@@ -101,7 +101,8 @@ class Nursery:
     """
 
     def __init__(self, module: str, replies: Any, environment: Mapping[str, str]) -> None:
-        self._module, self._environment = module, environment
+        self._module = module
+        self._environment = environment
         self._replies = msgspec.json.Decoder(replies)
         self._mark = f"{os.getpid()}-{next(_numbers)}-{secrets.token_hex(4)}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -118,12 +119,14 @@ class Nursery:
         if self._process is None or self._process.poll() is not None:
             self._start()
         self._oom_kills = oom_kills()
-        self._started, self._exit_code, self._said = False, None, b""
-        self._channel, theirs = socket.socketpair()
+        self._started = False
+        self._exit_code = None
+        self._said = b""
+        self._channel, worker_end = socket.socketpair()
         output, writing = os.pipe()
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)  # the worker's, too, wherever the nursery was started
-        with theirs, contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it was just killed
-            socket.send_fds(self._control, [b"start"], [theirs.fileno(), writing, folder])
+        with worker_end, contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it was just killed
+            socket.send_fds(self._control, [b"start"], [worker_end.fileno(), writing, folder])
         os.close(writing)
         os.close(folder)
         deadline = time.monotonic() + _IMPORTING_SECONDS
@@ -176,14 +179,14 @@ class Nursery:
 
     def _start(self) -> None:
         self.close()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self._control, nursery_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with nursery_end:
             self._process = subprocess.Popen(
-                start.command("batchtune.processes.nursery", theirs.fileno(), os.getpid(), self._module),
+                start.command("batchtune.processes.nursery", nursery_end.fileno(), os.getpid(), self._module),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[nursery_end.fileno()],
                 env={**os.environ, **self._environment, "PYTHONUNBUFFERED": "1", MARK: self._mark},
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone
             )
@@ -253,7 +256,8 @@ class Nursery:
         while time.monotonic() < deadline:
             time.sleep(0.02)
             if (now := self.output().count(_OUTERMOST_FRAME)) > printed:
-                printed, deadline = now, time.monotonic() + _NEXT_STACK_SECONDS
+                printed = now
+                deadline = time.monotonic() + _NEXT_STACK_SECONDS
         return user_stack(self.output())
 
     def _died(self) -> NoReturn:
@@ -301,15 +305,16 @@ def oom_kills(root: Path = Path("/")) -> int | None:
     `memory.oom_control`). The root group has no counter; the machine's is taken then. Only growth means anything;
     None where the kernel does not count (before Linux 4.13). `root` is where `proc` and `sys` are.
     """
-    mount, files = root / "sys/fs/cgroup", []
+    mount = root / "sys/fs/cgroup"
+    files = []
     with contextlib.suppress(OSError, UnicodeDecodeError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             number, controllers, group = line.split(":", 2)
-            own = Path(group.lstrip("/"))  # in a container it may lead nowhere
+            group_folder = Path(group.lstrip("/"))  # in a container it may lead nowhere
             if "memory" in controllers.split(","):
-                files += [mount / "memory" / folder / "memory.oom_control" for folder in (own, "")]
+                files += [mount / "memory" / folder / "memory.oom_control" for folder in (group_folder, "")]
             elif number == "0" and not controllers:
-                files += [mount / folder / "memory.events" for folder in (own, "")]
+                files += [mount / folder / "memory.events" for folder in (group_folder, "")]
     for path in (*files, root / "proc/vmstat"):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if match := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE):

@@ -28,7 +28,8 @@ class WorkerRepeats:
 
     def __init__(self, kind: LoaderKind, *, dealt: bool) -> None:
         self.error: str | None = None
-        self._kind, self._dealt = kind, dealt
+        self._kind = kind
+        self._dealt = dealt
 
     def setting_to_compare(self, settings: Sequence[Arguments]) -> Arguments | None:
         """Return the first setting with several workers; None if all have their examples dealt to them."""

@@ -289,7 +289,7 @@ class Tuner:
         """
         doing: Doing = "confirming" if self._model.steps else "measuring"
         measurements: dict[str, list[Measurement]] = {row.name: [] for row in rows}
-        turns = [row for _ in range(self._settings.trials) for row in rows]
+        turns = list(rows) * self._settings.trials
         for done, row in enumerate(turns):
             if self._is_late():
                 break
