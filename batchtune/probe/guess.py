@@ -6,11 +6,10 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from batchtune.probe.findings import Bracket, Findings, step_at
-from batchtune.probe.outcomes import Anchor
+from batchtune.probe.bounds import Anchor, Bracket, step_at
+from batchtune.probe.knowledge import Knowledge
 
 _CAUTION = 3  # times the model's error, kept from a guess by a single peak where the model does not fit
-_MISLED = 3  # failures at one length that show that the model does not hold there
 
 
 def ladder(tolerance: float, top: int) -> Sequence[int]:
@@ -44,38 +43,39 @@ def within(rungs: Sequence[int], guess: int, trials: int) -> int:
     return min(max(guess, rungs[max(0, len(rungs) - 1 - most)]), rungs[min(len(rungs) - 1, most)])
 
 
-def next_batch_size(findings: Findings, anchor: Anchor) -> int | None:
+def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
     """Return the next batch size to try; None if the length and target are closed.
 
     A length takes at most 3 + log2(cap) batch sizes, one more at the ends: a guess that would leave too much for the
     remaining trials to bisect is moved.
     """
-    bracket = findings.bracket(anchor)
-    if findings.closed_by(bracket) is not None:
+    bracket = known.bracket(anchor)
+    if known.closed_by(bracket) is not None:
         return None
     if bracket.tight is not None and bracket.tight - bracket.passed <= bracket.step:
-        return _to_a_failure(findings, bracket)
-    guess = _within_reach(findings, bracket, _guess(findings, bracket))
+        return _to_a_failure(known, bracket)
+    guess = _within_reach(known, bracket, _guess(known, bracket))
     left = 3 + int(math.log2(bracket.cap)) - bracket.tried
-    rungs = findings.task.rungs
+    rungs = known.task.rungs
     if bracket.failed is None and rungs[bisect_right(rungs, bracket.cap) - 1] != bracket.cap:
         left -= 1  # for the cap itself, which ends the length by a trial of its own
     high = bracket.beyond
-    if bracket.hardly is not None and bracket.hardly > bracket.passed + 1 and not findings.is_end(anchor):
+    if bracket.hardly is not None and bracket.hardly > bracket.passed + 1 and not known.is_end(anchor):
         high = min(high, bracket.hardly)
     guess = within(between(rungs, bracket.passed, high), guess, left)
     return max(bracket.passed + 1, min(guess, bracket.beyond - 1))
 
 
-def _to_a_failure(findings: Findings, bracket: Bracket) -> int:
+def _to_a_failure(known: Knowledge, bracket: Bracket) -> int:
     """Return a size beyond what ran without a margin: at the ends the search goes on until a batch fails."""
-    peak, need = bracket.peaks[-1][1], findings.need(bracket)
-    room = bracket.ran if _is_flat(bracket) or not need else math.ceil((findings.task.limit_bytes - peak) / need)
+    peak = bracket.peaks[-1][1]
+    need = known.fit.need(bracket)
+    room = math.ceil((known.task.limit_bytes - peak) / need) if need else bracket.ran
     size = bracket.ran + max(bracket.step, room)
     return max(bracket.ran + 1, min(size, bracket.cap, (bracket.failed or bracket.cap + 1) - 1))
 
 
-def _within_reach(findings: Findings, bracket: Bracket, guess: int) -> int:
+def _within_reach(known: Knowledge, bracket: Bracket, guess: int) -> int:
     """Keep the guess within what other lengths have shown, and at least a step from what this one has."""
     if bracket.hardly is not None and bracket.passed < bracket.hardly - 1:
         guess = min(guess, bracket.hardly - 1)
@@ -83,48 +83,40 @@ def _within_reach(findings: Findings, bracket: Bracket, guess: int) -> int:
         guess = max(guess, bracket.surely)
     guess = max(guess, bracket.passed + bracket.step if bracket.passed else 1)
     if bracket.failed is not None:
-        # If nothing has passed yet, step back further each time.
-        step = max(bracket.step, step_at(bracket.failed, findings.settings.tolerance))
-        back = step if bracket.passed else step << max(0, bracket.failures - 1)
+        back = max(bracket.step, step_at(bracket.failed, known.settings.tolerance))
+        if not bracket.passed:  # step back further each time
+            back <<= max(0, bracket.failures - 1)
         guess = min(guess, bracket.failed - back)
     return max(bracket.passed + 1, min(guess, bracket.beyond - 1))
 
 
-def _guess(findings: Findings, bracket: Bracket) -> int:
-    rungs = findings.task.rungs
-    if not bracket.given_up:
-        if bracket.misled >= _MISLED and bracket.passed:
-            return _middle(rungs, bracket)
-        if bracket.failed is not None and not bracket.ran and bracket.surely:
-            return bracket.surely
-    if (multiple := findings.next_multiple(bracket)) is not None:
+def _guess(known: Knowledge, bracket: Bracket) -> int:
+    """Return the size to try by all that is known, whatever the bounds."""
+    if not bracket.given_up and bracket.failed is not None and not bracket.ran and bracket.surely:
+        return bracket.surely
+    multiple = known.next_multiple(bracket)
+    if multiple is not None:
         return multiple
-    quantum = findings.quantum(bracket.proven)
-    if quantum == 1 and _is_flat(bracket):
-        # Where memory leaps, one example more or less seldom shows anything.
-        (smaller, _), (larger, _) = bracket.peaks[-2:]
-        if bracket.tight is not None:
-            return _middle(rungs, bracket)
-        return larger + 2 * (larger - smaller) if bracket.failed is None else math.isqrt(larger * bracket.failed)
-    guess = _by_peaks(findings, bracket) if findings.knows_peaks else _by_limits(findings, bracket)
+    guess = _by_peaks(known, bracket) if known.peaks.are_known else _by_other_lengths(known, bracket)
+    quantum = known.fit.quantum(bracket.proven)
     if guess is not None and quantum > 1:
         guess = max(guess - guess % quantum, min(guess, bracket.passed + 1))
     if bracket.failed is None:
         return guess if guess is not None else max(1, bracket.passed * 2)
-    if guess is None or not bracket.passed or guess < bracket.failed:
-        return _middle(rungs, bracket) if guess is None else guess
+    if guess is None:
+        return _middle(known.task.rungs, bracket)
+    if not bracket.passed or guess < bracket.failed:
+        return guess
     # A failure refutes the guess. Far below it, memory jumps, often just above the last size that passed.
     if bracket.failed < 0.97 * guess and bracket.failures == 1:
         return bracket.proven + bracket.step
-    return _middle(rungs, bracket)
-
-
-def _is_flat(bracket: Bracket) -> bool:
-    return len(bracket.peaks) > 1 and math.isclose(bracket.peaks[-2][1], bracket.peaks[-1][1], rel_tol=1e-4)
+    return _middle(known.task.rungs, bracket)
 
 
 def _middle(rungs: Sequence[int], bracket: Bracket) -> int:
-    low, high = bracket.passed, bracket.beyond
+    """Return the rung in the middle of what is open, by other lengths too where they leave any."""
+    low = bracket.passed
+    high = bracket.beyond
     if low < bracket.surely < high:
         low = bracket.surely
     if bracket.hardly is not None and low < bracket.hardly < high:
@@ -133,57 +125,63 @@ def _middle(rungs: Sequence[int], bracket: Bracket) -> int:
     return open_rungs[len(open_rungs) // 2] if open_rungs else (bracket.passed + bracket.beyond) // 2
 
 
-def _by_peaks(findings: Findings, bracket: Bracket) -> int | None:
+def _by_peaks(known: Knowledge, bracket: Bracket) -> int | None:
     """Return the batch size at the limit by the peaks so far; None if the need of an example is unknown."""
-    need = findings.need(bracket)
+    fit = known.fit
+    need = fit.need(bracket)
     if need is None or need <= 0:
         return 1 if bracket.passed == 0 else None
-    room, model = findings.room_bytes, findings.model
     if bracket.peaks:
-        largest, peak = bracket.peaks[-1]
-        more = (room - peak) / need
-        if len(bracket.peaks) == 1 and model is not None and findings.is_misfit and not findings.leaps:
-            # A success shows this length's own slope; a failure shows nothing but a bound.
-            more *= 1 - min(_CAUTION * model.relative_error, 0.5)
-        size = int(min(largest + more, 2.0 * bracket.cap))
-        rest = model.constant if model else findings.rest_bytes
-        used = peak - (bracket.peaks[0][1] if rest is None else rest)
-        # The slope of a batch that uses less is unknown: allocators round, and its peak is mostly constant.
-        return min(size, largest * 8) if used < 0.1 * (room - (peak - used)) else size
-    assert model is not None
+        return _beyond_last_peak(known, bracket, need)
+    assert fit.model is not None
     # A little below the model's limit: a success closes the length, a failure does not.
-    margin = max(min(findings.model_error(bracket.anchor), 0.5), findings.settings.tolerance / 2)
-    size = max(1, min(int((room - model.constant) / need * (1 - margin)), bracket.cap))
-    safe = _safe(findings, bracket)
+    margin = max(min(fit.error_at(bracket.anchor), 0.5), known.settings.tolerance / 2)
+    size = max(1, min(int((fit.room_bytes - fit.model.constant) / need * (1 - margin)), bracket.cap))
+    safe = _padded_as_longer(known, bracket)
     # It takes two lengths to separate L from L².
-    if safe is not None and (len(findings.excesses) < 2 or bracket.failures >= _MISLED - 1):
+    if safe is not None and (len(fit.excesses) < 2 or bracket.failures > 1):
         size = min(size, safe)
     elif safe is not None and bracket.surely and size * bracket.surely > 1.1 * safe**2:
         size = safe  # the need of an example can't fall faster than the square of its length
-    if findings.is_misfit and bracket.surely and size <= 2.5 * bracket.surely:
+    if fit.is_misfit and bracket.surely and size <= 2.5 * bracket.surely:
         return bracket.surely  # proven already: its own peak then shows where the limit is
     return size
 
 
-def _safe(findings: Findings, bracket: Bracket) -> int | None:
+def _beyond_last_peak(known: Knowledge, bracket: Bracket, need: float) -> int:
+    """Return the size at which this length's largest peak, and the need of an example, reach the limit."""
+    largest, peak = bracket.peaks[-1]
+    fit = known.fit
+    room = fit.room_bytes
+    more = (room - peak) / need
+    if len(bracket.peaks) == 1 and fit.model is not None and fit.is_misfit and not fit.leaps:
+        # A success shows this length's own slope; a failure shows nothing but a bound.
+        more *= 1 - min(_CAUTION * fit.model.relative_error, 0.5)
+    size = int(min(largest + more, 2.0 * bracket.cap))
+    rest = fit.model.constant if fit.model else known.peaks.rest_bytes
+    used = peak - (bracket.peaks[0][1] if rest is None else rest)
+    # The slope of a batch that uses less is unknown: allocators round, and its peak is mostly constant.
+    return min(size, largest * 8) if used < 0.1 * (room - (peak - used)) else size
+
+
+def _padded_as_longer(known: Knowledge, bracket: Bracket) -> int | None:
     """Return the size with the padded length that passed at the next longer length: it needs no more memory."""
-    here = bracket.anchor
-    others = (other for other in findings.brackets if other.passed and other.anchor.length > here.length)
-    longer = [(*other.anchor, other.passed) for other in others if here.is_within(other.anchor)]
-    if not longer:
+    longer = known.largest_at_longer(bracket.anchor)
+    if longer is None:
         return None
-    length, _, passed = min(longer)
-    return max(1, min(int(passed * length / here.length), bracket.cap))
+    length, size = longer
+    return max(1, min(int(size * length / bracket.anchor.length), bracket.cap))
 
 
-def _by_limits(findings: Findings, bracket: Bracket) -> int | None:
-    """Return the size at the limit by those found at other lengths, then move away from it in growing steps."""
-    model = findings.inverse_model
-    if model is None or (bracket.passed and bracket.failed is not None):
-        return None
+def _by_other_lengths(known: Knowledge, bracket: Bracket) -> int | None:
+    """Return the size that the next longer length suggests, then move away from it in growing steps.
+
+    For devices whose peaks can't be measured. None if bisection knows better.
+    """
     if bracket.tried == 0:
-        share = model.constant + model.per_example(bracket.anchor.length, bracket.anchor.target_length or 0.0)
-        return max(1, min(int(1 / share), bracket.cap)) if share > 0 else None
-    if bracket.failed is None:
+        return _padded_as_longer(known, bracket)
+    if bracket.passed and bracket.failed is None:
         return bracket.passed + (bracket.step << (bracket.tried - 1))
-    return bracket.failed - (bracket.step << (bracket.failures - 1))
+    if bracket.failed is not None and not bracket.passed:
+        return bracket.failed - (bracket.step << (bracket.failures - 1))
+    return None

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from batchtune.lengths import Lengths
-from batchtune.probe.findings import Findings
+from batchtune.probe.bounds import Anchor, PeakFit, Task
 from batchtune.probe.guess import ladder, next_batch_size
-from batchtune.probe.outcomes import Anchor, PeakFit, Task
+from batchtune.probe.knowledge import Knowledge
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import FrontierPoint, Trial
 from batchtune.shapes import BatchShape
@@ -27,8 +27,8 @@ from batchtune.shapes import BatchShape
 # Sizes that differ by this factor take different memory or time.
 _VERY_DIFFERENT = 8
 
-Refine = Callable[[Findings], "Anchor | None"]
-"""Findings → where to measure next, or None if nothing more is worth it."""
+Refine = Callable[[Knowledge], "Anchor | None"]
+"""Knowledge → where to measure next, or None if nothing more is worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,37 +79,37 @@ class FrontierSearch:
         self._num_lengths = min(settings.num_lengths, lengths.histogram.lengths.size)
         self._refine = refine
 
-    def findings(self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> Findings:
+    def known(self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> Knowledge:
         """Return the conclusions from the trials."""
-        return Findings(self.task, trials, confirmed)
+        return Knowledge(self.task, trials, confirmed)
 
     def propose(self, trials: Sequence[Trial]) -> NextTrial | None:
         """Return what to try next, or None if all is known. Raises `SearchEnds` if the search can't go on."""
-        findings = self.findings(trials)
-        longest = findings.anchor(self._lengths.longest)
-        if (alone := findings.failures.get(longest.shape(1))) is not None:
-            return self._longest_that_fits(findings, alone)
-        if findings.closed_by(findings.bracket(longest)) == "data":
+        known = self.known(trials)
+        longest = known.anchor(self._lengths.longest)
+        if (alone := known.failures.get(longest.shape(1))) is not None:
+            return self._longest_that_fits(known, alone)
+        if known.closed_by(known.bracket(longest)) == "data":
             equal = self.equal_batches(trials)
             if equal is not None:
                 raise equal
-        order = self._order(findings)
-        wanted = next(filter(None, (self._at(findings, anchor) for anchor in order)), None)
+        order = self._order(known)
+        wanted = next(filter(None, (self._at(known, anchor) for anchor in order)), None)
         if wanted is not None or self._refine is None or order == [longest]:
             return wanted
-        added = self._refine(findings)
-        return None if added is None else self._at(findings, added)
+        added = self._refine(known)
+        return None if added is None else self._at(known, added)
 
-    def _at(self, findings: Findings, anchor: Anchor) -> NextTrial | None:
-        if (retry := findings.to_retry(anchor)) is not None:
+    def _at(self, known: Knowledge, anchor: Anchor) -> NextTrial | None:
+        if (retry := known.to_retry(anchor)) is not None:
             return NextTrial(anchor.shape(retry), fresh=True)
-        batch_size = next_batch_size(findings, anchor)
+        batch_size = next_batch_size(known, anchor)
         # A shape that was tried shows nothing new, whatever memory did since: the search must not go in circles.
-        if batch_size is None or findings.tried(anchor.shape(batch_size)):
+        if batch_size is None or known.tried(anchor.shape(batch_size)):
             return None
         return NextTrial(anchor.shape(batch_size))
 
-    def _longest_that_fits(self, findings: Findings, alone: Trial) -> NextTrial:
+    def _longest_that_fits(self, known: Knowledge, alone: Trial) -> NextTrial:
         """Bisect over the distinct lengths, one example at a time, for the longest that fits."""
         if alone.outcome != "oom":
             raise SingleFails(alone)
@@ -117,14 +117,14 @@ class FrontierSearch:
         # The shortest first: if even that fails, no other needs a try.
         passed, failed, middle = -1, distinct.size - 1, 0
         while failed - passed > 1:
-            anchor = findings.anchor(float(distinct[middle]))
-            if (retry := findings.to_retry(anchor)) is not None:
+            anchor = known.anchor(float(distinct[middle]))
+            if (retry := known.to_retry(anchor)) is not None:
                 return NextTrial(anchor.shape(retry), fresh=True)
-            if (trial := findings.failures.get(anchor.shape(1))) is not None:
+            if (trial := known.failures.get(anchor.shape(1))) is not None:
                 if trial.outcome != "oom":
                     raise SingleFails(trial)
                 failed, alone = middle, trial
-            elif findings.passes(anchor.shape(1)):
+            elif known.passes(anchor.shape(1)):
                 passed = middle
             else:
                 return NextTrial(anchor.shape(1))
@@ -146,20 +146,20 @@ class FrontierSearch:
     ) -> list[FrontierPoint]:
         """Return the closed lengths, in ascending order, each with the longest target at or below it.
 
-        `confirmed` as in `Outcomes`. If `joint`, return the pairs of a length and a shorter target instead. If the
+        `confirmed` as in `Knowledge`. If `joint`, return the pairs of a length and a shorter target instead. If the
         search is `unfinished`, lengths count as well at which a larger size may fit.
         """
-        findings, points = self.findings(trials, confirmed), []
-        for anchor in sorted(self._order(findings)):
-            if (anchor != findings.anchor(anchor.length)) != joint:
+        known, points = self.known(trials, confirmed), []
+        for anchor in sorted(self._order(known)):
+            if (anchor != known.anchor(anchor.length)) != joint:
                 continue
-            bracket = findings.bracket(anchor)
-            closed_by = findings.closed_by(bracket)
+            bracket = known.bracket(anchor)
+            closed_by = known.closed_by(bracket)
             if closed_by is None and unfinished:
                 closed_by = "time"
-            elif closed_by is None and findings.confirmed is not None:
+            elif closed_by is None and known.confirmed is not None:
                 closed_by = bracket.failed_by or "memory"
-            size = min(int(findings.proven_sizes(*anchor.arrays)[0]), bracket.cap)
+            size = min(int(known.proven_sizes(*anchor.arrays)[0]), bracket.cap)
             if closed_by is None or size == 0:
                 continue
             points.append(
@@ -169,28 +169,28 @@ class FrontierSearch:
                     batch_size=size,
                     closed_by=closed_by,
                     oom_batch_size=bracket.failed if bracket.failed_by == "oom" else None,
-                    step_seconds=findings.median_seconds(anchor.shape(size)),
-                    peak_bytes=findings.highest_peak(anchor.shape(size)),
-                    trial=findings.proof(anchor, size),
+                    step_seconds=known.median_seconds(anchor.shape(size)),
+                    peak_bytes=known.peaks.highest(anchor.shape(size)),
+                    trial=known.proof(anchor, size),
                 )
             )
         return points
 
     def not_monotone(self, trials: Sequence[Trial]) -> list[tuple[BatchShape, BatchShape]]:
         """Return pairs of a shape that ran out of memory, in a fresh worker too, and a larger one that passed."""
-        findings = self.findings(trials)
+        known = self.known(trials)
         passed = [trial.shape for trial in trials if trial.outcome == "ok"]
         failed = {trial.shape for trial in trials if trial.outcome == "oom" and not trial.confirmation}
         return [
             (shape, next(other for other in passed if other.contains(shape)))
             for shape in sorted(failed, key=lambda shape: (shape.batch_size, shape.length))
-            if shape in findings.failures and findings.is_dominated(shape)
+            if shape in known.failures and known.is_dominated(shape)
         ]
 
     def longest_failure(self, trials: Sequence[Trial]) -> Trial | None:
         """Return the trial in which one of the longest examples failed; None if it fits."""
-        findings = self.findings(trials)
-        return findings.failures.get(findings.anchor(self._lengths.longest).shape(1))
+        known = self.known(trials)
+        return known.failures.get(known.anchor(self._lengths.longest).shape(1))
 
     def equal_batches(self, trials: Sequence[Trial]) -> IgnoresShape | None:
         """Return the smallest and the largest batch of the longest example if they take the same memory and time.
@@ -199,52 +199,50 @@ class FrontierSearch:
         the shape is ignored. Both must be the same: the peaks to within the margin, the times to within the cube root
         of the sizes' ratio, as a busy machine scatters them.
         """
-        findings = self.findings(trials)
-        longest = findings.anchor(self._lengths.longest)
-        peaks = findings.bracket(longest).peaks
+        known = self.known(trials)
+        longest = known.anchor(self._lengths.longest)
+        peaks = known.bracket(longest).peaks
         if len(peaks) < 2:
             return None
         smallest, low = peaks[0]
         largest, high = peaks[-1]
         ratio = largest / smallest
-        if ratio < _VERY_DIFFERENT or abs(high - low) > findings.margin.bytes:
+        if ratio < _VERY_DIFFERENT or abs(high - low) > known.peaks.margin.bytes:
             return None
-        seconds = findings.median_seconds(longest.shape(smallest))
-        seconds_of_largest = findings.median_seconds(longest.shape(largest))
+        seconds = known.median_seconds(longest.shape(smallest))
+        seconds_of_largest = known.median_seconds(longest.shape(largest))
         if seconds is None or seconds_of_largest is None or seconds_of_largest > seconds * ratio ** (1 / 3):
             return None
-        return IgnoresShape(
-            findings.passed_trial(longest.shape(smallest)), findings.passed_trial(longest.shape(largest))
-        )
+        return IgnoresShape(known.passed_trial(longest.shape(smallest)), known.passed_trial(longest.shape(largest)))
 
     def progress(self, trials: Sequence[Trial]) -> tuple[int, int]:
         """Return how many lengths are closed and how many there will be; or tried, for the longest that fits."""
-        findings = self.findings(trials)
-        if findings.anchor(self._lengths.longest).shape(1) in findings.failures:
-            tried = sum(findings.tried(anchor.shape(1)) > 0 for anchor in findings.anchors)
+        known = self.known(trials)
+        if known.anchor(self._lengths.longest).shape(1) in known.failures:
+            tried = sum(known.tried(anchor.shape(1)) > 0 for anchor in known.anchors)
             return tried, max(tried, 2 + (self._lengths.histogram.lengths.size - 2).bit_length())
-        order = self._order(findings)
-        closed = sum(findings.closed_by(findings.bracket(anchor)) is not None for anchor in order)
+        order = self._order(known)
+        closed = sum(known.closed_by(known.bracket(anchor)) is not None for anchor in order)
         return closed, max(len(order), self._num_lengths)
 
     # Which lengths
 
-    def _order(self, findings: Findings) -> list[Anchor]:
+    def _order(self, known: Knowledge) -> list[Anchor]:
         """Return where to probe, in order: the longest, the shortest, from the longer down, then what was added.
 
         Until the limit of the longest is known it is alone: the others are chosen by it.
         """
         longest, shortest = self._lengths.longest, self._lengths.shortest
-        first = findings.anchor(longest)
+        first = known.anchor(longest)
         if longest == shortest:
             return [first]
-        cap = findings.cap(first)
-        chosen_from = _first_failure(findings.trials, longest) or (cap if findings.passes(first.shape(cap)) else None)
+        cap = known.cap(first)
+        chosen_from = _first_failure(known.trials, longest) or (cap if known.passes(first.shape(cap)) else None)
         if chosen_from is None:
             return [first]
         between = sorted(set(self._lengths_between(chosen_from)) - {longest, shortest}, reverse=True)
-        spanning = [first, *(findings.anchor(length) for length in (shortest, *between))]
-        return [*spanning, *sorted(set(findings.anchors) - set(spanning), reverse=True)]
+        spanning = [first, *(known.anchor(length) for length in (shortest, *between))]
+        return [*spanning, *sorted(set(known.anchors) - set(spanning), reverse=True)]
 
     def _lengths_between(self, longest_batch_size: int) -> list[float]:
         """Return lengths of the data to probe between the shortest and the longest.

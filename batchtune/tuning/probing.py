@@ -14,7 +14,7 @@ from batchtune.cost import Frontier, fit_cost, fit_step_seconds, largest_max_bat
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.probe.confirmation import Turns, alternating, confirm, error_in_turns, first_step_excess, rounds_of
-from batchtune.probe.findings import Findings
+from batchtune.probe.knowledge import Knowledge
 from batchtune.probe.oom import message_verdict
 from batchtune.probe.protocol import Ran
 from batchtune.probe.search import FrontierSearch, IgnoresShape, NextTrial, NothingFits, SingleFails, TooLong
@@ -273,7 +273,7 @@ class _Probing:
             self._measure(wanted.shape, fresh=wanted.fresh)
 
     def _next_trial(self) -> NextTrial | None:
-        """Return what to try next; findings that end the search become errors for the user."""
+        """Return what to try next; what ends the search become errors for the user."""
         workload = self.settings.workload
         try:
             return self.search.propose(self.trials)
@@ -377,16 +377,16 @@ class _Probing:
         """Take in what the turns showed; return whether anything must be measured again."""
         task = self.search.task
         task.held_bytes = max(task.held_bytes, turns.held_bytes)
-        findings = self.search.findings(self.trials)
-        lifted = _lifted_by(turns, findings)
+        known = self.search.known(self.trials)
+        lifted = _lifted_by(turns, known)
         peaks_of = {shape: [peak + lifted for peak in peaks] for shape, peaks in turns.peaks.items()}
-        ranges = [findings.peak_range(shape, peaks) for shape, peaks in peaks_of.items()]
+        ranges = [known.peaks.range(shape, peaks) for shape, peaks in peaks_of.items()]
         task.spread_bytes = max(task.spread_bytes, *ranges, 0)
-        task.first_step_bytes = max(task.first_step_bytes, self._first_step_bytes(turns, findings))
+        task.first_step_bytes = max(task.first_step_bytes, self._first_step_bytes(turns, known))
         failures = list(turns.failures)
         first = turns.first_failed
         # The margin may not cover it: the first step of a smaller batch may need less.
-        if first is not None and self.search.findings(self.trials).is_proven(first.trial.shape):
+        if first is not None and self.search.known(self.trials).is_proven(first.trial.shape):
             failures.append(first)
         for failure in failures:  # journalled as trials that rule the shapes out
             trial = replace(
@@ -400,19 +400,19 @@ class _Probing:
                 confirmation=True,
             )
             self._keep(replace(failure, trial=trial))
-        again = self.search.findings(self.trials)
+        again = self.search.known(self.trials)
         if failures or turns.first_failed is not None:
             return True
         return not all(again.is_proven(shape) for shape in turns.confirmed)
 
-    def _first_step_bytes(self, turns: Turns, findings: Findings) -> int:
+    def _first_step_bytes(self, turns: Turns, known: Knowledge) -> int:
         """Return by how much the first step of the fresh worker exceeded later ones of the same shape."""
         if turns.first_step is not None:
             shape, peak = turns.first_step
-            lifted = _lifted_by(turns, findings)
-            later = [findings.highest_peak(shape) or 0, *(peak + lifted for peak in turns.peaks.get(shape, ()))]
+            lifted = _lifted_by(turns, known)
+            later = [known.peaks.highest(shape) or 0, *(peak + lifted for peak in turns.peaks.get(shape, ()))]
             return max(0, peak + lifted - max(later)) if any(later) else 0
-        if turns.first_failed is None or (highest := findings.highest_peak(turns.first_failed.trial.shape)) is None:
+        if turns.first_failed is None or (highest := known.peaks.highest(turns.first_failed.trial.shape)) is None:
             return 0
         smaller = shape = turns.first_failed.trial.shape
         excess = None
@@ -437,8 +437,8 @@ class _Probing:
             points = self._frontier(turns)
         if not points:
             raise messages.out_of_time() if turns is None else messages.nothing_confirmed(turns)
-        findings = self.search.findings(self.trials)
-        margin = findings.margin if findings.knows_peaks else None
+        known = self.search.known(self.trials)
+        margin = known.peaks.margin if known.peaks.are_known else None
         if turns is not None and points[-1].length < self.lengths.longest:
             raise messages.longest_not_proven(self.lengths, points[-1].length, self.device, margin)
         confirmation = None
@@ -462,7 +462,7 @@ class _Probing:
             settings=self.settings.recorded(),
             trials=self.trials,
             frontier=points,
-            models=Models(peak_bytes=findings.model, step_seconds=fit_step_seconds(self.trials)),
+            models=Models(peak_bytes=known.fit.model, step_seconds=fit_step_seconds(self.trials)),
             max_batch_length=largest_max_batch_length(
                 Frontier.of(points), self.lengths.histogram, self.settings.max_batch_size
             ),
@@ -474,7 +474,7 @@ class _Probing:
                 *messages.about_devices(self.first_device, self.device, self.trials),
                 *messages.about_falls(self.search.not_monotone(self.trials), self.lengths.unit),
                 *messages.about_margin(margin, self.device),
-                *messages.about_the_end(unfinished, self.settings, self.refinement.left_at_stake(findings)),
+                *messages.about_the_end(unfinished, self.settings, self.refinement.left_at_stake(known)),
                 *messages.about_turns(turns, _MOST_CONFIRMATIONS),
                 *messages.about_equal_batches(equal, self.lengths.unit),
             ],
@@ -482,8 +482,8 @@ class _Probing:
         )
 
 
-def _lifted_by(turns: Turns, findings: Findings) -> int:
+def _lifted_by(turns: Turns, known: Knowledge) -> int:
     """Return by how much more a process may hold between steps than that of the turns did."""
-    if findings.rest_bytes is None or not turns.held_bytes:
+    if known.peaks.rest_bytes is None or not turns.held_bytes:
         return 0
-    return findings.rest_bytes - turns.held_bytes
+    return known.peaks.rest_bytes - turns.held_bytes

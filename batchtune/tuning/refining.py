@@ -20,8 +20,8 @@ from batchtune.batching.optimal import optimal_boundaries
 from batchtune.batching.table import BucketTable
 from batchtune.batching.two_dimensional import optimal_table_2d
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
-from batchtune.probe.findings import Findings
-from batchtune.probe.outcomes import Anchor
+from batchtune.probe.bounds import Anchor
+from batchtune.probe.knowledge import Knowledge
 
 # Lengths that stand for all: so many by where the data's total length lies, and as many by their logarithm.
 _ENDS = 192
@@ -62,29 +62,29 @@ class Refinement:
     lengths: Lengths
     num_buckets: Sequence[int]
 
-    def __call__(self, findings: Findings) -> Anchor | None:
+    def __call__(self, known: Knowledge) -> Anchor | None:
         """Return the length, or the pair of length and target, that is worth most; None if none is worth a trial."""
-        settings = findings.settings
-        single = _single(findings)
-        at_stake = _least_at_stake(findings, single)
+        settings = known.settings
+        single = _single(known)
+        at_stake = _least_at_stake(known, single)
         if at_stake is not None:
-            ends = _Ends(self.lengths, self._spread_ends, findings, single)
+            ends = _Ends(self.lengths, self._spread_ends, known, single)
             length = ends.worst(self.num_buckets, at_stake)
             few = at_stake == _AT_STAKE and len(single) < _FOR_MAX_BATCH_LENGTH * settings.num_lengths
             if length is None and few:
                 length = ends.for_max_batch_length()
             if length is not None:
-                return findings.anchor(length)
-        if self._pairs is None or len(findings.anchors) - len(single) >= _PAIRS * settings.num_lengths:
+                return known.anchor(length)
+        if self._pairs is None or len(known.anchors) - len(single) >= _PAIRS * settings.num_lengths:
             return None
-        return self._pairs.worst(findings, max(self.num_buckets))
+        return self._pairs.worst(known, max(self.num_buckets))
 
-    def left_at_stake(self, findings: Findings) -> float | None:
+    def left_at_stake(self, known: Knowledge) -> float | None:
         """Return by which share a table may cost more than with all sizes known; None if little or not yet final."""
-        single = _single(findings)
-        if _least_at_stake(findings, single) == _AT_STAKE:
+        single = _single(known)
+        if _least_at_stake(known, single) == _AT_STAKE:
             return None
-        lost, _ = _Ends(self.lengths, self._spread_ends, findings, single).most_lost(self.num_buckets)
+        lost, _ = _Ends(self.lengths, self._spread_ends, known, single).most_lost(self.num_buckets)
         return lost if lost > _AT_STAKE else None
 
     @cached_property
@@ -102,29 +102,29 @@ class Refinement:
         return ends
 
 
-def _single(findings: Findings) -> list[Anchor]:
+def _single(known: Knowledge) -> list[Anchor]:
     """Return the anchors with the longest target at or below their length."""
-    return [anchor for anchor in findings.anchors if anchor == findings.anchor(anchor.length)]
+    return [anchor for anchor in known.anchors if anchor == known.anchor(anchor.length)]
 
 
-def _least_at_stake(findings: Findings, single: Sequence[Anchor]) -> float | None:
+def _least_at_stake(known: Knowledge, single: Sequence[Anchor]) -> float | None:
     """Return how much must be at stake for another length to be worth its trials; None if no more may be added."""
-    settings = findings.settings
+    settings = known.settings
     if settings.max_lengths is not None:
         return _AT_STAKE if len(single) < settings.max_lengths else None
-    if len(findings.trials) < _TRIALS * settings.num_lengths:
+    if len(known.trials) < _TRIALS * settings.num_lengths:
         return _AT_STAKE
     return _AT_STAKE_PAST_TRIALS if len(single) < _MOST_LENGTHS * settings.num_lengths else None
 
 
-def _step_cost(findings: Findings) -> Callable[[FloatArray, FloatArray, FloatArray | None], FloatArray]:
+def _step_cost(known: Knowledge) -> Callable[[FloatArray, FloatArray, FloatArray | None], FloatArray]:
     """Return (sizes, lengths, targets) → the cost of a step, 1 for a batch that fills the memory.
 
     What an example computes is taken to be in proportion to the memory it needs. Measured times would decide better
     where they are exact. But they scatter, and each length that they add by chance costs trials.
     """
-    model = findings.model
-    room = 0.0 if model is None else findings.room_bytes - model.constant
+    model = known.fit.model
+    room = 0.0 if model is None else known.fit.room_bytes - model.constant
     if model is None or room <= 0:
         return lambda sizes, lengths, targets: np.ones(sizes.shape)
 
@@ -146,22 +146,22 @@ class _Ends:
         tolerance: Sizes that differ by no more than this share count as the same.
     """
 
-    def __init__(self, lengths: Lengths, spread: FloatArray, findings: Findings, single: Sequence[Anchor]) -> None:
+    def __init__(self, lengths: Lengths, spread: FloatArray, known: Knowledge, single: Sequence[Anchor]) -> None:
         distinct = lengths.histogram.lengths
         self.measured = np.unique([anchor.length for anchor in single])
-        known = np.flatnonzero(np.isin(distinct, self.measured))
+        indices = np.flatnonzero(np.isin(distinct, self.measured))
         # The next longer one limits max_batch_length most, by the size of the length that was measured beyond it.
-        ends = np.union1d(spread, distinct[np.minimum([known, known + 1], distinct.size - 1)])
+        ends = np.union1d(spread, distinct[np.minimum([indices, indices + 1], distinct.size - 1)])
         at, targets = np.searchsorted(distinct, ends), None
         if lengths.targets is not None:
             targets = np.array([lengths.worst_target(float(end)) for end in ends])
-        up_to, seconds = lengths.histogram.cumulative[at], _step_cost(findings)
+        up_to, seconds = lengths.histogram.cumulative[at], _step_cost(known)
         self.histogram = Histogram(ends, np.diff(up_to, prepend=0))
         self.shortest: FloatArray = distinct[np.concatenate(([0], at[:-1] + 1))]
         self.fillable = up_to.astype(np.float64)
-        self.tolerance = findings.settings.tolerance
-        self.proven = np.maximum(1, findings.proven_sizes(ends, targets))
-        self.possible = np.maximum(self.proven, findings.possible_sizes(ends, targets))
+        self.tolerance = known.settings.tolerance
+        self.proven = np.maximum(1, known.proven_sizes(ends, targets))
+        self.possible = np.maximum(self.proven, known.possible_sizes(ends, targets))
         self.now = seconds(self.proven.astype(np.float64), ends, targets) / self.proven
         self.best = seconds(self.possible, ends, targets) / self.possible
 
@@ -250,18 +250,18 @@ class _Pairs:
             spanning.append(Anchor(float(lengths[end - 1]), float(np.quantile(near, 0.5, method="nearest"))))
         return cls(lengths, longest, tuple(dict.fromkeys(spanning)))
 
-    def worst(self, findings: Findings, num_buckets: int) -> Anchor | None:
+    def worst(self, known: Knowledge, num_buckets: int) -> Anchor | None:
         """Return the pair whose size decides most, in the best table; None if that loses little."""
 
         def is_open(anchor: Anchor) -> bool:
-            return findings.closed_by(findings.bracket(anchor)) is None
+            return known.closed_by(known.bracket(anchor)) is None
 
-        tried = set(findings.anchors)
+        tried = set(known.anchors)
         for anchor in self.spanning:
-            if anchor not in tried and anchor != findings.anchor(anchor.length) and is_open(anchor):
+            if anchor not in tried and anchor != known.anchor(anchor.length) and is_open(anchor):
                 return anchor
-        seconds = _step_cost(findings)
-        measured = np.array([anchor.length for anchor in findings.anchors])
+        seconds = _step_cost(known)
+        measured = np.array([anchor.length for anchor in known.anchors])
         candidates = measured[:: max(1, measured.size // _RESOLUTION)]
 
         def example_costs(sizes_of: Callable[[FloatArray, FloatArray], npt.NDArray[np.generic]]) -> _Sizes:
@@ -280,7 +280,7 @@ class _Pairs:
             counts = np.bincount(table.assign(self.lengths, self.targets), minlength=table.num_buckets)
             return table, counts, float(np.sum(counts * costs(*table.pairs)))
 
-        now, best = example_costs(findings.proven_sizes), example_costs(findings.possible_sizes)
+        now, best = example_costs(known.proven_sizes), example_costs(known.possible_sizes)
         (_, _, ours), (theirs, counts, least) = table_and_cost(now), table_and_cost(best)
         if ours <= (1 + _AT_STAKE) * least:
             return None

@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.probe.findings import step_at
+from batchtune.probe.bounds import step_at
 from batchtune.probe.guess import between, ladder, within
 
 TOLERANCES = st.sampled_from([0.0, 1e-9, 0.001, 0.01, 0.05, 0.1, 0.3, 0.5, 0.99])

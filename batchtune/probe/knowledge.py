@@ -1,0 +1,319 @@
+"""What is known from the trials: the shapes that are proven or ruled out, the bounds at each length, which are done."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+
+from batchtune.lengths import FloatArray, IntArray
+from batchtune.probe.bounds import Anchor, Bracket, Shapes, Task, step_at
+from batchtune.probe.margin import Peaks
+from batchtune.probe.memory_fit import MemoryFit
+from batchtune.results import ClosedBy, Trial
+from batchtune.shapes import BatchShape
+
+
+class Knowledge:
+    """All that is known from a list of trials; derived from them, never stored.
+
+    A shape is proven if a trial passed that is at least as large in every respect and leaves the margin free: memory
+    is assumed to grow with batch size, length and target. A failure that contradicts this wins: it rules out every
+    shape at least as large, whatever passed there. `confirmed` limits which shapes can be proven; None: no limit.
+    """
+
+    def __init__(self, task: Task, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> None:
+        self.task = task
+        self.lengths = task.lengths
+        self.settings = task.settings
+        self.trials = trials
+        self.confirmed = confirmed
+        self._trials_of: dict[BatchShape, list[Trial]] = defaultdict(list)
+        self._sizes: dict[Anchor, list[int]] = defaultdict(list)
+        for trial in trials:
+            if trial.outcome == "error":  # the workload's own, fixed since
+                continue
+            shape = trial.shape
+            if shape not in self._trials_of:
+                self._sizes[Anchor(trial.length, trial.target_length)].append(trial.batch_size)
+            self._trials_of[shape].append(trial)
+        self.peaks = Peaks(task, trials, self._trials_of)
+        self._brackets: dict[Anchor, Bracket] = {}
+
+    @cached_property
+    def fit(self) -> MemoryFit:
+        """The model of memory, and how much of it batches can use."""
+        passed = [shape for shape in self._trials_of if self.passes(shape)]
+        return MemoryFit(self.task, self.peaks, passed, [self.bracket(anchor) for anchor in self._sizes])
+
+    # Where sizes are searched
+
+    @cached_property
+    def anchors(self) -> list[Anchor]:
+        """Where a largest batch size was searched: wherever a trial ran for more than its time."""
+        searched = set()
+        for trials in self._trials_of.values():
+            for trial in trials:
+                if not trial.timing or trial.outcome != "ok":
+                    searched.add(Anchor(trial.length, trial.target_length))
+        return [anchor for anchor in self._sizes if anchor in searched]
+
+    def anchor(self, length: float) -> Anchor:
+        """Return a length with the longest target at or below it."""
+        return Anchor(length, self.lengths.worst_target(length))
+
+    def is_end(self, anchor: Anchor) -> bool:
+        """Return whether this is the longest or shortest length, with its longest target: both go on to a failure."""
+        ends = (self.lengths.longest, self.lengths.shortest)
+        return anchor.length in ends and anchor == self.anchor(anchor.length)
+
+    def cap(self, anchor: Anchor) -> int:
+        """Return the largest batch that the data can fill with examples no longer, in either length."""
+        count = self.lengths.count_within(anchor.length, anchor.target_length)
+        return min(count, self.settings.max_batch_size or count)
+
+    # One shape
+
+    def tried(self, shape: BatchShape) -> int:
+        """Return how many trials a shape had."""
+        return len(self._trials_of.get(shape, ()))
+
+    def passes(self, shape: BatchShape) -> bool:
+        """Return whether a trial of a shape passed."""
+        return any(trial.outcome == "ok" for trial in self._trials_of.get(shape, ()))
+
+    def passed_trial(self, shape: BatchShape) -> Trial:
+        """Return the first trial of a shape that passed."""
+        return next(trial for trial in self._trials_of[shape] if trial.outcome == "ok")
+
+    def median_seconds(self, shape: BatchShape) -> float | None:
+        """Return the median step time of a shape; None if unknown."""
+        times = [trial.step_seconds for trial in self._trials_of[shape] if trial.step_seconds is not None]
+        return float(np.median(times)) if times else None
+
+    @cached_property
+    def failures(self) -> dict[BatchShape, Trial]:
+        """The trial that rules out each shape: an OOM (two if a larger shape passed), a second crash or time-out.
+
+        A failure while shapes took turns rules a shape out at once.
+        """
+        failures = {}
+        for shape, trials in self._trials_of.items():
+            ooms = [trial for trial in trials if trial.outcome == "oom"]
+            faults = [trial for trial in trials if trial.outcome not in ("ok", "oom")]
+            given_up = [trial for trial in trials if trial.outcome != "ok" and trial.confirmation]
+            if given_up:
+                failures[shape] = given_up[0]
+            elif len(ooms) > 1 or (ooms and not self.is_dominated(shape)):
+                failures[shape] = ooms[0]
+            elif len(faults) > 1:
+                failures[shape] = faults[-1]
+        return failures
+
+    def to_retry(self, anchor: Anchor) -> int | None:
+        """Return a batch size here to try again in a fresh worker before its failure is believed.
+
+        Its only trial crashed, timed out, or ran out of memory though a larger shape passed.
+        """
+        for size in self._sizes.get(anchor, ()):
+            trials = self._trials_of[anchor.shape(size)]
+            trial = trials[0]
+            if len(trials) == 1 and not trial.confirmation and trial.outcome != "ok":
+                if trial.outcome != "oom" or self.is_dominated(trial.shape):
+                    return size
+        return None
+
+    def is_dominated(self, shape: BatchShape) -> bool:
+        """Return whether a shape that contains this one passed."""
+        return self._ran.exceeds(shape)
+
+    def is_proven(self, shape: BatchShape) -> bool:
+        """Return whether it passed, never failed, and leaves the margin free."""
+        if not self.passes(shape) or shape in self.failures:
+            return False
+        if self.confirmed is not None and shape not in self.confirmed:
+            return False
+        return self.peaks.leaves_margin(shape)
+
+    # What they prove and rule out elsewhere
+
+    @cached_property
+    def _ran(self) -> Shapes:
+        return Shapes(shape for shape in self._trials_of if self.passes(shape))
+
+    @cached_property
+    def _proven(self) -> Shapes:
+        return Shapes(shape for shape in self._trials_of if self.is_proven(shape))
+
+    @cached_property
+    def _failed(self) -> Shapes:
+        return Shapes(self.failures)
+
+    @cached_property
+    def _out_of_reach(self) -> Shapes:
+        """The shapes that ran out of memory, or left no margin."""
+        shapes = []
+        for shape in self._trials_of:
+            failure = self.failures.get(shape)
+            if failure is not None and failure.outcome == "oom":
+                shapes.append(shape)
+            elif failure is None and self.passes(shape) and not self.is_proven(shape):
+                shapes.append(shape)
+        return Shapes(shapes)
+
+    @cached_property
+    def is_contradicted(self) -> bool:
+        """Whether a shape ran out of memory twice though a larger one passed: then lengths need their own proofs."""
+        return any(trial.outcome == "oom" and self.is_dominated(shape) for shape, trial in self.failures.items())
+
+    def proof(self, anchor: Anchor, batch_size: int) -> int | None:
+        """Return the index of the trial that proves this size here: the smallest proven shape that covers it."""
+        proofs = []
+        for shape in self._trials_of:
+            covers = shape.batch_size >= batch_size and anchor.is_within(Anchor(shape.length, shape.target_length))
+            if covers and self.is_proven(shape):
+                proofs.append((shape.padded_length, self.passed_trial(shape).index))
+        return min(proofs)[1] if proofs else None
+
+    def proven_sizes(self, lengths: FloatArray, targets: FloatArray | None = None) -> IntArray:
+        """Return the largest batch size proven at each length (and target), below any that failed, or 0; shape (n,)."""
+        if targets is None:
+            targets = np.zeros(lengths.shape)
+        below = self._failed.smallest_below(lengths, targets)
+        if not self.is_contradicted:
+            return self._proven.largest_beyond(lengths, targets, self._proven.sizes < below[:, None]).astype(np.int64)
+        sizes = np.zeros(lengths.shape, dtype=np.int64)
+        for index, wanted in enumerate(map(Anchor, lengths.tolist(), targets.tolist())):
+            sizes[index] = self._own_proof(wanted, float(below[index]))
+        return sizes
+
+    def _own_proof(self, wanted: Anchor, below: float) -> int:
+        """Return the largest size proven at the next longer length that was tried, below that size; or 0."""
+        for anchor in sorted(self.anchors):
+            if wanted.is_within(anchor):
+                proven = [size for size in self._sizes[anchor] if self.is_proven(anchor.shape(size))]
+                largest = max((size for size in proven if size < below), default=0)
+                if largest:
+                    return largest
+        return 0
+
+    def possible_sizes(self, lengths: FloatArray, targets: FloatArray | None = None) -> FloatArray:
+        """Return the largest batch size that may fit, by all that is known; arguments as in `proven_sizes`."""
+        if targets is None:
+            targets = np.zeros(lengths.shape)
+        largest = self._out_of_reach.smallest_below(lengths, targets) - 1
+        for anchor in self.anchors:
+            bracket = self.bracket(anchor)
+            if self.closed_by(bracket) not in (None, "data"):
+                beyond = (lengths >= anchor.length) & (targets >= (anchor.target_length or 0.0))
+                # A size within a step of what is proven is as good.
+                largest[beyond] = np.minimum(largest[beyond], bracket.proven)
+        by_model = self.fit.largest_sizes(lengths, targets)
+        if by_model is not None:
+            largest = np.minimum(largest, by_model)
+        cap = min(self.lengths.count, self.settings.max_batch_size or np.inf)
+        possible: FloatArray = np.maximum(self.proven_sizes(lengths, targets), np.floor(np.minimum(largest, cap)))
+        return possible
+
+    # The bounds at one length
+
+    def bracket(self, anchor: Anchor) -> Bracket:
+        """Return the bounds at a length and target."""
+        if anchor not in self._brackets:
+            self._brackets[anchor] = self._bracket(anchor)
+        return self._brackets[anchor]
+
+    def _bracket(self, anchor: Anchor) -> Bracket:
+        sizes = sorted(self._sizes.get(anchor, ()))
+        failures = {size: self.failures[anchor.shape(size)] for size in sizes if anchor.shape(size) in self.failures}
+        failed = min(failures, default=None)
+        ran = [size for size in sizes if self.passes(anchor.shape(size)) and (failed is None or size < failed)]
+        passed = max((size for size in ran if self.is_proven(anchor.shape(size))), default=0)
+        peaks = []
+        for size in ran:
+            peak = self.peaks.highest(anchor.shape(size))
+            if peak is not None:
+                peaks.append((size, float(peak)))
+        given_up = sum(trial.confirmation for trial in failures.values())
+        cap = self.cap(anchor)
+        surely = self._proven.largest_beyond(*anchor.arrays, self._proven.elsewhere(anchor))[0]
+        hardly = self._out_of_reach.smallest_below(*anchor.arrays, self._out_of_reach.elsewhere(anchor))[0]
+        return Bracket(
+            anchor=anchor,
+            cap=cap,
+            passed=passed,
+            ran=max(ran, default=0),
+            tight=min((size for size in ran if size > passed), default=None),
+            failed=failed,
+            failed_by=None if failed is None else cast(ClosedBy, failures[failed].outcome),
+            tried=len(sizes),
+            failures=len(failures),
+            given_up=given_up,
+            peaks=tuple(peaks),
+            surely=0 if self.is_contradicted else min(int(surely), cap),
+            hardly=None if np.isinf(hardly) else int(hardly),
+            step=step_at(passed or failed or 1, self.settings.tolerance) << max(0, given_up - 1),
+        )
+
+    def largest_at_longer(self, anchor: Anchor) -> tuple[float, int] | None:
+        """Return the next longer length at which a batch is proven, and its size there; None without one."""
+        longer = [other for other in self._sizes if other.length > anchor.length and anchor.is_within(other)]
+        for other in sorted(longer):
+            passed = self.bracket(other).passed
+            if passed:
+                return other.length, passed
+        return None
+
+    def next_multiple(self, bracket: Bracket) -> int | None:
+        """Return the next multiple of the quantum, which needs no more memory than what is proven; None if closed."""
+        size = bracket.proven
+        above = size + -size % self.fit.quantum(size)
+        return above if 0 < size < above < bracket.nearest_beyond else None
+
+    def closed_by(self, bracket: Bracket) -> ClosedBy | None:
+        """Return what ends the search there; None if it goes on."""
+        if bracket.passed >= bracket.cap:
+            return "data"
+        if bracket.failed == 1:
+            return bracket.failed_by
+        if self.next_multiple(bracket) is not None:
+            return None
+        step = max(bracket.step, self.fit.quantum(bracket.proven))
+        is_end = self.is_end(bracket.anchor)
+        if not is_end:
+            closed_by = self._closed_by_others(bracket, step)
+            if closed_by is not None:
+                return closed_by
+        if bracket.passed == 0:
+            # A single example that leaves no margin.
+            at_an_end = bracket.ran >= bracket.cap or bracket.failed is not None or not is_end
+            return "memory" if bracket.tight == 1 and at_an_end else None
+        if bracket.failed is not None and bracket.failed - bracket.passed <= step:
+            return bracket.failed_by
+        if bracket.tight is not None and bracket.tight - bracket.passed <= step:
+            if not is_end or bracket.ran >= bracket.cap:
+                return "memory"
+            # Less than one step above the margin is not worth a search.
+            if bracket.failed is not None:
+                return bracket.failed_by
+        if is_end or bracket.peak is None:
+            return None
+        need = self.fit.sure_need(bracket, bracket.peak, step)
+        if need is None:
+            return None
+        # The need is known to a few per cent, which is at least one example if a step is many.
+        needed = need * step * (0.9 if step >= 10 else 1.0)
+        return "memory" if self.fit.room_bytes - bracket.peak < needed else None
+
+    def _closed_by_others(self, bracket: Bracket, step: int) -> ClosedBy | None:
+        """Return what ends the search by the proofs of longer lengths and the failures of shorter ones."""
+        if bracket.proven >= bracket.cap:
+            return "data"
+        # The proof of a longer length may come within a step of the failure of a shorter one.
+        near = max(step, step_at(bracket.proven, self.settings.tolerance))
+        if bracket.proven and bracket.nearest_beyond - bracket.proven <= near:
+            return "oom" if bracket.failed_by == "oom" and bracket.failed == bracket.nearest_beyond else "memory"
+        return None
