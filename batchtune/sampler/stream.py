@@ -7,20 +7,17 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  # as in common.py
 
 from batchtune.batching.streams import StreamBatching, batched, stream_random
 from batchtune.batching.table import BucketTable
-from batchtune.configs import parse_yaml, plain_value, read_text
 from batchtune.errors import shortened
-from batchtune.exports.run_configs import read_sampler_yaml, read_stream_yaml
-from batchtune.results import STREAM_ALGORITHMS, SamplerConfig, StreamAlgorithm
+from batchtune.results import STREAM_ALGORITHMS, StreamAlgorithm
 from batchtune.sampler.common import (
     MOST_SEED,
     OnRanks,
@@ -29,19 +26,13 @@ from batchtune.sampler.common import (
     checked_ranks,
     flag,
     is_number,
-    truncated,
     whole,
 )
-from batchtune.sampler.worker import SHORTEST_LENGTH, ExampleLimits, Held, NextEpochs, Position, at_epoch
+from batchtune.sampler.stream_config import read_stream_options
+from batchtune.sampler.worker import ExampleLimits, Held, NextEpochs, Place, Position, Source, at_epoch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_OF_BOTH = ("bucket_boundaries", "bucket_batch_sizes", "shuffle", "drop_last", "seed")
-_OF_STREAM = ("algorithm", "buffer_size", "max_padding_ratio", "batches_per_epoch")
-
-Source: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
-"""The examples of a stream, or a function of the epoch that returns them."""
 
 
 class BucketedStream(OnRanks, IterableDataset[Any]):
@@ -159,8 +150,9 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
             raise ValueError(f"algorithm must be one of {', '.join(STREAM_ALGORITHMS)}, got {shortened(algorithm)}")
         if max_padding_ratio is not None:
             if algorithm != "pivot" or not is_number(max_padding_ratio) or not 0 <= max_padding_ratio <= 1:
-                given = shortened(max_padding_ratio)
-                raise ValueError(f'max_padding_ratio is for algorithm="pivot", from 0 to 1, got {given}')
+                raise ValueError(
+                    f'max_padding_ratio is for algorithm="pivot", from 0 to 1, got {shortened(max_padding_ratio)}'
+                )
             max_padding_ratio = float(max_padding_ratio)
         if collate_fn is not None:
             check_function("collate_fn", collate_fn)
@@ -178,26 +170,33 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
             buffer_bytes=buffer_bytes,
             bytes_of=bytes_of,
         )
+        held_table = table
+        if overlong == "single":
+            held_table = table.extended_to(sys.float_info.max)
         self._batching = StreamBatching(
             algorithm=algorithm,
-            table=table.extended_to(sys.float_info.max) if overlong == "single" else table,
+            table=held_table,
             buffer_size=buffer_size,
             max_padding_ratio=max_padding_ratio,
             shuffle=flag("shuffle", shuffle),
             drop_last=flag("drop_last", drop_last),
         )
-        self.source, self.split, self._collate = source, flag("split", split), collate_fn
+        self.source = source
+        self.split = flag("split", split)
+        self._collate = collate_fn
         self.seed = whole("seed", seed, most=MOST_SEED)
         self.dropped_examples = 0
         self.batches_per_epoch = batches_per_epoch
         self._ranks = checked_ranks(rank, world_size)
-        if buffer_size < (largest := table.batch_sizes.max()):
+        largest = table.batch_sizes.max()
+        if buffer_size < largest:
             warnings.warn(
                 f"buffer_size is {buffer_size}, but bucket_batch_sizes go up to {largest}: such batches can't get full",
                 stacklevel=2,
             )
         options = [algorithm, buffer_size, buffer_bytes, max_padding_ratio, bool(shuffle), bool(drop_last), overlong]
-        options += [] if min_length is None else [float(min_length)]
+        if min_length is not None:
+            options.append(float(min_length))
         options += [table.boundaries.tolist(), table.batch_sizes.tolist(), self.seed, batches_per_epoch, self.split]
         self._digest = hashlib.blake2b(json.dumps(options).encode(), digest_size=8).hexdigest()
         self._epochs = NextEpochs(whole("epoch", epoch))
@@ -221,24 +220,10 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
 
         Raises ResultError if the file is missing or damaged, ValueError if an option breaks its rule.
         """
-        path = Path(path)
-        document = plain_value(parse_yaml(read_text(path, str(path)), str(path))) if path.exists() else None
-        if isinstance(document, dict) and document.get("format") == SamplerConfig.FORMAT:
-            table = read_sampler_yaml(path)
-            found = {name: getattr(table, name) for name in _OF_BOTH}
-            evidence = table.evidence
-            if table.pool_size is not None:
-                found |= {"algorithm": "pool", "buffer_size": table.pool_size}
-        else:
-            config = read_stream_yaml(path)
-            found = {name: getattr(config, name) for name in (*_OF_BOTH, *_OF_STREAM)}
-            evidence = config.evidence
-            if source is None:
-                del found["batches_per_epoch"]
-        if evidence.truncate is not None:
-            length_of = partial(truncated, length_of, evidence.truncate)
-        found |= {"overlong": "drop", "min_length": evidence.min_length or SHORTEST_LENGTH}
-        return cls(source, length_of=length_of, **{**found, **options})
+        configured = read_stream_options(Path(path), length_of)
+        if source is None:
+            configured.pop("batches_per_epoch", None)
+        return cls(source, **{**configured, **options})
 
     @property
     def epoch(self) -> int:
@@ -269,10 +254,11 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
 
     def _batches(self, source: Source) -> Iterator[Any]:
         # All of this runs with the first batch: loaders make iterators that they never use.
-        resumed, self._resumed = self._resumed, None
+        resumed = self._resumed
+        self._resumed = None
         epoch = self._epochs.of(self.rank) if resumed is None else resumed.epoch
         self._epochs.set(self.rank, epoch + 1)
-        rank, _, worker, workers = place = self._place
+        place = self._place
         if resumed is not None and resumed.place != place:
             raise ValueError(
                 "the state was loaded into the stream in the process itself, but workers of a DataLoader read it: load "
@@ -281,73 +267,63 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         held = Held(self._limits)
         position = self._position = Position(epoch, held=held)
         batches = self._passes(source, epoch, held, place)
-        share = None
-        if self.batches_per_epoch is not None:
-            each, more = divmod(self.batches_per_epoch, workers or 1)
-            share = each + (worker < more)
+        share = None if self.batches_per_epoch is None else place.share(self.batches_per_epoch)
         for number, places in enumerate(islice(batches, share), 1):
             batch = held.taken(places)
             if resumed is None or number > resumed.batches:
                 # Loops over a known number of batches never ask for one more.
-                position.batches, position.finished = number, number == share
+                position.batches = number
+                position.finished = number == share
                 yield batch if self._collate is None else self._collate(batch)
             elif number == resumed.batches:
                 resumed.check(held.read_digest)
                 position.batches = number
         if resumed is not None and resumed.batches > position.batches:
             resumed.check("")
-        position.read, position.held, position.finished = held.read_digest, None, True
+        position.end()
         self.dropped_examples += held.dropped
         if held.dropped:
             warnings.warn(
                 f"{held.dropped:,} of {held.seen:,} examples were dropped, as they are {self._limits.dropped} (rank "
-                f"{rank}, worker {worker}, epoch {epoch})",
+                f"{place.rank}, worker {place.worker}, epoch {epoch})",
                 stacklevel=2,
             )
 
-    def _passes(self, source: Source, epoch: int, held: Held, place: tuple[int, int, int, int]) -> Iterator[list[int]]:
+    def _passes(self, source: Source, epoch: int, held: Held, place: Place) -> Iterator[list[int]]:
         """Yield the batches of one pass over a worker's part of the source; for a nominal epoch, of pass after pass.
 
         Each pass empties the buffer. If it went on into the next one it would be full when a nominal epoch ends: of
         examples that leave late because of their lengths, and so never in any epoch. Raises ValueError if the source
         gives nothing or can't be read again.
         """
-        rank, world_size, worker, workers = place
-        readers = world_size * (workers or 1)
+        readers = place.readers
         if readers > 1 and not self.split and isinstance(source, Sequence):
             warnings.warn(
                 f"each of {readers} workers of all ranks reads all of the source: let each take its part, with "
                 "split=True",
                 stacklevel=3,
             )
-        parts, part = (readers, rank * (workers or 1) + worker) if self.split else (1, 0)
-        source, random = at_epoch(source, epoch), stream_random(self.seed, epoch, rank, worker)
+        source = at_epoch(source, epoch)
+        random = stream_random(self.seed, epoch, place.rank, place.worker)
         while True:
-            examples = source if isinstance(source, Iterable) else source(epoch)
-            reading, seen, made = iter(examples), held.seen, held.batches
-            held.begin(islice(reading, part, None, parts))
+            reading = iter(source if isinstance(source, Iterable) else source(epoch))
+            seen = held.seen
+            made = held.batches
+            held.begin(islice(reading, place.reader, None, readers) if self.split else reading)
             yield from batched(held, self._batching, random)
-            given = held.seen - seen
             # A stage may be called with an empty source.
-            if given == 0 and reading is source and not (self.split or self.source is None):
+            if held.seen == seen and reading is source and not (self.split or self.source is None):
                 raise ValueError("the source is an iterator and has nothing left: give an iterable for further passes")
             if self.batches_per_epoch is None:
                 return
-            if given == 0:
-                problem = "the source gives no example"
-            elif held.seen == held.dropped:
-                problem = f"all examples are {self._limits.dropped}"
-            elif held.batches == made:
-                problem = "the examples fill no batch, and drop_last leaves them out"
-            elif reading is source:
+            problem = held.problem_since(seen, made)
+            if problem is None and reading is source:
                 problem = "the examples come from an iterator, which has ended and can't be read again"
-            else:
-                continue
-            raise ValueError(
-                f"{problem} (rank {rank} of {world_size}, worker {worker} of {workers}), but batches_per_epoch is "
-                f"{self.batches_per_epoch}: use fewer workers or more shards, or give the stream a source that can be "
-                "read again"
-            )
+            if problem is not None:
+                raise ValueError(
+                    f"{problem} ({place}), but batches_per_epoch is {self.batches_per_epoch}: use fewer workers or "
+                    "more shards, or give the stream a source that can be read again"
+                )
 
     def set_epoch(self, epoch: int) -> None:
         """Make this epoch the next, in workers too; if it is the one that `load_state_dict` resumes, it goes on there.
@@ -371,33 +347,18 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
                 "epoch's begin: save the state of torchdata's StatefulDataLoader instead",
                 stacklevel=2,
             )
-        return {
-            "epoch": position.epoch,
-            "batches": position.batches,
-            "finished": position.finished,
-            "read": position.read_digest,
-            **self._identity,
-        }
+        return {**position.state(), **self._identity}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next pass go on where the state was taken.
 
         Raises ValueError if the state is of another stream: other options, seed, rank, worker or number of them.
         """
-        ours = self._identity
-        names = {"epoch", "batches", "finished", "read", *ours}
+        names = {*Position(0).state(), *self._identity}
         if not isinstance(state_dict, Mapping) or names - state_dict.keys():
             raise ValueError(f"not a state of a BucketedStream: it has {', '.join(sorted(names))}")
-        check_identity("stream", state_dict, ours, "other options")
-        if not isinstance(state_dict["read"], str):
-            raise ValueError(f"not a state of a stream: its read is {shortened(state_dict['read'])}")
-        position = Position(
-            whole("epoch", state_dict["epoch"]),
-            whole("batches", state_dict["batches"]),
-            state_dict["read"],
-            flag("finished", state_dict["finished"]),
-            self._place,
-        )
+        check_identity("stream", state_dict, self._identity, "other options")
+        position = Position.of_state(state_dict, self._place)
         self._epochs.set(self.rank, position.epoch + position.finished)
         self._position = position
         # Only a loader with workers goes on where some have ended and others have not.
@@ -409,19 +370,24 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         return {**self.__dict__, "_ranks": ranks, "_position": None}
 
     @property
-    def _place(self) -> tuple[int, int, int, int]:
-        """Rank, world size, worker and number of workers: in a process without workers both are 0."""
+    def _place(self) -> Place:
         info = get_worker_info()
-        return *self._process, *((0, 0) if info is None else (info.id, info.num_workers))
+        if info is None:
+            return Place(*self._process)
+        return Place(*self._process, info.id, info.num_workers)
 
     @property
     def _identity(self) -> dict[str, Any]:
-        names = ("rank", "world_size", "worker", "workers")
-        return {"options": self._digest, **dict(zip(names, self._place, strict=True))}
+        return {"options": self._digest, **self._place._asdict()}
 
     @property
     def _cursor(self) -> Position:
-        position, following = self._position or self._resumed, self._epochs.of(self.rank)
+        position = self._position or self._resumed
+        following = self._epochs.of(self.rank)
+        if position is None:
+            return Position(following)
         # In the process itself, workers may have read on since its own pass.
-        passed = position is not None and (position.finished or following > position.epoch + 1)
-        return Position(following) if position is None or (passed and get_worker_info() is None) else position
+        passed = position.finished or following > position.epoch + 1
+        if passed and get_worker_info() is None:
+            return Position(following)
+        return position

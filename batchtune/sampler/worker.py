@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch  # noqa: TID253  # as in common.py
 from torch.utils.data import get_worker_info  # noqa: TID253  # as in common.py
@@ -17,7 +17,10 @@ from torch.utils.data import get_worker_info  # noqa: TID253  # as in common.py
 from batchtune.batching.streams import Reader
 from batchtune.batching.table import OverlongError
 from batchtune.errors import shortened
-from batchtune.sampler.common import TEXT, as_bytes, as_number, check_function, is_number
+from batchtune.sampler.common import TEXT, as_bytes, as_number, check_function, flag, is_number, whole
+
+Source: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
+"""The examples of a stream, or a function of the epoch that returns them."""
 
 _END = object()
 # This many ranks and workers of one machine have an epoch of their own.
@@ -58,19 +61,23 @@ class ExampleLimits:
     @property
     def dropped(self) -> str:
         """Which examples are dropped, as the end of a sentence."""
-        shorter = [] if self.min_length is None else [f"shorter than {self.min_length}"]
+        limits: list[str] = []
         if self.min_length == SHORTEST_LENGTH:
-            shorter = ["of length 0"]
-        overlong = [f"beyond the last of bucket_boundaries, {self.last_boundary}"] if self.overlong == "drop" else []
-        return " or ".join([*shorter, *overlong])
+            limits.append("of length 0")
+        elif self.min_length is not None:
+            limits.append(f"shorter than {self.min_length}")
+        if self.overlong == "drop":
+            limits.append(f"beyond the last of bucket_boundaries, {self.last_boundary}")
+        return " or ".join(limits)
 
 
 class Held(Reader):
     """The examples that were read and are in no batch yet."""
 
     def __init__(self, limits: ExampleLimits) -> None:
-        # How many examples the source has given, how many of these were overlong and left out; batches that have left.
-        self.seen = self.dropped = self.batches = 0
+        self.seen = 0  # examples that the source has given
+        self.dropped = 0  # of these, how many were left out
+        self.batches = 0  # that have left
         self._examples: Iterator[Any] = iter(())
         self._limits = limits
         self._held: dict[int, Any] = {}
@@ -80,7 +87,8 @@ class Held(Reader):
 
     def begin(self, examples: Iterator[Any]) -> None:
         """Begin a pass over the source."""
-        self._examples, self.ended = examples, False
+        self._examples = examples
+        self.ended = False
 
     @property
     def read_digest(self) -> str:
@@ -99,13 +107,12 @@ class Held(Reader):
                 lengths = list(map(float, measured))
             except (TypeError, ValueError, OverflowError, RuntimeError):
                 lengths = [as_number(length, example) for example, length in enumerate(measured, self.seen)]
-            total, last = sum(lengths), self._limits.last_boundary
-            # A sum minus itself is 0 unless a summand is infinite or NaN.
-            shortest = self._limits.min_length or SHORTEST_LENGTH
-            if lengths and not (shortest <= min(lengths) and max(lengths) <= last and total - total == 0):
+            if lengths and not self._all_are_kept(lengths):
                 kept = self._kept(lengths)
-                examples, lengths = [examples[index] for index in kept], [lengths[index] for index in kept]
-                sizes = [sizes[index] for index in kept] if sizes else []
+                examples = [examples[index] for index in kept]
+                lengths = [lengths[index] for index in kept]
+                if sizes:
+                    sizes = [sizes[index] for index in kept]
             else:
                 self.seen += len(examples)
             places = range(self.count, self.count + len(examples))
@@ -116,21 +123,28 @@ class Held(Reader):
                 self._bytes.update(zip(places, sizes, strict=True))
                 self._total_bytes += sum(sizes)
             read += lengths
-            most = self._limits.buffer_bytes
-            if len(read) == room or self.ended or (most is not None and self._total_bytes > most):
+            buffer_bytes = self._limits.buffer_bytes
+            if len(read) == room or self.ended or (buffer_bytes is not None and self._total_bytes > buffer_bytes):
                 return read  # else some were dropped
+
+    def _all_are_kept(self, lengths: list[float]) -> bool:
+        shortest = self._limits.min_length or SHORTEST_LENGTH
+        # A sum minus itself is 0 unless a summand is infinite or NaN.
+        total = sum(lengths)
+        return shortest <= min(lengths) and max(lengths) <= self._limits.last_boundary and total - total == 0
 
     def _next(self, room: int) -> tuple[list[Any], list[float]]:
         """Read the next examples, with their sizes in memory if these are limited."""
-        bytes_of, most = self._limits.bytes_of, self._limits.buffer_bytes
-        if bytes_of is None or most is None:
-            at_once = list(islice(self._examples, room))
-            self.ended = len(at_once) < room
-            return at_once, []
-        examples: list[Any] = []
+        bytes_of = self._limits.bytes_of
+        buffer_bytes = self._limits.buffer_bytes
+        if bytes_of is None or buffer_bytes is None:
+            examples = list(islice(self._examples, room))
+            self.ended = len(examples) < room
+            return examples, []
+        examples = []
         sizes: list[float] = []
         total = self._total_bytes
-        while len(examples) < room and total <= most:
+        while len(examples) < room and total <= buffer_bytes:
             example = next(self._examples, _END)
             if example is _END:
                 self.ended = True
@@ -142,7 +156,9 @@ class Held(Reader):
 
     def _kept(self, lengths: list[float]) -> list[int]:
         """Return which examples are not dropped as overlong; raise ValueError for a length that is not allowed."""
-        kept, last, shortest = [], self._limits.last_boundary, self._limits.min_length or 0.0
+        kept: list[int] = []
+        last = self._limits.last_boundary
+        shortest = self._limits.min_length or 0.0
         for index, length in enumerate(lengths):
             if 0 <= length < shortest:
                 self.seen += 1
@@ -166,12 +182,49 @@ class Held(Reader):
                 kept.append(index)
         return kept
 
+    def problem_since(self, seen: int, batches: int) -> str | None:
+        """Return why a pass gave no batch, from the examples seen and batches left before it; None if it gave some."""
+        if self.seen == seen:
+            return "the source gives no example"
+        if self.seen == self.dropped:
+            return f"all examples are {self._limits.dropped}"
+        if self.batches == batches:
+            return "the examples fill no batch, and drop_last leaves them out"
+        return None
+
     def taken(self, places: list[int]) -> list[Any]:
         """Return the examples at these places, which leave as a batch."""
         self.batches += 1
         if self._bytes:
             self._total_bytes -= sum(map(self._bytes.pop, places))
         return list(map(self._held.pop, places))
+
+
+class Place(NamedTuple):
+    """A worker of a rank; in a process without workers both `worker` and `workers` are 0."""
+
+    rank: int
+    world_size: int
+    worker: int = 0
+    workers: int = 0
+
+    @property
+    def readers(self) -> int:
+        """Number of workers of all ranks."""
+        return self.world_size * max(1, self.workers)
+
+    @property
+    def reader(self) -> int:
+        """This worker, counted over all ranks from 0."""
+        return self.rank * max(1, self.workers) + self.worker
+
+    def share(self, batches: int) -> int:
+        """Return how many of the rank's batches are this worker's."""
+        each, left = divmod(batches, max(1, self.workers))
+        return each + (self.worker < left)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.world_size}, worker {self.worker} of {self.workers}"
 
 
 @dataclass(slots=True)
@@ -182,13 +235,38 @@ class Position:
     batches: int = 0
     read: str = ""  # the digest of the lengths that were read until then; while a pass runs, `held` has it
     finished: bool = False
-    place: tuple[int, int, int, int] | None = None  # of the worker that resumes there; None for a running pass
+    place: Place | None = None  # of the worker that resumes there; None for a running pass
     held: Held | None = None
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any], place: Place) -> Position:
+        """Return the place that a state describes; raise ValueError if one of its values is of the wrong kind."""
+        read = state["read"]
+        if not isinstance(read, str):
+            raise ValueError(f"not a state of a stream: its read is {shortened(read)}")
+        epoch = whole("epoch", state["epoch"])
+        batches = whole("batches", state["batches"])
+        return cls(epoch, batches, read, flag("finished", state["finished"]), place)
+
+    def state(self) -> dict[str, Any]:
+        """Return what `of_state` reads."""
+        return {
+            "epoch": self.epoch,
+            "batches": self.batches,
+            "finished": self.finished,
+            "read": self.read_digest,
+        }
 
     @property
     def read_digest(self) -> str:
         """The digest of the lengths that were read until now."""
         return self.read if self.held is None else self.held.read_digest
+
+    def end(self) -> None:
+        """Mark the end of the epoch."""
+        self.read = self.read_digest
+        self.held = None
+        self.finished = True
 
     def check(self, read: str) -> None:
         """Raise ValueError if other lengths were read than those this place was reached with."""
@@ -211,11 +289,11 @@ class NextEpochs:
 
     def of(self, rank: int) -> int:
         """Return the epoch that is next for this worker of a rank."""
-        return int(self._own(rank).max())
+        return int(self._of_worker(rank).max())
 
     def set(self, rank: int, epoch: int) -> None:
         """Make this epoch the next for this worker of a rank."""
-        self._own(rank)[:] = epoch
+        self._of_worker(rank)[:] = epoch
 
     def set_all(self, epoch: int) -> None:
         """Make this epoch the next for all."""
@@ -223,13 +301,17 @@ class NextEpochs:
 
     def differ(self, rank: int) -> bool:
         """Return whether some workers of a rank have begun an epoch that others have not: no rank has 256 workers."""
-        own = self._own(rank)
-        return bool((own != own[-1]).any())
+        epochs = self._of_worker(rank)
+        return bool((epochs != epochs[-1]).any())
 
-    def _own(self, rank: int) -> torch.Tensor:
+    def _of_worker(self, rank: int) -> torch.Tensor:
+        """Return the entry of this worker, shape (1,), or without workers those of all the rank's."""
         info = get_worker_info()
-        own = slice(None) if info is None else slice(info.id % _WORKERS, info.id % _WORKERS + 1)
-        return self._epochs[rank % _RANKS, own]
+        of_rank = self._epochs[rank % _RANKS]
+        if info is None:
+            return of_rank
+        worker = info.id % _WORKERS
+        return of_rank[worker : worker + 1]
 
     def __setstate__(self, state: dict[str, torch.Tensor]) -> None:
         self._epochs = _shared(state["_epochs"])  # a copy is not shared
