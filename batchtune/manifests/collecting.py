@@ -104,6 +104,7 @@ class Part:
         options = plan.options
         kept = np.ones(len(rows.columns[0]), dtype=np.bool_)
         self.rows += kept.size
+        self.num_estimates += rows.num_estimates
         for reason, count in rows.left_out.items():
             self.left_out[reason] += count
         lengths = self._lengths(rows, plan, kept)
@@ -297,6 +298,7 @@ def merged(parts: Sequence[Part], plan: Plan) -> Part:
     for part in parts:
         whole.rows += part.rows
         whole.truncated += part.truncated
+        whole.num_estimates += part.num_estimates
         whole.notes += part.notes
         invalid.update(part.invalid)
         left_out.update(part.left_out)
@@ -320,6 +322,11 @@ def merged(parts: Sequence[Part], plan: Plan) -> Part:
         part.lengths = bytearray()
         part.targets = bytearray()
         part.ids = []
+    if whole.num_estimates:
+        whole.notes.append(
+            f"{counted(whole.num_estimates, 'length')} of MP3 files without a Xing or VBRI header: estimated from the "
+            "file's size and its first bit rate."
+        )
     for part in broken:
         whole.notes.append(f"Broken: {part.broken}. {counted(part.rows, 'example')} before that kept.")
     if not whole.lengths:
