@@ -18,9 +18,6 @@ from typing import NoReturn
 from batchtune.errors import UsageError
 from batchtune.reports.rule_fields import (
     DRIFT_FIELDS,
-    HIGHER_IS_BETTER,
-    RATIOS,
-    SHARES,
     Field,
     NotKnownError,
     RuleInputs,
@@ -173,7 +170,7 @@ def _how_much_worse(rule: Rule, field: Field, value: Value, other: Value, *, sam
     """Compare with a baseline; return whether the rule fails, and in words how much worse the value is."""
     in_baseline = f"{_digits(other)} in the baseline{'' if same_lengths else ' (which has other lengths)'}"
     ours, theirs, allowed = _exact(value), _exact(other), _exact(rule.limit)
-    more = theirs - ours if field.leaf in HIGHER_IS_BETTER else ours - theirs
+    more = theirs - ours if field.better == "more" else ours - theirs
     fails = more > allowed * abs(theirs)
     if more <= 0:
         return fails, f"no worse than {in_baseline}"
@@ -218,8 +215,8 @@ def _field(rule: Rule) -> Field:
         raise NotKnownError(f"{rule.field} can't be worse; {named} can")
     if rule.operator == "worse":
         return field
-    if rule.percent and field.leaf not in RATIOS:
+    if rule.percent and not field.is_ratio:
         raise NotKnownError(f"{rule.field} is not a ratio, and can't be compared with {rule.written}")
-    if field.leaf in SHARES and not 0 <= rule.limit <= 1:
+    if field.is_share and not 0 <= rule.limit <= 1:
         raise NotKnownError(f"{rule.field} is from 0 to 1, and {rule.written} is not: write 8% or 0.08")
     return field

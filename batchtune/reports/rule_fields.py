@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -18,59 +19,13 @@ Value = float | int | bool
 
 # Fields of `results.Drift` that rules can name.
 DRIFT_FIELDS = ("stale", "beyond", "changed")
-# Fields of a whole sweep of a stream.
-_OF_STREAM = ("batches_per_rank", "max_batch_length", "simulated_examples")
-# Fields of a recommended row in which a baseline may be better.
-HIGHER_IS_BETTER = {
-    *("fill", "mean_batch_size", "randomness", "mate_distance", "mixing"),
-    *("examples_per_second", "batches_per_second", "length_per_second"),
-}
-LOWER_IS_BETTER = {
-    *("batches", "steps", "padded_length", "padding_ratio", "batch_size_variation", "unproven", "used_buckets"),
-    *("estimated_epoch_seconds", "estimated_epoch_error_seconds", "batches_deviation", "epoch_seconds_deviation"),
-    # More examples can meet.
-    *("effective_buckets", "mates_again", "length_correlation", "repeated_examples"),
-    *("dropped_examples", "under_half", "wait_median", "wait_p99", "worker_imbalance", "rank_imbalance"),
-    *("buffer_size", "buffer_length", "buffer_bytes"),
-    *("workers", "first_batch_seconds", "wait_p50_seconds", "wait_p99_seconds", "processors", "gpu_idle"),
-    *("memory_bytes", "worker_bytes", "shared_bytes", "growth_bytes_per_batch"),
-    "examples_per_second_spread",
-}
-# Between 0 and 1: a limit outside would be a rule that always or never fails.
-SHARES = {
-    *("padding_ratio", "mates_again", "randomness", "under_half", "max_padding_ratio"),
-    "gpu_idle",
-}
-# These may be written in per cent.
-RATIOS = SHARES | {
-    *("fill", "batch_size_variation", "length_correlation", "mixing", "worker_imbalance", "rank_imbalance", "stale"),
-    *("time_ratio", "time_ratio_error", "examples_per_second_spread"),
-}
 # Fields of a row that a bucket table has none of.
 _OF_POOLS = {"pool_size", "batch_overhead", "simulated_epochs", "batches_deviation", "epoch_seconds_deviation"}
-# Why a field may be null, by the kind of result.
-_WHY_UNKNOWN = {
-    "sweep": {
-        "unproven": "only a sweep of batches that were probed knows it",
-        "batch_overhead": "these pools are cut into batches of as many examples as fit",
-        "epoch_seconds_deviation": "no step times are known",
-        "length_correlation": "all lengths, or no two examples of any batch, are alike",
-    },
-    "stream": {
-        "unproven": "only a sweep of batches that were probed knows it",
-        "length_correlation": "all lengths, or no two examples of any batch, are alike",
-        **dict.fromkeys(("target_batch_numel", "max_batch_numel"), "only SpeechBrain's own algorithm has it"),
-        **dict.fromkeys(("max_padding_ratio", "max_batch_size"), "this way to batch has no such limit"),
-        **dict.fromkeys(("shards", "maxcount", "maxsize_bytes"), "the shards do as they are"),
-    },
-    "loader": {
-        "length_per_second": "the lengths of the batches are not known",
-        "gpu_idle": "no step times are known, or the tuning ended before the loader was run with a step",
-        "estimated_epoch_seconds": "its epoch has no known end",
-        "reproducible": "run `batchtune tune-loader` with --check-reproducible",
-    },
-}
+# Why a field may be null where its record can't say.
+_SHARDS_ARE_FINE = "the shards do as they are"
+_NOT_CHECKED = "run `batchtune tune-loader` with --check-reproducible"
 
+_NUMBERS_AND_FLAGS = (msgspec.inspect.IntType, msgspec.inspect.FloatType, msgspec.inspect.BoolType)
 _MISMATCHES = {
     "lengths": "has other lengths than the sweep: run `batchtune verify`",
     "stream": "is not of the recommended stream: run `batchtune verify --stream`",
@@ -85,7 +40,7 @@ class RuleInputs:
 
     results: RunResults
     baseline: RunResults | None = None
-    missing: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def of_kind(self, name: str) -> Any:
         """Return the run's result of a kind in `KINDS`. Raises NotKnownError without one."""
@@ -108,12 +63,16 @@ class NotKnownError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A number or a flag that a rule can name.
+    """A number or a flag that a rule can name, as its record declares it.
 
     Attributes:
         kind: Of the result that it is found in, as in `KINDS`; empty for others.
         record, path: Where it is found: the attributes `path` of the record.
         of_row: Whether it is of a recommended row, so that it may be worse than a baseline's.
+        better: Which value is better, `less` or `more`; empty: neither.
+        is_share: Whether it is between 0 and 1: a limit outside would be a rule that always or never fails.
+        is_ratio: Whether its limit may be in per cent.
+        unknown: Why it may be null.
     """
 
     name: str
@@ -122,48 +81,81 @@ class Field:
     path: tuple[str, ...]
     is_flag: bool = False
     of_row: bool = False
-
-    @property
-    def leaf(self) -> str:
-        """The last word of its name."""
-        return self.name.rpartition(".")[2]
+    better: str = ""
+    is_share: bool = False
+    is_ratio: bool = False
+    unknown: str = ""
 
     @property
     def is_comparable(self) -> bool:
-        """Whether a rule may compare it with a baseline; a loader's batches are as many as were measured."""
-        return self.of_row and self.leaf in HIGHER_IS_BETTER | LOWER_IS_BETTER and self.name != "loader.batches"
+        """Whether a rule may compare it with a baseline."""
+        return self.of_row and bool(self.better)
 
 
 @cache
 def all_fields() -> dict[str, Field]:
     """Name → field, of everything that rules can name."""
-    of_sweep, of_stream, of_loader = (partial(RuleInputs.of_kind, name=name) for name in ("sweep", "stream", "loader"))
-    of_probe = partial(RuleInputs.of_kind, name="probe")
-    fields = [
-        *_of_rows("", "sweep", Row),
-        *_of_rows("stream.", "stream", StreamRow),
-        *(Field(name=f"stream.{name}", kind="stream", record=of_stream, path=(name,)) for name in _OF_STREAM),
-        *_fields("shards.", "stream", Shards, lambda inputs: of_stream(inputs).shards),
-        *_fields("verify.", "", Verification, _verification),
-        *_fields("bound.", "sweep", LowerBound, lambda inputs: of_sweep(inputs).lower_bound),
-        Field(name="probe.unfinished", kind="probe", record=of_probe, path=("unfinished",), is_flag=True),
-        Field(name="max_batch_length", kind="sweep", record=of_sweep, path=("max_batch_length",)),
-        Field(name="gpu_idle", kind="loader", record=_held_against_step, path=("gpu_idle",), of_row=True),
-        *_fields("loader.", "loader", LoaderRow, partial(RuleInputs.recommended, name="loader"), of_row=True),
-        Field(name="loader.reproducible", kind="loader", record=of_loader, path=("reproducible",), is_flag=True),
+    sweep = partial(RuleInputs.of_kind, name="sweep")
+    stream = partial(RuleInputs.of_kind, name="stream")
+    probe = partial(RuleInputs.of_kind, name="probe")
+    loader = partial(RuleInputs.of_kind, name="loader")
+    shards = _fields("shards.", "stream", Shards, lambda inputs: stream(inputs).shards)
+    fields = {
+        **_named(_of_rows("", "sweep", Row)),
+        **_named(_of_rows("stream.", "stream", StreamRow)),
+        **_named(
+            Field(name=f"stream.{name}", kind="stream", record=stream, path=(name,))
+            for name in ("batches_per_rank", "max_batch_length", "simulated_examples")
+        ),
+        **_named(replace(field, unknown=_SHARDS_ARE_FINE) for field in shards),
+        **_named(_fields("verify.", "", Verification, _verification)),
+        **_named(_fields("bound.", "sweep", LowerBound, lambda inputs: sweep(inputs).lower_bound)),
+        **_named(_fields("loader.", "loader", LoaderRow, partial(RuleInputs.recommended, name="loader"), of_row=True)),
+        **_named(field for field in _fields("", "", Drift, _drift) if field.name in DRIFT_FIELDS),
+    }
+    others = [
+        Field(name="probe.unfinished", kind="probe", record=probe, path=("unfinished",), is_flag=True),
+        Field(name="max_batch_length", kind="sweep", record=sweep, path=("max_batch_length",)),
+        replace(fields["loader.gpu_idle"], name="gpu_idle", record=_held_against_step),
+        Field(
+            name="loader.reproducible",
+            kind="loader",
+            record=loader,
+            path=("reproducible",),
+            is_flag=True,
+            unknown=_NOT_CHECKED,
+        ),
     ]
-    fields += [field for field in _fields("", "", Drift, _drift) if field.name in DRIFT_FIELDS]
-    return {one.name: one for one in fields}
+    return fields | _named(others)
+
+
+def _named(fields: Iterable[Field]) -> dict[str, Field]:
+    return {field.name: field for field in fields}
 
 
 def _of_rows(prefix: str, kind: str, row: type[Record]) -> Iterator[Field]:
     """Yield the fields of a sweep's recommended row, then those of the user's own."""
-    own = f"{prefix}current."
-    for place, find in ((prefix, partial(RuleInputs.recommended, name=kind)), (own, partial(_current, kind=kind))):
-        yield from _fields(place, kind, row, find, of_row=place == prefix)
-        yield Field(name=f"{place}randomness", kind=kind, record=find, path=("randomness",), of_row=place == prefix)
+    recommended = partial(RuleInputs.recommended, name=kind)
+    current = partial(_current, kind=kind)
+    yield from _fields(prefix, kind, row, recommended, of_row=True)
+    yield replace(_randomness(prefix, kind, recommended), of_row=True)
+    yield from _fields(f"{prefix}current.", kind, row, current)
+    yield _randomness(f"{prefix}current.", kind, current)
     compared = partial(_compared_with_current, kind=kind)
-    yield Field(name=f"{own}fits", kind=kind, record=compared, path=("current_fits",), is_flag=True)
+    yield Field(name=f"{prefix}current.fits", kind=kind, record=compared, path=("current_fits",), is_flag=True)
+
+
+def _randomness(prefix: str, kind: str, find: Callable[[RuleInputs], Any]) -> Field:
+    """Return the field of a row's randomness, which no file holds: it follows from `mates_again`."""
+    return Field(
+        name=f"{prefix}randomness",
+        kind=kind,
+        record=find,
+        path=("randomness",),
+        better="more",
+        is_share=True,
+        is_ratio=True,
+    )
 
 
 def _fields(
@@ -174,15 +166,32 @@ def _fields(
     assert isinstance(described, msgspec.inspect.StructType)
     for part in described.fields:
         union = part.type.types if isinstance(part.type, msgspec.inspect.UnionType) else (part.type,)
-        kinds = [one for one in union if not isinstance(one, msgspec.inspect.NoneType)]
-        is_flag = isinstance(kinds[0], msgspec.inspect.BoolType)
-        number = (msgspec.inspect.IntType, msgspec.inspect.FloatType)
-        if len(kinds) == 1 and (is_flag or isinstance(kinds[0], number)):
-            name, path = prefix + part.name, (part.name,)
-            yield Field(name=name, kind=kind, record=find, path=path, is_flag=is_flag, of_row=of_row)
-        elif isinstance(kinds[0], msgspec.inspect.StructType) and part.name != "meta":
-            for inner in _fields(f"{prefix}{part.name}.", kind, kinds[0].cls, find):
+        types = [one for one in union if not isinstance(one, msgspec.inspect.NoneType)]
+        declared: dict[str, Any] = {}
+        part_type = types[0]
+        if isinstance(part_type, msgspec.inspect.Metadata):
+            declared = part_type.extra or {}
+            part_type = part_type.type
+        is_flag = isinstance(part_type, msgspec.inspect.BoolType)
+        if isinstance(part_type, msgspec.inspect.StructType) and part.name != "meta":
+            for inner in _fields(f"{prefix}{part.name}.", kind, part_type.cls, find):
                 yield replace(inner, path=(part.name, *inner.path))
+        elif len(types) == 1 and (
+            is_flag or isinstance(part_type, (msgspec.inspect.IntType, msgspec.inspect.FloatType))
+        ):
+            is_share = isinstance(part_type, msgspec.inspect.FloatType) and (part_type.ge, part_type.le) == (0, 1)
+            yield Field(
+                name=prefix + part.name,
+                kind=kind,
+                record=find,
+                path=(part.name,),
+                is_flag=is_flag,
+                of_row=of_row,
+                better=declared.get("better", ""),
+                is_share=is_share,
+                is_ratio=is_share or "percent" in declared,
+                unknown=declared.get("unknown", ""),
+            )
 
 
 def _known(found: T | None, why: str) -> T:
@@ -196,7 +205,7 @@ def value_in(record: Any, field: Field, where: str = "") -> Value:
     value = record
     for name in field.path:
         value = None if value is None else getattr(value, name)
-    why = _WHY_UNKNOWN.get(field.kind, {}).get(field.path[-1], "")
+    why = field.unknown
     if isinstance(record, Row) and field.path[-1] in _OF_POOLS and record.pool_size is None:
         why = "only pools have it, and this is a bucket table"
     known: Value = _known(value, f"{field.name} is not known{where} (null){f': {why}' if why else ''}")

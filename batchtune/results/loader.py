@@ -8,6 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import msgspec
 
 from batchtune.results.shared import (
+    LESS_IS_BETTER,
+    MORE_IS_BETTER,
+    PER_CENT,
     Amount,
     Bytes,
     Count,
@@ -18,6 +21,7 @@ from batchtune.results.shared import (
     Size,
     StepSeconds,
     WorkloadRecord,
+    unknown,
     wrong_settings,
 )
 from batchtune.units import format_number
@@ -99,29 +103,38 @@ class LoaderRow(Record, frozen=True, kw_only=True):
     """
 
     arguments: Arguments
-    workers: Count
+    workers: Annotated[Count, LESS_IS_BETTER]
     outcome: LoaderOutcome
     error: str | None = None
     rounds: Count = 1
     trials: Count = 0
     batches: Count = 0
     examples: Count = 0
-    examples_per_second: Amount | None = None
-    batches_per_second: Amount | None = None
-    length_per_second: Amount | None = None
-    examples_per_second_spread: Amount | None = None
-    first_batch_seconds: Amount | None = None
-    wait_p50_seconds: Amount | None = None
-    wait_p99_seconds: Amount | None = None
-    processors: Amount | None = None
+    examples_per_second: Annotated[Amount, MORE_IS_BETTER] | None = None
+    batches_per_second: Annotated[Amount, MORE_IS_BETTER] | None = None
+    length_per_second: Annotated[Amount, MORE_IS_BETTER, unknown("the lengths of the batches are not known")] | None = (
+        None
+    )
+    examples_per_second_spread: Annotated[Amount, LESS_IS_BETTER, PER_CENT] | None = None
+    first_batch_seconds: Annotated[Amount, LESS_IS_BETTER] | None = None
+    wait_p50_seconds: Annotated[Amount, LESS_IS_BETTER] | None = None
+    wait_p99_seconds: Annotated[Amount, LESS_IS_BETTER] | None = None
+    processors: Annotated[Amount, LESS_IS_BETTER] | None = None
     other_processors: Amount | None = None
-    memory_bytes: Bytes | None = None
-    worker_bytes: Bytes | None = None
-    shared_bytes: Bytes | None = None
+    memory_bytes: Annotated[Bytes, LESS_IS_BETTER] | None = None
+    worker_bytes: Annotated[Bytes, LESS_IS_BETTER] | None = None
+    shared_bytes: Annotated[Bytes, LESS_IS_BETTER] | None = None
     batch_bytes: Bytes | None = None
-    growth_bytes_per_batch: Amount | None = None
-    gpu_idle: Share | None = None
-    estimated_epoch_seconds: Amount | None = None
+    growth_bytes_per_batch: Annotated[Amount, LESS_IS_BETTER] | None = None
+    gpu_idle: (
+        Annotated[
+            Share,
+            LESS_IS_BETTER,
+            unknown("no step times are known, or the tuning ended before the loader was run with a step"),
+        ]
+        | None
+    ) = None
+    estimated_epoch_seconds: Annotated[Amount, LESS_IS_BETTER, unknown("its epoch has no known end")] | None = None
     equal_to_best: bool | None = None
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, overload
 import msgspec
 
 from batchtune.results.shared import (
+    PER_CENT,
     Amount,
     ByteChange,
     Bytes,
@@ -366,8 +367,8 @@ class Verification(Measured, frozen=True, kw_only=True):
     reserved_growth_bytes: ByteChange | None
     estimated_epoch_seconds: Amount | None
     measured_epoch_seconds: Amount | None
-    time_ratio: Amount | None
-    time_ratio_error: Amount | None
+    time_ratio: Annotated[Amount, PER_CENT] | None
+    time_ratio_error: Annotated[Amount, PER_CENT] | None
     holds: bool
     reasons: list[str]
     warnings: list[str]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from batchtune.results.shared import DeviceProcess, LengthsSummary, Record, Result
+from batchtune.results.shared import (
+    PER_CENT,
+    DeviceProcess,
+    LengthsSummary,
+    Record,
+    Result,
+)
 from batchtune.results.sweep import HistogramBin
 
 Answer = Literal["holds", "fails", "error"]
@@ -194,4 +200,4 @@ class Drift(Record, frozen=True, kw_only=True):
     retuned_batches: int
     epoch_seconds: float | None
     retuned_epoch_seconds: float | None
-    stale: float
+    stale: Annotated[float, PER_CENT]

@@ -26,6 +26,27 @@ Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 StepSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
+# What a rule of the CI gate may do with a field of a record; `batchtune.reports.rule_fields` reads it.
+LESS_IS_BETTER = msgspec.Meta(extra={"better": "less"})
+MORE_IS_BETTER = msgspec.Meta(extra={"better": "more"})
+PER_CENT = msgspec.Meta(extra={"percent": True})
+"""Limits may be written in per cent, as those of every `Share` may."""
+
+
+def unknown(why: str) -> msgspec.Meta:
+    """Return what a rule on a field says where the field is null."""
+    return msgspec.Meta(extra={"unknown": why})
+
+
+Unproven = Annotated[Count, LESS_IS_BETTER, unknown("only a sweep of batches that were probed knows it")]
+Correlation = Annotated[
+    float,
+    msgspec.Meta(ge=-1, le=1),
+    LESS_IS_BETTER,
+    PER_CENT,
+    unknown("all lengths, or no two examples of any batch, are alike"),
+]
+
 ROUNDING = 1e-6  # relative tolerance between numbers that follow from each other
 _LARGEST_BATCH = 4e18  # examples that a 64-bit integer can count
 

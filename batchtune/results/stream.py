@@ -10,8 +10,12 @@ import msgspec
 
 from batchtune.results.sampler import SamplerEvidence
 from batchtune.results.shared import (
+    LESS_IS_BETTER,
+    MORE_IS_BETTER,
+    PER_CENT,
     ROUNDING,
     Amount,
+    Correlation,
     Count,
     Length,
     LengthsSummary,
@@ -21,6 +25,8 @@ from batchtune.results.shared import (
     Share,
     Size,
     StreamAlgorithm,
+    Unproven,
+    unknown,
     wrong_limit,
     wrong_rows,
     wrong_settings,
@@ -75,42 +81,42 @@ class StreamRow(Record, frozen=True, kw_only=True):
     """
 
     algorithm: Algorithm
-    buffer_size: Size
-    target_batch_numel: Length | None = None
-    max_batch_numel: Length | None = None
-    max_batch_size: Size | None = None
-    max_padding_ratio: Share | None = None
+    buffer_size: Annotated[Size, LESS_IS_BETTER]
+    target_batch_numel: Annotated[Length, unknown("only SpeechBrain's own algorithm has it")] | None = None
+    max_batch_numel: Annotated[Length, unknown("only SpeechBrain's own algorithm has it")] | None = None
+    max_batch_size: Annotated[Size, unknown("this way to batch has no such limit")] | None = None
+    max_padding_ratio: Annotated[Share, unknown("this way to batch has no such limit")] | None = None
     boundaries: list[Length] = msgspec.field(default_factory=list)
     batch_sizes: list[Size] = msgspec.field(default_factory=list)
-    batches: Size
-    dropped_examples: Count
-    padded_length: Amount
-    padding_ratio: Share
-    fill: Amount
-    mean_batch_size: Amount
+    batches: Annotated[Size, LESS_IS_BETTER]
+    dropped_examples: Annotated[Count, LESS_IS_BETTER]
+    padded_length: Annotated[Amount, LESS_IS_BETTER]
+    padding_ratio: Annotated[Share, LESS_IS_BETTER]
+    fill: Annotated[Amount, MORE_IS_BETTER, PER_CENT]
+    mean_batch_size: Annotated[Amount, MORE_IS_BETTER]
     smallest_batch_size: Size
     largest_batch_size: Size
-    batch_size_variation: Amount
+    batch_size_variation: Annotated[Amount, LESS_IS_BETTER, PER_CENT]
     largest_padded_length: Amount
-    under_half: Share
-    wait_median: Amount
-    wait_p99: Amount
-    buffer_length: Amount
-    buffer_bytes: Amount
-    worker_imbalance: Amount
-    rank_imbalance: Amount
-    mate_distance: Amount
-    mixing: Amount
-    mates_again: Share
-    length_correlation: Annotated[float, msgspec.Meta(ge=-1, le=1)] | None
-    effective_buckets: Amount
-    estimated_epoch_seconds: Amount | None = None
-    estimated_epoch_error_seconds: Amount | None = None
+    under_half: Annotated[Share, LESS_IS_BETTER]
+    wait_median: Annotated[Amount, LESS_IS_BETTER]
+    wait_p99: Annotated[Amount, LESS_IS_BETTER]
+    buffer_length: Annotated[Amount, LESS_IS_BETTER]
+    buffer_bytes: Annotated[Amount, LESS_IS_BETTER]
+    worker_imbalance: Annotated[Amount, LESS_IS_BETTER, PER_CENT]
+    rank_imbalance: Annotated[Amount, LESS_IS_BETTER, PER_CENT]
+    mate_distance: Annotated[Amount, MORE_IS_BETTER]
+    mixing: Annotated[Amount, MORE_IS_BETTER, PER_CENT]
+    mates_again: Annotated[Share, LESS_IS_BETTER]
+    length_correlation: Correlation | None
+    effective_buckets: Annotated[Amount, LESS_IS_BETTER]
+    estimated_epoch_seconds: Annotated[Amount, LESS_IS_BETTER] | None = None
+    estimated_epoch_error_seconds: Annotated[Amount, LESS_IS_BETTER] | None = None
     equal_to_best: bool | None = None
     simulated_epochs: Count
-    batches_deviation: Amount | None = None
-    epoch_seconds_deviation: Amount | None = None
-    unproven: Count | None = None
+    batches_deviation: Annotated[Amount, LESS_IS_BETTER] | None = None
+    epoch_seconds_deviation: Annotated[Amount, LESS_IS_BETTER] | None = None
+    unproven: Unproven | None = None
 
     @property
     def name(self) -> str:

@@ -10,8 +10,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from batchtune.results.shared import (
+    LESS_IS_BETTER,
+    MORE_IS_BETTER,
+    PER_CENT,
     ROUNDING,
     Amount,
+    Correlation,
     Costed,
     Count,
     Length,
@@ -23,6 +27,8 @@ from batchtune.results.shared import (
     Size,
     SweptWith,
     TargetLength,
+    Unproven,
+    unknown,
     wrong_limit,
     wrong_rows,
     wrong_settings,
@@ -71,33 +77,35 @@ class Row(Record, frozen=True, kw_only=True):
     strategy: str
     sizing: Sizing
     num_buckets: Size
-    used_buckets: Count
+    used_buckets: Annotated[Count, LESS_IS_BETTER]
     boundaries: list[Length]
     batch_sizes: list[Size]
-    batches: Size
-    padded_length: Amount
-    padding_ratio: Share
-    fill: Amount
-    mean_batch_size: Amount
+    batches: Annotated[Size, LESS_IS_BETTER]
+    padded_length: Annotated[Amount, LESS_IS_BETTER]
+    padding_ratio: Annotated[Share, LESS_IS_BETTER]
+    fill: Annotated[Amount, MORE_IS_BETTER, PER_CENT]
+    mean_batch_size: Annotated[Amount, MORE_IS_BETTER]
     largest_padded_length: Amount
-    effective_buckets: Amount
-    estimated_epoch_seconds: Amount | None
-    estimated_epoch_error_seconds: Amount | None = None
+    effective_buckets: Annotated[Amount, LESS_IS_BETTER]
+    estimated_epoch_seconds: Annotated[Amount, LESS_IS_BETTER] | None
+    estimated_epoch_error_seconds: Annotated[Amount, LESS_IS_BETTER] | None = None
     equal_to_best: bool | None = None
     smallest_batch_size: Size
     largest_batch_size: Size
-    batch_size_variation: Amount
-    steps: Count
+    batch_size_variation: Annotated[Amount, LESS_IS_BETTER, PER_CENT]
+    steps: Annotated[Count, LESS_IS_BETTER]
     ranks: RankTimes | None = None
-    unproven: Count | None = None
-    repeated_examples: Count = 0
-    mates_again: Share
-    length_correlation: Annotated[float, msgspec.Meta(ge=-1, le=1)] | None = None
+    unproven: Unproven | None = None
+    repeated_examples: Annotated[Count, LESS_IS_BETTER] = 0
+    mates_again: Annotated[Share, LESS_IS_BETTER]
+    length_correlation: Correlation | None = None
     pool_size: Size | None = None
-    batch_overhead: Amount | None = None
+    batch_overhead: Annotated[Amount, unknown("these pools are cut into batches of as many examples as fit")] | None = (
+        None
+    )
     simulated_epochs: Count | None = None
-    batches_deviation: Amount | None = None
-    epoch_seconds_deviation: Amount | None = None
+    batches_deviation: Annotated[Amount, LESS_IS_BETTER] | None = None
+    epoch_seconds_deviation: Annotated[Amount, LESS_IS_BETTER, unknown("no step times are known")] | None = None
 
     @property
     def name(self) -> str:

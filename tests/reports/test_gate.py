@@ -25,7 +25,7 @@ from batchtune.errors import ResultError, UsageError
 from batchtune.reports import load_run
 from batchtune.reports.gate import exit_code, judge, not_judged, parse_rules
 from batchtune.reports.page import drift_sentences, verdict_sentence, verdict_table
-from batchtune.reports.rule_fields import HIGHER_IS_BETTER, LOWER_IS_BETTER, RATIOS, SHARES, RuleInputs, all_fields
+from batchtune.reports.rule_fields import RuleInputs, all_fields
 from batchtune.results import Sweep, Verdict, write_result
 
 replace = msgspec.structs.replace
@@ -320,9 +320,15 @@ def test_rules_on_a_run_that_can_not_be_read_are_errors() -> None:
     assert [verdict.outcome for verdict in not_judged(parse_rules(["batches > 1"]), "gone")] == ["error"]
 
 
-def test_every_field_with_a_meaning_of_its_own_is_there() -> None:
-    named = {field.leaf for field in all_fields().values()}
-    assert HIGHER_IS_BETTER | LOWER_IS_BETTER | RATIOS | SHARES <= named
+def test_what_a_rule_may_do_is_declared_on_the_records() -> None:
+    fields = all_fields()
+    assert [fields[name].better for name in ("batches", "fill", "loader.workers", "num_buckets")] == [
+        *("less", "more", "less"),
+        "",
+    ]
+    assert fields["padding_ratio"].is_share and fields["stream.randomness"].is_share
+    assert fields["stale"].is_ratio and not fields["stale"].is_share
+    assert not fields["loader.batches"].is_comparable and not fields["current.batches"].is_comparable
 
 
 @pytest.mark.parametrize(
