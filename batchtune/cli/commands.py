@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,13 +49,8 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line."""
-        end = args.index("--") if "--" in args else len(args)
-        args = [
-            f"{_WAIT}=inf" if word == _WAIT and index < end and not _NUMBER.fullmatch(after) else word
-            for index, (word, after) in enumerate(zip(args, [*args, ""][1:], strict=True))
-        ]
         with improving(ctx):
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, _with_wait(args))
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -80,7 +75,8 @@ class Command(TyperCommand):
                 continue
             panel = getattr(parameter, "rich_help_panel", None) or "Options"
             if parameter.param_type_name == "argument":
-                panel, record = "Arguments", (record[0].partition(" <")[0], record[1])  # without its type
+                panel = "Arguments"
+                record = (record[0].partition(" <")[0], record[1])  # without its type
             elif parameter.name == "help" and COMMON in panels:
                 panel = COMMON
             panels.setdefault(panel, []).append(record)
@@ -95,13 +91,27 @@ class Command(TyperCommand):
             for line in (self.epilog or "").strip().splitlines():
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
         name = ctx.info_name or ""
-        if text := _settings_of(self, name):
+        text = _settings_of(self, name)
+        if text is not None:
             with formatter.section("Settings"):
                 formatter.write_text(text)
+        codes = [("0", "done"), ("1", "failed; the message says what, where, and what to do"), ("2", "wrong usage")]
+        if name in _EXIT_3:
+            codes.append(("3", _EXIT_3[name]))
+        codes.append(("130", "interrupted"))
         with formatter.section("Exit codes"):
-            codes = [("0", "done"), ("1", "failed; the message says what, where, and what to do"), ("2", "wrong usage")]
-            holds = [("3", _EXIT_3[name])] if name in _EXIT_3 else []
-            formatter.write_dl([*codes, *holds, ("130", "interrupted")])
+            formatter.write_dl(codes)
+
+
+def _with_wait(args: list[str]) -> list[str]:
+    """Return a command line in which `--wait` has a value."""
+    complete = list(args)
+    options_end = args.index("--") if "--" in args else len(args)
+    for index, word in enumerate(args[:options_end]):
+        following = "".join(args[index + 1 : index + 2])
+        if word == _WAIT and not _NUMBER.fullmatch(following):
+            complete[index] = f"{_WAIT}=inf"
+    return complete
 
 
 def environment_variables(command: Any) -> tuple[dict[str, str], dict[str, str]]:
@@ -112,26 +122,38 @@ def environment_variables(command: Any) -> tuple[dict[str, str], dict[str, str]]
         if parameter.param_type_name == "option" and parameter.envvar:
             option = max(parameter.opts, key=len)
             regular = f"{settings.PREFIX}{option.lstrip('-').replace('-', '_').upper()}"
-            (alike if parameter.envvar == regular else others)[option] = parameter.envvar
+            if parameter.envvar == regular:
+                alike[option] = parameter.envvar
+            else:
+                others[option] = parameter.envvar
     return alike, others
 
 
 def _settings_of(command: Any, name: str) -> str | None:
     """Describe how else a command's options can be set; None if none can be."""
     alike, others = environment_variables(command)
-    if not (settable := {**alike, **others}):
+    settable = {**alike, **others}
+    if not settable:
         return None
     option, variable = next(iter(settable.items()))
-    options = [max(one.opts, key=len) for one in command.params if one.param_type_name == "option"]
-    only_here = ", ".join(one for one in options if one not in settable)
-    return (
+    text = (
         f"Options can also be set by environment variables and in pyproject.toml: {option} as {variable}, and as "
         f"{option.lstrip('-')} under [tool.batchtune] or [tool.batchtune.{name}]"
-        + ("; the others likewise" if len(alike) > 1 else "")
-        + "".join(f"; {one} as {its}" for one, its in others.items() if one != option)
-        + (f"; except {only_here}" if only_here else "")
-        + ". Flags override the environment, which overrides pyproject.toml."
     )
+    if len(alike) > 1:
+        text += "; the others likewise"
+    for other, its_variable in others.items():
+        if other != option:
+            text += f"; {other} as {its_variable}"
+    options = [max(parameter.opts, key=len) for parameter in _options_of(command.params)]
+    only_here = [name for name in options if name not in settable]
+    if only_here:
+        text += f"; except {', '.join(only_here)}"
+    return f"{text}. Flags override the environment, which overrides pyproject.toml."
+
+
+def _options_of(parameters: Iterable[Any]) -> list[Any]:
+    return [parameter for parameter in parameters if parameter.param_type_name == "option"]
 
 
 @contextmanager
@@ -172,35 +194,44 @@ def _wrong_value(error: Any, origin: tuple[Any, str] | None) -> str:
 def _meant(option: str, ctx: Any) -> str:
     """Say which option a misspelt one may stand for, or which commands have it."""
     parameters = ctx.command.get_params(ctx)
-    own = {name.lstrip("-"): name for one in parameters if one.param_type_name == "option" for name in one.opts}
+    flags = {}
+    for parameter in _options_of(parameters):
+        for flag in parameter.opts:
+            flags[flag.lstrip("-")] = flag
     bare = option.lstrip("-").replace("_", "-")
     lists = f"`{ctx.command_path} --help` lists all options."
-    if bare in (one.name for one in parameters if one.param_type_name == "argument"):
+    if bare in [parameter.name for parameter in parameters if parameter.param_type_name == "argument"]:
         return f"{bare.upper()} is an argument here: `{ctx.command_path} {bare.upper()}`."
-    if bare not in own:
-        having = [one.name for one in _siblings(ctx) if any(option in parameter.opts for parameter in one.params)]
-        if having:
-            return f"It is an option of {', '.join(f'`batchtune {name}`' for name in having)}. {lists}"
-    near = nearest(bare, own)
-    return f"Did you mean {own[near]}?" if near is not None else lists
+    if bare not in flags:
+        commands = [command for command in _siblings(ctx) if any(option in one.opts for one in command.params)]
+        if commands:
+            names = ", ".join(f"`batchtune {command.name}`" for command in commands)
+            return f"It is an option of {names}. {lists}"
+    near = nearest(bare, flags)
+    if near is None:
+        return lists
+    return f"Did you mean {flags[near]}?"
 
 
 def _origins(error: BatchtuneError, ctx: Any) -> str:
     """Say where the options that an error names were set, if not on the command line; of a UsageError, any option."""
     text = f"{error.message} {error.hint or ''}"
-    elsewhere = []
+    all_origins = []
     concerned = []
     for parameter in ctx.command.params:
-        if (origin := settings.origin_of(ctx, parameter)) is None:
+        origin = settings.origin_of(ctx, parameter)
+        if origin is None:
             continue
-        (value, where) = origin
-        option = max(parameter.opts, key=len)
-        values = list(map(str, value if isinstance(value, list) else [value]))
-        elsewhere.append(f"\n{option} is {', '.join(values)}, {where}.")
+        value, where = origin
+        values = [str(part) for part in value] if isinstance(value, list) else [str(value)]
+        line = f"\n{max(parameter.opts, key=len)} is {', '.join(values)}, {where}."
+        all_origins.append(line)
         words = [re.escape(word) for word in (*parameter.opts, *values[:1]) if word]
         if re.search(rf"(?<![\w-])({'|'.join(words)})(?![\w-])", text):
-            concerned.append(elsewhere[-1])
-    return "".join(concerned or (elsewhere if isinstance(error, UsageError) else []))
+            concerned.append(line)
+    if not concerned and isinstance(error, UsageError):
+        concerned = all_origins
+    return "".join(concerned)
 
 
 def _warn_of_variables(ctx: Any) -> None:
@@ -208,8 +239,12 @@ def _warn_of_variables(ctx: Any) -> None:
     suspects = {name for name in os.environ if name.startswith(settings.PREFIX)} - _INTERNAL
     if not suspects:
         return
-    commands = [ctx.command, *([ctx.parent.command] if ctx.parent else []), *_siblings(ctx)]
-    known = {parameter.envvar for command in commands for parameter in command.params if parameter.envvar}
+    commands = [ctx.command, *_siblings(ctx)]
+    if ctx.parent:
+        commands.append(ctx.parent.command)
+    known = set()
+    for command in commands:
+        known |= {parameter.envvar for parameter in command.params if parameter.envvar}
     for name in sorted(suspects - known):
         near = nearest(name, known)
         hint = f"Did you mean {near}?" if near else "`batchtune COMMAND --help` lists the names."
@@ -217,5 +252,8 @@ def _warn_of_variables(ctx: Any) -> None:
 
 
 def _siblings(ctx: Any) -> list[Any]:
-    group = ctx.parent.command if ctx.parent else None
-    return [group.get_command(ctx.parent, name) for name in group.list_commands(ctx.parent)] if group else []
+    """Return all commands of the group."""
+    if not ctx.parent:
+        return []
+    group = ctx.parent.command
+    return [group.get_command(ctx.parent, name) for name in group.list_commands(ctx.parent)]

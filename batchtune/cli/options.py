@@ -177,14 +177,14 @@ class ManifestOptions:
         from batchtune.tuning.run_folder import lengths_of
 
         options = self.read_options()
-        theirs = None if as_in is None else lengths_of(as_in)
-        if theirs is not None and theirs.reading is not None:
-            own = options.record().flags
-            options = options.completed(theirs.reading)
-            if options.target_file is not None and "--target-file" not in own:
+        run_lengths = None if as_in is None else lengths_of(as_in)
+        if run_lengths is not None and run_lengths.reading is not None:
+            given = options.record().flags
+            options = options.completed(run_lengths.reading)
+            if options.target_file is not None and "--target-file" not in given:
                 for source in expand(options.target_file, None):  # named by a file that may come from anywhere
                     source.check_ordinary()
-            taken = [f"{name} {value}".strip() for name, value in options.record().flags.items() if name not in own]
+            taken = [f"{name} {value}".strip() for name, value in options.record().flags.items() if name not in given]
             if taken:
                 console.note(f"Options taken from the run in {as_in}: {' '.join(taken)}.", quiet=quiet)
         with reading_bar(quiet=quiet) as on_progress:
@@ -508,26 +508,35 @@ def expand(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, Any] = {one.name: one.annotation for one in declared if is_dataclass(one.annotation)}
     parameters: list[inspect.Parameter] = []
     for parameter in declared:
-        if (group := groups.get(parameter.name)) is None:
+        if parameter.name in groups:
+            parameters += _parameters_of(groups[parameter.name])
+        else:
             parameters.append(_completed(parameter.name, parameter.annotation, parameter.default))
-            continue
-        own = get_type_hints(group, include_extras=True)
-        for one in fields(group):
-            annotation = Annotated[own[one.name], one.metadata["option"]] if one.metadata else own[one.name]
-            default = inspect.Parameter.empty if one.default is MISSING else one.default
-            parameters.append(_completed(one.name, annotation, default, group.PANEL))
 
     def run(**values: Any) -> None:
-        made = {
-            name: group(**{one.name: values.pop(one.name) for one in fields(group)}) for name, group in groups.items()
-        }
-        command(**made, **values)
+        arguments = dict(values)
+        for name, group in groups.items():
+            arguments[name] = group(**{option.name: arguments.pop(option.name) for option in fields(group)})
+        command(**arguments)
 
     run.__name__ = command.__name__
     run.__doc__ = command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what inspect reads
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _parameters_of(group: Any) -> list[inspect.Parameter]:
+    """Return the options of a group as parameters of a command."""
+    hints = get_type_hints(group, include_extras=True)
+    parameters = []
+    for declared in fields(group):
+        annotation = hints[declared.name]
+        if declared.metadata:
+            annotation = Annotated[annotation, declared.metadata["option"]]
+        default = inspect.Parameter.empty if declared.default is MISSING else declared.default
+        parameters.append(_completed(declared.name, annotation, default, group.PANEL))
+    return parameters
 
 
 def _completed(name: str, annotation: Any, default: Any, panel: str | None = None) -> inspect.Parameter:

@@ -111,24 +111,40 @@ def _project(table: Mapping[str, Any], path: Path, commands: Mapping[str, Any]) 
     mean different things by one, such as `--format`.
     """
     project: Project = {command: {} for command in commands}
-    of_commands = {key: value for key, value in table.items() if isinstance(value, Mapping) and key in commands}
-    # Table → key → the options that it sets, each with its command.
-    known: dict[str, dict[str, list[tuple[str, Any]]]] = {name: {} for name in ("", *commands)}
-    for command, its in commands.items():
-        for one in its.params:
-            # The run folder is an option, even if a command takes it as an argument.
-            if (one.param_type_name == "option" or one.name == "run") and one.name not in _NEVER:
-                shared = one.envvar.removeprefix(PREFIX).lower() if one.envvar else one.name
-                known[""].setdefault(shared, []).append((command, one))
-                known[command][one.name] = [(command, one)]
-    general = {key: value for key, value in table.items() if key not in of_commands}
-    for name, own in {"": general, **of_commands}.items():  # the more specific ones later, so that they win
-        where = f"{path}, [tool.batchtune{'.' if name else ''}{name}]"
-        for key, value in own.items():
-            tables = commands if not name and isinstance(value, Mapping) else ()
-            for command, one in known[name][_checked(key, known[name], where, tables)]:
-                project[command][one.name] = _as_text(value, one), f"{where} {key}"
+    of_commands: dict[str, Mapping[str, Any]] = {}
+    general: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping) and key in commands:
+            of_commands[key] = value
+        else:
+            general[key] = value
+    known = _known_keys(commands)
+    for name, values in {"": general, **of_commands}.items():  # the more specific ones later, so that they win
+        where = f"{path}, [tool.batchtune.{name}]" if name else f"{path}, [tool.batchtune]"
+        for key, value in values.items():
+            tables: Collection[str] = ()
+            if name == "" and isinstance(value, Mapping):
+                tables = commands
+            for command, parameter in known[name][_checked(key, known[name], where, tables)]:
+                project[command][parameter.name] = _as_text(value, parameter), f"{where} {key}"
     return project
+
+
+def _known_keys(commands: Mapping[str, Any]) -> dict[str, dict[str, list[tuple[str, Any]]]]:
+    """Return table → key → the options that it sets, each with its command; the general table is called ""."""
+    known: dict[str, dict[str, list[tuple[str, Any]]]] = {name: {} for name in ("", *commands)}
+    for command, declared in commands.items():
+        for parameter in declared.params:
+            # The run folder is an option, even if a command takes it as an argument.
+            is_option = parameter.param_type_name == "option" or parameter.name == "run"
+            if not is_option or parameter.name in _NEVER:
+                continue
+            shared = parameter.name
+            if parameter.envvar:
+                shared = parameter.envvar.removeprefix(PREFIX).lower()
+            known[""].setdefault(shared, []).append((command, parameter))
+            known[command][parameter.name] = [(command, parameter)]
+    return known
 
 
 def _checked(key: str, known: Collection[str], where: str, tables: Collection[str] = ()) -> str:
@@ -146,17 +162,21 @@ def _checked(key: str, known: Collection[str], where: str, tables: Collection[st
 
 def _as_text(value: Any, parameter: Any) -> Any:
     """Return a value of TOML as the command line would give it."""
-
-    def word(value: Any) -> str:
-        return str(value).lower() if isinstance(value, bool) else str(value)
-
     if isinstance(value, Mapping):  # set = { layers = 12 }
-        value = [f"{key}={word(one)}" for key, one in value.items()]
+        value = [f"{key}={_word(part)}" for key, part in value.items()]
     if getattr(parameter, "multiple", False):  # arguments don't have it
-        return list(map(word, value if isinstance(value, list) else [value]))
+        parts = value if isinstance(value, list) else [value]
+        return list(map(_word, parts))
     if isinstance(value, list):
-        return ",".join(map(word, value))
-    return value if isinstance(value, bool) else str(value)
+        return ",".join(map(_word, value))
+    if isinstance(value, bool):
+        return value
+    return str(value)
+
+
+def _word(value: Any) -> str:
+    text = str(value)
+    return text.lower() if isinstance(value, bool) else text
 
 
 def origin_of(ctx: Any, parameter: Any) -> tuple[Any, str] | None:
