@@ -146,7 +146,9 @@ class PoolBatcher(Batcher):
     def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
         """As for every batcher."""
         examples, steps = self._steps(drawing, dealing)
-        return Cut(examples, _dealt(steps) if dealing.drop_last or dealing.same_bucket else evened(steps))
+        if dealing.drop_last or dealing.same_bucket:
+            return Cut(examples, _dealt(steps))
+        return Cut(examples, evened(steps))
 
     def equal_cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
         """As for every batcher.
@@ -163,15 +165,17 @@ class PoolBatcher(Batcher):
         shuffles = [replace(drawing, attempt=attempt) for attempt in range(_ATTEMPTS)]
         for shuffle in (*shuffles, Drawing(seed=drawing.seed)):  # the last is one that `wanted` comes from
             examples, steps = self._steps(shuffle, dealing)
-            missing = wanted - _per_rank(steps)
-            if missing <= 0 if dealing.drop_last else missing >= 0:
+            batches = _per_rank(steps)
+            if dealing.drop_last and batches >= wanted:
+                break
+            if not dealing.drop_last and batches <= wanted:
                 break
         if dealing.drop_last:
-            found = Cut(examples, replace(_dealt(steps), most_per_rank=wanted))
+            cut = Cut(examples, replace(_dealt(steps), most_per_rank=wanted))
         else:
-            found = Cut(examples, _evened_to(wanted, steps))
-        self._last = (drawing, dealing, found)
-        return found
+            cut = Cut(examples, _evened_to(wanted, steps))
+        self._last = (drawing, dealing, cut)
+        return cut
 
     def first_cuts(self, seed: int, dealing: Dealing, epochs: int = _FIRST_EPOCHS, scale: float = 1.0) -> list[Cut]:
         """Return the equal cuts of the first epochs, without `drop_last`.
@@ -180,19 +184,21 @@ class PoolBatcher(Batcher):
         split.
         """
         firsts = [self._steps(Drawing(seed=seed, epoch=epoch), dealing) for epoch in range(epochs)]
-        numbers = [_per_rank(steps) for _, steps in firsts]
-        self._per_rank = (seed, dealing, max(numbers))
-        found = []
-        for (examples, steps), number in zip(firsts, numbers, strict=True):
-            split = round((max(numbers) - number) / math.sqrt(scale))
-            found.append(Cut(examples, _evened_to(number + split, steps)))
-        return found
+        most_batches = max(_per_rank(steps) for _, steps in firsts)
+        self._per_rank = (seed, dealing, most_batches)
+        cuts = []
+        for examples, steps in firsts:
+            batches = _per_rank(steps)
+            split = round((most_batches - batches) / math.sqrt(scale))
+            cuts.append(Cut(examples, _evened_to(batches + split, steps)))
+        return cuts
 
     def _batches_per_rank(self, seed: int, dealing: Dealing) -> int:
         if self._per_rank is None or self._per_rank[:2] != (seed, dealing):
             firsts = (Drawing(seed=seed, epoch=epoch) for epoch in range(_FIRST_EPOCHS))
-            found = [_per_rank(self._steps(first, dealing)[1]) for first in firsts]
-            self._per_rank = (seed, dealing, min(found) if dealing.drop_last else max(found))
+            numbers = [_per_rank(self._steps(first, dealing)[1]) for first in firsts]
+            wanted = min(numbers) if dealing.drop_last else max(numbers)
+            self._per_rank = (seed, dealing, wanted)
         return self._per_rank[2]
 
     def _steps(self, drawing: Drawing, dealing: Dealing) -> tuple[Indices, Layout]:
@@ -219,7 +225,7 @@ class PoolBatcher(Batcher):
             held = np.diff(starts, append=places.size)
             limiting = buckets.ravel()[starts].astype(np.int64)
             rest = ((starts + held) % size == 0) & (held < fits[limiting])
-            kept = ~rest if dealing.drop_last else np.ones_like(rest)
+            kept = ~rest | (not dealing.drop_last)
             parts.append((starts[kept] + start, held[kept], limiting[kept], rest[kept]))
         starts, held, limiting, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         cut = (starts.astype(dtype), held.astype(dtype), limiting.astype(dtype))
@@ -238,7 +244,9 @@ def _per_rank(steps: Layout) -> int:
     """Return the number of batches of each rank once these are dealt."""
     batches = steps.starts.size * steps.dealing.together
     dealing = steps.dealing
-    return batches // dealing.world_size if dealing.drop_last else -(-batches // dealing.world_size)
+    if dealing.drop_last:
+        return batches // dealing.world_size
+    return -(-batches // dealing.world_size)
 
 
 def _evened_to(per_rank: int, steps: Layout) -> Layout:

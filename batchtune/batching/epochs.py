@@ -107,7 +107,10 @@ def drawn(cut: Cut, drawing: Drawing, lengths: npt.NDArray[Any] | None = None) -
     if drawing.ordering != "random":
         assert lengths is not None
         longest = _longest(lengths, examples, layout.starts, layout.batch_sizes).reshape(-1, together).max(axis=1)
-        keys = longest[order] if drawing.ordering == "ascending" else -longest[order]
+        if drawing.ordering == "ascending":
+            keys = longest[order]
+        else:
+            keys = -longest[order]
         order = order[np.argsort(keys, kind="stable")]
     if together == 1:
         return order

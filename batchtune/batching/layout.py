@@ -27,7 +27,9 @@ class Dealing:
     @property
     def together(self) -> int:
         """The number of batches that make one step and stay together when batches are put in order."""
-        return self.world_size if self.same_bucket else 1
+        if self.same_bucket:
+            return self.world_size
+        return 1
 
 
 ON_ONE_RANK = Dealing()
@@ -50,12 +52,16 @@ class Layout:
     def batches_per_rank(self) -> int:
         """The number of batches of each rank; those that are not enough for all ranks do not count."""
         enough = int(self.starts.size) // self.dealing.world_size
-        return enough if self.most_per_rank is None else min(enough, self.most_per_rank)
+        if self.most_per_rank is None:
+            return enough
+        return min(enough, self.most_per_rank)
 
     @property
     def repeated_examples(self) -> int:
         """How many examples are in batches a second time."""
-        return 0 if self.dealing.drop_last else int(self.batch_sizes.sum(dtype=np.int64)) - self.count
+        if self.dealing.drop_last:
+            return 0
+        return int(self.batch_sizes.sum(dtype=np.int64)) - self.count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +125,9 @@ def positions(starts: Indices, sizes: Indices) -> IntArray:
 
 def index_dtype(largest: int) -> type[np.signedinteger[Any]]:
     """Return the integers that hold numbers up to `largest` in the least memory."""
-    return np.int32 if largest <= np.iinfo(np.int32).max else np.int64
+    if largest <= np.iinfo(np.int32).max:
+        return np.int32
+    return np.int64
 
 
 def _full_batches(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> IntArray:
@@ -189,12 +197,17 @@ def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Layout
         parts.append((at, sizes.astype(dtype), np.full(starts.size, bucket, dtype=dtype), rest))
     at, sizes, buckets, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     layout = Layout(at, sizes, buckets, rest, dealing, edges[-1])
-    return layout if dealing.same_bucket or dealing.drop_last else evened(layout)
+    if dealing.same_bucket or dealing.drop_last:
+        return layout
+    return evened(layout)
 
 
 def evened(layout: Layout, batches: int | None = None) -> Layout:
     """Split the largest batches until there are `batches`, or a multiple of the ranks; repeat some if too few."""
-    wanted = -layout.starts.size % layout.dealing.world_size if batches is None else batches - layout.starts.size
+    if batches is None:
+        wanted = -layout.starts.size % layout.dealing.world_size
+    else:
+        wanted = batches - layout.starts.size
     if wanted == 0:
         return layout
     # Each split takes the largest, so no more than the `wanted` largest are touched; of equals the first.

@@ -73,7 +73,9 @@ def again_at_random(layout: Layout) -> float:
     """Return how often mates would meet again if each example's were drawn from all others."""
     sizes = layout.batch_sizes.astype(np.float64)
     mates = sizes * (sizes - 1)
-    return float(np.sum(mates * (sizes - 1)) / (mates.sum() * (layout.count - 1))) if mates.any() else 0.0
+    if mates.any():
+        return float(np.sum(mates * (sizes - 1)) / (mates.sum() * (layout.count - 1)))
+    return 0.0
 
 
 def _met_again(first: Cut, second: Cut) -> float:
@@ -88,7 +90,9 @@ def _met_again(first: Cut, second: Cut) -> float:
     keys += batch_of[first.examples[positions(first.layout.starts[some], held)]]
     _, met = np.unique(keys, return_counts=True)
     mates = float(np.sum(held * (held - 1.0)))
-    return float(np.sum(met * (met - 1.0))) / mates if mates else 0.0
+    if mates:
+        return float(np.sum(met * (met - 1.0))) / mates
+    return 0.0
 
 
 def _counted(layout: Layout) -> IntArray:

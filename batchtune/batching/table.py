@@ -192,7 +192,9 @@ class Limits:
     @property
     def sizings(self) -> tuple[Sizing, ...]:
         """The sources of batch sizes; the last knows the device best."""
-        return ("length",) if self.frontier is None else ("length", "frontier")
+        if self.frontier is None:
+            return ("length",)
+        return ("length", "frontier")
 
     def batch_sizes(self, lengths: FloatArray, sizing: Sizing) -> IntArray:
         """Return the batch size of a bucket that ends at each length."""
@@ -203,7 +205,9 @@ class Limits:
             return np.where(lengths > self.measured_up_to, np.minimum(sizes, self.frontier(lengths)), sizes)
         assert self.frontier is not None
         sizes = np.asarray(self.frontier(lengths), dtype=np.int64)
-        return sizes if self.max_batch_size is None else np.minimum(sizes, self.max_batch_size)
+        if self.max_batch_size is None:
+            return sizes
+        return np.minimum(sizes, self.max_batch_size)
 
 
 class OverlongError(ValueError):

@@ -150,7 +150,10 @@ class _Bins:
 
     def ending_at(self, end: int, begin: int | None = None) -> _Cuts:
         """Return the cuts of the bins (u_i, u_end] for i = 0, …, end - 1, or for i = `begin` alone."""
-        begins = slice(0, end) if begin is None else slice(begin, begin + 1)
+        if begin is None:
+            begins = slice(0, end)
+        else:
+            begins = slice(begin, begin + 1)
         up_to = self._counts[end] - self._counts[begins]
         largest = np.maximum.accumulate(self._largest[:end][::-1])[::-1][begins]
         cuts = _quantile_cells(up_to, self._resolution)

@@ -117,7 +117,10 @@ def fit_cost(
     unit of its targets is taken to cost as much as one of its length, which is safe at shorter lengths.
     """
     size, long, cost = (np.asarray(values, dtype=np.float64) for values in (batch_sizes, lengths, costs))
-    target = np.zeros(cost.size) if target_lengths is None else np.asarray(target_lengths, dtype=np.float64)
+    if target_lengths is None:
+        target = np.zeros(cost.size)
+    else:
+        target = np.asarray(target_lengths, dtype=np.float64)
     padded = size * (long + target)
     if not padded.size or np.ptp(padded) == 0 or not (cost > 0).all():
         return None

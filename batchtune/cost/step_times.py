@@ -257,4 +257,6 @@ def _error(trial: Trial) -> float:
 
 def _steps(trial: Trial) -> int:
     """Return the steps of a trial without the warm-up; those that only looked for a leak count too."""
-    return 1 if trial.step_seconds_spread is None else max(trial.steps - 1, 2)
+    if trial.step_seconds_spread is None:
+        return 1
+    return max(trial.steps - 1, 2)

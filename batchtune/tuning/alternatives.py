@@ -111,11 +111,15 @@ def two_dimensional_rows(
 
     def sizes(long: FloatArray, target: FloatArray) -> IntArray:
         found = joint(long, target)
-        return found if limits.max_batch_size is None else np.minimum(found, limits.max_batch_size)
+        if limits.max_batch_size is None:
+            return found
+        return np.minimum(found, limits.max_batch_size)
 
     def example_costs(long: FloatArray, target: FloatArray) -> FloatArray:
         batch = sizes(long, target).astype(np.float64)
-        return 1 / batch if step_seconds is None else step_seconds(batch, long, target) / batch
+        if step_seconds is None:
+            return 1 / batch
+        return step_seconds(batch, long, target) / batch
 
     tables = optimal_table_2d(
         lengths.values,

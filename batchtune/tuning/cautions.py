@@ -71,7 +71,10 @@ def workload_unit_hint(lengths: Lengths, workload: str) -> str | None:
     if unit not in ("s", None) or longest <= _LONG_SECONDS:
         return None
     given = "Is the unit right? The workload is given lengths up to"
-    found = f"{format_length(longest, unit)} ({format_seconds(longest)})" if unit else format_length(longest, None)
+    if unit:
+        found = f"{format_length(longest, unit)} ({format_seconds(longest)})"
+    else:
+        found = format_length(longest, None)
     unknown = "" if unit else ", and nothing says what they count (--unit does)"
     others = "; ".join(f"if they are {one}, {_conversion(one, longest)}" for one in ("ms", "samples"))
     return f"{given} {found}{unknown}. If it expects seconds: {others}."

@@ -104,4 +104,6 @@ def _as_swept(costs: Costs, tuned: Sweep, row: Row) -> Costs:
     )
     # The sweep may have been given a smaller --max-batch-length than the probe's.
     small = [(np.asarray(one.batch_sizes) <= batch_sizes_for(one.boundaries, limit)).all() for one in by_frontier]
-    return capped(as_swept, limit) if all(small) else as_swept
+    if all(small):
+        return capped(as_swept, limit)
+    return as_swept

@@ -74,7 +74,9 @@ class EpochCost:
     @property
     def standard_error(self) -> float | None:
         """The standard error of the time, in seconds; None if it is not known."""
-        return None if self.errors is None else float(np.hypot(np.linalg.norm(self.errors), self.chance))
+        if self.errors is None:
+            return None
+        return float(np.hypot(np.linalg.norm(self.errors), self.chance))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -181,41 +183,41 @@ class Pricing:
 
     def best_cut(self, batching: Batching) -> tuple[Batching, EpochCost]:
         """Return pools as they are, or cut for the least cost if that gains more than 0.3%, with their cost."""
-        simulated = self._simulated(batching)
-        step = self.step_seconds
-        cut = None if step is None else with_overhead(batching, simulated, step)
-        if step is not None and cut is not None:
-            cheapest = self._simulated(cut)
-            seconds, least = (one.seconds(step, self.ranks).mean() for one in (simulated, cheapest))
-            if least < seconds * (1 - _LEAST_GAIN):
-                return cut, self._of_epochs(cut, cheapest)
-        return batching, self._of_epochs(batching, simulated)
+        filled = self._simulated(batching)
+        if self.step_seconds is not None:
+            costed = with_overhead(batching, filled, self.step_seconds)
+            if costed is not None:
+                cheapest = self._simulated(costed)
+                filled_seconds = filled.seconds(self.step_seconds, self.ranks).mean()
+                if cheapest.seconds(self.step_seconds, self.ranks).mean() < filled_seconds * (1 - _LEAST_GAIN):
+                    return costed, self._of_epochs(costed, cheapest)
+        return batching, self._of_epochs(batching, filled)
 
     def _simulated(self, batching: Batching) -> SimulatedEpochs:
         return simulate_epochs(batching, self.lengths, self.ranks.dealing, self.seed)
 
-    def _of_epochs(self, batching: Batching, found: SimulatedEpochs) -> EpochCost:
+    def _of_epochs(self, batching: Batching, simulated: SimulatedEpochs) -> EpochCost:
         """Return the mean cost of simulated epochs in pools."""
         ranks = self.ranks.world_size
         step = self.step_seconds
-        epochs = len(found.shapes)
-        scale = found.scale
-        numbers = np.array([len(one) for one in found.shapes])
-        padded = float(np.mean([np.sum(one.batch_sizes * one.lengths) for one in found.shapes]))
+        epochs = len(simulated.shapes)
+        scale = simulated.scale
+        numbers = np.array([len(shapes) for shapes in simulated.shapes])
+        padded = float(np.mean([np.sum(shapes.batch_sizes * shapes.lengths) for shapes in simulated.shapes]))
         cost = EpochCost(
-            tally=_tally_of(found.shapes[0]),
+            tally=_tally_of(simulated.shapes[0]),
             batches=ranks * max(1, round(float(numbers.mean()) * scale / ranks)),
-            repeated_examples=round(found.repeated_examples * scale),
+            repeated_examples=round(simulated.repeated_examples * scale),
             padded_length=max(padded * scale, self.total),
-            mates=found.mates,
-            effective_buckets=found.effective_buckets,
+            mates=simulated.mates,
+            effective_buckets=simulated.effective_buckets,
             simulated_epochs=epochs,
             batches_deviation=float(numbers.std(ddof=1)) * math.sqrt(scale),
         )
         if step is None:
             return cost
-        times = found.seconds(step, self.ranks)
-        shapes = shapes_of(found.shapes)
+        times = simulated.seconds(step, self.ranks)
+        shapes = shapes_of(simulated.shapes)
         # An epoch has `scale` times as many pools, which are independent.
         seconds = float(times.mean()) * scale
         deviation = float(times.std(ddof=1)) * math.sqrt(scale)

@@ -175,7 +175,9 @@ def _faster_baselines(chosen: Row, baselines: Sequence[Baseline]) -> str:
         fixed_seconds = baseline.estimated_epoch_seconds
         if fixed_seconds is not None and fixed_seconds < seconds:
             faster.append(f"{format_seconds(fixed_seconds)} {_HOW_FIXED[baseline.name]}")
-    return f", but would take less time: an estimated {' and '.join(faster)}" if faster else ""
+    if faster:
+        return f", but would take less time: an estimated {' and '.join(faster)}"
+    return ""
 
 
 def _why_barred(row: Row, fixed: Baseline, min_randomness: float | None) -> str:

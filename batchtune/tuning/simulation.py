@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -172,14 +173,18 @@ def simulate_length_grouped(
 
 def _epochs_of(sample: Lengths, in_all: int = _FILLED) -> int:
     """Return how many epochs to simulate, to batch so many examples."""
-    return int(np.clip(in_all // sample.count, 3, _MOST_EPOCHS)) if sample.count <= _MANY else 2
+    if sample.count <= _MANY:
+        return int(np.clip(in_all // sample.count, 3, _MOST_EPOCHS))
+    return 2
 
 
 def _share_of_pool(batching: Batching, count: int) -> float:
     """Return the probability that a second example is in the pool of a first one."""
     assert batching.pool_size is not None
     each = count / -(-count // batching.pool_size)
-    return (each - 1) / (count - 1) if each > 1 else 1.0
+    if each > 1:
+        return (each - 1) / (count - 1)
+    return 1.0
 
 
 def seconds_in_order(shapes: EpochShapes, step_seconds: StepSeconds, ranks: Ranks) -> float:
@@ -189,12 +194,14 @@ def seconds_in_order(shapes: EpochShapes, step_seconds: StepSeconds, ranks: Rank
     return float(seconds.reshape(-1, ranks.accumulate, ranks.world_size).sum(axis=1).max(axis=1).sum())
 
 
-def shapes_of(found: list[EpochShapes]) -> tuple[FloatArray, ...]:
+def shapes_of(epochs: Sequence[EpochShapes]) -> tuple[FloatArray, ...]:
     """Return batch sizes, lengths, and targets if any, of all batches of some epochs."""
-    sizes = np.concatenate([one.batch_sizes for one in found]).astype(np.float64)
-    lengths = np.concatenate([one.lengths for one in found])
-    targets = [one.targets for one in found if one.targets is not None]
-    return (sizes, lengths, np.concatenate(targets)) if targets else (sizes, lengths)
+    sizes = np.concatenate([shapes.batch_sizes for shapes in epochs]).astype(np.float64)
+    lengths = np.concatenate([shapes.lengths for shapes in epochs])
+    targets = [shapes.targets for shapes in epochs if shapes.targets is not None]
+    if targets:
+        return sizes, lengths, np.concatenate(targets)
+    return sizes, lengths
 
 
 def with_overhead(batching: Batching, filled: SimulatedEpochs, step_seconds: StepSeconds) -> Batching | None:

@@ -75,7 +75,10 @@ def costs_in(
     if not foreign and (folder / PROBE_FILE).exists():
         probe = read_result(folder / PROBE_FILE, Probe)
     if max_batch_length is not None:
-        costs = Costs() if probe is None else costs_of(probe)
+        if probe is None:
+            costs = Costs()
+        else:
+            costs = costs_of(probe)
         return foreign, capped(costs, max_batch_length), max_batch_length
     if probe is None:
         raise ResultError(

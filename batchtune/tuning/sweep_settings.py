@@ -41,7 +41,9 @@ class Ranks:
 
     def epoch_seconds(self, times: RankTimes) -> float:
         """Return the time of an epoch as these ranks take batches."""
-        return times.same_bucket_epoch_seconds if self.same_bucket else times.independent_epoch_seconds
+        if self.same_bucket:
+            return times.same_bucket_epoch_seconds
+        return times.independent_epoch_seconds
 
     @property
     def dealing(self) -> Dealing:

@@ -65,7 +65,10 @@ def subject_of(lengths: Lengths, probe: Probe | None, asked: Mapping[str, Any], 
     """
     workload = _workload(None if probe is None else probe.workload, asked, folder)
     options = with_unit(workload.spec, workload.options, lengths.unit)
-    recorded = ProbedWith() if probe is None else msgspec.convert(probe.settings, ProbedWith)
+    if probe is None:
+        recorded = ProbedWith()
+    else:
+        recorded = msgspec.convert(probe.settings, ProbedWith)
     named = {**msgspec.structs.asdict(recorded), **asked, "workload": workload.spec, "options": options}
     settings = ProbeSettings(**named)
     if probe is None:
@@ -113,7 +116,11 @@ def _as_flags(options: Mapping[str, Any]) -> str:
     """Return options as they are given on the command line, quoted for the shell: ` --set layers=12`."""
 
     def word(value: Any) -> str:
-        return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
+        if isinstance(value, str):
+            return value
+        if value is None:
+            return "none"
+        return json.dumps(value)
 
     return "".join(f" --set {shlex.quote(f'{key}={word(value)}')}" for key, value in options.items())
 
@@ -226,7 +233,9 @@ class VerifyPlan:
     def padded(self) -> Lengths:
         """The lengths as batches are padded to them."""
         multiple = self.config.evidence.multiple_of
-        return self.lengths if multiple is None else self.lengths.padded_to(multiple)
+        if multiple is None:
+            return self.lengths
+        return self.lengths.padded_to(multiple)
 
     @cached_property
     def counts(self) -> IntArray:
@@ -290,7 +299,10 @@ class VerifyPlan:
         """
         for epoch in itertools.count():
             shapes = self._epoch_shapes(epoch) if epoch else self.first_epoch
-            targets = itertools.repeat(None) if shapes.targets is None else shapes.targets.tolist()
+            if shapes.targets is None:
+                targets = itertools.repeat(None)
+            else:
+                targets = shapes.targets.tolist()
             columns = (shapes.batch_sizes.tolist(), shapes.lengths.tolist(), targets, shapes.buckets.tolist())
             for size, length, target, bucket in zip(*columns, strict=False):
                 yield PlannedBatch(BatchShape(size, length, target), bucket)

@@ -166,7 +166,9 @@ class DoneSteps:
         """How often the allocator emptied its cache in steps that passed, after each worst shape had been run once."""
         later = (*self.worst[self.first_round :], *self.shuffled)
         known = [trial.alloc_retries for trial in later if trial.outcome == "ok" and trial.alloc_retries is not None]
-        return sum(known) if known else None
+        if known:
+            return sum(known)
+        return None
 
     def rest_growth(self) -> Growth | None:
         """Return how memory in use between steps grew over the shuffled ones, or the worst if none were shuffled."""

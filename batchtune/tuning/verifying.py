@@ -97,7 +97,10 @@ def verify(
             f"the run was measured on {probe.device.name}; this is {device.name}",
             "Verify on the device that was probed, or probe this one in another folder with --run.",
         )
-    costs = Costs() if probe is None else costs_of(probe)
+    if probe is None:
+        costs = Costs()
+    else:
+        costs = costs_of(probe)
     if plan.config.evidence.multiple_of is not None:
         costs = replace(costs, frontier=costs.continued_frontier)
     runner = _Runner(plan, stepper, workload.spec, device, on_progress, clock)

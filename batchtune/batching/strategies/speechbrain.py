@@ -33,7 +33,9 @@ class SpeechBrain(Strategy):
 
     def practice(self, num_buckets: int) -> str | None:
         """Return a name for 10 to 20 buckets, which SpeechBrain's recipes and its documentation set."""
-        return f"SpeechBrain's num_buckets={num_buckets}" if 10 <= num_buckets <= 20 else None
+        if 10 <= num_buckets <= 20:
+            return f"SpeechBrain's num_buckets={num_buckets}"
+        return None
 
 
 def capped_by_num_buckets(
