@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from batchtune.errors import ManifestError, UsageError
+from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.manifests.inputs import expand
 
@@ -99,12 +99,6 @@ def test_json_files_are_read_of_a_folder_that_holds_nothing_else(tmp_path: Path)
     assert named(tmp_path, "") == ["m_0.json", "m_1.json"]
     write(tmp_path, "a.tar")
     assert named(tmp_path, "") == ["a.tar"]
-
-
-def test_an_unknown_format_is_a_usage_error_for_a_folder_too(tmp_path: Path) -> None:
-    write(tmp_path, "a.wav")
-    with pytest.raises(UsageError, match="unknown format"):
-        load_lengths(tmp_path, ReadOptions(format="nope"))
 
 
 def test_the_same_file_twice_is_an_error(tmp_path: Path) -> None:

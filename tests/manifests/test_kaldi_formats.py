@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import pytest
@@ -68,11 +67,6 @@ def test_an_open_end_without_a_recording_length_is_invalid(
     assert "line 2, id 'b'" in message
     assert said in message
     assert "(open end)" in message
-
-
-def test_open_ends_can_be_skipped_and_are_counted(read) -> None:
-    lengths = read("a rec1 0 2\nb rec2 4 -1\n", skip_invalid=True)
-    assert (lengths.values.tolist(), lengths.left_out) == ([2.0], {"invalid length (open end)": 1})
 
 
 def test_a_reco2dur_that_is_damaged_is_named(refusal, tmp_path: Path) -> None:
@@ -156,28 +150,8 @@ def _source(folder: Path, content: str | bytes, name: str = "targets") -> Source
     return Source(folder / name)
 
 
-def test_aligned_targets_are_the_lines(tmp_path: Path) -> None:
-    assert list(_source(tmp_path, "A B |\r\nC |\n").lines()) == [(1, "A B |"), (2, "C |")]
-
-
 def test_a_blank_line_is_an_empty_aligned_target_at_the_end_too(tmp_path: Path) -> None:
     assert list(_source(tmp_path, "A |\n\nB |\n\n").lines()) == [(1, "A |"), (2, ""), (3, "B |"), (4, "")]
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("a 3\nb 4.5\n", {"a": 3.0, "b": 4.5}),
-        ("a 52,31\nb 7,31\n", {"a": 52.0, "b": 7.0}),
-        ("a ONE TWO\nb THREE\n", {"a": "ONE TWO", "b": "THREE"}),
-        ("a\tONE  TWO \r\n\nb\n", {"a": "ONE  TWO", "b": ""}),
-        ("", {}),
-    ],
-)
-def test_keyed_targets_are_numbers_first_dimensions_or_texts(
-    tmp_path: Path, content: str, expected: dict[str, object]
-) -> None:
-    assert keyed_targets(_source(tmp_path, content)) == expected
 
 
 def test_a_number_among_texts_is_a_text(tmp_path: Path) -> None:
@@ -198,13 +172,3 @@ def test_a_keyed_target_that_is_there_twice_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="line 3: the id 'a' is there a second time") as caught:
         keyed_targets(_source(tmp_path, "a ONE\nb TWO\na THREE\n"))
     assert caught.value.hint
-
-
-@pytest.mark.parametrize(
-    "content", [b"a ONE\nb \xff\n", b"a ONE\nb \0\n", gzip.compress(b"a ONE\n" * 99, mtime=0)[:-9]]
-)
-def test_damaged_targets_are_an_error(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(ManifestError):
-        keyed_targets(_source(tmp_path, content))
-    with pytest.raises(ManifestError):
-        list(_source(tmp_path, content).lines())

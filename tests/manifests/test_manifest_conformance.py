@@ -93,13 +93,6 @@ def test_the_lengths_are_read_whether_the_format_is_named_or_not(
     assert read(write(VALUES), format=name).values.tolist() == LENGTHS
 
 
-@all_formats
-def test_the_columns_name_that_of_the_lengths(tmp_path: Path, write: Writer, sample: Sample, name: str) -> None:
-    (tmp_path / "manifest").write_bytes(write(VALUES))
-    columns = FORMATS[name](Source(tmp_path / "manifest")).columns()
-    assert sample.column in [column.name for column in columns]
-
-
 @pytest.mark.parametrize("name", [name for name, sample in SAMPLES.items() if sample.ids])
 def test_the_rows_have_their_ids(tmp_path: Path, write: Writer, sample: Sample, name: str) -> None:
     (tmp_path / "manifest").write_bytes(write(VALUES))
@@ -182,17 +175,6 @@ def test_five_invalid_lengths_are_named_and_all_are_counted(
     assert "and 1,195 more" in message
 
 
-@free_formats
-def test_skipped_rows_are_counted_by_reason(read, write: Writer, named: dict[str, str]) -> None:
-    lengths = read(write(["1", "0", "-1", "0", "x", "2"]), skip_invalid=True, **named)
-    assert lengths.values.tolist() == [2.0, 1.0]
-    assert lengths.left_out == {
-        "invalid length (zero)": 2,
-        "invalid length (negative)": 1,
-        "invalid length (text)": 1,
-    }
-
-
 @some_formats
 def test_it_is_an_error_when_all_rows_are_skipped(refusal, write: Writer, named: dict[str, str]) -> None:
     assert "none of its 2 examples is left" in refusal(write(["0", "-1"]), skip_invalid=True, **named).message
@@ -260,12 +242,6 @@ def test_utf16_is_named(refusal) -> None:
 def test_a_nul_byte_is_named_with_its_line(refusal, write: Writer, sample: Sample, name: str) -> None:
     content = write(VALUES).replace(b"utt2", b"u\0t2") if sample.ids else write(["3", "12", "\0", "7"])
     assert f"line {sample.first_line + 2}: NUL byte" in refusal(content, format=name).message
-
-
-@some_formats
-def test_a_missing_file_is_an_error(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ManifestError, match="does not exist"):
-        load_lengths(tmp_path / "absent", ReadOptions(format=name))
 
 
 @some_formats
