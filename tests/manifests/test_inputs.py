@@ -259,6 +259,6 @@ def test_a_pipe_that_is_named_is_read(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_an_error_with_a_name_like_it(tmp_path: Path) -> None:
     write(tmp_path, "train.jsonl")
-    with pytest.raises(ManifestError, match="trains.jsonl does not exist") as caught:
+    with pytest.raises(ManifestError, match=r"trains\.jsonl does not exist") as caught:
         load_lengths(tmp_path / "trains.jsonl")
     assert "train.jsonl" in str(caught.value.hint)
