@@ -58,10 +58,7 @@ class LoaderSection(Section[LoaderTuning]):
             busy = f"{_capitalized(name)} keeps the step busy: it waits for data {waits} of the time."
             return f"{busy} {self._rates('The loader', row)}"
         if loader.keeps_up:
-            receiving = ""
-            if kind_of(loader.kind).IN_SHARED_MEMORY:
-                receiving = ", mostly to receive batches from the workers"
-            waiting = f"With {name}, the step still waits for data {waits} of the time{receiving}."
+            waiting = f"With {name}, the step still waits for data {waits} of the time."
             return f"{waiting} {self._rates('The loader', row)}"
         best = f"with {name}"
         if len(loader.rows) > 1:
@@ -120,7 +117,7 @@ class LoaderSection(Section[LoaderTuning]):
         if loader.reproducible and loader.reproduced is not None:
             same = batches_words(loader.reproduced.batches)
             yield f"Reproducible: two epochs from one seed gave the same {same}, bit for bit."
-        if loader.reason and not loader.is_bottleneck:  # the headline says so
+        if loader.reason and loader.demand is None:  # else the headline says so
             yield f"Why: {with_full_stop(loader.reason)}"
         if row.examples_per_second_spread is not None and row.trials > 1:
             differ = format_percent(row.examples_per_second_spread)

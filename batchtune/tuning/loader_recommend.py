@@ -95,8 +95,8 @@ def _reason(tuning: LoaderTuning) -> str:
     if row.gpu_idle <= BUSY_IDLE:
         fewer = f" Fewer {workers} don't keep it busy." if row.workers else ""
         return f"W{waits[1:]}.{fewer}"
-    if tuning.keeps_up and kind_of(tuning.kind).IN_SHARED_MEMORY:
-        return f"W{waits[1:]}, mostly to receive batches from the workers: these deliver {rate}, more than it takes."
+    if tuning.keeps_up:
+        return f"W{waits[1:]}, though the {workers} deliver {rate}, more than it takes."
     if tuning.is_bottleneck:
         return f"The loader is the bottleneck: {waits}, and no setting does better."
     fastest = max(tuning.working_rows, key=lambda row: row.rate)
