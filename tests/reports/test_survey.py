@@ -217,9 +217,3 @@ def test_a_scans_bins_say_from_and_to(tmp_path: Path) -> None:
     write_result(tmp_path / "scan.json", survey(lengths))
     text = "".join((tmp_path / "scan.json").read_text().split())
     assert '"histogram":[{"from":1.0,"to":2.0,"count":1},{"from":0.0,"to":1.0,"count":1}]' in text
-
-
-def test_a_scans_unknown_targets_are_null() -> None:
-    lengths = Lengths.of([1, 2])
-    scan = survey(lengths)
-    assert scan.targets is None and scan.lengths.unit is None

@@ -19,7 +19,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batchtune.lengths import Lengths, Unit
-from batchtune.reports.survey import survey
 from batchtune.reports.survey_text import headline, render_survey
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -101,12 +100,6 @@ def test_an_option_and_its_value_stay_on_one_line() -> None:
         assert not any(line.rstrip().rsplit(" ", 1)[-1].startswith("--") for line in lines)
 
 
-def test_each_caution_is_shown_with_its_remedy() -> None:
-    text = " ".join(shown(texts()).split())
-    assert all(f"- {warning}" in text for warning in survey(texts()).warnings)
-    assert len(survey(texts()).warnings) == 2
-
-
 def test_very_long_numbers_stand_one_below_the_other() -> None:
     text = shown(Lengths.of([1e14 + 2e8 * index for index in range(500_000, 500_009)], [1] * 9, unit="bytes"))
     assert "  longest   200,001,600,000,000       1" in text.splitlines()
@@ -157,7 +150,3 @@ def test_the_headline_shows_the_histogram_longest_first() -> None:
 
 def test_an_ascii_headline_has_no_histogram() -> None:
     assert all(line.isascii() for line in headline(Lengths.of([1, 2, 3]), ascii=True))
-
-
-def test_equal_lengths_need_no_histogram() -> None:
-    assert headline(Lengths.of([2, 2], unit="s"))[:1] == ["2 lengths, all of 2 s: 4 s in all."]
