@@ -246,7 +246,7 @@ def _refuse_repeated(source: Source, chunks: Iterable[Rows], hashes: npt.NDArray
                 continue
             place = rows.place(index)
             if name in seen:
-                message = f"{source.path}, {place}: this id was there before, at line {seen[name].line}"
+                message = f"{source.path}, {place}: duplicate id, first at line {seen[name].line}"
                 hint = "Each example has an id of its own in this format: rename or remove one of them."
                 raise ManifestError(message, hint)
             seen[name] = place

@@ -96,7 +96,7 @@ def first_plan(reader: Format, options: ReadOptions) -> Plan:
     if target is not None:
         examples.append(target.example)
     if options.reduce is not None and not any(isinstance(example, list) for example in examples):
-        notes.append(f"--reduce {options.reduce} has nothing to do: the first values are not lists.")
+        notes.append(f"--reduce {options.reduce} has no effect: the first values are not lists.")
     if default_target is not None:
         notes.append(f"Target lengths are taken from column {shortened(default_target)}.")
     if target is not None:
@@ -301,9 +301,9 @@ def scaling_for(
         if unit is not None:
             return unit, scale, None
         before = source or "the file's values"
-        return None, scale, f"Nothing says what the lengths count now ({before} * {scale}); give --unit."
+        return None, scale, f"The unit of the scaled lengths ({before} * {scale}) is unknown: name it with --unit."
     if unit is None and source is None:
-        note = "Nothing says what the lengths count; give --unit, so that results and configs can say it."
+        note = "The unit of the lengths is unknown: name it with --unit, so that results and configs show it."
         return None, Fraction(1), note
     if unit is None or source is None or unit == source:
         return unit or source, Fraction(1), None
@@ -340,7 +340,7 @@ def keyed_targets(source: Source) -> dict[str, object]:
             continue
         name, *rest = line.split(maxsplit=1)
         if name in texts:
-            message = f"{source.path}, line {line_number}: the id {shortened(name)} is there a second time"
+            message = f"{source.path}, line {line_number}: duplicate id {shortened(name)}"
             raise ManifestError(message, "Each id has one target: remove or rename one of the lines.")
         texts[name] = "".join(rest).rstrip()
     sizes: dict[str, float | None] = {}

@@ -92,7 +92,7 @@ def test_a_segment_without_a_length_is_an_invalid_row(refusal) -> None:
 
 @pytest.mark.parametrize("line", ["b rec 0", "b", "b rec 0 1 2 3"])
 def test_a_segments_line_of_other_words_is_an_error(refusal, line: str) -> None:
-    assert f"line 2 is of another shape: {line!r}" in refusal(f"a rec 0 1\n{line}\n", format="segments").message
+    assert f"line 2 has another format: {line!r}" in refusal(f"a rec 0 1\n{line}\n", format="segments").message
 
 
 def test_other_lines_of_words_and_numbers_are_no_segments() -> None:
@@ -135,7 +135,7 @@ def test_a_shape_without_a_length_is_an_invalid_row(refusal) -> None:
 
 
 def test_a_shape_line_of_more_words_is_an_error(refusal) -> None:
-    assert "line 2 is of another shape: 'b 14, 80'" in refusal("a 14,80\nb 14, 80\n").message
+    assert "line 2 has another format: 'b 14, 80'" in refusal("a 14,80\nb 14, 80\n").message
 
 
 def test_a_shape_line_without_a_shape_is_a_missing_length(refusal) -> None:
@@ -169,6 +169,6 @@ def test_what_is_no_number_among_numbers_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_keyed_target_that_is_there_twice_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="line 3: the id 'a' is there a second time") as caught:
+    with pytest.raises(ManifestError, match="line 3: duplicate id 'a'") as caught:
         keyed_targets(_source(tmp_path, "a ONE\nb TWO\na THREE\n"))
     assert caught.value.hint

@@ -18,7 +18,7 @@ def test_without_options_the_unit_is_the_columns(read) -> None:
 def test_an_unknown_unit_stays_unknown_with_a_note(read) -> None:
     lengths = read(_one("length"))
     assert lengths.unit is None
-    assert any("give --unit" in note for note in lengths.notes)
+    assert any("name it with --unit" in note for note in lengths.notes)
 
 
 def test_the_users_unit_is_taken_where_nothing_else_says_one(read) -> None:
@@ -75,7 +75,7 @@ def test_a_scale_gives_a_unit_only_where_there_is_no_doubt(
 
 
 def test_a_scale_that_gives_no_unit_is_noted(read) -> None:
-    assert any("give --unit" in note for note in read(_one("frames"), length_scale=Fraction(1, 100)).notes)
+    assert any("name it with --unit" in note for note in read(_one("frames"), length_scale=Fraction(1, 100)).notes)
 
 
 def test_a_length_that_the_scale_makes_infinite_is_invalid(refusal) -> None:

@@ -145,7 +145,7 @@ def test_texts_can_be_the_targets(read) -> None:
 
 def test_a_text_that_is_none_is_an_invalid_row(refusal) -> None:
     cuts = [_cut("a", 2.0, supervisions=[{"text": "AB"}]), _cut("b", 1.0, supervisions=[{"text": 7}])]
-    assert "id 'b': 'text' is 7 (a text that is none)" in refusal(_lines(cuts), target_key="text").message
+    assert "id 'b': 'text' is 7 (not text)" in refusal(_lines(cuts), target_key="text").message
 
 
 # ---- frames ----
@@ -192,7 +192,7 @@ def test_cuts_without_features_have_no_frames(refusal) -> None:
 )
 def test_other_manifests_of_lhotse_are_named(refusal, write: Write, example: object, called: str) -> None:
     error = refusal(write([example]))
-    assert f"holds Lhotse's {called}, no cuts" in error.message
+    assert f"contains Lhotse's {called}, not cuts" in error.message
     assert "lhotse cut simple -r RECORDINGS -s SUPERVISIONS" in error.hint
 
 

@@ -31,7 +31,7 @@ def test_a_kaldi_line_without_a_number_is_a_missing_length(refusal) -> None:
 
 
 def test_a_kaldi_line_of_more_words_is_an_error(refusal) -> None:
-    assert "line 2 is of another shape: 'b 4 5'" in refusal("a 3\nb 4 5\n", "utt2dur").message
+    assert "line 2 has another format: 'b 4 5'" in refusal("a 3\nb 4 5\n", "utt2dur").message
 
 
 def test_wav2vec_counts_samples(read) -> None:

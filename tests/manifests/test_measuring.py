@@ -88,7 +88,7 @@ def test_a_text_of_digits_among_others_is_a_text(read) -> None:
 
 def test_a_reduction_of_what_is_no_list_is_told(read) -> None:
     notes = read('{"id": "a", "duration": 12}\n', reduce="max").notes
-    assert any("--reduce max has nothing to do" in note for note in notes)
+    assert any("--reduce max has no effect" in note for note in notes)
 
 
 TOKENIZED = {"input_ids": [[5, 6, 7], [1]], "attention_mask": [[1, 1, 1], [1]], "labels": [[2, 2], [9]]}

@@ -16,7 +16,7 @@ import pytest
 )
 def test_an_id_that_is_there_twice_is_named_with_both_lines(refusal, content: str, name: str, first: int) -> None:
     error = refusal(content, name)
-    assert f"id 'b': this id was there before, at line {first}" in error.message
+    assert f"id 'b': duplicate id, first at line {first}" in error.message
     assert "rename or remove" in error.hint
 
 

@@ -47,12 +47,12 @@ def test_tabs_separate_the_words_too(read) -> None:
 
 
 def test_a_turn_of_too_few_words_is_an_error(refusal) -> None:
-    assert "line 7 is of another shape: 'SPEAKER a 1 0'" in refusal(_WHOLE + "SPEAKER a 1 0\n").message
+    assert "line 7 has another format: 'SPEAKER a 1 0'" in refusal(_WHOLE + "SPEAKER a 1 0\n").message
 
 
 def test_a_record_of_no_known_type_is_an_error(refusal) -> None:
     error = refusal(_WHOLE + "SPEKAER a 1 0 2 <NA> <NA> A <NA> <NA>\n")
-    assert "line 7 is of another shape: 'SPEKAER a 1 0" in error.message
+    assert "line 7 has another format: 'SPEKAER a 1 0" in error.message
     assert "SPEAKER file channel start duration" in error.hint
 
 

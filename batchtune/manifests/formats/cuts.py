@@ -162,7 +162,7 @@ def _text(cut: _WholeCut) -> object:
             if isinstance(supervision.text, str):
                 texts.append(supervision.text)
             elif supervision.text is not None:
-                return Unreadable("a text that is none", shortened(supervision.text))
+                return Unreadable("not text", shortened(supervision.text))
     return " ".join(texts) if texts else None
 
 
@@ -203,7 +203,7 @@ class Lhotse(_Computed):
             plain = "json-list" if begins_with_list(head) else "nemo"
             hint = "Make cuts of it: lhotse cut simple -r RECORDINGS -s SUPERVISIONS cuts.jsonl.gz. Or take the"
             hint = f"{hint} durations as they are with --format {plain} --length-key duration."
-            raise ManifestError(f"{self.source.path} holds Lhotse's {other}, no cuts", hint)
+            raise ManifestError(f"{self.source.path} contains Lhotse's {other}, not cuts", hint)
         return super().columns()
 
     def getters(self, keys: Sequence[str]) -> tuple[type[Any], list[Getter]]:

@@ -38,7 +38,7 @@ class LineList(Table):
                 yield line, cells
             elif cells is None and text.strip():
                 place = f"{self.source.path}, line {line}"
-                raise ManifestError(f"{place} is of another shape: {shortened(text)}", self.hint)
+                raise ManifestError(f"{place} has another format: {shortened(text)}", self.hint)
 
     def cells(self, words: Sequence[str]) -> Sequence[object] | None:
         """Return the id and the value of a line, nothing to pass over the line; None for a line of another shape."""
