@@ -15,14 +15,13 @@ from pooled_records import POOLS, pooled_sweep
 from report_records import made_probe, made_sweep, whole_sweep, without_recommendation
 from streamed_records import BUFFERS, empty_stream, made_stream, streamed, whole_stream
 
-from batchtune.cost.fitting import predict
 from batchtune.reports.html import figures
-from batchtune.reports.html.data_figures import frontier_figure, histogram_figure, limit_curve, padding_figure
+from batchtune.reports.html.data_figures import frontier_figure, histogram_figure, padding_figure
 from batchtune.reports.html.figure import Figure, hover, label, length_unit, time_unit
 from batchtune.reports.html.stream_figures import stream_figures
 from batchtune.reports.html.sweep_figures import cost_figures
 from batchtune.reports.table import spread
-from batchtune.results import Probe, Sweep
+from batchtune.results import Sweep
 
 FULL = full_results()
 
@@ -90,8 +89,6 @@ def test_the_rows_fill_at_least_half_of_a_logarithmic_axis(
         figure = figure_of(msgspec.structs.replace(sweep, baselines=baselines))
         assert figure is not None
         for view in figure.views:
-            if "close up" in view.label:  # of the fastest rows alone
-                continue
             assert view.layout["yaxis"]["type"] == "log"
             assert ("fixed-random" in {trace["name"] for trace in view.data}) == drawn
             low, high = view.layout["yaxis"]["range"]
@@ -143,7 +140,7 @@ def test_the_trade_off_curve_meets_its_rows() -> None:
 
 
 def test_the_trade_off_curve_is_drawn_only_over_its_own_cost() -> None:
-    assert "no table beats these" not in traces(randomness_figure(sweep_of_everything()), view=2)
+    assert "no table beats these" not in traces(randomness_figure(sweep_of_everything()), view=1)
 
 
 def test_tables_and_pools_are_drawn_by_how_often_mates_meet() -> None:
@@ -160,15 +157,6 @@ def test_tables_and_pools_are_drawn_by_how_often_mates_meet() -> None:
     on_curve = [100 * (sweep.rows[index].mates_again or 0.0) for index in sweep.trade_off]
     assert drawn["nothing beats these"]["x"] == pytest.approx(sorted(on_curve))
     assert figure.views[0].layout["xaxis"]["type"] == "log" and "diamonds" in figure.caption
-
-
-def test_the_close_up_holds_the_fastest_rows_alone() -> None:
-    figure = randomness_figure(pooled_sweep())
-    assert [view.label for view in figure.views] == ["time", "time, close up", "batches"]
-    low, high = (10**end for end in figure.views[1].layout["yaxis"]["range"])
-    drawn = traces(figure, view=1)
-    assert all(low < y < high for name in ("pooled", "optimal", "quantile") for y in drawn[name]["y"])
-    assert not any(low < y < high for y in drawn["speechbrain"]["y"])
 
 
 def test_pools_are_a_level_where_the_axis_is_buckets() -> None:
@@ -206,10 +194,9 @@ def test_a_stream_has_lines_for_algorithms_and_comparisons() -> None:
     assert drawn["SpeechBrain"]["y"][0] == pytest.approx((0.08 * 905 + 0.0004 * 362_127.1 / 0.86) / 60, rel=1e-5)
     assert len(traces(by_mates)["SpeechBrain"]["x"]) == 8
     assert (drawn["recommended"]["x"], traces(by_mates)["recommended"]["x"]) == ([4096.0], [6.8])
-    assert traces(by_mates, 1)["recommended"]["x"] == [30.48]
     assert (len(drawn["current"]["x"]), traces(by_mates)["current"]["x"]) == (49, [8.4])
     assert [view.label for view in by_buffer.views] == ["time", "batches"]
-    assert [view.label for view in by_mates.views] == ["meet again", "distance"]
+    assert [view.label for view in by_mates.views] == ["meet again"]
 
 
 def test_a_stream_without_times_or_others_is_drawn_too() -> None:
@@ -219,7 +206,7 @@ def test_a_stream_without_times_or_others_is_drawn_too() -> None:
     one = made_stream(timed=False)
     one = msgspec.structs.replace(one, rows=one.rows[:1], recommended=0, recommended_speechbrain=0)
     rows = [msgspec.structs.replace(one.rows[0], mates_again=0.0, buffer_size=1)]
-    assert [len(figure.views) for figure in stream_figures(msgspec.structs.replace(one, rows=rows))] == [1, 1]
+    assert [len(figure.views) for figure in stream_figures(msgspec.structs.replace(one, rows=rows))] == [1]
     assert stream_figures(empty_stream()) == []
 
 
@@ -269,42 +256,6 @@ def test_the_frontier_falls_from_left_to_right() -> None:
     drawn = traces(frontier_figure(made_probe()))["largest that fits"]
     assert drawn["x"] == sorted(drawn["x"])
     assert drawn["y"] == sorted(drawn["y"], reverse=True)
-
-
-@pytest.mark.parametrize("has_targets", [False, True])
-def test_on_the_limit_curve_the_memory_model_meets_the_limit(has_targets: bool) -> None:
-    probe = probe_with_targets() if has_targets else made_probe()
-    model = probe.models.peak_bytes
-    assert model is not None
-    curve = limit_curve(probe, probe.frontier)
-    targets = [point.target_length or 0.0 for point in probe.frontier] if has_targets else [0.0] * len(curve)
-    peaks = [float(predict(model, size, length, target)) for (length, size), target in zip(curve, targets, strict=True)]
-    assert peaks == pytest.approx([probe.device.limit_bytes] * len(curve))
-
-
-def probe_with_targets() -> Probe:
-    probe = made_probe()
-    assert probe.models.peak_bytes is not None
-    model = msgspec.structs.replace(probe.models.peak_bytes, target_linear=1e6, cross=1e4)
-    return msgspec.structs.replace(
-        probe,
-        models=msgspec.structs.replace(probe.models, peak_bytes=model),
-        frontier=[msgspec.structs.replace(p, target_length=10 * p.length) for p in probe.frontier],
-    )
-
-
-@pytest.mark.parametrize("what", ["no model", "no room", "no slope"])
-def test_where_the_memory_model_tells_no_limit_there_is_no_curve(what: str) -> None:
-    probe = made_probe()
-    model = probe.models.peak_bytes
-    assert model is not None
-    other = {
-        "no model": None,
-        "no room": msgspec.structs.replace(model, constant=1e15),
-        "no slope": msgspec.structs.replace(model, linear=0.0, quadratic=0.0),
-    }[what]
-    models = msgspec.structs.replace(probe.models, peak_bytes=other)
-    assert limit_curve(msgspec.structs.replace(probe, models=models), probe.frontier) == []
 
 
 def test_a_frontier_of_one_length_is_a_point() -> None:

@@ -158,20 +158,6 @@ def test_a_charts_buttons_show_its_other_view(light: Opened) -> None:
         assert light.page.locator("[data-views=sweep] [aria-pressed=true]").text_content() == button
 
 
-def test_a_pool_tells_its_size_in_the_close_up_too(light: Opened) -> None:
-    plot, buttons = light.page.locator("#plot-randomness"), light.page.locator("[data-views=randomness] button")
-    plot.scroll_into_view_if_needed()
-    plot.locator(".xtick", has_text="0.1").first.wait_for(state="attached")
-    buttons.filter(has_text="close up").click()
-    plot.locator(".xtick", has_text="0.1").first.wait_for(state="detached")
-    pools = plot.locator(".scatterlayer .trace", has=light.page.locator(".point")).nth(6)
-    pools.locator(".point").nth(1).hover(force=True)
-    text = plot.locator(".hoverlayer .hovertext").first.text_content()
-    assert text is not None and "pools of 4000 examples" in text and "of batch mates meet again" in text
-    buttons.first.click()
-    plot.locator(".xtick", has_text="0.1").first.wait_for(state="attached")
-
-
 def test_the_filter_of_the_trial_log_keeps_matching_rows(light: Opened) -> None:
     light.page.locator("#trial-log summary").click()
     light.page.locator("#trial-log input").fill("OOM 12 s")

@@ -160,24 +160,6 @@ def frontier_figure(probe: Probe) -> Figure | None:
     )
 
 
-def limit_curve(probe: Probe, frontier: list[FrontierPoint]) -> list[tuple[float, float]]:
-    """Return length and batch size at which the fitted peak memory reaches the limit; empty without a usable fit.
-
-    From peak = constant + batch size · per example. Where memory depends on target lengths, only the frontier's own
-    points are known with their targets.
-    """
-    model = probe.models.peak_bytes
-    if model is None or not frontier:
-        return []
-    room = probe.device.limit_bytes - model.constant
-    shapes = [(length, 0.0) for length in _along(frontier)]
-    if model.target_linear or model.target_quadratic or model.cross:
-        shapes = [(point.length, point.target_length or 0.0) for point in frontier]
-    sizes = [(length, model.per_example(length, target)) for length, target in shapes]
-    curve = [(length, room / slope) for length, slope in sizes if slope > 0 and room > 0]
-    return [(length, size) for length, size in curve if drawable(size, logarithmic=True)]
-
-
 def _along(frontier: list[FrontierPoint]) -> list[float]:
     """Return lengths from the shortest to the longest, evenly spaced on a logarithmic axis."""
     return [float(one) for one in np.geomspace(frontier[0].length, frontier[-1].length, _CURVE_POINTS)]
@@ -188,14 +170,12 @@ def _series(
 ) -> Iterator[tuple[str, Sequence[tuple[float, float, str]], str, Layout]]:
     """Yield the limits, the frontier and the trials: name, (length, batch size, hover text) of each shape, looks."""
     unit, limit = probe.lengths.unit, probe.max_batch_length
-    curves = {"dash": (f"memory model at {format_size(probe.device.limit_bytes)}", limit_curve(probe, frontier))}
     if drawable(limit, logarithmic=True) and frontier[0].length < frontier[-1].length:
         sizes = [(length, limit / length) for length in _along(frontier) if limit >= length]
-        curves["dot"] = (f"max_batch_length = {format_length(limit, unit)}", sizes)
-    for dash, (name, curve) in curves.items():
-        shapes = [(length, size, hover(name, format_shape(size, length, unit))) for length, size in curve]
+        name = f"max_batch_length = {format_length(limit, unit)}"
+        shapes = [(length, size, hover(name, format_shape(size, length, unit))) for length, size in sizes]
         if len(shapes) > 1:
-            yield name, shapes, "--faint", {"mode": "lines", "line": {"width": 1.5, "dash": dash}}
+            yield name, shapes, "--faint", {"mode": "lines", "line": {"width": 1.5, "dash": "dot"}}
     for of_data, name, mode, marker in (
         (False, "largest that fits", "lines+markers", {"size": 8}),
         (True, "all that the data fill, more may fit", "markers", {"symbol": "diamond-open", "size": 11}),

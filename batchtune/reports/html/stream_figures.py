@@ -48,9 +48,8 @@ def stream_figures(stream: StreamSweep) -> list[Figure]:
         Figure(
             name="stream-randomness",
             title="Speed against how well examples of the stream mix",
-            caption="Each point is a way to batch: lower is faster. Mates that meet again less often, and mates that "
-            "are stored further apart (100%: as far as any two examples), are more random.",
-            views=tuple(filter(None, (_mates_view(stream, timed), _distance_view(stream, timed)))),
+            caption="Each point is a way to batch: lower is faster. Mates that meet again less often are more random.",
+            views=tuple(filter(None, [_mates_view(stream, timed)])),
         ),
     ]
     return [figure for figure in figures if figure.views]
@@ -119,17 +118,3 @@ def _mates_view(stream: StreamSweep, timed: bool) -> View | None:
     places = [place(row) or 0.0 for row in rows] + [other.place or 1.0 for other in chart.others]
     x_axis = axis("batch mates that meet again (%)", type="log", range=log_range(places))
     return replace(chart.view(x_axis, **POINTS), label="meet again")
-
-
-def _distance_view(stream: StreamSweep, timed: bool) -> View | None:
-    def place(row: StreamRow | Row) -> float | None:
-        return 100 * row.mixing if isinstance(row, StreamRow) and drawable(row.mixing) else None
-
-    if not (rows := _rows(stream, timed, place)):
-        return None
-    chart = _Chart(stream, rows, place, timed, placed=True)
-    places = [place(row) or 0.0 for row in rows] + [other.place for other in chart.others if other.place]
-    room = 0.05 * max(max(places) - min(places), 1.0)
-    around = [min(places) - room, max(places) + room]
-    x_axis = axis("distance between batch mates, of that between any two examples (%)", range=around)
-    return replace(chart.view(x_axis, **POINTS), label="distance")

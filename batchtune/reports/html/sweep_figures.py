@@ -12,7 +12,7 @@ from functools import partial
 from itertools import cycle
 
 from batchtune.reports.html.cost_chart import POINTS, CostChart, Other, cost_words, drawn_cost, hues, lowest_cost
-from batchtune.reports.html.figure import Figure, Layout, View, axis, drawable, hover, log_range, points, thinned
+from batchtune.reports.html.figure import Figure, Layout, View, axis, drawable, hover, points, thinned
 from batchtune.reports.rows import (
     current_name,
     format_share,
@@ -22,9 +22,6 @@ from batchtune.reports.rows import (
 )
 from batchtune.results import Baseline, Row, Sweep
 from batchtune.units import counted, format_length, format_percent, format_seconds
-
-# Rows that cost no more than this, as a multiple of the fastest's, are in the close-up.
-_NEAR = 1.15
 
 
 def cost_figures(sweep: Sweep) -> list[Figure]:
@@ -54,7 +51,7 @@ def cost_figures(sweep: Sweep) -> list[Figure]:
                 caption=f"Each point is {point}: lower is faster, further left is more random (batch mates are "
                 "less often mates again in the next epoch). Nothing swept is both faster and more random than what "
                 "lies on the line.",
-                views=(*_randomness_views(sweep, placed[0]), *(_randomness_view(sweep, timed) for timed in placed[1:])),
+                views=tuple(_randomness_view(sweep, timed) for timed in placed),
             )
         )
     return figures
@@ -166,22 +163,3 @@ def _randomness_view(sweep: Sweep, timed: bool) -> View:
         below = [points(name, thinned(sorted(map(chart.point, curve))), "--faint", **dotted)]
     x_axis = axis("batch mates that meet again (%)", type="log")
     return chart.view(x_axis, below, **POINTS)
-
-
-def _randomness_views(sweep: Sweep, timed: bool) -> list[View]:
-    """Return the view of all rows, and one of the fastest rows alone, if the others press them flat."""
-    whole, rows = _randomness_view(sweep, timed), _placed_rows(sweep, timed)
-    lowest = min(drawn_cost(row, timed) for row in rows)
-    near = [row for row in rows if drawn_cost(row, timed) <= lowest * _NEAR]
-    if len(near) in (1, len(rows)):
-        return [whole]
-    size = _randomness_chart(sweep, timed).size
-    places, costs = [_place(sweep, row) or 0.0 for row in near], [drawn_cost(row, timed) / size for row in near]
-    x_axis, y_axis = whole.layout["xaxis"], whole.layout["yaxis"]
-    few: Layout = {"tickvals": None, "ticktext": None, "nticks": 8}
-    layout = {
-        "xaxis": {**x_axis, "range": log_range(places)},
-        "yaxis": {**y_axis, "range": log_range(costs), **few},
-        "annotations": [],
-    }
-    return [whole, View(f"{whole.label}, close up", whole.data, layout)]
