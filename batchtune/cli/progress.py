@@ -94,7 +94,12 @@ def reading_bar(*, quiet: bool) -> Iterator[Callable[[float, int], None] | None]
                 rate = f"{counted(examples, 'example')}, {examples / seconds:,.0f}/s"
                 bar.update(_TASK, completed=share, description=f"Reading: {rate}, about {left} left")
 
-        yield None if quiet else in_a_bar if sys.stderr.isatty() else in_lines
+        if quiet:
+            yield None
+        elif sys.stderr.isatty():
+            yield in_a_bar
+        else:
+            yield in_lines
 
 
 @contextmanager
@@ -117,7 +122,8 @@ def loader_bar(*, quiet: bool) -> Iterator[Callable[[LoaderProgress], None]]:
     from batchtune.results import argument_text
 
     with _bar("Building the loader", quiet=quiet) as bar:
-        due = None if quiet or not bar.disable else _lines()
+        in_lines = bar.disable and not quiet
+        due = _lines()
 
         def show(progress: LoaderProgress) -> None:
             words = " ".join(f"{name}={argument_text(value)}" for name, value in progress.arguments.items())
@@ -128,7 +134,8 @@ def loader_bar(*, quiet: bool) -> Iterator[Callable[[LoaderProgress], None]]:
             if progress.row is not None:
                 bar.console.print(_loader_line(progress.row), highlight=False, markup=False)
             bar.update(_TASK, completed=progress.done, total=progress.total, description=what)
-            if due and (seconds := due()):
+            seconds = due() if in_lines else None
+            if seconds is not None:
                 console.note(f"{what}, {progress.done} of {progress.total} in this round, {format_seconds(seconds)}.")
 
         yield show
@@ -203,8 +210,8 @@ class WorkerBar:
     def line(self, seconds: float) -> str:
         """Return the line for a log, so many seconds after the start."""
         left = ""
-        if self._ends is not None and (remaining := self._ends - time.monotonic()) > 0:
-            left = f", about {format_seconds(remaining)} left"
+        if self._ends is not None and self._ends > time.monotonic():
+            left = f", about {format_seconds(self._ends - time.monotonic())} left"
         return f"{self._doing}, after {format_seconds(seconds)}{left}; Ctrl-C stops it."
 
     def _shape(self, shape: BatchShape) -> str:
@@ -218,10 +225,13 @@ class WorkerBar:
     def _update(self, progress: ProbeProgress | VerifyProgress, doing: str) -> None:
         self._introduce(progress.device)
         doing = f"{doing} {self._shape(progress.shape)}"
-        left = f", about {format_seconds(progress.seconds_left)} left" if progress.seconds_left else ""
         self._doing = doing
-        self._ends = time.monotonic() + progress.seconds_left if progress.seconds_left else None
-        self._bar.update(_TASK, description=doing + left, completed=progress.done, total=progress.total)
+        self._ends = None
+        description = doing
+        if progress.seconds_left:
+            self._ends = time.monotonic() + progress.seconds_left
+            description += f", about {format_seconds(progress.seconds_left)} left"
+        self._bar.update(_TASK, description=description, completed=progress.done, total=progress.total)
 
 
 def _about(device: Device, *, ddp: bool) -> Iterator[str]:
@@ -250,7 +260,13 @@ def _about(device: Device, *, ddp: bool) -> Iterator[str]:
 
 def _trial_line(trial: Trial, shape: str) -> str:
     """Return a trial as a line: `  12 × 24.5 s      ok      1.2 GiB   340 ms`."""
-    peak = format_size(trial.peak_bytes) if trial.peak_bytes is not None else ""
-    time = format_seconds(trial.step_seconds) if trial.step_seconds is not None else ""
+    peak = ""
+    if trial.peak_bytes is not None:
+        peak = format_size(trial.peak_bytes)
+    last = ""
+    if trial.caught:
+        last = "caught by the workload"
+    elif trial.step_seconds is not None:
+        last = format_seconds(trial.step_seconds)
     outcome = "out of memory" if trial.outcome == "oom" else trial.outcome
-    return f"{shape:>22}  {outcome:<13}  {peak:>9}  {'caught by the workload' if trial.caught else time:>8}".rstrip()
+    return f"{shape:>22}  {outcome:<13}  {peak:>9}  {last:>8}".rstrip()

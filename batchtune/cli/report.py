@@ -167,8 +167,11 @@ def _format_of(given: str | None, output: Path | None, *, as_json: bool) -> str:
         raise UsageError(f"--json and --format {given} are two formats", "Give one of them.")
     if given is not None and given not in FORMATS:
         raise UsageError(f"unknown report format {shortened(given)}", f"Known formats: {', '.join(FORMATS)}.")
-    by_ending = _ENDINGS.get(output.suffix.lower(), "terminal") if output else "terminal"
-    return "json" if as_json else given or by_ending
+    if as_json:
+        return "json"
+    if given is None and output is not None:
+        return _ENDINGS.get(output.suffix.lower(), "terminal")
+    return given or "terminal"
 
 
 def _written_rules(ctx: typer.Context, given: list[str] | None) -> list[str]:
@@ -211,28 +214,38 @@ def _judged(
 
     results = load_run(folder)
     needed = {rule.needs for rule in rules}
-    missing = dict[str, str]()
-    theirs = drift = None
+    missing: dict[str, str] = {}
+    baseline_results = None
+    drift = None
     try:
-        theirs = load_run(baseline) if baseline is not None else None
-        if theirs is not None and not any((theirs.sweep, theirs.stream, theirs.loader)):
-            raise ResultError(
-                f"the baseline {baseline} has neither sweep.json nor stream.json nor loader.json",
-                "Run `batchtune sweep-buckets`, `batchtune sweep-stream` or `batchtune tune-loader` there.",
-            )
+        if baseline is not None:
+            baseline_results = _baseline(baseline)
     except BatchtuneError as error:
         if "baseline" not in needed:
             raise
-        theirs = None
         missing["baseline"] = error.message
     try:
-        drift = _drift(results, new, quiet=quiet) if new.manifest else None
+        if new.manifest:
+            drift = _drift(results, new, quiet=quiet)
     except BatchtuneError as error:
         if isinstance(error, UsageError) or "drift" not in needed:
             raise
         missing["drift"] = error.message
-    inputs = RuleInputs(results=replace(results, drift=drift), baseline=theirs, missing=missing)
+    inputs = RuleInputs(results=replace(results, drift=drift), baseline=baseline_results, missing=missing)
     return replace(inputs.results, verdicts=judge(rules, inputs))
+
+
+def _baseline(folder: Path) -> RunResults:
+    """Return the run to compare with; raise ResultError if it holds no result."""
+    from batchtune.reports import load_run
+
+    results = load_run(folder)
+    if not any((results.sweep, results.stream, results.loader)):
+        raise ResultError(
+            f"the baseline {folder} has neither sweep.json nor stream.json nor loader.json",
+            "Run `batchtune sweep-buckets`, `batchtune sweep-stream` or `batchtune tune-loader` there.",
+        )
+    return results
 
 
 def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
@@ -251,10 +264,10 @@ def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
             "Run `batchtune sweep-buckets` first.",
         )
     lengths = new.load(quiet=quiet, as_in=folder)
-    theirs = lengths_of(folder)
+    run_lengths = lengths_of(folder)
     console.describe(lengths, quiet=quiet)
-    if lengths.reading is not None and theirs is not None and theirs.reading is not None:
-        for _, text in read_differently(lengths.reading, theirs.reading):
+    if lengths.reading is not None and run_lengths is not None and run_lengths.reading is not None:
+        for _, text in read_differently(lengths.reading, run_lengths.reading):
             console.note(f"Warning: {text}.", quiet=quiet)
     if probe is not None and lengths.targets is None and any(point.target_length for point in probe.frontier):
         raise ResultError(
