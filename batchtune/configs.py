@@ -31,7 +31,7 @@ _REFERENCE_TAGS = ("!ref", "!copy")
 _STANDARD_TAG = "tag:yaml.org,2002:"
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
-_WORDS = {"": None, "~": None, "null": None, "none": None, "true": True, "false": False, "yes": True, "no": False}
+_WORDS = {"": None, "~": None, "null": None, "true": True, "false": False, "yes": True, "no": False}
 _NOT_TRAINING = re.compile(r"val|valid|validation|dev|test|eval|infer|inference", re.IGNORECASE)
 _GIVE = "Write the number in the file, or give the settings as --current key=value,key=value."
 

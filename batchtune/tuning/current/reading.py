@@ -185,6 +185,8 @@ def unknown_settings(names: Sequence[str], known: Sequence[str]) -> tuple[str, s
 
 def _value(text: str) -> Any:
     """Return a number, true, false, None, a list written with colons, or the word itself."""
+    if text.lower() == "none":
+        return None
     if ":" in text:
         return [_number(part.strip()) for part in text.split(":")]
     return _number(text)
