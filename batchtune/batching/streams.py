@@ -114,10 +114,12 @@ def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Itera
     full before any bucket is, the fullest leaves; a bucket so rare that it does not fill has its turn in the end, lest
     an epoch that stops early never sees its examples. Such a batch is filled from the next shorter buckets.
     """
-    edges, sizes = batching.table.boundaries.tolist(), batching.table.batch_sizes.tolist()
+    edges = batching.table.boundaries.tolist()
+    sizes = batching.table.batch_sizes.tolist()
     chance = random if batching.shuffle else None
     buckets: list[list[int]] = [[] for _ in sizes]
-    held, next_look = 0, reader.count + batching.buffer_size
+    held = 0
+    next_look = reader.count + batching.buffer_size
     waited = [0] * len(sizes)  # looks at each bucket since a batch of it left
 
     while True:
@@ -126,18 +128,20 @@ def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Itera
             room = min(room, _AHEAD)
         lengths = reader.read(room)
         held += len(lengths)
-        found = enumerate(map(bisect_left, repeat(edges), lengths), reader.count - len(lengths))
+        placed = enumerate(map(bisect_left, repeat(edges), lengths), reader.count - len(lengths))
         waits = len(lengths) == room and held < batching.buffer_size
         if chance is None:
-            for place, bucket in found:
+            for place, bucket in placed:
                 buckets[bucket].append(place)
                 if len(buckets[bucket]) == sizes[bucket]:
-                    batch, buckets[bucket], waits = buckets[bucket], [], True
+                    batch = buckets[bucket]
+                    buckets[bucket] = []
                     waited[bucket] = 0
+                    waits = True
                     held -= len(batch)
                     yield batch
         else:
-            for place, bucket in found:
+            for place, bucket in placed:
                 buckets[bucket].append(place)
         if reader.ended:
             break
@@ -179,19 +183,20 @@ def _filled(buckets: list[list[int]], sizes: list[int], bucket: int, chance: Ran
     return batch
 
 
-def _taken(held: list[int], most: int, chance: Random | None) -> list[int]:
-    """Take `most` examples, or all, out of those held: random ones, or without `chance` the first."""
+def _taken(held: list[int], size: int, chance: Random | None) -> list[int]:
+    """Take `size` examples, or all, out of those held: random ones, or without `chance` the first."""
     count = len(held)
-    if count <= most:
+    if count <= size:
         batch = held.copy()
         held.clear()
     elif chance is None:
-        batch = held[:most]
-        del held[:most]
+        batch = held[:size]
+        del held[:size]
     else:
         # Draw those that leave to the end or those that stay to the front, whichever are fewer.
-        draw, stay = chance.random, count - most
-        if most < stay:
+        draw = chance.random
+        stay = count - size
+        if size < stay:
             for last in range(count - 1, stay - 1, -1):
                 drawn = int(draw() * (last + 1))
                 held[last], held[drawn] = held[drawn], held[last]
@@ -212,36 +217,42 @@ def _pooled(reader: Reader, batching: StreamBatching, random: Random) -> Iterato
     wait for ever. With shuffle, chance decides which end and how large the first pool is, so that other examples share
     a pool in each epoch, and batches leave in random order; without, the ends alternate.
     """
-    edges, sizes = batching.table.boundaries.tolist(), batching.table.batch_sizes.tolist()
+    edges = batching.table.boundaries.tolist()
+    sizes = batching.table.batch_sizes.tolist()
     shuffle = batching.shuffle
-    most = batching.buffer_size - int(batching.buffer_size / 2 * random.random() if shuffle else 0)
+    pool_size = batching.buffer_size
+    if shuffle:
+        pool_size -= int(batching.buffer_size / 2 * random.random())
     ascending = False
     places: list[int] = []  # of the pool that fills, and their lengths
     lengths: list[float] = []
     batches: list[list[int]] = []
     waiting = 0  # examples in batches
     while True:
-        read = reader.read(most - waiting - len(places))
+        read = reader.read(pool_size - waiting - len(places))
         places += range(reader.count - len(read), reader.count)
         lengths += read
         if not batches:
             if not places:
                 return
-            most, ascending = batching.buffer_size, random.random() < 0.5 if shuffle else not ascending
+            pool_size = batching.buffer_size
+            ascending = random.random() < 0.5 if shuffle else not ascending
             order = sorted(range(len(places)), key=lengths.__getitem__, reverse=True)
             descending = [lengths[index] for index in order]
-            cuts = (_cut_ascending if ascending else _cut_descending)(descending, edges, sizes)
-            rest: list[int] = []
+            cut = _cut_ascending if ascending else _cut_descending
+            cuts = cut(descending, edges, sizes)
+            rest: list[int] = []  # joins the next pool
             first, last = cuts[-1]
-            if last - first < sizes[bisect_left(edges, descending[first])] and (
-                batching.drop_last if reader.ended else len(cuts) > 1
-            ):
+            may_be_left = batching.drop_last if reader.ended else len(cuts) > 1
+            if may_be_left and last - first < sizes[bisect_left(edges, descending[first])]:
                 cuts.pop()
-                rest = [] if reader.ended else sorted(order[first:last])
+                if not reader.ended:
+                    rest = sorted(order[first:last])
             batches = [[places[index] for index in order[first:last]] for first, last in reversed(cuts)]
             if shuffle:
                 random.shuffle(batches)
-            places, lengths = [places[index] for index in rest], [lengths[index] for index in rest]
+            places = [places[index] for index in rest]
+            lengths = [lengths[index] for index in rest]
             waiting = sum(map(len, batches))
             continue
         batch = batches.pop()
@@ -250,15 +261,17 @@ def _pooled(reader: Reader, batching: StreamBatching, random: Random) -> Iterato
 
 
 def _cut_descending(
-    descending: list[float], edges: list[float], sizes: list[int], ratio: float = 1.0
+    descending: list[float], edges: list[float], sizes: list[int], max_padding_ratio: float = 1.0
 ) -> list[tuple[int, int]]:
     """Return where batches begin and end if each takes as many as fit with its longest, from the longest on."""
-    cuts, first = [], 0
+    cuts: list[tuple[int, int]] = []
+    first = 0
     while first < len(descending):
         longest = descending[first]
         last = min(first + sizes[bisect_left(edges, longest)], len(descending))
-        while ratio < 1 and 1 - sum(descending[first:last]) / (longest * (last - first)) > ratio and last - first > 1:
-            last -= 1
+        if max_padding_ratio < 1:
+            while last - first > 1 and 1 - sum(descending[first:last]) / (longest * (last - first)) > max_padding_ratio:
+                last -= 1
         cuts.append((first, last))
         first = last
     return cuts
@@ -266,7 +279,8 @@ def _cut_descending(
 
 def _cut_ascending(descending: list[float], edges: list[float], sizes: list[int]) -> list[tuple[int, int]]:
     """Return the same, cut from the shortest on, which makes as few batches."""
-    cuts, last = [], len(descending)
+    cuts: list[tuple[int, int]] = []
+    last = len(descending)
 
     def fits(first: int) -> bool:
         return last - first <= sizes[bisect_left(edges, descending[first])]
@@ -284,7 +298,8 @@ def _pivoted(reader: Reader, batching: StreamBatching, random: Random) -> Iterat
     A batch takes the neighbour that pads it less, as `speechbrain.dataio.iterators.indices_around_random_pivot` does,
     of equal ones the shorter, as long as its longest example's batch size and max_padding_ratio allow.
     """
-    edges, sizes = batching.table.boundaries.tolist(), batching.table.batch_sizes.tolist()
+    edges = batching.table.boundaries.tolist()
+    sizes = batching.table.batch_sizes.tolist()
     ratio = 1.0 if batching.max_padding_ratio is None else batching.max_padding_ratio
     held: list[tuple[float, int]] = []  # ascending lengths with their places
     while True:
@@ -308,43 +323,49 @@ def _pivoted(reader: Reader, batching: StreamBatching, random: Random) -> Iterat
         yield batch
     held.reverse()
     descending = [length for length, _ in held]
-    rest, apart = [], 0
+    apart = 0
     if batching.shuffle and not batching.drop_last and held:  # cut elsewhere in each epoch
         apart = min(int(random.random() * sizes[bisect_left(edges, descending[0])]), len(held))
     cuts = _cut_descending(descending[:apart], edges, sizes, ratio)
-    cuts += ((apart + first, apart + last) for first, last in _cut_descending(descending[apart:], edges, sizes, ratio))
+    for first, last in _cut_descending(descending[apart:], edges, sizes, ratio):
+        cuts.append((apart + first, apart + last))
+    batches: list[list[int]] = []
     for first, last in cuts:
         if not batching.drop_last or last - first == sizes[bisect_left(edges, descending[first])]:
-            rest.append([place for _, place in held[first:last]])
+            batches.append([place for _, place in held[first:last]])
     if batching.shuffle:
-        random.shuffle(rest)
-    yield from rest
+        random.shuffle(batches)
+    yield from batches
 
 
 def _around(
-    held: list[tuple[float, int]], pivot: int, edges: list[float], sizes: list[int], ratio: float
+    held: list[tuple[float, int]], pivot: int, edges: list[float], sizes: list[int], max_padding_ratio: float
 ) -> tuple[int, int]:
     """Return where the batch around the pivot begins and ends."""
-    first, last = pivot, pivot + 1
-    total = longest = held[pivot][0]
-    most = sizes[bisect_left(edges, longest)]
+    first = pivot
+    last = pivot + 1
+    longest = held[pivot][0]
+    total = longest
+    size = sizes[bisect_left(edges, longest)]
     while True:
         count = last - first + 1
         # The true share of the batch with one more, × count.
-        shorter = (total + held[first - 1][0]) / longest if first and count <= most else 0.0
+        shorter = 0.0
         longer = 0.0
+        if first and count <= size:
+            shorter = (total + held[first - 1][0]) / longest
         if last < len(held):
             length = held[last][0]
-            if count <= (most if length == longest else sizes[bisect_left(edges, length)]):
+            if count <= (size if length == longest else sizes[bisect_left(edges, length)]):
                 longer = (total + length) / length
         share = max(shorter, longer)
-        if share == 0 or 1 - share / count > ratio:
+        if share == 0 or 1 - share / count > max_padding_ratio:
             return first, last
         if shorter >= longer:
             first -= 1
             total += held[first][0]
         else:
             longest = held[last][0]
-            most = sizes[bisect_left(edges, longest)]
+            size = sizes[bisect_left(edges, longest)]
             total += longest
             last += 1
