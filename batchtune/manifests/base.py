@@ -153,7 +153,9 @@ _NAMES: tuple[tuple[Unit | None, str], ...] = (
     ("bytes", "bytes num_bytes n_bytes size_bytes size file_size filesize"),
     (None, "length len sequence_length seq_length seq_len seqlen"),
 )
-KNOWN_UNITS = {name: unit for unit, names in _NAMES for name in names.split()}
+KNOWN_UNITS: dict[str, Unit | None] = {}
+for _unit, _names in _NAMES:
+    KNOWN_UNITS.update(dict.fromkeys(_names.split(), _unit))
 
 # Lists whose items are tokens; of a tokenized data set, the first two are the model's input.
 _TOKEN_LISTS = ("input_ids", "token_ids", "tokens", "labels")

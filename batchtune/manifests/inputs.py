@@ -128,7 +128,9 @@ def _sources_in(folder: Path, wanted: str | None) -> list[Source]:
         return [Source(path) for path in saved_files]
     names = _files_below(folder)
     members = [member for member in FORMATS.values() if wanted is None or member.name == wanted]
-    known_names = [name for member in members for name in member.folder_names]
+    known_names: list[str] = []
+    for member in members:
+        known_names += member.folder_names
     kinds = dict(member.folder_kind for member in members if member.folder_kind is not None)
     if wanted is None or not kinds:
         for name in known_names:

@@ -56,7 +56,7 @@ class Leaf:
     lists: tuple[str, ...] = ()
 
 
-class Path(NamedTuple):
+class CellPath(NamedTuple):
     """The way from a row to a value: names of fields, and indices of lists; `counted` for a list's number of items."""
 
     steps: tuple[str, ...]
@@ -84,7 +84,7 @@ class Table:
 
     schema: pyarrow.Schema
 
-    def batches(self, paths: Sequence[Path], rows_at_once: int) -> Iterator[tuple[pyarrow.RecordBatch, float]]:
+    def batches(self, paths: Sequence[CellPath], rows_at_once: int) -> Iterator[tuple[pyarrow.RecordBatch, float]]:
         """Yield all rows, with the columns that these paths need at least, and the share of the file that is read."""
         raise NotImplementedError
 
@@ -133,7 +133,7 @@ class Table:
                 yield TableRows(start, [_values_at(rows, path) for path in paths], ids, share)
                 start += rows.num_rows
 
-    def path_of(self, name: str, label: str) -> Path:
+    def path_of(self, name: str, label: str) -> CellPath:
         """Return the path of a column, or of an item of a list (`prompt.0.content`). Raises ManifestError."""
         for spelling in (name, dotted(name)):
             path = _path_below(pyarrow.struct(list(self.schema)), spelling, in_list=False)
@@ -189,7 +189,7 @@ class ParquetTable(Table):
         )
         self.schema = self._file.schema_arrow
 
-    def batches(self, paths: Sequence[Path], rows_at_once: int) -> Iterator[tuple[pyarrow.RecordBatch, float]]:
+    def batches(self, paths: Sequence[CellPath], rows_at_once: int) -> Iterator[tuple[pyarrow.RecordBatch, float]]:
         """Yield all rows, with the columns that these paths need, and the share of the file that is read."""
         leaves = self.leaves()
         stored_names = [column.path for column in map(self._file.schema.column, range(len(self._file.schema)))]
@@ -212,7 +212,7 @@ class ArrowTable(Table):
         self._is_file = self._mapped.read(6) == b"ARROW1"
         self.schema = self._reader(None).schema
 
-    def batches(self, paths: Sequence[Path], rows_at_once: int) -> Iterator[tuple[pyarrow.RecordBatch, float]]:
+    def batches(self, paths: Sequence[CellPath], rows_at_once: int) -> Iterator[tuple[pyarrow.RecordBatch, float]]:
         """Yield all rows, as they were written, with the columns that these paths need."""
         reader = self._reader(sorted({self.schema.get_field_index(path.steps[0]) for path in paths}))
         if not self._is_file:
@@ -280,11 +280,11 @@ def _leaves_below(kind: pyarrow.DataType, fields: tuple[str, ...], name: str, li
         yield Leaf(fields, name, kind, lists)
 
 
-def _path_below(kind: pyarrow.DataType, name: str, *, in_list: bool) -> Path | None:
+def _path_below(kind: pyarrow.DataType, name: str, *, in_list: bool) -> CellPath | None:
     """Return the path that a dotted name means below a type, or None; `in_list` below a list without an index."""
     kind = _storage_type(kind)
     if not name:
-        return Path(())
+        return CellPath(())
     if types.is_map(kind):
         kind = pyarrow.list_(pyarrow.struct([("key", kind.key_type), ("value", kind.item_type)]))
     if types.is_struct(kind):
@@ -292,7 +292,7 @@ def _path_below(kind: pyarrow.DataType, name: str, *, in_list: bool) -> Path | N
             if name == field.name or name.startswith(f"{field.name}."):
                 path = _path_below(field.type, name[len(field.name) + 1 :], in_list=in_list)
                 if path is not None:
-                    return Path((field.name, *path.steps), path.counted)
+                    return CellPath((field.name, *path.steps), path.counted)
     elif _is_list(kind):
         first, _, rest = name.partition(".")
         path = _path_below(kind.value_type, name, in_list=True)
@@ -301,13 +301,13 @@ def _path_below(kind: pyarrow.DataType, name: str, *, in_list: bool) -> Path | N
         if first.isdecimal():
             path = _path_below(kind.value_type, rest, in_list=in_list)
             if path is not None:
-                return Path((first, *path.steps), path.counted)
+                return CellPath((first, *path.steps), path.counted)
         if name == _COUNT and not in_list:
-            return Path((), counted=True)
+            return CellPath((), counted=True)
     return None
 
 
-def _array_at(rows: pyarrow.RecordBatch, path: Path) -> tuple[pyarrow.Array, tuple[str, ...]]:
+def _array_at(rows: pyarrow.RecordBatch, path: CellPath) -> tuple[pyarrow.Array, tuple[str, ...]]:
     """Return what is at a path, or the first list on it and the steps that are left."""
     array = _decoded(rows.column(rows.schema.get_field_index(path.steps[0])))
     steps = path.steps[1:]
@@ -317,7 +317,7 @@ def _array_at(rows: pyarrow.RecordBatch, path: Path) -> tuple[pyarrow.Array, tup
     return array, steps
 
 
-def _values_at(rows: pyarrow.RecordBatch, path: Path, *, exact: bool = False) -> Values:
+def _values_at(rows: pyarrow.RecordBatch, path: CellPath, *, exact: bool = False) -> Values:
     """Return the values at a path: numbers as floats, an array if there is nothing else; spans of time in seconds.
 
     A value that can't be a length is Unreadable. `exact` gives a list, with whole numbers as they are.
