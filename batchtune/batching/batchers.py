@@ -58,8 +58,8 @@ class Batching:
         if self.pool_size is None:
             return sizes, longest
         up_to = histogram.cumulative[np.searchsorted(histogram.lengths, longest)]
-        most = self.table.batch_sizes[self.table.assign(longest)]
-        return np.minimum(np.minimum(most, up_to), self.pool_size), longest
+        allowed_sizes = self.table.batch_sizes[self.table.assign(longest)]
+        return np.minimum(np.minimum(allowed_sizes, up_to), self.pool_size), longest
 
     def batcher(self, lengths: npt.NDArray[Any], targets: npt.NDArray[Any] | None = None) -> Batcher:
         """Return the batcher of examples with these lengths, none beyond the last boundary."""
@@ -132,9 +132,9 @@ class PoolBatcher(Batcher):
         # Shape (examples,): the place of each length among the distinct ones, from the longest; few bits sort fast.
         self._places = np.empty(count, dtype=np.min_scalar_type(distinct.size))
         for start in range(0, count, _AT_ONCE):
-            some = lengths[start : start + _AT_ONCE]
-            ascending = np.argsort(some)  # to look lengths up in order: many different ones are not in the cache
-            self._places[start + ascending] = distinct.size - 1 - np.searchsorted(distinct, some[ascending])
+            part = lengths[start : start + _AT_ONCE]
+            ascending = np.argsort(part)  # to look lengths up in order: many different ones are not in the cache
+            self._places[start + ascending] = distinct.size - 1 - np.searchsorted(distinct, part[ascending])
         self._distinct: FloatArray = distinct[::-1].astype(np.float64)
         self._buckets = table.assign(distinct[::-1])
         self._batching = batching
@@ -294,14 +294,14 @@ def _filled(buckets: Buckets, fits: IntArray) -> IntArray:
     keys = np.arange(pools)[:, np.newaxis] * fits.size + buckets
     counts = np.bincount(keys.ravel(), minlength=pools * fits.size).reshape(pools, fits.size)
     ends = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]  # shape (pools, buckets): where each bucket's examples end
-    at = np.zeros(pools, dtype=np.int64)
+    filled = np.zeros(pools, dtype=np.int64)
     starts = []
     for bucket in range(fits.size - 1, -1, -1):
         # The batch that begins with the bucket's last example may reach into the next bucket.
-        batches = np.maximum(0, -(-(ends[:, bucket] - at) // fits[bucket]))
+        batches = np.maximum(0, -(-(ends[:, bucket] - filled) // fits[bucket]))
         nth = np.arange(int(batches.sum())) - np.repeat(np.cumsum(batches) - batches, batches)
-        starts.append(np.repeat(at + np.arange(pools) * size, batches) + nth * fits[bucket])
-        at += batches * fits[bucket]
+        starts.append(np.repeat(filled + np.arange(pools) * size, batches) + nth * fits[bucket])
+        filled += batches * fits[bucket]
     return np.sort(np.concatenate(starts))
 
 
@@ -363,8 +363,8 @@ def _smallest_sizes(lengths: FloatArray, fits: IntArray, overhead: float) -> lis
         enough = ((padding <= _NO_MATTER * overhead) & (fits >= block)).all(axis=0)
         smallest[enough] = block
         block *= 2
-    found: list[int] = smallest.tolist()
-    return found
+    sizes: list[int] = smallest.tolist()
+    return sizes
 
 
 @lru_cache(maxsize=8)
@@ -377,12 +377,12 @@ def _walked(taken: IntArray) -> IntArray:
     """Return where batches start if each takes as many as its first example says, in pools one after the other."""
     pools, size = taken.shape
     rows = np.arange(pools)
-    at = np.zeros(pools, dtype=np.int64)
+    places = np.zeros(pools, dtype=np.int64)
     starts = []
     while rows.size:
-        starts.append(rows * size + at)
-        at = at + taken[rows, at]
-        going = at < size
+        starts.append(rows * size + places)
+        places = places + taken[rows, places]
+        going = places < size
         rows = rows[going]
-        at = at[going]
+        places = places[going]
     return np.sort(np.concatenate(starts))

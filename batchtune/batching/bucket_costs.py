@@ -149,13 +149,13 @@ class SmoothCosts(BucketCosts):
         starts = int(np.searchsorted(-all_of, -size, side="right"))  # this many have a full batch
         if starts == 0:
             return np.full(end, costs[-1])
-        some = np.maximum(up_to - up_to[:starts, None], 0)
+        inside = np.maximum(up_to - up_to[:starts, None], 0)
         logs = self._log_factorials
         log_all = logs[all_of[:starts]] - logs[all_of[:starts] - size]
-        within = np.exp(logs[some] - logs[np.maximum(some - size, 0)] - log_all[:, None])
-        within[some < size] = 0.0
+        within = np.exp(logs[inside] - logs[np.maximum(inside - size, 0)] - log_all[:, None])
+        within[inside < size] = 0.0
         spans = np.diff(up_to)
-        summed = within * (some - size)
+        summed = within * (inside - size)
         even = np.diff(summed, axis=1) / ((size + 1) * spans)
         # Where an interval's lengths lie: 1 all at its longest, 0 rising evenly, -1 all at its shortest.
         low = self._lengths[points[:-1]]

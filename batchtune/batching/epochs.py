@@ -45,8 +45,8 @@ class EpochBatches:
 
     def lists(self, first: int = 0) -> Iterator[list[int]]:
         """Yield the batches as lists, from the one at `first` on."""
-        for some in _chunks(self.starts[1:], first, _AS_LISTS):
-            bounds = self.starts[some.start : some.stop + 1]
+        for chunk in _chunks(self.starts[1:], first, _AS_LISTS):
+            bounds = self.starts[chunk.start : chunk.stop + 1]
             examples = self.order[bounds[0] : bounds[-1]].tolist()
             for start, end in pairwise((bounds - bounds[0]).tolist()):
                 yield examples[start:end]
@@ -132,8 +132,8 @@ def assemble(cut: Cut, drawing: Drawing, *, rank: int = 0, lengths: npt.NDArray[
     bounds = np.zeros(mine.size + 1, dtype=np.int64)
     np.cumsum(sizes, out=bounds[1:])
     order = np.empty(int(bounds[-1]), dtype=examples.dtype)
-    for some in _chunks(bounds[1:], 0, _AT_ONCE):
-        order[bounds[some.start] : bounds[some.stop]] = examples[positions(starts[some], sizes[some])]
+    for chunk in _chunks(bounds[1:], 0, _AT_ONCE):
+        order[bounds[chunk.start] : bounds[chunk.stop]] = examples[positions(starts[chunk], sizes[chunk])]
     return EpochBatches(order, bounds, layout.buckets[mine])
 
 
@@ -168,9 +168,9 @@ def simulate(cut: Cut, drawing: Drawing, lengths: FloatArray, targets: FloatArra
 def _longest(values: npt.NDArray[Any], examples: Indices, starts: Indices, sizes: Indices) -> FloatArray:
     """Return the largest value of each batch, shape (batches,)."""
     longest = np.empty(starts.size)
-    for some in _chunks(np.cumsum(sizes, dtype=np.int64), 0, _AT_ONCE):
-        held = values[examples[positions(starts[some], sizes[some])]]
-        longest[some] = np.maximum.reduceat(held, np.cumsum(sizes[some]) - sizes[some])
+    for chunk in _chunks(np.cumsum(sizes, dtype=np.int64), 0, _AT_ONCE):
+        held = values[examples[positions(starts[chunk], sizes[chunk])]]
+        longest[chunk] = np.maximum.reduceat(held, np.cumsum(sizes[chunk]) - sizes[chunk])
     return longest
 
 

@@ -49,14 +49,14 @@ class ExpectedBatches:
         in_bucket = np.repeat(counts, per_bucket)
         at_most = self.histogram.cumulative - np.repeat(np.cumsum(counts) - counts, per_bucket)
         logs = log_factorials_up_to(self.histogram.count)
-        found = []
+        kinds = []
         for sizes, numbers in zip(self.tally.batch_sizes, self.tally.numbers, strict=True):
             drawn = np.repeat(sizes, per_bucket)
             within = all_within(at_most, in_bucket, drawn, logs)
             shorter = np.concatenate(([0.0], within[:-1]))
             shorter[edges[:-1][per_bucket > 0]] = 0.0
-            found.append((drawn, np.repeat(numbers, per_bucket) * np.maximum(within - shorter, 0.0)))
-        return tuple(found)
+            kinds.append((drawn, np.repeat(numbers, per_bucket) * np.maximum(within - shorter, 0.0)))
+        return tuple(kinds)
 
     @cached_property
     def batches(self) -> FloatArray:
@@ -68,10 +68,10 @@ class ExpectedBatches:
         (sizes, batches), *others = self.kinds
         total = float(np.sum(batches * np.asarray(cost(sizes.astype(np.float64), self.lengths))))
         for numbers, (sizes, batches) in zip(self.tally.numbers[1:], others, strict=True):
-            some = np.repeat(numbers > 0, np.diff(self.table.edges(self.histogram)))
-            if some.any():
-                costs = np.asarray(cost(sizes[some].astype(np.float64), self.lengths[some]))
-                total += float(np.sum(batches[some] * costs))
+            used = np.repeat(numbers > 0, np.diff(self.table.edges(self.histogram)))
+            if used.any():
+                costs = np.asarray(cost(sizes[used].astype(np.float64), self.lengths[used]))
+                total += float(np.sum(batches[used] * costs))
         return total
 
     @cached_property
@@ -107,12 +107,12 @@ class ExpectedBatches:
         counts = []
         for size, batches in self.kinds:
             count = np.add.reduceat(batches, starts)
-            some = count > 0
-            mean = np.add.reduceat(batches * self.lengths, starts)[some] / count[some]
+            used = count > 0
+            mean = np.add.reduceat(batches * self.lengths, starts)[used] / count[used]
             # Rounding must not carry a mean beyond its group, into another bucket.
-            lengths.append(np.clip(mean, self.lengths[starts[some]], self.lengths[last[some]]))
-            sizes.append(size[starts[some]].astype(np.float64))
-            counts.append(count[some])
+            lengths.append(np.clip(mean, self.lengths[starts[used]], self.lengths[last[used]]))
+            sizes.append(size[starts[used]].astype(np.float64))
+            counts.append(count[used])
         return np.concatenate(sizes), np.concatenate(lengths), np.concatenate(counts)
 
 
@@ -127,10 +127,10 @@ def expected_batches(histogram: Histogram, table: BucketTable, dealing: Dealing 
 def all_within(within: IntArray, count: IntArray, drawn: IntArray, log_factorials: FloatArray) -> FloatArray:
     """Return P(all of `drawn` out of `count` lie among the first `within`): C(within, drawn) / C(count, drawn)."""
     possible = drawn <= within
-    some = np.where(possible, drawn, 0)
+    drawable = np.where(possible, drawn, 0)
     # Grouped so that within = count cancels: the last probability of a bucket is exactly 1.
-    log_ratio = (log_factorials[within] - log_factorials[within - some]) - (
-        log_factorials[count] - log_factorials[count - some]
+    log_ratio = (log_factorials[within] - log_factorials[within - drawable]) - (
+        log_factorials[count] - log_factorials[count - drawable]
     )
     return np.where(possible, np.exp(log_ratio), 0.0)
 

@@ -109,18 +109,18 @@ class Tally:
     @property
     def batch_size_variation(self) -> float:
         """The standard deviation of the batch sizes / their mean."""
-        some = self.numbers > 0
+        used = self.numbers > 0
         mean = self.mean_batch_size
-        variance = float(np.sum(self.numbers[some] * (self.batch_sizes[some] - mean) ** 2)) / self.batches
+        variance = float(np.sum(self.numbers[used] * (self.batch_sizes[used] - mean) ** 2)) / self.batches
         return math.sqrt(variance) / mean
 
 
 def positions(starts: Indices, sizes: Indices) -> IntArray:
     """Return the positions of batches' examples, batch after batch, from where each begins and how many it holds."""
     ends = np.cumsum(sizes, dtype=np.int64)
-    found = np.repeat(starts - (ends - sizes), sizes)
-    found += np.arange(found.size)
-    return found
+    places = np.repeat(starts - (ends - sizes), sizes)
+    places += np.arange(places.size)
+    return places
 
 
 def index_dtype(largest: int) -> type[np.signedinteger[Any]]:
@@ -192,11 +192,11 @@ def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Layout
             firsts[dealt == 0] = np.arange(np.count_nonzero(dealt == 0)) % count
             starts = np.append(starts, firsts)
             sizes = np.append(sizes, np.maximum(dealt, 1))
-        at = (starts + edges[bucket]).astype(dtype)
+        firsts_in_epoch = (starts + edges[bucket]).astype(dtype)
         rest = np.arange(starts.size) >= whole
-        parts.append((at, sizes.astype(dtype), np.full(starts.size, bucket, dtype=dtype), rest))
-    at, sizes, buckets, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    layout = Layout(at, sizes, buckets, rest, dealing, edges[-1])
+        parts.append((firsts_in_epoch, sizes.astype(dtype), np.full(starts.size, bucket, dtype=dtype), rest))
+    firsts_in_epoch, sizes, buckets, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    layout = Layout(firsts_in_epoch, sizes, buckets, rest, dealing, edges[-1])
     if dealing.same_bucket or dealing.drop_last:
         return layout
     return evened(layout)
@@ -212,7 +212,9 @@ def evened(layout: Layout, batches: int | None = None) -> Layout:
         return layout
     # Each split takes the largest, so no more than the `wanted` largest are touched; of equals the first.
     touched = np.argsort(-layout.batch_sizes.astype(np.int64), kind="stable")[:wanted]
-    pieces = _split([(int(layout.batch_sizes[at]), int(layout.starts[at]), int(at)) for at in touched], wanted)
+    pieces = _split(
+        [(int(layout.batch_sizes[batch]), int(layout.starts[batch]), int(batch)) for batch in touched], wanted
+    )
     made_sizes, made_starts, made_of = np.array(sorted(pieces, key=lambda piece: piece[1]), dtype=np.int64).T
     kept = np.delete(np.arange(layout.starts.size), touched)
     starts = np.concatenate((layout.starts[kept], made_starts))

@@ -35,18 +35,18 @@ class BestBuckets:
 
         Which these are up to any number does not depend on what is known beyond it.
         """
-        found = [1]
+        numbers = [1]
         for buckets, total in enumerate(self.totals.tolist(), 1):
-            if total < self.totals[found[-1] - 1] * (1 - least_gain):
-                found.append(buckets)
-        return found
+            if total < self.totals[numbers[-1] - 1] * (1 - least_gain):
+                numbers.append(buckets)
+        return numbers
 
     def ends(self, buckets: int) -> IntArray:
         """Return the ends of this number of cheapest buckets, counted from 0, ascending."""
-        found = [self.previous[0].size - 1]
+        ends = [self.previous[0].size - 1]
         for layer in range(buckets - 1, 0, -1):
-            found.append(int(self.previous[layer][found[-1]]))
-        return np.array(sorted(set(found))) - 1  # an end before itself: fewer buckets
+            ends.append(int(self.previous[layer][ends[-1]]))
+        return np.array(sorted(set(ends))) - 1  # an end before itself: fewer buckets
 
 
 def fewest(totals: FloatArray) -> int:
@@ -65,19 +65,19 @@ def best_buckets(costs: BucketCosts, most: int) -> BestBuckets:
     """
     ends = costs.num_ends
     layers = min(most, ends)
-    least = np.full((layers + 1, ends + 1), np.inf)
-    least[0, 0] = 0.0
+    lowest_costs = np.full((layers + 1, ends + 1), np.inf)
+    lowest_costs[0, 0] = 0.0
     previous = np.zeros((layers, ends + 1), dtype=np.int32)
     scratch = np.empty(layers * ends)
     for end in range(1, ends + 1):
         # One contiguous block for each end: the minimum then runs along memory, without a copy.
         reachable = min(layers, end)
         sums = scratch[: reachable * end].reshape(reachable, end)
-        np.add(least[:reachable, :end], costs.up_to(end), out=sums)
+        np.add(lowest_costs[:reachable, :end], costs.up_to(end), out=sums)
         before = np.argmin(sums, axis=1)
         previous[:reachable, end] = before
-        least[1 : reachable + 1, end] = sums[np.arange(reachable), before]
-    return BestBuckets(least[1:, -1], previous)
+        lowest_costs[1 : reachable + 1, end] = sums[np.arange(reachable), before]
+    return BestBuckets(lowest_costs[1:, -1], previous)
 
 
 def few_ends(histogram: Histogram, batch_sizes: IntArray, most: int) -> IntArray:
@@ -134,20 +134,20 @@ def optimal_boundaries(histogram: Histogram, example_costs: FloatArray, num_buck
     ends = np.flatnonzero(np.append(example_costs[:-1] < least_after[1:], True))
     costs = example_costs[ends]
     counts = np.concatenate(([0], histogram.cumulative[ends])).astype(np.float64)
-    own = np.arange(1, counts.size)
-    least = np.concatenate(([0.0], costs * counts[1:]))
-    totals = [least[-1]]
+    own_ends = np.arange(1, counts.size)
+    lowest_costs = np.concatenate(([0.0], costs * counts[1:]))
+    totals = [lowest_costs[-1]]
     previous = [np.zeros(counts.size, dtype=np.int64)]
     for _ in range(min(max(num_buckets), ends.size) - 1):
-        hull = _lower_hull(counts, least)
-        slopes = np.diff(least[hull]) / np.diff(counts[hull])
+        hull = _lower_hull(counts, lowest_costs)
+        slopes = np.diff(lowest_costs[hull]) / np.diff(counts[hull])
         # Rounding can make an end beyond one's own look as good as one's own; it never is better.
-        before = np.minimum(hull[np.searchsorted(slopes, costs)], own)
-        least = np.concatenate(([0.0], least[before] + costs * (counts[1:] - counts[before])))
-        totals.append(least[-1])
+        before = np.minimum(hull[np.searchsorted(slopes, costs)], own_ends)
+        lowest_costs = np.concatenate(([0.0], lowest_costs[before] + costs * (counts[1:] - counts[before])))
+        totals.append(lowest_costs[-1])
         previous.append(np.concatenate(([0], before)))
     best = BestBuckets(np.array(totals), previous)
-    return [histogram.lengths[ends[best.ends(fewest(best.totals[:most]))]] for most in num_buckets]
+    return [histogram.lengths[ends[best.ends(fewest(best.totals[:limit]))]] for limit in num_buckets]
 
 
 def _lower_hull(x: FloatArray, y: FloatArray) -> npt.NDArray[np.intp]:

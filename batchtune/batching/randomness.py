@@ -57,11 +57,11 @@ def mates_in_cuts(cuts: list[Cut], lengths: npt.NDArray[Any]) -> Mates:
     products = []
     examples = []
     for cut in cuts:
-        some = _counted(cut.layout)
-        held = cut.layout.batch_sizes[some]
+        counted = _counted(cut.layout)
+        held = cut.layout.batch_sizes[counted]
         sizes = held.astype(np.float64)
         edges = np.concatenate(([0], np.cumsum(held, dtype=np.int64)))
-        centred: FloatArray = lengths[cut.examples[positions(cut.layout.starts[some], held)]] - mean
+        centred: FloatArray = lengths[cut.examples[positions(cut.layout.starts[counted], held)]] - mean
         sums, squares = (_sums(centred**power, edges) for power in (1, 2))
         products.append((sums**2 - squares) / np.maximum(sizes * (sizes - 1), 1.0))
         examples.append(np.where(sizes > 1, sizes, 0))
@@ -84,10 +84,10 @@ def _met_again(first: Cut, second: Cut) -> float:
     batch_of = np.arange(batches, batches + second.layout.count)  # an example that is left out meets nobody
     every = positions(second.layout.starts, second.layout.batch_sizes)
     batch_of[second.examples[every]] = np.repeat(np.arange(batches), second.layout.batch_sizes)
-    some = _counted(first.layout)
-    held = first.layout.batch_sizes[some]
-    keys = np.repeat(some, held) * (batches + second.layout.count)
-    keys += batch_of[first.examples[positions(first.layout.starts[some], held)]]
+    counted = _counted(first.layout)
+    held = first.layout.batch_sizes[counted]
+    keys = np.repeat(counted, held) * (batches + second.layout.count)
+    keys += batch_of[first.examples[positions(first.layout.starts[counted], held)]]
     _, met = np.unique(keys, return_counts=True)
     mates = float(np.sum(held * (held - 1.0)))
     if mates:

@@ -57,10 +57,10 @@ class BucketTable:
         _check_each("bucket_boundaries must be positive and finite", edges, (edges > 0) & (edges < np.inf))
         rising = np.diff(edges) > 0
         if self.target_boundaries is None and not rising.all():
-            at = int(rising.argmin()) + 1
+            entry = int(rising.argmin()) + 1
             raise ValueError(
-                f"bucket_boundaries must ascend, but entry {at} ({edges[at]}) follows {edges[at - 1]}: sort them, each "
-                "once, and their batch sizes with them"
+                f"bucket_boundaries must ascend, but entry {entry} ({edges[entry]}) follows {edges[entry - 1]}: "
+                "sort them, each once, and their batch sizes with them"
             )
         _check_each("bucket_batch_sizes must be whole numbers from 1 to 2**53", sizes, sizes >= 1)
 
@@ -96,10 +96,10 @@ class BucketTable:
         """
         if self.target_boundaries is not None:
             assert targets is not None
-            found = np.full(lengths.size, self.num_buckets, dtype=np.min_scalar_type(self.num_buckets))
+            assigned = np.full(lengths.size, self.num_buckets, dtype=np.min_scalar_type(self.num_buckets))
             for bucket in range(self.num_buckets - 1, -1, -1):
-                found[(lengths <= self.boundaries[bucket]) & (targets <= self.target_boundaries[bucket])] = bucket
-            return found
+                assigned[(lengths <= self.boundaries[bucket]) & (targets <= self.target_boundaries[bucket])] = bucket
+            return assigned
         edges: npt.NDArray[Any] = self.boundaries
         if lengths.dtype.kind == "f" and lengths.dtype.itemsize < edges.dtype.itemsize:
             edges = edges.astype(lengths.dtype)
@@ -156,8 +156,8 @@ def _numbers(name: str, given: npt.ArrayLike, hint: str = "") -> npt.NDArray[Any
 
 def _check_each(rule: str, values: npt.NDArray[Any], sound: npt.NDArray[np.bool_]) -> None:
     if not sound.all():
-        at = int(sound.argmin())
-        raise ValueError(f"{rule}, but entry {at} is {values[at]}: fix it")
+        entry = int(sound.argmin())
+        raise ValueError(f"{rule}, but entry {entry} is {values[entry]}: fix it")
 
 
 def batch_sizes_for(boundaries: npt.ArrayLike, max_batch_length: float, max_batch_size: int | None = None) -> IntArray:

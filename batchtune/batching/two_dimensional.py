@@ -73,16 +73,16 @@ def optimal_table_2d(
         not_above = np.searchsorted(distinct, candidates, side="right") - 1
         ends = np.union1d(ends, distinct[not_above[not_above >= 0]])
     bins = _Bins(lengths, targets, ends, costs, resolution)
-    most = max(num_buckets)
-    of_bins = [bins.ending_at(end).least(most)[-1] for end in range(1, ends.size + 1)]
+    most_buckets = max(num_buckets)
+    of_bins = [bins.ending_at(end).least(most_buckets)[-1] for end in range(1, ends.size + 1)]
     # Row k: the least cost of the examples up to each end in exactly k buckets.
-    least = np.full((most + 1, ends.size + 1), np.inf)
-    least[0, 0] = 0.0
+    lowest_costs = np.full((most_buckets + 1, ends.size + 1), np.inf)
+    lowest_costs[0, 0] = 0.0
     for end, of_bin in enumerate(of_bins, 1):
         for sub_bins, each in enumerate(of_bin, 1):
-            sums = least[:-sub_bins, :end] + each
-            least[sub_bins:, end] = np.minimum(least[sub_bins:, end], sums.min(axis=1))
-    return [_table(bins, of_bins, least, limit) for limit in num_buckets]
+            sums = lowest_costs[:-sub_bins, :end] + each
+            lowest_costs[sub_bins:, end] = np.minimum(lowest_costs[sub_bins:, end], sums.min(axis=1))
+    return [_table(bins, of_bins, lowest_costs, limit) for limit in num_buckets]
 
 
 def _quantiles(values: FloatArray, most: int) -> FloatArray:
@@ -110,14 +110,14 @@ class _Cuts:
     def least(self, most: int) -> FloatArray:
         """Return the least cost up to each cut in exactly 1, 2, … sub-bins, shape (cuts, min(most, cuts), bins)."""
         cuts, bins = self.tops.shape
-        least = np.full((cuts, min(most, cuts), bins), np.inf)
+        lowest_costs = np.full((cuts, min(most, cuts), bins), np.inf)
         for cut in range(cuts):
-            least[cut, 0] = self.costs[cut] * self.counts[cut]
-            if cut and least.shape[1] > 1:
-                sums = least[:cut, :-1] + self.last_sub_bin(cut)[:, None, :]
-                np.min(sums, axis=0, out=least[cut, 1:])
-            least[cut, :, ~self.usable[cut]] = np.inf
-        return least
+            lowest_costs[cut, 0] = self.costs[cut] * self.counts[cut]
+            if cut and lowest_costs.shape[1] > 1:
+                sums = lowest_costs[:cut, :-1] + self.last_sub_bin(cut)[:, None, :]
+                np.min(sums, axis=0, out=lowest_costs[cut, 1:])
+            lowest_costs[cut, :, ~self.usable[cut]] = np.inf
+        return lowest_costs
 
     def last_sub_bin(self, cut: int) -> FloatArray:
         """Return the cost of the sub-bin from each earlier cut up to this one, shape (cut, bins)."""
@@ -180,8 +180,8 @@ def _quantile_cells(up_to: IntArray, most: int) -> IntArray:
     parts = min(most, int(filled[:, -1].max()))
     # All rows in one ascending line, each beginning where the one before ends, so that one search serves them all.
     begins = np.concatenate(([0], np.cumsum(weights[:, -1])[:-1]))[:, None]
-    found = np.searchsorted((weights + begins).ravel(), _shares(weights[:, -1], parts) + begins)
-    return cast(IntArray, found - np.arange(up_to.shape[0])[:, None] * up_to.shape[1])
+    cells = np.searchsorted((weights + begins).ravel(), _shares(weights[:, -1], parts) + begins)
+    return cast(IntArray, cells - np.arange(up_to.shape[0])[:, None] * up_to.shape[1])
 
 
 def _table(bins: _Bins, of_bins: list[FloatArray], least: FloatArray, most: int) -> BucketTable:

@@ -203,15 +203,15 @@ class _Fit:
         best = (0, 0) if np.isinf(errors[:, 0]).all() else np.unravel_index(np.argmin(scores), scores.shape)
         floor = kept[best]
         form = best[1]
-        found = coefficients[floor, form]
+        chosen_coefficients = coefficients[floor, form]
         # From the rows themselves, as their products lose half of the digits, unless rounding makes one negative.
         chosen = np.flatnonzero(tried[floor, form])
         rows = slice(self.floors[floor], None)
         exact = np.linalg.lstsq(self.columns[rows, chosen] * self.weights[rows, None], self.weights[rows])[0]
         if exact.min() >= 0:
-            found = np.zeros(len(_MEANING))
-            found[chosen] = exact
-        return float(self.levels[floor]), found / self.scales @ _MEANING
+            chosen_coefficients = np.zeros(len(_MEANING))
+            chosen_coefficients[chosen] = exact
+        return float(self.levels[floor]), chosen_coefficients / self.scales @ _MEANING
 
     def _non_negative(self) -> tuple[npt.NDArray[np.bool_], FloatArray, FloatArray]:
         """Fit each form with a constant, or without if that would be negative; the first also as a constant alone.

@@ -86,11 +86,13 @@ class JointFrontier:
     def proven(self, lengths: npt.ArrayLike, targets: npt.ArrayLike) -> IntArray:
         """Return the same, but 0 if no measured shape is as large."""
         long, target = np.broadcast_arrays(np.asarray(lengths, dtype=np.float64), np.asarray(targets, dtype=np.float64))
-        found = np.zeros(long.shape, dtype=np.int64)
+        sizes = np.zeros(long.shape, dtype=np.int64)
         # From the smallest size up, so that the largest stays.
-        for length, most, size in zip(self.lengths[::-1], self.targets[::-1], self.batch_sizes[::-1], strict=True):
-            found[(long <= length) & (target <= most)] = size
-        return found
+        for length, longest_target, size in zip(
+            self.lengths[::-1], self.targets[::-1], self.batch_sizes[::-1], strict=True
+        ):
+            sizes[(long <= length) & (target <= longest_target)] = size
+        return sizes
 
 
 def largest_max_batch_length(frontier: Frontier, histogram: Histogram, max_batch_size: int | None = None) -> float:
@@ -102,10 +104,10 @@ def largest_max_batch_length(frontier: Frontier, histogram: Histogram, max_batch
     """
     lengths = histogram.lengths
     fits = frontier(lengths)
-    most = histogram.cumulative if max_batch_size is None else np.minimum(histogram.cumulative, max_batch_size)
-    limited = fits < most
+    fillable = histogram.cumulative if max_batch_size is None else np.minimum(histogram.cumulative, max_batch_size)
+    limited = fits < fillable
     if not limited.any():
-        return float((lengths * most).max())
+        return float((lengths * fillable).max())
     beyond = float(((fits + 1) * lengths)[limited].min())  # int(M / u) = fits + 1 from here on
     if (lengths == np.floor(lengths)).all():
         return math.ceil(beyond) - 1.0

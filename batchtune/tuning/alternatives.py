@@ -110,10 +110,10 @@ def two_dimensional_rows(
     compared = [by_count[count] for count in sorted({min(by_count), max(by_count)})]
 
     def sizes(long: FloatArray, target: FloatArray) -> IntArray:
-        found = joint(long, target)
+        fitting = joint(long, target)
         if limits.max_batch_size is None:
-            return found
-        return np.minimum(found, limits.max_batch_size)
+            return fitting
+        return np.minimum(fitting, limits.max_batch_size)
 
     def example_costs(long: FloatArray, target: FloatArray) -> FloatArray:
         batch = sizes(long, target).astype(np.float64)
@@ -128,25 +128,25 @@ def two_dimensional_rows(
         [row.num_buckets for row in compared],
         candidates=np.unique(np.concatenate([costs.joint_lengths, *(row.boundaries for row in compared)])),
     )
-    found = []
+    tables_compared = []
     for row, unsized in zip(compared, tables, strict=True):
         table = replace(unsized, batch_sizes=sizes(*unsized.pairs))
-        one = _simulated(BucketTable.of(row.boundaries, row.batch_sizes), pricing)
+        one_dimensional = _simulated(BucketTable.of(row.boundaries, row.batch_sizes), pricing)
         both = _simulated(table, pricing)
         proven = costs.joint_proven and costs.joint_proven(*table.pairs)
-        found.append(
+        tables_compared.append(
             TwoDimensionalRow(
                 num_buckets=row.num_buckets,
                 buckets=list(zip(*(edges.tolist() for edges in table.pairs), strict=True)),
                 batch_sizes=table.batch_sizes.tolist(),
                 batches=both.batches,
                 estimated_epoch_seconds=both.seconds,
-                one_dimensional_batches=one.batches,
-                one_dimensional_epoch_seconds=one.seconds,
+                one_dimensional_batches=one_dimensional.batches,
+                one_dimensional_epoch_seconds=one_dimensional.seconds,
                 unproven=None if proven is None else int(np.count_nonzero(table.batch_sizes > proven)),
             )
         )
-    return found
+    return tables_compared
 
 
 def _simulated(table: BucketTable, pricing: Pricing) -> EpochCost:
@@ -225,14 +225,14 @@ def lower_bound(pricing: Pricing, limits: Limits, found: Sequence[Row | Baseline
         if targets is not None:  # a batch's longest is at least the mean of its examples' targets
             starts = np.concatenate(([0], np.cumsum(histogram.counts[::-1])[:-1]))
             targets = np.add.reduceat(targets, starts)[::-1] / histogram.counts
-        least: FloatArray = np.full(size.shape, np.inf)
+        lowest_seconds: FloatArray = np.full(size.shape, np.inf)
         while True:
             given = (size, histogram.lengths) if targets is None else (size, histogram.lengths, targets)
-            least = np.minimum(least, np.asarray(step_seconds(*given), dtype=np.float64) / size)
+            lowest_seconds = np.minimum(lowest_seconds, np.asarray(step_seconds(*given), dtype=np.float64) / size)
             if (size == 1).all():
                 break
             size = np.maximum(1.0, np.floor(size / 2))
-        seconds.append(float(np.sum(histogram.counts * -_greatest_from_here_on(-least))) / ranks)
+        seconds.append(float(np.sum(histogram.counts * -_greatest_from_here_on(-lowest_seconds))) / ranks)
     return LowerBound(
         # Rounding must not make it one too many.
         batches=ranks * max(1, math.ceil(shares / ranks * (1 - 1e-12))),

@@ -174,9 +174,9 @@ class TypicalTargets:
         last = np.ceil(end * (groups / self.lengths.size)).astype(np.int64)
         first = np.round(start * (groups / self.lengths.size)).astype(np.int64).clip(0, last - 1)
         longest = np.empty(size.size)
-        for at in range(0, size.size, _AT_ONCE):
-            some = slice(at, at + _AT_ONCE)
-            longest[some] = self._mean_longest(size.ravel()[some], first.ravel()[some], last.ravel()[some])
+        for offset in range(0, size.size, _AT_ONCE):
+            chunk = slice(offset, offset + _AT_ONCE)
+            longest[chunk] = self._mean_longest(size.ravel()[chunk], first.ravel()[chunk], last.ravel()[chunk])
         return longest.reshape(size.shape)
 
     def _mean_longest(self, batch_sizes: FloatArray, first: IntArray, last: IntArray) -> FloatArray:
@@ -217,7 +217,7 @@ def epoch_batch_seconds(table: BucketTable, step_seconds: StepSeconds, targets: 
         changes = np.flatnonzero(np.diff(batch_sizes)) + 1
         even = np.linspace(0, lengths.size - 1, _EACH).astype(np.int64)
         chosen = np.unique(np.concatenate((even, changes - 1, changes)))
-        at = np.asarray(cost(batch_sizes[chosen], lengths[chosen]), dtype=np.float64)
-        return np.interp(lengths, lengths[chosen], at)
+        chosen_seconds = np.asarray(cost(batch_sizes[chosen], lengths[chosen]), dtype=np.float64)
+        return np.interp(lengths, lengths[chosen], chosen_seconds)
 
     return seconds

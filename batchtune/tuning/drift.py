@@ -49,8 +49,8 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
     batching = Batching(table, row.pool_size, row.batch_overhead)
     best = now = pricing.row(row.strategy, row.sizing, row.num_buckets, batching)
     if changed:
-        found = sweep(lengths, tuned.max_batch_length, settings, as_swept)
-        best = next(other for other in found.rows if other.sizing == row.sizing)
+        retuned = sweep(lengths, tuned.max_batch_length, settings, as_swept)
+        best = next(other for other in retuned.rows if other.sizing == row.sizing)
     tuned_cost, best_cost = epoch_costs([now, best])
     return Drift(
         lengths=lengths.summary(),
@@ -103,7 +103,10 @@ def _as_swept(costs: Costs, tuned: Sweep, row: Row) -> Costs:
         step_seconds=costs.step_seconds if timed else None,
     )
     # The sweep may have been given a smaller --max-batch-length than the probe's.
-    small = [(np.asarray(one.batch_sizes) <= batch_sizes_for(one.boundaries, limit)).all() for one in by_frontier]
+    small = [
+        (np.asarray(swept_row.batch_sizes) <= batch_sizes_for(swept_row.boundaries, limit)).all()
+        for swept_row in by_frontier
+    ]
     if all(small):
         return capped(as_swept, limit)
     return as_swept

@@ -317,8 +317,8 @@ def time_errors(
 def _shape_errors(step_seconds: StepSeconds, shapes: tuple[FloatArray, ...], seconds: float) -> FloatArray | None:
     """Return the errors of the time of an epoch with these batches; some of them stand for all."""
     by_length = np.argsort(shapes[1], kind="stable")
-    some = by_length[np.linspace(0, by_length.size - 1, 2 * _REPRESENTATIVES).astype(np.int64)]
-    return _errors(step_seconds, tuple(of[some] for of in shapes), np.ones(some.size), seconds)
+    chosen = by_length[np.linspace(0, by_length.size - 1, 2 * _REPRESENTATIVES).astype(np.int64)]
+    return _errors(step_seconds, tuple(of[chosen] for of in shapes), np.ones(chosen.size), seconds)
 
 
 def _errors(
@@ -353,6 +353,6 @@ def equal_to_best(costs: Sequence[EpochCost]) -> list[bool | None]:
         return [None] * len(costs)
     least, errors, chance = min(known, key=lambda cost: cost[0])
     return [
-        seconds - least <= _WITHIN_ERRORS * float(np.linalg.norm([*(own - errors), other, chance]))
-        for seconds, own, other in known
+        seconds - least <= _WITHIN_ERRORS * float(np.linalg.norm([*(row_errors - errors), other, chance]))
+        for seconds, row_errors, other in known
     ]

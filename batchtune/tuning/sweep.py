@@ -59,11 +59,11 @@ def run_sweep(
     max_batch_length is neither given nor measured.
     """
     foreign, costs, max_batch_length = costs_in(folder, lengths, max_batch_length, force=force)
-    found = sweep(lengths, max_batch_length, settings, costs, on_row)
+    swept = sweep(lengths, max_batch_length, settings, costs, on_row)
     if foreign:
         clear_run(folder)
-    write_result(folder / SWEEP_FILE, found)
-    return found
+    write_result(folder / SWEEP_FILE, swept)
+    return swept
 
 
 def costs_in(
@@ -263,8 +263,8 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
         if strategy.in_pools:  # a sampler of our own runs them, which takes whatever is known to fit
             sizings = limits.sizings[-1:]
         for sizing in sizings:
-            found = strategy.boundaries(problems[sizing], numbers)
-            for number, boundaries in zip(numbers, found, strict=True):
+            tables = strategy.boundaries(problems[sizing], numbers)
+            for number, boundaries in zip(numbers, tables, strict=True):
                 if settings.multiple_of is not None:
                     boundaries = np.unique(padded_to(boundaries, settings.multiple_of))
                 table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
@@ -286,17 +286,17 @@ def _pools_between(
     rows = [row for row, _ in priced]
     table = recommend(rows, baselines, min_randomness=settings.min_randomness).portable
     if settings.min_randomness is not None:
-        most = 1 - settings.min_randomness
+        most_again = 1 - settings.min_randomness
     elif table is not None:
-        most = rows[table].mates_again or 0.0
+        most_again = rows[table].mates_again or 0.0
     else:
         return None
     pools = sorted((row for row in rows if row.pool_size), key=lambda row: row.pool_size or 0)
-    aim = most * _BELOW
+    aim = most_again * _BELOW
     count = pricing.lengths.count
     for low, high in itertools.pairwise(pools):
         (size, again), (next_size, next_again) = ((one.pool_size or 1, one.mates_again or 0.0) for one in (low, high))
-        if not 0 < again < aim < most < next_again:
+        if not 0 < again < aim < most_again < next_again:
             continue
         part = math.log(aim / again) / math.log(next_again / again)
         # Only the number of pools matters: all are of one size.

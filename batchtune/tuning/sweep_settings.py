@@ -114,10 +114,10 @@ class SweepSettings:
 
     def record(self) -> dict[str, Any]:
         """Return them as `sweep.json` holds them."""
-        found: dict[str, Any] = {}
+        record: dict[str, Any] = {}
         for name, value in _recorded(self).items():
-            found |= asdict(value) if name == "ranks" else {name: value}
-        return {**found, "pool_sizes": ["all" if size == _ALL else size for size in self.pool_sizes]}
+            record |= asdict(value) if name == "ranks" else {name: value}
+        return {**record, "pool_sizes": ["all" if size == _ALL else size for size in self.pool_sizes]}
 
     def numbers(self, strategy: Strategy, count: int) -> tuple[int, ...]:
         """Return the bucket counts, or the pool sizes, to sweep for so many examples."""
@@ -191,8 +191,8 @@ class StreamSettings:
 
 def _recorded(settings: SweepSettings | StreamSettings) -> dict[str, Any]:
     """Return all fields but `current`, tuples as lists."""
-    found = {field.name: getattr(settings, field.name) for field in fields(settings) if field.name != "current"}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+    values = {field.name: getattr(settings, field.name) for field in fields(settings) if field.name != "current"}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def parse_num_buckets(text: str) -> tuple[int, ...]:

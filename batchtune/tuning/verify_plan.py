@@ -268,7 +268,7 @@ class VerifyPlan:
         lengths = self.padded.values
         targets = self.padded.targets
         sizes, longest = self.batching.largest_batches(self.padded.histogram)
-        found = []
+        worst = []
         for bucket, size, length in zip(
             self.table.assign(longest).tolist(), sizes.tolist(), longest.tolist(), strict=True
         ):
@@ -279,10 +279,13 @@ class VerifyPlan:
                 # In pools its others may be shorter than those of the bucket.
                 alone = self.batching.pool_size is None or size == 1
                 end = start + int(self.counts[bucket]) if alone else lengths.size
-                at = start + int(targets[start:end].argmax())
-                pairs = [(start, at)] if size > 1 else [(start, start), (at, at)]
-                shapes = [BatchShape(size, float(lengths[one]), float(targets[other])) for one, other in pairs]
-            found += [PlannedBatch(shape, bucket) for shape in dict.fromkeys(shapes)]
+                longest_target = start + int(targets[start:end].argmax())
+                pairs = [(start, longest_target)] if size > 1 else [(start, start), (longest_target, longest_target)]
+                shapes = [
+                    BatchShape(size, float(lengths[longest_example]), float(targets[other]))
+                    for longest_example, other in pairs
+                ]
+            worst += [PlannedBatch(shape, bucket) for shape in dict.fromkeys(shapes)]
 
         def need(batch: PlannedBatch) -> float:
             shape = batch.shape
@@ -290,7 +293,7 @@ class VerifyPlan:
                 return shape.padded_length
             return float(predict(memory, shape.batch_size, shape.length, shape.target_length))
 
-        return sorted(found, key=need, reverse=True)
+        return sorted(worst, key=need, reverse=True)
 
     def shuffled_batches(self) -> Iterator[PlannedBatch]:
         """Yield epoch after epoch of batches, as the sampler draws them with seed, seed + 1 and so on.

@@ -338,8 +338,8 @@ def _warnings(steps: DoneSteps, costs: Costs, limit_bytes: int) -> Iterator[str]
         slows_down = "no more at the end, as with a cache that is full"
         if rest.pace > 0:
             slows_down = "more slowly at the end, as with a cache that fills up"
-        more = "Run more with --steps to see whether it has stopped"
-        yield f"Memory in use between steps {rest}, but {slows_down}. {more}"
+        remedy = "Run more with --steps to see whether it has stopped"
+        yield f"Memory in use between steps {rest}, but {slows_down}. {remedy}"
     yield from recompile_warnings([*steps.worst, *steps.shuffled])
     if steps.failures:
         return

@@ -61,12 +61,15 @@ class Optimal(Strategy):
         if costs is not None:
             compared = _grouped(histogram, ends)
             chosen = (ends[best.ends(buckets)] for buckets in improving)
-            totals = [costs.of_epoch(compared, BucketTable(histogram.lengths[at], sizes[at])) for at in chosen]
-        found = []
-        for most in num_buckets:
-            _, buckets = min(pair for pair in zip(totals, improving, strict=True) if pair[1] <= most)
-            found.append(histogram.lengths[ends[best.ends(buckets)]])
-        return found
+            totals = [
+                costs.of_epoch(compared, BucketTable(histogram.lengths[chosen_ends], sizes[chosen_ends]))
+                for chosen_ends in chosen
+            ]
+        boundaries = []
+        for limit in num_buckets:
+            _, buckets = min(pair for pair in zip(totals, improving, strict=True) if pair[1] <= limit)
+            boundaries.append(histogram.lengths[ends[best.ends(buckets)]])
+        return boundaries
 
 
 def _grouped(histogram: Histogram, ends: IntArray) -> Histogram:
