@@ -29,7 +29,8 @@ from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Probe, WorkloadRecord, read_result, write_result
-from batchtune.tuning.probing import ProbeHooks, run_probe
+from batchtune.tuning.probe_hooks import ProbeHooks
+from batchtune.tuning.probing import run_probe
 from batchtune.tuning.verify_plan import Subject, VerifyPlan, VerifySettings
 from batchtune.tuning.verifying import verify
 

@@ -53,7 +53,8 @@ def probe_with_progress(
 ) -> Probe:
     """Run the probe with a line for each trial and a bar below."""
     from batchtune.cli.progress import worker_bar
-    from batchtune.tuning.probing import ProbeHooks, run_probe
+    from batchtune.tuning.probe_hooks import ProbeHooks
+    from batchtune.tuning.probing import run_probe
     from batchtune.tuning.run_folder import holds_other_lengths
 
     holds_other_lengths(lengths, run.run, force=run.force)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from batchtune.results import Device, LoaderRow, Row, StreamRow, Trial
     from batchtune.shapes import BatchShape
     from batchtune.tuning.loader_tuner import LoaderProgress
-    from batchtune.tuning.probing import ProbeProgress
+    from batchtune.tuning.probe_hooks import ProbeProgress
     from batchtune.tuning.sweep_settings import SweepSettings
     from batchtune.tuning.verifying import VerifyProgress
 

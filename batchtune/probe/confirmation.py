@@ -8,16 +8,19 @@ a fresh worker may need more than later ones with the same batch: the margin cov
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TypeVar
 
+from batchtune.probe.margin import Peaks
 from batchtune.probe.protocol import Ran
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import Trial
+from batchtune.results import Confirmation, Trial
 from batchtune.shapes import BatchShape
 
 _EQUAL_PEAKS = 0.001  # of the limit: peaks that differ by less are equal
+# Measure the first step of a process with this part of a batch that runs out of memory in it.
+_SMALLER = 0.75
 _FEWEST_TIMED = 8  # shapes, to compare step times in turns with those repeated: fewer single steps may all be slow
 
 T = TypeVar("T")
@@ -64,6 +67,18 @@ class Turns:
         for in_turns, repeated in known:
             ratios += [seconds / repeated for seconds in in_turns]
         return median(ratios)
+
+    def record(self, trials: Sequence[Trial]) -> Confirmation:
+        """Return what `probe.json` holds of them; the probe's trials include the failures in turns."""
+        return Confirmation(
+            shapes=len(self.confirmed),
+            steps=self.steps,
+            workers=1 if self.steps else 0,
+            alloc_retries=self.alloc_retries,
+            reserved_growth_bytes=self.reserved_growth_bytes,
+            given_up=sum(trial.confirmation for trial in trials),
+            time_ratio=self.time_ratio(trials),
+        )
 
     def passed(self, step: Trial, *, again: bool, first: bool) -> None:
         """Record a step that passed: the `first` of the fresh worker, or `again` after an earlier turn of this one."""
@@ -147,7 +162,39 @@ def alternating(shapes: list[T]) -> list[T]:
     return [shape for pair in zip(shapes, reversed(shapes), strict=True) for shape in pair][: len(shapes)]
 
 
-def first_step_excess(stepper: Supervisor, shape: BatchShape) -> int | None:
+def lifted_by(turns: Turns, peaks: Peaks) -> int:
+    """Return by how much more a process may hold between steps than that of the turns did."""
+    if peaks.rest_bytes is None or not turns.held_bytes:
+        return 0
+    return peaks.rest_bytes - turns.held_bytes
+
+
+def first_step_bytes(stepper: Supervisor, turns: Turns, peaks: Peaks, limit_bytes: int) -> int:
+    """Return by how much the first step of the fresh worker exceeded later ones of the same shape.
+
+    If it ran out of memory, smaller batches show it in fresh workers. Raises as `Supervisor.start`.
+    """
+    if turns.first_step is not None:
+        shape, first_peak = turns.first_step
+        lifted = lifted_by(turns, peaks)
+        later = [peak + lifted for peak in turns.peaks.get(shape, ())]
+        highest = max(peaks.highest(shape) or 0, *later, 0)
+        return max(0, first_peak + lifted - highest) if highest else 0
+    if turns.first_failed is None:
+        return 0
+    shape = turns.first_failed.trial.shape
+    known_peak = peaks.highest(shape)
+    if known_peak is None:
+        return 0
+    excess = None
+    size = shape.batch_size
+    while excess is None and size > 1:
+        size = int(size * _SMALLER)
+        excess = _first_step_excess(stepper, replace(shape, batch_size=size))
+    return max(limit_bytes - known_peak, excess or 0)
+
+
+def _first_step_excess(stepper: Supervisor, shape: BatchShape) -> int | None:
     """Return how many bytes a fresh worker's first step needs beyond the second of the same batch; None: unknown."""
     stepper.start()
     steps = [stepper.step(shape).trial for _ in range(2)]

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from batchtune.probe.bounds import Anchor, Bracket, step_at
 from batchtune.probe.knowledge import Knowledge
 
-_CAUTION = 3  # times the model's error, kept from a guess by a single peak where the model does not fit
-
 
 def ladder(tolerance: float, top: int) -> Sequence[int]:
     """Return batch sizes from 1 to `top`, each above the one before by a `tolerance` fraction of it, at least by one.
@@ -153,11 +151,7 @@ def _beyond_last_peak(known: Knowledge, bracket: Bracket, need: float) -> int:
     largest, peak = bracket.peaks[-1]
     fit = known.fit
     room = fit.room_bytes
-    more = (room - peak) / need
-    if len(bracket.peaks) == 1 and fit.model is not None and fit.is_misfit and not fit.leaps:
-        # A success shows this length's own slope; a failure shows nothing but a bound.
-        more *= 1 - min(_CAUTION * fit.model.relative_error, 0.5)
-    size = int(min(largest + more, 2.0 * bracket.cap))
+    size = int(min(largest + (room - peak) / need, 2.0 * bracket.cap))
     rest = fit.model.constant if fit.model else known.peaks.rest_bytes
     used = peak - (bracket.peaks[0][1] if rest is None else rest)
     # The slope of a batch that uses less is unknown: allocators round, and its peak is mostly constant.

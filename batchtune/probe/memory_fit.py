@@ -149,7 +149,7 @@ class MemoryFit:
                 would_be = peak + (self.need(bracket) or 0.0) * (bracket.failed - size)
                 if usable <= would_be < limit:
                     failed_at.append(would_be)
-        if len(failed_at) < 2 or self.leaps:
+        if len(failed_at) < 2 or self._leaps:
             return self._room_by_limit
         return (usable + min(failed_at)) / 2 - self._peaks.margin.bytes
 
@@ -181,8 +181,8 @@ class MemoryFit:
 
         It divides the sizes just above which memory leapt, only those no smaller if there are several.
         """
-        beyond = {leap for leap in self.leaps if leap >= size}
-        leaps = beyond if len(beyond) > 1 else self.leaps
+        beyond = {leap for leap in self._leaps if leap >= size}
+        leaps = beyond if len(beyond) > 1 else self._leaps
         quantum = math.gcd(*leaps) if len(leaps) > 1 else 1
         while self._grows_within(quantum):
             quantum = quantum // 2 if quantum % 2 == 0 else 1
@@ -199,7 +199,7 @@ class MemoryFit:
         return False
 
     @cached_property
-    def leaps(self) -> list[int]:
+    def _leaps(self) -> list[int]:
         """The sizes just above which a batch failed though its length's peaks left room for it."""
         distances = []  # (the size that passed, how far above it the next one failed)
         for bracket in self._brackets:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,8 +13,15 @@ from msgspec.structs import replace
 from batchtune.cost import Frontier, fit_cost, fit_step_seconds, largest_max_batch_length
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
-from batchtune.probe.confirmation import Turns, alternating, confirm, error_in_turns, first_step_excess, rounds_of
-from batchtune.probe.knowledge import Knowledge
+from batchtune.probe.confirmation import (
+    Turns,
+    alternating,
+    confirm,
+    error_in_turns,
+    first_step_bytes,
+    lifted_by,
+    rounds_of,
+)
 from batchtune.probe.oom import message_verdict
 from batchtune.probe.protocol import Ran
 from batchtune.probe.search import FrontierSearch, IgnoresShape, NextTrial, NothingFits, SingleFails, TooLong
@@ -25,7 +32,6 @@ from batchtune.results import (
     RUN_FILE,
     RUN_FILES,
     TRIALS_FILE,
-    Confirmation,
     Device,
     FrontierPoint,
     Models,
@@ -40,6 +46,8 @@ from batchtune.results import (
 from batchtune.shapes import BatchShape
 from batchtune.tuning import probe_messages as messages
 from batchtune.tuning.costs import TypicalTargets
+from batchtune.tuning.probe_clock import SLOWER_IN_TURNS, ProbeClock
+from batchtune.tuning.probe_hooks import ProbeHooks, ProbeProgress
 from batchtune.tuning.refining import Refinement
 from batchtune.tuning.run_folder import alone_in, append_trial, clear_run, open_run, workload_sha256
 from batchtune.tuning.sweep_settings import SweepSettings
@@ -47,45 +55,8 @@ from batchtune.units import counted
 
 # A batch that still fails in turns after this many times is left out: smaller ones that passed take its place.
 _MOST_CONFIRMATIONS = 6
-# Measure the first step of a process with this part of a batch that runs out of memory in it.
-_SMALLER = 0.75
-# A step among other shapes, with its batch, may take so many times as long as in its trial.
-_SLOWER_IN_TURNS = 1.25
-# Trials whose longest says how long the next may take.
-_RECENT = 5
 # Lengths to time with typical targets.
 _MOST_TIMED = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeProgress:
-    """The progress of a probe: before and after each trial, and before each step of the confirmation.
-
-    Attributes:
-        trial: The outcome of the shape; None before it is known.
-        done, total: Lengths whose largest batch is known, and all of them; steps while confirming.
-        seconds_left: A guess, from the time that trials took so far; None at the beginning.
-        confirming: Whether the shapes at the limit are run in turns.
-        shortening: Whether the longest example does not fit, and the longest that does is searched for.
-    """
-
-    shape: BatchShape
-    trial: Trial | None
-    done: int
-    total: int
-    seconds_left: float | None
-    device: Device
-    confirming: bool = False
-    shortening: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeHooks:
-    """A caller's hooks; `measurer` takes the place of worker processes on the device that the settings name."""
-
-    on_progress: Callable[[ProbeProgress], None] = lambda progress: None
-    on_note: Callable[[str], None] = lambda text: None
-    measurer: Supervisor | None = None
 
 
 def run_probe(
@@ -149,27 +120,10 @@ def run_probe(
                 )
             began_with = previous.device if previous else device
             sweeps = sweep_settings or SweepSettings()
-            clock = _Clock.of(started, settings.minutes)
+            clock = ProbeClock.of(started, settings.minutes)
             return _Probing(
                 lengths, settings, folder, began_with, device, measurer, hooks, trials, changed, sweeps, clock
             ).run()
-
-
-@dataclass(frozen=True, slots=True)
-class _Clock:
-    """How long a worker takes to start, and when the probe must end, on the monotonic clock; None: when it is done."""
-
-    start_seconds: float
-    deadline: float | None
-
-    @classmethod
-    def of(cls, started: float, minutes: float | None) -> _Clock:
-        """Return the clock of a probe whose first worker was started at that time and is ready now."""
-        return cls(time.monotonic() - started, None if minutes is None else started + 60 * minutes)
-
-    def leaves(self, seconds: float) -> bool:
-        """Return whether so many seconds are left."""
-        return self.deadline is None or time.monotonic() + seconds <= self.deadline
 
 
 @dataclass(slots=True)
@@ -189,7 +143,7 @@ class _Probing:
     trials: list[Trial]
     changed: list[str]
     sweep_settings: SweepSettings
-    clock: _Clock
+    clock: ProbeClock
     search: FrontierSearch = field(init=False)
     refinement: Refinement = field(init=False)
     told_too_long: bool = False
@@ -246,21 +200,9 @@ class _Probing:
 
     def _has_time(self) -> bool:
         """Return whether time is left for another trial, and to confirm what is known then."""
-        spent = [trial.elapsed_seconds for trial in self.trials]
-        needed = max(spent[-_RECENT:], default=0.0) + self._confirmation_seconds()
-        if not self.clock.leaves(needed):
+        if not self.clock.leaves_a_trial(self.trials, self.device.limit_bytes):
             self.out_of_time = True
         return not self.out_of_time
-
-    def _confirmation_seconds(self) -> float:
-        """Return about how long the confirmation will take: a step at each length, by the longest of its trials."""
-        longest: dict[tuple[float, float | None], float] = {}
-        for trial in self.trials:
-            length = trial.length, trial.target_length
-            longest[length] = max(longest.get(length, 0.0), trial.step_seconds or 0.0)
-        return self.clock.start_seconds + _SLOWER_IN_TURNS * rounds_of(self.trials, self.device.limit_bytes) * sum(
-            longest.values()
-        )
 
     def _search(self) -> None:
         while (wanted := self._next_trial()) is not None and self._has_time():
@@ -273,7 +215,7 @@ class _Probing:
             self._measure(wanted.shape, fresh=wanted.fresh)
 
     def _next_trial(self) -> NextTrial | None:
-        """Return what to try next; what ends the search become errors for the user."""
+        """Return what to try next; what ends the search becomes an error for the user."""
         workload = self.settings.workload
         try:
             return self.search.propose(self.trials)
@@ -306,7 +248,7 @@ class _Probing:
         if done:
             seconds_left = spent / done * (total - done)
             if not self.told_too_long:
-                seconds_left += self._confirmation_seconds()
+                seconds_left += self.clock.confirmation_seconds(self.trials, self.device.limit_bytes)
         self.hooks.on_progress(
             ProbeProgress(
                 shape=shape,
@@ -342,14 +284,14 @@ class _Probing:
             *self.search.frontier(self.trials, unfinished=True),
             *self.search.frontier(self.trials, joint=True, unfinished=True),
         ]
-        own = {trial.shape: trial.peak_bytes or 0 for trial in self.trials if trial.outcome == "ok"}
+        peaks = {trial.shape: trial.peak_bytes or 0 for trial in self.trials if trial.outcome == "ok"}
         shapes = {BatchShape(point.batch_size, point.length, point.target_length) for point in points}
-        return alternating(sorted(shapes & own.keys(), key=lambda shape: (-own[shape], str(shape))))
+        return alternating(sorted(shapes & peaks.keys(), key=lambda shape: (-peaks[shape], str(shape))))
 
     def _confirm(self, shapes: Sequence[BatchShape]) -> Turns:
         rounds = rounds_of(self.trials, self.device.limit_bytes)
         seconds = {trial.shape: trial.step_seconds or 0.0 for trial in self.trials}
-        left = [_SLOWER_IN_TURNS * seconds[shape] for shape in shapes] * rounds
+        left = [SLOWER_IN_TURNS * seconds[shape] for shape in shapes] * rounds
         total = len(left)
 
         def on_step(shape: BatchShape) -> bool:
@@ -377,12 +319,13 @@ class _Probing:
         """Take in what the turns showed; return whether anything must be measured again."""
         task = self.search.task
         task.held_bytes = max(task.held_bytes, turns.held_bytes)
-        known = self.search.known(self.trials)
-        lifted = _lifted_by(turns, known)
-        peaks_of = {shape: [peak + lifted for peak in peaks] for shape, peaks in turns.peaks.items()}
-        ranges = [known.peaks.range(shape, peaks) for shape, peaks in peaks_of.items()]
-        task.spread_bytes = max(task.spread_bytes, *ranges, 0)
-        task.first_step_bytes = max(task.first_step_bytes, self._first_step_bytes(turns, known))
+        peaks = self.search.known(self.trials).peaks
+        lifted = lifted_by(turns, peaks)
+        for shape, in_turns in turns.peaks.items():
+            spread = peaks.range(shape, [peak + lifted for peak in in_turns])
+            task.spread_bytes = max(task.spread_bytes, spread)
+        first_step = first_step_bytes(self.measurer, turns, peaks, self.device.limit_bytes)
+        task.first_step_bytes = max(task.first_step_bytes, first_step)
         failures = list(turns.failures)
         first = turns.first_failed
         # The margin may not cover it: the first step of a smaller batch may need less.
@@ -405,22 +348,6 @@ class _Probing:
             return True
         return not all(again.is_proven(shape) for shape in turns.confirmed)
 
-    def _first_step_bytes(self, turns: Turns, known: Knowledge) -> int:
-        """Return by how much the first step of the fresh worker exceeded later ones of the same shape."""
-        if turns.first_step is not None:
-            shape, peak = turns.first_step
-            lifted = _lifted_by(turns, known)
-            later = [known.peaks.highest(shape) or 0, *(peak + lifted for peak in turns.peaks.get(shape, ()))]
-            return max(0, peak + lifted - max(later)) if any(later) else 0
-        if turns.first_failed is None or (highest := known.peaks.highest(turns.first_failed.trial.shape)) is None:
-            return 0
-        smaller = shape = turns.first_failed.trial.shape
-        excess = None
-        while excess is None and smaller.batch_size > 1:
-            smaller = BatchShape(int(smaller.batch_size * _SMALLER), shape.length, shape.target_length)
-            excess = first_step_excess(self.measurer, smaller)
-        return max(self.device.limit_bytes - highest, excess or 0)
-
     def _frontier(self, turns: Turns | None, *, joint: bool = False) -> list[FrontierPoint]:
         """Return what fits; if the probe was interrupted, so that no turns are complete, none of it is proven."""
         search = self.search
@@ -441,17 +368,6 @@ class _Probing:
         margin = known.peaks.margin if known.peaks.are_known else None
         if turns is not None and points[-1].length < self.lengths.longest:
             raise messages.longest_not_proven(self.lengths, points[-1].length, self.device, margin)
-        confirmation = None
-        if turns is not None:
-            confirmation = Confirmation(
-                shapes=len(turns.confirmed),
-                steps=turns.steps,
-                workers=1 if turns.steps else 0,
-                alloc_retries=turns.alloc_retries,
-                reserved_growth_bytes=turns.reserved_growth_bytes,
-                given_up=sum(trial.confirmation for trial in self.trials),
-                time_ratio=turns.time_ratio(self.trials),
-            )
         unfinished = turns is None or self.out_of_time
         equal = self.search.equal_batches(self.trials) if unfinished else None
         return Probe(
@@ -466,7 +382,7 @@ class _Probing:
             max_batch_length=largest_max_batch_length(
                 Frontier.of(points), self.lengths.histogram, self.settings.max_batch_size
             ),
-            confirmation=confirmation,
+            confirmation=None if turns is None else turns.record(self.trials),
             margin=margin,
             joint_frontier=self._frontier(turns, joint=True),
             warnings=[
@@ -480,10 +396,3 @@ class _Probing:
             ],
             unfinished=unfinished,
         )
-
-
-def _lifted_by(turns: Turns, known: Knowledge) -> int:
-    """Return by how much more a process may hold between steps than that of the turns did."""
-    if known.peaks.rest_bytes is None or not turns.held_bytes:
-        return 0
-    return known.peaks.rest_bytes - turns.held_bytes

@@ -44,7 +44,8 @@ from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import FrontierPoint, Probe, Trial
 from batchtune.shapes import BatchShape
-from batchtune.tuning.probing import ProbeHooks, ProbeProgress, run_probe
+from batchtune.tuning.probe_hooks import ProbeHooks, ProbeProgress
+from batchtune.tuning.probing import run_probe
 from batchtune.units import format_size, parse_size
 
 TAGGER = f"{Path(__file__).parents[1] / 'speech_workload.py'}:SpeechTagger"

@@ -28,7 +28,8 @@ from batchtune.probe.settings import ProbeSettings
 from batchtune.results import FrontierPoint, Probe, Row, Sweep
 from batchtune.shapes import BatchShape
 from batchtune.tuning.costs import Costs, costs_of
-from batchtune.tuning.probing import ProbeHooks, run_probe
+from batchtune.tuning.probe_hooks import ProbeHooks
+from batchtune.tuning.probing import run_probe
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import ALL_STRATEGIES, SweepSettings
 

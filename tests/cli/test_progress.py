@@ -14,7 +14,7 @@ from report_records import made_probe, made_trial
 
 from batchtune.cli.progress import worker_bar
 from batchtune.shapes import BatchShape
-from batchtune.tuning.probing import ProbeProgress
+from batchtune.tuning.probe_hooks import ProbeProgress
 
 SHAPE = BatchShape(12, 24.5)
 

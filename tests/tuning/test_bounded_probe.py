@@ -22,7 +22,8 @@ from batchtune.probe.supervisor import Supervisor
 from batchtune.results import PROBE_FILE, Device, Probe, read_result
 from batchtune.shapes import BatchShape
 from batchtune.tuning.costs import costs_of
-from batchtune.tuning.probing import ProbeHooks, run_probe
+from batchtune.tuning.probe_hooks import ProbeHooks
+from batchtune.tuning.probing import run_probe
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
 

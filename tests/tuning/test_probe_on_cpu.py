@@ -15,7 +15,8 @@ from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import PROBE_FILE, RUN_FILE, TRIALS_FILE, FrontierPoint, Probe, read_result
 from batchtune.shapes import BatchShape
-from batchtune.tuning.probing import ProbeHooks, run_probe
+from batchtune.tuning.probe_hooks import ProbeHooks
+from batchtune.tuning.probing import run_probe
 
 PROBE_TESTS = Path(__file__).parents[1] / "probe"
 KNOWN = f"{PROBE_TESTS / 'known_workload.py'}:Known"
