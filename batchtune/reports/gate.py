@@ -108,7 +108,8 @@ def _parse_rule(text: str) -> Rule:
         mistaken = _MISTAKEN.match(text, field.end())
         also = f"; did you mean {_MEANT[mistaken[0]]}?" if mistaken else ""
         _refuse(text, field.end(), f"a comparison is expected here: >, >=, <, <=, ==, != or worse{also}")
-    at, percent = compared.end(), False
+    at = compared.end()
+    percent = False
     limit: Fraction | bool
     if found := _FLAG.match(text, at):
         limit = found[1].lower() == "true"
@@ -141,9 +142,11 @@ def _refuse(text: str, at: int, what: str) -> NoReturn:
 def _judge(rule: Rule, inputs: RuleInputs) -> Verdict:
     try:
         field = _field(rule)
-        value, other = value_in(field.record(inputs), field), None
+        value = value_in(field.record(inputs), field)
+        other = None
         if rule.operator != "worse":
-            ours, limit = _exact(value), _exact(rule.limit)
+            ours = _exact(value)
+            limit = _exact(rule.limit)
             fails = bool(_COMPARE[rule.operator](ours, limit))
             shown = f"{_distinct(ours * 100, limit * 100)}%" if rule.percent else _distinct(ours, limit)
             if isinstance(value, int) and not rule.percent:
@@ -169,7 +172,9 @@ def _verdict(
 def _how_much_worse(rule: Rule, field: Field, value: Value, other: Value, *, same_lengths: bool) -> tuple[bool, str]:
     """Compare with a baseline; return whether the rule fails, and in words how much worse the value is."""
     in_baseline = f"{_digits(other)} in the baseline{'' if same_lengths else ' (which has other lengths)'}"
-    ours, theirs, allowed = _exact(value), _exact(other), _exact(rule.limit)
+    ours = _exact(value)
+    theirs = _exact(other)
+    allowed = _exact(rule.limit)
     more = theirs - ours if field.better == "more" else ours - theirs
     fails = more > allowed * abs(theirs)
     if more <= 0:

@@ -25,7 +25,8 @@ def render_junit(verdicts: Sequence[Verdict], name: str) -> str:
     root = Element("testsuites", shared)
     suite = SubElement(root, "testsuite", shared)
     for verdict in verdicts:
-        title, message = clean_xml(f"fails if {verdict.rule}"), clean_xml(verdict.message)
+        title = clean_xml(f"fails if {verdict.rule}")
+        message = clean_xml(verdict.message)
         case = SubElement(suite, "testcase", {"classname": "batchtune.report", "name": title, "time": "0"})
         if verdict.outcome == "holds":
             SubElement(case, "system-out").text = message

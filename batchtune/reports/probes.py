@@ -114,7 +114,8 @@ class ProbeSection(Section[Probe]):
         """Lay out the frontier, and the trials that failed."""
         if self.result.frontier:
             yield _frontier_table(self.result)
-        title, unit = "Trials that failed, but not for lack of memory", self.result.lengths.unit
+        title = "Trials that failed, but not for lack of memory"
+        unit = self.result.lengths.unit
         yield from failures_table(title, self._failed_trials, unit, "probe.json")
 
     @property

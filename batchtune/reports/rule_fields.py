@@ -44,7 +44,8 @@ class RuleInputs:
 
     def of_kind(self, name: str) -> Any:
         """Return the run's result of a kind in `KINDS`. Raises NotKnownError without one."""
-        kind, instead = KINDS[name], ""
+        kind = KINDS[name]
+        instead = ""
         if name == "sweep" and self.results.stream is not None:
             instead = "; fields of the stream begin with stream., such as stream.batches"
         why = f"the run has no {kind.file}: run `batchtune {kind.command}`{instead}"
@@ -235,7 +236,9 @@ def _drift(inputs: RuleInputs) -> Drift:
 
 def compared_with(inputs: RuleInputs, field: Field) -> tuple[Any, bool]:
     """Return the baseline's recommended row, and whether it is of the same lengths. Raises NotKnownError."""
-    kind, ours, theirs = KINDS[field.kind], inputs.of_kind(field.kind), None
+    kind = KINDS[field.kind]
+    ours = inputs.of_kind(field.kind)
+    theirs = None
     why = "no other run to compare with is given: use --baseline"
     if inputs.baseline is not None:
         theirs = getattr(inputs.baseline, field.kind)

@@ -177,7 +177,7 @@ def test_the_recommended_row_is_marked_in_its_tables() -> None:
 def test_each_chart_has_a_name_and_a_description() -> None:
     elements = PageReader(whole_page()).elements
     names = [str(attributes["aria-labelledby"]) for _, attributes in elements if attributes.get("role") == "img"]
-    charts = ("sweep", "histogram", "padding", "randomness", "stream", "stream-randomness", "frontier", "loader")
+    charts = ("sweep", "histogram", "randomness", "stream", "stream-randomness", "frontier", "loader")
     assert names == [f"{name}-title {name}-description" for name in charts]
     ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
     assert len(ids) == len(set(ids))

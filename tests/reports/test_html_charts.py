@@ -16,7 +16,7 @@ from report_records import made_probe, made_sweep, whole_sweep, without_recommen
 from streamed_records import BUFFERS, empty_stream, made_stream, streamed, whole_stream
 
 from batchtune.reports.html import figures
-from batchtune.reports.html.data_figures import frontier_figure, histogram_figure, padding_figure
+from batchtune.reports.html.data_figures import frontier_figure, histogram_figure
 from batchtune.reports.html.figure import Figure, hover, label, length_unit, time_unit
 from batchtune.reports.html.stream_figures import stream_figures
 from batchtune.reports.html.sweep_figures import cost_figures
@@ -47,7 +47,7 @@ def traces(figure: Figure | None, view: int = 0) -> dict[str, dict[str, Any]]:
 def test_a_whole_run_has_all_charts() -> None:
     streams = ["stream", "stream-randomness"]
     assert [figure.name for figure in figures(FULL)] == [
-        *("sweep", "histogram", "padding", "randomness", *streams, "frontier", "loader"),
+        *("sweep", "histogram", "randomness", *streams, "frontier", "loader"),
     ]
     assert [figure.name for figure in figures(streamed())] == [*streams, "frontier"]
 
@@ -233,16 +233,8 @@ def test_the_histogram_has_no_boundaries_unless_recommended() -> None:
     assert list(traces(histogram_figure(without_recommendation(with_data(made_sweep()))))) == ["examples"]
 
 
-def test_without_a_histogram_or_buckets_neither_is_drawn() -> None:
-    assert histogram_figure(made_sweep()) is None and padding_figure(made_sweep()) is None
-
-
-def test_the_padding_of_each_bucket_stands_on_its_true_length() -> None:
-    sweep = with_data(made_sweep())
-    drawn = traces(padding_figure(sweep))
-    true, padding = drawn["true length"]["y"], drawn["padding"]["y"]
-    sums = [3600 * (a + b) for a, b in zip(true, padding, strict=True)]
-    assert sums == pytest.approx([bucket.padded_length for bucket in sweep.buckets], rel=1e-4)
+def test_without_a_histogram_none_is_drawn() -> None:
+    assert histogram_figure(made_sweep()) is None
 
 
 def test_every_trial_is_a_point_by_its_outcome() -> None:

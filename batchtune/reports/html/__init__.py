@@ -18,7 +18,7 @@ from importlib.resources import files
 
 import msgspec
 
-from batchtune.reports.html.data_figures import frontier_figure, histogram_figure, padding_figure
+from batchtune.reports.html.data_figures import frontier_figure, histogram_figure
 from batchtune.reports.html.figure import Figure
 from batchtune.reports.html.loader_figures import loader_figures
 from batchtune.reports.html.stream_figures import stream_figures
@@ -52,7 +52,8 @@ def render(results: RunResults, configs: Mapping[str, str] | None = None) -> str
         lstrip_blocks=True,
         keep_trailing_newline=True,
     ).get_template("page.html.j2")
-    drawn, script = figures(results), _asset("page.js")
+    drawn = figures(results)
+    script = _asset("page.js")
     plotly, *sources = _plotly() if drawn else ("",)
     data = {figure.name: [{"data": v.data, "layout": v.layout} for v in figure.views] for figure in drawn}
     # Nothing may be loaded, and no script may run but these. Plotly.js styles elements in place, and before its
@@ -77,9 +78,10 @@ def render(results: RunResults, configs: Mapping[str, str] | None = None) -> str
 
 def figures(results: RunResults) -> list[Figure]:
     """Return the charts of a run, in the order to show them."""
-    sweep, probe = results.sweep, results.probe
+    sweep = results.sweep
+    probe = results.probe
     costs = cost_figures(sweep) if sweep is not None else []
-    data = [histogram_figure(sweep), padding_figure(sweep)] if sweep is not None else []
+    data = [histogram_figure(sweep)] if sweep is not None else []
     streams = stream_figures(results.stream) if results.stream is not None else []
     loaders = loader_figures(results.loader) if results.loader is not None else []
     drawn = [*costs[:1], *data, *costs[1:], *streams, frontier_figure(probe) if probe is not None else None, *loaders]

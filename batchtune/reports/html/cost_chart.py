@@ -59,7 +59,10 @@ class CostChart(ABC, Generic[T]):
         self, rows: list[T], place: Callable[[T], float | None], others: Iterable[Other], chosen: T | None, timed: bool
     ) -> None:
         """Choose the scale for the costs of the rows, at least one; `chosen` is the recommended one."""
-        self.rows, self.place, self.chosen, self.timed = rows, place, chosen, timed
+        self.rows = rows
+        self.place = place
+        self.chosen = chosen
+        self.timed = timed
         costs = [drawn_cost(row, timed) for row in rows]
         shown = [other for other in others if drawable(other.cost, logarithmic=True)]
         highest = max(costs) * max(max(costs) / min(costs), _LEAST_SPREAD)
@@ -113,7 +116,8 @@ class CostChart(ABC, Generic[T]):
             above_scale(f"{other.name}: {cost_words(other.cost, self.timed)}", number)
             for number, other in enumerate(self._above)
         ]
-        low, high = math.log10(min(self._costs) / self.size), math.log10(max(self._costs) / self.size)
+        low = math.log10(min(self._costs) / self.size)
+        high = math.log10(max(self._costs) / self.size)
         span = max(high - low, 0.02)
         # Below a factor of ten, plotly.js finds the better ticks.
         ticks: Layout = {} if span >= 1 else {"tickvals": None, "ticktext": None, "nticks": 8}

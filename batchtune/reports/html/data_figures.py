@@ -16,14 +16,13 @@ from batchtune.reports.html.figure import (
     bars,
     drawable,
     hover,
-    label,
     length_unit,
     points,
     thinned,
 )
-from batchtune.reports.table import UNKNOWN, format_shape, make_table
-from batchtune.results import BucketUse, FrontierPoint, Probe, Sweep, Trial
-from batchtune.units import counted, format_length, format_number, format_percent, format_seconds, format_size
+from batchtune.reports.table import format_shape, make_table
+from batchtune.results import FrontierPoint, Probe, Sweep, Trial
+from batchtune.units import counted, format_length, format_number, format_seconds, format_size
 
 _CURVE_POINTS = 120
 # How an outcome is drawn: name in the legend, symbol, its size, colour, outcomes.
@@ -39,19 +38,26 @@ def histogram_figure(sweep: Sweep) -> Figure | None:
     bins = [b for b in sweep.histogram if drawable(b.from_) and drawable(b.to) and drawable(b.count) and b.to > b.from_]
     if not bins:
         return None
-    unit, row, shown = sweep.lengths.unit, sweep.recommended_row, thinned(bins)
+    unit = sweep.lengths.unit
+    row = sweep.recommended_row
+    shown = thinned(bins)
     # Bins that widen are spaced by their logarithm.
     logarithmic = bins[0].from_ > 0 and (bins[-1].to - bins[-1].from_) > 1.5 * (bins[0].to - bins[0].from_)
-    values, rows = [], []
+    values = []
+    rows = []
     for one in shown:
         middle = math.sqrt(one.from_ * one.to) if logarithmic else (one.from_ + one.to) / 2
-        low, high = format_length(one.from_, unit), format_length(one.to, unit)
+        low = format_length(one.from_, unit)
+        high = format_length(one.to, unit)
         values.append((middle, one.count, hover(f"{low} to {high}", counted(one.count, "example"))))
         rows.append({"over": low, "up to": high, "examples": f"{one.count:,}"})
     # plotly.js takes widths in the axis' own measure, also on a logarithmic one.
     widths = [float(f"{0.94 * (one.to - one.from_):.6g}") for one in shown]
     data = [bars("examples", values, "--hue-1", width=widths, marker={"opacity": 0.65})]
-    title, half, most, ends = "Lengths", "", "", ""
+    title = "Lengths"
+    half = ""
+    most = ""
+    ends = ""
     if row is not None and row.pool_size is None:
         title, ends = f"{title}, and where the buckets end", " The lines are the boundaries of the recommended buckets."
         table = zip(range(1, len(row.boundaries) + 1), row.boundaries, row.batch_sizes, strict=True)
@@ -81,60 +87,14 @@ def histogram_figure(sweep: Sweep) -> Figure | None:
     )
 
 
-def padding_figure(sweep: Sweep) -> Figure | None:
-    """Draw what each bucket of the recommended table holds and pads; None if that is not known."""
-    buckets = [b for b in sweep.buckets if drawable(b.length) and drawable(b.padded_length)]
-    if not buckets:
-        return None
-    unit, shown = sweep.lengths.unit, thinned(buckets)
-    size, size_name = length_unit(max(b.padded_length for b in shown), unit)
-    true, padding, shares, rows = [], [], [], []
-    for b in shown:
-        share = _padding(b) / b.padded_length if b.padded_length > 0 else 0.0
-        end, length, padded = (format_length(x, unit) for x in (b.boundary, b.length, _padding(b)))
-        batches = "1 batch" if b.batches == 1 else f"{b.batches:,} batches"
-        text = hover(
-            f"up to {end}",
-            f"{counted(b.examples, 'example')} in {batches} of {format_number(b.batch_size)}",
-            f"true length {length}",
-            f"padding {padded} ({format_percent(share)})",
-        )
-        name = label(f"≤ {format_number(b.boundary)}")
-        true.append((name, b.length / size, text))
-        padding.append((name, _padding(b) / size, text))
-        shares.append((name, 100 * share, text))
-        counts = {"batch size": format_number(b.batch_size), "examples": f"{b.examples:,}", "batches": f"{b.batches:,}"}
-        rest = {"true length": length, "padding": padded, "share": format_percent(share)}
-        rows.append({"up to": end, **counts, **rest})
-    layout = {"xaxis": axis("bucket: lengths up to", unit, type="category"), "bargap": 0.25}
-    lengths = layout | {"yaxis": axis("length of one epoch", size_name, rangemode="tozero"), "barmode": "stack"}
-    parts = layout | {"yaxis": axis("padding, % of the bucket's cells", rangemode="tozero"), "showlegend": False}
-    most = format_length(max(buckets, key=_padding).boundary, unit)
-    cells = sum(bucket.padded_length for bucket in buckets)
-    of_all = format_percent(sum(map(_padding, buckets)) / cells) if cells > 0 else UNKNOWN
-    return Figure(
-        name="padding",
-        title="Padding, bucket by bucket",
-        caption=f"{of_all} of all cells of an epoch are padding; most of it in the bucket that ends at {most}.",
-        views=(
-            View("length", [bars("true length", true, "--hue-4"), bars("padding", padding, "--hue-0")], lengths),
-            View("share", [bars("padding", shares, "--hue-0")], parts),
-        ),
-        table=make_table("Padding, bucket by bucket", rows),
-    )
-
-
-def _padding(bucket: BucketUse) -> float:
-    return max(0.0, bucket.padded_length - bucket.length)
-
-
 def frontier_figure(probe: Probe) -> Figure | None:
     """Draw the frontier, the trials and the limit, by batch size and by padded length; None without a frontier."""
     frontier = [p for p in probe.frontier if drawable(p.length, logarithmic=True) and p.batch_size >= 1]
     frontier = sorted((p for p in frontier if drawable(p.batch_size)), key=lambda point: point.length)
     if not frontier:
         return None
-    unit, series = probe.lengths.unit, list(_series(probe, frontier))
+    unit = probe.lengths.unit
+    series = list(_series(probe, frontier))
     size, size_name = length_unit(max(point.batch_size * point.length for point in frontier), unit)
     sizes = [points(name, shapes, color, **style) for name, shapes, color, style in series]
     padded = [
@@ -169,7 +129,8 @@ def _series(
     probe: Probe, frontier: list[FrontierPoint]
 ) -> Iterator[tuple[str, Sequence[tuple[float, float, str]], str, Layout]]:
     """Yield the limits, the frontier and the trials: name, (length, batch size, hover text) of each shape, looks."""
-    unit, limit = probe.lengths.unit, probe.max_batch_length
+    unit = probe.lengths.unit
+    limit = probe.max_batch_length
     if drawable(limit, logarithmic=True) and frontier[0].length < frontier[-1].length:
         sizes = [(length, limit / length) for length in _along(frontier) if limit >= length]
         name = f"max_batch_length = {format_length(limit, unit)}"
@@ -185,12 +146,11 @@ def _series(
             shapes = [(p.length, p.batch_size, _frontier_text(p, unit)) for p in members]
             yield name, shapes, "--hue-4", {"mode": mode, "marker": marker}
     for name, symbol, symbol_size, color, outcomes in _OUTCOMES:
-        shapes = [
-            (trial.length, trial.batch_size, hover(f"trial {trial.index}: {shape}", trial.outcome, *_costs(trial)))
-            for trial in thinned(probe.trials)
-            if trial.outcome in outcomes and drawable(trial.length, logarithmic=True) and trial.batch_size >= 1
-            for shape in [format_shape(trial.batch_size, trial.length, unit)]
-        ]
+        shapes = []
+        for trial in thinned(probe.trials):
+            if trial.outcome in outcomes and drawable(trial.length, logarithmic=True) and trial.batch_size >= 1:
+                title = f"trial {trial.index}: {format_shape(trial.batch_size, trial.length, unit)}"
+                shapes.append((trial.length, trial.batch_size, hover(title, trial.outcome, *_costs(trial))))
         if shapes:
             marker = {"symbol": symbol, "size": symbol_size, "opacity": 0.75}
             yield name, shapes, color, {"mode": "markers", "marker": marker}
@@ -198,7 +158,8 @@ def _series(
 
 def _frontier_text(point: FrontierPoint, unit: str | None) -> str:
     shape = format_shape(point.batch_size, point.length, unit)
-    title, why = f"largest: {shape}", f"closed by {point.closed_by}"
+    title = f"largest: {shape}"
+    why = f"closed by {point.closed_by}"
     if point.closed_by == "data":
         title = f"all that the data fill: {shape}"
         why = "no more examples are this short, or --max-batch-size allows no more"

@@ -8,6 +8,7 @@ the page's script puts the colours in, so that one figure serves the light and t
 from __future__ import annotations
 
 import html
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,9 +33,10 @@ MOST_POINTS = 400
 # A longer name would leave no room for the chart; hover texts have it in full.
 _NAME_CHARACTERS = 40
 # Ticks of a logarithmic axis: plotly.js's own between powers of ten show one digit alone: 5 for 0.5 and for 500.
-_LOG_TICKS = [float(f"{digit}e{power}") for power in range(-6, 10) for digit in (1, 2, 5)]
+_LOG_TICKS = sorted([float(f"{digit}e{power}") for digit, power in itertools.product((1, 2, 5), range(-6, 10))])
 # Only a damaged file holds values beyond these; they are not drawn.
-_SMALLEST, _LARGEST = 1e-9, 1e15
+_SMALLEST = 1e-9
+_LARGEST = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,8 @@ def above_scale(text: str, number: int = 0) -> Layout:
 
 def log_range(values: Sequence[float]) -> list[float]:
     """Return the range of a logarithmic axis, with some room on both sides."""
-    low, high = math.log10(min(values)), math.log10(max(values))
+    low = math.log10(min(values))
+    high = math.log10(max(values))
     room = 0.06 * max(high - low, 0.02)
     return [low - room, high + room]
 

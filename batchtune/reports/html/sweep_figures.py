@@ -85,7 +85,8 @@ def _others(sweep: Sweep, timed: bool, *, placed: bool) -> list[Other]:
     ]
     if (current := sweep.current) is not None:
         symbol = "square-x-open" if sweep.current_fits is False else "square"
-        cost, place = drawn_cost(current, timed), _place(sweep, current)
+        cost = drawn_cost(current, timed)
+        place = _place(sweep, current)
         found.append(Other(current_name(sweep), cost, "longdash", place=place, symbol=symbol))
     if placed:
         return [other for other in found if other.place is not None]
@@ -126,7 +127,8 @@ class _Chart(CostChart[Row]):
             costs[0] += f" ± {format_seconds(row.estimated_epoch_error_seconds)}"
         if row.batches_deviation is not None:
             costs[-1] += f" ± {row.batches_deviation:.2g} from epoch to epoch"
-        again, title = mates_again(sweep, row), f"{series_name(row)}, {counted(row.num_buckets, 'bucket')}"
+        again = mates_again(sweep, row)
+        title = f"{series_name(row)}, {counted(row.num_buckets, 'bucket')}"
         return hover(
             title if row.pool_size is None else row.name,
             *costs,
