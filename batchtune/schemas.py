@@ -66,7 +66,7 @@ def schema_of(name: str) -> dict[str, Any]:
     record = SCHEMAS[name].record
     (_,), components = msgspec.json.schema_components([record], ref_template="#/$defs/{name}")
     records = {kind.__name__: kind for kind in (record, *_subclasses(Record)) if kind.__name__ in components}
-    definitions = {own: _described(schema, records[own]) for own, schema in components.items()}
+    definitions = {title: _described(schema, records[title]) for title, schema in components.items()}
     root = definitions.pop(record.__name__)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -103,9 +103,9 @@ def identifier_of(name: str) -> str:
 
 
 def _subclasses(kind: type[Record]) -> Iterator[type[Record]]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from _subclasses(one)
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def _described(schema: dict[str, Any], record: Any) -> dict[str, Any]:
@@ -115,12 +115,15 @@ def _described(schema: dict[str, Any], record: Any) -> dict[str, Any]:
     for name, words in attributes.items():
         properties[name] = {**properties[name], "description": _NONE.sub("null", words)}
     if hasattr(record, "FORMAT"):
-        own = {
+        declaration = {
             "format": {"type": "string", "const": record.FORMAT},
             "version": {"type": "integer", "minimum": 1, "maximum": record.VERSION},
         }
         # A file has its format and version in `meta`, or at its top.
-        properties.update({"meta": {**properties["meta"], "properties": own}} if "meta" in properties else own)
+        if "meta" in properties:
+            properties["meta"] = {**properties["meta"], "properties": declaration}
+        else:
+            properties.update(declaration)
     return {**schema, "description": _NONE.sub("null", text), "properties": properties}
 
 

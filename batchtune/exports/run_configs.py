@@ -193,11 +193,14 @@ def _render_yaml(document: dict[str, Any], header: str) -> str:
         def write_float(self, value: float) -> Any:
             # 1e-05 as 1.0e-05, which readers of YAML 1.1, too, take for a number.
             text = repr(value)
-            return self.represent_scalar("tag:yaml.org,2002:float", text if "." in text else text.replace("e", ".0e"))
+            if "." not in text:
+                text = text.replace("e", ".0e")
+            return self.represent_scalar("tag:yaml.org,2002:float", text)
 
         def write_text(self, value: str) -> Any:
             # Not all line breaks and control characters survive in plain or single quotes (U+0085).
-            return self.represent_scalar("tag:yaml.org,2002:str", value, style=None if value.isprintable() else '"')
+            style = None if value.isprintable() else '"'
+            return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
     Representer.add_representer(type(None), Representer.write_none)
     Representer.add_representer(float, Representer.write_float)
@@ -211,12 +214,19 @@ def _render_yaml(document: dict[str, Any], header: str) -> str:
     yaml.width = sys.maxsize
     stream = io.StringIO()
     yaml.dump(document, stream)
-    lists = tuple(f"{name}: [" for name in _LISTS)
-    # What isn't printable stands in double quotes, where YAML reads escapes.
-    text = "".join(one if one == "\n" or one.isprintable() else f"\\U{ord(one):08x}" for one in stream.getvalue())
-    lines = text.splitlines(keepends=True)
-    above = (_HEADERS / f"{header}.txt").read_text(encoding="utf-8")
-    return above + "".join(broken(line, indent=2) if line.startswith(lists) else line for line in lines)
+    list_starts = tuple(f"{name}: [" for name in _LISTS)
+    text = (_HEADERS / f"{header}.txt").read_text(encoding="utf-8")
+    for line in stream.getvalue().removesuffix("\n").split("\n"):
+        escaped = "".join(map(_escaped, line))
+        text += broken(escaped, indent=2) if line.startswith(list_starts) else f"{escaped}\n"
+    return text
+
+
+def _escaped(character: str) -> str:
+    """Return an escape for a character that isn't printable, which stands in double quotes, where YAML reads it."""
+    if character.isprintable():
+        return character
+    return f"\\U{ord(character):08x}"
 
 
 AnyConfig = TypeVar("AnyConfig", SamplerConfig, StreamConfig)
@@ -235,18 +245,23 @@ def _read_config(
     document = plain_value(
         parse_yaml(read_text(path, str(path), f"Create it again with `batchtune {command}`."), str(path))
     )
-    found = document.get("format") if isinstance(document, dict) else None
-    if found != kind.FORMAT:
-        named = f"has the format {found[:60]!r}" if isinstance(found, str) else "has a format that is no name"
-        what = "has no format" if found is None else named
+    declared = document.get("format") if isinstance(document, dict) else None
+    if declared != kind.FORMAT:
+        if declared is None:
+            problem = "has no format"
+        elif isinstance(declared, str):
+            problem = f"has the format {declared[:60]!r}"
+        else:
+            problem = "has a format that is no name"
         raise ResultError(
-            f"{path} {what}; a file of the format {kind.FORMAT!r} is needed here",
+            f"{path} {problem}; a file of the format {kind.FORMAT!r} is needed here",
             f"Give the {name} that `batchtune {command}` wrote.",
         )
     version = document.get("version")
     if isinstance(version, int) and version > kind.VERSION:
         raise ResultError(
-            f"{path} has version {version} of {shortened(found)}; this batchtune knows versions up to {kind.VERSION}",
+            f"{path} has version {version} of {shortened(declared)}; this batchtune knows versions up to "
+            f"{kind.VERSION}",
             "Install a newer batchtune.",
         )
     try:
