@@ -48,7 +48,7 @@ class TorchKind(IterableKind):
     IS_DATALOADER: ClassVar[bool] = True
     DEFAULTS: ClassVar[Arguments] = DEFAULTS
     ARGUMENTS: ClassVar[Mapping[str, Any]] = TORCH_TYPES
-    HIDES_RECEIVING: ClassVar[str] = "pin_memory=true does it in a thread of its own, and "
+    HIDES_RECEIVING: ClassVar[str] = "pin_memory=true receives batches in a thread of its own, and "
 
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
         """As the base class says."""

@@ -278,7 +278,7 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
 
     @property
     def keeps_up(self) -> bool:
-        """Whether the recommended row delivers more than the step takes, so that only receiving batches holds it up."""
+        """Whether the recommended row delivers clearly more than the step takes."""
         row = self.recommended_row
         if row is None or not row.workers or self.demanded is None:
             return False

@@ -147,7 +147,7 @@ def warnings_for(tuning: LoaderTuning, processors: int) -> Iterator[str]:
     if tuning.keeps_up and kind.IN_SHARED_MEMORY:
         yield (
             "Receiving a batch takes the training process some milliseconds, however many workers there are. On a GPU, "
-            f"{kind.HIDES_RECEIVING}steps that are not waited for hide it."
+            f"{kind.HIDES_RECEIVING}asynchronous steps hide it."
         )
     elif not is_disturbed:
         yield from _how_to_go_on(tuning, row, processors)
