@@ -40,14 +40,12 @@ class Sharding:
 
     def shards(self, count: int, *, seed: int, epoch: int) -> list[list[IntArray]]:
         """Return which of `count` shards each worker reads, in its order: [rank][worker]."""
-        of_ranks = [np.arange(rank, count, self.world_size) for rank in range(self.world_size)]
-        return [
-            [
-                shuffled(own[worker :: self.workers], self.shuffle_shards, random.Random(seed + epoch))
-                for worker in range(self.workers)
-            ]
-            for own in of_ranks
-        ]
+        by_rank: list[list[IntArray]] = []
+        for rank in range(self.world_size):
+            of_rank = np.arange(rank, count, self.world_size)
+            by_worker = (of_rank[worker :: self.workers] for worker in range(self.workers))
+            by_rank.append([shuffled(shards, self.shuffle_shards, random.Random(seed + epoch)) for shards in by_worker])
+        return by_rank
 
     def streams(self, sizes: Sequence[int], *, seed: int, epoch: int) -> list[list[IntArray]]:
         """Return what each worker reads: [rank][worker], the indices of examples as stored, in its order.
@@ -57,14 +55,13 @@ class Sharding:
         `rng` and `seed`, WebDataset shuffles by the time of day. `sizes` are the examples of each shard, by URL.
         """
         starts = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
-        read = self.shards(len(sizes), seed=seed, epoch=epoch)
-        return [
-            [
-                self._examples(starts, shards, sample_random(seed, epoch, rank, worker))
-                for worker, shards in enumerate(own)
-            ]
-            for rank, own in enumerate(read)
-        ]
+        by_rank: list[list[IntArray]] = []
+        for rank, shards_by_worker in enumerate(self.shards(len(sizes), seed=seed, epoch=epoch)):
+            streams: list[IntArray] = []
+            for worker, shards in enumerate(shards_by_worker):
+                streams.append(self._examples(starts, shards, sample_random(seed, epoch, rank, worker)))
+            by_rank.append(streams)
+        return by_rank
 
     def _examples(self, starts: IntArray, shards: IntArray, random: random.Random) -> IntArray:
         """Return the indices of the examples of some shards, shuffled; `starts` has each shard's first."""

@@ -30,15 +30,16 @@ _MANY_AGAIN = 0.2
 def shards_of(stream: StreamLengths, sizes: Sequence[int], settings: StreamSettings) -> Shards:
     """Describe the shards, which hold so many examples each."""
     counts = np.array(sizes, dtype=np.int64)
-    starts = np.cumsum(counts) - counts
-    totals = np.diff(np.concatenate(([0.0], np.cumsum(stream.values)))[np.append(starts, stream.values.size)])
-    needed = settings.readers
-    idle = max(0, needed - int(np.count_nonzero(counts)))
-    size = sum(shard.size for shard in stream.shards) if stream.shards else None
+    edges = np.concatenate(([0], np.cumsum(counts)))
+    length_before = np.concatenate(([0.0], np.cumsum(stream.values)))
+    totals = np.diff(length_before[edges])
+    readers = settings.readers
+    idle = max(0, readers - int(np.count_nonzero(counts)))
     uneven = counts.max() > 1.5 * max(1, int(np.median(counts)))
     advice = None
-    if stream.lengths.count >= needed and (not stream.shards or idle or uneven or len(sizes) % needed):
-        advice = advised_shards(stream.lengths.count, size, needed)
+    if stream.lengths.count >= readers and (not stream.shards or idle or uneven or len(sizes) % readers):
+        total_bytes = sum(shard.size for shard in stream.shards) if stream.shards else None
+        advice = advised_shards(stream.lengths.count, total_bytes, readers)
     return Shards(
         count=len(sizes),
         assumed=not stream.shards,
@@ -58,16 +59,16 @@ def shards_of(stream: StreamLengths, sizes: Sequence[int], settings: StreamSetti
 
 def _are_sorted(lengths: FloatArray) -> bool:
     """Return whether length goes with the place in the stream: the rank correlation of both is nearly 1 or -1."""
-    some = lengths[np.linspace(0, lengths.size - 1, min(lengths.size, 10_000)).astype(np.int64)]
-    if some.size < 3 or np.ptp(some) == 0:
+    sample = lengths[np.linspace(0, lengths.size - 1, min(lengths.size, 10_000)).astype(np.int64)]
+    if sample.size < 3 or np.ptp(sample) == 0:
         return False
-    _, ranks = np.unique(some, return_inverse=True)
-    return abs(float(np.corrcoef(ranks, np.arange(some.size))[0, 1])) > _SORTED
+    _, ranks = np.unique(sample, return_inverse=True)
+    return abs(float(np.corrcoef(ranks, np.arange(sample.size))[0, 1])) > _SORTED
 
 
 def stream_cautions(stream: StreamLengths, shards: Shards, settings: StreamSettings) -> Iterator[str]:
     """Yield what is wrong with the shards."""
-    needed = settings.readers
+    readers = settings.readers
     if shards.assumed:
         yield (
             f"the source is not a set of shards: it is taken to lie in {counted(shards.count, 'shard')} of up to "
@@ -77,7 +78,7 @@ def stream_cautions(stream: StreamLengths, shards: Shards, settings: StreamSetti
         yield f"{counted(shards.broken, 'shard')} can't be read to the end: WebDataset stops there with an error"
     if shards.idle_workers:
         yield (
-            f"{counted(shards.count - shards.empty, 'shard')} for {counted(needed, 'worker')} (of "
+            f"{counted(shards.count - shards.empty, 'shard')} for {counted(readers, 'worker')} (of "
             f"{counted(settings.world_size, 'rank')}): {shards.idle_workers:,} get none, and WebDataset stops with an "
             "error there"
         )
@@ -88,7 +89,7 @@ def stream_cautions(stream: StreamLengths, shards: Shards, settings: StreamSetti
         )
     if shards.repeated_ids:
         yield f"keys repeat: an earlier example has the same in {counted(shards.repeated_ids, 'case')}"
-    if needed > 1 and not shards.idle_workers:
+    if readers > 1 and not shards.idle_workers:
         yield (
             "WebDataset deals the shards before it shuffles them: each worker reads the same shards in every epoch, so "
             "examples of two workers never meet. resampled=True, or a shuffle of the list before each epoch, mixes them"
@@ -107,9 +108,10 @@ def row_cautions(
             "as many batches as the mean: others wait for it, or see the same examples more often"
         )
     if row.under_half > _MANY_SMALL:
-        why = f"a buffer of {format_number(row.buffer_size)} is too small to fill them (--buffer-size)"
         if row.buffer_size * settings.readers >= stream.lengths.count:
             why = "a worker reads too few examples to fill them"
+        else:
+            why = f"a buffer of {format_number(row.buffer_size)} is too small to fill them (--buffer-size)"
         yield f"{format_percent(row.under_half)} of the batches hold less than half of what they could: {why}"
 
 
@@ -117,15 +119,17 @@ def mates_cautions(row: StreamRow | None, map_style: Row | None) -> Iterator[str
     """Yield a caution if mates of the recommended row meet again often."""
     if row is None:
         return
-    least = 0.0 if map_style is None else 1.5 * (map_style.mates_again or 0.0)
-    if row.mates_again > max(_MANY_AGAIN, least):
+    many = _MANY_AGAIN
+    if map_style is not None:
+        many = max(many, 1.5 * (map_style.mates_again or 0.0))
+    if row.mates_again > many:
         yield (
             f"batch mates of one epoch are mates again in the next in {format_percent(row.mates_again)} of cases: "
             "larger shuffle buffers, or a recommendation held to --min-randomness, mix them better"
         )
 
 
-def stored_stream(found: StreamLengths, folder: Path, seed: int) -> StoredStream:
+def stored_stream(stream: StreamLengths, folder: Path, seed: int) -> StoredStream:
     """Take all shards, dealt to workers as for the folder's `stream.json`; ResultError without one, or of others."""
     path = folder / STREAM_FILE
     if not path.exists():
@@ -135,20 +139,17 @@ def stored_stream(found: StreamLengths, folder: Path, seed: int) -> StoredStream
         )
     swept = read_result(path, StreamSweep)
     settings = StreamSettings(**structs.asdict(swept.streamed))
-    counts, were = np.array(shard_sizes(found, settings.shard_size)), swept.shards
-    ours = counts.size, int(counts.min()), float(np.median(counts)), int(counts.max())
-    theirs = were.count, were.smallest_count, were.median_count, were.largest_count
-    if ours != theirs:
+    sizes = shard_sizes(stream, settings.shard_size)
+    given = _describe_shards(len(sizes), min(sizes), float(np.median(sizes)), max(sizes))
+    shards = swept.shards
+    expected = _describe_shards(shards.count, shards.smallest_count, shards.median_count, shards.largest_count)
+    if given != expected:
         raise ResultError(
-            f"{path} is of {_shards(*theirs)}; these are {_shards(*ours)}",
+            f"{path} is of {expected}; these are {given}",
             "Give the same shards, or run `batchtune sweep-stream` again: batches depend on them.",
         )
-    scale = np.ones(settings.readers)
-    return StoredStream(found.values, found.targets, counts.tolist(), settings.sharding, scale, seed)
+    return StoredStream(stream.values, stream.targets, sizes, settings.sharding, np.ones(settings.readers), seed)
 
 
-def _shards(count: int, smallest: int, median: float, largest: int) -> str:
-    return (
-        f"{format_number(count)} shards of {format_number(smallest)} to {format_number(largest)} examples (half of "
-        f"them up to {median:g})"
-    )
+def _describe_shards(count: int, smallest: int, median: float, largest: int) -> str:
+    return f"{count:,} shards of {smallest:,} to {largest:,} examples (half of them up to {median:,.15g})"
