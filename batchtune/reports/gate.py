@@ -68,7 +68,9 @@ class Rule:
     @property
     def needs(self) -> str | None:
         """The key of `RuleInputs.missing` that it can't be judged without."""
-        return "baseline" if self.operator == "worse" else "drift" if self.field in DRIFT_FIELDS else None
+        if self.operator == "worse":
+            return "baseline"
+        return "drift" if self.field in DRIFT_FIELDS else None
 
 
 def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
@@ -93,7 +95,9 @@ def not_judged(rules: Iterable[Rule], why: str) -> tuple[Verdict, ...]:
 def exit_code(verdicts: Sequence[Verdict]) -> int:
     """Return 1 where a rule can't be judged, else 3 where one fails; 0 where all hold."""
     outcomes = {verdict.outcome for verdict in verdicts}
-    return 1 if "error" in outcomes else 3 if "fails" in outcomes else 0
+    if "error" in outcomes:
+        return 1
+    return 3 if "fails" in outcomes else 0
 
 
 def _parse_rule(text: str) -> Rule:
@@ -111,17 +115,18 @@ def _parse_rule(text: str) -> Rule:
     at = compared.end()
     percent = False
     limit: Fraction | bool
-    if found := _FLAG.match(text, at):
-        limit = found[1].lower() == "true"
+    value = _FLAG.match(text, at)
+    if value is not None:
+        limit = value[1].lower() == "true"
     else:
         expected = "a number, such as 0.08 or 8%, or true or false is expected here"
-        found = _NUMBER.match(text, at) or _refuse(text, at, expected)
-        if not math.isfinite(float(found[1])):
+        value = _NUMBER.match(text, at) or _refuse(text, at, expected)
+        if not math.isfinite(float(value[1])):
             _refuse(text, at, "this number is too large")
-        percent = bool(found[2])
-        limit = Fraction(found[1]) / (100 if percent else 1)
-    if found.end() < len(text):
-        _refuse(text, found.end(), "nothing more is expected here; each rule has its own --fail-if")
+        percent = bool(value[2])
+        limit = Fraction(value[1]) / (100 if percent else 1)
+    if value.end() < len(text):
+        _refuse(text, value.end(), "nothing more is expected here; each rule has its own --fail-if")
     if compared[1] == "worse":
         if not percent:
             _refuse(text, at, "how much worse is allowed must be in per cent, such as 2%")
@@ -131,7 +136,7 @@ def _parse_rule(text: str) -> Rule:
             _refuse(text, 0, "only a field of the recommended row can be worse than in another run")
     elif isinstance(limit, bool) and compared[1] not in ("==", "!="):
         _refuse(text, field.end(), "true and false can only be compared by == and !=")
-    written = found[0].strip()
+    written = value[0].strip()
     return Rule(text=text, field=field[1], operator=compared[1], limit=limit, percent=percent, written=written)
 
 
