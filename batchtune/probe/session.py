@@ -9,17 +9,17 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from batchtune.probe.compiling import at_recompile_limit, compilations
 from batchtune.probe.devices.base import Meter
+from batchtune.probe.leaks import LEAK_HINT, WATCH_SECONDS, grows, leak_message, leaks
 from batchtune.probe.oom import Verdict, error_verdict, noting_ooms
 from batchtune.probe.process_limits import lowered_limit, process_limits
 from batchtune.probe.protocol import Ran, Stage
 from batchtune.results import Trial
 from batchtune.shapes import BatchShape
-from batchtune.units import counted, format_size
+from batchtune.units import counted
 from batchtune.workloads.loading import first_line, user_traceback
 
 if TYPE_CHECKING:
@@ -28,14 +28,8 @@ if TYPE_CHECKING:
 MOST_TIMED_STEPS = 30
 # A step in which torch.compile compiles is not timed. Its limit of 8 versions a function ends that sooner.
 _MOST_COMPILING_STEPS = 20
-_WATCH_SECONDS = 30.0
 # A failure that leaves more than this part of the limit in use costs the worker.
 _HELD_SHARE = 0.002
-_LEAK_HINT = (
-    "Something keeps tensors from step to step, such as a loss that is added to a list without .item() or .detach(). "
-    "Fix it and run the same command again; the trials so far are kept. "
-    "A cache that each step adds to looks the same: fill it in setup()."
-)
 
 
 @dataclass
@@ -125,7 +119,7 @@ class Session:
             trial=trial,
             stage=attempt.stage if trial.error is not None else None,
             traceback=attempt.traceback,
-            hint=_LEAK_HINT if attempt.leak is not None else None,
+            hint=LEAK_HINT if attempt.leak is not None else None,
             renew=attempt.leak is not None or not harmless or self._holds_more(passed) or worn,
         )
 
@@ -229,7 +223,7 @@ class _Attempt:
         limit, seconds = self.meter.device.limit_bytes, 0.0
         gc.collect()
         in_use = [self.meter.in_use()]
-        while seconds < _WATCH_SECONDS:
+        while seconds < WATCH_SECONDS:
             seconds += self._timed(batch)
             gc.collect()
             in_use.append(self.meter.in_use())
@@ -340,32 +334,3 @@ def interquartile_range(values: Sequence[float]) -> float:
     """Return the distance between the quartiles, interpolated linearly (as `numpy.percentile` does)."""
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")
     return third - first
-
-
-def grows(in_use: Sequence[int], limit_bytes: int) -> bool:
-    """Return whether every step left more bytes in use than the one before, over 5% of the limit in 10,000 steps."""
-    if len(in_use) < 2 or any(after <= before for before, after in pairwise(in_use)):
-        return False
-    return _mean_growth(in_use) * 10_000 > 0.05 * limit_bytes
-
-
-def leaks(in_use: Sequence[int], limit_bytes: int, seconds: float) -> bool:
-    """Return whether memory grew in enough steps of one shape, which took these seconds, to count as a leak.
-
-    `in_use` holds the bytes before the steps and after each. A cache that every step adds to looks the same.
-    """
-    wanted = 10 if seconds < _WATCH_SECONDS else 5
-    return len(in_use) > wanted and grows(in_use, limit_bytes)
-
-
-def leak_message(in_use: Sequence[int], *, ran_out: bool = False) -> str:
-    """Describe a leak; if `ran_out`, until memory ran out."""
-    steps = len(in_use) - 1
-    in_a_row = f"{steps} steps in a row" if steps > 1 else "1 step"
-    until = ", then memory ran out" if ran_out else ""
-    mean = format_size(_mean_growth(in_use))
-    return f"the workload leaks: each step leaves about {mean} more in use ({in_a_row}{until})"
-
-
-def _mean_growth(in_use: Sequence[int]) -> float:
-    return (in_use[-1] - in_use[0]) / (len(in_use) - 1)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.probe.session import grows, leak_message, leaks
+from batchtune.probe.leaks import grows, leak_message, leaks
 
 MIB = 1 << 20
 LIMIT = 1000 * MIB  # 5% of it in 10,000 steps: 5.24 KB a step
