@@ -83,6 +83,8 @@ def _patch(
     from batchtune.files import read_regular, write_whole
 
     assert framework.patch is not None  # _framework has checked
+    if target is not None and target != file:
+        console.refuse_overwriting(target)
     try:
         before = read_regular(file, LARGEST_BYTES, "Give the training's YAML file.").decode()  # with its line ends
     except UnicodeDecodeError as error:

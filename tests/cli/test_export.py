@@ -201,6 +201,15 @@ def test_the_patched_file_can_go_elsewhere(batchtune: Run, training: Path) -> No
     assert training.read_text(encoding="utf-8") == TRAINING
 
 
+@pytest.mark.usefixtures("run_folder", "training")
+def test_a_patched_file_never_replaces_a_result(batchtune: Run, tmp_path: Path) -> None:
+    result = tmp_path / "batchtune-run" / "sweep.json"
+    before = result.read_bytes()
+    ran = batchtune("export", "--to", "speechbrain", "--patch", "train.yaml", "-o", result)
+    assert ran.returncode == 2 and "is a file of a run folder" in ran.stderr
+    assert result.read_bytes() == before
+
+
 def test_a_patch_as_json(batchtune: Run, training: Path) -> None:
     document = json.loads(batchtune("export", "--to", "speechbrain", "--patch", "train.yaml", "--json").stdout)
     assert (document["file"], document["content"]) == ("train.yaml", patched())
