@@ -46,8 +46,8 @@ def recommend_stream(
     speechbrain = choice.best_of_speechbrain(row, random_enough, allowed)
 
     verb = "takes" if choice.timed else "needs"
-    reason = f"{row.name} takes an estimated " if choice.timed else f"{row.name} needs "
-    reason += choice.describe(row)
+    estimated = " an estimated" if choice.timed else ""
+    reason = f"{row.name} {verb}{estimated} {choice.describe(row)}"
     if speechbrain is not None and speechbrain is not row:
         difference = choice.difference(row, speechbrain)
         reason += f", {difference} than {speechbrain.name} at its best ({choice.describe(speechbrain)})"

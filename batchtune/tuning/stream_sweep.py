@@ -201,17 +201,25 @@ def speechbrain_limits(lengths: Lengths, limits: Limits) -> list[tuple[float, in
     plain = (min(limits.max_batch_length, largest(limits.max_batch_size or math.inf)), limits.max_batch_size)
     if limits.frontier is None:
         return [plain]
-    most = np.unique(fitting)
-    best, fewest = plain, _batches(*plain, distinct, counts) * 0.99
-    for cap in most[np.unique(np.linspace(0, most.size - 1, _CAPS).astype(np.int64))].tolist():
+    fewest = _batches(*plain, distinct, counts) * 0.99
+    best = None
+    caps = np.unique(fitting)
+    for cap in caps[np.unique(np.linspace(0, caps.size - 1, _CAPS).astype(np.int64))].tolist():
         limit = min(largest(cap), float(distinct[-1] * cap))
-        if (batches := _batches(limit, cap, distinct, counts)) < fewest:
-            best, fewest = (limit, cap), batches
-    return [plain] if best == plain else [plain, best]
+        batches = _batches(limit, cap, distinct, counts)
+        if batches < fewest:
+            best = (limit, cap)
+            fewest = batches
+    if best is None:
+        return [plain]
+    return [plain, best]
 
 
-def _batches(limit: float, cap: int | None, distinct: Any, counts: IntArray) -> float:
-    sizes = np.maximum(1, np.minimum(math.inf if cap is None else cap, np.floor(limit / distinct)))
+def _batches(limit: float, cap: int | None, distinct: FloatArray, counts: IntArray) -> float:
+    """Return about how many batches these limits make of examples with these lengths."""
+    sizes = np.maximum(1, np.floor(limit / distinct))
+    if cap is not None:
+        sizes = np.minimum(cap, sizes)
     return float(np.sum(counts / sizes))
 
 
