@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,9 +110,7 @@ def test_epochs_differ_and_come_again(algorithm: str) -> None:
 
 
 def test_seeds_of_epochs_ranks_and_workers_are_their_own() -> None:
-    places = [
-        (seed, epoch, rank, worker) for seed in (0, 1) for epoch in (0, 1) for rank in (0, 1) for worker in (0, 1)
-    ]
+    places = list(product((0, 1), repeat=4))
     assert len({stream_random(*place).random() for place in places}) == len(places)
     assert stream_random(3, 1, 2, 0).random() == 0.7170299027382978
 
