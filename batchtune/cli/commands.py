@@ -166,7 +166,7 @@ def improving(ctx: Any) -> Iterator[None]:
         if hasattr(error, "possibilities"):
             error.possibilities = None
             error.message = f"Unknown option {error.option_name}. {_meant(error.option_name, ctx)}"
-        elif parameter is not None:
+        elif parameter is not None and error.message:  # a missing argument has none
             error.message = _wrong_value(error, settings.origin_of(ctx, parameter))
         error.message = bounded(error.message)
         raise

@@ -292,3 +292,10 @@ def test_a_folder_in_a_files_place_is_named(batchtune: Run, tmp_path: Path) -> N
 
 def test_a_run_folder_that_is_a_file_is_an_error(batchtune: Run, manifest: Path) -> None:
     assert_one_message(batchtune("sweep-buckets", manifest, *LIMIT, "--run", manifest), 1, "not a folder.*--run")
+
+
+@pytest.mark.parametrize("name", ["scan", "tune"])
+def test_a_missing_argument_is_named(batchtune: Run, name: str) -> None:
+    ran = batchtune(name)
+    assert ran.returncode == 2
+    assert ran.stderr.splitlines()[-1] == "Error: Missing argument 'MANIFEST'."
