@@ -44,7 +44,9 @@ class SearchEnds(Exception):
 
     def __init__(self, trial: Trial, fitting_length: float = 0.0, too_long: int = 0) -> None:
         super().__init__(trial.error or trial.outcome)
-        self.trial, self.fitting_length, self.too_long = trial, fitting_length, too_long
+        self.trial = trial
+        self.fitting_length = fitting_length
+        self.too_long = too_long
 
 
 class NothingFits(SearchEnds):
@@ -115,7 +117,9 @@ class FrontierSearch:
             raise SingleFails(alone)
         distinct = self._lengths.histogram.lengths
         # The shortest first: if even that fails, no other needs a try.
-        passed, failed, middle = -1, distinct.size - 1, 0
+        passed = -1
+        failed = distinct.size - 1
+        middle = 0
         while failed - passed > 1:
             anchor = known.anchor(float(distinct[middle]))
             if (retry := known.to_retry(anchor)) is not None:
@@ -123,7 +127,8 @@ class FrontierSearch:
             if (trial := known.failures.get(anchor.shape(1))) is not None:
                 if trial.outcome != "oom":
                     raise SingleFails(trial)
-                failed, alone = middle, trial
+                failed = middle
+                alone = trial
             elif known.passes(anchor.shape(1)):
                 passed = middle
             else:
@@ -149,7 +154,8 @@ class FrontierSearch:
         `confirmed` as in `Knowledge`. If `joint`, return the pairs of a length and a shorter target instead. If the
         search is `unfinished`, lengths count as well at which a larger size may fit.
         """
-        known, points = self.known(trials, confirmed), []
+        known = self.known(trials, confirmed)
+        points = []
         for anchor in sorted(self._order(known)):
             if (anchor != known.anchor(anchor.length)) != joint:
                 continue
@@ -232,7 +238,8 @@ class FrontierSearch:
 
         Until the limit of the longest is known it is alone: the others are chosen by it.
         """
-        longest, shortest = self._lengths.longest, self._lengths.shortest
+        longest = self._lengths.longest
+        shortest = self._lengths.shortest
         first = known.anchor(longest)
         if longest == shortest:
             return [first]

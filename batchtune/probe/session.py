@@ -91,7 +91,8 @@ class Session:
             # Only text leaves this block: the exception holds the failed step's frames, and they its tensors.
             attempt.error, attempt.verdict, attempt.traceback = _described(error)
         retries_now, ooms_now = meter.retries_and_ooms()
-        attempt.retries, attempt.ooms = retries_now - retries, ooms_now - ooms
+        attempt.retries = retries_now - retries
+        attempt.ooms = ooms_now - ooms
         attempt.compilations = compilations() - compiled
         if lowered := lowered_limit(self._limits):
             attempt.error = lowered
@@ -220,7 +221,8 @@ class _Attempt:
 
     def _watch(self, batch: Any) -> None:
         """Run more steps, to tell a leak from memory that stops growing or waits for Python's garbage collector."""
-        limit, seconds = self.meter.device.limit_bytes, 0.0
+        limit = self.meter.device.limit_bytes
+        seconds = 0.0
         gc.collect()
         in_use = [self.meter.in_use()]
         while seconds < WATCH_SECONDS:

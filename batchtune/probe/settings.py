@@ -40,8 +40,12 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not is_device(self.device):
             raise UsageError(f"there is no device {shortened(self.device)}", f"Use --device {DEVICE_FORMS}.")
-        num, most, fraction, size = self.num_lengths, self.max_lengths, self.memory_fraction, self.max_batch_size
-        trial, setup = self.trial_timeout_seconds, self.setup_timeout_seconds
+        num = self.num_lengths
+        most = self.max_lengths
+        fraction = self.memory_fraction
+        size = self.max_batch_size
+        trial = self.trial_timeout_seconds
+        setup = self.setup_timeout_seconds
         for holds, rule, given in (
             (0 < fraction <= 1, "the memory fraction must be above 0 and at most 1", fraction),
             (0 <= self.tolerance < 1, "the tolerance must be at least 0 and below 1", self.tolerance),

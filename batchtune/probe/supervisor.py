@@ -175,7 +175,9 @@ class Supervisor:
 
     def _prepare(self, up_to: Literal["device", "import", "setup"], kind: type[Prepared]) -> Prepared:
         """Ask the new worker for what comes before any trial."""
-        settings, workload, limit = self._settings, self._settings.workload, self._limit_bytes
+        settings = self._settings
+        workload = self._settings.workload
+        limit = self._limit_bytes
         request = Prepare(
             workload=workload,
             options=settings.options,

@@ -115,7 +115,9 @@ def nothing_fits(lengths: Lengths, workload: str, device: Device, trial: Trial) 
 
 def too_long(lengths: Lengths, workload: str, device: Device, found: TooLong) -> ProbeError:
     """Return the error if the longest examples run out of memory alone."""
-    unit, fitting, longer = lengths.unit, found.fitting_length, found.too_long
+    unit = lengths.unit
+    fitting = found.fitting_length
+    longer = found.too_long
     hint = workload_unit_hint(lengths, workload)
     return ProbeError(
         f"the longest example ({format_length(lengths.longest, unit)}) does not fit within "
@@ -169,7 +171,8 @@ def longest_does_not_fit(lengths: Lengths, workload: str, device: Device, trial:
 
 def _memory_was_free(trial: Trial, device: Device) -> str | None:
     """Describe an out-of-memory error that came while the requested memory, if known, was free; None if it was not."""
-    peak, asked = trial.failed_peak_bytes, requested_bytes(trial.error or "")
+    peak = trial.failed_peak_bytes
+    asked = requested_bytes(trial.error or "")
     limit = device.limit_bytes
     if peak is None or (peak >= _HALF_FREE * limit if asked is None else peak + asked >= _IN_ONE_PIECE * limit):
         return None

@@ -210,8 +210,9 @@ class _Probing:
                 # At once, not only when it is known how many examples are too long.
                 self.told_too_long = True
                 tried, total = self.search.progress(self.trials)
-                spec, most = self.settings.workload, total - tried
-                self.hooks.on_note(messages.longest_does_not_fit(self.lengths, spec, self.device, failed, most))
+                workload = self.settings.workload
+                note = messages.longest_does_not_fit(self.lengths, workload, self.device, failed, total - tried)
+                self.hooks.on_note(note)
             self._measure(wanted.shape, fresh=wanted.fresh)
 
     def _next_trial(self) -> NextTrial | None:
@@ -263,10 +264,11 @@ class _Probing:
 
     def _time_typical_targets(self) -> None:
         """Time the frontier with typical targets, too: by the worst ones, epochs would look slower than they are."""
-        typical, targets = TypicalTargets.of(self.lengths), self.lengths.targets
-        if typical is None or targets is None:
+        typical = TypicalTargets.of(self.lengths)
+        if typical is None or self.lengths.targets is None:
             return
-        whole, known = bool((targets == np.floor(targets)).all()), {trial.shape for trial in self.trials}
+        whole = bool((self.lengths.targets % 1 == 0).all())
+        known = {trial.shape for trial in self.trials}
         points = self.search.frontier(self.trials)
         chosen = np.unique(np.linspace(0, len(points) - 1, min(len(points), _MOST_TIMED)).round().astype(int))
         for point in (points[index] for index in chosen[::-1]):

@@ -94,7 +94,8 @@ class Refinement:
     @cached_property
     def _spread_ends(self) -> FloatArray:
         """Lengths of the data that stand for all, ascending, the longest among them."""
-        distinct, totals = self.lengths.histogram.lengths, self.lengths.histogram.cumulative_total
+        distinct = self.lengths.histogram.lengths
+        totals = self.lengths.histogram.cumulative_total
         shares = np.arange(1, _ENDS + 1) / _ENDS * (1 - 1e-12)
         logs = np.log(distinct / distinct[0])
         chosen = np.union1d(np.searchsorted(totals, totals[-1] * shares), np.searchsorted(logs, logs[-1] * shares))
@@ -152,10 +153,12 @@ class _Ends:
         indices = np.flatnonzero(np.isin(distinct, self.measured))
         # The next longer one limits max_batch_length most, by the size of the length that was measured beyond it.
         ends = np.union1d(spread, distinct[np.minimum([indices, indices + 1], distinct.size - 1)])
-        at, targets = np.searchsorted(distinct, ends), None
+        at = np.searchsorted(distinct, ends)
+        targets = None
         if lengths.targets is not None:
             targets = np.array([lengths.worst_target(float(end)) for end in ends])
-        up_to, seconds = lengths.histogram.cumulative[at], _step_cost(known)
+        up_to = lengths.histogram.cumulative[at]
+        seconds = _step_cost(known)
         self.histogram = Histogram(ends, np.diff(up_to, prepend=0))
         self.shortest: FloatArray = distinct[np.concatenate(([0], at[:-1] + 1))]
         self.fillable = up_to.astype(np.float64)
@@ -206,7 +209,8 @@ class _Ends:
         right = int(np.searchsorted(self.measured, lengths[end]))
         if right == 0 or right == self.measured.size:
             return float(lengths[end]) if self._is_open[end] else None
-        low, high = self.measured[right - 1], self.measured[right]
+        low = self.measured[right - 1]
+        high = self.measured[right]
         inside = np.flatnonzero((lengths > low) & (lengths < high) & self._is_open)
         if not inside.size:
             return None
@@ -242,7 +246,8 @@ class _Pairs:
         taken = min(data.count, _EXAMPLES)
         # The longest is among them.
         chosen = (np.arange(taken) * data.count // taken)[::-1]
-        lengths, longest = data.values[chosen], targets[chosen]
+        lengths = data.values[chosen]
+        longest = targets[chosen]
         spanning = []
         for part in _SPANNING:
             end = max(1, int(part * taken))
@@ -280,7 +285,8 @@ class _Pairs:
             counts = np.bincount(table.assign(self.lengths, self.targets), minlength=table.num_buckets)
             return table, counts, float(np.sum(counts * costs(*table.pairs)))
 
-        now, best = example_costs(known.proven_sizes), example_costs(known.possible_sizes)
+        now = example_costs(known.proven_sizes)
+        best = example_costs(known.possible_sizes)
         (_, _, ours), (theirs, counts, least) = table_and_cost(now), table_and_cost(best)
         if ours <= (1 + _AT_STAKE) * least:
             return None

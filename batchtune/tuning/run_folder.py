@@ -79,7 +79,8 @@ def _other_lengths(lengths: Lengths, theirs: LengthsSummary) -> tuple[str, str]:
     differing = read_differently(lengths.reading, theirs.reading)
     if not differing:
         return f"{what}, read with the same options: the manifest is another, or has changed", ""
-    given, their_flags = lengths.reading.flags, theirs.reading.flags
+    given = lengths.reading.flags
+    their_flags = theirs.reading.flags
     leave_out = " and ".join(name for name, _ in differing if name in given)
     add = " ".join(f"{name} {their_flags[name]}".strip() for name, _ in differing if name not in given)
     return (
@@ -90,7 +91,8 @@ def _other_lengths(lengths: Lengths, theirs: LengthsSummary) -> tuple[str, str]:
 
 def read_differently(reading: ReadingRecord, theirs: ReadingRecord) -> list[tuple[str, str]]:
     """Return the options that differ: (its name, `--max-length is 40 here, 30 in the run`)."""
-    flags, their_flags = reading.flags, theirs.flags
+    flags = reading.flags
+    their_flags = theirs.flags
 
     def said(value: str | None) -> str:
         return "not given" if value is None else value or "given"
@@ -110,7 +112,8 @@ def check_lengths(lengths: Lengths, fingerprint: str, source: Path, theirs: Leng
         what, remedy = _other_lengths(lengths, theirs)
     else:
         longest = format_length(lengths.longest, lengths.unit)
-        what, remedy = f"other lengths than these ({lengths.count:,} up to {longest})", ""
+        what = f"other lengths than these ({lengths.count:,} up to {longest})"
+        remedy = ""
     remedy = remedy or "Give the same manifest with the same options (--length-key, --max-length, …). "
     raise ResultError(
         f"{source} is of {what}", f"{remedy}Or tune again for these lengths in another folder with --run."
@@ -140,7 +143,8 @@ def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path) -> tuple[R
         if (folder / TRIALS_FILE).exists() or (folder / PROBE_FILE).exists():
             raise ResultError(f"{folder} holds a probe, but no {RUN_FILE} that says of what", _ANOTHER)
         return None, read_trials(folder / TRIALS_FILE)  # a link is refused
-    run, differences = read_result(folder / RUN_FILE, Run), []
+    run = read_result(folder / RUN_FILE, Run)
+    differences = []
     if run.lengths.fingerprint != lengths.fingerprint:
         differences.append(_other_lengths(lengths, run.lengths)[0])
     if run.workload != WorkloadRecord(spec=settings.workload, options=settings.options):

@@ -149,7 +149,8 @@ def rotary_angles(positions: int, head_dim: int, device: torch.device) -> Tensor
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
     """Turn each pair of features by its position's angle (Su et al., RoFormer, 2021)."""
-    cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    cosine = angles.cos().to(x.dtype)
+    sine = angles.sin().to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
 

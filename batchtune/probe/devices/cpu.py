@@ -146,7 +146,8 @@ class CpuMeter(Meter):
         """Set RLIMIT_DATA to the limit. Raises ProbeError if that much is held already."""
         import resource
 
-        held, device = self.in_use(), self.device
+        held = self.in_use()
+        device = self.device
         if held >= device.limit_bytes:
             kept = device.reserve_bytes + device.ddp_bytes
             besides = f", with {format_size(kept)} kept free" if kept else ""
@@ -185,7 +186,8 @@ class CpuMeter(Meter):
 
     def surroundings(self) -> dict[str, Any]:
         """Return how many processors other programs used since the last call, on average, if Linux can tell."""
-        before, self._seconds = self._seconds, _processor_seconds()
+        before = self._seconds
+        self._seconds = _processor_seconds()
         if before is None or self._seconds is None:
             return {"other_processors": None}
         elapsed, busy, own = (now - then for now, then in zip(self._seconds, before, strict=True))
@@ -210,9 +212,12 @@ class CpuMeter(Meter):
 
 def _processor_seconds() -> tuple[float, float, float] | None:
     """Return the time, the seconds that this process's processors were busy, and those its session used."""
-    ours, session, own = {f"cpu{number}" for number in _usable()}, os.getsid(0), 0
+    ours = {f"cpu{number}" for number in _usable()}
+    session = os.getsid(0)
+    own = 0
     try:
-        stat, now = Path("/proc/stat").read_text(), time.monotonic()
+        stat = Path("/proc/stat").read_text()
+        now = time.monotonic()
         lines = [line.split() for line in stat.splitlines()]
         # user nice system idle iowait irq softirq steal; guests are in user already.
         busy = sum(int(one) for name, *times in lines if name in ours for one in (*times[:3], *times[5:8]))

@@ -33,7 +33,8 @@ _THROTTLE_REASONS = {
     0x200: "board limit",
     0x400: "reliability limit",
 }
-_HARDWARE_SLOWDOWN, _HARDWARE_CAUSES = 0x008, 0x040 | 0x080
+_HARDWARE_SLOWDOWN = 0x008
+_HARDWARE_CAUSES = 0x040 | 0x080
 
 # Errors that doctor shows: an answer that an older GPU, a part of one or an older driver lacks is nothing unusual.
 _REFUSALS = {4, 15}  # NVML_ERROR_NO_PERMISSION, NVML_ERROR_GPU_IS_LOST
@@ -104,7 +105,8 @@ class Gpu:
             return None
         used: dict[int, int | None] = {}
         for process in (*compute, *(self._processes("nvmlDeviceGetGraphicsRunningProcesses") or ())):
-            pid, its_bytes = int(process.pid), _bytes(process, "usedGpuMemory")
+            pid = int(process.pid)
+            its_bytes = _bytes(process, "usedGpuMemory")
             known = used.get(pid)
             used[pid] = its_bytes if known is None else max(known, its_bytes or 0)
         return [DeviceProcess(pid=pid, used_bytes=used[pid]) for pid in sorted(used)]
