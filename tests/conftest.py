@@ -22,7 +22,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 TOGETHER = (
     "cli/",
     "probe/",
-    "tuning/test_probe_on_cpu.py",
     "exports/test_framework_snippets.py",
     "test_sampler_frameworks.py",
     "reports/test_html_in_chromium.py",

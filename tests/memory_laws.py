@@ -15,7 +15,7 @@ from types import TracebackType
 import numpy as np
 from made_trials import ran
 
-from batchtune.batching.table import BucketTable
+from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.probe.protocol import Ran
 from batchtune.results import Device

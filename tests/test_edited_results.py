@@ -27,12 +27,12 @@ from batchtune.errors import BatchtuneError
 from batchtune.exports import FRAMEWORKS
 from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.lengths import Lengths
+from batchtune.probe.hooks import ProbeHooks
+from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Probe, WorkloadRecord, read_result, write_result
-from batchtune.tuning.probe_hooks import ProbeHooks
-from batchtune.tuning.probing import run_probe
-from batchtune.tuning.verify_plan import Subject, VerifyPlan, VerifySettings
-from batchtune.tuning.verifying import verify
+from batchtune.verify.plan import Subject, VerifyPlan, VerifySettings
+from batchtune.verify.verifying import verify
 
 SETTINGS = ProbeSettings(
     workload="builtin:transformer-lm", options={"size": "tiny"}, device="cuda", num_lengths=3, max_lengths=4
@@ -216,7 +216,7 @@ def verified_again(lengths: Lengths, run: Path) -> None:
             record = WorkloadRecord(spec=subject.settings.workload, options=subject.settings.options)
             return verify(LawDevice(LAWS["quadratic"], lengths), plan, record)
 
-        patch.setattr("batchtune.tuning.verifying.run_verify", run_verify)
+        patch.setattr("batchtune.verify.verifying.run_verify", run_verify)
         plan = sampler_plan(lengths, run, VerifySettings(steps=20), quiet=True)
         verify_with_progress(plan, run, {}, quiet=True)
 

@@ -61,7 +61,7 @@ def made_device(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ran.returncode in (0, 3), ran.stderr
         return ran.stdout
 
-    modules = ("batchtune.tuning.probing", "batchtune.tuning.verifying", "benchmarks.frontier")
+    modules = ("batchtune.probe.probing", "batchtune.verify.verifying", "benchmarks.frontier")
     for module in modules:
         monkeypatch.setattr(f"{module}.Supervisor", made)
     monkeypatch.setattr(Bench, "batchtune", here)

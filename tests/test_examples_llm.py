@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from batchtune import sampler_from_config
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import Costs
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.shapes import BatchShape
-from batchtune.tuning.costs import Costs
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.workloads import load_workload
 
 transformers = pytest.importorskip("transformers")

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchtune.batching.pivot import PivotSettings
-from batchtune.batching.streams import StreamBatching
-from batchtune.batching.table import BucketTable
+from batchtune.epochs.table import BucketTable
 from batchtune.manifests import ReadOptions, load_stream
-from batchtune.tuning.stream_simulation import AnyBatching, StoredStream, simulate_stream
-from batchtune.tuning.stream_sweep import StreamSettings
+from batchtune.streams.bucketed import StreamBatching
+from batchtune.streams.pivot import PivotSettings
+from batchtune.streams.simulated import AnyBatching, StoredStream, simulate_stream
+from batchtune.streams.stream_sweep import StreamSettings
 
 pytest.importorskip("webdataset")
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples" / "streams"
 # Runs the example; then reads its stream again with one and two workers, of which each has the sweep's random numbers.
 READ = """
 import json, random, sys
-from batchtune.batching.streams import stream_random
+from batchtune.streams.bucketed import stream_random
 from read_stream import *
 
 def seeded(worker):

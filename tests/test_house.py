@@ -17,16 +17,18 @@ PACKAGE = ROOT / "batchtune"
 
 # Level by level, what may import what lies below. Packages on one level do not import each other.
 BASE = {
-    *("configs", "errors", "files", "lengths", "machine", "results", "shapes"),
+    *("configs", "errors", "files", "lengths", "machine", "results", "run_folder", "shapes"),
     "trust",
     "units",
 }
 LEVELS = [
     {"workloads"},  # the probe's worker builds them
     {"processes"},
-    {"manifests", "batching", "cost", "probe"},
-    {"loaders"},  # what is out of memory the probe knows
-    {"tuning", "reports", "exports"},
+    {"manifests", "epochs"},
+    {"buckets"},
+    {"probe", "streams"},
+    {"loaders", "verify"},  # what is out of memory the probe knows
+    {"reports", "exports"},
     {"sampler", "schemas"},  # the one reads what `exports` writes, the others describe it
     {"cli"},
     {"__main__", "__init__"},  # the entry point; the public names, imported lazily

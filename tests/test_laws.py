@@ -11,16 +11,16 @@ import pytest
 from benchmarks.laws import DATA, MOST_LOSS, Figures, measure, probe_law
 from memory_laws import BASE_BYTES, LAWS, LIMIT_BYTES, TARGET_LAWS, Law, LawDevice, made_lengths
 
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import costs_of
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
+from batchtune.probe.hooks import ProbeHooks
+from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Probe
 from batchtune.shapes import BatchShape
-from batchtune.tuning.costs import costs_of
-from batchtune.tuning.probe_hooks import ProbeHooks
-from batchtune.tuning.probing import run_probe
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import SweepSettings
 
 # With targets the laws of two lengths, and those of one that come in steps or have an end: the benchmark runs all.
 STEPPED = ("blocks of length", "powers of two in batch", "a floor", "truncation", "noise of 3%", "batches in eights")

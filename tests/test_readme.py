@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from batchtune.batching.strategies import STRATEGIES
+from batchtune.buckets.strategies import STRATEGIES
 from batchtune.manifests import FORMATS
 from batchtune.manifests.base import KNOWN_UNITS
 from batchtune.workloads.registry import BUILTINS

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from batchtune import BucketedStream
-from batchtune.batching.streams import StreamBatching, stream_batches, stream_random
-from batchtune.batching.table import BucketTable
+from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError
 from batchtune.exports.run_configs import render_sampler_yaml, render_stream_yaml
 from batchtune.results import SamplerConfig, SamplerEvidence
 from batchtune.results.stream import StreamConfig
+from batchtune.streams.bucketed import StreamBatching, stream_batches, stream_random
 
 TABLE: dict[str, Any] = {"bucket_boundaries": [5, 12, 30], "bucket_batch_sizes": [9, 4, 2]}
 RANDOM = random.Random(0)

@@ -16,12 +16,12 @@ from cli.conftest import run_here
 from made_once import MadeOnce
 from msgspec import structs
 
-from batchtune.batching.sharding import sample_random
 from batchtune.exports.run_configs import read_stream_yaml, render_stream_yaml
 from batchtune.manifests import load_stream
 from batchtune.results import StreamSweep, read_result, write_result
-from batchtune.tuning.stream_shards import stored_stream
-from batchtune.tuning.stream_simulation import stream_epoch
+from batchtune.streams.sharding import sample_random
+from batchtune.streams.shards import stored_stream
+from batchtune.streams.simulated import stream_epoch
 
 SHARDS, EXAMPLES, SEED, SHARDS_SHUFFLED = 12, 15, 3, 4
 SIZES = {4: 15, 8: 8, 12: 5, 20: 3, 30: 2}

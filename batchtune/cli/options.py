@@ -20,11 +20,12 @@ from batchtune.probe.devices import DEVICE_FORMS, device_names
 from batchtune.units import parse_size
 
 if TYPE_CHECKING:
+    from batchtune.buckets.sweep_settings import SweepSettings
     from batchtune.lengths import Lengths
     from batchtune.loaders.settings import LoaderSettings
     from batchtune.manifests import ReadOptions, StreamLengths
     from batchtune.probe.settings import ProbeSettings
-    from batchtune.tuning.sweep_settings import StreamSettings, SweepSettings
+    from batchtune.streams.stream_settings import StreamSettings
 
 AnyLengths = TypeVar("AnyLengths")
 
@@ -174,7 +175,7 @@ class ManifestOptions:
     def _read(self, reader: Callable[..., AnyLengths], *, quiet: bool, as_in: Path | None) -> AnyLengths:
         from batchtune.cli.progress import reading_bar
         from batchtune.manifests.inputs import expand
-        from batchtune.tuning.run_folder import lengths_of
+        from batchtune.run_folder import lengths_of
 
         options = self.read_options()
         run_lengths = None if as_in is None else lengths_of(as_in)
@@ -344,7 +345,7 @@ class SweepOptions:
             "A strategy to compare: speechbrain, linear, exponential, quantile, optimal or pooled; can be repeated "
             "(default: all).",
             "S",
-            values="batchtune.batching.strategies:STRATEGIES",
+            values="batchtune.buckets.strategies:STRATEGIES",
         ),
     ] = None
     current: str | None = setting(
@@ -378,14 +379,9 @@ class SweepOptions:
 
     def settings(self, run: RunOptions) -> SweepSettings:
         """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
-        from batchtune.tuning.current import read_current
-        from batchtune.tuning.sweep_settings import (
-            ALL_STRATEGIES,
-            Ranks,
-            SweepSettings,
-            parse_num_buckets,
-            parse_sizes,
-        )
+        from batchtune.buckets.current import read_current
+        from batchtune.buckets.sweep_settings import ALL_STRATEGIES, SweepSettings, parse_num_buckets, parse_sizes
+        from batchtune.epochs.ranks import Ranks
 
         return SweepSettings(
             strategies=tuple(self.strategy or ALL_STRATEGIES),
@@ -432,7 +428,8 @@ class StreamOptions:
 
     def settings(self, run: RunOptions) -> StreamSettings:
         """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
-        from batchtune.tuning.sweep_settings import StreamSettings, parse_num_buckets, parse_sizes
+        from batchtune.buckets.sweep_settings import parse_num_buckets, parse_sizes
+        from batchtune.streams.stream_settings import StreamSettings
 
         kept = ("world_size", "workers", "shuffle_shards", "shuffle_buffer", "shard_size", "bytes_per_length")
         return StreamSettings(

@@ -9,10 +9,10 @@ from batchtune.cli import console
 from batchtune.cli.options import ManifestOptions, ProbeOptions, RunOptions, expand
 
 if TYPE_CHECKING:
+    from batchtune.buckets.sweep_settings import SweepSettings
     from batchtune.lengths import Lengths
     from batchtune.probe.settings import ProbeSettings
     from batchtune.results import Probe
-    from batchtune.tuning.sweep_settings import SweepSettings
 
 EXAMPLES = """
 batchtune probe-oom train.csv --workload train.py:MyStep --set layers=12
@@ -53,9 +53,9 @@ def probe_with_progress(
 ) -> Probe:
     """Run the probe with a line for each trial and a bar below."""
     from batchtune.cli.progress import worker_bar
-    from batchtune.tuning.probe_hooks import ProbeHooks
-    from batchtune.tuning.probing import run_probe
-    from batchtune.tuning.run_folder import holds_other_lengths
+    from batchtune.probe.hooks import ProbeHooks
+    from batchtune.probe.probing import run_probe
+    from batchtune.run_folder import holds_other_lengths
 
     holds_other_lengths(lengths, run.run, force=run.force)
     if default_workload:

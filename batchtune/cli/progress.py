@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
+    from batchtune.buckets.sweep_settings import SweepSettings
+    from batchtune.loaders.tuner import LoaderProgress
+    from batchtune.probe.hooks import ProbeProgress
     from batchtune.results import Device, LoaderRow, Row, StreamRow, Trial
     from batchtune.shapes import BatchShape
-    from batchtune.tuning.loader_tuner import LoaderProgress
-    from batchtune.tuning.probe_hooks import ProbeProgress
-    from batchtune.tuning.sweep_settings import SweepSettings
-    from batchtune.tuning.verifying import VerifyProgress
+    from batchtune.verify.verifying import VerifyProgress
 
 _BAR_AFTER_SECONDS = 1.0
 _FIRST_LINE_AFTER_SECONDS = 10.0

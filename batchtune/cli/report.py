@@ -250,9 +250,9 @@ def _baseline(folder: Path) -> RunResults:
 
 def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
     """Read the new lengths as those of the run were, print what was read differently, and compare them."""
-    from batchtune.tuning.costs import Costs, costs_of
-    from batchtune.tuning.drift import drift
-    from batchtune.tuning.run_folder import lengths_of, read_differently
+    from batchtune.buckets.drift import drift
+    from batchtune.epochs.measured_costs import Costs, costs_of
+    from batchtune.run_folder import lengths_of, read_differently
 
     sweep = results.sweep
     probe = results.probe

@@ -12,9 +12,9 @@ from batchtune.errors import UsageError
 from batchtune.units import format_length
 
 if TYPE_CHECKING:
+    from batchtune.buckets.sweep_settings import SweepSettings
     from batchtune.lengths import Lengths
     from batchtune.results import Probe, StreamSweep, Sweep
-    from batchtune.tuning.sweep_settings import SweepSettings
 
 EXAMPLES = """
 batchtune sweep-buckets train.csv
@@ -57,10 +57,10 @@ def sweep_and_write(
     lengths: Lengths, settings: SweepSettings, run: RunOptions, *, max_batch_length: float | None = None
 ) -> Sweep:
     """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`, or remove an earlier one."""
+    from batchtune.buckets.sweep import run_sweep
     from batchtune.cli.progress import sweep_bar
     from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
     from batchtune.results import SAMPLER_FILE
-    from batchtune.tuning.sweep import run_sweep
 
     with sweep_bar(settings, quiet=run.quiet) as on_row:
         limit = max_batch_length
@@ -94,7 +94,7 @@ def check_limit(max_batch_length: float | None, lengths: Lengths | None = None, 
         raise UsageError(f"--max-batch-length must be above 0 and at most 1e15, got {max_batch_length}")
     if lengths is None:
         return
-    from batchtune.tuning.cautions import limit_unit_hint
+    from batchtune.buckets.cautions import limit_unit_hint
 
     hint = limit_unit_hint(lengths, max_batch_length)
     if max_batch_length < lengths.shortest:

@@ -35,8 +35,8 @@ def sweep_stream(
     from batchtune.exports.run_configs import render_stream_yaml, stream_config
     from batchtune.reports import load_run
     from batchtune.results import STREAM_CONFIG_FILE
-    from batchtune.tuning.current.stream import stream_current
-    from batchtune.tuning.stream_sweep import run_stream_sweep
+    from batchtune.streams.current import stream_current
+    from batchtune.streams.stream_sweep import run_stream_sweep
 
     settings = stream.settings(run)
     check_limit(max_batch_length)

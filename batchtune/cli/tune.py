@@ -49,7 +49,7 @@ def tune(
     verify.json into the run folder. If interrupted, the same command continues where it stopped.
     """
     from batchtune.reports import load_run, render
-    from batchtune.tuning.verify_plan import VerifySettings
+    from batchtune.verify.plan import VerifySettings
 
     verify_settings = VerifySettings(
         steps=verify_steps, time_tolerance=time_tolerance, step_timeout_seconds=probe.trial_timeout

@@ -53,9 +53,9 @@ def tune_loader(
     from batchtune.errors import LoaderError
     from batchtune.exports.run_configs import render_loader_yaml
     from batchtune.files import check_writable, write_whole
+    from batchtune.loaders.sweep import run_loader_tuning
     from batchtune.reports import load_run
     from batchtune.results import LOADER_CONFIG_FILE
-    from batchtune.tuning.loader_sweep import run_loader_tuning
 
     check_writable(run)
     settings = loader.settings(target, run)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.manifests import StreamLengths
     from batchtune.results import Probe, StreamSweep, Sweep, Verification
-    from batchtune.tuning.verify_plan import VerifyPlan, VerifySettings
-    from batchtune.tuning.verifying import VerifyProgress
+    from batchtune.verify.plan import VerifyPlan, VerifySettings
+    from batchtune.verify.verifying import VerifyProgress
 
 EXAMPLES = """
 batchtune verify train.csv --workload train.py:MyStep
@@ -107,7 +107,7 @@ def verify(
     from batchtune.files import check_writable
     from batchtune.reports import load_run
     from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE
-    from batchtune.tuning.verify_plan import DEFAULT_STEPS, VerifySettings
+    from batchtune.verify.plan import DEFAULT_STEPS, VerifySettings
 
     folder, manifest = source.split(run)
     check_writable(folder)
@@ -144,7 +144,7 @@ def sampler_plan(
     """Return the plan to run the batches of the folder's `sampler.yaml`; without `seed`, with the seed in it."""
     from batchtune.exports.run_configs import read_sampler_yaml
     from batchtune.results import SAMPLER_FILE, SWEEP_FILE, Sweep
-    from batchtune.tuning.verify_plan import VerifyPlan
+    from batchtune.verify.plan import VerifyPlan
 
     path = folder / SAMPLER_FILE
     other = "Sweep other numbers of buckets with --num-buckets, or keep the fixed batch size."
@@ -165,8 +165,8 @@ def _stream_plan(found: StreamLengths, folder: Path, settings: VerifySettings, s
     """Return the plan to run the batches that the folder's `stream.yaml` makes of a stream, likewise."""
     from batchtune.exports.run_configs import read_stream_yaml
     from batchtune.results import STREAM_CONFIG_FILE, STREAM_FILE, StreamSweep
-    from batchtune.tuning.stream_shards import stored_stream
-    from batchtune.tuning.verify_plan import VerifyPlan
+    from batchtune.streams.shards import stored_stream
+    from batchtune.verify.plan import VerifyPlan
 
     path = folder / STREAM_CONFIG_FILE
     other = "Sweep other buffers with --buffer-size, or leave out --min-randomness."
@@ -198,7 +198,7 @@ def _check_recommended(config: Path, sweep: Path, kind: type[Sweep | StreamSweep
 def _probe_of(lengths: Lengths, config: Path, fingerprint: str) -> Probe | None:
     """Return the probe next to a config, if any; raise ResultError if it, or the config, is of other lengths."""
     from batchtune.results import PROBE_FILE, Probe, read_result
-    from batchtune.tuning.run_folder import check_lengths, lengths_of
+    from batchtune.run_folder import check_lengths, lengths_of
 
     path = config.with_name(PROBE_FILE)
     check_lengths(lengths, fingerprint, config, lengths_of(config.parent))
@@ -211,8 +211,8 @@ def _probe_of(lengths: Lengths, config: Path, fingerprint: str) -> Probe | None:
 def verify_with_progress(plan: VerifyPlan, folder: Path, asked: Mapping[str, Any], *, quiet: bool) -> Verification:
     """Run a plan with a progress bar, and write `verify.json`; `asked` has the fields of `ProbeSettings` to change."""
     from batchtune.cli.progress import worker_bar
-    from batchtune.tuning.verify_plan import subject_of
-    from batchtune.tuning.verifying import run_verify
+    from batchtune.verify.plan import subject_of
+    from batchtune.verify.verifying import run_verify
 
     subject = subject_of(plan.lengths, plan.probe, asked, folder)
     console.notes(subject.notes, quiet=quiet)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from batchtune.cost import Frontier
+from batchtune.epochs.cost import Frontier
 from batchtune.exports.base import Export, Tuned
 from batchtune.exports.fields import Loading, stream_fields, table_fields
 from batchtune.exports.lhotse import covering_stream, covering_table, in_seconds, least_buffer

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from batchtune.batching.table import BucketTable
 from batchtune.configs import parse_yaml, plain_value, read_text
+from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError, shortened
 from batchtune.exports.base import batches_per_rank, choose_stream, recommended_row
 from batchtune.exports.text import broken

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from batchtune.batching.samplers import speechbrain_boundaries
-from batchtune.batching.table import batch_sizes_for
 from batchtune.configs import BUCKETS, LIMITS, OLD_RULES, Block
+from batchtune.epochs.samplers import speechbrain_boundaries
+from batchtune.epochs.table import batch_sizes_for
 from batchtune.errors import ResultError
 from batchtune.exports.base import Chosen, Export, Patched, Tuned, choose_table, recommended_row
 from batchtune.exports.fields import LengthLimits, Loading, about_row, table_fields

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from batchtune.batching.strategies import STRATEGIES
+from batchtune.buckets.strategies import STRATEGIES
 from batchtune.lengths import SPEECH_UNITS
 from batchtune.results import Baseline, Costed, LengthsSummary, LowerBound, Row, StreamRow, StreamSweep, Sweep, cost_of
 from batchtune.units import format_length, format_number, format_percent, format_ratio, format_seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from batchtune.batching.strategies import STRATEGIES
+from batchtune.buckets.strategies import STRATEGIES
 from batchtune.reports.rows import (
     CURRENT,
     UNPROVEN,

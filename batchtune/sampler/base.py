@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler  # noqa: TID253  # as in common.py
 
-from batchtune.batching import epochs
-from batchtune.batching.batchers import Batching
-from batchtune.batching.epochs import ORDERINGS, Drawing, Ordering
-from batchtune.batching.layout import Dealing
-from batchtune.batching.table import BucketTable, OverlongError, checked_lengths, holding_all
+from batchtune.epochs import batch_order
+from batchtune.epochs.batch_order import ORDERINGS, Drawing, Ordering
+from batchtune.epochs.batchers import Batching
+from batchtune.epochs.layout import Dealing
+from batchtune.epochs.table import BucketTable, OverlongError, checked_lengths, holding_all
 from batchtune.errors import shortened
 from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.lengths import Lengths
@@ -203,7 +203,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         """How many examples this epoch leaves out, over all ranks; 0 without `drop_last`."""
         drawing, dealing = self._plan(self.epoch)
         cut = self._batcher.equal_cut(drawing, dealing)
-        return epochs.dropped_examples(cut.layout, epochs.drawn(cut, drawing, self._lengths))
+        return batch_order.dropped_examples(cut.layout, batch_order.drawn(cut, drawing, self._lengths))
 
     @property
     def sampler(self) -> SimpleNamespace:
@@ -227,7 +227,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         now = self._pass = _Pass(epoch, first, first, loader)
         drawing, dealing = self._plan(epoch)
         cut = self._batcher.equal_cut(drawing, dealing)
-        batches = epochs.assemble(cut, drawing, rank=self.rank, lengths=self._lengths)
+        batches = batch_order.assemble(cut, drawing, rank=self.rank, lengths=self._lengths)
         if not len(batches):
             all_ranks = f" on each of {self.world_size} ranks" if self.world_size > 1 else ""
             one_bucket = " from one bucket" if all_ranks and self.same_bucket else ""

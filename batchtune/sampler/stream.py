@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  # as in common.py
 
-from batchtune.batching.streams import StreamBatching, batched, stream_random
-from batchtune.batching.table import BucketTable
+from batchtune.epochs.table import BucketTable
 from batchtune.errors import shortened
 from batchtune.results import STREAM_ALGORITHMS, StreamAlgorithm
 from batchtune.sampler.common import (
@@ -30,6 +29,7 @@ from batchtune.sampler.common import (
 )
 from batchtune.sampler.stream_config import read_stream_options
 from batchtune.sampler.worker import ExampleLimits, Held, NextEpochs, Place, Position, Source, at_epoch
+from batchtune.streams.bucketed import StreamBatching, batched, stream_random
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch  # noqa: TID253  # as in common.py
 from torch.utils.data import get_worker_info  # noqa: TID253  # as in common.py
 
-from batchtune.batching.streams import Reader
-from batchtune.batching.table import OverlongError
+from batchtune.epochs.table import OverlongError
 from batchtune.errors import shortened
 from batchtune.sampler.common import TEXT, as_bytes, as_number, check_function, flag, is_number, whole
+from batchtune.streams.bucketed import Reader
 
 Source: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
 """The examples of a stream, or a function of the epoch that returns them."""

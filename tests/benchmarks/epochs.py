@@ -26,21 +26,21 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from batching.conftest import load_dynamic_batch_sampler
+from epochs.conftest import load_dynamic_batch_sampler
 from reproduced import lhotse_batches, lhotse_boundaries
 from torch.utils.data import BatchSampler
 
 from batchtune import BucketBatchSampler
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import costs_of
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.manifests import ReadOptions, load_lengths
+from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import Probe, Sweep
 from batchtune.shapes import BatchShape
-from batchtune.tuning.costs import costs_of
-from batchtune.tuning.probing import run_probe
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.units import parse_size
 
 ROOT = Path(__file__).parents[2]

@@ -40,12 +40,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from probe.peer_searches import each_length_anew, from_the_last_answer
 
 from batchtune.lengths import Lengths
+from batchtune.probe.hooks import ProbeHooks, ProbeProgress
+from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import FrontierPoint, Probe, Trial
 from batchtune.shapes import BatchShape
-from batchtune.tuning.probe_hooks import ProbeHooks, ProbeProgress
-from batchtune.tuning.probing import run_probe
 from batchtune.units import format_size, parse_size
 
 TAGGER = f"{Path(__file__).parents[1] / 'speech_workload.py'}:SpeechTagger"

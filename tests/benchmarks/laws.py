@@ -21,17 +21,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from memory_laws import LAWS, TARGET_LAWS, Law, LawDevice, made_lengths
 
-from batchtune.batching.table import BucketTable, batch_sizes_for
-from batchtune.cost import Frontier
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import ALL_STRATEGIES, SweepSettings
+from batchtune.epochs.cost import Frontier
+from batchtune.epochs.measured_costs import Costs, costs_of
+from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import Lengths
+from batchtune.probe.hooks import ProbeHooks
+from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import FrontierPoint, Probe, Row, Sweep
 from batchtune.shapes import BatchShape
-from batchtune.tuning.costs import Costs, costs_of
-from batchtune.tuning.probe_hooks import ProbeHooks
-from batchtune.tuning.probing import run_probe
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import ALL_STRATEGIES, SweepSettings
 
 DATA = ("speech", "sentences", "tokens")
 LATER = (5, 8, 12, 30)

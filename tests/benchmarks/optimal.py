@@ -17,11 +17,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from batchtune.batching.expectation import expected_batches
-from batchtune.batching.optimal import optimal_boundaries
-from batchtune.batching.strategies import STRATEGIES, Problem, ProblemCosts
-from batchtune.batching.table import BucketTable, batch_sizes_for
-from batchtune.batching.two_dimensional import optimal_table_2d
+from batchtune.buckets.optimal import optimal_boundaries
+from batchtune.buckets.strategies import STRATEGIES, Problem, ProblemCosts
+from batchtune.buckets.two_dimensional import optimal_table_2d
+from batchtune.epochs.expectation import expected_batches
+from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 
 RUNS = 3

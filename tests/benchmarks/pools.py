@@ -44,14 +44,14 @@ from memory_laws import LAWS, LawDevice
 from real_lengths import COMMON_VOICE, librispeech_samples, librispeech_seconds
 
 from batchtune import BucketBatchSampler, PooledBatchSampler
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import Costs, costs_of
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.manifests import ReadOptions, load_lengths
+from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Row, Sweep
-from batchtune.tuning.costs import Costs, costs_of
-from batchtune.tuning.probing import run_probe
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.units import parse_size
 from batchtune.workloads import load_workload
 

@@ -53,7 +53,7 @@ OURS = (
     _COMMON
     + """
 import batchtune.sampler
-from batchtune.batching.table import batch_sizes_for
+from batchtune.epochs.table import batch_sizes_for
 def memory(name):
     return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
 sizes = batch_sizes_for(boundaries, max_batch_length)

@@ -25,12 +25,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from batching.conftest import load_dynamic_batch_sampler
+from epochs.conftest import load_dynamic_batch_sampler
 
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import Costs
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.tuning.costs import Costs
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import SweepSettings
 
 MAX_BATCH_LENGTH = 600.0
 REPEATS = 10

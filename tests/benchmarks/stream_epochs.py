@@ -16,7 +16,6 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from batching.conftest import load_speechbrain
 from benchmarks.pools import (
     EXAMPLE,
     EXAMPLES_OF_A_BATCH,
@@ -29,17 +28,18 @@ from benchmarks.pools import (
     trained,
     trained_lengths,
 )
+from epochs.conftest import load_speechbrain
 
 from batchtune import BucketedStream
-from batchtune.batching.pivot import PivotSettings
+from batchtune.epochs.measured_costs import Costs, costs_of
 from batchtune.lengths import FloatArray, Lengths, StreamLengths
+from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Row, StreamRow
-from batchtune.tuning.costs import Costs, costs_of
-from batchtune.tuning.current.stream import CurrentStream
-from batchtune.tuning.probing import run_probe
-from batchtune.tuning.stream_recommend import recommend_stream
-from batchtune.tuning.stream_sweep import StreamSettings, sweep_stream
+from batchtune.streams.current import CurrentStream
+from batchtune.streams.pivot import PivotSettings
+from batchtune.streams.recommend_stream import recommend_stream
+from batchtune.streams.stream_sweep import StreamSettings, sweep_stream
 from batchtune.units import parse_size
 
 BUFFER = 1024

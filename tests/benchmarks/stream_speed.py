@@ -18,10 +18,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from batching.conftest import load_speechbrain
+from epochs.conftest import load_speechbrain
 
 from batchtune import BucketedStream
-from batchtune.batching.table import batch_sizes_for
+from batchtune.epochs.table import batch_sizes_for
 
 MAX_BATCH_LENGTH = 600.0
 WAYS: dict[str, tuple[int, dict[str, Any]]] = {

@@ -33,10 +33,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.stream_epochs import sweeps, training
 
+from batchtune.epochs.measured_costs import Costs
 from batchtune.lengths import FloatArray, IntArray, Lengths, StreamLengths
-from batchtune.tuning.costs import Costs
-from batchtune.tuning.stream_sweep import sweep_stream
-from batchtune.tuning.sweep_settings import StreamSettings
+from batchtune.streams.stream_settings import StreamSettings
+from batchtune.streams.stream_sweep import sweep_stream
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

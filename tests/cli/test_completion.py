@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cli.conftest import Run, run_in
 
-from batchtune.batching.strategies import STRATEGIES
+from batchtune.buckets.strategies import STRATEGIES
 from batchtune.cli.app import COMMANDS
 from batchtune.lengths import UNITS
 from batchtune.manifests import FORMATS

@@ -10,7 +10,7 @@ from cli.conftest import Run
 
 from batchtune.errors import ResultError
 from batchtune.results import Probe, Trial, read_result
-from batchtune.tuning.run_folder import append_trial, read_trials
+from batchtune.run_folder import append_trial, read_trials
 
 SWEEP = ["--max-batch-length", 60, "--num-buckets", 2, "--quiet"]
 TRIAL = Trial(

@@ -11,7 +11,7 @@ from report_records import made_probe
 
 from batchtune.cli.progress import worker_bar
 from batchtune.shapes import BatchShape
-from batchtune.tuning.verifying import VerifyProgress
+from batchtune.verify.verifying import VerifyProgress
 
 MIB = 1 << 20
 GRADIENT_BYTES = (64 * 64 + 64) * 4  # of the workload's one layer

@@ -13,8 +13,8 @@ import pytest
 from report_records import made_probe, made_trial
 
 from batchtune.cli.progress import worker_bar
+from batchtune.probe.hooks import ProbeProgress
 from batchtune.shapes import BatchShape
-from batchtune.tuning.probe_hooks import ProbeProgress
 
 SHAPE = BatchShape(12, 24.5)
 

@@ -106,8 +106,8 @@ def written(folder: Path) -> dict[str, Any]:
 def test_the_fewest_workers_that_keep_up_are_recommended(
     tuning: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batchtune.tuning.loader_tuner._PACED_BATCHES", 60)
-    monkeypatch.setattr("batchtune.tuning.loader_tuner._STAGES_SECONDS", 0.3)
+    monkeypatch.setattr("batchtune.loaders.tuner._PACED_BATCHES", 60)
+    monkeypatch.setattr("batchtune.loaders.tuner._STAGES_SECONDS", 0.3)
     swept = [*PLAIN, "--sweep", "num_workers=0,1", "--sweep", "prefetch_factor=2"]
     ran = tuning("tune-loader", "loaders.py:make", "--step-ms", "30", *swept, *QUICK, "--stages")
     assert ran.returncode == 0, ran.stderr

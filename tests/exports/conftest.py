@@ -4,7 +4,7 @@ import importlib.util
 from typing import Any
 
 import pytest
-from batching.conftest import load_dynamic_batch_sampler
+from epochs.conftest import load_dynamic_batch_sampler
 
 
 @pytest.fixture(scope="session")

@@ -28,13 +28,13 @@ from report_records import (
 )
 from ruamel.yaml import YAML
 
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError, UsageError
 from batchtune.exports import FRAMEWORKS, Tuned, export_of
 from batchtune.lengths import UNITS, Lengths
 from batchtune.results import Sweep
-from batchtune.tuning.costs import Costs
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.units import format_seconds
 
 # These work batch sizes out of max_batch_length; the others take any table.

@@ -13,12 +13,12 @@ from real_lengths import librispeech_samples
 from report_records import made_sweep
 from ruamel.yaml import YAML
 
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import Tuned, export_of
 from batchtune.lengths import UNITS, IntArray, Lengths
 from batchtune.results import Sweep
-from batchtune.tuning.costs import Costs
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import SweepSettings
 
 RATE = 16_000
 

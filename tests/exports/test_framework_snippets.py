@@ -17,13 +17,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from batchtune import BucketBatchSampler, PooledBatchSampler, sampler_from_config
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import Tuned, export_of
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import Sweep
-from batchtune.tuning.costs import Costs
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import SweepSettings
 
 # Frameworks warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")

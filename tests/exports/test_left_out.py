@@ -12,12 +12,15 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from batching.conftest import load_speechbrain
+from epochs.conftest import load_speechbrain
 from exports.stream_runs import tuned
 from report_records import made_sweep
 from ruamel.yaml import YAML
 
 import batchtune
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
 from batchtune.exports import FRAMEWORKS, Tuned, export_of
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
@@ -25,9 +28,6 @@ from batchtune.exports.speechbrain import patch_speechbrain
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.results import ReadingRecord, Sweep
-from batchtune.tuning.costs import Costs
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import SweepSettings
 
 ALL = np.concatenate([np.linspace(1.0, 30.0, 900), np.linspace(30.5, 82.5, 100), [0.25] * 5])
 KEPT = ALL[(ALL >= 1) & (ALL <= 30)]

@@ -15,6 +15,9 @@ import pytest
 from real_lengths import librispeech_seconds, write_librispeech_cuts
 from report_records import hostile_results, made_sweep, without_recommendation
 
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
 from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
@@ -22,9 +25,6 @@ from batchtune.exports.lhotse import in_seconds, least_buffer
 from batchtune.lengths import Lengths
 from batchtune.manifests import load_lengths
 from batchtune.results import Row, Sweep
-from batchtune.tuning.costs import Costs
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import SweepSettings
 
 EXPORT = export_of("lhotse")
 

@@ -28,15 +28,15 @@ from report_records import (
 )
 from ruamel.yaml import YAML
 
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
 from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
 from batchtune.exports.nemo import DurationLimit, duration_limit
 from batchtune.lengths import Lengths
 from batchtune.results import CostModel, Models, Probe, Row, Sweep, TwoDimensionalRow
-from batchtune.tuning.costs import Costs
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import SweepSettings
 
 EXPORT = export_of("nemo")
 TWO = TwoDimensionalRow(

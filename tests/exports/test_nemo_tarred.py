@@ -26,12 +26,12 @@ import torch
 from exports.stream_runs import stream_of
 from ruamel.yaml import YAML
 
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import Tuned, export_of
 from batchtune.lengths import Lengths
 from batchtune.results import StreamSweep
-from batchtune.tuning.costs import Costs
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import SweepSettings
 
 # Libraries warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from real_lengths import librispeech_seconds
 from report_records import made_sweep, with_recommended, without_recommendation
 
-from batchtune.batching.samplers import speechbrain_boundaries
-from batchtune.batching.table import batch_sizes_for
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import Costs
+from batchtune.epochs.samplers import speechbrain_boundaries
+from batchtune.epochs.table import batch_sizes_for
 from batchtune.errors import ResultError
 from batchtune.exports.base import Tuned
 from batchtune.exports.speechbrain import patch_speechbrain
 from batchtune.lengths import Lengths
 from batchtune.results import BucketUse, Row, Sweep
-from batchtune.tuning.costs import Costs
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import SweepSettings
 
 RECIPES = Path(__file__).parent / "recipes"
 BOUNDARIES = [2.0, 3.5, 24.525]

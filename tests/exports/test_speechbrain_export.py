@@ -13,13 +13,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from batching.conftest import load_speechbrain
+from epochs.conftest import load_speechbrain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_lengths import librispeech_seconds
 from report_records import hostile_results, made_sweep, with_recommended, without_recommendation
 
 from batchtune import sampler_from_config
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
 from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
@@ -27,9 +30,6 @@ from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 from batchtune.exports.text import flow_list, number
 from batchtune.lengths import Lengths
 from batchtune.results import Row, Sweep
-from batchtune.tuning.costs import Costs
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import SweepSettings
 
 EXPORT = export_of("speechbrain")
 

@@ -17,20 +17,20 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from batching.conftest import load_speechbrain
+from epochs.conftest import load_speechbrain
 from exports.stream_runs import made_stream, stream_of
 from ruamel.yaml import YAML
 from torch.utils.data import DataLoader
 
 from batchtune import BucketedStream
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
 from batchtune.exports import Tuned, export_of
 from batchtune.exports.run_configs import render_stream_yaml, stream_config
 from batchtune.lengths import Lengths
 from batchtune.results import ReadingRecord, StreamSweep
-from batchtune.tuning.costs import Costs
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import SweepSettings
 
 # Libraries warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -17,6 +17,9 @@ from gpu.evidence_speech import in_time, speech_settings
 from reproduced import speechbrain_batches
 from torch.utils.data import BatchSampler
 
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import costs_of
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
@@ -26,9 +29,6 @@ from batchtune.results import (
     read_result,
 )
 from batchtune.shapes import BatchShape
-from batchtune.tuning.costs import costs_of
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import SweepSettings
 
 SPEECHBRAIN_BUCKETS = (10, 20, 200)
 # An epoch's time is known well enough at this standard error; fewer batches than these say nothing of it.

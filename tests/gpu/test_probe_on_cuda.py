@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
+from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.shapes import BatchShape
-from batchtune.tuning.probing import run_probe
 
 WORKLOADS = Path(__file__).parent / "cuda_workload.py"
 GIB = 1 << 30

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.devices.nvml import all_gpus
+from batchtune.probe.probing import run_probe
 from batchtune.probe.supervisor import Supervisor
 from batchtune.shapes import BatchShape
 from batchtune.trust import settings_differences, trust_warnings
-from batchtune.tuning.probing import run_probe
 
 pytestmark = pytest.mark.usefixtures("one_nursery")
 GRADIENT_BYTES = (256 * 256 + 256) * 4  # of `Known`

@@ -1,7 +1,7 @@
 from dataclasses import dataclass, field
 
 from made_trials import made_trial, ran
-from tuning.made_stepper import made_device
+from verify.made_stepper import made_device
 
 from batchtune.probe.confirmation import Turns, confirm, error_in_turns, rounds_of
 from batchtune.probe.protocol import Ran

@@ -6,8 +6,8 @@ import pytest
 from probe.made_device import MadeDevice, quadratic_peak
 
 from batchtune.errors import ResultError
+from batchtune.run_folder import append_trial, read_trials
 from batchtune.shapes import BatchShape
-from batchtune.tuning.run_folder import append_trial, read_trials
 
 TRIALS = [MadeDevice(quadratic_peak(), 10**12).measure(BatchShape(size, 2.5), size - 1) for size in (1, 2, 3)]
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from pooled_records import pooled_sweep
 from report_records import COUNT, made_drift, made_sweep, made_verification, rule_inputs
 
+from batchtune.buckets.recommend import recommend
 from batchtune.reports import RunResults, summary_sentences
 from batchtune.reports.gate import judge, parse_rules
 from batchtune.reports.page import drift_sentences, next_steps, report_tables
@@ -18,7 +19,6 @@ from batchtune.reports.sweep_tables import comparison_table, curve_table, rows_t
 from batchtune.reports.table import UNKNOWN
 from batchtune.reports.trade_offs import faster_pools_sentence, pool_sentences, trade_off_sentences
 from batchtune.results import Row, Sweep, Verdict
-from batchtune.tuning.recommend import recommend
 
 ROWS = st.lists(st.tuples(st.integers(600, 700), st.integers(1, 999), st.integers(1, 20)), min_size=1, max_size=5)
 

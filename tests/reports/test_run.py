@@ -8,13 +8,14 @@ import msgspec
 import pytest
 from report_records import made_probe, made_sweep, proven_probe, proven_sweep
 
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import Costs
+from batchtune.epochs.ranks import Ranks
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.reports import RunResults, load_run
 from batchtune.results import Probe, Sweep, write_result
-from batchtune.tuning.costs import Costs
-from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import Ranks, SweepSettings
 
 
 def write_run(folder: Path, probe: Probe | None = None, sweep: Sweep | None = None) -> Path:

@@ -1,0 +1,1 @@
+"""Chooses buckets: strategies, optimal tables, the sweep, the recommendation, drift."""

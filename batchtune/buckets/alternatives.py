@@ -1,0 +1,245 @@
+"""Compares a sweep's tables with fixed batch sizes, a lower bound, a smaller max_batch_length and two lengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from batchtune.buckets.epoch_cost import EpochCost, Pricing
+from batchtune.buckets.optimal import few_ends, optimal_boundaries
+from batchtune.buckets.two_dimensional import optimal_table_2d
+from batchtune.epochs import batch_order
+from batchtune.epochs.batchers import Batching
+from batchtune.epochs.expectation import expected_batches
+from batchtune.epochs.layout import ON_ONE_RANK, Dealing, lay_out
+from batchtune.epochs.measured_costs import Costs, batch_seconds
+from batchtune.epochs.ranks import ONE_RANK
+from batchtune.epochs.simulation import simulate_length_grouped
+from batchtune.epochs.table import BucketTable, Limits
+from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
+from batchtune.results import Baseline, LowerBound, Row, Saturation, TwoDimensionalRow
+
+# Values of max_batch_length to compare; fewer where rounding makes some equal.
+_POINTS = 24
+# Distinct lengths to tell apart; of more, the longest of each group of neighbours stands for it.
+_MOST_LENGTHS = 2048
+# Shuffles to average over: an epoch has many batches, so they differ little.
+_SHUFFLES = 3
+
+
+def saturation(pricing: Pricing, limits: Limits, num_buckets: int, fraction: float) -> Saturation | None:
+    """Return the smallest max_batch_length that reaches the `fraction` of the best throughput; None without step times.
+
+    Compared are values that are evenly spaced in their logarithm, from the longest length to the largest
+    max_batch_length, each with the optimal table (over full batches) of at most `num_buckets`. Batch sizes are those
+    that max_batch_length gives, and no more than the frontier and max_batch_size allow. Of more than 2048 distinct
+    lengths, neighbours count as the longest of them.
+    """
+    if pricing.step_seconds is None:
+        return None
+    histogram = _at_most(pricing.lengths.histogram, _MOST_LENGTHS)
+    candidates = [
+        _best_under(max_batch_length, histogram, pricing, limits, num_buckets)
+        for max_batch_length in _values(pricing.lengths, limits.max_batch_length)
+    ]
+    longest_allowed = min(candidate.epoch_seconds for candidate in candidates) / fraction
+    chosen = next(candidate for candidate in candidates if candidate.epoch_seconds <= longest_allowed)
+    return Saturation(
+        fraction=fraction, max_batch_length=chosen.max_batch_length, mean_batch_size=chosen.mean_batch_size
+    )
+
+
+class _Candidate(NamedTuple):
+    max_batch_length: float
+    mean_batch_size: float
+    epoch_seconds: float
+
+
+def _best_under(
+    max_batch_length: float, histogram: Histogram, pricing: Pricing, limits: Limits, num_buckets: int
+) -> _Candidate:
+    """Return what the optimal table costs under this max_batch_length; step times must be known."""
+    assert pricing.step_seconds is not None
+    sizes = replace(limits, max_batch_length=max_batch_length).batch_sizes(histogram.lengths, "length")
+    if limits.frontier is not None:
+        sizes = np.minimum(sizes, limits.batch_sizes(histogram.lengths, "frontier"))
+    cost = batch_seconds(pricing.step_seconds, pricing.targets)
+    seconds = np.asarray(cost(sizes.astype(np.float64), histogram.lengths), dtype=np.float64)
+    (boundaries,) = optimal_boundaries(histogram, seconds / sizes, [num_buckets])
+    table = BucketTable(boundaries, sizes[np.searchsorted(histogram.lengths, boundaries)])
+    expected = expected_batches(histogram, table, pricing.ranks.dealing)
+    return _Candidate(max_batch_length, expected.tally.mean_batch_size, pricing.table_seconds(expected))
+
+
+def _values(lengths: Lengths, largest: float) -> list[float]:
+    """Return values of max_batch_length, ascending: between the ends in four digits, or whole if all lengths are."""
+    if lengths.longest >= largest:
+        return [largest]
+    between = [float(f"{value:.4g}") for value in np.geomspace(lengths.longest, largest, _POINTS)[1:-1]]
+    if (lengths.histogram.lengths % 1 == 0).all():
+        between = [float(round(value)) for value in between]
+    inside = {value for value in between if lengths.longest < value < largest}
+    return [lengths.longest, *sorted(inside), largest]
+
+
+def _at_most(histogram: Histogram, most: int) -> Histogram:
+    """Return at most so many distinct lengths: each group of neighbours as long as its longest."""
+    ends = few_ends(histogram, np.ones(histogram.lengths.size, dtype=np.int64), most)
+    return Histogram(histogram.lengths[ends], np.diff(histogram.cumulative[ends], prepend=0))
+
+
+def two_dimensional_rows(
+    pricing: Pricing, limits: Limits, costs: Costs, rows: Sequence[Row]
+) -> list[TwoDimensionalRow]:
+    """Return the best tables over both lengths, next to the best over length alone with as many buckets.
+
+    Times and numbers of batches are those of simulated epochs on one rank, the same shuffles for both. Compared are
+    the rows with the fewest and the most buckets among those with boundaries for the frontier. Without such rows,
+    targets or a joint frontier the list is empty.
+    """
+    joint = costs.joint_frontier
+    step_seconds = pricing.step_seconds
+    lengths = pricing.lengths
+    by_count = {row.num_buckets: row for row in rows if row.sizing == "frontier" and row.pool_size is None}
+    if joint is None or lengths.targets is None or not by_count:
+        return []
+    compared = [by_count[count] for count in sorted({min(by_count), max(by_count)})]
+
+    def sizes(long: FloatArray, target: FloatArray) -> IntArray:
+        fitting = joint(long, target)
+        if limits.max_batch_size is None:
+            return fitting
+        return np.minimum(fitting, limits.max_batch_size)
+
+    def example_costs(long: FloatArray, target: FloatArray) -> FloatArray:
+        batch = sizes(long, target).astype(np.float64)
+        if step_seconds is None:
+            return 1 / batch
+        return step_seconds(batch, long, target) / batch
+
+    tables = optimal_table_2d(
+        lengths.values,
+        lengths.targets,
+        example_costs,
+        [row.num_buckets for row in compared],
+        candidates=np.unique(np.concatenate([costs.joint_lengths, *(row.boundaries for row in compared)])),
+    )
+    tables_compared = []
+    for row, unsized in zip(compared, tables, strict=True):
+        table = replace(unsized, batch_sizes=sizes(*unsized.pairs))
+        one_dimensional = _simulated(BucketTable.of(row.boundaries, row.batch_sizes), pricing)
+        both = _simulated(table, pricing)
+        proven = costs.joint_proven and costs.joint_proven(*table.pairs)
+        tables_compared.append(
+            TwoDimensionalRow(
+                num_buckets=row.num_buckets,
+                buckets=list(zip(*(edges.tolist() for edges in table.pairs), strict=True)),
+                batch_sizes=table.batch_sizes.tolist(),
+                batches=both.batches,
+                estimated_epoch_seconds=both.seconds,
+                one_dimensional_batches=one_dimensional.batches,
+                one_dimensional_epoch_seconds=one_dimensional.seconds,
+                unproven=None if proven is None else int(np.count_nonzero(table.batch_sizes > proven)),
+            )
+        )
+    return tables_compared
+
+
+def _simulated(table: BucketTable, pricing: Pricing) -> EpochCost:
+    lengths = pricing.lengths
+    batcher = Batching(table).batcher(lengths.values, lengths.targets)
+    drawings = [batch_order.Drawing(epoch=epoch) for epoch in range(_SHUFFLES)]
+    cuts = [(batcher.cut(drawing, ON_ONE_RANK), drawing) for drawing in drawings]
+    shapes = [batch_order.simulate(cut, drawing, lengths.values, lengths.targets) for cut, drawing in cuts]
+    return replace(pricing, ranks=ONE_RANK).of_shapes(shapes)
+
+
+def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
+    """Return the costs of the largest fixed batch size that fits the longest examples.
+
+    The examples are shuffled, sorted by length, or grouped as Transformers' `group_by_length` does. Every rank has as
+    many batches, as for the rows: the first are split in two until that is so. All examples are of one bucket, so the
+    batches are also those of ranks that take the same bucket, but for the cut of the last ones. The frontier decides
+    what fits, without one max_batch_length.
+    """
+    lengths = pricing.lengths
+    longest = lengths.histogram.lengths[-1:]
+    table = BucketTable(longest, limits.batch_sizes(longest, limits.sizings[-1]))
+    layout = lay_out(np.array([lengths.count]), table.batch_sizes, Dealing(world_size=pricing.ranks.world_size))
+    targets = None if lengths.targets is None else np.maximum.reduceat(lengths.targets, layout.starts)
+    in_order = batch_order.EpochShapes(layout.batch_sizes, lengths.values[layout.starts], targets, layout.buckets)
+
+    independent = replace(pricing, ranks=replace(pricing.ranks, same_bucket=False))
+    size = int(table.batch_sizes[0])
+    scale, grouped = simulate_length_grouped(lengths, size, pricing.ranks, pricing.seed)
+    of_grouped = pricing.of_shapes(grouped)
+    costs = {
+        "fixed-random": independent.of_table(table),
+        "fixed-sorted": pricing.of_shapes([in_order]),
+        "length-grouped": replace(
+            of_grouped,
+            batches=len(layout.starts),
+            padded_length=max(of_grouped.padded_length * scale, pricing.total),
+            seconds=None if of_grouped.seconds is None else of_grouped.seconds * scale,
+        ),
+    }
+    return [
+        Baseline(
+            name=name,
+            batch_size=size,
+            batches=cost.batches,
+            padded_length=cost.padded_length,
+            padding_ratio=pricing.padding_ratio(cost.padded_length),
+            estimated_epoch_seconds=cost.seconds,
+        )
+        for name, cost in costs.items()
+    ]
+
+
+def lower_bound(pricing: Pricing, limits: Limits, found: Sequence[Row | Baseline]) -> LowerBound:
+    """Return the bound that no bucket table can beat under these limits.
+
+    An example takes at least the share of a batch that it would take among examples of its own length, or of a longer
+    example if that is smaller (a frontier need not be monotone). Every rank has as many batches, and none ever waits.
+    The time per example is taken to be least in a batch of the largest size, its half, its quarter and so on; and the
+    epoch's is no higher than any that was `found`, as measured step times need not be that regular.
+    """
+    histogram = pricing.lengths.histogram
+    ranks = pricing.ranks.world_size
+    step_seconds = pricing.step_seconds
+    sizes = [limits.batch_sizes(histogram.lengths, sizing) for sizing in limits.sizings]
+    whole = np.max(sizes, axis=0).astype(np.float64)
+    # A batch can't be filled better than to max_batch_length exactly; whole examples reach that only by luck.
+    capacity = np.maximum(whole, limits.max_batch_length / histogram.lengths)
+    if limits.max_batch_size is not None:
+        capacity = np.minimum(capacity, limits.max_batch_size)
+    shares = float(np.sum(histogram.counts / _greatest_from_here_on(capacity)))
+    seconds = [other.estimated_epoch_seconds for other in found if other.estimated_epoch_seconds is not None]
+    if step_seconds is not None:
+        size = _greatest_from_here_on(whole)
+        targets = pricing.lengths.targets
+        if targets is not None:  # a batch's longest is at least the mean of its examples' targets
+            starts = np.concatenate(([0], np.cumsum(histogram.counts[::-1])[:-1]))
+            targets = np.add.reduceat(targets, starts)[::-1] / histogram.counts
+        lowest_seconds: FloatArray = np.full(size.shape, np.inf)
+        while True:
+            given = (size, histogram.lengths) if targets is None else (size, histogram.lengths, targets)
+            lowest_seconds = np.minimum(lowest_seconds, np.asarray(step_seconds(*given), dtype=np.float64) / size)
+            if (size == 1).all():
+                break
+            size = np.maximum(1.0, np.floor(size / 2))
+        seconds.append(float(np.sum(histogram.counts * -_greatest_from_here_on(-lowest_seconds))) / ranks)
+    return LowerBound(
+        # Rounding must not make it one too many.
+        batches=ranks * max(1, math.ceil(shares / ranks * (1 - 1e-12))),
+        padded_length=pricing.total,
+        estimated_epoch_seconds=min(seconds, default=None),
+    )
+
+
+def _greatest_from_here_on(values: FloatArray) -> FloatArray:
+    return cast(FloatArray, np.maximum.accumulate(values[::-1])[::-1])

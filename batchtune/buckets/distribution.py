@@ -1,0 +1,84 @@
+"""The distribution of a data set's lengths, as such and over a table's buckets, for reports and for drift."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from batchtune.buckets.epoch_cost import Pricing
+from batchtune.epochs.expectation import expected_batches
+from batchtune.epochs.measured_costs import ProvenBy
+from batchtune.epochs.table import BucketTable
+from batchtune.lengths import FloatArray, Lengths
+from batchtune.results import BucketUse, HistogramBin, Row
+
+QUANTILES = 1000
+_BINS = 60
+# Where the longest is more than so many times the shortest, even bins would put nearly all into the first.
+_WIDE = 200.0
+
+
+def histogram_of(lengths: Lengths) -> list[HistogramBin]:
+    """Return ascending bins that cover all lengths: even, or of even ratio where lengths span more than 200 times."""
+    shortest = lengths.shortest
+    longest = lengths.longest
+    if shortest == longest:
+        return [HistogramBin(from_=math.nextafter(shortest, 0), to=longest, count=lengths.count)]
+    spaced = np.geomspace if longest > _WIDE * shortest else np.linspace
+    edges = spaced(shortest, longest, _BINS + 1)
+    edges[0] = math.nextafter(shortest, 0)
+    edges[-1] = longest
+    up_to = np.searchsorted(lengths.values[::-1], edges, side="right")
+    counts = np.diff(up_to)
+    return [
+        HistogramBin(from_=float(low), to=float(high), count=int(count))
+        for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
+    ]
+
+
+def quantiles_of(lengths: Lengths) -> list[float]:
+    """Shape (1001,): quantile i / 1000 at position i, by nearest rank, so that each occurs; ascending."""
+    ranks = np.ceil(np.arange(QUANTILES + 1) / QUANTILES * lengths.count).astype(np.int64)
+    quantiles: FloatArray = lengths.values[::-1][np.maximum(ranks, 1) - 1]
+    return list(map(float, quantiles))
+
+
+def bucket_uses(lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenBy | None = None) -> list[BucketUse]:
+    """Describe what each bucket of a row's table holds and costs over all ranks, those without examples too.
+
+    Of pools the list is empty: their batches hold examples of several buckets. `pricing` has the lengths as batches are
+    padded to them, `lengths` the true ones.
+    """
+    if row.pool_size is not None:
+        return []
+    table = BucketTable.of(row.boundaries, row.batch_sizes)
+    histogram = pricing.lengths.histogram
+    edges = table.edges(histogram)
+    counts = table.counts(histogram)
+    expected = expected_batches(histogram, table, pricing.ranks.dealing)
+    cells = sum(batches * sizes for sizes, batches in expected.kinds)
+    batches = expected.tally.numbers.sum(axis=0)
+    so_far = np.concatenate(([0.0], np.cumsum(cells * histogram.lengths)))
+    ends = np.cumsum(counts)
+    totals = np.concatenate(([0.0], np.cumsum(lengths.values[::-1])))
+    true = np.diff(totals[ends], prepend=0.0)
+
+    def proof(bucket: int) -> int | None:
+        if proven_by is None or not counts[bucket]:
+            return None
+        longest = histogram.lengths[edges[bucket + 1] - 1]
+        return proven_by(float(longest), int(min(table.batch_sizes[bucket], counts[bucket])))
+
+    return [
+        BucketUse(
+            boundary=float(table.boundaries[bucket]),
+            batch_size=int(table.batch_sizes[bucket]),
+            examples=int(counts[bucket]),
+            batches=int(batches[bucket]),
+            length=float(true[bucket]),
+            padded_length=max(float(so_far[edges[bucket + 1]] - so_far[edges[bucket]]), float(true[bucket])),
+            proven_by=proof(bucket),
+        )
+        for bucket in range(table.num_buckets)
+    ]

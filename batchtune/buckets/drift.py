@@ -1,0 +1,113 @@
+"""Measures drift: what a tuned table costs on other lengths than those it was tuned for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from batchtune.buckets.epoch_cost import Pricing
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.batchers import Batching
+from batchtune.epochs.measured_costs import Costs, capped
+from batchtune.epochs.ranks import Ranks
+from batchtune.epochs.table import BucketTable, batch_sizes_for
+from batchtune.errors import ResultError, UsageError
+from batchtune.lengths import Lengths
+from batchtune.results import Drift, Row, Sweep, SweptWith, epoch_costs
+
+_AGAIN = "Make sweep.json again with `batchtune sweep-buckets`."
+
+
+def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
+    """Return how stale the recommended table of a sweep is on other lengths.
+
+    The newly tuned table has the strategy, sizing and number of buckets (or pool size) of the recommended one, and the
+    sweep's settings. For the sweep's own lengths staleness is 0 by definition. `costs` are those of the
+    probe that the sweep was made with, `Costs()` without one.
+
+    Raises ResultError if the sweep recommends nothing, is damaged, is of lengths in another unit, or was made with a
+    probe whose costs are not given.
+    """
+    row = tuned.recommended_row
+    unit = tuned.lengths.unit
+    if row is None:
+        raise ResultError("the sweep recommends no table, so there is nothing to compare other lengths with", _AGAIN)
+    if lengths.unit is not None and unit is not None and lengths.unit != unit:
+        raise ResultError(
+            f"the manifest's lengths count {lengths.unit}, but those of the run count {unit}",
+            "Read them as the run's were read, with the same --length-key; or convert them with --length-scale and "
+            "--unit.",
+        )
+    as_swept = _as_swept(costs, tuned, row)
+    settings = _settings(tuned, row)
+    changed = lengths.fingerprint != tuned.lengths.fingerprint
+    pricing = Pricing.of(lengths, tuned.max_batch_length, settings, as_swept)
+    # Examples beyond its boundaries make batches of one.
+    table = BucketTable.of(row.boundaries, row.batch_sizes).extended_to(pricing.lengths.longest)
+    batching = Batching(table, row.pool_size, row.batch_overhead)
+    best = now = pricing.row(row.strategy, row.sizing, row.num_buckets, batching)
+    if changed:
+        retuned = sweep(lengths, tuned.max_batch_length, settings, as_swept)
+        best = next(other for other in retuned.rows if other.sizing == row.sizing)
+    tuned_cost, best_cost = epoch_costs([now, best])
+    return Drift(
+        lengths=lengths.summary(),
+        changed=changed,
+        beyond=int(np.count_nonzero(lengths.values > row.boundaries[-1])),
+        batches=now.batches,
+        retuned_batches=best.batches,
+        epoch_seconds=now.estimated_epoch_seconds,
+        retuned_epoch_seconds=best.estimated_epoch_seconds,
+        stale=max(0.0, tuned_cost / best_cost - 1),
+    )
+
+
+def _settings(tuned: Sweep, row: Row) -> SweepSettings:
+    """Return the sweep's settings, for one strategy and number of buckets."""
+    try:
+        recorded = msgspec.convert(tuned.settings, SweptWith)
+        return SweepSettings(
+            strategies=(row.strategy,),
+            num_buckets=(row.num_buckets,) if row.pool_size is None else (1,),
+            pool_sizes=() if row.pool_size is None else (row.pool_size,),
+            max_batch_size=recorded.max_batch_size,
+            seed=recorded.seed,
+            multiple_of=recorded.multiple_of,
+            ranks=Ranks(
+                world_size=recorded.world_size, accumulate=recorded.accumulate, same_bucket=recorded.same_bucket
+            ),
+        )
+    except (msgspec.ValidationError, UsageError) as error:
+        raise ResultError(f"the sweep's settings are edited or damaged: {error}", _AGAIN) from error
+
+
+def _as_swept(costs: Costs, tuned: Sweep, row: Row) -> Costs:
+    """Return the costs without what the sweep did not know, since it may be older than the probe."""
+    by_frontier = [other for other in tuned.rows if other.sizing == "frontier"]
+    timed = row.estimated_epoch_seconds is not None
+    if (row.sizing == "frontier" and costs.frontier is None) or (timed and costs.step_seconds is None):
+        raise ResultError(
+            "the recommended table was tuned by what a probe measured, but the run has no probe.json that tells it",
+            "Put probe.json back, or probe and sweep again with `batchtune tune`.",
+        )
+    # The others may be longer than what was measured.
+    frontier = (costs.continued_frontier or costs.frontier) if by_frontier else None
+    limit = tuned.max_batch_length
+    as_swept = replace(
+        costs,
+        frontier=frontier,
+        continued_frontier=frontier,
+        joint_frontier=None,
+        step_seconds=costs.step_seconds if timed else None,
+    )
+    # The sweep may have been given a smaller --max-batch-length than the probe's.
+    small = [
+        (np.asarray(swept_row.batch_sizes) <= batch_sizes_for(swept_row.boundaries, limit)).all()
+        for swept_row in by_frontier
+    ]
+    if all(small):
+        return capped(as_swept, limit)
+    return as_swept

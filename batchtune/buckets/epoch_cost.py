@@ -1,0 +1,359 @@
+"""Works out the cost of one epoch: of a bucket table on one rank exactly, on average over shuffles; else simulated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from msgspec import structs
+
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.batch_order import EpochShapes
+from batchtune.epochs.batchers import Batching
+from batchtune.epochs.cost import StepTimes
+from batchtune.epochs.expectation import ExpectedBatches, expected_batches
+from batchtune.epochs.layout import Dealing, Tally
+from batchtune.epochs.measured_costs import Costs, StepSeconds, TypicalTargets, epoch_batch_seconds
+from batchtune.epochs.randomness import Mates, mates_in_buckets
+from batchtune.epochs.ranks import ONE_RANK, Ranks
+from batchtune.epochs.simulation import (
+    SimulatedEpochs,
+    dealt_times,
+    seconds_in_order,
+    shapes_of,
+    simulate_epochs,
+    with_overhead,
+)
+from batchtune.epochs.table import BucketTable
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.results import RankTimes, Row, Sizing, StreamRow
+
+AnyRow = TypeVar("AnyRow", Row, StreamRow)
+
+# Times that differ by no more than two standard errors of their difference are taken for equal.
+_WITHIN_ERRORS = 2.0
+# Pools are cut for the least cost if that gains this much.
+_LEAST_GAIN = 0.003
+# Lengths that stand for all in the errors, which need not be as exact as the time itself.
+_REPRESENTATIVES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EpochCost:
+    """The cost of one epoch over all ranks, whichever way it was worked out.
+
+    Attributes:
+        tally: The number of batches by size and bucket; without buckets, as if of one.
+        batches: Number of batches; of simulated pools their mean, a multiple of the ranks.
+        repeated_examples: Examples that are dealt a second time.
+        padded_length: All cells of its batches, no less than the true length.
+        seconds: Its time as the ranks take batches; None without step times.
+        errors: Shape (sources,): standard errors of the time, in seconds, by the measurements that cause them.
+        chance: The standard error of the time that comes of simulating few epochs, in seconds.
+        ranks: The time by how batches are dealt; None of batches that are known one by one, as are `mates`.
+        mates: How random the batches are.
+        simulated_epochs: The number of simulated epochs, for means and their deviations; None: all is exact.
+    """
+
+    tally: Tally
+    batches: int
+    padded_length: float
+    repeated_examples: int = 0
+    seconds: float | None = None
+    errors: FloatArray | None = None
+    chance: float = 0.0
+    ranks: RankTimes | None = None
+    mates: Mates | None = None
+    effective_buckets: float = 1.0
+    simulated_epochs: int | None = None
+    batches_deviation: float | None = None
+    seconds_deviation: float | None = None
+
+    @property
+    def standard_error(self) -> float | None:
+        """The standard error of the time, in seconds; None if it is not known."""
+        if self.errors is None:
+            return None
+        return float(np.hypot(np.linalg.norm(self.errors), self.chance))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pricing:
+    """The data, step times and ranks that the cost of an epoch is worked out from.
+
+    Attributes:
+        lengths: The data set, each length as batches are padded to it.
+        total: The true length of all examples.
+        step_seconds: The time of one step; None: not known.
+        targets: The typical targets of the data set; None without targets or step times.
+        proven: Lengths → the largest batch size that is proven to fit, 0 without a proof; None: nothing was probed.
+        seed: Of simulated epochs.
+    """
+
+    lengths: Lengths
+    total: float
+    max_batch_length: float
+    step_seconds: StepSeconds | None = None
+    targets: TypicalTargets | None = None
+    ranks: Ranks = ONE_RANK
+    proven: Callable[[FloatArray], IntArray] | None = None
+    seed: int = 0
+
+    @classmethod
+    def of(cls, lengths: Lengths, max_batch_length: float, settings: SweepSettings, costs: Costs) -> Pricing:
+        """Return the pricing of a sweep."""
+        padded = lengths if settings.multiple_of is None else lengths.padded_to(settings.multiple_of)
+        return cls(
+            lengths=padded,
+            total=lengths.total,
+            max_batch_length=max_batch_length,
+            step_seconds=costs.step_seconds,
+            targets=TypicalTargets.of(padded) if costs.step_seconds is not None else None,
+            ranks=settings.ranks,
+            proven=costs.proven,
+            seed=settings.seed,
+        )
+
+    def padding_ratio(self, padded_length: float) -> float:
+        """Return padded cells / all cells; an example that is dealt a second time counts as padding."""
+        return (padded_length - self.total) / padded_length
+
+    def table_seconds(self, expected: ExpectedBatches) -> float:
+        """Return the time of an epoch of a table's batches, shared out to ranks that never wait."""
+        assert self.step_seconds is not None
+        cost = epoch_batch_seconds(expected.table, self.step_seconds, self.targets)
+        return expected.sum_of(cost) / self.ranks.world_size
+
+    def of_table(self, table: BucketTable) -> EpochCost:
+        """Return the cost of an epoch with a table that holds all lengths, on average over shuffles.
+
+        It is exact, but for the time that several ranks take: epochs are simulated.
+        """
+        histogram = self.lengths.histogram
+        expected = expected_batches(histogram, table, self.ranks.dealing)
+        counts = table.counts(histogram)
+        cost = EpochCost(
+            tally=expected.tally,
+            batches=expected.tally.batches,
+            repeated_examples=expected.tally.examples - self.lengths.count,
+            padded_length=max(expected.padded_length, self.total),
+            mates=mates_in_buckets(histogram, table, expected.tally),
+            effective_buckets=1 / float(np.sum((counts / counts.sum()) ** 2)),
+        )
+        if self.step_seconds is None:
+            return cost
+        if self.ranks.world_size == 1:
+            seconds = self.table_seconds(expected)
+            return replace(cost, seconds=seconds, errors=self._time_errors(expected, seconds))
+        dealt = dealt_times(table, self.lengths, self.step_seconds, self.ranks, self.seed)
+        seconds = self.ranks.epoch_seconds(dealt.ranks)
+        errors = self._time_errors(expected, seconds)
+        return replace(cost, seconds=seconds, errors=errors, chance=dealt.standard_error, ranks=dealt.ranks)
+
+    def _time_errors(self, expected: ExpectedBatches, seconds: float) -> FloatArray | None:
+        assert self.step_seconds is not None
+        return time_errors(expected, self.step_seconds, self.targets, seconds)
+
+    def of_shapes(self, epochs: Sequence[EpochShapes]) -> EpochCost:
+        """Return the mean cost of epochs that have as many batches of each size; ranks take them in their order."""
+        step = self.step_seconds
+        tally = _tally_of(epochs[0])
+        padded = sum(float(np.sum(epoch.batch_sizes * epoch.lengths)) for epoch in epochs) / len(epochs)
+        seconds = None
+        if step is not None:
+            seconds = sum(seconds_in_order(epoch, step, self.ranks) for epoch in epochs) / len(epochs)
+        return EpochCost(tally=tally, batches=tally.batches, padded_length=max(padded, self.total), seconds=seconds)
+
+    def of_stream(self, shapes: EpochShapes, padded_length: float, seconds: float | None) -> EpochCost:
+        """Return the cost of a stream's epoch that these batches stand for, with its padded length and time."""
+        step = self.step_seconds
+        tally = _tally_of(shapes)
+        errors = None if step is None or seconds is None else _shape_errors(step, shapes_of([shapes]), seconds)
+        return EpochCost(
+            tally=tally, batches=tally.batches, padded_length=padded_length, seconds=seconds, errors=errors
+        )
+
+    def cost_of(self, batching: Batching) -> EpochCost:
+        """Return the cost of an epoch that holds all lengths: exactly in buckets, by simulation in pools."""
+        if batching.pool_size is None:
+            return self.of_table(batching.table)
+        return self._of_epochs(batching, self._simulated(batching))
+
+    def best_cut(self, batching: Batching) -> tuple[Batching, EpochCost]:
+        """Return pools as they are, or cut for the least cost if that gains more than 0.3%, with their cost."""
+        filled = self._simulated(batching)
+        if self.step_seconds is not None:
+            costed = with_overhead(batching, filled, self.step_seconds)
+            if costed is not None:
+                cheapest = self._simulated(costed)
+                filled_seconds = filled.seconds(self.step_seconds, self.ranks).mean()
+                if cheapest.seconds(self.step_seconds, self.ranks).mean() < filled_seconds * (1 - _LEAST_GAIN):
+                    return costed, self._of_epochs(costed, cheapest)
+        return batching, self._of_epochs(batching, filled)
+
+    def _simulated(self, batching: Batching) -> SimulatedEpochs:
+        return simulate_epochs(batching, self.lengths, self.ranks.dealing, self.seed)
+
+    def _of_epochs(self, batching: Batching, simulated: SimulatedEpochs) -> EpochCost:
+        """Return the mean cost of simulated epochs in pools."""
+        ranks = self.ranks.world_size
+        step = self.step_seconds
+        epochs = len(simulated.shapes)
+        scale = simulated.scale
+        numbers = np.array([len(shapes) for shapes in simulated.shapes])
+        padded = float(np.mean([np.sum(shapes.batch_sizes * shapes.lengths) for shapes in simulated.shapes]))
+        cost = EpochCost(
+            tally=_tally_of(simulated.shapes[0]),
+            batches=ranks * max(1, round(float(numbers.mean()) * scale / ranks)),
+            repeated_examples=round(simulated.repeated_examples * scale),
+            padded_length=max(padded * scale, self.total),
+            mates=simulated.mates,
+            effective_buckets=simulated.effective_buckets,
+            simulated_epochs=epochs,
+            batches_deviation=float(numbers.std(ddof=1)) * math.sqrt(scale),
+        )
+        if step is None:
+            return cost
+        times = simulated.seconds(step, self.ranks)
+        shapes = shapes_of(simulated.shapes)
+        # An epoch has `scale` times as many pools, which are independent.
+        seconds = float(times.mean()) * scale
+        deviation = float(times.std(ddof=1)) * math.sqrt(scale)
+        by_dealing = None
+        if ranks > 1:
+            other = replace(self.ranks, same_bucket=not self.ranks.same_bucket)
+            dealt = simulate_epochs(batching, self.lengths, other.dealing, self.seed)
+            other_seconds = float(dealt.seconds(step, other).mean()) * dealt.scale
+            by_dealing = RankTimes(
+                without_waiting_epoch_seconds=float(np.sum(step(*shapes))) * scale / epochs / ranks,
+                independent_epoch_seconds=other_seconds if self.ranks.same_bucket else seconds,
+                same_bucket_epoch_seconds=seconds if self.ranks.same_bucket else other_seconds,
+            )
+        return replace(
+            cost,
+            seconds=seconds,
+            errors=_shape_errors(step, shapes, seconds),
+            chance=deviation * math.sqrt(scale / epochs),
+            seconds_deviation=deviation,
+            ranks=by_dealing,
+        )
+
+    def row(
+        self, strategy: str, sizing: Sizing, num_buckets: int, batching: Batching, cost: EpochCost | None = None
+    ) -> Row:
+        """Return the row of a sweep for these batches, with the given `cost` or theirs."""
+        cost = cost or self.cost_of(batching)
+        table = batching.table
+        histogram = self.lengths.histogram
+        tally = cost.tally
+        assert cost.mates is not None
+        largest, longest = batching.largest_batches(histogram)
+        dealt = largest if cost.simulated_epochs else tally.largest[table.counts(histogram) > 0]
+        return Row(
+            strategy=strategy,
+            sizing=sizing,
+            num_buckets=num_buckets,
+            used_buckets=longest.size,
+            boundaries=table.boundaries.tolist(),
+            batch_sizes=table.batch_sizes.tolist(),
+            batches=cost.batches,
+            padded_length=cost.padded_length,
+            padding_ratio=self.padding_ratio(cost.padded_length),
+            fill=self.total / (cost.batches * self.max_batch_length),
+            mean_batch_size=(self.lengths.count + cost.repeated_examples) / cost.batches,
+            largest_padded_length=float((dealt * longest).max()),
+            effective_buckets=cost.effective_buckets,
+            estimated_epoch_seconds=cost.seconds,
+            estimated_epoch_error_seconds=cost.standard_error,
+            smallest_batch_size=tally.smallest_batch_size,
+            largest_batch_size=tally.largest_batch_size,
+            batch_size_variation=tally.batch_size_variation,
+            steps=self.ranks.steps(cost.batches),
+            ranks=cost.ranks if self.ranks.world_size > 1 else None,
+            unproven=None if self.proven is None else int(np.count_nonzero(largest > self.proven(longest))),
+            repeated_examples=cost.repeated_examples,
+            mates_again=cost.mates.again,
+            length_correlation=cost.mates.correlation,
+            pool_size=batching.pool_size,
+            batch_overhead=batching.batch_overhead,
+            simulated_epochs=cost.simulated_epochs,
+            batches_deviation=cost.batches_deviation,
+            epoch_seconds_deviation=cost.seconds_deviation,
+        )
+
+
+def _tally_of(epoch: EpochShapes) -> Tally:
+    """The number of batches of each size, as if of one bucket."""
+    sizes, numbers = np.unique(epoch.batch_sizes, return_counts=True)
+    return Tally(sizes[:, np.newaxis], numbers[:, np.newaxis])
+
+
+def estimated_epoch_seconds(
+    lengths: Lengths, table: BucketTable, step_seconds: StepSeconds, *, drop_last: bool = False
+) -> float:
+    """Return the time of all of an epoch's training steps on one rank, on average over shuffles."""
+    expected = expected_batches(lengths.histogram, table, Dealing(drop_last=drop_last))
+    return expected.sum_of(epoch_batch_seconds(table, step_seconds, TypicalTargets.of(lengths)))
+
+
+def time_errors(
+    expected: ExpectedBatches, step_seconds: StepSeconds, targets: TypicalTargets | None, seconds: float
+) -> FloatArray | None:
+    """Return the errors of an epoch's time, to first order in those of the measured step times.
+
+    Of the many shapes (two for each distinct length), neighbours have nearly the same derivatives: a few hundred stand
+    for all. Their sum is scaled to the epoch's exact `seconds`, so that an error common to all shapes stays exact. On
+    several ranks their waiting is taken to grow as the time does. None if `step_seconds` knows no errors.
+    """
+    sizes, lengths, counts = expected.representatives(_REPRESENTATIVES)
+    if targets is None:
+        return _errors(step_seconds, (sizes, lengths), counts, seconds)
+    typical = targets(sizes, lengths, expected.table.lower_edges(lengths))
+    return _errors(step_seconds, (sizes, lengths, typical), counts, seconds)
+
+
+def _shape_errors(step_seconds: StepSeconds, shapes: tuple[FloatArray, ...], seconds: float) -> FloatArray | None:
+    """Return the errors of the time of an epoch with these batches; some of them stand for all."""
+    by_length = np.argsort(shapes[1], kind="stable")
+    chosen = by_length[np.linspace(0, by_length.size - 1, 2 * _REPRESENTATIVES).astype(np.int64)]
+    return _errors(step_seconds, tuple(of[chosen] for of in shapes), np.ones(chosen.size), seconds)
+
+
+def _errors(
+    step_seconds: StepSeconds, shapes: tuple[FloatArray, ...], counts: FloatArray, seconds: float
+) -> FloatArray | None:
+    """Return the errors of the time of an epoch with so many of each shape (sizes, lengths and maybe targets)."""
+    if not isinstance(step_seconds, StepTimes):
+        return None
+    sizes, lengths, *targets = shapes
+    total, gradient = step_seconds.sensitivities(sizes, lengths, targets[0] if targets else None, counts)
+    return gradient * (seconds / total) * step_seconds.sigmas
+
+
+def with_equals(priced: Sequence[tuple[AnyRow, EpochCost]]) -> list[AnyRow]:
+    """Return the rows, each marked by whether its time can be told from the fastest one's."""
+    equal = equal_to_best([cost for _, cost in priced])
+    return [structs.replace(row, equal_to_best=same) for (row, _), same in zip(priced, equal, strict=True)]
+
+
+def equal_to_best(costs: Sequence[EpochCost]) -> list[bool | None]:
+    """Return which times can't be told from the least: they differ by at most two standard errors of the difference.
+
+    Errors that both have in common cancel: the difference's is √Σ (error_a,p - error_b,p)², to which those of
+    simulating few epochs are added. None for each cost if any time or its errors are unknown.
+    """
+    known = [
+        (cost.seconds, cost.errors, cost.chance)
+        for cost in costs
+        if cost.seconds is not None and cost.errors is not None
+    ]
+    if not known or len(known) < len(costs):
+        return [None] * len(costs)
+    least, errors, chance = min(known, key=lambda cost: cost[0])
+    return [
+        seconds - least <= _WITHIN_ERRORS * float(np.linalg.norm([*(row_errors - errors), other, chance]))
+        for seconds, row_errors, other in known
+    ]

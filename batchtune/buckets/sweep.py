@@ -1,0 +1,328 @@
+"""Compares strategies and bucket counts on one data set, and writes `sweep.json`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from batchtune.buckets.alternatives import fixed_baselines, lower_bound, saturation, two_dimensional_rows
+from batchtune.buckets.cautions import cautions, limit_unit_hint
+from batchtune.buckets.current.base import YOURS, Current, CurrentTable
+from batchtune.buckets.distribution import bucket_uses, histogram_of, quantiles_of
+from batchtune.buckets.epoch_cost import EpochCost, Pricing, with_equals
+from batchtune.buckets.recommend import learning_rate_hint, recommend, trade_off
+from batchtune.buckets.strategies import STRATEGIES, Problem, ProblemCosts
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.batchers import Batching
+from batchtune.epochs.expectation import expected_batches
+from batchtune.epochs.measured_costs import Costs, batch_seconds, capped, costs_of
+from batchtune.epochs.table import BucketTable, Limits
+from batchtune.errors import ResultError, UsageError
+from batchtune.lengths import FloatArray, IntArray, Lengths, padded_to
+from batchtune.results import (
+    PROBE_FILE,
+    SWEEP_FILE,
+    Baseline,
+    LearningRate,
+    Probe,
+    Row,
+    Sweep,
+    epoch_costs,
+    meta_of,
+    read_result,
+    write_result,
+)
+from batchtune.run_folder import clear_run, holds_other_lengths
+
+# Aim pools at this part of the largest allowed share of mates that meet again, as chance may add to it.
+_BELOW = 0.97
+
+
+def run_sweep(
+    lengths: Lengths,
+    settings: SweepSettings,
+    folder: Path,
+    *,
+    max_batch_length: float | None = None,
+    force: bool = False,
+    on_row: Callable[[Row], None] = lambda row: None,
+) -> Sweep:
+    """Sweep bucket counts and strategies with the run folder's probe, if it has one, and write `sweep.json`.
+
+    `max_batch_length` goes before the probe's; `force` discards results of other data in the folder; `on_row` is
+    called with each row as soon as it is known. Raises ResultError if the folder holds results of other data, or if
+    max_batch_length is neither given nor measured.
+    """
+    foreign, costs, max_batch_length = costs_in(folder, lengths, max_batch_length, force=force)
+    swept = sweep(lengths, max_batch_length, settings, costs, on_row)
+    if foreign:
+        clear_run(folder)
+    write_result(folder / SWEEP_FILE, swept)
+    return swept
+
+
+def costs_in(
+    folder: Path, lengths: Lengths, max_batch_length: float | None, *, force: bool
+) -> tuple[bool, Costs, float]:
+    """Return whether the folder holds results of other data, the costs of its probe, and max_batch_length."""
+    foreign = holds_other_lengths(lengths, folder, force=force)
+    probe = None
+    if not foreign and (folder / PROBE_FILE).exists():
+        probe = read_result(folder / PROBE_FILE, Probe)
+    if max_batch_length is not None:
+        if probe is None:
+            costs = Costs()
+        else:
+            costs = costs_of(probe)
+        return foreign, capped(costs, max_batch_length), max_batch_length
+    if probe is None:
+        raise ResultError(
+            f"how large a batch may be is not known: {folder} holds no {PROBE_FILE}",
+            "Measure it with `batchtune probe-oom`, or give it with --max-batch-length.",
+        )
+    return foreign, costs_of(probe), probe.max_batch_length
+
+
+def sweep(
+    lengths: Lengths,
+    max_batch_length: float,
+    settings: SweepSettings,
+    costs: Costs,
+    on_row: Callable[[Row], None] = lambda row: None,
+) -> Sweep:
+    """Work out the cost of an epoch with every strategy and bucket count, and recommend one.
+
+    Padded lengths and times of bucket tables are exact expectations over shuffles; those of pools, and times on several
+    ranks, are means over simulated epochs, which the seed decides. Calls `on_row` as `run_sweep` does. Raises
+    UsageError if `max_batch_length` is not positive and finite.
+    """
+    if not (math.isfinite(max_batch_length) and max_batch_length > 0):
+        raise UsageError(f"max_batch_length must be positive and finite, got {max_batch_length:g}")
+    is_padded = settings.multiple_of is not None
+    limits = _limits(lengths, max_batch_length, settings, costs)
+    pricing = Pricing.of(lengths, max_batch_length, settings, costs)
+    priced = []
+    for row, cost in _rows(pricing, limits, settings):
+        priced.append((row, cost))
+        on_row(row)
+    baselines = fixed_baselines(pricing, limits)
+    if not settings.pool_sizes and not is_padded:
+        pools = _pools_between(pricing, priced, baselines, settings)
+        if pools is not None:
+            priced.append(pools)
+            on_row(pools[0])
+    rows = with_equals(priced)
+    current = None
+    if settings.current is not None:
+        current = _CurrentRow.of(settings.current, lengths, pricing, limits, priced)
+    index, reason, best_table = recommend(rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded)
+    recommended = None if index is None else rows[index]
+    if recommended is None:
+        wrong_unit = limit_unit_hint(lengths, max_batch_length)
+        if wrong_unit is not None:
+            reason = f"{wrong_unit}. As it is, {reason}"
+    warnings = [*cautions(lengths, limits, settings.num_buckets, rows), *_ranks_cautions(pricing)]
+    compared: list[Row | Baseline] = [*rows, *baselines]
+    if current is not None:
+        warnings += current.cautions(settings, lengths, recommended)
+        compared.append(current.row)
+    most_buckets = max(settings.num_buckets)
+    if recommended is not None and recommended.pool_size is None:
+        most_buckets = len(recommended.boundaries)
+    return Sweep(
+        meta=meta_of(Sweep),
+        lengths=lengths.summary(),
+        max_batch_length=max_batch_length,
+        settings=settings.record(),
+        device_name=costs.device_name,
+        rows=rows,
+        baselines=baselines,
+        lower_bound=lower_bound(pricing, limits, compared),
+        recommended=index,
+        recommended_table=best_table,
+        reason=reason,
+        warnings=warnings,
+        current=None if current is None else current.row,
+        current_fits=None if current is None else current.fits,
+        current_settings=None if current is None else current.settings.record(current.table),
+        trade_off=trade_off(epoch_costs(rows), [row.mates_again or 0.0 for row in rows]),
+        saturation=saturation(pricing, limits, most_buckets, settings.throughput_fraction),
+        learning_rate=None if recommended is None else _learning_rate(current, baselines[0], recommended),
+        two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),
+        histogram=histogram_of(lengths),
+        quantiles=quantiles_of(lengths),
+        buckets=[] if recommended is None else bucket_uses(lengths, pricing, recommended, costs.proven_by),
+    )
+
+
+def _limits(lengths: Lengths, max_batch_length: float, settings: SweepSettings, costs: Costs) -> Limits:
+    if settings.multiple_of is None:
+        return Limits(
+            max_batch_length=max_batch_length, max_batch_size=settings.max_batch_size, frontier=costs.frontier
+        )
+    return Limits(
+        max_batch_length=max_batch_length,
+        max_batch_size=settings.max_batch_size,
+        frontier=costs.continued_frontier or costs.frontier,
+        measured_up_to=lengths.longest,
+    )
+
+
+def _learning_rate(current: _CurrentRow | None, baseline: Baseline, recommended: Row) -> LearningRate:
+    """Return how to scale a learning rate from the user's settings, or from a fixed batch size."""
+    if current is not None:
+        return learning_rate_hint("current", current.row.mean_batch_size, recommended.mean_batch_size)
+    return learning_rate_hint(baseline.name, float(baseline.batch_size), recommended.mean_batch_size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _CurrentRow:
+    """The user's own settings as a row.
+
+    Attributes:
+        fits: Whether its batches stay within the limits.
+    """
+
+    settings: Current
+    table: CurrentTable
+    row: Row
+    fits: bool
+
+    @classmethod
+    def of(
+        cls,
+        settings: Current,
+        lengths: Lengths,
+        pricing: Pricing,
+        limits: Limits,
+        priced: Sequence[tuple[Row, EpochCost]],
+    ) -> _CurrentRow:
+        """Return what the settings cost next to the rows; their batches are padded as they come."""
+        table = settings.table(lengths)
+        batching = table.batching
+        unpadded = replace(pricing, lengths=lengths, total=lengths.total)
+        cost = unpadded.cost_of(batching)
+        row = unpadded.row("current", table.sizing, batching.table.num_buckets, batching, cost)
+        fits = all_fit(limits, *batching.largest_batches(lengths.histogram))
+        return cls(settings, table, with_equals([*priced, (row, cost)])[-1], fits)
+
+    def cautions(self, settings: SweepSettings, lengths: Lengths, recommended: Row | None) -> Iterator[str]:
+        """Yield warnings about the settings, each without a full stop."""
+        if not self.fits:
+            yield (
+                f"{YOURS} makes batches that are larger than what was found to fit (or than the max_batch_length that "
+                "was given): its times are extrapolated, and it may run out of memory"
+            )
+        if settings.multiple_of is not None:
+            yield f"{YOURS} is counted as its batches come, not padded to multiples as the others are"
+        yield from self.settings.cautions(self.table, lengths, self.row)
+        if self.table.cap is None or recommended is None:
+            return
+        name, cap = self.table.cap
+        largest = max(recommended.batch_sizes)
+        if largest > cap:
+            swept = "" if settings.max_batch_size is None else f" (--max-batch-size {settings.max_batch_size})"
+            yield (
+                f"{name} of {YOURS} allows {cap:,} examples in a batch, the recommendation up to {largest:,}{swept}: "
+                f"to keep your limit, sweep with --max-batch-size {cap}"
+            )
+
+
+def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator[tuple[Row, EpochCost]]:
+    histogram = pricing.lengths.histogram
+    step_seconds = pricing.step_seconds
+    problem_costs = None
+    if step_seconds is not None:
+
+        def of_batch(batch_sizes: FloatArray, lengths: FloatArray, above: FloatArray | None = None) -> FloatArray:
+            seconds = batch_seconds(step_seconds, pricing.targets, None if above is None else lambda _: above)
+            return np.asarray(seconds(batch_sizes, lengths), dtype=np.float64)
+
+        problem_costs = ProblemCosts(
+            of_batch=of_batch,
+            of_epoch=lambda some, table: pricing.table_seconds(expected_batches(some, table, pricing.ranks.dealing)),
+        )
+    problems = {
+        sizing: Problem(
+            histogram=histogram,
+            max_batch_length=limits.max_batch_length,
+            batch_sizes=limits.batch_sizes(histogram.lengths, sizing),
+            costs=problem_costs,
+        )
+        for sizing in limits.sizings
+    }
+    for name in settings.strategies:
+        strategy = STRATEGIES[name]
+        numbers = settings.numbers(strategy, pricing.lengths.count)
+        sizings = limits.sizings if strategy.depends_on_sizes else limits.sizings[:1]
+        if strategy.in_pools:  # a sampler of our own runs them, which takes whatever is known to fit
+            sizings = limits.sizings[-1:]
+        for sizing in sizings:
+            tables = strategy.boundaries(problems[sizing], numbers)
+            for number, boundaries in zip(numbers, tables, strict=True):
+                if settings.multiple_of is not None:
+                    boundaries = np.unique(padded_to(boundaries, settings.multiple_of))
+                table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
+                if strategy.in_pools:  # the table says how many examples fit, `number` how large pools are
+                    batching, cost = pricing.best_cut(Batching(table, number))
+                    yield pricing.row(name, sizing, table.num_buckets, batching, cost), cost
+                else:
+                    cost = pricing.of_table(table)
+                    yield pricing.row(name, sizing, number, Batching(table), cost), cost
+
+
+def _pools_between(
+    pricing: Pricing, priced: list[tuple[Row, EpochCost]], baselines: list[Baseline], settings: SweepSettings
+) -> tuple[Row, EpochCost] | None:
+    """Price the largest pools that are random enough to be recommended, if they lie between two that were swept.
+
+    From one size to the next, mates meet again about in proportion to a power of the pool size.
+    """
+    rows = [row for row, _ in priced]
+    table = recommend(rows, baselines, min_randomness=settings.min_randomness).portable
+    if settings.min_randomness is not None:
+        most_again = 1 - settings.min_randomness
+    elif table is not None:
+        most_again = rows[table].mates_again or 0.0
+    else:
+        return None
+    pools = sorted((row for row in rows if row.pool_size), key=lambda row: row.pool_size or 0)
+    aim = most_again * _BELOW
+    count = pricing.lengths.count
+    for low, high in itertools.pairwise(pools):
+        (size, again), (next_size, next_again) = ((one.pool_size or 1, one.mates_again or 0.0) for one in (low, high))
+        if not 0 < again < aim < most_again < next_again:
+            continue
+        part = math.log(aim / again) / math.log(next_again / again)
+        # Only the number of pools matters: all are of one size.
+        number = math.ceil(count / (size * (next_size / size) ** part))
+        if -(-count // next_size) < number < -(-count // size):
+            table_of_sizes = BucketTable.of(low.boundaries, low.batch_sizes)
+            batching = Batching(table_of_sizes, -(-count // number))
+            if low.batch_overhead is not None:
+                batching, cost = pricing.best_cut(batching)
+            else:  # where cutting smaller pools for the least cost gains too little, it gains less here
+                cost = pricing.cost_of(batching)
+            return pricing.row(low.strategy, low.sizing, low.num_buckets, batching, cost), cost
+    return None
+
+
+def all_fit(limits: Limits, batch_sizes: IntArray, longest: FloatArray) -> bool:
+    """Return whether all these batches stay within the limits; a batch of one always does."""
+    return bool(((batch_sizes == 1) | (batch_sizes <= limits.batch_sizes(longest, limits.sizings[-1]))).all())
+
+
+def _ranks_cautions(pricing: Pricing) -> Iterator[str]:
+    ranks = pricing.ranks
+    if ranks.same_bucket and ranks.world_size == 1:
+        yield "--same-bucket says nothing about one rank: give their number with --world-size"
+    if pricing.step_seconds is None and ranks.world_size > 1:
+        yield (
+            f"what it costs that {ranks.world_size:,} ranks wait for each other is not known without step times: "
+            "`batchtune probe-oom` measures them"
+        )

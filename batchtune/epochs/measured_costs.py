@@ -1,0 +1,223 @@
+"""Reads a probe's costs: which batches fit, and how long a step takes.
+
+The memory must hold the worst target of all examples. A batch that happens has the longest of its own few: how long
+that is on average decides how long its step takes by its longest length alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from batchtune.epochs.cost import Frontier, JointFrontier, StepTimes, scaled
+from batchtune.epochs.expectation import BatchCost
+from batchtune.epochs.table import BucketTable
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.results import Probe
+from batchtune.trust import WORST_TIME_ERROR
+
+# Examples, evenly taken in order of length, that say what is typical; more would only be slower.
+_SAMPLE = 1 << 17
+# Targets are told apart by so many quantiles, and as many even steps: few of them may make up most of the mean.
+_LEVELS = 64
+# Groups of examples next to each other in length; a bucket is taken to hold whole groups.
+_GROUPS = 1024
+# Batches whose targets are worked out together, few enough to stay in the cache.
+_AT_ONCE = 4096
+# Without a known bucket, a batch is taken to be of one of this many, with as many examples each.
+_BUCKETS = 16
+# Look up the times of at most this many batches.
+_EACH = 512
+Sizes: TypeAlias = Callable[[FloatArray], IntArray]
+JointSizes: TypeAlias = Callable[[FloatArray, FloatArray], IntArray]
+ProvenBy: TypeAlias = Callable[[float, int], "int | None"]
+StepSeconds: TypeAlias = Callable[..., FloatArray]
+"""Batch sizes, longest lengths and (if any) longest target lengths → seconds of one training step, by element."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """The measurements of a probe; all None without one.
+
+    Attributes:
+        frontier: Lengths → the largest batch size that fits, at least 1.
+        continued_frontier: The same, also beyond the longest length, where batches are padded further.
+        joint_frontier: (lengths, target lengths) → the same; None if only the longest targets were measured.
+        proven: Lengths → the largest batch size that is proven to fit, 0 without a proof; `joint_proven` likewise.
+        joint_lengths: The lengths at which pairs were measured.
+        proven_by: (longest length, batch size) → index of the trial that proves such a batch, or None.
+    """
+
+    frontier: Sizes | None = None
+    continued_frontier: Sizes | None = None
+    step_seconds: StepSeconds | None = None
+    device_name: str | None = None
+    joint_frontier: JointSizes | None = None
+    proven: Sizes | None = None
+    joint_proven: JointSizes | None = None
+    joint_lengths: FloatArray = field(default_factory=lambda: np.empty(0))
+    proven_by: ProvenBy | None = None
+
+
+def costs_of(probe: Probe) -> Costs:
+    """Return what is proven to fit, and the step times, by the model between measured ones.
+
+    No times are known if the model misses even the measurements by far. Nothing is proven by a probe that was
+    interrupted before its batches ran in turns.
+    """
+    model = probe.models.step_seconds
+    times = None
+    if model is not None and model.relative_error <= WORST_TIME_ERROR:
+        times = StepTimes.of(probe.trials, model)
+        # Steps in turns with other shapes, as in training. Corrections are ratios to the model: this scales all times.
+        if probe.confirmation is not None and probe.confirmation.time_ratio is not None:
+            times = replace(times, model=scaled(times.model, probe.confirmation.time_ratio))
+    frontier = Frontier.of(probe.frontier)
+    joint = JointFrontier.of([*probe.frontier, *probe.joint_frontier]) if probe.joint_frontier else None
+
+    def proven_by(longest: float, batch_size: int) -> int | None:
+        if batch_size > int(frontier.proven(longest)):
+            return None
+        fitting = (point for point in probe.frontier if point.length >= longest and point.batch_size >= batch_size)
+        return next(fitting).trial
+
+    return Costs(
+        frontier=frontier,
+        continued_frontier=frontier.continued,
+        joint_frontier=joint,
+        joint_proven=joint and joint.proven,
+        joint_lengths=np.unique(joint.lengths) if joint else np.empty(0),
+        proven=frontier.proven if probe.is_proven else lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
+        proven_by=proven_by,
+        step_seconds=times,
+        device_name=probe.device.name,
+    )
+
+
+def capped(costs: Costs, max_batch_length: float) -> Costs:
+    """Return the same costs, but no batch longer than the user wants."""
+
+    def cap(sizes: Callable[..., IntArray] | None) -> Callable[..., IntArray] | None:
+        def capped_sizes(lengths: FloatArray, *targets: FloatArray) -> IntArray:
+            assert sizes is not None
+            return np.minimum(sizes(lengths, *targets), np.maximum(1, (max_batch_length / lengths).astype(np.int64)))
+
+        return sizes and capped_sizes
+
+    return replace(
+        costs,
+        frontier=cap(costs.frontier),
+        continued_frontier=cap(costs.continued_frontier),
+        joint_frontier=cap(costs.joint_frontier),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TypicalTargets:
+    """The longest target that a batch has on average, by its size and its longest length.
+
+    Attributes:
+        lengths: Shape (n,), ascending, of examples that stand for all.
+        levels: Shape (levels,), ascending: the targets to tell apart.
+        examples_up_to: Shape (groups + 1, levels): how many of the examples in the first groups, from the shortest
+            length on, have targets up to each level. All groups have as many examples, to within one.
+    """
+
+    lengths: FloatArray
+    levels: FloatArray
+    examples_up_to: FloatArray
+
+    @classmethod
+    def of(cls, lengths: Lengths) -> TypicalTargets | None:
+        """Return those of a data set; None without targets."""
+        if lengths.targets is None:
+            return None
+        # The middles of as many equal parts, in ascending order.
+        taken = min(lengths.count, _SAMPLE)
+        chosen = lengths.count - 1 - ((2 * np.arange(taken) + 1) * lengths.count) // (2 * taken)
+        targets = lengths.targets[chosen]
+        quantiles = np.quantile(targets, np.linspace(0, 1, _LEVELS))
+        even = np.linspace(targets.min(), targets.max(), _LEVELS)
+        edges = np.unique(np.concatenate((quantiles, even)))
+        level = np.searchsorted(edges, targets).clip(max=edges.size - 1)  # interpolated quantiles may round
+        present, level = np.unique(level, return_inverse=True)
+        groups = min(taken, _GROUPS)
+        group = np.arange(taken) * groups // taken
+        counts = np.bincount(group * present.size + level, minlength=groups * present.size)
+        up_to = np.zeros((groups + 1, present.size))
+        up_to[1:] = counts.reshape(groups, present.size).cumsum(axis=0).cumsum(axis=1)
+        means = np.bincount(level, targets) / np.bincount(level)
+        return cls(lengths.values[chosen], means, up_to)
+
+    def __call__(
+        self, batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, above: npt.ArrayLike | None = None
+    ) -> FloatArray:
+        """Return the mean of the longest target over batches drawn from the examples up to a length.
+
+        With F the distribution of the targets there, the longest of B has F^B (but for examples that can't be drawn
+        twice). All examples are longer than `above`, the boundary of the bucket before; without it the sixteenth of the
+        data that is nearest in length is taken. Arguments are broadcast against each other.
+        """
+        size, length = np.broadcast_arrays(
+            np.asarray(batch_sizes, dtype=np.float64), np.asarray(lengths, dtype=np.float64)
+        )
+        end = np.maximum(np.searchsorted(self.lengths, length, side="right"), 1)
+        if above is None:
+            start = end - max(1, self.lengths.size // _BUCKETS)
+        else:
+            start = np.searchsorted(self.lengths, np.broadcast_to(above, length.shape), side="right")
+        groups = self.examples_up_to.shape[0] - 1
+        last = np.ceil(end * (groups / self.lengths.size)).astype(np.int64)
+        first = np.round(start * (groups / self.lengths.size)).astype(np.int64).clip(0, last - 1)
+        longest = np.empty(size.size)
+        for offset in range(0, size.size, _AT_ONCE):
+            chunk = slice(offset, offset + _AT_ONCE)
+            longest[chunk] = self._mean_longest(size.ravel()[chunk], first.ravel()[chunk], last.ravel()[chunk])
+        return longest.reshape(size.shape)
+
+    def _mean_longest(self, batch_sizes: FloatArray, first: IntArray, last: IntArray) -> FloatArray:
+        """Return the mean longest target of batches drawn from these groups; all arrays have the shape (batches,)."""
+        examples = self.examples_up_to[last] - self.examples_up_to[first]
+        within = (examples / examples[:, -1:]) ** batch_sizes[:, np.newaxis]
+        longest = float(self.levels[-1])
+        below: FloatArray = np.sum(within[:, :-1] * np.diff(self.levels), axis=1)
+        return longest - below
+
+
+def batch_seconds(
+    step_seconds: StepSeconds, targets: TypicalTargets | None, above: Callable[[FloatArray], FloatArray] | None = None
+) -> BatchCost:
+    """Return the time of one step by batch size and longest length alone, with the target that is typical of both.
+
+    `above` maps the longest length to a bound that all lengths of the batch exceed; None: not known.
+    """
+    if targets is None:
+        return lambda batch_sizes, lengths: step_seconds(batch_sizes, lengths)
+
+    return lambda batch_sizes, lengths: step_seconds(
+        batch_sizes, lengths, targets(batch_sizes, lengths, None if above is None else above(lengths))
+    )
+
+
+def epoch_batch_seconds(table: BucketTable, step_seconds: StepSeconds, targets: TypicalTargets | None) -> BatchCost:
+    """Return the time of one step of the table's batches, by batch size and longest length in ascending order.
+
+    Of more than 512 batches so many are looked up, evenly spaced, and on both sides wherever the batch size changes:
+    between them only the length does, by so little that the time is as good as linear in it.
+    """
+    cost = batch_seconds(step_seconds, targets, table.lower_edges)
+
+    def seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
+        if lengths.size <= _EACH:
+            return np.asarray(cost(batch_sizes, lengths), dtype=np.float64)
+        changes = np.flatnonzero(np.diff(batch_sizes)) + 1
+        even = np.linspace(0, lengths.size - 1, _EACH).astype(np.int64)
+        chosen = np.unique(np.concatenate((even, changes - 1, changes)))
+        chosen_seconds = np.asarray(cost(batch_sizes[chosen], lengths[chosen]), dtype=np.float64)
+        return np.interp(lengths, lengths[chosen], chosen_seconds)
+
+    return seconds

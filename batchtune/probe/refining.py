@@ -1,0 +1,299 @@
+"""Guides the probe's search: where another measured length, or pair of length and target, is worth most.
+
+Sizes between measured lengths are those of the next longer one, so a table is as good as its ends are measured. For
+each number of buckets the guide compares the best table with the sizes that are proven and the best with those that
+may be possible (the model's, bounded by all that failed and all that was closed): the difference is at stake. For
+tables over two lengths it does the same with pairs, after a few pairs with shorter targets, so that the memory model
+knows the cost of targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from batchtune.buckets.optimal import optimal_boundaries
+from batchtune.buckets.two_dimensional import optimal_table_2d
+from batchtune.epochs.table import BucketTable
+from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
+from batchtune.probe.bounds import Anchor
+from batchtune.probe.knowledge import Knowledge
+
+# Lengths that stand for all: so many by where the data's total length lies, and as many by their logarithm.
+_ENDS = 192
+# A table may cost this much more than with all sizes known.
+_AT_STAKE = 0.005
+# A length is measured no nearer to another than this part of the gap between two, in the logarithm.
+_APART = 0.3
+# The same for max_batch_length, which serves frameworks that know no other size; for it lengths are added only up to
+# so many times as many as span the data. Where memory grows in proportion to the length, each adds next to nothing.
+_OF_MAX_BATCH_LENGTH = 0.03
+_FOR_MAX_BATCH_LENGTH = 3
+# Pairs of length and shorter target to measure, as a multiple of the lengths that span the data.
+_PAIRS = 2
+# Examples that stand for all pairs, evenly taken in order of length, and boundaries in each dimension to choose from.
+_EXAMPLES = 4096
+_RESOLUTION = 12
+# Where targets are the same multiple of the length to within this, they say nothing that lengths do not say.
+_PROPORTIONAL = 0.05
+# Parts of the examples, in order of length, up to which a pair with the typical target is measured first.
+_SPANNING = (1.0, 0.75, 0.25)
+_TYPICAL_OF = 0.1
+
+# The share of a step's time that does not depend on its batch, in the cost that decides.
+_OVERHEAD = 0.1
+# After so many trials, and up to so many lengths, as multiples of the lengths that span the data, one is added only if
+# more is at stake. The user's own number of lengths replaces both.
+_TRIALS = 2.5
+_AT_STAKE_PAST_TRIALS = 0.015
+_MOST_LENGTHS = 5
+
+_Sizes = Callable[[FloatArray, FloatArray], FloatArray]
+
+
+@dataclass(frozen=True, eq=False)
+class Refinement:
+    """Says where to measure next, for tables with these bucket counts; lengths are as batches are padded."""
+
+    lengths: Lengths
+    num_buckets: Sequence[int]
+
+    def __call__(self, known: Knowledge) -> Anchor | None:
+        """Return the length, or the pair of length and target, that is worth most; None if none is worth a trial."""
+        settings = known.settings
+        single = _single(known)
+        at_stake = _least_at_stake(known, single)
+        if at_stake is not None:
+            ends = _Ends(self.lengths, self._spread_ends, known, single)
+            length = ends.worst(self.num_buckets, at_stake)
+            few = at_stake == _AT_STAKE and len(single) < _FOR_MAX_BATCH_LENGTH * settings.num_lengths
+            if length is None and few:
+                length = ends.for_max_batch_length()
+            if length is not None:
+                return known.anchor(length)
+        if self._pairs is None or len(known.anchors) - len(single) >= _PAIRS * settings.num_lengths:
+            return None
+        return self._pairs.worst(known, max(self.num_buckets))
+
+    def left_at_stake(self, known: Knowledge) -> float | None:
+        """Return by which share a table may cost more than with all sizes known; None if little or not yet final."""
+        single = _single(known)
+        if _least_at_stake(known, single) == _AT_STAKE:
+            return None
+        lost, _ = _Ends(self.lengths, self._spread_ends, known, single).most_lost(self.num_buckets)
+        return lost if lost > _AT_STAKE else None
+
+    @cached_property
+    def _pairs(self) -> _Pairs | None:
+        return None if self.lengths.targets is None else _Pairs.of(self.lengths, self.lengths.targets)
+
+    @cached_property
+    def _spread_ends(self) -> FloatArray:
+        """Lengths of the data that stand for all, ascending, the longest among them."""
+        distinct = self.lengths.histogram.lengths
+        totals = self.lengths.histogram.cumulative_total
+        shares = np.arange(1, _ENDS + 1) / _ENDS * (1 - 1e-12)
+        logs = np.log(distinct / distinct[0])
+        chosen = np.union1d(np.searchsorted(totals, totals[-1] * shares), np.searchsorted(logs, logs[-1] * shares))
+        ends: FloatArray = distinct[chosen]
+        return ends
+
+
+def _single(known: Knowledge) -> list[Anchor]:
+    """Return the anchors with the longest target at or below their length."""
+    return [anchor for anchor in known.anchors if anchor == known.anchor(anchor.length)]
+
+
+def _least_at_stake(known: Knowledge, single: Sequence[Anchor]) -> float | None:
+    """Return how much must be at stake for another length to be worth its trials; None if no more may be added."""
+    settings = known.settings
+    if settings.max_lengths is not None:
+        return _AT_STAKE if len(single) < settings.max_lengths else None
+    if len(known.trials) < _TRIALS * settings.num_lengths:
+        return _AT_STAKE
+    return _AT_STAKE_PAST_TRIALS if len(single) < _MOST_LENGTHS * settings.num_lengths else None
+
+
+def _step_cost(known: Knowledge) -> Callable[[FloatArray, FloatArray, FloatArray | None], FloatArray]:
+    """Return (sizes, lengths, targets) → the cost of a step, 1 for a batch that fills the memory.
+
+    What an example computes is taken to be in proportion to the memory it needs. Measured times would decide better
+    where they are exact. But they scatter, and each length that they add by chance costs trials.
+    """
+    model = known.fit.model
+    room = 0.0 if model is None else known.fit.room_bytes - model.constant
+    if model is None or room <= 0:
+        return lambda sizes, lengths, targets: np.ones(sizes.shape)
+
+    def cost(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None) -> FloatArray:
+        filled = sizes * model.per_example(lengths, 0.0 if targets is None else targets) / room
+        return _OVERHEAD + (1 - _OVERHEAD) * filled
+
+    return cost
+
+
+class _Ends:
+    """Where buckets may end: lengths that stand for all, the measured ones, and the next longer ones; shape (ends,).
+
+    Attributes:
+        histogram: The ends, and how many examples are nearest below each; `shortest` is the shortest of them.
+        proven, possible: Batch sizes, at least 1; `now`, `best`: the cost of an example with them in a bucket to there.
+        fillable: How many examples are at most that long.
+        measured: Shape (measured,): the lengths that were tried, ascending.
+        tolerance: Sizes that differ by no more than this share count as the same.
+    """
+
+    def __init__(self, lengths: Lengths, spread: FloatArray, known: Knowledge, single: Sequence[Anchor]) -> None:
+        distinct = lengths.histogram.lengths
+        self.measured = np.unique([anchor.length for anchor in single])
+        indices = np.flatnonzero(np.isin(distinct, self.measured))
+        # The next longer one limits max_batch_length most, by the size of the length that was measured beyond it.
+        ends = np.union1d(spread, distinct[np.minimum([indices, indices + 1], distinct.size - 1)])
+        at = np.searchsorted(distinct, ends)
+        targets = None
+        if lengths.targets is not None:
+            targets = np.array([lengths.worst_target(float(end)) for end in ends])
+        up_to = lengths.histogram.cumulative[at]
+        seconds = _step_cost(known)
+        self.histogram = Histogram(ends, np.diff(up_to, prepend=0))
+        self.shortest: FloatArray = distinct[np.concatenate(([0], at[:-1] + 1))]
+        self.fillable = up_to.astype(np.float64)
+        self.tolerance = known.settings.tolerance
+        self.proven = np.maximum(1, known.proven_sizes(ends, targets))
+        self.possible = np.maximum(self.proven, known.possible_sizes(ends, targets))
+        self.now = seconds(self.proven.astype(np.float64), ends, targets) / self.proven
+        self.best = seconds(self.possible, ends, targets) / self.possible
+
+    def worst(self, num_buckets: Sequence[int], at_stake: float) -> float | None:
+        """Return the end whose size decides most, in the table that loses most; None if none loses more than that."""
+        lost, theirs = self.most_lost(num_buckets)
+        if lost <= at_stake:
+            return None
+        ends, counts = self._used(theirs)
+        gain = np.where(self._is_open[ends], counts * (self.now - self.best)[ends], 0.0)
+        return self._within_its_gap(int(ends[int(gain.argmax())])) if gain.max() > 0 else None
+
+    def most_lost(self, num_buckets: Sequence[int]) -> tuple[float, FloatArray]:
+        """Return how much more the table that loses most costs than the best possible, and the latter's boundaries."""
+        ours = optimal_boundaries(self.histogram, self.now, num_buckets)
+        theirs = optimal_boundaries(self.histogram, self.best, num_buckets)
+
+        def cost(boundaries: FloatArray, example_costs: FloatArray) -> float:
+            ends, counts = self._used(boundaries)
+            return float(np.sum(counts * example_costs[ends]))
+
+        lost = [cost(own, self.now) / cost(best, self.best) - 1 for own, best in zip(ours, theirs, strict=True)]
+        worst = int(np.argmax(lost))
+        return lost[worst], theirs[worst]
+
+    def for_max_batch_length(self) -> float | None:
+        """Return the middle of the lengths whose size holds max_batch_length down; None if it is high enough."""
+        limited = self.proven < self.fillable
+        now = np.where(limited, (self.proven + 1) * self.shortest, np.inf)
+        best = np.where(self.possible < self.fillable, (self.possible + 1) * self.shortest, np.inf)
+        if not limited.any() or now.min() >= (1 - _OF_MAX_BATCH_LENGTH) * best.min():
+            return None
+        return self._within_its_gap(int(now.argmin()), apart=0.5)
+
+    def _within_its_gap(self, end: int, apart: float = _APART) -> float | None:
+        """Return the open end nearest to this one that leaves a part of the gap between measured lengths on both sides.
+
+        Where memory leaps between two lengths, the best ends lie at the very edge of what is known: to creep along it
+        would take many trials. None if no end in the gap is open.
+        """
+        lengths = self.histogram.lengths
+        right = int(np.searchsorted(self.measured, lengths[end]))
+        if right == 0 or right == self.measured.size:
+            return float(lengths[end]) if self._is_open[end] else None
+        low = self.measured[right - 1]
+        high = self.measured[right]
+        inside = np.flatnonzero((lengths > low) & (lengths < high) & self._is_open)
+        if not inside.size:
+            return None
+        span = np.log(high / low)
+        wanted = np.clip(np.log(lengths[end] / low), apart * span, (1 - apart) * span)
+        return float(lengths[inside[int(np.abs(np.log(lengths[inside] / low) - wanted).argmin())]])
+
+    @cached_property
+    def _is_open(self) -> npt.NDArray[np.bool_]:
+        step = np.maximum(1, np.floor(self.proven * self.tolerance))
+        wide: npt.NDArray[np.bool_] = np.minimum(self.possible, self.fillable) >= self.proven + step
+        return wide
+
+    def _used(self, boundaries: FloatArray) -> tuple[IntArray, IntArray]:
+        ends = np.searchsorted(self.histogram.lengths, boundaries)
+        return ends, np.diff(self.histogram.cumulative[ends], prepend=0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """Pairs of length and target of examples that stand for all, ascending in length; `spanning` are measured first."""
+
+    lengths: FloatArray
+    targets: FloatArray
+    spanning: tuple[Anchor, ...]
+
+    @classmethod
+    def of(cls, data: Lengths, targets: FloatArray) -> _Pairs | None:
+        """Return those of a data set; None if its targets follow from its lengths."""
+        ratio = targets / data.values
+        if np.ptp(ratio) <= _PROPORTIONAL * ratio.max():
+            return None
+        taken = min(data.count, _EXAMPLES)
+        # The longest is among them.
+        chosen = (np.arange(taken) * data.count // taken)[::-1]
+        lengths = data.values[chosen]
+        longest = targets[chosen]
+        spanning = []
+        for part in _SPANNING:
+            end = max(1, int(part * taken))
+            near = longest[max(0, end - max(1, int(_TYPICAL_OF * taken))) : end]
+            spanning.append(Anchor(float(lengths[end - 1]), float(np.quantile(near, 0.5, method="nearest"))))
+        return cls(lengths, longest, tuple(dict.fromkeys(spanning)))
+
+    def worst(self, known: Knowledge, num_buckets: int) -> Anchor | None:
+        """Return the pair whose size decides most, in the best table; None if that loses little."""
+
+        def is_open(anchor: Anchor) -> bool:
+            return known.closed_by(known.bracket(anchor)) is None
+
+        tried = set(known.anchors)
+        for anchor in self.spanning:
+            if anchor not in tried and anchor != known.anchor(anchor.length) and is_open(anchor):
+                return anchor
+        seconds = _step_cost(known)
+        measured = np.array([anchor.length for anchor in known.anchors])
+        candidates = measured[:: max(1, measured.size // _RESOLUTION)]
+
+        def example_costs(sizes_of: Callable[[FloatArray, FloatArray], npt.NDArray[np.generic]]) -> _Sizes:
+            def costs(lengths: FloatArray, targets: FloatArray) -> FloatArray:
+                long, target = np.broadcast_arrays(lengths, targets)
+                sizes = np.asarray(sizes_of(long.ravel(), target.ravel()), dtype=np.float64).reshape(long.shape)
+                sizes = np.maximum(sizes, 1.0)
+                return seconds(sizes, lengths, targets) / sizes
+
+            return costs
+
+        def table_and_cost(costs: _Sizes) -> tuple[BucketTable, IntArray, float]:
+            (table,) = optimal_table_2d(
+                self.lengths, self.targets, costs, [num_buckets], candidates=candidates, resolution=_RESOLUTION
+            )
+            counts = np.bincount(table.assign(self.lengths, self.targets), minlength=table.num_buckets)
+            return table, counts, float(np.sum(counts * costs(*table.pairs)))
+
+        now = example_costs(known.proven_sizes)
+        best = example_costs(known.possible_sizes)
+        (_, _, ours), (theirs, counts, least) = table_and_cost(now), table_and_cost(best)
+        if ours <= (1 + _AT_STAKE) * least:
+            return None
+        ends, tops = theirs.pairs
+        gain = counts * (now(ends, tops) - best(ends, tops))
+        for bucket in np.argsort(-gain, kind="stable"):
+            anchor = Anchor(float(ends[bucket]), float(tops[bucket]))
+            if gain[bucket] > 0 and is_open(anchor):
+                return anchor
+        return None

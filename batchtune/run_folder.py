@@ -1,0 +1,197 @@
+"""The run folder: which process holds it, and which lengths its results are of."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from batchtune.errors import ResultError
+from batchtune.files import read_regular, unwritable, write_whole
+from batchtune.lengths import Lengths
+from batchtune.results import (
+    LARGEST_BYTES,
+    PROBE_FILE,
+    RUN_FILE,
+    RUN_FILES,
+    STREAM_FILE,
+    SWEEP_FILE,
+    TRIALS_FILE,
+    LengthsSummary,
+    Probe,
+    ReadingRecord,
+    Run,
+    StreamSweep,
+    Sweep,
+    Trial,
+    read_result,
+)
+from batchtune.units import format_length
+
+_START_OVER = "Start over with --force, or give another folder with --run."
+ANOTHER = "Give another folder with --run, or --force to start over in this one."
+
+
+def lengths_of(folder: Path) -> LengthsSummary | None:
+    """Return the data that the folder's results are of; None without results, ResultError if they can't be read."""
+    if folder.exists() and not folder.is_dir():
+        raise ResultError(f"{folder} is not a folder, and a run needs one", "Give another with --run.")
+    kinds: dict[str, type[Run | Probe | Sweep | StreamSweep]] = {
+        RUN_FILE: Run,
+        PROBE_FILE: Probe,
+        SWEEP_FILE: Sweep,
+        STREAM_FILE: StreamSweep,
+    }
+    for name, kind in kinds.items():
+        if (folder / name).exists() and (name != RUN_FILE or knows_anything(folder)):
+            return read_result(folder / name, kind).lengths
+    return None
+
+
+def knows_anything(folder: Path) -> bool:
+    """Return whether the folder's probe has a result or a trial that passed: only then is the folder bound to it."""
+    if (folder / PROBE_FILE).exists():
+        return True
+    return any(trial.outcome == "ok" for trial in read_trials(folder / TRIALS_FILE))
+
+
+def other_lengths(lengths: Lengths, theirs: LengthsSummary) -> tuple[str, str]:
+    """Describe how lengths differ from a run's, and how to read the same: a sentence and a space, or empty."""
+    what = (
+        f"other lengths ({theirs.count:,} up to {format_length(theirs.max, theirs.unit)}; these are {lengths.count:,} "
+        f"up to {format_length(lengths.longest, lengths.unit)})"
+    )
+    if lengths.reading is None or theirs.reading is None:
+        return what, ""
+    differing = read_differently(lengths.reading, theirs.reading)
+    if not differing:
+        return f"{what}, read with the same options: the manifest is another, or has changed", ""
+    given = lengths.reading.flags
+    their_flags = theirs.reading.flags
+    leave_out = " and ".join(name for name, _ in differing if name in given)
+    add = " ".join(f"{name} {their_flags[name]}".strip() for name, _ in differing if name not in given)
+    return (
+        f"{what}: {', '.join(text for _, text in differing)}",
+        f"Leave out {leave_out} to read the manifest as the run did. " if leave_out else f"Read them with {add}. ",
+    )
+
+
+def read_differently(reading: ReadingRecord, theirs: ReadingRecord) -> list[tuple[str, str]]:
+    """Return the options that differ: (its name, `--max-length is 40 here, 30 in the run`)."""
+    flags = reading.flags
+    their_flags = theirs.flags
+
+    def said(value: str | None) -> str:
+        return "not given" if value is None else value or "given"
+
+    return [
+        (name, f"{name} is {said(flags.get(name))} here, {said(their_flags.get(name))} in the run")
+        for name in dict.fromkeys([*their_flags, *flags])
+        if flags.get(name) != their_flags.get(name)
+    ]
+
+
+def check_lengths(lengths: Lengths, fingerprint: str, source: Path, theirs: LengthsSummary | None = None) -> None:
+    """Raise ResultError if a file is of other lengths than these; `theirs` are the run's, if known."""
+    if fingerprint == lengths.fingerprint:
+        return
+    if theirs is not None and theirs.fingerprint == fingerprint:
+        what, remedy = other_lengths(lengths, theirs)
+    else:
+        longest = format_length(lengths.longest, lengths.unit)
+        what = f"other lengths than these ({lengths.count:,} up to {longest})"
+        remedy = ""
+    remedy = remedy or "Give the same manifest with the same options (--length-key, --max-length, …). "
+    raise ResultError(
+        f"{source} is of {what}", f"{remedy}Or tune again for these lengths in another folder with --run."
+    )
+
+
+def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:
+    """Return whether the folder's results are of other lengths; without `force` that raises ResultError."""
+    theirs = lengths_of(folder)
+    if theirs is None or theirs.fingerprint == lengths.fingerprint:
+        return False
+    if not force:
+        what, remedy = other_lengths(lengths, theirs)
+        raise ResultError(f"{folder} holds a run of {what}", f"{remedy}{ANOTHER}")
+    return True
+
+
+def read_trials(path: Path) -> list[Trial]:
+    """Return the trials of a journal; none without the file.
+
+    A last line that was cut short (the process was killed, the disk was full) is removed: its trial is run again.
+    Raises ResultError if another line is not a trial, or the file can't be read.
+    """
+    if path.is_symlink():  # trials would be added to what it leads to
+        raise ResultError(f"{path} is a link, and batchtune adds to no file outside the run folder", _START_OVER)
+    if not path.exists():
+        return []
+    data = read_regular(path, LARGEST_BYTES, _START_OVER)
+    lines = data.split(b"\n")
+    cut = lines.pop()  # empty after a whole last line
+    trials = []
+    for number, line in enumerate(lines, 1):
+        try:
+            trial = msgspec.json.decode(line, type=Trial)
+            for problem in trial.problems(number - 1):
+                raise msgspec.ValidationError(problem)
+            trials.append(trial)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ResultError(
+                f"{path}, line {number}: not a trial: {error}", "Start over with --force, or take the line out."
+            ) from error
+    if cut:
+        write_whole(path, b"".join(line + b"\n" for line in lines), follow=False)
+    return trials
+
+
+def append_trial(path: Path, trial: Trial) -> None:
+    """Add a trial, on disk before this returns. If that fails (ResultError), the file's earlier lines stay."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(path, flags, 0o666), "ab") as journal:
+            journal.write(msgspec.json.encode(trial) + b"\n")
+            journal.flush()
+            os.fsync(journal.fileno())
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold the run folder for this process, however it ends; raises ResultError if another holds it."""
+    import fcntl
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ResultError(
+            f"another batchtune is at work in {folder}", "Wait for it, or give another folder with --run."
+        ) from None
+    finally:
+        os.close(handle)
+        with contextlib.suppress(OSError):  # where nothing was written, nothing stays
+            folder.rmdir()
+
+
+def clear_run(folder: Path, names: Iterable[str] = RUN_FILES) -> None:
+    """Remove these of batchtune's own files from a run folder, and nothing else; raises ResultError if it can't."""
+    for name in names:
+        path = folder / name
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ResultError(f"{path} can't be removed: {error.strerror or error}") from error

@@ -1,0 +1,343 @@
+"""Compares ways to batch a stream, and writes `stream.json`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from batchtune.buckets.current.base import longer_than
+from batchtune.buckets.epoch_cost import EpochCost, Pricing, with_equals
+from batchtune.buckets.recommend import recommend
+from batchtune.buckets.strategies import STRATEGIES, Problem
+from batchtune.buckets.sweep import all_fit, costs_in, sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import Costs
+from batchtune.epochs.randomness import again_at_random, mates_in_cuts
+from batchtune.epochs.ranks import Ranks
+from batchtune.epochs.table import BucketTable, Limits
+from batchtune.errors import UsageError
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.manifests import StreamLengths
+from batchtune.results import STREAM_FILE, Row, StreamRow, StreamSweep, meta_of, write_result
+from batchtune.run_folder import clear_run
+from batchtune.streams.bucketed import StreamBatching
+from batchtune.streams.pivot import PivotSettings
+from batchtune.streams.recommend_stream import recommend_stream
+from batchtune.streams.shards import mates_cautions, row_cautions, shards_of, stream_cautions
+from batchtune.streams.simulated import (
+    AnyBatching,
+    StoredStream,
+    StreamEpoch,
+    distance_apart,
+    epoch_seconds,
+    shard_sizes,
+    simulate_stream,
+)
+from batchtune.streams.stream_settings import StreamSettings
+from batchtune.units import counted, rounded_down
+
+# The most padding of a batch to compare. SpeechBrain's target_batch_numel is always its maximum: on made-up speech and
+# text, targets of 80% and 90% made 2% to 25% more batches, and saved at most 0.1% of the time.
+_PADDING_RATIOS = (0.05, 0.1, 0.2, 0.4)
+# How many epochs of each way are simulated, whose spread says which rows are equal. They are the same whatever --seed
+# says: the seed decides which examples meet in training, not which way to make batches is the best.
+_EPOCHS = 3
+_SEED = 0
+# Caps of the batch size to try for a larger maximum.
+_CAPS = 64
+# Bytes of a unit of length as samples are held in memory: float32 at 16 kHz, 80 float32 features, 64-bit tokens.
+_BYTES = {"s": 64_000.0, "ms": 64.0, "samples": 4.0, "frames": 320.0, "tokens": 8.0, "words": 8.0}
+
+
+def run_stream_sweep(
+    stream: StreamLengths,
+    settings: StreamSettings,
+    folder: Path,
+    *,
+    max_batch_length: float | None = None,
+    force: bool = False,
+    on_row: Callable[[StreamRow, int], None] = lambda row, rows: None,
+) -> StreamSweep:
+    """Sweep with the run folder's probe, if it has one, and write `stream.json`; raises as `run_sweep` does.
+
+    `on_row` is called with each row as soon as it is known, and the number of all.
+    """
+    foreign, costs, limit = costs_in(folder, stream.lengths, max_batch_length, force=force)
+    found = sweep_stream(stream, limit, settings, costs, on_row)
+    if foreign:
+        clear_run(folder)
+    write_result(folder / STREAM_FILE, found)
+    return found
+
+
+def sweep_stream(
+    stream: StreamLengths,
+    max_batch_length: float,
+    settings: StreamSettings,
+    costs: Costs,
+    on_row: Callable[[StreamRow, int], None] = lambda row, rows: None,
+) -> StreamSweep:
+    """Simulate an epoch of each worker's stream with every way to make batches, and recommend one.
+
+    Raises UsageError if `max_batch_length` is not positive and finite, or the current settings make no batch.
+    """
+    lengths = stream.lengths
+    if settings.bytes_per_length is None:
+        settings = replace(settings, bytes_per_length=_BYTES.get(lengths.unit or "", 1.0))
+    limits = Limits(max_batch_length=max_batch_length, max_batch_size=settings.max_batch_size, frontier=costs.frontier)
+    of_map = SweepSettings(
+        strategies=tuple(name for name, strategy in STRATEGIES.items() if strategy.depends_on_sizes),
+        num_buckets=settings.num_buckets,
+        max_batch_size=settings.max_batch_size,
+        seed=_SEED,
+        ranks=Ranks(world_size=settings.world_size),
+    )
+    as_map = sweep(lengths, max_batch_length, of_map, costs)
+    sizes = shard_sizes(stream, settings.shard_size)
+    stored = StoredStream.of(stream.values, stream.targets, sizes, settings.sharding, _SEED)
+    pricing = Pricing.of(lengths, max_batch_length, of_map, costs)
+    # The user's settings first, as they may have to be corrected.
+    current = None
+    current_fits = None
+    if settings.current is not None:
+        epochs = _epochs(settings.current.batching, stored)
+        if not all(epoch.batches_by_worker.any() for epoch in epochs):
+            raise UsageError(
+                f"--current: these settings make no batch of {counted(lengths.count, 'example')}",
+                "drop_end and drop_last drop what the buffer holds when the stream ends: everything, if a worker reads "
+                "no more than the buffer holds. min_sample_len and max_sample_len may leave out everything, too.",
+            )
+        current = _priced(settings.current.batching, epochs, stored, pricing, settings)
+        current_fits = all(all_fit(limits, epoch.shapes.batch_sizes, epoch.shapes.lengths) for epoch in epochs)
+    tables = [row for row in as_map.rows if row.sizing == limits.sizings[-1]]
+    ways = list(_ways(tables, lengths, limits, settings))
+    priced = []
+    for way in ways:
+        row, cost = _priced(way, _epochs(way, stored), stored, pricing, settings)
+        priced.append((row, cost))
+        on_row(row, len(ways))
+    rows = with_equals(priced)
+    current_row = None
+    if current is not None:
+        current_row = with_equals([*priced, current])[-1]
+    # Sized as the stream's tables are, so that only the stream makes a difference.
+    best_table = recommend(tables, as_map.baselines).portable
+    map_style = None if best_table is None else tables[best_table]
+    found = recommend_stream(rows, map_style, min_randomness=settings.min_randomness)
+    chosen = None if found.row is None else rows[found.row]
+    shards = shards_of(stream, sizes, settings)
+    return StreamSweep(
+        meta=meta_of(StreamSweep),
+        lengths=lengths.summary(),
+        max_batch_length=max_batch_length,
+        settings=settings.record(),
+        device_name=costs.device_name,
+        simulated_examples=stored.lengths.size,
+        shards=shards,
+        rows=rows,
+        map_style=map_style,
+        recommended=found.row,
+        recommended_speechbrain=found.portable,
+        batches_per_rank=None if chosen is None else -(-chosen.batches // settings.world_size),
+        reason=found.reason,
+        warnings=[
+            *mates_cautions(chosen, map_style),
+            *stream_cautions(stream, shards, settings),
+            *longer_than(lengths, max_batch_length, "max_batch_length", "{each} becomes a batch of one"),
+            *row_cautions(stream, shards, chosen, settings),
+            *(settings.current.notes if settings.current else ()),
+        ],
+        current=current_row,
+        current_fits=current_fits,
+        current_settings=settings.current.settings if settings.current else None,
+    )
+
+
+def _ways(tables: Sequence[Row], lengths: Lengths, limits: Limits, settings: StreamSettings) -> Iterator[AnyBatching]:
+    """Yield the ways to make batches that are compared, for each size of the buffer."""
+    pooled = next(strategy for strategy in STRATEGIES.values() if strategy.in_pools)
+    distinct = lengths.histogram.lengths
+    fitting = limits.batch_sizes(distinct, limits.sizings[-1])
+    problem = Problem(histogram=lengths.histogram, max_batch_length=limits.max_batch_length, batch_sizes=fitting)
+    (edges,) = pooled.boundaries(problem, [1])
+    all_sizes = BucketTable(edges, limits.batch_sizes(edges, limits.sizings[-1]))
+    # Each set of boundaries once.
+    different = {tuple(row.boundaries): BucketTable.of(row.boundaries, row.batch_sizes) for row in tables}
+    for buffer_size in sorted({min(size, lengths.count) for size in settings.buffer_sizes}):
+        for table in different.values():
+            yield StreamBatching(algorithm="bucket", table=table, buffer_size=buffer_size)
+        yield StreamBatching(algorithm="pool", table=all_sizes, buffer_size=buffer_size)
+        for ratio in _PADDING_RATIOS:
+            yield StreamBatching(algorithm="pivot", table=all_sizes, buffer_size=buffer_size, max_padding_ratio=ratio)
+        for limit, most in speechbrain_limits(lengths, limits):
+            for ratio in _PADDING_RATIOS:
+                yield PivotSettings(
+                    target_batch_numel=limit,
+                    max_batch_numel=limit,
+                    max_batch_size=most,
+                    max_padding_ratio=ratio,
+                    buffersize=buffer_size,
+                )
+
+
+def speechbrain_limits(lengths: Lengths, limits: Limits) -> list[tuple[float, int | None]]:
+    """Return pairs (max_batch_numel, max_batch_size) with which every batch that can occur fits.
+
+    A batch whose longest example is u holds at most min(S, ⌊M / u⌋) examples, and B(u) fit: so M < (B(u) + 1) u for all
+    u with B(u) < S, unless there are no more than B(u) examples up to u. Without a cap but the user's, M is at most
+    max_batch_length. If memory grows otherwise than in proportion to the padded length, a cap allows a larger M: the
+    one that makes the fewest batches is tried, too.
+    """
+    distinct, counts = lengths.histogram.lengths, lengths.histogram.counts
+    fitting = limits.batch_sizes(distinct, limits.sizings[-1])
+
+    def largest(cap: float) -> float:
+        bounded = fitting < np.minimum(cap, lengths.histogram.cumulative)  # there are no more examples
+        return rounded_down(((fitting + 1) * distinct)[bounded].min() * (1 - 1e-9), 6) if bounded.any() else math.inf
+
+    plain = (min(limits.max_batch_length, largest(limits.max_batch_size or math.inf)), limits.max_batch_size)
+    if limits.frontier is None:
+        return [plain]
+    fewest = _batches(*plain, distinct, counts) * 0.99
+    best = None
+    caps = np.unique(fitting)
+    for cap in caps[np.unique(np.linspace(0, caps.size - 1, _CAPS).astype(np.int64))].tolist():
+        limit = min(largest(cap), float(distinct[-1] * cap))
+        batches = _batches(limit, cap, distinct, counts)
+        if batches < fewest:
+            best = (limit, cap)
+            fewest = batches
+    if best is None:
+        return [plain]
+    return [plain, best]
+
+
+def _batches(limit: float, cap: int | None, distinct: FloatArray, counts: IntArray) -> float:
+    """Return about how many batches these limits make of examples with these lengths."""
+    sizes = np.maximum(1, np.floor(limit / distinct))
+    if cap is not None:
+        sizes = np.minimum(cap, sizes)
+    return float(np.sum(counts / sizes))
+
+
+def _epochs(way: AnyBatching, stored: StoredStream) -> list[StreamEpoch]:
+    return [simulate_stream(stored, way, epoch) for epoch in range(_EPOCHS)]
+
+
+def _priced(
+    way: AnyBatching,
+    epochs: Sequence[StreamEpoch],
+    stored: StoredStream,
+    pricing: Pricing,
+    settings: StreamSettings,
+) -> tuple[StreamRow, EpochCost]:
+    """Return the row of a way to make batches, from its simulated epochs, and its cost."""
+    first = epochs[0]
+    sizes = first.shapes.batch_sizes.astype(np.float64)
+    longest = first.shapes.lengths
+    batches_by_epoch = np.array([_total(epoch, stored, np.ones(len(epoch.shapes))) for epoch in epochs])
+    padded_by_epoch = [_total(epoch, stored, epoch.shapes.batch_sizes * epoch.shapes.lengths) for epoch in epochs]
+    batches = max(1, round(float(batches_by_epoch.mean())))
+    padded_length = float(np.mean(padded_by_epoch))
+    true_length = float(np.mean([_total(epoch, stored, _true_lengths(epoch, stored)) for epoch in epochs]))
+    count = pricing.lengths.count
+    dropped = max(0, count - round(_total(first, stored, sizes)))
+    seconds = None
+    seconds_deviation = None
+    if pricing.step_seconds is not None:
+        times = np.array([epoch_seconds(stored, epoch, pricing.step_seconds) for epoch in epochs])
+        seconds = float(times.mean())
+        seconds_deviation = float(times.std(ddof=1))
+    cost = pricing.of_stream(first.shapes, padded_length, seconds)
+    if seconds_deviation is not None:
+        cost = replace(cost, chance=seconds_deviation / math.sqrt(_EPOCHS))
+    mates = mates_in_cuts([epoch.cut for epoch in epochs], stored.lengths)
+    at_random = again_at_random(first.cut.layout)
+    mixing = distance_apart(first)
+    workers = (first.batches_by_worker * stored.scale).reshape(settings.world_size, -1)
+    most_held = max(epoch.most_held for epoch in epochs)
+    unproven = None
+    if pricing.proven is not None:
+        unproven = max(_unproven(epoch, pricing.proven) for epoch in epochs)
+    row = StreamRow(
+        **_parameters(way),
+        batches=batches,
+        dropped_examples=dropped,
+        padded_length=padded_length,
+        padding_ratio=max(0.0, 1 - true_length / padded_length),  # rounding
+        fill=pricing.total / (batches * pricing.max_batch_length),
+        mean_batch_size=(count - dropped) / batches,
+        smallest_batch_size=int(sizes.min()),
+        largest_batch_size=int(sizes.max()),
+        batch_size_variation=float(sizes.std() / sizes.mean()),
+        largest_padded_length=float((sizes * longest).max()),
+        under_half=float(np.mean(_filled(way, sizes, longest) < 0.5)),
+        wait_median=float(np.median(first.waits)),
+        wait_p99=float(np.percentile(first.waits, 99)),
+        buffer_length=most_held,
+        buffer_bytes=most_held * (settings.bytes_per_length or 0.0),
+        worker_imbalance=_imbalance(workers.ravel()),
+        rank_imbalance=_imbalance(workers.sum(axis=1)),
+        mate_distance=mixing * (count + 1) / 3,
+        mixing=mixing,
+        mates_again=mates.again,
+        length_correlation=mates.correlation,
+        effective_buckets=max(1.0, mates.again / at_random) if at_random else 1.0,
+        estimated_epoch_seconds=seconds,
+        estimated_epoch_error_seconds=cost.standard_error,
+        simulated_epochs=_EPOCHS,
+        batches_deviation=float(batches_by_epoch.std(ddof=1)),
+        epoch_seconds_deviation=seconds_deviation,
+        unproven=unproven,
+    )
+    return row, cost
+
+
+def _parameters(way: AnyBatching) -> dict[str, Any]:
+    """Return the fields of a row that name its algorithm and settings."""
+    if isinstance(way, PivotSettings):
+        return {
+            "algorithm": "speechbrain",
+            "buffer_size": max(1, way.buffersize),
+            "target_batch_numel": way.target_batch_numel,
+            "max_batch_numel": way.max_batch_numel,
+            "max_batch_size": way.max_batch_size,
+            "max_padding_ratio": way.max_padding_ratio,
+        }
+    return {
+        "algorithm": way.algorithm,
+        "buffer_size": way.buffer_size,
+        "boundaries": way.table.boundaries.tolist(),
+        "batch_sizes": way.table.batch_sizes.tolist(),
+        "max_padding_ratio": way.max_padding_ratio,
+    }
+
+
+def _filled(way: AnyBatching, sizes: FloatArray, longest: FloatArray) -> FloatArray:
+    """Return each batch's size relative to what it could be."""
+    if isinstance(way, PivotSettings):
+        return sizes * longest / way.target_batch_numel
+    return sizes / way.table.batch_sizes[way.table.assign(longest)]
+
+
+def _total(epoch: StreamEpoch, stored: StoredStream, values: FloatArray) -> float:
+    """Return the sum of a value of each batch for an epoch of all examples."""
+    return float(np.sum(values * np.repeat(stored.scale, epoch.batches_by_worker)))
+
+
+def _true_lengths(epoch: StreamEpoch, stored: StoredStream) -> FloatArray:
+    """Return the true length of each batch."""
+    return np.add.reduceat(stored.lengths[epoch.cut.examples], epoch.cut.layout.starts)
+
+
+def _unproven(epoch: StreamEpoch, proven: Callable[[FloatArray], IntArray]) -> int:
+    return int(np.count_nonzero(epoch.shapes.batch_sizes > proven(epoch.shapes.lengths)))
+
+
+def _imbalance(numbers: FloatArray) -> float:
+    return float(numbers.max() / numbers.mean())

@@ -1,1 +1,0 @@
-"""Puts the measured costs and the bucket tables together: sweep, recommend, verify."""

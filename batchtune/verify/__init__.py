@@ -1,0 +1,1 @@
+"""Runs the recommended batches for real."""

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.buckets.distribution import bucket_uses, histogram_of, quantiles_of
+from batchtune.buckets.epoch_cost import Pricing
+from batchtune.epochs.batchers import Batching
+from batchtune.epochs.ranks import Ranks
+from batchtune.epochs.table import BucketTable
+from batchtune.lengths import Lengths
+
+VALUES = st.lists(st.floats(0.01, 1e4), min_size=1, max_size=80)
+
+
+@given(VALUES)
+@settings(deadline=None, max_examples=40)
+def test_each_length_is_in_one_bin_and_each_quantile_is_a_length(values: list[float]) -> None:
+    lengths = Lengths.of(values)
+    bins = histogram_of(lengths)
+    quantiles = quantiles_of(lengths)
+    assert sum(one.count for one in bins) == len(values)
+    assert all(before.to == after.from_ for before, after in itertools.pairwise(bins))
+    assert len(quantiles) == 1001 and quantiles == sorted(quantiles)
+    assert (quantiles[0], quantiles[-1]) == (lengths.shortest, lengths.longest)
+    assert set(quantiles) <= set(lengths.values.tolist())
+
+
+def test_wide_spans_have_bins_of_even_ratio() -> None:
+    bins = histogram_of(Lengths.of([1.0, 10, 100_000]))
+    assert bins[30].to / bins[29].to == pytest.approx(bins[20].to / bins[19].to)
+
+
+@pytest.mark.parametrize("ranks", [Ranks(), Ranks(world_size=16), Ranks(world_size=16, same_bucket=True)])
+def test_the_buckets_together_are_the_row(ranks: Ranks) -> None:
+    lengths = Lengths.of(np.random.default_rng(0).gamma(4, 3, 500).round(1) + 0.1)
+    table = BucketTable(np.array([5.0, 12.0, 30.0, 80.0]), np.array([20, 9, 4, 1]))
+    pricing = Pricing(lengths=lengths, total=lengths.total, max_batch_length=100, ranks=ranks)
+    row = pricing.row("made", "length", 4, Batching(table))
+    uses = bucket_uses(lengths, pricing, row)
+    assert [use.examples for use in uses] == table.counts(lengths.histogram).tolist()
+    assert sum(use.length for use in uses) == pytest.approx(lengths.total)
+    assert sum(use.batches for use in uses) == row.batches
+    assert sum(use.padded_length for use in uses) == pytest.approx(row.padded_length)

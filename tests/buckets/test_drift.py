@@ -1,0 +1,170 @@
+"""How far other lengths are from those of a run, and what its table costs on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.buckets.drift import drift
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import Costs
+from batchtune.epochs.ranks import Ranks
+from batchtune.errors import ResultError
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.results import Drift, Sweep
+
+RANDOM = np.random.default_rng(7)
+SPEECH: FloatArray = np.round(np.clip(RANDOM.gamma(8.0, 1.6, 1000), 1.0, 30.0), 1)
+SETTINGS = SweepSettings(strategies=("quantile", "optimal"), num_buckets=(5, 8))
+
+some_lengths = st.lists(st.integers(1, 400).map(float), min_size=1, max_size=60)
+
+
+def made(values: FloatArray | list[float], settings: SweepSettings = SETTINGS, costs: Costs | None = None) -> Sweep:
+    return with_recommended(sweep(Lengths.of(values, unit="s"), 600.0, settings, costs or Costs()))
+
+
+def with_recommended(found: Sweep, index: int = -1) -> Sweep:
+    """The sweep with a row recommended, even where none beats the baseline."""
+    return msgspec.structs.replace(found, recommended=index % len(found.rows))
+
+
+def of(values: FloatArray | list[float], tuned: Sweep, costs: Costs | None = None) -> Drift:
+    return drift(Lengths.of(values, unit="s"), tuned, costs or Costs())
+
+
+def frontier(lengths: FloatArray) -> IntArray:
+    return np.maximum(1, (900.0 / lengths).astype(np.int64))
+
+
+def step_seconds(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None = None) -> FloatArray:
+    return 0.02 + 1e-4 * sizes * lengths + 1e-6 * sizes * lengths**2
+
+
+MEASURED = Costs(frontier=frontier, step_seconds=step_seconds)
+TUNED = made(SPEECH)
+
+
+@given(some_lengths, st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=30)
+def test_a_permutation_is_no_drift(values: list[float], random: object) -> None:
+    tuned = made(values)
+    shuffled = list(values)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    found = of(shuffled, tuned)
+    assert (found.changed, found.beyond, found.stale) == (False, 0, 0.0)
+    assert found.batches == found.retuned_batches == tuned.rows[-1].batches
+
+
+@pytest.mark.parametrize("index", [0, 3, 5])
+def test_the_same_lengths_cost_what_the_sweep_says(index: int) -> None:
+    tuned = with_recommended(made(SPEECH, costs=MEASURED), index)
+    row = tuned.rows[index]
+    found = of(SPEECH, tuned, MEASURED)
+    assert (found.batches, found.epoch_seconds) == (row.batches, row.estimated_epoch_seconds)
+    assert (found.retuned_batches, found.retuned_epoch_seconds) == (row.batches, row.estimated_epoch_seconds)
+    assert (found.changed, found.stale) == (False, 0.0)
+
+
+@given(some_lengths, st.floats(401, 1000))
+@settings(deadline=None, max_examples=30)
+def test_lengths_that_are_all_longer_are_all_beyond(values: list[float], factor: float) -> None:
+    found = of([value * factor for value in values], made(values))
+    assert found.beyond == found.lengths.count == len(values)
+
+
+def test_what_is_beyond_the_table_makes_batches_of_one() -> None:
+    with_outliers = np.concatenate([SPEECH, [31.0] * 40])
+    found = of(with_outliers, TUNED)
+    assert found.beyond == 40
+    assert found.batches == TUNED.rows[-1].batches + 40
+
+
+@given(some_lengths, some_lengths)
+@settings(deadline=None, max_examples=30)
+def test_a_table_tuned_anew_by_the_remainders_is_never_worse(ours: list[float], theirs: list[float]) -> None:
+    found = of(ours, made(theirs))
+    assert found.retuned_batches <= found.batches
+    assert found.stale == pytest.approx(found.batches / found.retuned_batches - 1)
+
+
+def test_where_times_are_known_staleness_is_in_time() -> None:
+    found = of(SPEECH * 1.4, made(SPEECH, costs=MEASURED), MEASURED)
+    assert found.epoch_seconds is not None and found.retuned_epoch_seconds is not None
+    assert found.stale == max(0.0, found.epoch_seconds / found.retuned_epoch_seconds - 1)
+
+
+def test_a_sweep_without_times_is_compared_by_batches() -> None:
+    assert of(SPEECH * 1.1, TUNED, MEASURED) == of(SPEECH * 1.1, TUNED)
+
+
+def test_the_settings_of_the_sweep_hold_for_the_table_tuned_anew() -> None:
+    settings = SweepSettings(
+        strategies=("linear",), num_buckets=(6,), max_batch_size=16, multiple_of=2.0, ranks=Ranks(world_size=4)
+    )
+    tuned = made(SPEECH, settings, MEASURED)
+    other = SPEECH[::2] * 0.8
+    anew = made(other, settings, MEASURED)
+    found = of(other, tuned, MEASURED)
+    assert (found.retuned_batches, found.retuned_epoch_seconds) == (
+        anew.rows[0].batches,
+        anew.rows[0].estimated_epoch_seconds,
+    )
+
+
+def test_a_limit_below_the_probes_holds_for_the_table_tuned_anew() -> None:
+    def capped(lengths: FloatArray) -> IntArray:
+        return np.minimum(frontier(lengths), np.maximum(1, (600.0 / lengths).astype(np.int64)))
+
+    tuned = made(SPEECH, costs=replace(MEASURED, frontier=capped))
+    assert tuned.rows[-1].sizing == "frontier"
+    other = SPEECH[::2]
+    anew = made(other, costs=replace(MEASURED, frontier=capped))
+    assert of(other, tuned, MEASURED).retuned_batches == anew.rows[-1].batches
+
+
+def test_beyond_the_probe_a_new_table_takes_only_proven_sizes() -> None:
+    def further(lengths: FloatArray) -> IntArray:
+        """What must fit where memory grows with the square of the length."""
+        stretched = np.maximum(lengths / SPEECH.max(), 1.0)
+        return np.maximum(1, frontier(np.minimum(lengths, SPEECH.max())) / stretched**2).astype(np.int64)
+
+    def probed(lengths: FloatArray) -> IntArray:
+        return np.where(lengths <= SPEECH.max(), frontier(lengths), 10**6)
+
+    costs = replace(MEASURED, frontier=probed, continued_frontier=further)
+    found = of(SPEECH * 1.2, made(SPEECH, costs=costs), costs)
+    assert found.retuned_batches > found.lengths.total / 900
+
+
+def test_a_sweep_that_recommends_nothing_has_nothing_to_hold_to() -> None:
+    with pytest.raises(ResultError, match="recommends no table"):
+        of(SPEECH, msgspec.structs.replace(TUNED, recommended=None))
+
+
+def test_lengths_of_another_unit_are_refused() -> None:
+    with pytest.raises(ResultError, match="count frames, but those of the run count s"):
+        drift(Lengths.of(SPEECH, unit="frames"), TUNED, Costs())
+
+
+def test_a_probe_that_is_gone_is_told() -> None:
+    with pytest.raises(ResultError, match=r"no probe\.json"):
+        of(SPEECH, made(SPEECH, costs=MEASURED))
+
+
+@pytest.mark.parametrize("edited", [{"multiple_of": "8"}, {"world_size": 0}])
+def test_edited_settings_are_told(edited: dict[str, object]) -> None:
+    with pytest.raises(ResultError, match="edited or damaged"):
+        of(SPEECH, msgspec.structs.replace(TUNED, settings={**TUNED.settings, **edited}))
+
+
+def test_a_strategy_that_is_none_is_told() -> None:
+    rows = [msgspec.structs.replace(row, strategy="magic") for row in TUNED.rows]
+    with pytest.raises(ResultError, match="unknown strategy 'magic'"):
+        of(SPEECH * 1.1, msgspec.structs.replace(TUNED, rows=rows))

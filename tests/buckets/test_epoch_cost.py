@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import msgspec
+import numpy as np
+import pytest
+from timed_trials import timed_trial
+
+from batchtune.buckets.epoch_cost import EpochCost, equal_to_best, time_errors
+from batchtune.epochs.cost import StepTimes, predict
+from batchtune.epochs.expectation import ExpectedBatches, expected_batches
+from batchtune.epochs.layout import Tally
+from batchtune.epochs.measured_costs import StepSeconds, TypicalTargets, epoch_batch_seconds
+from batchtune.epochs.table import BucketTable, batch_sizes_for
+from batchtune.lengths import FloatArray, Lengths
+from batchtune.results import CostModel, Trial
+
+MODEL = CostModel(floor=0.0, constant=0.02, linear=1e-3, quadratic=1e-5, target_linear=5e-4, relative_error=0.03)
+RANDOM = np.random.default_rng(3)
+VALUES = (RANDOM.gamma(4, 3, 20_000) + 0.5).round(2)
+WITH_TARGETS = Lengths.of(VALUES, RANDOM.poisson(2 * VALUES))
+TARGETS = TypicalTargets.of(WITH_TARGETS)
+
+
+@cache
+def table(buckets: int) -> BucketTable:
+    boundaries = np.append(np.quantile(VALUES, np.arange(1, buckets) / buckets), VALUES.max())
+    return BucketTable(boundaries, batch_sizes_for(boundaries, 300.0))
+
+
+def trial(batch_size: int, length: float) -> Trial:
+    target = 2 * length
+    seconds = float(predict(MODEL, batch_size, length, target)) * float(np.exp(RANDOM.normal(0, 0.05)))
+    return timed_trial(batch_size, length, seconds, target=target, spread=0.05 * seconds)
+
+
+TIMES = StepTimes.of(
+    [trial(max(1, int(300 / length / part)), length) for length in (1.0, 3.0, 8.0, 20.0, 50.0) for part in (1, 3)],
+    MODEL,
+)
+
+
+@cache
+def expected(buckets: int) -> ExpectedBatches:
+    return expected_batches(WITH_TARGETS.histogram, table(buckets))
+
+
+def exact_seconds(times: StepTimes, buckets: int) -> float:
+    return expected(buckets).sum_of(epoch_batch_seconds(table(buckets), times, TARGETS))
+
+
+def cost_of(seconds: float, errors: FloatArray | None) -> EpochCost:
+    return EpochCost(
+        tally=Tally(np.ones((1, 1)), np.ones((1, 1))), batches=1, padded_length=1.0, seconds=seconds, errors=errors
+    )  # type: ignore[arg-type]
+
+
+def timed(buckets: int, times: StepSeconds = TIMES) -> EpochCost:
+    seconds = exact_seconds(TIMES, buckets)
+    return cost_of(seconds, time_errors(expected(buckets), times, TARGETS, seconds))
+
+
+def perturbed(logs: FloatArray) -> StepTimes:
+    factor = float(np.exp(logs[-2] + logs[-1]))
+    named = ("floor", "constant", "linear", "quadratic", "target_linear", "target_quadratic", "cross")
+    model = msgspec.structs.replace(MODEL, **{name: getattr(MODEL, name) * factor for name in named})
+    return replace(TIMES, model=model, ratios=TIMES.ratios + logs[:-2] - logs[-2])
+
+
+def test_the_standard_error_is_the_spread_if_perturbed() -> None:
+    random = np.random.default_rng(11)
+    draws = random.normal(size=(120, TIMES.sigmas.size)) * TIMES.sigmas
+    seconds = [exact_seconds(perturbed(logs), 6) for logs in draws]
+    # A standard deviation of 120 has a standard error of 6%.
+    assert timed(6).standard_error == pytest.approx(np.std(seconds), rel=0.15)
+
+
+def test_the_error_of_a_difference_is_its_spread_if_perturbed() -> None:
+    random = np.random.default_rng(12)
+    draws = random.normal(size=(100, TIMES.sigmas.size)) * TIMES.sigmas
+    differences = [exact_seconds(perturbed(logs), 2) - exact_seconds(perturbed(logs), 12) for logs in draws]
+    few = timed(2)
+    many = timed(12)
+    assert few.errors is not None
+    assert many.errors is not None
+    error = float(np.linalg.norm(few.errors - many.errors))
+    assert error == pytest.approx(np.std(differences), rel=0.18)
+
+
+def test_a_few_lengths_stand_for_all_in_the_gradient() -> None:
+    errors = timed(6).errors
+    assert errors is not None
+    found = errors / TIMES.sigmas
+    for source in range(found.size):
+        logs = np.zeros(found.size)
+        logs[source] = 1e-5
+        more = exact_seconds(perturbed(logs), 6)
+        less = exact_seconds(perturbed(-logs), 6)
+        assert found[source] == pytest.approx((more - less) / 2e-5, rel=0.02, abs=1e-3 * np.abs(found).max())
+    assert expected(6).group_starts(256).size <= 256 + 6
+
+
+def test_groups_do_not_cross_buckets_and_are_small() -> None:
+    batches = expected(9)
+    starts = batches.group_starts(100)
+    buckets = table(9).assign(batches.lengths)
+    ends = np.append(starts[1:], buckets.size) - 1
+    assert (buckets[starts] == buckets[ends]).all()
+    each = batches.batches
+    besides_the_first = np.add.reduceat(each, starts) - each[starts]
+    assert besides_the_first.max() <= 2 / 100 * each.sum() * (1 + 1e-9)
+    span = batches.lengths[ends] - batches.lengths[starts]
+    assert span.max() <= 2 / 100 * (VALUES.max() - VALUES.min()) * (1 + 1e-9)
+
+
+def test_few_lengths_are_each_a_group() -> None:
+    one = BucketTable(np.array([9.0]), np.array([2]))
+    assert expected_batches(Lengths.of([1, 2, 2, 9]).histogram, one).group_starts(256).tolist() == [0, 1, 2]
+
+
+def test_made_step_times_have_no_error() -> None:
+    time = timed(3, lambda sizes, lengths, targets=None: np.ones(1))
+    assert time.errors is None
+    assert time.standard_error is None
+    assert equal_to_best([time, time]) == [None, None]
+
+
+def test_errors_in_common_cancel_where_own_ones_do_not() -> None:
+    sigmas = np.array([0.1, 0.01])
+    best = cost_of(100.0, np.array([100.0, 0.0]) * sigmas)
+    alike = cost_of(103.0, np.array([103.0, 0.0]) * sigmas)
+    apart = cost_of(103.0, np.array([0.0, 103.0]) * sigmas)
+    assert alike.standard_error == pytest.approx(10.3)
+    # The difference of alike is 3 ± 0.3, that of apart 3 ± 10.
+    assert equal_to_best([alike, best, apart]) == [False, True, True]
+
+
+def test_two_standard_errors_are_still_equal() -> None:
+    times = [cost_of(seconds, np.array([error])) for seconds, error in ((8.0, 2.0), (9.0, 2.5), (9.5, 2.5))]
+    assert equal_to_best(times) == [True, True, False]

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.buckets.optimal import _lower_hull, _lower_hull_one_by_one, optimal_boundaries
+from batchtune.epochs.table import batch_sizes_for
+from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
+
+
+def histogram_of(counts: list[int]) -> Histogram:
+    return Histogram(np.arange(1.0, len(counts) + 1), np.array(counts, dtype=np.int64))
+
+
+def cost_of(histogram: Histogram, costs: FloatArray, boundaries: FloatArray) -> float:
+    ends = np.searchsorted(histogram.lengths, boundaries)
+    return float(np.sum(costs[ends] * np.diff(histogram.cumulative[ends], prepend=0)))
+
+
+def by_brute_force(histogram: Histogram, costs: FloatArray, most: int) -> tuple[float, int]:
+    """The least cost over all sets of at most `most` ends, and the fewest buckets that give it."""
+    longest = len(costs) - 1
+    return min(
+        (cost_of(histogram, costs, histogram.lengths[[*inner, longest]]), size + 1)
+        for size in range(most)
+        for inner in combinations(range(longest), size)
+    )
+
+
+def by_plain_programme(costs: FloatArray, counts: IntArray, most: int) -> float:
+    """The recurrence as it is written down, in O(K·U²)."""
+    up_to = np.concatenate(([0], np.cumsum(counts)))
+    least = np.full(up_to.size, np.inf)
+    least[0] = 0
+    best = np.inf
+    for _ in range(most):
+        least = np.array(
+            [np.inf] + [min(least[:j] + costs[j - 1] * (up_to[j] - up_to[:j])) for j in range(1, up_to.size)]
+        )
+        best = min(best, least[-1])
+    return float(best)
+
+
+CASES = st.integers(1, 8).flatmap(
+    lambda distinct: st.tuples(
+        st.lists(st.integers(1, 9), min_size=distinct, max_size=distinct),
+        st.lists(st.integers(0, 12), min_size=distinct, max_size=distinct),
+    )
+)
+
+
+@given(case=CASES)
+@settings(deadline=None, max_examples=40)
+def test_no_boundaries_cost_less_and_fewer_buckets_win_a_tie(
+    case: tuple[list[int], list[int]],
+) -> None:
+    histogram = histogram_of(case[0])
+    costs = np.array(case[1], dtype=float)
+    asked = list(range(1, costs.size + 3))
+    for most, boundaries in zip(asked, optimal_boundaries(histogram, costs, asked), strict=True):
+        found = cost_of(histogram, costs, boundaries), boundaries.size
+        assert found == by_brute_force(histogram, costs, min(most, costs.size))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.floats(1e-3, 1e3)), min_size=1, max_size=60),
+    st.integers(1, 12),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=25)
+def test_it_agrees_with_the_plain_program_on_uneven_costs(
+    cells: list[tuple[int, float]], most: int, rising: bool
+) -> None:
+    histogram = histogram_of([count for count, _ in cells])
+    costs = np.array([cost for _, cost in cells])
+    if rising:
+        costs = np.cumsum(costs)
+    (boundaries,) = optimal_boundaries(histogram, costs, [most])
+    assert boundaries.size <= most
+    assert cost_of(histogram, costs, boundaries) == pytest.approx(
+        by_plain_programme(costs, histogram.counts, most), rel=1e-10
+    )
+
+
+def test_no_other_boundaries_cost_less_in_hundreds_of_made_cases() -> None:
+    rng = np.random.default_rng(6)
+    for _ in range(200):
+        distinct = int(rng.integers(1, 8))
+        histogram = histogram_of(rng.integers(1, 99, distinct).tolist())
+        costs = rng.gamma(1.0, 1.0, distinct)
+        if rng.random() < 0.5:
+            costs.sort()
+        found = optimal_boundaries(histogram, costs, range(1, distinct + 1))
+        for most, boundaries in enumerate(found, 1):
+            assert boundaries.size <= most
+            least, _ = by_brute_force(histogram, costs, most)
+            assert cost_of(histogram, costs, boundaries) == pytest.approx(least, rel=1e-11)
+
+
+HARD = {
+    "rising": lambda u: u,
+    "rising by a hair": lambda u: 1 + 1e-9 * u,
+    "steep": lambda u: np.exp(u / 20),
+    "whole batch sizes": lambda u: 1 / np.maximum(1, np.floor(900 / u)),
+    "noisy": lambda u: u * np.random.default_rng(8).uniform(0.5, 1.5, u.size),
+    "falling": lambda u: 1 / u,
+    "all the same": np.ones_like,
+}
+
+
+@pytest.mark.parametrize("costs_of", HARD.values(), ids=HARD)
+def test_hard_costs_and_counts_agree_with_the_plain_programme(costs_of: Callable[[FloatArray], FloatArray]) -> None:
+    lengths = np.arange(1.0, 201)
+    costs = np.asarray(costs_of(lengths), dtype=float)
+    equal = np.ones(200)
+    heavy = np.random.default_rng(9).pareto(0.7, 200) * 5 + 1
+    for tail in (equal, heavy, 1e6 * np.exp(-lengths / 10) + 1):
+        counts = tail.astype(np.int64)
+        histogram = Histogram(lengths, counts)
+        (boundaries,) = optimal_boundaries(histogram, costs, [6])
+        assert cost_of(histogram, costs, boundaries) == pytest.approx(by_plain_programme(costs, counts, 6), rel=1e-12)
+
+
+def test_realistic_batch_sizes_agree_with_the_plain_program() -> None:
+    rng = np.random.default_rng(3)
+    lengths, counts = np.unique(rng.gamma(4, 2, 2000).round(1) + 0.1, return_counts=True)
+    histogram = Histogram(lengths, counts)
+    costs = 1 / np.floor(200 / lengths)
+    (boundaries,) = optimal_boundaries(histogram, costs, [8])
+    assert cost_of(histogram, costs, boundaries) == pytest.approx(by_plain_programme(costs, counts, 8))
+
+
+def test_more_buckets_never_cost_more() -> None:
+    rng = np.random.default_rng(4)
+    histogram = histogram_of(rng.integers(1, 99, 300).tolist())
+    costs = rng.random(300)
+    totals = [cost_of(histogram, costs, b) for b in optimal_boundaries(histogram, costs, range(1, 40))]
+    assert np.all(np.diff(totals) <= 0)
+
+
+def test_equal_costs_need_one_bucket() -> None:
+    (boundaries,) = optimal_boundaries(histogram_of([3, 1, 7, 2, 9]), np.full(5, 1 / 3), [4])
+    assert boundaries.tolist() == [5]
+
+
+def test_one_distinct_length_is_one_bucket() -> None:
+    assert optimal_boundaries(histogram_of([7]), np.array([2.0]), [3])[0].tolist() == [1]
+
+
+def test_two_lengths_are_two_buckets_where_that_pays() -> None:
+    asked = [1, 2, 9]
+    rising = optimal_boundaries(histogram_of([3, 4]), np.array([1.0, 2.0]), asked)
+    falling = optimal_boundaries(histogram_of([3, 4]), np.array([2.0, 1.0]), asked)
+    assert [b.tolist() for b in rising] == [[2], [1, 2], [1, 2]]
+    assert [b.tolist() for b in falling] == [[2], [2], [2]]
+
+
+def test_more_buckets_than_lengths_may_be_asked_for() -> None:
+    (boundaries,) = optimal_boundaries(histogram_of([1, 1, 1]), np.array([1.0, 2.0, 3.0]), [50])
+    assert boundaries.tolist() == [1, 2, 3]
+
+
+# Lengths, and a max_batch_length.
+EXAMPLES = st.tuples(st.lists(st.integers(1, 400), min_size=1, max_size=80), st.integers(1, 2000))
+
+
+@given(case=EXAMPLES)
+@settings(deadline=None, max_examples=25)
+def test_boundaries_are_lengths_and_more_buckets_cost_no_more(
+    case: tuple[list[int], int],
+) -> None:
+    histogram = Lengths.of(case[0]).histogram
+    costs = 1 / batch_sizes_for(histogram.lengths, case[1])
+    asked = range(1, 12)
+    found = optimal_boundaries(histogram, costs, asked)
+    for most, boundaries in zip(asked, found, strict=True):
+        assert boundaries.size <= most
+        assert np.all(np.diff(boundaries) > 0)
+        assert set(boundaries) <= set(case[0])
+        assert boundaries[-1] == max(case[0])
+    totals = np.array([cost_of(histogram, costs, b) for b in found])
+    assert np.all(np.diff(totals) <= 1e-12 * totals[:-1])
+
+
+@given(case=EXAMPLES, power=st.integers(-20, 20), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=25)
+def test_order_changes_nothing_and_scaling_scales_boundaries(
+    case: tuple[list[int], int], power: int, seed: int
+) -> None:
+    values = np.array(case[0], dtype=float)
+    scale = 2.0**power
+
+    def boundaries(lengths: FloatArray, max_batch_length: float) -> list[list[float]]:
+        histogram = Lengths.of(lengths).histogram
+        costs = 1 / batch_sizes_for(histogram.lengths, max_batch_length)
+        return [b.tolist() for b in optimal_boundaries(histogram, costs, [1, 3, 8])]
+
+    shuffled = np.random.default_rng(seed).permutation(values)
+    scaled = boundaries(shuffled * scale, case[1] * scale)
+    assert scaled == [[b * scale for b in each] for each in boundaries(values, case[1])]
+
+
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=300))
+@settings(deadline=None, max_examples=30)
+def test_the_hull_by_passes_is_the_hull_point_by_point(heights: list[int]) -> None:
+    x = np.arange(len(heights), dtype=float)
+    y = np.array(heights, dtype=float)
+    assert _lower_hull(x, y).tolist() == _lower_hull_one_by_one(x.tolist(), y.tolist()).tolist()
+
+
+@pytest.mark.parametrize("dents", [1, 400])
+def test_few_dents_in_a_long_curve_are_found(dents: int) -> None:
+    rng = np.random.default_rng(dents)
+    x = np.cumsum(rng.integers(1, 4, 5000)).astype(float)
+    y = (x - 5000) ** 2
+    y[rng.integers(0, x.size, dents)] -= rng.integers(1, 100_000, dents)
+    assert _lower_hull(x, y).tolist() == _lower_hull_one_by_one(x.tolist(), y.tolist()).tolist()
+
+
+def test_a_hull_that_unravels_from_one_point_is_found() -> None:
+    x = np.arange(500.0)
+    for deep in (0, 63, 64, 250, 498, 499):
+        y = x * x
+        y[deep] = -1e9
+        assert _lower_hull(x, y).tolist() == sorted({0, deep, 499})

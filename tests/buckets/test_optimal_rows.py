@@ -1,0 +1,193 @@
+"""No table that may be had costs less, by what its row reports, than the one that `optimal` chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.buckets.epoch_cost import Pricing
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.batchers import Batching
+from batchtune.epochs.measured_costs import Costs, TypicalTargets
+from batchtune.epochs.table import BucketTable
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.results import Row
+
+Seconds = Callable[..., FloatArray]
+
+
+def cells(sizes: Any, lengths: Any, targets: Any = None) -> FloatArray:
+    return 1e-4 * np.asarray(sizes, dtype=np.float64) * lengths
+
+
+def constant_and_cells(sizes: Any, lengths: Any, targets: Any = None) -> FloatArray:
+    return 0.005 + cells(sizes, lengths)
+
+
+def quadratic(sizes: Any, lengths: Any, targets: Any = None) -> FloatArray:
+    return 0.005 + cells(sizes, lengths) ** 0.9 + 1e-6 * np.asarray(sizes) * np.asarray(lengths) ** 2
+
+
+def in_tiles(sizes: Any, lengths: Any, targets: Any = None) -> FloatArray:
+    return 0.002 * np.ceil(np.asarray(sizes) / 4) * np.ceil(np.asarray(lengths) / 3)
+
+
+def with_targets(sizes: Any, lengths: Any, targets: Any = None) -> FloatArray:
+    return constant_and_cells(sizes, lengths) + (0 if targets is None else 1e-3 * np.asarray(sizes) * targets)
+
+
+TIMES: list[Seconds] = [cells, constant_and_cells, quadratic, in_tiles, with_targets]
+
+
+def optimal_rows(
+    lengths: Lengths,
+    num_buckets: tuple[int, ...],
+    costs: Costs,
+    *,
+    max_batch_length: float = 300,
+) -> list[Row]:
+    """Sized by the frontier where there is one."""
+    chosen = SweepSettings(strategies=("optimal",), num_buckets=num_buckets)
+    rows = sweep(lengths, max_batch_length, chosen, costs).rows
+    return [row for row in rows if row.sizing == rows[-1].sizing]
+
+
+def cost(row: Row) -> float:
+    return row.batches if row.estimated_epoch_seconds is None else row.estimated_epoch_seconds
+
+
+def least_by_brute_force(lengths: Lengths, sizes: IntArray, seconds: Seconds | None) -> list[float]:
+    """What the row of the cheapest table with at most 1, 2, ... boundaries says it costs."""
+    pricing = Pricing(
+        lengths=lengths,
+        total=lengths.total,
+        max_batch_length=300,
+        step_seconds=seconds,
+        targets=None if seconds is None else TypicalTargets.of(lengths),
+    )
+    ends = lengths.histogram.lengths
+    found: list[float] = []
+    for buckets in range(1, ends.size + 1):
+        for inner in combinations(range(ends.size - 1), buckets - 1):
+            chosen = [*inner, ends.size - 1]
+            row = pricing.row("any", "frontier", buckets, Batching(BucketTable(ends[chosen], sizes[chosen])))
+            found = [*found[: buckets - 1], min([*found[-1:], cost(row)])]
+    return found
+
+
+@given(
+    counts=st.lists(st.integers(1, 25), min_size=1, max_size=6),
+    seed=st.integers(0, 2**32),
+    seconds=st.sampled_from([None, *TIMES]),
+    steps=st.booleans(),
+)
+@settings(deadline=None, max_examples=20)
+def test_no_other_table_costs_less_whatever_the_sizes(
+    counts: list[int], seed: int, seconds: Seconds | None, steps: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    ends = np.cumsum(rng.integers(1, 9, len(counts))).astype(np.float64)
+    sizes = rng.integers(1, 16, len(counts)) if not steps else np.repeat(rng.integers(1, 16, 3), 2)[: len(counts)]
+    targets = rng.integers(0, 40, sum(counts)) if seconds is with_targets else None
+    lengths = Lengths.of(np.repeat(ends, counts), targets)
+    costs = Costs(frontier=lambda of: sizes[np.searchsorted(ends, of)], step_seconds=seconds)
+    asked = tuple(range(1, ends.size + 1))
+    rows = optimal_rows(lengths, asked, costs)
+    assert [cost(row) for row in rows] == pytest.approx(least_by_brute_force(lengths, sizes, seconds), rel=1e-9)
+    for row in rows:
+        assert row.batch_sizes == sizes[np.searchsorted(ends, row.boundaries)].tolist()
+        assert len(row.boundaries) <= row.num_buckets
+
+
+RNG = np.random.default_rng(4)
+SPEECH = RNG.gamma(6, 2, 2000).round(1) + 0.5
+HEAVY = (RNG.pareto(1.2, 800) * 3 + 1).clip(max=300).round(1)
+TARGETS = RNG.gamma(3, 10, SPEECH.size).round()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "values", "limit"),
+    [(cells, SPEECH, 60), (constant_and_cells, HEAVY, 600), (quadratic, SPEECH, 600), (quadratic, HEAVY, 60)],
+)
+def test_optimal_is_never_slower_than_others_at_equal_sizes(values: FloatArray, seconds: Seconds, limit: float) -> None:
+    """Up to a thousandth: other boundaries need not be lengths of examples, and costs are estimated."""
+    chosen = SweepSettings(strategies=("quantile", "linear", "exponential", "optimal"), num_buckets=(1, 2, 5, 10))
+    rows = sweep(Lengths.of(values), limit, chosen, Costs(step_seconds=seconds)).rows
+    for num_buckets in chosen.num_buckets:
+        *others, optimal = (row for row in rows if row.num_buckets == num_buckets)
+        assert cost(optimal) <= min(map(cost, others)) * 1.001
+
+
+def test_buckets_are_chosen_by_the_longest_of_real_batches() -> None:
+    """As if batches were as long as their boundaries, the best two take 10.6 s, and those of `quantile` 9.7."""
+    values = np.random.default_rng(0).gamma(1, 10, 5000).round(1) + 0.1
+    chosen = SweepSettings(strategies=("quantile", "optimal"), num_buckets=(2,))
+    quantile, optimal = sweep(Lengths.of(values), 500, chosen, Costs(step_seconds=cells)).rows
+    assert cost(optimal) < 0.92 * cost(quantile)
+
+
+CASES = {
+    "batches": (Lengths.of(SPEECH), Costs()),
+    "cells": (Lengths.of(SPEECH), Costs(step_seconds=cells)),
+    "heavy tail": (Lengths.of(HEAVY), Costs(step_seconds=quadratic)),
+    "few lengths": (Lengths.of(SPEECH.round()), Costs(step_seconds=in_tiles)),
+    "targets": (Lengths.of(SPEECH, TARGETS), Costs(step_seconds=with_targets)),
+    "frontier": (
+        Lengths.of(SPEECH),
+        Costs(step_seconds=constant_and_cells, frontier=lambda of: np.maximum(1, 500 / of**1.2).astype(np.int64)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ["batches", "targets", "frontier"])
+def test_a_row_does_not_depend_on_other_bucket_counts(case: str) -> None:
+    lengths, costs = CASES[case]
+    (alone,) = optimal_rows(lengths, (12,), costs)
+    together = optimal_rows(lengths, (10, 11, 12, 16, 20), costs)
+    assert alone.boundaries == together[2].boundaries
+    assert cost(alone) == cost(together[2])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_more_buckets_allowed_never_cost_more(case: str) -> None:
+    lengths, costs = CASES[case]
+    reported = [cost(row) for row in optimal_rows(lengths, (*range(1, 11), 12, 16, 20), costs)]
+    assert reported == sorted(reported, reverse=True)
+    assert reported[-1] < reported[0]
+
+
+def test_of_too_many_lengths_groups_give_the_same_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = Lengths.of(np.random.default_rng(5).gamma(6, 2, 3000) + 0.5)
+    asked = (3, 8, 15)
+    whole = optimal_rows(lengths, asked, Costs(step_seconds=constant_and_cells))
+    monkeypatch.setattr(import_module("batchtune.buckets.strategies.optimal"), "_MOST_SUMMED", 800)
+    grouped = optimal_rows(lengths, asked, Costs(step_seconds=constant_and_cells))
+    assert [row.boundaries for row in grouped] == [row.boundaries for row in whole]
+
+
+def test_few_ends_stand_for_thousands_of_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimal = import_module("batchtune.buckets.strategies.optimal")
+    smooth = optimal.SmoothCosts
+    tried = []
+
+    def counted(histogram: Any, ends: IntArray, sizes: IntArray, cost: Any) -> Any:
+        tried.append(ends.size)
+        return smooth(histogram, ends, sizes, cost)
+
+    monkeypatch.setattr(optimal, "SmoothCosts", counted)
+    lengths = Lengths.of(np.exp(np.random.default_rng(3).normal(0.55, 1.15, 60_000)).clip(0.1, 82.5).round(2))
+    chosen = SweepSettings(strategies=("optimal",), num_buckets=(5, 15))
+    about = sweep(lengths, 423, chosen, Costs(step_seconds=constant_and_cells)).rows
+    monkeypatch.setattr(optimal, "_FEW_COSTED_ENDS", 2048)
+    finer = sweep(lengths, 423, chosen, Costs(step_seconds=constant_and_cells)).rows
+    assert tried[0] <= 512 < tried[1]
+    for row, other in zip(about, finer, strict=True):
+        assert row.estimated_epoch_seconds == pytest.approx(other.estimated_epoch_seconds, rel=0.0015)

@@ -1,0 +1,261 @@
+"""Rows of pools: means over simulated epochs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from batchtune.buckets.drift import drift
+from batchtune.buckets.epoch_cost import Pricing
+from batchtune.buckets.strategies import STRATEGIES
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings, parse_sizes
+from batchtune.epochs import batchers, simulation
+from batchtune.epochs.batch_order import Drawing, assemble
+from batchtune.epochs.batchers import Batching
+from batchtune.epochs.layout import ON_ONE_RANK
+from batchtune.epochs.measured_costs import Costs
+from batchtune.epochs.randomness import mates_in_cuts
+from batchtune.epochs.ranks import Ranks
+from batchtune.epochs.simulation import simulate_epochs
+from batchtune.epochs.table import BucketTable
+from batchtune.errors import UsageError
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.results import Row, Sweep
+
+SPEECH = Lengths.of(np.random.default_rng(5).gamma(6, 2, 1500).round(1) + 0.5, unit="s")
+MANY = Lengths.of(np.random.default_rng(6).gamma(6, 2, 20_000).round(2) + 0.5, unit="s")
+
+
+def step_seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
+    return 0.02 + 1e-3 * batch_sizes * lengths
+
+
+TIMED = Costs(step_seconds=step_seconds)
+
+
+def swept(lengths: Lengths, *pool_sizes: int, costs: Costs = TIMED, ranks: Ranks = Ranks(), seed: int = 7) -> Sweep:  # noqa: B008 - frozen
+    settings = SweepSettings(strategies=("pooled",), pool_sizes=pool_sizes, ranks=ranks, seed=seed)
+    return sweep(lengths, 300, settings, costs)
+
+
+def row_of(lengths: Lengths, pool_size: int, *, costs: Costs = TIMED, ranks: Ranks = Ranks(), seed: int = 7) -> Row:  # noqa: B008 - frozen
+    (row,) = swept(lengths, pool_size, costs=costs, ranks=ranks, seed=seed).rows
+    return row
+
+
+@pytest.mark.parametrize("pool_size", [60, 400, 1500])
+def test_figures_are_means_of_the_first_epochs(pool_size: int) -> None:
+    row = row_of(SPEECH, pool_size)
+    batching = Batching(BucketTable.of(row.boundaries, row.batch_sizes), pool_size, row.batch_overhead)
+    batcher = batching.batcher(SPEECH.values)
+    batches = []
+    padded = []
+    seconds = []
+    for epoch in range(row.simulated_epochs or 0):
+        drawing = Drawing(seed=7, epoch=epoch)
+        epoch_batches = assemble(batcher.equal_cut(drawing, ON_ONE_RANK), drawing)
+        shapes = [(len(batch), SPEECH.values[batch].max()) for batch in epoch_batches]
+        sizes, longest = np.array(shapes).T
+        batches.append(len(shapes))
+        padded.append(float(sizes @ longest))
+        seconds.append(float(step_seconds(sizes, longest).sum()))
+    assert {row.batches} == set(batches) and row.simulated_epochs == 8
+    assert row.padded_length == pytest.approx(np.mean(padded))
+    assert row.estimated_epoch_seconds == pytest.approx(np.mean(seconds))
+    assert row.batches_deviation == 0
+    assert row.epoch_seconds_deviation == pytest.approx(np.std(seconds, ddof=1))
+
+
+def test_some_examples_stand_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = row_of(MANY, 150)
+    monkeypatch.setattr(simulation, "_EXAMPLES", 3000)
+    monkeypatch.setattr(simulation, "_OF_A_RANK", 3000)
+    about = row_of(MANY, 150)
+    assert about.simulated_epochs == 8
+    assert about.batches == pytest.approx(exact.batches, rel=0.008)
+    assert about.padded_length == pytest.approx(exact.padded_length, rel=0.002)
+    assert about.estimated_epoch_seconds == pytest.approx(exact.estimated_epoch_seconds, rel=0.002)
+    assert about.mates_again == pytest.approx(exact.mates_again, rel=0.1)
+    assert about.effective_buckets == pytest.approx(exact.effective_buckets, rel=0.1)
+    assert about.length_correlation == pytest.approx(exact.length_correlation, abs=0.01)
+    assert about.epoch_seconds_deviation is not None and exact.epoch_seconds_deviation is not None
+    assert 1 / 5 < about.epoch_seconds_deviation / exact.epoch_seconds_deviation < 5
+
+
+LONG_TAILED = np.exp(np.random.default_rng(3).normal(0.55, 1.15, 66_816)).clip(0.1, 82.5).round(2)
+
+
+@pytest.mark.parametrize(("count", "examples"), [(500, 1 << 17), (1500, 750)])
+def test_mates_meet_again_as_often_as_in_real_epochs(
+    count: int, examples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = Lengths.of(LONG_TAILED[:count])
+    boundaries = np.unique(lengths.values)
+    batching = Batching(BucketTable(boundaries, np.maximum(1, 300 / boundaries).astype(np.int64)), 250, 20.0)
+    batcher = batching.batcher(lengths.values)
+    real = []
+    for seed in range(8):
+        cuts = [batcher.equal_cut(Drawing(seed=seed, epoch=epoch), ON_ONE_RANK) for epoch in range(12)]
+        real.append(mates_in_cuts(cuts, lengths.values).again)
+    monkeypatch.setattr(simulation, "_EXAMPLES", examples)
+    monkeypatch.setattr(simulation, "_OF_A_RANK", 0)
+    estimates = [simulate_epochs(batching, lengths, ON_ONE_RANK, seed).mates.again for seed in range(12)]
+    assert np.mean(estimates) == pytest.approx(np.mean(real), rel=0.015)
+
+
+def test_a_sweep_cuts_few_epochs_for_the_least_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut: list[int] = []
+    cheapest = batchers._cheapest
+
+    def counted(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
+        cut.append(lengths.size)
+        return cheapest(lengths, fits, overhead)
+
+    monkeypatch.setattr(batchers, "_cheapest", counted)
+    lengths = Lengths.of(LONG_TAILED[:20_000])
+    sweep(lengths, 423, SweepSettings(strategies=("pooled",), pool_sizes=(1000, 2000)), TIMED)
+    assert 0 < sum(cut) <= 2 * 3 * lengths.count
+
+
+def test_epochs_of_many_examples_are_simulated_three_times() -> None:
+    row = row_of(Lengths.of(LONG_TAILED), 2000, costs=Costs())
+    assert row.simulated_epochs == 3
+
+
+@pytest.mark.parametrize("examples", [1 << 19, 600])
+def test_the_error_covers_the_chance_of_few_epochs(monkeypatch: pytest.MonkeyPatch, examples: int) -> None:
+    monkeypatch.setattr(simulation, "_EXAMPLES", examples)
+    monkeypatch.setattr(simulation, "_OF_A_RANK", 0)
+    table = row_of(SPEECH, 100)
+    batching = Batching(BucketTable.of(table.boundaries, table.batch_sizes), 100)
+    found = []
+    for seed in range(16):
+        pricing = Pricing(
+            lengths=SPEECH, total=SPEECH.total, max_batch_length=300, step_seconds=step_seconds, seed=seed
+        )
+        cost = pricing.cost_of(batching)
+        assert cost.seconds is not None and cost.chance > 0
+        found.append((cost.seconds, cost.chance))
+    seconds, errors = np.array(found).T
+    spread = np.std(seconds, ddof=1)
+    assert np.sqrt(np.mean(errors**2)) == pytest.approx(spread, rel=0.4)
+    assert np.mean(np.abs(seconds - seconds.mean()) <= 2 * errors) >= 0.75
+
+
+def test_every_rank_has_as_many_batches_and_waits() -> None:
+    independent = row_of(SPEECH, 400, ranks=Ranks(world_size=4))
+    same = row_of(SPEECH, 400, ranks=Ranks(world_size=4, same_bucket=True))
+    for row in (independent, same):
+        assert row.batches % 4 == 0 and row.steps == row.batches / 4
+        assert row.ranks is not None
+        assert row.ranks.without_waiting_epoch_seconds < row.ranks.independent_epoch_seconds
+    assert independent.ranks is not None and same.ranks is not None
+    assert independent.estimated_epoch_seconds == independent.ranks.independent_epoch_seconds
+    assert same.estimated_epoch_seconds == same.ranks.same_bucket_epoch_seconds
+
+
+def test_examples_that_are_dealt_again_are_counted() -> None:
+    few = Lengths.of([3.0, 4.0, 5.0])
+    assert row_of(few, 3, ranks=Ranks(world_size=8)).repeated_examples == 5
+    assert row_of(SPEECH, 400, ranks=Ranks(world_size=8)).repeated_examples == 0
+
+
+def test_small_pools_are_cut_for_the_least_time() -> None:
+    small, large = swept(SPEECH, 60, 1500).rows
+    assert small.batch_overhead == pytest.approx(20, rel=0.01)  # 0.02 s of 0.001 s for each second of speech
+    assert large.batch_overhead is None
+    filled = Pricing(lengths=SPEECH, total=SPEECH.total, max_batch_length=300, step_seconds=step_seconds, seed=7)
+    other = filled.cost_of(Batching(BucketTable.of(small.boundaries, small.batch_sizes), 60))
+    assert other.seconds is not None and small.estimated_epoch_seconds is not None
+    assert small.estimated_epoch_seconds < 0.997 * other.seconds
+    assert row_of(SPEECH, 60, costs=Costs()).batch_overhead is None
+
+
+def test_sizes_are_the_largest_known_to_fit() -> None:
+    costs = Costs(frontier=lambda lengths: np.maximum(1, 400 / lengths**0.9).astype(np.int64))
+    row = row_of(SPEECH, 400, costs=costs)
+    assert row.sizing == "frontier"
+    assert row.batch_sizes == np.maximum(1, 400 / np.array(row.boundaries) ** 0.9).astype(int).tolist()
+    assert row.num_buckets == len(set(row.batch_sizes)) == len(row.batch_sizes)
+
+
+def test_larger_pools_need_fewer_batches_at_less_randomness() -> None:
+    rows = swept(MANY, 100, 1000, 20_000, costs=Costs()).rows
+    assert [row.batches for row in rows] == sorted((row.batches for row in rows), reverse=True)
+    assert [row.mates_again or 0 for row in rows] == sorted(row.mates_again or 0 for row in rows)
+    assert [row.effective_buckets for row in rows] == sorted(row.effective_buckets for row in rows)
+    assert rows[-1].batches >= swept(MANY, 100, costs=Costs()).lower_bound.batches
+
+
+@pytest.mark.parametrize(
+    ("values", "pool_size"), [([3.5], 9), ([3.5, 7.0], 1), ([4.0] * 500, 60), ([4.0] * 500, 10**12)]
+)
+def test_few_or_equal_examples_are_no_matter(values: list[float], pool_size: int) -> None:
+    row = row_of(Lengths.of(values), pool_size, costs=Costs())
+    assert row.pool_size == min(pool_size, len(values))
+    assert row.length_correlation is None and row.padding_ratio == pytest.approx(0, abs=1e-12)
+    pools = math.ceil(len(values) / pool_size)
+    assert row.batches == pools * math.ceil(len(values) / pools / row.batch_sizes[-1])
+
+
+def test_pools_go_from_a_thousand_to_all_unless_asked_for() -> None:
+    numbers = SweepSettings().numbers
+    assert numbers(STRATEGIES["pooled"], 20_000) == (1000, 1500, 2400, 3600, 5500, 8500, 13_000, 20_000)
+    # 5,900 would be three pools, as 4,100 are.
+    assert numbers(STRATEGIES["pooled"], 12_000) == (1000, 1400, 2000, 2900, 4100, 8400, 12_000)
+    assert [row.pool_size for row in swept(Lengths.of([3.0, 4.0])).rows] == [2]
+    assert [row.pool_size for row in swept(SPEECH, 10**9, 20, 10**15).rows] == [20, 1500]
+
+
+@pytest.mark.parametrize("least", [0.935, 0.905])
+def test_one_more_size_is_as_random_as_is_asked(least: float) -> None:
+    settings = SweepSettings(strategies=("optimal", "pooled"), num_buckets=(12,), min_randomness=least)
+    *given, more = (row for row in sweep(MANY, 300, settings, Costs()).rows if row.pool_size is not None)
+    known = {row.pool_size or 0: row.randomness or 0.0 for row in given}
+    enough = {size: randomness >= least for size, randomness in known.items()}
+    largest = max(size for size in known if enough[size])
+    assert largest < (more.pool_size or 0) < min(size for size in known if not enough[size])
+    assert least < (more.randomness or 0.0) < known[largest]
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [("20000", (20_000,)), ("1000, 50", (50, 1000)), ("all,7,7", (7, 10**15)), ("9" * 40, (10**15,))],
+)
+def test_pool_sizes_are_read(text: str, sizes: tuple[int, ...]) -> None:
+    assert parse_sizes(text, "--pool-size") == sizes
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "1e3", "1.5", "many", "10,", "5:9"])
+def test_a_pool_size_that_is_no_number_of_examples_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--pool-size must be a number of examples"):
+        parse_sizes(text, "--pool-size")
+    with pytest.raises(UsageError, match="a pool must hold at least 1 example, got 0"):
+        SweepSettings(pool_sizes=(0,))
+
+
+def test_a_pool_size_without_pools_is_refused() -> None:
+    with pytest.raises(UsageError, match="--pool-size has no effect: --strategy optimal makes no pools") as caught:
+        SweepSettings(strategies=("optimal",), pool_sizes=(1000,))
+    assert caught.value.hint == "Add --strategy pooled, or leave out --pool-size."
+
+
+def test_pools_that_fill_no_batch_are_warned_of() -> None:
+    (warning,) = [one for one in swept(SPEECH, 2, 10, 400, costs=Costs()).warnings if "pools" in one]
+    assert warning == ("pools of 10 examples or fewer can't fill batches: 24 examples of the median length fit in one")
+    assert not [one for one in swept(SPEECH, 400, costs=Costs()).warnings if "pools" in one]
+    assert not swept(Lengths.of([1.0, 2.0])).warnings  # there are no more examples
+
+
+def test_other_lengths_are_compared_in_pools_of_one_size() -> None:
+    random = np.random.default_rng(8)
+    wide = Lengths.of(random.integers(1, 3000, 3000), unit="tokens")
+    tuned = sweep(wide, 1e6, SweepSettings(strategies=("pooled",), pool_sizes=(800,)), Costs())
+    assert tuned.recommended_row is not None and tuned.recommended_row.num_buckets > 1000
+    assert drift(wide, tuned, Costs()).stale == 0
+    shorter = Lengths.of(np.minimum(wide.values, 1500), unit="tokens")
+    found = drift(shorter, tuned, Costs())
+    assert found.changed and 0 <= found.stale < 0.1 and found.batches <= tuned.recommended_row.batches

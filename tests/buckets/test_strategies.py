@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.buckets.strategies import STRATEGIES, Problem
+from batchtune.epochs.table import BucketTable, batch_sizes_for
+from batchtune.lengths import Lengths
+
+LENGTHS = st.lists(
+    st.one_of(st.integers(1, 40).map(float), st.floats(1e-3, 1e6)),
+    min_size=1,
+    max_size=60,
+)
+NUM_BUCKETS = st.lists(st.integers(1, 25), min_size=1, max_size=4)
+
+
+def problem_of(values: list[float], max_batch_length: float) -> Problem:
+    histogram = Lengths.of(values).histogram
+    return Problem(
+        histogram=histogram,
+        max_batch_length=max_batch_length,
+        batch_sizes=batch_sizes_for(histogram.lengths, max_batch_length),
+    )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+class TestEveryStrategy:
+    @given(values=LENGTHS, max_batch_length=st.floats(1e-3, 1e7), num_buckets=NUM_BUCKETS)
+    @settings(deadline=None, max_examples=25)
+    def test_tables_put_every_example_in_exactly_one_bucket(
+        self, strategy: str, values: list[float], max_batch_length: float, num_buckets: list[int]
+    ) -> None:
+        problem = problem_of(values, max_batch_length)
+        tables = STRATEGIES[strategy].boundaries(problem, num_buckets)
+        assert len(tables) == len(num_buckets)
+        for boundaries in tables:  # BucketTable itself refuses what does not ascend
+            table = BucketTable(boundaries, batch_sizes_for(boundaries, max_batch_length))
+            assert table.counts(problem.histogram).sum() == len(values)
+
+    @given(values=LENGTHS, max_batch_length=st.floats(1e-3, 1e7), num_buckets=st.integers(1, 25))
+    @settings(deadline=None, max_examples=20)
+    def test_only_speechbrain_adds_a_bucket_to_those_asked_for(
+        self, strategy: str, values: list[float], max_batch_length: float, num_buckets: int
+    ) -> None:
+        problem = problem_of(values, max_batch_length)
+        (boundaries,) = STRATEGIES[strategy].boundaries(problem, [num_buckets])
+        if STRATEGIES[strategy].in_pools:
+            assert boundaries.size == np.unique(problem.batch_sizes).size
+        else:
+            assert boundaries.size <= num_buckets + (strategy == "speechbrain")
+
+    def test_gives_the_same_for_the_same_problem(self, strategy: str) -> None:
+        values = np.random.default_rng(0).lognormal(2, 1, 500).tolist()
+        first, second = (STRATEGIES[strategy].boundaries(problem_of(values, 300), [7])[0] for _ in range(2))
+        assert first.tobytes() == second.tobytes()
+
+    def test_gives_several_counts_in_one_call_as_one_by_one(self, strategy: str) -> None:
+        problem = problem_of(np.random.default_rng(0).lognormal(2, 1, 500).tolist(), 300)
+        together = STRATEGIES[strategy].boundaries(problem, [9, 3, 3])
+        alone = [STRATEGIES[strategy].boundaries(problem, [n])[0] for n in (9, 3, 3)]
+        assert [t.tolist() for t in together] == [a.tolist() for a in alone]
+
+    def test_ends_at_the_longest_length_where_the_data_decide(self, strategy: str) -> None:
+        values = np.random.default_rng(1).lognormal(2, 1, 500).tolist()
+        (boundaries,) = STRATEGIES[strategy].boundaries(problem_of(values, max(values) / 2), [5])
+        assert boundaries[-1] == max(values)
+
+    def test_needs_one_bucket_where_all_lengths_are_equal(self, strategy: str) -> None:
+        problem = problem_of([3.7] * 9, 20)
+        (boundaries,) = STRATEGIES[strategy].boundaries(problem, [6])
+        table = BucketTable(boundaries, batch_sizes_for(boundaries, 20))
+        assert np.count_nonzero(table.counts(problem.histogram)) == 1
+
+
+def boundaries(strategy: str, values: list[float], num_buckets: int, limit: float = 100) -> list[float]:
+    return STRATEGIES[strategy].boundaries(problem_of(values, limit), [num_buckets])[0].tolist()  # type: ignore[no-any-return]
+
+
+def test_linear_cuts_the_span_into_equal_widths() -> None:
+    assert boundaries("linear", [2, 3, 10], 4) == [4, 6, 8, 10]
+
+
+def test_exponential_cuts_the_span_into_equal_ratios() -> None:
+    assert boundaries("exponential", [1, 3, 16], 4) == pytest.approx([2, 4, 8, 16])
+
+
+def test_exponential_makes_no_bucket_of_a_rounding_error() -> None:
+    assert boundaries("exponential", [0.03125] * 3, 8) == [0.03125]
+
+
+def test_quantile_shares_out_the_total_length() -> None:
+    assert boundaries("quantile", [1, 1, 1, 1, 4, 4, 12], 2) == [4, 12]
+
+
+def test_quantile_merges_boundaries_that_fall_on_the_same_length() -> None:
+    assert boundaries("quantile", [1, 100], 5) == [100]
+
+
+def test_optimal_separates_what_wastes_most_when_mixed() -> None:
+    assert boundaries("optimal", [1] * 100 + [9, 10, 50], 2) == [1, 50]
+
+
+def test_speechbrain_adds_a_bucket_of_one_for_overlong_examples() -> None:
+    ends = boundaries("speechbrain", [1, 2, 30], 3, limit=10)
+    assert [*ends[2:]] == pytest.approx([10, 30])
+    assert batch_sizes_for(ends, 10).tolist()[-1] == 1
+
+
+def test_speechbrain_has_no_more_bucket_where_nothing_is_longer() -> None:
+    assert len(boundaries("speechbrain", [1, 2, 9], 3, limit=10)) == 3
+
+
+@pytest.mark.parametrize(("num_buckets", "cap"), [(10, 14), (15, 21), (20, 28), (60, 71), (200, 173)])
+def test_speechbrains_bucket_count_alone_caps_its_batch_size(num_buckets: int, cap: int) -> None:
+    for limit in (100, 600, 48_000):
+        ends = boundaries("speechbrain", [1, 2, 9], num_buckets, limit)
+        assert batch_sizes_for(ends, limit)[0] == cap
+
+
+def test_speechbrain_refuses_no_bucket() -> None:
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        boundaries("speechbrain", [1, 2], 0)

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from batchtune.buckets.sweep_settings import SweepSettings, parse_num_buckets
+from batchtune.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("15", (15,)),
+        ("10:13", (10, 11, 12, 13)),
+        ("20, 10, 10", (10, 20)),
+        ("5,10:12", (5, 10, 11, 12)),
+    ],
+)
+def test_bucket_counts_are_read_in_ascending_order(text: str, counts: tuple[int, ...]) -> None:
+    assert parse_num_buckets(text) == counts
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("20:10", "from low to high, got '20:10'"),
+        ("0", "from 1 to 1000, got 0"),
+        ("1:1001", "from 1 to 1000, got 1001"),
+        ("abc", "a number, a range or a list of them, got 'abc'"),
+        ("10:20:2", "got '10:20:2'"),
+        ("", "got ''"),
+        ("9" * 5000, "got '999"),
+    ],
+)
+def test_an_invalid_bucket_count_is_refused_with_the_rule(text: str, rule: str) -> None:
+    with pytest.raises(UsageError, match=rule):
+        parse_num_buckets(text)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ({"strategies": ("best",)}, "unknown strategy 'best'"),
+        ({"strategies": ()}, "at least one strategy"),
+        ({"num_buckets": ()}, "at least one number of buckets"),
+        ({"num_buckets": (10, 0)}, "from 1 to 1000, got 0"),
+        ({"max_batch_size": 0}, "at least 1, got 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused_with_the_rule(wrong: dict[str, object], rule: str) -> None:
+    with pytest.raises(UsageError, match=rule):
+        SweepSettings(**wrong)  # type: ignore[arg-type]

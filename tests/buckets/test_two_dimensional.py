@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.buckets.optimal import optimal_boundaries
+from batchtune.buckets.two_dimensional import optimal_table_2d
+from batchtune.epochs.table import BucketTable
+from batchtune.lengths import FloatArray, IntArray, Lengths
+
+Pair = tuple[float, float]
+
+
+def table_of(pairs: list[Pair], sizes: list[int] | None = None) -> BucketTable:
+    of, by = np.array(pairs, dtype=float).reshape(-1, 2).T
+    return BucketTable(of.copy(), np.array(sizes or [1] * len(pairs), dtype=np.int64), by.copy())
+
+
+def pairs_of(table: BucketTable) -> list[Pair]:
+    return list(zip(*(edges.tolist() for edges in table.pairs), strict=True))
+
+
+# ---------------------------------------------------------------- the table
+
+
+def leniently(pairs: list[Pair], length: float, target: float) -> int | None:
+    """NeMo's rule without its strict mode, pair by pair."""
+    return next((i for i, (of, by) in enumerate(pairs) if length <= of and target <= by), None)
+
+
+def strictly(pairs: list[Pair], length: float, target: float) -> int | None:
+    """NeMo's rule in its strict mode, pair by pair."""
+    own = min((of for of, _ in pairs if length <= of), default=None)
+    return next((i for i, (of, by) in enumerate(pairs) if of == own and target <= by), None)
+
+
+PAIRS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=12, unique=True).map(sorted)
+
+
+@given(pairs=PAIRS)
+@settings(deadline=None, max_examples=25)
+def test_the_first_pair_not_below_the_example_is_its_bucket(pairs: list[Pair]) -> None:
+    table = table_of(pairs)
+    examples = [(length / 2, target / 2) for length in range(1, 13) for target in range(13)]
+    expected = {example: leniently(pairs, *example) for example in examples}
+    found = table.assign(*np.array(examples).T).tolist()
+    assert found == [len(pairs) if bucket is None else bucket for bucket in expected.values()]
+    for length, target in examples:
+        if (strict := strictly(pairs, length, target)) is not None:
+            assert strict == expected[length, target]
+
+
+def test_a_target_too_large_for_its_length_moves_up_a_bucket() -> None:
+    table = table_of([(10, 5), (10, 10), (20, 12), (20, 18)])
+    assert table.assign(np.array([8, 8, 8, 15]), np.array([5, 11, 13, 1])).tolist() == [0, 2, 3, 2]
+
+
+def test_a_larger_length_may_have_smaller_targets() -> None:
+    assert table_of([(1, 9), (2, 0)]).num_buckets == 2
+
+
+# ---------------------------------------------------------------- the optimum
+
+
+def sizes_up_to(budget: float) -> Callable[[FloatArray, FloatArray], IntArray]:
+    return lambda of, by: np.maximum(1, budget // (of + by)).astype(np.int64)
+
+
+def costs_up_to(budget: float) -> Callable[[FloatArray, FloatArray], FloatArray]:
+    sizes = sizes_up_to(budget)
+    return lambda of, by: 1 / sizes(of, by)
+
+
+def looked_up(costs: FloatArray) -> Callable[[FloatArray, FloatArray], FloatArray]:
+    """Costs by whole length (from 1) and whole target (from 0), without any order in them."""
+    return lambda of, by: costs[of.astype(np.int64) - 1, by.astype(np.int64)]
+
+
+def cost_of(table: BucketTable, lengths: FloatArray, targets: FloatArray, costs: Callable[..., FloatArray]) -> float:
+    return float(np.sum(costs(*table.pairs)[table.assign(lengths, targets)]))
+
+
+def cuts(values: list[float], resolution: int) -> list[float]:
+    """Where the values may be cut: all of them, or quantiles where there are too many."""
+    if len(set(values)) <= resolution:
+        return sorted(set(values))
+    ordered = sorted(values)
+    return sorted({ordered[-(-len(values) * part // resolution) - 1] for part in range(1, resolution + 1)})
+
+
+def subsets(values: list[float]) -> Iterator[tuple[float, ...]]:
+    for size in range(len(values) + 1):
+        yield from combinations(values, size)
+
+
+def least_by_brute_force(
+    lengths: FloatArray, targets: FloatArray, costs: Callable[..., FloatArray], most: int, resolution: int
+) -> list[tuple[float, int]]:
+    """For each of 1, …, most buckets: the least cost over all tables, and the fewest buckets that give it."""
+
+    def of_bin(low: float, high: float) -> dict[int, float]:
+        """By number of sub-bins: the least cost of the lengths in (low, high]."""
+        inside = targets[(lengths > low) & (lengths <= high)]
+        found: dict[int, float] = {}
+        for inner in subsets([cut for cut in cuts(inside.tolist(), resolution) if cut < inside.max()]):
+            tops = np.array([*inner, inside.max()])
+            each = costs(np.full(tops.size, high), tops)[np.searchsorted(tops, inside)]
+            found[tops.size] = min(found.get(tops.size, np.inf), float(each.sum()))
+        return found
+
+    ends = cuts(lengths.tolist(), resolution)
+    bins = {pair: of_bin(*pair) for pair in combinations([0.0, *ends], 2)}
+    best: dict[int, float] = {}
+    for inner in subsets(ends[:-1]):
+        totals = {0: 0.0}
+        for pair in zip([0.0, *inner], [*inner, ends[-1]], strict=True):
+            sums: dict[int, float] = {}
+            for (used, total), (more, cost) in ((a, b) for a in totals.items() for b in bins[pair].items()):
+                sums[used + more] = min(sums.get(used + more, np.inf), total + cost)
+            totals = sums
+        for used, total in totals.items():
+            best[used] = min(best.get(used, np.inf), total)
+    return [min((cost, used) for used, cost in best.items() if used <= limit) for limit in range(1, most + 1)]
+
+
+def made_case(rng: np.random.Generator, distinct: int) -> tuple[FloatArray, FloatArray]:
+    count = int(rng.integers(1, 14))
+    return rng.integers(1, distinct + 1, count).astype(float), rng.integers(0, distinct, count).astype(float)
+
+
+@pytest.mark.parametrize("resolution", [2, 3, 5])
+def test_no_table_costs_less_and_fewer_buckets_win_a_tie(resolution: int) -> None:
+    rng = np.random.default_rng(resolution)
+    for _ in range(100):
+        lengths, targets = made_case(rng, 5)
+        costs = looked_up(rng.integers(0, 9, (5, 5)).astype(float))
+        tables = optimal_table_2d(lengths, targets, costs, range(1, 9), resolution=resolution)
+        found = [(cost_of(table, lengths, targets, costs), table.num_buckets) for table in tables]
+        assert found == least_by_brute_force(lengths, targets, costs, 8, resolution)
+
+
+def test_no_other_table_costs_less_with_costs_that_are_not_round() -> None:
+    rng = np.random.default_rng(9)
+    for _ in range(80):
+        lengths, targets = made_case(rng, 5)
+        costs = looked_up(np.cumsum(np.cumsum(rng.random((5, 5)), axis=0), axis=1))
+        tables = optimal_table_2d(lengths, targets, costs, range(1, 9))
+        found = [cost_of(table, lengths, targets, costs) for table in tables]
+        least = [cost for cost, _ in least_by_brute_force(lengths, targets, costs, 8, 64)]
+        assert found == pytest.approx(least, rel=1e-12)
+
+
+EXAMPLES = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40)), min_size=1, max_size=60).map(
+    lambda examples: np.array(examples, dtype=float).T
+)
+RESOLUTIONS = st.sampled_from([1, 2, 7, 64])
+
+
+@given(examples=EXAMPLES, resolution=RESOLUTIONS, budget=st.integers(1, 500))
+@settings(deadline=None, max_examples=25)
+def test_two_dimensions_never_cost_more_than_the_best_of_one(
+    examples: FloatArray, resolution: int, budget: int
+) -> None:
+    data = Lengths.of(*examples)
+    assert data.targets is not None
+    histogram = data.histogram
+    costs = costs_up_to(budget)
+    asked = range(1, 9)
+    worst = np.array([data.worst_target(length) or 0.0 for length in histogram.lengths])
+    flat_costs = costs(histogram.lengths, worst)
+    flat = optimal_boundaries(histogram, flat_costs, asked)
+    tables = optimal_table_2d(
+        *(data.values, data.targets, costs, asked),
+        candidates=np.concatenate(flat),
+        resolution=resolution,
+    )
+    for table, boundaries in zip(tables, flat, strict=True):
+        ends = np.searchsorted(histogram.lengths, boundaries)
+        flat_cost = float(np.sum(flat_costs[ends] * np.diff(histogram.cumulative[ends], prepend=0)))
+        assert cost_of(table, data.values, data.targets, costs) <= flat_cost * (1 + 1e-12)
+
+
+@given(examples=EXAMPLES, resolution=RESOLUTIONS, budget=st.integers(1, 500))
+@settings(deadline=None, max_examples=25)
+def test_more_buckets_cost_no_more_and_boundaries_are_lengths(
+    examples: FloatArray, resolution: int, budget: int
+) -> None:
+    lengths, targets = examples
+    costs = costs_up_to(budget)
+    asked = range(1, 9)
+    tables = optimal_table_2d(lengths, targets, costs, asked, resolution=resolution)
+    for most, table in zip(asked, tables, strict=True):
+        assert table.num_buckets <= most
+        assert set(table.boundaries) <= set(lengths)
+        assert set(table.pairs[1]) <= set(targets)
+        assert table.boundaries[-1] == lengths.max()
+    totals = np.array([cost_of(table, lengths, targets, costs) for table in tables])
+    assert np.all(np.diff(totals) <= 1e-12 * totals[:-1])
+
+
+@given(examples=EXAMPLES, resolution=RESOLUTIONS, budget=st.integers(1, 500), most=st.integers(1, 9))
+@settings(deadline=None, max_examples=25)
+def test_every_example_has_its_bucket_in_nemos_strict_mode_too(
+    examples: FloatArray, resolution: int, budget: int, most: int
+) -> None:
+    lengths, targets = examples
+    (table,) = optimal_table_2d(lengths, targets, costs_up_to(budget), [most], resolution=resolution)
+    pairs = pairs_of(table)
+    strict = [strictly(pairs, *example) for example in examples.T.tolist()]
+    assert table.assign(lengths, targets).tolist() == strict
+
+
+@given(examples=EXAMPLES, budget=st.integers(1, 500), power=st.integers(-20, 20), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=20)
+def test_order_changes_nothing_and_scaling_scales_boundaries(
+    examples: FloatArray, budget: int, power: int, seed: int
+) -> None:
+    scale = 2.0**power
+    shuffled = np.random.default_rng(seed).permutation(examples, axis=1)
+
+    def pairs(lengths: FloatArray, targets: FloatArray, limit: float) -> list[list[Pair]]:
+        asked = [1, 3, 8]
+        tables = optimal_table_2d(lengths, targets, costs_up_to(limit), asked, resolution=9)
+        return [pairs_of(table) for table in tables]
+
+    scaled = pairs(*(shuffled * scale), budget * scale)
+    assert scaled == [[(of * scale, by * scale) for of, by in each] for each in pairs(*examples, budget)]
+
+
+def test_bins_may_have_different_numbers_of_sub_bins() -> None:
+    lengths = np.array([1.0] * 10 + [2.0] * 10)
+    targets = np.array([5.0] * 10 + [1.0] * 5 + [9.0] * 5)
+    (table,) = optimal_table_2d(lengths, targets, lambda of, by: of * by, [3])
+    assert pairs_of(table) == [(1, 5), (2, 1), (2, 9)]
+
+
+def test_a_candidate_between_two_lengths_stands_for_the_shorter() -> None:
+    lengths = np.arange(1.0, 10)
+    targets = np.zeros(9)
+    (table,) = optimal_table_2d(
+        *(lengths, targets, lambda of, by: np.where(of <= 3, 1.0, 2.0), [2]),
+        candidates=np.array([0.5, 3.5, 99.0]),
+        resolution=1,
+    )
+    assert pairs_of(table) == [(3, 0), (9, 0)]
+
+
+def test_more_targets_than_are_told_apart_leave_no_example_out() -> None:
+    rng = np.random.default_rng(12)
+    lengths = rng.gamma(4, 2, 2000) + 0.1
+    targets = rng.gamma(2, 9, 2000)
+    costs = costs_up_to(500)
+    tables = optimal_table_2d(lengths, targets, costs, range(1, 7), resolution=4)
+    totals = [cost_of(table, lengths, targets, costs) for table in tables]
+    assert np.all(np.diff(totals) < 0)
+    for table in tables:
+        assert set(table.pairs[1]) <= set(targets)
+
+
+def test_one_example_is_one_bucket() -> None:
+    (table,) = optimal_table_2d(np.array([4.0]), np.array([0.0]), costs_up_to(9), [5])
+    assert pairs_of(table) == [(4, 0)]

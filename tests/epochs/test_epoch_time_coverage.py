@@ -1,0 +1,220 @@
+"""Whether an epoch's estimated time is what it takes on average, and its standard error how far it is off.
+
+Runs are simulated: the trials of a probe are drawn from a law of step times, timed for as long as the worker would,
+and the estimate made of them is held against the law itself.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+from timed_trials import timed_trial
+
+from batchtune.buckets.epoch_cost import Pricing
+from batchtune.buckets.optimal import optimal_boundaries
+from batchtune.epochs.batchers import Batching
+from batchtune.epochs.cost import StepTimes, fit_step_seconds
+from batchtune.epochs.expectation import expected_batches
+from batchtune.epochs.table import BucketTable, batch_sizes_for
+from batchtune.lengths import FloatArray, Lengths
+from batchtune.probe.session import enough, interquartile_range
+from batchtune.results import Trial
+
+RUNS = 60
+MOST = 300.0
+"""max_batch_length of the table; a probe's largest batches are larger where the examples are short."""
+VALUES = (np.random.default_rng(8).gamma(4, 3, 30_000) + 0.5).round(1).clip(max=40.0)
+LENGTHS = Lengths.of(VALUES)
+BOUNDARIES = np.append(np.quantile(VALUES, np.arange(1, 8) / 8), VALUES.max())
+TABLE = BucketTable(BOUNDARIES, batch_sizes_for(BOUNDARIES, MOST))
+
+Law = Callable[[FloatArray, FloatArray], FloatArray]
+"""(batch sizes, lengths) → seconds of a step without noise."""
+
+
+def probed_shapes() -> list[tuple[int, float]]:
+    """As a search leaves them: up to the limit at the longest and the shortest length, close to it between."""
+    largest = {length: int(2 * MOST / length / (1 + length / 40)) for length in np.geomspace(1.0, 40.0, 12).round(1)}
+    ends = [
+        (max(1, size // part), length) for length, size in largest.items() for part in (2, 4, 8) if length in (1, 40)
+    ]
+    return list(dict.fromkeys([(1, 40.0), *((size, length) for length, size in largest.items()), *ends]))
+
+
+SHAPES = probed_shapes()
+
+
+def smooth(random: np.random.Generator, scale: float) -> Law:
+    """A constant, and what grows with the length and with its square."""
+    constant, linear, quadratic = scale * random.uniform((0.03, 0.4, 0.0), (0.3, 1.0, 0.5)) / (1, MOST, 20 * MOST)
+    return lambda sizes, lengths: constant + sizes * lengths * (linear + quadratic * lengths)
+
+
+def tiled(random: np.random.Generator, scale: float) -> Law:
+    """Lengths count in whole tiles, and what a batch holds in whole waves of them."""
+    even = smooth(random, scale)
+    tile = random.choice([0.25, 0.5, 1.0])
+    wave = random.uniform(0.02, 0.15) * MOST
+
+    def seconds(sizes: FloatArray, lengths: FloatArray) -> FloatArray:
+        whole = np.ceil(lengths / tile) * tile
+        return even(np.ceil(sizes * whole / wave) * wave / whole, whole)
+
+    return seconds
+
+
+def switching(random: np.random.Generator, scale: float) -> Law:
+    """Beyond some padded length another kernel is taken."""
+    even = smooth(random, scale)
+    limit = random.uniform(0.1, 0.9) * MOST
+    factor = random.choice([0.75, 1.4])
+    return lambda sizes, lengths: even(sizes, lengths) * np.where(sizes * lengths > limit, factor, 1.0)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """By how much steps of one shape differ: normally in the logarithm, and some take 3 times as long."""
+
+    sigma: float
+    slow_share: float
+
+    @property
+    def mean(self) -> float:
+        return float(np.exp(self.sigma**2 / 2) * (1 + 2 * self.slow_share))
+
+    def draw(self, random: np.random.Generator, count: int) -> FloatArray:
+        return random.lognormal(0.0, self.sigma, count) * np.where(random.random(count) < self.slow_share, 3.0, 1.0)
+
+
+NOISES = {
+    "steady": Noise(0.02, 0.0),
+    "15% noise": Noise(0.15, 0.0),
+    "20% noise": Noise(0.2, 0.0),
+    "5% slow": Noise(0.0, 0.05),
+    "both": Noise(0.2, 0.05),
+}
+
+
+def drawn_trial(size: int, length: float, seconds: float, noise: Noise, random: np.random.Generator) -> Trial:
+    """As many steps as the worker would time."""
+    steps = (seconds * noise.draw(random, 100)).tolist()
+    taken = next(steps[:count] for count in range(1, 101) if enough(steps[:count]))
+    return timed_trial(
+        size,
+        length,
+        statistics.median(taken),
+        spread=interquartile_range(taken) if len(taken) > 1 else None,
+        mean=statistics.fmean(taken),
+        timed_steps=len(taken),
+    )
+
+
+@cache
+def one_epoch() -> tuple[FloatArray, FloatArray]:
+    """Sizes and longest lengths of the batches of one epoch."""
+    shuffled = np.random.default_rng(1).permutation(VALUES)
+    buckets = TABLE.assign(shuffled)
+    batches = [
+        own[start : start + size]
+        for bucket, size in enumerate(TABLE.batch_sizes.tolist())
+        for own in [shuffled[buckets == bucket]]
+        for start in range(0, own.size, size)
+    ]
+    return np.array([float(batch.size) for batch in batches]), np.array([batch.max() for batch in batches])
+
+
+@dataclass(frozen=True)
+class Run:
+    """Of an epoch: estimate / expectation - 1, drawn / expectation - 1, standard error / expectation."""
+
+    estimated: float
+    drawn: float
+    error: float
+
+
+def run(make: Callable[[np.random.Generator, float], Law], noise: Noise, seed: int) -> Run:
+    random = np.random.default_rng(seed)
+    law = make(random, float(random.choice([0.02, 0.1, 0.5])))
+    trials = [
+        drawn_trial(size, length, float(law(np.array(float(size)), np.array(length))), noise, random)
+        for size, length in SHAPES
+    ]
+    model = fit_step_seconds(trials)
+    assert model is not None
+    pricing = Pricing(
+        lengths=LENGTHS, total=LENGTHS.total, max_batch_length=MOST, step_seconds=StepTimes.of(trials, model)
+    )
+    row = pricing.row("quantile", "length", TABLE.boundaries.size, Batching(TABLE))
+    assert row.estimated_epoch_seconds is not None and row.estimated_epoch_error_seconds is not None
+    expected = noise.mean * expected_batches(LENGTHS.histogram, TABLE).sum_of(law)
+    sizes, longest = one_epoch()
+    drawn = float(np.sum(law(sizes, longest) * noise.draw(random, sizes.size)))
+    return Run(
+        row.estimated_epoch_seconds / expected - 1, drawn / expected - 1, row.estimated_epoch_error_seconds / expected
+    )
+
+
+@pytest.mark.parametrize("make", [smooth, tiled, switching])
+@pytest.mark.parametrize(
+    "named", [name if name in ("steady", "both") else pytest.param(name, marks=pytest.mark.slow) for name in NOISES]
+)
+def test_the_estimate_is_the_expectation_to_within_its_error(
+    make: Callable[[np.random.Generator, float], Law], named: str
+) -> None:
+    runs = [run(make, NOISES[named], seed) for seed in range(RUNS)]
+    off = np.array([one.estimated for one in runs])
+    error = np.array([one.error for one in runs])
+    assert abs(off.mean()) < 0.02 + 2 * off.std() / np.sqrt(RUNS)
+    assert covered(off, error, 2) >= at_least(0.95)
+    assert covered(off, error, 1) >= at_least(0.68)
+    assert covered(off - np.array([one.drawn for one in runs]), error, 2) >= at_least(0.95)
+    # An error that covers because it is huge would say nothing.
+    assert np.median(error) < 0.1
+
+
+def covered(off: FloatArray, error: FloatArray, errors: float) -> float:
+    """Share of the runs that are off by no more than so many standard errors."""
+    return float(np.mean(np.abs(off) <= errors * error))
+
+
+def at_least(share: float) -> float:
+    """What a share may be in so few runs: two standard errors less."""
+    return float(share - 2 * np.sqrt(share * (1 - share) / RUNS))
+
+
+def least_of_all(named: str, seed: int) -> float:
+    """Estimate / expectation - 1 of the table with the least estimate, with ends where sizes were measured to fit."""
+    random = np.random.default_rng(seed)
+    noise = NOISES[named]
+    law = smooth(random, 1.0)
+    measured = np.geomspace(1.0, 40.0, 30).round(1)
+    trials = []
+    for size, length in zip(batch_sizes_for(measured, MOST), measured, strict=True):
+        trials.append(drawn_trial(int(size), float(length), float(law(size, length)), noise, random))
+    model = fit_step_seconds(trials)
+    assert model is not None
+    times = StepTimes.of(trials, model)
+    lengths = LENGTHS.histogram.lengths
+    sizes = batch_sizes_for(measured[np.searchsorted(measured, lengths)], MOST)
+    (ends,) = optimal_boundaries(LENGTHS.histogram, times(sizes, lengths) / sizes, [10])
+    table = BucketTable(ends, sizes[np.searchsorted(lengths, ends)])
+    expected = expected_batches(LENGTHS.histogram, table)
+    return expected.sum_of(times) / (noise.mean * expected.sum_of(law)) - 1
+
+
+@pytest.mark.parametrize(
+    ("named", "runs"),
+    [
+        ("15% noise", 30),
+        pytest.param("15% noise", 200, marks=pytest.mark.slow),
+        pytest.param("5% slow", 200, marks=pytest.mark.slow),
+    ],
+)
+def test_the_fastest_of_many_tables_is_not_fast_by_chance(named: str, runs: int) -> None:
+    off = np.array([least_of_all(named, seed) for seed in range(runs)])
+    assert abs(off.mean()) <= max(0.01, off.std() / np.sqrt(runs))

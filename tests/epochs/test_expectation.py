@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.epochs.expectation import expected_batches
+from batchtune.epochs.layout import Dealing, lay_out
+from batchtune.epochs.table import BucketTable
+from batchtune.lengths import FloatArray, Lengths
+
+
+def step_seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
+    return np.maximum(2.0, 0.5 + 0.3 * batch_sizes * lengths + 0.01 * batch_sizes * lengths**2)
+
+
+def table_of(boundaries: list[float], batch_sizes: list[int]) -> BucketTable:
+    return BucketTable(np.array(boundaries, dtype=float), np.array(batch_sizes, dtype=np.int64))
+
+
+def by_enumeration(values: list[float], batch_size: int) -> tuple[float, float]:
+    """Mean padded length and mean time over every order of the examples."""
+    orders = list(permutations(values))
+    padded = seconds = 0.0
+    for order in orders:
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            padded += len(batch) * max(batch)
+            seconds += float(step_seconds(np.float64(len(batch)), np.float64(max(batch))))
+    return padded / len(orders), seconds / len(orders)
+
+
+@given(st.lists(st.integers(1, 8).map(float), min_size=1, max_size=6), st.integers(1, 8))
+@settings(deadline=None, max_examples=25)
+def test_the_expectations_are_the_means_over_all_orders(values: list[float], batch_size: int) -> None:
+    batches = expected_batches(Lengths.of(values).histogram, table_of([max(values)], [batch_size]))
+    assert (batches.padded_length, batches.sum_of(step_seconds)) == pytest.approx(by_enumeration(values, batch_size))
+
+
+@given(
+    st.lists(st.integers(1, 4).map(float), min_size=1, max_size=5),
+    st.lists(st.integers(7, 9).map(float), min_size=1, max_size=5),
+    st.integers(1, 4),
+    st.integers(1, 4),
+)
+@settings(deadline=None, max_examples=25)
+def test_buckets_are_shuffled_apart_from_each_other(
+    short: list[float], long: list[float], first: int, second: int
+) -> None:
+    table = table_of([4, 6, 9], [first, 5, second])
+    batches = expected_batches(Lengths.of(short + long).histogram, table)
+    apart = np.add(by_enumeration(short, first), by_enumeration(long, second))
+    assert (batches.padded_length, batches.sum_of(step_seconds)) == pytest.approx(tuple(apart))
+
+
+@given(
+    st.lists(st.integers(1, 8).map(float), min_size=1, max_size=6),
+    st.integers(1, 4),
+    st.builds(Dealing, world_size=st.integers(1, 5), same_bucket=st.booleans()),
+)
+@settings(deadline=None, max_examples=25)
+def test_on_several_ranks_too_they_are_the_means_over_all_orders(
+    values: list[float], batch_size: int, dealing: Dealing
+) -> None:
+    layout = lay_out(np.array([len(values)]), np.array([batch_size]), dealing)
+    cuts = [(start, start + size) for start, size in zip(layout.starts, layout.batch_sizes, strict=True)]
+    padded = [sum((end - start) * max(order[start:end]) for start, end in cuts) for order in permutations(values)]
+    table = table_of([max(values)], [batch_size])
+    assert expected_batches(Lengths.of(values).histogram, table, dealing).padded_length == pytest.approx(
+        np.mean(padded)
+    )
+
+
+@given(st.lists(st.floats(0.1, 1e4), min_size=1, max_size=300), st.integers(1, 400))
+@settings(deadline=None, max_examples=30)
+def test_the_expected_batches_add_up_to_the_batches(values: list[float], batch_size: int) -> None:
+    histogram = Lengths.of(values).histogram
+    table = table_of([max(values)], [batch_size])
+    batches = expected_batches(histogram, table)
+    assert batches.batches.sum() == pytest.approx(batches.tally.batches)
+
+
+def test_a_million_examples_lose_no_precision_that_matters() -> None:
+    values = np.random.default_rng(0).integers(1, 1000, 1_000_000).astype(float)
+    batches = expected_batches(Lengths.of(values).histogram, table_of([1000], [37]))
+    assert batches.kinds[0][1].sum() == pytest.approx(1_000_000 // 37, rel=1e-12)
+    # The mean of the longest of 37 out of 1..999, drawn with as good as no depletion.
+    levels = np.arange(1, 1000)
+    mean = float(np.sum(1 - ((levels - 1) / 999) ** 37))
+    assert batches.padded_length / 1_000_000 == pytest.approx(mean, rel=1e-3)
+
+
+def test_equal_lengths_have_no_padding() -> None:
+    batches = expected_batches(Lengths.of([2.5] * 100_003).histogram, table_of([2.5], [64]))
+    assert batches.padded_length == pytest.approx(250_007.5, rel=1e-14)
+
+
+def test_batches_of_one_have_no_padding() -> None:
+    values = np.random.default_rng(1).lognormal(size=1000)
+    batches = expected_batches(Lengths.of(values).histogram, table_of([1e9], [1]))
+    assert batches.padded_length == pytest.approx(values.sum(), rel=1e-9)
+
+
+def test_a_small_bucket_is_one_batch_of_its_longest() -> None:
+    batches = expected_batches(Lengths.of([1, 2, 5]).histogram, table_of([6], [10]))
+    assert batches.padded_length == pytest.approx(15)
+
+
+def test_lengths_beyond_the_last_boundary_are_refused() -> None:
+    with pytest.raises(ValueError, match="beyond the last boundary"):
+        expected_batches(Lengths.of([3]).histogram, table_of([2], [1]))
+
+
+def test_without_remainders_full_batches_alone_count() -> None:
+    histogram = Lengths.of([1.0, 2.0, 3.0]).histogram
+    table = table_of([3], [2])
+    full_alone = expected_batches(histogram, table, Dealing(drop_last=True))
+    assert full_alone.padded_length == pytest.approx(2 * (2 + 3 + 3) / 3)
+    assert expected_batches(histogram, table).padded_length == pytest.approx(full_alone.padded_length + 2)

@@ -1,0 +1,114 @@
+"""How often batch mates meet again, and how alike their lengths are."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from batchtune.epochs.batch_order import Cut, Drawing, assemble
+from batchtune.epochs.batchers import Batching
+from batchtune.epochs.layout import ON_ONE_RANK, Dealing, tally
+from batchtune.epochs.randomness import Mates, again_at_random, mates_in_buckets, mates_in_cuts
+from batchtune.epochs.table import BucketTable
+from batchtune.lengths import FloatArray, Lengths
+
+RANDOM = np.random.default_rng(5)
+SPEECH = Lengths.of(RANDOM.gamma(5, 2, 600).round(1).clip(1, 30))
+TABLE = BucketTable(np.array([5.0, 12.0, 30.0]), np.array([20, 8, 3]))
+
+
+def of_table(lengths: Lengths, table: BucketTable, dealing: Dealing = ON_ONE_RANK) -> Mates:
+    counted = tally(table.counts(lengths.histogram), table.batch_sizes, dealing)
+    return mates_in_buckets(lengths.histogram, table, counted)
+
+
+def epochs_of(values: FloatArray, batching: Batching, epochs: int, dealing: Dealing = ON_ONE_RANK) -> list[Cut]:
+    batcher = batching.batcher(values)
+    return [batcher.cut(Drawing(epoch=epoch), dealing) for epoch in range(epochs)]
+
+
+def drawn_mates(values: FloatArray, cut: Cut) -> tuple[FloatArray, FloatArray]:
+    """The lengths of many examples that have mates, and those of one of the mates of each."""
+    drawn: list[tuple[float, float]] = []
+    for batch in assemble(cut, Drawing()):
+        if len(batch) > 1:
+            for _ in range(50):
+                drawn.extend(pairwise(values[RANDOM.permutation(batch)].tolist()))
+                drawn.append((values[batch[0]], values[batch[-1]]))
+    first, second = np.array(drawn).T
+    return first, second
+
+
+@pytest.mark.parametrize(
+    "dealing", [ON_ONE_RANK, Dealing(world_size=4), Dealing(world_size=4, same_bucket=True), Dealing(drop_last=True)]
+)
+def test_expectations_of_tables_are_what_epochs_show(dealing: Dealing) -> None:
+    expected = of_table(SPEECH, TABLE, dealing)
+    cuts = epochs_of(SPEECH.values, Batching(TABLE), 120, dealing)
+    seen = [mates_in_cuts(list(two), SPEECH.values) for two in pairwise(cuts)]
+    again = [one.again for one in seen]
+    correlations = [one.correlation or 0.0 for one in seen]
+    assert expected.correlation is not None
+    assert np.mean(again) == pytest.approx(expected.again, abs=4 * np.std(again) / np.sqrt(len(seen)))
+    assert np.mean(correlations) == pytest.approx(
+        expected.correlation, abs=4 * np.std(correlations) / np.sqrt(len(seen))
+    )
+    # With the last and the first epoch too.
+    assert mates_in_cuts(cuts, SPEECH.values).again == pytest.approx(np.mean(again), rel=0.02)
+
+
+def test_random_batches_of_one_size_meet_as_chance_has_it() -> None:
+    one_bucket = BucketTable(np.array([30.0]), np.array([12]))
+    found = of_table(SPEECH, one_bucket)
+    assert found.again == pytest.approx(11 / 599)
+    assert found.correlation == pytest.approx(-1 / 599)  # all others are a little less like it, as it is not among them
+    (cut,) = epochs_of(SPEECH.values, Batching(one_bucket), 1)
+    assert again_at_random(cut.layout) == pytest.approx(11 / 599)
+
+
+@pytest.mark.parametrize("pool_size", [None, 100])
+def test_mates_of_equal_lengths_have_no_correlation(pool_size: int | None) -> None:
+    lengths = Lengths.of([4.0] * 300)
+    assert of_table(lengths, TABLE).correlation is None
+    cuts = epochs_of(lengths.values, Batching(TABLE, pool_size), 2)
+    found = mates_in_cuts(cuts, lengths.values)
+    assert found.correlation is None and found.again == pytest.approx(19 / 299, rel=0.2)
+
+
+@pytest.mark.parametrize("pool_size", [None, 50])
+def test_batches_of_one_have_no_mates(pool_size: int | None) -> None:
+    ones = BucketTable(TABLE.boundaries, np.ones(3, dtype=np.int64))
+    cuts = epochs_of(SPEECH.values, Batching(ones, pool_size), 2)
+    assert of_table(SPEECH, ones) == mates_in_cuts(cuts, SPEECH.values) == Mates(0.0, None)
+    assert again_at_random(cuts[0].layout) == 0
+
+
+@pytest.mark.parametrize("batching", [Batching(TABLE), Batching(TABLE, 10)])
+def test_a_single_example_has_no_mates(batching: Batching) -> None:
+    lengths = Lengths.of([4.0])
+    cuts = epochs_of(lengths.values, batching, 2)
+    assert of_table(lengths, TABLE) == mates_in_cuts(cuts, lengths.values) == Mates(0.0, None)
+
+
+def test_a_pool_of_different_lengths_always_has_the_same_mates() -> None:
+    values = np.linspace(1, 30, 600)
+    found = mates_in_cuts(epochs_of(values, Batching(TABLE, 600), 3), values)
+    assert found.again == 1
+    assert found.correlation == pytest.approx(1, abs=0.01)
+
+
+def test_larger_pools_are_less_random() -> None:
+    found = [mates_in_cuts(epochs_of(SPEECH.values, Batching(TABLE, size), 4), SPEECH.values) for size in (20, 60, 600)]
+    again = [one.again for one in found]
+    correlations = [one.correlation or 0.0 for one in found]
+    assert again == sorted(again) and correlations == sorted(correlations)
+
+
+@pytest.mark.parametrize("pool_size", [None, 40, 600])
+def test_the_correlation_is_that_of_drawn_mates(pool_size: int | None) -> None:
+    cuts = epochs_of(SPEECH.values, Batching(TABLE, pool_size), 2)
+    found = mates_in_cuts(cuts, SPEECH.values).correlation
+    first, second = drawn_mates(SPEECH.values, cuts[0])
+    assert found == pytest.approx(np.corrcoef(first, second)[0, 1], abs=0.02)

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from real_lengths import librispeech_seconds
+
+from batchtune.buckets.optimal import best_buckets, few_ends, optimal_boundaries
+from batchtune.epochs.bucket_costs import BatchCounts
+from batchtune.epochs.table import batch_sizes_for
+from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
+
+
+class MadeCosts:
+    """Any costs: a matrix whose element [i, j] is that of the bucket (u_i, u_j]."""
+
+    def __init__(self, costs: FloatArray) -> None:
+        self.costs = costs
+
+    @property
+    def num_ends(self) -> int:
+        return self.costs.shape[0] - 1
+
+    def up_to(self, end: int) -> FloatArray:
+        return self.costs[:end, end]
+
+
+def histogram_of(counts: IntArray) -> Histogram:
+    return Histogram(np.arange(1.0, len(counts) + 1), np.asarray(counts, dtype=np.int64))
+
+
+def fewest_batches(histogram: Histogram, sizes: IntArray, num_buckets: int) -> FloatArray:
+    """The boundaries of the fewest buckets, at most so many, that give the fewest batches."""
+    ends = np.arange(histogram.lengths.size)
+    best = best_buckets(BatchCounts(histogram, ends, sizes), num_buckets)
+    return histogram.lengths[best.ends(best.improving()[-1])]
+
+
+def number_of_batches(histogram: Histogram, sizes: IntArray, boundaries: FloatArray) -> int:
+    ends = np.searchsorted(histogram.lengths, boundaries)
+    return int(np.sum(-(-np.diff(histogram.cumulative[ends], prepend=0) // sizes[ends])))
+
+
+def least_by_brute_force(costs: FloatArray) -> list[float]:
+    """The least cost in exactly 1, 2, ... buckets, over all sets of ends."""
+    last = costs.shape[0] - 1
+    return [
+        min(
+            sum(costs[pair] for pair in pairwise((0, *inner, last)))
+            for inner in combinations(range(1, last), buckets - 1)
+        )
+        for buckets in range(1, last + 1)
+    ]
+
+
+@given(distinct=st.integers(1, 9), seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=40)
+def test_no_other_buckets_cost_less_whatever_they_cost(distinct: int, seed: int) -> None:
+    costs = np.random.default_rng(seed).gamma(1.0, 1.0, (distinct + 1, distinct + 1))
+    best = best_buckets(MadeCosts(costs), distinct + 3)
+    assert best.totals == pytest.approx(least_by_brute_force(costs), rel=1e-12)
+    for buckets, total in enumerate(best.totals, 1):
+        ends = (0, *(best.ends(buckets) + 1).tolist())
+        assert len(ends) == buckets + 1
+        assert sum(costs[pair] for pair in pairwise(ends)) == pytest.approx(total, rel=1e-12)
+
+
+@given(distinct=st.integers(1, 9), seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=40)
+def test_batches_are_counted_whatever_the_sizes(distinct: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(1, 12, distinct)
+    sizes = rng.integers(1, 14, distinct)
+    up_to = np.concatenate(([0], np.cumsum(counts)))
+    costs = np.zeros((distinct + 1, distinct + 1))
+    for i, j in combinations(range(distinct + 1), 2):
+        costs[i, j] = len(range(0, up_to[j] - up_to[i], sizes[j - 1]))
+    best = best_buckets(BatchCounts(histogram_of(counts), np.arange(distinct), sizes), distinct)
+    assert best.totals.tolist() == least_by_brute_force(costs)
+
+
+def test_improving_bucket_counts_do_not_depend_on_later_ones() -> None:
+    costs = MadeCosts(np.random.default_rng(3).gamma(1.0, 1.0, (61, 61)))
+    all_of_them = best_buckets(costs, 60).improving()
+    for most in (1, 5, 20, 59):
+        assert best_buckets(costs, most).improving() == [buckets for buckets in all_of_them if buckets <= most]
+
+
+def test_equal_costs_are_not_improved_on() -> None:
+    best = best_buckets(BatchCounts(histogram_of(np.array([4, 4])), np.arange(2), np.array([4, 4])), 2)
+    assert best.totals.tolist() == [2, 2]
+    assert best.improving() == [1]
+
+
+def test_a_bucket_whose_only_gain_is_in_full_batches_is_not_made() -> None:
+    histogram = histogram_of(np.array([3, 3]))
+    sizes = np.array([8, 6])
+    assert optimal_boundaries(histogram, 1 / sizes, [2])[0].tolist() == [1, 2]
+    assert fewest_batches(histogram, sizes, 2).tolist() == [2]
+
+
+def test_batches_larger_than_the_data_set_are_one_remainder() -> None:
+    assert fewest_batches(histogram_of(np.array([2, 3])), np.array([2**53, 2**53]), 2).tolist() == [2]
+
+
+def test_without_remainders_it_is_the_programme_without_them() -> None:
+    rng = np.random.default_rng(5)
+    sizes = np.sort(rng.integers(1, 9, 40))[::-1].astype(np.int64)
+    histogram = histogram_of(rng.integers(1, 5, 40) * 840)
+    for most, relaxed in enumerate(optimal_boundaries(histogram, 1 / sizes, range(1, 12)), 1):
+        fewest = fewest_batches(histogram, sizes, most)
+        assert number_of_batches(histogram, sizes, fewest) == number_of_batches(histogram, sizes, relaxed)
+
+
+# Lengths, a max_batch_length, and how many ends are allowed.
+CASES = st.tuples(
+    st.lists(st.integers(1, 400), min_size=1, max_size=80), st.integers(1, 2000), st.sampled_from([8, 20, 50])
+)
+
+
+@given(case=CASES)
+@settings(deadline=None, max_examples=25)
+def test_chosen_ends_are_lengths_and_the_longest_is_last(case: tuple[list[int], int, int]) -> None:
+    histogram = Lengths.of(case[0]).histogram
+    sizes = batch_sizes_for(histogram.lengths, case[1])
+    most = case[2]
+    ends = few_ends(histogram, sizes, most)
+    assert ends[-1] == histogram.lengths.size - 1
+    assert np.all(np.diff(ends) > 0)
+    if histogram.lengths.size <= most:
+        assert ends.size == histogram.lengths.size
+    else:
+        assert ends.size <= most
+        changes = np.flatnonzero(np.diff(sizes))
+        assert np.isin(changes, ends).all() or changes.size > most // 2
+
+
+@pytest.mark.parametrize("tail", ["gamma", "heavy", "one lump"])
+def test_a_few_ends_share_out_examples_lengths_and_the_range(tail: str) -> None:
+    rng = np.random.default_rng(6)
+    values = {
+        "gamma": rng.gamma(4, 3, 20_000),
+        "heavy": rng.pareto(1.1, 20_000) + 0.1,
+        "one lump": np.append(rng.gamma(4, 3, 10_000), np.full(10_000, 7.0)),
+    }[tail]
+    histogram = Lengths.of(values).histogram
+    ends = few_ends(histogram, batch_sizes_for(histogram.lengths, 100), 600)
+    for measure in (histogram.cumulative, histogram.cumulative_total, histogram.lengths):
+        # Between two ends, besides what is at the second itself.
+        inside = measure[ends[1:] - 1] - measure[ends[:-1]]
+        assert inside.max() <= 18 / 600 * measure[-1]
+
+
+def test_a_few_ends_give_as_few_batches_as_all() -> None:
+    rng = np.random.default_rng(7)
+    histogram = Lengths.of((rng.gamma(6, 2, 15_000) * 16_000).round()).histogram
+    sizes = batch_sizes_for(histogram.lengths, 4000 * 16_000)
+    ends = few_ends(histogram, sizes, 4096)
+    assert histogram.lengths.size > 4 * ends.size
+    asked = [2, 5, 10, 20]
+    relaxed = [number_of_batches(histogram, sizes, b) for b in optimal_boundaries(histogram, 1 / sizes, asked)]
+    found = best_buckets(BatchCounts(histogram, ends, sizes[ends]), 20)
+    assert relaxed == [78, 56, 55, 55]
+    # With each of the 14,587 lengths as an end, which takes ten times as long, it is the same.
+    assert [found.totals[:most].min() for most in asked] == [77, 55, 50, 48]
+
+
+def test_fewer_batches_than_without_remainders_on_librispeech() -> None:
+    histogram = Lengths.of(librispeech_seconds()).histogram
+    sizes = batch_sizes_for(histogram.lengths, 600)
+    asked = [10, 15, 20]
+    relaxed = [number_of_batches(histogram, sizes, b) for b in optimal_boundaries(histogram, 1 / sizes, asked)]
+    exact = [number_of_batches(histogram, sizes, fewest_batches(histogram, sizes, most)) for most in asked]
+    assert relaxed == [641, 631, 628]
+    assert exact == [638, 627, 621]

@@ -1,0 +1,161 @@
+"""Which setting a loader's tuning chooses, with measurements that are made: on a machine whose speed varies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loader_records import loaded, made_dali
+from msgspec.structs import replace
+
+from batchtune.loaders import sweep as loader_sweep
+from batchtune.loaders import tuner as loader_tuner
+from batchtune.loaders.memory import MemoryUse
+from batchtune.loaders.protocol import Opened, Taken
+from batchtune.loaders.recommend import reason_for, warnings_for
+from batchtune.loaders.runner import Measurement, Plan
+from batchtune.loaders.settings import LoaderSettings
+from batchtune.loaders.sweep import run_loader_tuning
+from batchtune.loaders.tuner import LoaderProgress
+from batchtune.reports import summary_sentences
+from batchtune.reports.loaders import LoaderSection
+from batchtune.results import BUSY_IDLE, Arguments, Demand, LoaderTuning, Reproduced
+
+BATCHES = 40
+
+
+class MadeRunner:
+    """Stands for LoaderRunner: each measurement is faster or slower by chance."""
+
+    def __init__(self, noise: float, seed: int, seconds_of: Callable[[Arguments], float]) -> None:
+        self.noise, self.random, self.seconds_of = noise, random.Random(seed), seconds_of
+        self.measured: list[Arguments] = []
+
+    def __call__(self, settings: LoaderSettings) -> MadeRunner:
+        return self
+
+    def __enter__(self) -> MadeRunner:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        return None
+
+    def inspect(self) -> Opened:
+        opened: dict[str, Any] = {"pid": 1, "kind": "torch", "takes": [], "device": "cpu", "device_name": "CPU"}
+        return Opened(**opened, batches=BATCHES, examples=8 * BATCHES, dealt=True)
+
+    def measure(self, arguments: Arguments, plan: Plan, kind: object) -> Measurement:
+        self.measured.append(arguments)
+        batch = self.seconds_of(arguments) * self.random.uniform(1, 1 + self.noise)
+        steps = [step for step, _ in zip((plan.steps or [0.0]) * BATCHES, range(BATCHES), strict=False)]
+        waits = [max(0.0, batch - (step if arguments["num_workers"] else 0.0)) for step in steps]
+        taken = Taken(
+            complete=True,
+            seconds=sum(waits) + sum(steps),
+            waits=[0.1, *waits[1:]],
+            steps=steps,
+            examples=[8] * BATCHES,
+            lengths=[10.0] * BATCHES,
+            total_lengths=[80.0] * BATCHES,
+            cpu_seconds=0.1,
+        )
+        return Measurement(arguments=arguments, trials=[[taken]] * plan.trials, memory=MemoryUse())
+
+
+def by_workers(arguments: Arguments) -> float:
+    """Seconds of a batch: two workers are the fastest, more do not help."""
+    return {0: 0.010, 1: 0.009}.get(int(arguments["num_workers"] or 0), 0.006)
+
+
+@pytest.fixture
+def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LoaderTuning, MadeRunner]]:
+    def tune(noise: float = 0.0, seed: int = 0, quick: bool = False, **given: Any) -> tuple[LoaderTuning, MadeRunner]:
+        runner = MadeRunner(noise, seed, by_workers)
+        monkeypatch.setattr(loader_sweep, "LoaderRunner", runner)
+        settings = LoaderSettings(target="train.py:make", **given)
+        return run_loader_tuning(settings.for_quick() if quick else settings, tmp_path, force=True), runner
+
+    return tune
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.5])
+def test_no_row_is_faster_than_the_recommended_one(tuned: Any, noise: float, seed: int) -> None:
+    sweep = {"num_workers": [0, 1, 2, 3, 4, 6], "prefetch_factor": [2, 4], "in_order": [True, False]}
+    found, _ = tuned(noise, seed, sweep=sweep)
+    chosen = found.recommended_row
+    assert chosen is not None and chosen.equal_to_best and chosen.examples_per_second
+    for row in found.rows:
+        faster = row.examples_per_second is not None and row.examples_per_second > chosen.examples_per_second
+        assert not faster or row.equal_to_best
+        assert (row.examples_per_second or 0.0) <= chosen.examples_per_second / 0.9
+    assert "can't be told from" in found.reason or sum(row.equal_to_best is True for row in found.rows) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("step", [0.0045, 0.008])
+def test_no_row_waits_less_than_the_recommended_one(tuned: Any, step: float, seed: int) -> None:
+    sweep = {"num_workers": [0, 1, 2, 4], "prefetch_factor": [2, 4], "in_order": [True]}
+    found, _ = tuned(0.5, seed, sweep=sweep, step_seconds=step)
+    chosen = found.recommended_row
+    assert chosen is not None and chosen.gpu_idle is not None
+    shortest = min(row.gpu_idle for row in found.rows if row.gpu_idle is not None)
+    assert chosen.gpu_idle <= max(BUSY_IDLE, shortest + 0.02)
+
+
+@pytest.mark.parametrize(("step", "bottleneck"), [(0.02, False), (0.005, True)])
+def test_a_setting_that_delivers_enough_is_no_bottleneck(tuned: Any, step: float, bottleneck: bool) -> None:
+    found, _ = tuned(sweep={"num_workers": [0]}, step_seconds=step)
+    assert found.recommended_row.gpu_idle > BUSY_IDLE
+    assert found.is_bottleneck == bottleneck == found.reason.startswith("The loader is the bottleneck")
+    headline = summary_sentences(loaded(found))[0]
+    assert headline.startswith("The loader is the bottleneck") == bottleneck
+    assert bottleneck or ("keeps" not in headline and "the step takes" in headline)
+
+
+def test_a_quick_tuning_measures_few_settings_and_names_others(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batchtune.loaders.settings.all_processors", lambda: list(range(16)))
+    found, runner = tuned(quick=True)
+    assert [row.workers for row in found.rows] == [0, 4, 16]
+    assert len(runner.measured) == 3 + 2 * 3  # once, and twice in turns
+    (said,) = [warning for warning in found.warnings if warning.startswith("--quick")]
+    assert "leaves out num_workers=1,2,8 prefetch_factor=4 in_order=false" in said
+
+
+def test_a_quick_tuning_ends_when_its_minute_is_over(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = iter([False, False, *[True] * 99])
+    monkeypatch.setattr(loader_tuner.Tuner, "_is_late", lambda tuner: next(late))
+    found, _ = tuned(quick=True, sweep={"num_workers": [0, 1, 2, 3]})
+    assert len(found.rows) == 2 and found.recommended_row is not None
+    assert "--quick did not come to 2 settings, as the time was over." in found.warnings
+
+
+def test_what_reproducing_takes_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[LoaderProgress] = []
+    monkeypatch.setattr(loader_sweep, "LoaderRunner", MadeRunner(0.0, 0, by_workers))
+    monkeypatch.setattr(loader_tuner, "reproduced", lambda *_: Reproduced(batches=1))
+    settings = LoaderSettings(target="a.py:make", sweep={"num_workers": [0]}, check_reproducible=True)
+    run_loader_tuning(settings, tmp_path, on_progress=said.append)
+    (progress,) = [one for one in said if one.doing == "reproducing"]
+    assert progress.seconds is not None and 0.5 < progress.seconds < 2  # two epochs of 40 batches, 10 ms each
+
+
+def test_dali_has_reader_threads_and_no_pinned_memory() -> None:
+    made = made_dali()
+    rows = [replace(row, workers=1, gpu_idle=0.2, batches_per_second=100.0) for row in made.rows]
+    demand = Demand(source="step-ms", per="batch", step_seconds=0.1)
+    waits = replace(made, rows=rows, demand=demand)
+    waits = replace(waits, reason=reason_for(waits), warnings=list(warnings_for(waits, 2)))
+    for tuning in (made, waits):
+        said = " ".join([*summary_sentences(loaded(tuning)), *tuning.warnings, *tables_of(tuning)])
+        assert "pin_memory" not in said and "worker" not in said
+    assert "reader threads" in " ".join(tables_of(waits))
+
+
+def tables_of(tuning: LoaderTuning) -> list[str]:
+    section = LoaderSection(loaded(tuning), tuning)
+    tables = list(section.tables())
+    return [str(table) for table in tables]

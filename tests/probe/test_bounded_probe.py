@@ -1,0 +1,225 @@
+"""How long a probe takes: what `--minutes`, interruptions, scattered times and a long tail make of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+from benchmarks.laws import MOST_LOSS, measure, probe_law, table_of
+from made_trials import ran
+from memory_laws import LAWS, LIMIT_BYTES, Law, LawDevice, made_lengths
+from msgspec.structs import replace
+
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.measured_costs import costs_of
+from batchtune.errors import ProbeError, ResultError
+from batchtune.lengths import Lengths
+from batchtune.probe.hooks import ProbeHooks
+from batchtune.probe.probing import run_probe
+from batchtune.probe.protocol import Ran
+from batchtune.probe.settings import ProbeSettings
+from batchtune.probe.supervisor import Supervisor
+from batchtune.results import PROBE_FILE, Device, Probe, read_result
+from batchtune.shapes import BatchShape
+
+LIMITED = ProbeSettings(workload="made.py:Made", options={}, device="cuda", num_lengths=6, memory_fraction=1.0)
+
+
+@dataclass
+class Timed(LawDevice):
+    """Takes a second of the monotonic clock for a trial or a step; interrupts what comes after `most` of them."""
+
+    now: float = 0.0
+    most: float = float("inf")
+    start_seconds: float = 0.0
+
+    def start(self) -> Device:
+        self.now += self.start_seconds
+        return super().start()
+
+    def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
+        ran = super().measure(shape, index, fresh=fresh, timing=timing)
+        return self._timed(ran)
+
+    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+        return self._timed(super().step(shape, release=release))
+
+    def _timed(self, ran: Ran) -> Ran:
+        self.now += 1.0
+        if self.now > self.most:
+            raise KeyboardInterrupt
+        return replace(ran, trial=replace(ran.trial, elapsed_seconds=1.0, step_seconds=0.8))
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
+    device = Timed(LAWS["blocks of length"], made_lengths("speech", count=300))
+    monkeypatch.setattr("batchtune.probe.probing.time.monotonic", lambda: device.now)
+    return device
+
+
+def probe_timed(device: Timed, folder: Path, minutes: float | None = None) -> Probe:
+    return run_probe(
+        device.lengths, replace(LIMITED, minutes=minutes), folder, hooks=ProbeHooks(measurer=cast(Supervisor, device))
+    )
+
+
+def test_minutes_end_a_probe_with_what_is_proven_by_then(timed: Timed, tmp_path: Path) -> None:
+    probe = probe_timed(timed, tmp_path, minutes=0.3)
+    assert timed.now <= 18
+    assert probe.unfinished
+    assert probe.is_proven
+    assert probe.frontier[-1].length == timed.lengths.longest
+    assert any("unfinished" in warning and "--minutes" in warning for warning in probe.warnings)
+    swept = sweep(timed.lengths, probe.max_batch_length, SweepSettings(strategies=("optimal",)), costs_of(probe))
+    assert swept.recommended_table is not None
+    assert not swept.rows[swept.recommended_table].unproven
+    assert timed.above_truth(table_of(swept.rows[swept.recommended_table])) == 0
+    whole = probe_timed(timed, tmp_path)
+    assert not whole.unfinished
+    assert whole.trials[: len(probe.trials)] == probe.trials
+    assert len(whole.trials) > len(probe.trials)
+
+
+def test_minutes_that_end_before_any_trial_are_an_error(timed: Timed, tmp_path: Path) -> None:
+    timed.start_seconds = 10.0
+    with pytest.raises(ProbeError, match="--minutes ended before the first trial"):
+        probe_timed(timed, tmp_path, minutes=0.1)
+
+
+def test_minutes_that_end_early_warn_of_an_ignored_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Timed(Law(lambda size, length, target: 1.0), made_lengths("speech", count=300))
+    monkeypatch.setattr("batchtune.probe.probing.time.monotonic", lambda: device.now)
+    probe = probe_timed(device, tmp_path, minutes=0.08)
+    assert probe.unfinished
+    assert any("ignore its `shape`" in warning for warning in probe.warnings)
+
+
+def test_a_folder_in_which_nothing_passed_binds_to_nothing(tmp_path: Path) -> None:
+    lengths = made_lengths("speech", count=300)
+    too_large = LawDevice(Law(lambda size, length, target: 1000.0), lengths)
+    with pytest.raises(ProbeError, match="too small"):
+        run_probe(lengths, LIMITED, tmp_path, hooks=ProbeHooks(measurer=cast(Supervisor, too_large)))
+    fitting = LawDevice(LAWS["linear"], lengths)
+    another = replace(LIMITED, workload="made.py:Another")
+    probe = run_probe(lengths, another, tmp_path, hooks=ProbeHooks(measurer=cast(Supervisor, fitting)))
+    assert probe.workload.spec == "made.py:Another"
+    assert probe.trials[0].index == 0
+    with pytest.raises(ResultError, match="holds a run of something else"):
+        run_probe(lengths, LIMITED, tmp_path, hooks=ProbeHooks(measurer=cast(Supervisor, fitting)))
+
+
+def test_an_interrupted_probe_leaves_unproven_sizes(timed: Timed, tmp_path: Path) -> None:
+    timed.most = 8
+    with pytest.raises(KeyboardInterrupt):
+        probe_timed(timed, tmp_path)
+    left = read_result(tmp_path / PROBE_FILE, Probe)
+    assert left.unfinished
+    assert not left.is_proven
+    assert left.frontier[-1].length == timed.lengths.longest
+    swept = sweep(timed.lengths, left.max_batch_length, SweepSettings(strategies=("optimal",)), costs_of(left))
+    assert all(row.unproven for row in swept.rows)
+    timed.most = float("inf")
+    assert not probe_timed(timed, tmp_path).unfinished
+
+
+def test_an_interruption_overwrites_nothing_that_is_proven(timed: Timed, tmp_path: Path) -> None:
+    proven = probe_timed(timed, tmp_path, minutes=0.3)
+    timed.most = timed.now + 2
+    with pytest.raises(KeyboardInterrupt):
+        probe_timed(timed, tmp_path)
+    assert read_result(tmp_path / PROBE_FILE, Probe) == proven
+
+
+@dataclass
+class Scattered(LawDevice):
+    """Steps take up to five times as long, and later processes hold 1.5% of the memory less than the first."""
+
+    def seconds(self, shape: BatchShape) -> float:
+        return super().seconds(shape) * float(np.exp(self._rng.normal(0.0, 0.5)))
+
+    def bytes(self, shape: BatchShape) -> float:
+        return super().bytes(shape) - self._less()
+
+    def _less(self) -> int:
+        return 120_000_000 if self.worker > 1 else 0
+
+    def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
+        return self._held(super().measure(shape, index, fresh=fresh, timing=timing))
+
+    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+        return self._held(super().step(shape, release=release))
+
+    def _held(self, ran: Ran) -> Ran:
+        if ran.trial.rest_bytes is None:
+            return ran
+        return replace(ran, trial=replace(ran.trial, rest_bytes=ran.trial.rest_bytes - self._less()))
+
+
+def long_tailed(count: int = 8_000) -> Lengths:
+    """Lengths as those of meetings: most of a few seconds, the longest 48 times the median."""
+    values = np.exp(np.random.default_rng(11).normal(0.55, 1.0, count)).clip(0.1, 80).round(2)
+    values[0] = 82.5
+    return Lengths.of(values)
+
+
+def test_scattered_times_cost_no_trials_on_a_long_tail() -> None:
+    lengths = long_tailed()
+    for device in (LawDevice(LAWS["quadratic"], lengths), Scattered(LAWS["quadratic"], lengths)):
+        probe = probe_law(device)
+        assert len(probe.trials) <= 35
+        assert sum(trial.outcome == "oom" for trial in probe.trials) <= 2
+        assert probe.confirmation is not None
+        assert probe.confirmation.given_up == 0
+        shapes = [BatchShape(point.batch_size, point.length) for point in probe.frontier]
+        assert all(LawDevice(LAWS["quadratic"], lengths).fits(shape) for shape in shapes)
+
+
+class MostlyInUse(LawDevice):
+    """A small model: 83% of the memory is in use between steps, and of the rest the last 1.5% can't be had.
+
+    Frames come in eights, which short examples fill badly: they need more for each second than longer ones.
+    """
+
+    def bytes(self, shape: BatchShape) -> float:
+        frames = 8 * math.ceil(100 * shape.length / 8)
+        need = shape.batch_size * (0.56 * shape.length + 0.44 * frames / 100) / self._longest
+        return self.in_use + need * (LIMIT_BYTES - self.in_use) / self.fitting
+
+    @property
+    def in_use(self) -> int:
+        return int(0.83 * LIMIT_BYTES)
+
+    def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
+        return self._held(super().measure(shape, index, fresh=fresh, timing=timing))
+
+    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+        return self._held(super().step(shape, release=release))
+
+    def _held(self, reply: Ran) -> Ran:
+        trial = reply.trial
+        if self.bytes(trial.shape) > LIMIT_BYTES - 0.015 * (LIMIT_BYTES - self.in_use):
+            return ran(trial.shape, "oom", index=trial.index, worker=trial.worker, timing=trial.timing)
+        return replace(reply, trial=replace(trial, rest_bytes=self.in_use))
+
+
+@pytest.mark.parametrize("fitting", [2.9, 3.3])
+def test_an_allocator_that_fails_early_is_learnt_from(fitting: float) -> None:
+    probe = probe_law(MostlyInUse(LAWS["linear"], long_tailed(), fitting=fitting))
+    assert len(probe.trials) <= 35
+    assert sum(trial.outcome == "oom" for trial in probe.trials) <= 4
+
+
+def test_lengths_are_added_where_much_is_at_stake() -> None:
+    figures = measure(LAWS["batches in eights"], made_lengths("speech", count=1000), ("optimal",))
+    assert figures.loss <= MOST_LOSS
+
+
+def test_what_more_lengths_would_save_is_said() -> None:
+    probe = probe_law(LawDevice(LAWS["another kernel for long ones"], made_lengths("tokens", count=3000)))
+    assert any("More lengths would save up to" in warning for warning in probe.warnings)

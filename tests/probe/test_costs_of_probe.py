@@ -1,0 +1,129 @@
+"""What a sweep takes from a probe."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from report_records import made_probe
+
+from batchtune.buckets.sweep import sweep
+from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.cost import predict
+from batchtune.epochs.measured_costs import costs_of
+from batchtune.lengths import Lengths
+from batchtune.results import CostModel, Models, Probe
+
+WITH_TARGETS = CostModel(floor=0.0, constant=0.02, linear=4e-4, quadratic=0.0, target_linear=1e-4, relative_error=0.1)
+
+
+def probe_of(model: CostModel | None, target_length: float | None = None) -> Probe:
+    probe = made_probe()
+    trials = [msgspec.structs.replace(trial, target_length=target_length) for trial in probe.trials]
+    models = Models(peak_bytes=probe.models.peak_bytes, step_seconds=model)
+    return msgspec.structs.replace(probe, trials=trials, models=models)
+
+
+def test_a_shape_with_steady_times_takes_as_long_as_it_took() -> None:
+    made = made_probe()
+    steady = [msgspec.structs.replace(trial, steps=5, step_seconds_spread=0.0) for trial in made.trials]
+    probe = msgspec.structs.replace(made, trials=steady)
+    step_seconds = costs_of(probe).step_seconds
+    assert step_seconds is not None
+    passed = [trial for trial in probe.trials if trial.outcome == "ok"]
+    assert passed
+    for trial in passed:
+        assert float(step_seconds(trial.batch_size, trial.length)) == pytest.approx(trial.step_seconds)
+
+
+def test_real_targets_can_be_given_where_they_are_known() -> None:
+    step_seconds = costs_of(probe_of(WITH_TARGETS, target_length=300.0)).step_seconds
+    assert step_seconds is not None
+    few, many = step_seconds(np.array([1e6, 1e6]), np.array([1e4, 1e4]), np.array([0.0, 1e4]))
+    assert many - few == pytest.approx(1e6 * 1e4 * 1e-4, rel=0.01)
+
+
+def test_a_probe_without_a_time_model_gives_no_times() -> None:
+    assert costs_of(probe_of(None)).step_seconds is None
+
+
+def test_far_from_what_was_timed_the_model_holds() -> None:
+    probe = made_probe()
+    model = probe.models.step_seconds
+    step_seconds = costs_of(probe).step_seconds
+    assert model is not None
+    assert step_seconds is not None
+    assert float(step_seconds(100_000, 1e6)) == pytest.approx(float(predict(model, 100_000, 1e6)), rel=1e-3)
+
+
+def test_a_model_far_from_its_measurements_gives_no_times() -> None:
+    poor = msgspec.structs.replace(WITH_TARGETS, relative_error=1.5)
+    assert costs_of(probe_of(poor, target_length=300.0)).step_seconds is None
+
+
+def probe_with(sizes: dict[float, int], *, proven: bool = True) -> Probe:
+    """Point i is proven by trial 100 + i."""
+    made = made_probe()
+    points = [
+        msgspec.structs.replace(
+            made.frontier[0], length=length, batch_size=size, oom_batch_size=None, trial=100 + i if proven else None
+        )
+        for i, (length, size) in enumerate(sizes.items())
+    ]
+    return msgspec.structs.replace(made, frontier=points)
+
+
+@pytest.mark.parametrize(
+    ("longest", "size", "trial"),
+    [(1.0, 60, 100), (1.5, 60, 101), (2.0, 61, None), (4.1, 1, None)],
+)
+def test_a_batch_is_proven_by_the_first_trial_that_is_no_smaller(longest: float, size: int, trial: int | None) -> None:
+    probe = probe_with({1.0: 90, 2.0: 60, 4.0: 30})
+    proven_by = costs_of(probe).proven_by
+    assert proven_by is not None
+    assert proven_by(longest, size) == trial
+
+
+def test_an_interrupted_probe_proves_nothing() -> None:
+    proven_by = costs_of(probe_with({1.0: 90, 2.0: 60}, proven=False)).proven_by
+    assert proven_by is not None
+    assert proven_by(1.0, 1) is None
+
+
+def test_a_sweep_without_a_proven_row_warns() -> None:
+    probe = probe_with({1.0: 90, 2.0: 60})
+    lengths = Lengths.of([1.0] * 300 + [2.0] * 300 + [9.0])
+
+    def warnings(data: Lengths) -> str:
+        found = sweep(data, 120.0, SweepSettings(strategies=("optimal",)), costs_of(probe))
+        assert found.recommended is not None
+        return " ".join(found.warnings)
+
+    assert "every row has batch sizes that are not proven to fit" in warnings(lengths)
+    assert "not proven" not in warnings(Lengths.of(lengths.values[lengths.values < 9]))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=8),
+    st.lists(st.integers(1, 45), min_size=1, max_size=60),
+    st.integers(1, 6),
+)
+@settings(deadline=None, max_examples=25)
+def test_a_row_counts_buckets_without_a_trial_as_unproven(
+    measured: list[tuple[int, int]], values: list[int], num_buckets: int
+) -> None:
+    probe = probe_with({float(length): size for length, size in sorted(dict(measured).items())})
+    lengths = Lengths.of([float(value) for value in values])
+    found = sweep(lengths, 60.0, SweepSettings(num_buckets=(num_buckets,), strategies=("optimal",)), costs_of(probe))
+    row = found.recommended_row
+    if row is None:
+        return
+    without = [use for use in found.buckets if use.examples and use.proven_by is None]
+    assert len(without) == row.unproven
+    for use in found.buckets:
+        if use.proven_by is not None:
+            point = probe.frontier[use.proven_by - 100]
+            own = [value for value in values if value <= use.boundary]
+            assert point.length >= max(own) and point.batch_size >= min(use.batch_size, use.examples)

@@ -1,0 +1,3 @@
+from epochs.conftest import real_dynamic_bucketed_batch
+
+__all__ = ["real_dynamic_bucketed_batch"]

@@ -1,0 +1,186 @@
+"""A user's current way to batch a stream: read from words and files, in the unit of the lengths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchtune.errors import BatchtuneError, ResultError, UsageError
+from batchtune.lengths import Lengths
+from batchtune.streams.bucketed import StreamBatching
+from batchtune.streams.current import CurrentStream, stream_current
+from batchtune.streams.pivot import PivotSettings
+
+SECONDS = Lengths.of(np.random.default_rng(0).lognormal(2, 0.6, 3000).clip(1, 24.5), unit="s")
+IN_SAMPLES = "target_batch_numel=16000*45,max_batch_numel=16000*60."
+RECIPE = """\
+sample_rate: 16000
+target: 720000
+batch: !name:speechbrain.dataio.iterators.dynamic_bucketed_batch
+    len_key: signal
+    buffersize: 512
+    drop_end: True
+    sampler_kwargs:
+        target_batch_numel: !ref <target>
+        max_batch_numel: !ref <sample_rate> * 60
+        max_padding_ratio: null
+valid_dynamic_batch_kwargs:
+    sampler_kwargs: {target_batch_numel: 160000}
+"""
+
+
+def pivot(target: float, most: float | None = None, **fields: Any) -> PivotSettings:
+    return PivotSettings(target_batch_numel=target, max_batch_numel=most, **fields)
+
+
+def read(text: str, unit: str | None = "s", factor: float = 1.0) -> CurrentStream:
+    return stream_current(text, Lengths.of(SECONDS.values * factor, unit=unit))
+
+
+def of_file(folder: Path, text: str, key_path: str = "") -> CurrentStream:
+    (folder / "train.yaml").write_text(text, encoding="utf-8")
+    return read(f"{folder / 'train.yaml'}{key_path}")
+
+
+def test_settings_written_out_are_speechbrains() -> None:
+    found = read("target_batch_numel=45,max_batch_numel=60,max_batch_size=64,max_padding_ratio=none,drop_end=true")
+    assert found.batching == pivot(45.0, 60.0, max_batch_size=64, max_padding_ratio=None, drop_end=True)
+    assert (found.settings["source"], found.notes) == ("--current", ())
+    assert found.settings == {
+        "source": "--current",
+        "kind": "speechbrain",
+        "describe": (
+            "SpeechBrain's dynamic_bucketed_batch, target_batch_numel=45 s, max_batch_numel=60 s, buffersize=1024, "
+            "drop_end=True"
+        ),
+        **{"target_batch_numel": 45.0, "max_batch_numel": 60.0, "max_batch_size": 64, "max_padding_ratio": None},
+        **{"buffersize": 1024, "drop_end": True, "min_sample_len": None, "max_sample_len": None},
+    }
+
+
+@pytest.mark.parametrize(
+    ("unit", "factor", "rate", "target"),
+    [
+        ("s", 1.0, ",sample_rate=16000", 45.0),
+        ("ms", 1000.0, ",sample_rate=16000", 45_000.0),
+        ("samples", 16_000.0, "", 720_000.0),
+    ],
+)
+def test_numels_in_samples_are_turned_into_the_unit(unit: str, factor: float, rate: str, target: float) -> None:
+    found = read(IN_SAMPLES + rate, unit, factor).batching
+    assert found == pivot(target, target * 4 / 3)
+
+
+def test_numels_in_samples_without_a_rate_ask_for_it() -> None:
+    with pytest.raises(
+        UsageError, match=r"max_batch_numel is 960,000, 39,184 times the longest example of 24\.5 s"
+    ) as error:
+        read(IN_SAMPLES)
+    assert error.value.hint is not None and "add sample_rate=16000 to the settings" in error.value.hint
+
+
+def test_a_rate_for_lengths_that_are_no_time_is_an_error() -> None:
+    with pytest.raises(UsageError, match="sample_rate goes with lengths in seconds, but they count tokens"):
+        read("target_batch_numel=4000,sample_rate=16000", "tokens", 10)
+
+
+def test_a_recipe_has_its_settings_in_nested_blocks(tmp_path: Path) -> None:
+    found = of_file(tmp_path, RECIPE)
+    assert found.batching == pivot(45.0, 60.0, max_padding_ratio=None, buffersize=512, drop_end=True)
+    assert (found.settings["source"], found.settings["key_path"]) == ("train.yaml", "batch.sampler_kwargs")
+    assert found.notes == ("your current config counts samples, read as 16,000 a second (sample_rate)",)
+    for path in (":valid_dynamic_batch_kwargs", ":valid_dynamic_batch_kwargs.sampler_kwargs"):
+        valid = of_file(tmp_path, RECIPE, path)
+        assert valid.batching == pivot(10.0)
+        assert "buffersize is not in train.yaml: SpeechBrain's default, 1024, is assumed" in valid.notes
+
+
+def test_a_recipes_rate_is_not_applied_to_seconds(tmp_path: Path) -> None:
+    found = of_file(tmp_path, "sample_rate: 16000\ntarget_batch_numel: 450\nmax_batch_numel: 600\nbuffersize: 64\n")
+    assert (found.batching, found.notes) == (pivot(450.0, 600.0, buffersize=64), ())
+
+
+def test_what_would_surprise_is_noted() -> None:
+    assert read("target_batch_numel=45").notes == (
+        "without max_batch_numel, batches overshoot their target by up to one example",
+    )
+    assert read("target_batch_numel=45,max_batch_numel=20").notes == (
+        "137 examples are longer than max_batch_numel of your current config, 20 s (the longest is 24.5 s): "
+        "SpeechBrain makes each of them a batch of one, however long",
+        "target_batch_numel is above max_batch_numel, so that no batch reaches it",
+    )
+    assert (
+        "all batches hold one example" in read("target_batch_numel=45,max_batch_numel=60", "samples", 16_000).notes[1]
+    )
+
+
+def test_batchtunes_own_stage_can_be_written_out() -> None:
+    found = read("algorithm=pool,buffer_size=1024,bucket_boundaries=10:30,bucket_batch_sizes=6:2")
+    assert isinstance(found.batching, StreamBatching)
+    assert (found.batching.algorithm, found.batching.buffer_size, found.batching.shuffle) == ("pool", 1024, True)
+    assert found.batching.table.batch_sizes.tolist() == [6, 2]
+    assert found.settings["describe"] == "batchtune's BucketedStream, pool with a buffer of 1024"
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("max_batch_numel=45", "target_batch_numel is missing", "SpeechBrain has no default"),
+        (
+            "target_batch_numel=45,max_batch_numels=60,bufersize=3",
+            "'max_batch_numels', 'bufersize' are not settings that go here",
+            "Did you mean max_batch_numel and buffersize?",
+        ),
+        ("max_batch_length=600,num_buckets=20", "is a setting of samplers with random access", "Known are"),
+        ("buffersize=100", "buffersize alone says nothing about the batches", "Known are"),
+        ("absent.yaml", "neither a file nor key=value settings", "target_batch_numel=16000"),
+        ("target_batch_numel=45,max_padding_ratio=20", "max_padding_ratio must be from 0 to 1, got 20", ""),
+        ("target_batch_numel=0", "target_batch_numel must be positive and finite", ""),
+        ("target_batch_numel=45,buffersize=0", "buffersize must be from 1", ""),
+        ("buffer_size=9,bucket_boundaries=10:30,bucket_batch_sizes=6:2,algorithm=x", "algorithm must be one of", ""),
+        ("bucket_boundaries=10:30,bucket_batch_sizes=60:20", "buffer_size is missing", "a worker holds"),
+        (
+            "buffer_size=9,bucket_boundaries=10:30,bucket_batch_sizes=6:2,max_padding_ratio=0.1",
+            "goes with the algorithm pivot, but algorithm is bucket",
+            "",
+        ),
+        ("buffer_size=9,bucket_boundaries=10:20,bucket_batch_sizes=6:2", "is beyond the last boundary 20 s", ""),
+    ],
+)
+def test_what_is_wrong_is_one_message(text: str, message: str, hint: str) -> None:
+    with pytest.raises(BatchtuneError) as error:
+        read(text)
+    assert message in error.value.message and hint in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "max_batch_numel:",
+            "max_batch_numels:",
+            r"line 9: batch\.sampler_kwargs: 'max_batch_numels' is not a",
+        ),
+        ("len_key: signal", "sampler_fn: !name:mine.sampler", "sampler_fn is not indices_around_random_pivot"),
+        ("valid_dynamic", "more_dynamic", "2 blocks of batching settings: batch.sampler_kwargs, more_dynamic"),
+        ("target: 720000", "target: !PLACEHOLDER", "to be filled in"),
+    ],
+)
+def test_a_recipe_that_can_not_be_reproduced_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(ResultError, match=message):
+        of_file(tmp_path, RECIPE.replace(old, new))
+
+
+@pytest.mark.parametrize("text", ["max_batch_length: 600\nnum_buckets: 20\n", "lr: 1\n", "format: batchtune/sampler\n"])
+def test_a_file_without_settings_of_a_stream_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ResultError) as error:
+        of_file(tmp_path, text)
+    assert "target_batch_numel" in error.value.message and "--current key=value" in (error.value.hint or "")
+
+
+def test_speechbrains_own_sampler_may_be_named(tmp_path: Path) -> None:
+    named = "sampler_fn: !name:speechbrain.dataio.iterators.indices_around_random_pivot"
+    assert of_file(tmp_path, RECIPE.replace("len_key: signal", named)).batching == of_file(tmp_path, RECIPE).batching

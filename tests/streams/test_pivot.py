@@ -1,0 +1,181 @@
+"""SpeechBrain's `dynamic_bucketed_batch`, reproduced on lengths alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.streams.bucketed import StreamBatches
+from batchtune.streams.pivot import PivotSettings, speechbrain_batches
+from batchtune.streams.simulated import most_held, waits
+
+OF_SAMPLER = ("target_batch_numel", "max_batch_numel", "max_batch_size", "max_padding_ratio")
+
+
+def real_batches(
+    function: Any, lengths: list[float], keywords: dict[str, Any], seed: int
+) -> tuple[list[list[int]], list[int], Any]:
+    """SpeechBrain's batches, how many examples it had read for each, and the state of `random` afterwards."""
+    read = 0
+
+    def stream() -> Iterator[tuple[float, int]]:
+        nonlocal read
+        for place, length in enumerate(lengths):
+            read += 1
+            yield length, place
+
+    random.seed(seed)
+    given = dict(keywords)
+    sampler = {name: given.pop(name) for name in OF_SAMPLER if name in given}
+    batches, reads = [], []
+    for batch in function(stream(), len_fn=lambda item: item[0], collate_fn=list, sampler_kwargs=sampler, **given):
+        batches.append([place for _, place in batch])
+        reads.append(read)
+    return batches, reads, random.getstate()
+
+
+def our_batches(lengths: list[float], keywords: dict[str, Any], seed: int) -> tuple[list[list[int]], list[int], Any]:
+    generator = random.Random(seed)
+    found = speechbrain_batches(lengths, PivotSettings(**keywords), generator)
+    return in_lists(found), found.read.tolist(), generator.getstate()
+
+
+def in_lists(found: StreamBatches) -> list[list[int]]:
+    starts = [0, *found.ends.tolist()]
+    return [found.examples[start:end].tolist() for start, end in pairwise(starts)]
+
+
+def made_up(rng: np.random.Generator, most: int) -> tuple[list[float], dict[str, Any]]:
+    """Lengths, some of them 0, whole or not; keywords, in and out of all that makes sense."""
+    count = int(rng.integers(0, most))
+    # Few distinct ones, so that neighbours pad equally and rounding decides.
+    whole = rng.integers(0 if rng.random() < 0.05 else 1, rng.choice([2, 5, 12, 30, 3000]), count)
+    lengths = (whole / rng.choice([7, 10, 16000])).tolist() if rng.random() < 0.5 else whole.tolist()
+    mean = sum(lengths) / count if count else 1.0
+
+    def one_of(usual: list[float | None], unusual: list[float | None]) -> Any:
+        choices = usual if rng.random() < 0.8 else unusual
+        return choices[int(rng.integers(len(choices)))]
+
+    def times_mean(factor: float | None) -> float | None:
+        return None if factor is None else factor * mean
+
+    keywords = {
+        "target_batch_numel": times_mean(one_of([5, 20, 40], [-1, 0, 1, 1000])),
+        "max_batch_numel": times_mean(one_of([None, 10, 30, 60], [0, 2])),
+        "max_batch_size": one_of([None, 50], [-1, 0, 1, 3]),
+        "max_padding_ratio": one_of([0.05, 0.1, 0.2, 0.25], [None, -0.1, 0.0, 0.5, 0.9]),
+        "buffersize": one_of([7, 30, 64, 1024, count // 3, count // 2], [-1, 0, 1, 2, count, count + 1]),
+        "drop_end": bool(rng.integers(2)),
+        "min_sample_len": times_mean(one_of([None], [0.1, 0.5])),
+        "max_sample_len": times_mean(one_of([None], [0.7, 1.5])),
+    }
+    # As in a recipe: some are left at SpeechBrain's defaults.
+    return lengths, {name: value for name, value in keywords.items() if name == OF_SAMPLER[0] or rng.random() < 0.8}
+
+
+@pytest.mark.parametrize(
+    ("cases", "most", "seed"),
+    [
+        (400, 100, 0),
+        (12, 6000, 1),
+        pytest.param(6000, 150, 2, marks=pytest.mark.slow),
+        pytest.param(100, 9000, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_the_batches_are_those_of_speechbrain(
+    real_dynamic_bucketed_batch: Any, cases: int, most: int, seed: int
+) -> None:
+    rng, batched = np.random.default_rng(seed), 0
+    for case in range(cases):
+        lengths, keywords = made_up(rng, most)
+        try:
+            real = real_batches(real_dynamic_bucketed_batch, lengths, keywords, case)
+        except ZeroDivisionError:
+            with pytest.raises(ValueError, match="divides by zero"):
+                our_batches(lengths, keywords, case)
+        else:
+            batched += len(real[0])
+            assert our_batches(lengths, keywords, case) == real, (case, lengths, keywords)
+    assert batched > cases
+
+
+def test_two_examples_of_length_0_fail_as_in_speechbrain(real_dynamic_bucketed_batch: Any) -> None:
+    lengths, keywords = [9, 0, 9, 0], {"target_batch_numel": 20}
+    with pytest.raises(ZeroDivisionError):
+        real_batches(real_dynamic_bucketed_batch, lengths, keywords, 0)
+    with pytest.raises(ValueError, match=r"divides by zero.*min_sample_len"):
+        our_batches(lengths, keywords, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("target_batch_numel", None),
+        ("target_batch_numel", "16000"),
+        ("max_batch_numel", "16000"),
+        ("max_batch_size", "4"),
+        ("max_padding_ratio", "20%"),
+        ("min_sample_len", "1"),
+        ("max_sample_len", [9]),
+    ],
+)
+def test_what_speechbrain_fails_on_is_refused_by_name(real_dynamic_bucketed_batch: Any, name: str, value: Any) -> None:
+    keywords = {"target_batch_numel": 20, "buffersize": 4, name: value}
+    with pytest.raises(TypeError):
+        real_batches(real_dynamic_bucketed_batch, [3, 4, 3, 5, 4, 3], keywords, 0)
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        PivotSettings(**keywords)
+
+
+@pytest.mark.parametrize("value", ["1024", 10.5, None, float("nan")])
+def test_a_buffersize_that_never_fills_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="buffersize must be a whole number"):
+        PivotSettings(target_batch_numel=20, buffersize=value)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([[1, 2]], "one-dimensional"),
+        ([1, -2], "not negative"),
+        ([1, float("nan")], "finite"),
+        ([1, 2**52, 2**52 + 1], "not exact"),
+    ],
+)
+def test_lengths_that_make_no_sense_are_refused(lengths: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        speechbrain_batches(lengths, PivotSettings(target_batch_numel=20), random.Random(0))
+
+
+STREAMS = st.lists(st.integers(1, 40), max_size=60)
+
+
+@given(lengths=STREAMS, buffersize=st.integers(1, 20), drop_end=st.booleans(), seed=st.integers(0, 9))
+@settings(deadline=None, max_examples=60)
+def test_waits_and_what_is_held_are_those_of_the_batches(
+    lengths: list[int], buffersize: int, drop_end: bool, seed: int
+) -> None:
+    made = PivotSettings(target_batch_numel=90, buffersize=buffersize, drop_end=drop_end)
+    found = speechbrain_batches(lengths, made, random.Random(seed))
+    held: set[int] = set()
+    waited, peaks, read = [], [0], 0
+    for batch, at in zip(in_lists(found), found.read.tolist(), strict=True):
+        held |= set(range(read, at))
+        peaks.append(sum(lengths[place] for place in held))
+        assert len(held) <= buffersize and held >= set(batch)
+        waited += [at - 1 - place for place in batch]
+        held -= set(batch)
+        read = at
+    held |= set(range(read, len(lengths)))
+    peaks.append(sum(lengths[place] for place in held))
+    assert waits(found).tolist() == waited
+    assert most_held(found, lengths) == max(peaks)
+    assert drop_end or not held

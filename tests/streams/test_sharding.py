@@ -1,0 +1,178 @@
+"""Which examples each worker reads, next to WebDataset itself; advice on how to write shards."""
+
+from __future__ import annotations
+
+import io
+import random
+import tarfile
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.streams.sharding import Sharding, advised_shards, sample_random, shuffled
+
+SIZES = (3, 5, 1, 4, 2, 6, 3, 3, 0, 5, 2, 4, 7)
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Real shards; each example is its place, counted over all of them."""
+    folder, place = tmp_path_factory.mktemp("shards"), 0
+    for number, size in enumerate(SIZES):
+        with tarfile.open(folder / f"{number:03}.tar", "w") as shard:
+            for _ in range(size):
+                member = tarfile.TarInfo(f"{place:06}.txt")
+                member.size = len(str(place))
+                shard.addfile(member, io.BytesIO(str(place).encode()))
+                place += 1
+    return sorted(map(str, folder.iterdir()))
+
+
+def epochs_of_webdataset(
+    urls: list[str], sharding: Sharding, who: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> list[list[int]]:
+    """What a worker that lives for three epochs reads."""
+    wds = pytest.importorskip("webdataset")
+    rank, worker = who
+    for name, value in (("RANK", rank), ("WORLD_SIZE", sharding.world_size)):
+        monkeypatch.setenv(name, str(value))
+    for name, value in (("WORKER", worker), ("NUM_WORKERS", sharding.workers)):
+        monkeypatch.setenv(name, str(value))
+    data = wds.WebDataset(
+        urls,
+        shardshuffle=sharding.shuffle_shards,
+        detshuffle=True,
+        seed=7,
+        nodesplitter=wds.split_by_node,
+        empty_check=False,
+    )
+    ours, initial = random.Random(), sharding.shuffle_initial
+    data = data.shuffle(sharding.shuffle_buffer, rng=ours, **({} if initial is None else {"initial": initial}))
+    epochs = []
+    for epoch in range(3):
+        ours.setstate(sample_random(7, epoch, rank, worker).getstate())
+        epochs.append([int(example["__key__"]) for example in data])
+    return epochs
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # WebDataset closes no shard
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        Sharding(),
+        Sharding(shuffle_shards=100, shuffle_buffer=1000),
+        Sharding(world_size=2, workers=3, shuffle_shards=100),
+        Sharding(world_size=3, shuffle_shards=2, shuffle_buffer=5, shuffle_initial=0),
+        Sharding(workers=2, shuffle_shards=1, shuffle_buffer=10, shuffle_initial=3),
+        Sharding(world_size=2, workers=2, shuffle_buffer=4),
+        Sharding(world_size=4, workers=4, shuffle_shards=3, shuffle_buffer=2, shuffle_initial=50),
+    ],
+    ids=str,
+)
+def test_each_worker_reads_as_in_webdataset(
+    urls: list[str], sharding: Sharding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = [sharding.streams(SIZES, seed=7, epoch=epoch) for epoch in range(3)]
+    assert len(ours[0]) == sharding.world_size
+    for rank, workers in enumerate(ours[0]):
+        assert len(workers) == sharding.workers
+        for worker in range(len(workers)):
+            real = epochs_of_webdataset(urls, sharding, (rank, worker), monkeypatch)
+            assert [epoch[rank][worker].tolist() for epoch in ours] == real
+    for epoch in ours:
+        read = np.concatenate([worker for workers in epoch for worker in workers])
+        assert sorted(read) == list(range(sum(SIZES)))
+
+
+@given(
+    count=st.integers(0, 300),
+    buffer_size=st.integers(0, 400),
+    initial=st.none() | st.integers(0, 400),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None, max_examples=50)
+def test_shuffling_is_webdatasets(count: int, buffer_size: int, initial: int | None, seed: int) -> None:
+    filters = pytest.importorskip("webdataset.filters")
+    theirs, ours = random.Random(seed), random.Random(seed)
+    real: Any = iter(range(count))
+    if buffer_size > 0:  # `.shuffle` leaves the stage out otherwise
+        real = filters.shuffle(buffer_size, rng=theirs, **({} if initial is None else {"initial": initial}))(real)
+    assert shuffled(np.arange(count), buffer_size, ours, initial).tolist() == list(real)
+    assert ours.getstate() == theirs.getstate()
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=30),
+    world_size=st.integers(1, 4),
+    workers=st.integers(1, 4),
+    epoch=st.integers(0, 3),
+)
+@settings(deadline=None, max_examples=50)
+def test_every_epoch_deals_the_same_shards(sizes: Sequence[int], world_size: int, workers: int, epoch: int) -> None:
+    sharding = Sharding(world_size=world_size, workers=workers, shuffle_shards=100, shuffle_buffer=10)
+    first, other = (sharding.streams(sizes, seed=1, epoch=number) for number in (0, epoch))
+    for of_rank, again in zip(first, other, strict=True):
+        for stream, same in zip(of_rank, again, strict=True):
+            assert sorted(stream) == sorted(same)
+
+
+# Advice
+
+
+@given(
+    count=st.integers(1, 10**6),
+    mean_bytes=st.none() | st.integers(1, 10**7),
+    readers=st.integers(1, 128),
+)
+@settings(deadline=None, max_examples=100)
+def test_advised_shards_keep_every_worker_busy(count: int, mean_bytes: int | None, readers: int) -> None:
+    total = None if mean_bytes is None else mean_bytes * count
+    advice = advised_shards(count, total, readers)
+    shards, maxcount, maxsize = advice.shards, advice.maxcount, advice.maxsize_bytes
+    assert (shards - 1) * maxcount < count <= shards * maxcount
+    assert shards >= min(count, readers)
+    assert (maxsize is None) == (total is None)
+    possible = count > (readers - 1) * -(-count // readers)
+    assert shards % readers == 0 or not possible
+    # With plenty of data, all of the rule holds.
+    each = max(4, -(-(total or 0) // (10**9 * readers)))
+    if count > (each * readers) ** 2 and count >= 400 * readers:
+        assert shards == each * readers
+        assert maxcount >= 100 or each > 4
+        if total is not None and maxsize is not None:
+            assert total / shards <= 10**9
+            assert 2 * total / shards <= maxsize
+
+
+@pytest.mark.parametrize(
+    ("count", "total", "readers", "advised"),
+    [
+        (28_539, None, 4, (16, 1784, None)),
+        (28_539, 6_387_309_568, 1, (7, 4077, 1_824_945_591)),
+        (1_000, None, 8, (8, 125, None)),
+        (100, None, 64, (100, 1, None)),
+        (1, 5, 4, (1, 1, 10)),
+    ],
+)
+def test_shard_writer_writes_the_advised_shards(
+    count: int, total: int | None, readers: int, advised: tuple[int, int, int | None]
+) -> None:
+    wds = pytest.importorskip("webdataset")
+    advice = advised_shards(count, total, readers)
+    assert (advice.shards, advice.maxcount, advice.maxsize_bytes) == advised
+    written: list[str] = []
+
+    def opened(name: str) -> io.BytesIO:
+        written.append(name)
+        return io.BytesIO()
+
+    with wds.ShardWriter("%d", maxcount=advised[1], opener=opened, verbose=0) as writer:
+        for number in range(min(count, 3000)):
+            writer.write({"__key__": str(number), "txt": "a"})
+    assert len(written) == -(-min(count, 3000) // advised[1])
+    assert count > 3000 or len(written) == advised[0]

@@ -1,0 +1,188 @@
+"""Batches of a stream, from lengths alone: what must hold however the buffer is used."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import replace
+from itertools import chain, product
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.epochs.table import BucketTable, batch_sizes_for
+from batchtune.streams.bucketed import StreamBatches, StreamBatching, stream_batches, stream_random
+
+
+class Held(NamedTuple):
+    length: float
+    place: int
+
+
+LENGTHS = st.lists(st.integers(1, 12), max_size=120).map(lambda values: np.array(values, dtype=np.float64))
+ALGORITHMS = st.sampled_from(["bucket", "pool", "pivot"])
+SPEECH = np.random.default_rng(0).gamma(4, 3, 4000) + 1
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> BucketTable:
+    edges = sorted(draw(st.sets(st.integers(1, 11), max_size=4)) | {12})
+    return BucketTable.of(edges, draw(st.lists(st.integers(1, 9), min_size=len(edges), max_size=len(edges))))
+
+
+def batching(algorithm: Any, table: BucketTable, buffer_size: int, **options: Any) -> StreamBatching:
+    return StreamBatching(algorithm=algorithm, table=table, buffer_size=buffer_size, **options)
+
+
+def lists(made: StreamBatches) -> list[list[int]]:
+    return [batch.tolist() for batch in np.split(made.examples, made.ends)[: made.ends.size]]
+
+
+def fits(table: BucketTable, lengths: np.ndarray, batch: list[int]) -> int:
+    return int(table.batch_sizes[table.assign(lengths[batch].max(keepdims=True))[0]])
+
+
+def speech_table(buckets: int, max_batch_length: float = 300) -> BucketTable:
+    edges = np.quantile(SPEECH, np.linspace(0, 1, buckets + 1)[1:])
+    return BucketTable(edges, batch_sizes_for(edges, max_batch_length))
+
+
+def of_speech(algorithm: str, table: BucketTable, buffer_size: int, epoch: int = 0, **options: Any) -> list[list[int]]:
+    return lists(stream_batches(SPEECH, batching(algorithm, table, buffer_size, **options), stream_random(0, epoch)))
+
+
+@settings(max_examples=75, deadline=None)
+@given(LENGTHS, ALGORITHMS, tables(), st.integers(1, 60), st.booleans(), st.booleans())
+def test_sizes_and_buffer_hold_and_each_example_comes_once(
+    lengths: np.ndarray, algorithm: str, table: BucketTable, buffer_size: int, shuffle: bool, drop_last: bool
+) -> None:
+    way = batching(algorithm, table, buffer_size, shuffle=shuffle, drop_last=drop_last)
+    made = stream_batches(lengths, way, stream_random(0, 0))
+    batches = lists(made)
+    for batch, read in zip(batches, made.read, strict=True):
+        assert 1 <= len(batch) <= fits(table, lengths, batch)
+        assert max(batch) < read
+    assert (made.read - np.concatenate([[0], made.ends])[:-1] <= buffer_size).all()
+    left_out = set(range(lengths.size)) - set(made.examples.tolist())
+    assert len(set(made.examples.tolist())) == made.examples.size
+    assert len(left_out) < (int(table.batch_sizes.max()) if drop_last else 1)
+
+
+@settings(deadline=None)
+@given(LENGTHS, tables(), st.floats(0, 1), st.integers(1, 60), st.booleans())
+def test_a_pivots_batch_keeps_the_padding_ratio(
+    lengths: np.ndarray, table: BucketTable, ratio: float, buffer_size: int, shuffle: bool
+) -> None:
+    way = batching("pivot", table, buffer_size, max_padding_ratio=ratio, shuffle=shuffle)
+    batches = lists(stream_batches(lengths, way, stream_random(0, 0)))
+    assert sorted(chain(*batches)) == list(range(lengths.size))
+    assert all(1 - lengths[batch].mean() / lengths[batch].max() <= ratio + 1e-9 for batch in batches)
+
+
+@settings(deadline=None)
+@given(LENGTHS, tables())
+def test_in_order_a_bucket_leaves_when_it_is_full(lengths: np.ndarray, table: BucketTable) -> None:
+    queues: list[list[int]] = [[] for _ in range(table.num_buckets)]
+    expected = []
+    for place, bucket in enumerate(table.assign(lengths).tolist()):
+        queues[bucket].append(place)
+        if len(queues[bucket]) == table.batch_sizes[bucket]:
+            expected.append(queues[bucket])
+            queues[bucket] = []
+    way = batching("bucket", table, 1000, shuffle=False)
+    batches = lists(stream_batches(lengths, way, stream_random(0, 0)))
+    assert batches[: len(expected)] == expected
+    # What is left comes longest first, and fills batches across buckets.
+    left = [place for queue in reversed(queues) for place in queue]
+    assert list(chain(*batches[len(expected) :])) == left
+    assert all(len(batch) == fits(table, lengths, batch) for batch in batches[:-1])
+
+
+@pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
+def test_epochs_differ_and_come_again(algorithm: str) -> None:
+    table = speech_table(8)
+    first = of_speech(algorithm, table, 300)
+    assert of_speech(algorithm, table, 300) == first
+    mates = [{frozenset(batch) for batch in of_speech(algorithm, table, 300, epoch)} for epoch in (0, 1)]
+    assert len(mates[0] & mates[1]) < len(first) / 10
+
+
+def test_seeds_of_epochs_ranks_and_workers_are_their_own() -> None:
+    places = list(product((0, 1), repeat=4))
+    assert len({stream_random(*place).random() for place in places}) == len(places)
+    assert stream_random(3, 1, 2, 0).random() == 0.7170299027382978
+
+
+def test_a_buffer_that_holds_all_batches_gives_full_ones() -> None:
+    table = speech_table(8)
+    batches = of_speech("bucket", table, int(table.batch_sizes.sum()))
+    assert all(len(batch) == fits(table, SPEECH, batch) for batch in batches[: -table.num_buckets])
+    buckets = [set(table.assign(SPEECH[batch]).tolist()) for batch in batches[: -table.num_buckets]]
+    assert all(len(found) == 1 for found in buckets)
+
+
+def test_a_small_buffer_fills_batches_across_buckets() -> None:
+    # Full batches that pad more, rather than half empty ones: the buffer is too small for each bucket to get full.
+    table = speech_table(20)
+    batches = of_speech("bucket", table, int(table.batch_sizes.sum()) // 4)
+    share = np.mean([len(batch) / fits(table, SPEECH, batch) for batch in batches])
+    assert share > 0.95
+
+
+def test_pools_leave_hardly_a_batch_unfilled() -> None:
+    table = speech_table(200)
+    for shuffle in (True, False):
+        batches = of_speech("pool", table, 500, shuffle=shuffle)
+        unfilled = [batch for batch in batches if len(batch) < 0.8 * fits(table, SPEECH, batch)]
+        assert len(unfilled) <= 2
+
+
+@settings(deadline=None)
+@given(LENGTHS, st.integers(12, 60), st.floats(0, 1), st.integers(1, 40))
+def test_a_pivots_batch_is_speechbrains(
+    real_dynamic_bucketed_batch: Any, lengths: np.ndarray, most: int, ratio: float, buffer_size: int
+) -> None:
+    around = real_dynamic_bucketed_batch.__globals__["indices_around_random_pivot"]
+    edges = np.arange(1.0, 13)
+    way = batching("pivot", BucketTable(edges, batch_sizes_for(edges, most)), buffer_size, max_padding_ratio=ratio)
+    way = replace(way, shuffle=False)  # the pivot is then the example that was read first
+    batches = lists(stream_batches(lengths, way, stream_random(0, 0)))
+    held: list[Held] = []
+    for place, length in enumerate(lengths.tolist()):
+        bisect.insort(held, Held(length, place))
+        if len(held) == buffer_size:
+            oldest = min(range(len(held)), key=lambda index: held[index].place)
+            limits = {"target_batch_numel": most, "max_batch_numel": most, "max_padding_ratio": ratio}
+            chosen = around(held, randint_generator=lambda *_, oldest=oldest: oldest, **limits)
+            assert batches.pop(0) == [held[index].place for index in chosen]
+            del held[chosen[0] : chosen[-1] + 1]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_rare_bucket_has_its_turn(shuffle: bool) -> None:
+    lengths = np.full(4000, 10.0)
+    lengths[100] = 1.0
+    table = BucketTable.of([1, 10], [50, 5])
+    made = stream_batches(lengths, batching("bucket", table, 60, shuffle=shuffle), stream_random(0, 0))
+    (at,) = (number for number, batch in enumerate(lists(made)) if 100 in batch)
+    assert 16 * 60 < made.read[at] <= 100 + 18 * 60
+
+
+@pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
+@pytest.mark.parametrize("lengths", [[], [5.0], [5.0] * 7, [1.0, 12.0]])
+def test_tiny_streams(algorithm: str, lengths: list[float]) -> None:
+    way = batching(algorithm, BucketTable.of([5, 12], [3, 2]), 1000)
+    batches = lists(stream_batches(np.array(lengths), way, stream_random(0, 0)))
+    assert sorted(chain(*batches)) == list(range(len(lengths)))
+    if lengths == [5.0] * 7 and algorithm != "pivot":
+        assert sorted(map(len, batches)) == [1, 3, 3]
+
+
+def test_a_pivots_buffer_of_the_whole_stream_is_recut_each_epoch() -> None:
+    lengths = np.random.default_rng(0).gamma(6, 2, 200).round(1) + 1
+    way = batching("pivot", BucketTable.of([60], [8]), 1000)
+    epochs = [lists(stream_batches(lengths, way, stream_random(0, epoch))) for epoch in range(3)]
+    assert all(25 <= len(batches) <= 26 for batches in epochs)
+    assert len({frozenset(map(frozenset, batches)) for batches in epochs}) > 1

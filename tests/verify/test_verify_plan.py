@@ -1,0 +1,138 @@
+"""The batches that a verification runs."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from verify.made_stepper import made_config
+
+from batchtune.epochs.expectation import expected_batches
+from batchtune.errors import ResultError
+from batchtune.lengths import Lengths
+from batchtune.probe.confirmation import alternating
+from batchtune.results import CostModel
+from batchtune.shapes import BatchShape
+from batchtune.verify.plan import PlannedBatch, VerifyPlan, VerifySettings
+
+FEW = st.lists(st.integers(1, 30), min_size=1, max_size=60)
+SIZES = st.lists(st.integers(1, 9), min_size=3, max_size=3)
+BOUNDARIES = [5.0, 12.0, 30.0]
+
+
+def planned(
+    lengths: Lengths, sizes: list[int], boundaries: list[float] = BOUNDARIES, seed: int = 0, **changes: object
+) -> VerifyPlan:
+    chosen = VerifySettings(steps=None, seed=seed)
+    return VerifyPlan(lengths=lengths, config=made_config(boundaries, sizes, **changes), settings=chosen)  # type: ignore[arg-type]
+
+
+def epoch(plan: VerifyPlan, number: int = 0) -> list[PlannedBatch]:
+    batches = len(plan.first_epoch)
+    return list(islice(plan.shuffled_batches(), number * batches, (number + 1) * batches))
+
+
+def shapes(batches: list[PlannedBatch]) -> list[BatchShape]:
+    return [batch.shape for batch in batches]
+
+
+@given(FEW, SIZES, st.integers(0, 5))
+@settings(deadline=None)
+def test_an_epoch_is_that_of_the_sampler(values: list[int], sizes: list[int], seed: int) -> None:
+    lengths = Lengths.of(values)
+    plan = planned(lengths, sizes, seed=seed)
+    batches = epoch(plan)
+    assert len(batches) == expected_batches(lengths.histogram, plan.table).tally.batches
+    for bucket, count in enumerate(plan.table.counts(lengths.histogram)):
+        assert sum(batch.shape.batch_size for batch in batches if batch.bucket == bucket) == count
+    longest = np.array([batch.shape.length for batch in batches])
+    assert set(longest) <= set(map(float, values))
+    assert plan.table.assign(longest).tolist() == [batch.bucket for batch in batches]
+
+
+@given(FEW, SIZES)
+@settings(deadline=None)
+def test_no_batch_is_larger_than_the_worst_of_its_bucket(values: list[int], sizes: list[int]) -> None:
+    plan = planned(Lengths.of(values, [value % 7 for value in values]), sizes, seed=3)
+    worst = plan.worst_batches()
+    assert all(any(covers(one, batch) for one in worst) for batch in epoch(plan))
+
+
+def covers(worst: PlannedBatch, batch: PlannedBatch) -> bool:
+    ours = worst.shape
+    theirs = batch.shape
+    assert ours.target_length is not None and theirs.target_length is not None
+    # Of batches of one there may be two worst ones, each the longest in one way.
+    alone = ours.batch_size == theirs.batch_size == 1
+    at_least = (ours.length >= theirs.length, ours.target_length >= theirs.target_length)
+    return (
+        worst.bucket == batch.bucket
+        and ours.batch_size >= theirs.batch_size
+        and (any(at_least) if alone else all(at_least))
+    )
+
+
+def test_drop_last_leaves_the_remainders_out() -> None:
+    sizes = [
+        [shape.batch_size for shape in shapes(epoch(planned(Lengths.of([3.0] * 10), [4], [3.0], drop_last=drop)))]
+        for drop in (False, True)
+    ]
+    assert (sorted(sizes[0]), sizes[1]) == ([2, 4, 4], [4, 4])
+
+
+def test_drop_last_that_leaves_nothing_is_an_error() -> None:
+    with pytest.raises(ResultError, match="leaves out every batch"):
+        planned(Lengths.of([3.0]), [4], [3.0], drop_last=True)
+
+
+def test_a_seed_gives_one_epoch_and_the_next_epoch_another() -> None:
+    lengths = Lengths.of(range(1, 31))
+    plan = planned(lengths, [3, 3, 3], seed=7)
+    assert shapes(epoch(plan)) == shapes(epoch(plan)) != shapes(epoch(plan, 1))
+    assert shapes(epoch(plan, 1)) == shapes(epoch(planned(lengths, [3, 3, 3], seed=8)))
+
+
+@pytest.mark.parametrize(("ordering", "sign"), [("ascending", 1), ("descending", -1)])
+def test_batches_come_in_the_samplers_order(ordering: str, sign: int) -> None:
+    plan = planned(Lengths.of(range(1, 31)), [3, 3, 3], batch_ordering=ordering)
+    assert (np.diff([sign * shape.length for shape in shapes(epoch(plan))]) >= 0).all()
+
+
+def test_a_batchs_target_is_the_longest_of_its_own_examples() -> None:
+    plan = planned(Lengths.of([1.0, 2.0, 9.0, 10.0], [50, 40, 8, 9]), [2, 2], [5.0, 10.0])
+    assert set(shapes(epoch(plan))) == {BatchShape(2, 2.0, 50.0), BatchShape(2, 10.0, 9.0)}
+
+
+def test_the_worst_batch_is_full_with_its_longest_example() -> None:
+    worst = planned(Lengths.of([1.0, 4.0, 4.0, 11.0]), [2, 8, 4]).worst_batches()
+    assert worst == [PlannedBatch(BatchShape(1, 11.0), 1), PlannedBatch(BatchShape(2, 4.0), 0)]
+
+
+def test_the_worst_batch_has_the_longest_target_of_its_bucket() -> None:
+    worst = planned(Lengths.of([1.0, 4.0, 4.0], [90, 3, 5]), [2], [5.0]).worst_batches()
+    assert shapes(worst) == [BatchShape(2, 4.0, 90.0)]
+
+
+def test_of_batches_of_one_those_are_tried_that_exist() -> None:
+    worst = planned(Lengths.of([1.0, 4.0], [90, 3]), [1], [5.0]).worst_batches()
+    assert set(shapes(worst)) == {BatchShape(1, 4.0, 3.0), BatchShape(1, 1.0, 90.0)}
+
+
+def test_the_batch_that_needs_most_comes_first() -> None:
+    plan = planned(Lengths.of([2.0] * 50 + [20.0]), [30, 1], [2.0, 20.0])
+    squares = CostModel(floor=0, constant=0, linear=0, quadratic=1, relative_error=0)
+    assert plan.worst_batches()[0].bucket == 0
+    assert plan.worst_batches(squares)[0].bucket == 1
+
+
+@pytest.mark.parametrize(("count", "order"), [(1, [0]), (5, [0, 4, 1, 3, 2]), (4, [0, 3, 1, 2])])
+def test_large_and_small_alternate(count: int, order: list[int]) -> None:
+    assert alternating(list(range(count))) == order
+
+
+def test_examples_beyond_the_last_boundary_are_an_error() -> None:
+    with pytest.raises(ResultError, match="2 of 3 examples are longer, up to 31"):
+        planned(Lengths.of([5.0, 30.5, 31.0]), [1, 1, 1])

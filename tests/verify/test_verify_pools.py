@@ -1,0 +1,102 @@
+"""The verification of batches that are cut from pools, on a made device."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from verify.made_stepper import MadeStepper, made_config, made_probe
+
+from batchtune import PooledBatchSampler
+from batchtune.errors import ResultError
+from batchtune.lengths import Lengths
+from batchtune.results import Verification, WorkloadRecord
+from batchtune.shapes import BatchShape
+from batchtune.verify.plan import PlannedBatch, VerifyPlan, VerifySettings
+from batchtune.verify.verifying import verify
+
+BOUNDARIES = [5.0, 12.0, 30.0]
+LENGTHS = Lengths.of(np.random.default_rng(0).integers(1, 31, 2000))
+
+
+def planned(lengths: Lengths = LENGTHS, sizes: list[int] | None = None, **changes: object) -> VerifyPlan:
+    pools = {"sampler": "pooled", "pool_size": 500, **changes}
+    return VerifyPlan(
+        lengths=lengths,
+        config=made_config(BOUNDARIES, sizes or [180, 75, 30], **pools),  # type: ignore[arg-type]
+        settings=VerifySettings(steps=None),
+        probe=made_probe(lengths),
+    )
+
+
+def verified(stepper: MadeStepper, plan: VerifyPlan) -> Verification:
+    return verify(stepper, plan, WorkloadRecord(spec="made.py:Made", options={}), clock=lambda: 0.0)
+
+
+def epoch(plan: VerifyPlan) -> list[PlannedBatch]:
+    return list(islice(plan.shuffled_batches(), len(plan.first_epoch)))
+
+
+FEW = st.lists(st.integers(1, 30), min_size=1, max_size=60)
+SIZES = st.lists(st.integers(1, 9), min_size=3, max_size=3)
+
+
+@given(FEW, SIZES, st.integers(1, 70), st.sampled_from([None, 3.0]), st.booleans())
+@settings(deadline=None, max_examples=50)
+def test_an_epoch_is_that_of_the_sampler(
+    values: list[int], sizes: list[int], pool_size: int, overhead: float | None, drop_last: bool
+) -> None:
+    lengths = Lengths.of(values)
+    sampler = PooledBatchSampler(
+        lengths.values,
+        pool_size=pool_size,
+        bucket_boundaries=BOUNDARIES,
+        bucket_batch_sizes=sizes,
+        batch_overhead=overhead,
+        drop_last=drop_last,
+    )
+    options = {"pool_size": pool_size, "batch_overhead": overhead, "drop_last": drop_last}
+    if not len(sampler):
+        with pytest.raises(ResultError, match="no pool holds enough examples to fill one"):
+            planned(lengths, sizes, **options)
+        return
+    expected = [BatchShape(len(batch), float(lengths.values[batch].max())) for batch in sampler]
+    assert [batch.shape for batch in epoch(planned(lengths, sizes, **options))] == expected
+
+
+@given(FEW, SIZES, st.integers(1, 70))
+@settings(deadline=None, max_examples=50)
+def test_no_batch_needs_more_than_a_worst_one(values: list[int], sizes: list[int], pool_size: int) -> None:
+    plan = planned(Lengths.of(values, [value % 7 for value in values]), sizes, pool_size=pool_size)
+    worst = [one.shape for one in plan.worst_batches()]
+    for shape in (one.shape for one in epoch(plan)):
+        assert shape.target_length is not None
+        larger = [one for one in worst if one.batch_size >= shape.batch_size]
+        # Of batches of one there may be two worst ones, each the longest in one way.
+        assert any(one.length >= shape.length for one in larger)
+        assert any((one.target_length or 0.0) >= shape.target_length for one in larger)
+
+
+def test_the_worst_batch_holds_no_more_than_a_pool() -> None:
+    lengths = Lengths.of([2.0] * 20 + [8.0, 9.0, 20.0], [90] + [5] * 19 + [7, 6, 8])
+    worst = {one.shape for one in planned(lengths, [30, 4, 1], pool_size=10).worst_batches()}
+    assert worst == {BatchShape(10, 2.0, 90.0), BatchShape(4, 9.0, 90.0), BatchShape(1, 20.0, 8.0)}
+
+
+def test_what_fits_and_takes_as_long_as_estimated_holds() -> None:
+    plan = planned()
+    stepper = MadeStepper()
+    found = verified(stepper, plan)
+    assert (found.holds, found.reasons, found.failures, found.warnings) == (True, [], [], [])
+    assert (found.pool_size, found.worst_steps, found.steps) == (500, 6, len(plan.first_epoch))
+    assert found.time_ratio == pytest.approx(1.0, abs=0.02)
+    assert found.measured_epoch_seconds == pytest.approx(found.estimated_epoch_seconds, rel=0.02)
+    assert sum(shape.batch_size for shape in stepper.shapes[6:]) == LENGTHS.count
+
+
+def test_an_oom_is_reported_with_its_bucket() -> None:
+    found = verified(MadeStepper(), planned(sizes=[180, 90, 30]))
+    assert found.reasons[0].startswith("A batch of 90 × 12 ran out of memory (bucket 2 of 3, up to 12)")

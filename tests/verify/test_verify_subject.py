@@ -1,0 +1,126 @@
+"""The workload, device and limit of a verification."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from verify.made_stepper import LIMIT_BYTES, made_probe
+
+from batchtune.errors import ResultError, UsageError
+from batchtune.lengths import Lengths
+from batchtune.results import RUN_FILE, Probe, Run, WorkloadRecord, meta_of, write_result
+from batchtune.run_folder import check_lengths
+from batchtune.verify.plan import Subject, subject_of
+
+LENGTHS = Lengths.of([1.0, 2.0, 30.0])
+PROBE = msgspec.structs.replace(
+    made_probe(LENGTHS),
+    workload=WorkloadRecord(spec="made.py:Made", options={"dim": 64}),
+    settings={"device": "cuda:1", "memory_bytes": 5 << 30, "memory_fraction": 0.8, "seed": 3, "reserve_bytes": 7},
+)
+
+
+OWN = {"workload": "made.py:Made", "options": {"dim": 64}}
+
+
+def subject(folder: Path, **asked: object) -> Subject:
+    return subject_of(
+        LENGTHS, PROBE, {name: value for name, value in {**OWN, **asked}.items() if value is not None}, folder
+    )
+
+
+def probed(spec: str, **options: object) -> Probe:
+    return msgspec.structs.replace(PROBE, workload=WorkloadRecord(spec=spec, options=options))
+
+
+def test_all_but_own_code_is_as_it_was_probed(tmp_path: Path) -> None:
+    found = subject(tmp_path)
+    settings = found.settings
+    assert (settings.workload, settings.options, settings.device) == ("made.py:Made", {"dim": 64}, "cuda:1")
+    assert (settings.memory_bytes, settings.memory_fraction, settings.seed, settings.reserve_bytes) == (
+        5 << 30,
+        0.8,
+        3,
+        7,
+    )
+    assert (found.limit_bytes, found.notes) == (LIMIT_BYTES, ())
+
+
+def test_a_built_in_and_its_options_are_taken_from_the_record(tmp_path: Path) -> None:
+    probe = probed("builtin:transformer-lm", size="tiny")
+    found = subject_of(LENGTHS, probe, {}, tmp_path)
+    assert (found.settings.workload, found.settings.options) == ("builtin:transformer-lm", {"size": "tiny"})
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["subprocess:run", "builtin:made.py:Made", " builtin:transformer-lm", ""],
+)
+def test_no_code_is_run_that_only_a_file_names(tmp_path: Path, spec: str) -> None:
+    with pytest.raises(UsageError, match="runs no code that only a file names"):
+        subject_of(LENGTHS, probed(spec), {}, tmp_path)
+
+
+def test_what_to_type_is_quoted_for_the_shell(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        subject_of(LENGTHS, probed("subprocess:run", args="`id`", shell=True), {}, tmp_path)
+    assert str(caught.value.hint).endswith("--workload subprocess:run --set 'args=`id`' --set shell=true")
+
+
+def test_own_code_gets_no_options_that_only_a_file_names(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="passes none to your code") as caught:
+        subject(tmp_path, options=None)
+    assert caught.value.hint == "Name them yourself: --set dim=64"
+
+
+def test_another_workload_does_not_take_the_options_and_is_noted(tmp_path: Path) -> None:
+    found = subject(tmp_path, workload="made.py:Other", options=None)
+    assert found.settings.options == {}
+    assert "made.py:Other, but made.py:Made dim=64 was probed" in found.notes[0]
+
+
+def test_other_options_are_noted(tmp_path: Path) -> None:
+    assert "made.py:Made dim=128" in subject(tmp_path, options={"dim": 128}).notes[0]
+
+
+@pytest.mark.parametrize("wanted", [{"memory_bytes": 1 << 30}, {"ddp": True}], ids=str)
+def test_with_other_memory_the_limit_is_new_and_noted(tmp_path: Path, wanted: dict[str, object]) -> None:
+    found = subject(tmp_path, **wanted)
+    assert found.limit_bytes is None
+    assert "memory settings differ" in found.notes[0]
+
+
+def test_a_changed_workload_is_noted(tmp_path: Path) -> None:
+    workload = tmp_path / "mine.py"
+    workload.write_text("# now")
+    probe = probed(f"{workload}:Mine")
+    run = Run(
+        meta=meta_of(Run),
+        lengths=probe.lengths,
+        workload=probe.workload,
+        device=probe.device,
+        settings=probe.settings,
+        workload_sha256="0" * 64,
+    )
+    write_result(tmp_path / RUN_FILE, run)
+    found = subject_of(LENGTHS, probe, {"workload": f"{workload}:Mine"}, tmp_path)
+    assert "has changed since it was probed" in found.notes[0]
+
+
+def test_without_a_probe_the_workload_must_be_named(tmp_path: Path) -> None:
+    speech = Lengths.of([1.0, 2.0, 30.0], unit="s")
+    for lengths in (LENGTHS, speech):
+        with pytest.raises(UsageError, match=r"no training step to verify: .* holds no probe\.json"):
+            subject_of(lengths, None, {}, tmp_path)
+    found = subject_of(LENGTHS, None, {"workload": "made.py:Made", "memory_bytes": 9}, tmp_path)
+    assert (found.settings.memory_bytes, found.limit_bytes) == (9, None)
+
+
+def test_other_lengths_are_refused_with_what_to_do() -> None:
+    check_lengths(LENGTHS, LENGTHS.fingerprint, Path("sampler.yaml"))
+    with pytest.raises(ResultError, match=r"sampler\.yaml is of other lengths") as caught:
+        check_lengths(LENGTHS, "0" * 64, Path("sampler.yaml"))
+    assert "same manifest" in str(caught.value.hint)

@@ -1,0 +1,132 @@
+"""The verification of a stream's batches, on a made device."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from verify.made_stepper import MadeStepper, made_config, made_probe
+
+from batchtune.errors import ResultError
+from batchtune.lengths import Lengths
+from batchtune.results import StreamConfig, Verification, WorkloadRecord
+from batchtune.streams.sharding import Sharding
+from batchtune.streams.simulated import StoredStream, stream_epoch
+from batchtune.verify.plan import PlannedBatch, VerifyPlan, VerifySettings
+from batchtune.verify.verifying import verify
+
+BOUNDARIES = [5.0, 12.0, 30.0]
+VALUES = np.random.default_rng(0).integers(1, 31, 2000).astype(np.float64)
+ALGORITHMS = st.sampled_from(["bucket", "pool", "pivot"])
+
+
+def planned(
+    values: Any = VALUES,
+    sizes: list[int] | None = None,
+    targets: Any = None,
+    sharding: Sharding | None = None,
+    **changes: Any,
+) -> VerifyPlan:
+    """A plan for shards of 5 examples."""
+    values, sharding = np.asarray(values, dtype=np.float64), sharding or Sharding(workers=2, shuffle_shards=4)
+    targets = None if targets is None else np.asarray(targets, dtype=np.float64)
+    evidence = made_config(BOUNDARIES, [1, 1, 1]).evidence
+    config = StreamConfig(
+        **{
+            **{"format": StreamConfig.FORMAT, "version": 1, "unit": None, "algorithm": "bucket", "buffer_size": 300},
+            **{"max_batch_length": 900.0, "bucket_boundaries": BOUNDARIES, "shuffle": True, "drop_last": False},
+            **{"bucket_batch_sizes": sizes or [180, 75, 30], "max_padding_ratio": None, "batches_per_epoch": None},
+            **{"seed": 0, "evidence": evidence, **changes},
+        }
+    )
+    whole, rest = divmod(values.size, 5)
+    stored = StoredStream(
+        lengths=values,
+        targets=targets,
+        sizes=[5] * whole + [rest] * bool(rest),
+        sharding=sharding,
+        scale=np.ones(sharding.world_size * sharding.workers),
+        seed=0,
+    )
+    lengths = Lengths.of(values, targets)
+    return VerifyPlan(
+        lengths=lengths,
+        config=config,
+        settings=VerifySettings(steps=None),
+        probe=made_probe(lengths),
+        stream=stored,
+    )
+
+
+def epoch(plan: VerifyPlan) -> list[PlannedBatch]:
+    return list(islice(plan.shuffled_batches(), len(plan.first_epoch)))
+
+
+def verified(stepper: MadeStepper, plan: VerifyPlan) -> Verification:
+    return verify(stepper, plan, WorkloadRecord(spec="made.py:Made", options={}), clock=lambda: 0.0)
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=80),
+    st.lists(st.integers(1, 9), min_size=3, max_size=3),
+    st.integers(1, 30),
+    ALGORITHMS,
+)
+@settings(deadline=None, max_examples=60)
+def test_no_batch_needs_more_than_a_worst_one(
+    values: list[int], sizes: list[int], buffer_size: int, algorithm: str
+) -> None:
+    plan = planned(values, sizes, [value % 7 for value in values], buffer_size=buffer_size, algorithm=algorithm)
+    worst = [one.shape for one in plan.worst_batches()]
+    for batch in epoch(plan):
+        shape = batch.shape
+        assert plan.table.assign(np.array([shape.length])).tolist() == [batch.bucket]
+        larger = [one for one in worst if one.batch_size >= shape.batch_size]
+        # Of batches of one there may be two worst ones, each the longest in one way.
+        assert any(one.length >= shape.length for one in larger)
+        assert any((one.target_length or 0.0) >= (shape.target_length or 0.0) for one in larger)
+
+
+@pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
+def test_what_fits_and_takes_as_long_as_estimated_holds(algorithm: str) -> None:
+    plan, stepper = planned(algorithm=algorithm), MadeStepper()
+    found = verified(stepper, plan)
+    assert (found.holds, found.reasons, found.failures, found.warnings) == (True, [], [], [])
+    assert (found.algorithm, found.buffer_size, found.pool_size, found.worst_steps) == (algorithm, 300, None, 6)
+    assert (found.settings["workers"], found.settings["shuffle_shards"]) == (2, 4)
+    assert found.measured_epoch_seconds == pytest.approx(found.estimated_epoch_seconds, rel=0.02)
+    assert sum(shape.batch_size for shape in stepper.shapes[6:]) == VALUES.size
+
+
+def test_an_oom_is_reported_with_its_bucket() -> None:
+    found = verified(MadeStepper(), planned(sizes=[180, 90, 30]))
+    assert found.reasons[0].startswith("A batch of 90 × 12 ran out of memory (bucket 2 of 3, up to 12)")
+
+
+def test_ranks_take_their_workers_batches_in_turn() -> None:
+    # One example is a batch, so its length, which no other has, names it.
+    values = np.arange(1.0, 31.0)
+    plan = planned(values, [1, 1, 1], sharding=Sharding(world_size=2, workers=2), buffer_size=1)
+    # Shards 0 to 5 are those of rank 0, worker 0; rank 1, worker 0; rank 0, worker 1; rank 1, worker 1; and again.
+    assert [batch.shape.length for batch in epoch(plan)][:6] == [1.0, 6.0, 11.0, 16.0, 2.0, 7.0]
+
+
+def test_the_next_epoch_follows() -> None:
+    plan = planned()
+    assert plan.stream is not None and isinstance(plan.config, StreamConfig)
+    expected = stream_epoch(plan.stream, plan.config, 1)
+    batches = iter(plan.shuffled_batches())
+    for _ in range(len(plan.first_epoch)):
+        next(batches)
+    sizes = [next(batches).shape.batch_size for _ in range(len(expected))]
+    assert sizes == expected.batch_sizes.tolist()
+
+
+def test_a_worker_without_a_full_batch_is_an_error() -> None:
+    with pytest.raises(ResultError, match="no worker holds enough examples to fill one") as error:
+        planned(VALUES[:40], drop_last=True)
+    assert "stream.yaml" in str(error.value.hint)
