@@ -108,10 +108,10 @@ class SweptSection(Section[S]):
 
     @property
     def leading_sentences(self) -> int:
-        """As for every section; a brief report doubts the times before it says what was run."""
+        """As for every section; a brief report also says how many examples were truncated."""
         if not self.is_main:
             return 1
-        return 2 if self.has_reliable_times else 3
+        return 3 if self.result.lengths.truncated else 2
 
     def doubts(self, kinds: str) -> Iterator[str]:
         """Say why batches of the swept `kinds` are compared and not times, if so."""

@@ -66,10 +66,10 @@ class StreamSection(SweptSection[StreamSweep]):
             return
         yield self._headline(row)
         yield from self.doubts("ways to batch")
+        yield from self.truncation()
         if row.unproven == 0:
             yield "Every batch of the simulated epoch was run, or is no larger than one that was."
         yield from self._other_settings(row)
-        yield from self.truncation()
         if stream.reason:
             yield f"Why: {with_full_stop(stream.reason)}"
         alternatives = _compared(stream)

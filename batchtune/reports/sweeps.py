@@ -48,11 +48,11 @@ class SweepSection(SweptSection[Sweep]):
             return
         yield self._headline(row)
         yield from self.doubts(swept_kinds(sweep))
+        yield from self.truncation()
         yield from self._proof(row)
         yield from self._current_is_better(row)
         if sweep.reason:
             yield f"Why: {with_full_stop(sweep.reason)}"
-        yield from self.truncation()
         yield from savings(sweep, row, compared(sweep), timed=self.has_reliable_times)
         yield _above_bound(sweep, row)
         yield padding(row, compared(sweep))
