@@ -104,12 +104,6 @@ class Block:
         """The positions of the line ends, shape (newlines,); far faster than counting bytes in Python."""
         return np.flatnonzero(np.frombuffer(self.data, dtype=np.uint8) == ord("\n"))
 
-    def all_begin_with(self, first: str) -> bool:
-        """Return whether every line begins with this character."""
-        data = np.frombuffer(self.data, dtype=np.uint8)
-        starts = self.newlines + 1
-        return self.data.startswith(first.encode()) and bool((data[starts[starts < data.size]] == ord(first)).all())
-
 
 class Source:
     """A file (plain or compressed), standard input, or files of a folder, from which a manifest is read.

@@ -10,6 +10,7 @@ import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
@@ -19,7 +20,7 @@ from pyarrow import ipc, parquet, types  # noqa: TID253
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray, Unit
-from batchtune.manifests.base import Column, dotted, id_name, summarise, walk
+from batchtune.manifests.base import Column, Place, Rows, dotted, id_name, summarise, walk
 from batchtune.manifests.values import Unreadable, Values
 
 METADATA = b"batchtune"
@@ -63,22 +64,6 @@ class CellPath(NamedTuple):
     counted: bool = False
 
 
-class TableRows(NamedTuple):
-    """Some consecutive rows of a table.
-
-    Attributes:
-        start: The number of the first row, from 0.
-        columns: The values of each column that is read.
-        ids: The values of the column of ids; None without one.
-        share: How much of the file is read with them, from 0 to 1.
-    """
-
-    start: int
-    columns: list[Values]
-    ids: pyarrow.Array | None
-    share: float
-
-
 class Table:
     """An open Parquet or Arrow file. Use its methods within `explained`."""
 
@@ -110,8 +95,8 @@ class Table:
             columns.append(Column(column.name, example, column.numeric or numeric, column.text and not numeric))
         return columns
 
-    def rows(self, names: Sequence[str], label: str) -> Iterator[TableRows]:
-        """Yield the values of some columns, a few thousand rows at a time."""
+    def rows(self, names: Sequence[str], label: str) -> Iterator[tuple[Rows, float]]:
+        """Yield the values of some columns, a few thousand rows at a time, and the share of the file that is read."""
         paths = [self.path_of(name, label) for name in names]
         plain = [
             leaf for leaf in self.leaves() if not leaf.lists and (_is_text(leaf.type) or types.is_integer(leaf.type))
@@ -127,10 +112,11 @@ class Table:
             for offset in range(0, batch.num_rows, rows_at_once):
                 rows = batch.slice(offset, rows_at_once)
                 rows.validate(full=True)
-                ids = None
+                columns = [_values_at(rows, path) for path in paths]
+                ids = pyarrow.nulls(rows.num_rows)
                 if id_column is not None:
                     ids, _ = _array_at(rows, needed[-1])
-                yield TableRows(start, [_values_at(rows, path) for path in paths], ids, share)
+                yield Rows(columns, partial(_place, ids, start), partial(_ids, ids)), share
                 start += rows.num_rows
 
     def path_of(self, name: str, label: str) -> CellPath:
@@ -228,6 +214,15 @@ class ArrowTable(Table):
         if self._is_file:
             return ipc.open_file(self._mapped, options=options)
         return ipc.open_stream(self._mapped, options=options)
+
+
+def _ids(column: pyarrow.Array) -> list[str | None]:
+    return [None if value in (None, "") else str(value) for value in column.to_pylist()]
+
+
+def _place(column: pyarrow.Array, start: int, index: int) -> Place:
+    (name,) = _ids(column.slice(index, 1))
+    return Place(None, name or f"row {start + index + 1}")
 
 
 @contextlib.contextmanager

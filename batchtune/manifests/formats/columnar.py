@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from batchtune.lengths import Unit
-from batchtune.manifests.base import Column, Format, Place, Rows
+from batchtune.manifests.base import Column, Format, Rows
 from batchtune.manifests.source import Head
 
 if TYPE_CHECKING:
-    from batchtune.manifests.tables import Table, TableRows
+    from batchtune.manifests.tables import Table
 
 
 class Columnar(Format):
@@ -57,21 +57,9 @@ class Columnar(Format):
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield some thousand rows at a time."""
         with self._opened() as table:
-            for part in table.rows(keys, str(self.source.path)):
-                yield _rows(part)
-                self.source.report(part.share)
-
-
-def _rows(part: TableRows) -> Rows:
-    def ids() -> Sequence[str | None]:
-        if part.ids is None:
-            return [None] * len(part.columns[0])
-        return [None if value in (None, "") else str(value) for value in part.ids.to_pylist()]
-
-    def place(index: int) -> Place:
-        return Place(None, ids()[index] or f"row {part.start + index + 1}")
-
-    return Rows(part.columns, place, ids)
+            for rows, share in table.rows(keys, str(self.source.path)):
+                yield rows
+                self.source.report(share)
 
 
 class Parquet(Columnar):
