@@ -148,7 +148,10 @@ def _about_gpu(device: Device, trials: Sequence[Trial], passed: Sequence[Trial])
                 f"device had free. Leave more with --reserve {reserve_mib}MiB, and --force."
             )
     timed = [trial.throttle_reasons for trial in passed if trial.throttle_reasons is not None]
-    if reasons := Counter(reason for its in timed for reason in its):
+    reasons: Counter[str] = Counter()
+    for reasons_of_trial in timed:
+        reasons.update(reasons_of_trial)
+    if reasons:
         named = ", ".join(f"{reason} in {count}" for reason, count in reasons.most_common())
         yield (
             f"The GPU's clock was held down while steps were timed, in {sum(map(bool, timed))} of "

@@ -159,7 +159,10 @@ def error_in_turns(step: Trial) -> str:
 
 def alternating(shapes: list[T]) -> list[T]:
     """Alternate large and small shapes, given in order of size: this fragments an allocator's cache most."""
-    return [shape for pair in zip(shapes, reversed(shapes), strict=True) for shape in pair][: len(shapes)]
+    alternated = []
+    for small, large in zip(shapes, reversed(shapes), strict=True):
+        alternated += [small, large]
+    return alternated[: len(shapes)]
 
 
 def lifted_by(turns: Turns, peaks: Peaks) -> int:
@@ -179,7 +182,9 @@ def first_step_bytes(stepper: Supervisor, turns: Turns, peaks: Peaks, limit_byte
         lifted = lifted_by(turns, peaks)
         later = [peak + lifted for peak in turns.peaks.get(shape, ())]
         highest = max(peaks.highest(shape) or 0, *later, 0)
-        return max(0, first_peak + lifted - highest) if highest else 0
+        if not highest:
+            return 0
+        return max(0, first_peak + lifted - highest)
     if turns.first_failed is None:
         return 0
     shape = turns.first_failed.trial.shape
@@ -199,4 +204,6 @@ def _first_step_excess(stepper: Supervisor, shape: BatchShape) -> int | None:
     stepper.start()
     steps = [stepper.step(shape).trial for _ in range(2)]
     peaks = [step.peak_bytes for step in steps if step.outcome == "ok" and step.peak_bytes is not None]
-    return max(0, peaks[0] - peaks[1]) if len(peaks) == 2 else None
+    if len(peaks) < 2:
+        return None
+    return max(0, peaks[0] - peaks[1])

@@ -37,12 +37,21 @@ def main() -> None:
     """Write all of it to stdout; what libraries print goes to stderr."""
     answers = os.dup(1)
     os.dup2(2, 1)
-    gpus, versions, problems = zip(*(backend.seen_by_driver() for backend in backends()), strict=True)
-    driver, problem = (next(filter(None, said), None) for said in (versions, problems))
-    by_driver = DriverFacts(driver=driver, gpus=[one for its in gpus for one in its], problem=problem)
-    os.write(answers, msgspec.json.encode(by_driver) + b"\n")
+    os.write(answers, msgspec.json.encode(_driver_facts()) + b"\n")
     os.write(answers, msgspec.json.encode(_torch_facts()) + b"\n")
     os._exit(0)  # nothing that a library does at its end can spoil it
+
+
+def _driver_facts() -> DriverFacts:
+    driver = None
+    problem = None
+    gpus: list[DoctorGpu] = []
+    for backend in backends():
+        its_gpus, its_driver, its_problem = backend.seen_by_driver()
+        gpus += its_gpus
+        driver = driver or its_driver
+        problem = problem or its_problem
+    return DriverFacts(driver=driver or None, gpus=gpus, problem=problem or None)
 
 
 def _torch_facts() -> TorchFacts:
@@ -51,7 +60,9 @@ def _torch_facts() -> TorchFacts:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        gpus = [gpu for backend in backends() for gpu in backend.seen_by_torch()]
+        gpus: list[DoctorGpu] = []
+        for backend in backends():
+            gpus += backend.seen_by_torch()
     cudnn = torch.backends.cudnn.version() if gpus else None  # type: ignore[no-untyped-call]  # torch's
     return TorchFacts(
         torch=DoctorTorch(

@@ -30,13 +30,14 @@ _OOM_MESSAGES = [
     r"\[Errno 12\] Cannot allocate memory",
     r"RESOURCE_EXHAUSTED: (?!.{0,200}(larger than|[Qq]uota))",  # JAX; gRPC says it of other resources
     r"OOM when allocating tensor",  # TensorFlow
-    *(message for backend in backends() for message in backend.OOM_MESSAGES),
 ]
 _DISGUISED_MESSAGES = [
     r"could not create a (primitive|memory object)",
     r"can't start new thread",  # its stack needs memory too; but there may be too many threads
-    *(message for backend in backends() for message in backend.DISGUISED_MESSAGES),
 ]
+for _backend in backends():
+    _OOM_MESSAGES += _backend.OOM_MESSAGES
+    _DISGUISED_MESSAGES += _backend.DISGUISED_MESSAGES
 # Neither within a word, a path or a quoted name, nor before a file's ending; but the words of a quoted exception count,
 # as in `failed: RuntimeError('CUDA out of memory')`.
 _MESSAGE = r"(?:(?<![\w/\\.'\"-])|(?<=\(['\"]))(?:{})(?!\w*[./\\]\w)"
@@ -110,9 +111,12 @@ def noting_ooms(found: list[str]) -> Iterator[None]:
 
 def requested_bytes(message: str) -> int | None:
     """Return how much memory was requested in vain, by an error's message; None if it does not say."""
-    if (match := _REQUESTED.search(message)) is None:
+    match = _REQUESTED.search(message)
+    if match is None:
         return None
-    return int(match[1]) if match[1] else parse_size(match[2])
+    if match[1]:
+        return int(match[1])
+    return parse_size(match[2])
 
 
 def _own_verdict(error: BaseException) -> Verdict | None:
@@ -130,9 +134,12 @@ def _own_verdict(error: BaseException) -> Verdict | None:
 
 def _linked(error: BaseException, *, contexts: bool = False) -> list[BaseException]:
     """Return the exception and what it was raised from, each once; with `contexts`, also what was being handled."""
-    found = [error]
-    for one in found:  # which grows
-        context = one.__context__ if contexts and not one.__suppress_context__ else None
-        linked = [other for other in (one.__cause__, context) if other is not None]
-        found += [other for other in linked if all(other is not known for known in found)]
-    return found
+    chain = [error]
+    for link in chain:  # which grows
+        causes = [link.__cause__]
+        if contexts and not link.__suppress_context__:
+            causes.append(link.__context__)
+        for cause in causes:
+            if cause is not None and all(cause is not known for known in chain):
+                chain.append(cause)
+    return chain

@@ -20,7 +20,10 @@ def trained_parameters() -> list[torch.Tensor]:
     # By type, not isinstance, which asks an object for its __class__: a lazy module would import things to answer.
     optimizers = [thing for thing in live if issubclass(type(thing), torch.optim.Optimizer)]
     if optimizers:
-        trained = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+        trained = []
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                trained += group["params"]
     else:
         trained = [thing for thing in live if issubclass(type(thing), torch.nn.Parameter)]
     each_once = {id(parameter): parameter for parameter in trained}.values()

@@ -28,8 +28,10 @@ _POLL_SECONDS = 0.5  # while waiting for another probe to end
 
 def worker_program() -> tuple[str, Any, dict[str, str]]:
     """Return the module that a probe's workers run, the type of their replies, and their environment."""
-    needed = {name: value for backend in backends() for name, value in backend.WORKER_ENVIRONMENT.items()}
-    return "batchtune.probe.worker", Reply, needed
+    environment: dict[str, str] = {}
+    for backend in backends():
+        environment |= backend.WORKER_ENVIRONMENT
+    return "batchtune.probe.worker", Reply, environment
 
 
 class Supervisor:
@@ -108,7 +110,9 @@ class Supervisor:
             if lost.outcome == "timeout":
                 error = f"no answer within {limit:g} s{_hangs_at('; ', lost)}"
             else:
-                error = f"the worker process {lost}" + (f": {tail}" if (tail := _tail(lost.output, lines=3)) else "")
+                error = f"the worker process {lost}"
+                if tail := _tail(lost.output, lines=3):
+                    error += f": {tail}"
             ran = Ran(trial=Trial.of(request.shape, lost.outcome, error), renew=True)
         if ran.renew:
             self._drop()
@@ -211,7 +215,9 @@ class Supervisor:
             raise OptionError(reply.message, reply.hint)
         if reply.outcome == "oom":
             raise self._too_small(reply.message)
-        message = f"{workload}: its setup failed: {reply.message}" if reply.stage == "setup" else reply.message
+        message = reply.message
+        if reply.stage == "setup":
+            message = f"{workload}: its setup failed: {message}"
         raise WorkloadError(message, reply.hint, reply.traceback)
 
     def _renew(self) -> None:

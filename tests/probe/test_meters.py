@@ -15,7 +15,7 @@ from probe.made_cuda import MIB, MadeCuda
 from probe.made_nvml import GIB, LOST, MadeGpu, divided_gpu
 
 from batchtune.errors import ProbeError
-from batchtune.probe.devices import backend_for
+from batchtune.probe.devices import backend_for, cpu
 from batchtune.probe.devices import cuda as cuda_module
 from batchtune.probe.devices.base import Meter
 from batchtune.probe.protocol import Identified, Prepare, Ready
@@ -439,3 +439,14 @@ def test_on_the_cpu_memory_that_nothing_touches_counts() -> None:
             mmap.mmap(-1, mib * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
         peaks.append((meter.peak() or 0) - before)
     assert [round(peak / MIB) for peak in peaks] == [96, 64, 96, 0]
+
+
+def test_other_programs_use_no_more_processors_than_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock ticks every hundredth of a second: steps of microseconds see whole ticks or none."""
+    meter = open_meter("cpu", None, 1.0, None)
+    processors = meter.device.processors
+    assert processors is not None
+    readings = iter([cpu._ProcessorSeconds(0.0, 0.0, 0.0), cpu._ProcessorSeconds(0.005, 0.02 * processors, 0.0)])
+    monkeypatch.setattr(cpu, "_processor_seconds", lambda: next(readings))
+    meter.surroundings()
+    assert meter.surroundings() == {"other_processors": processors}

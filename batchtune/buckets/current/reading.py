@@ -41,7 +41,10 @@ class Known(Generic[AnyKind]):
     @property
     def keys(self) -> tuple[str, ...]:
         """The names of all settings."""
-        return tuple(dict.fromkeys(key for kind in self.kinds for key in kind.keys))
+        keys: list[str] = []
+        for kind in self.kinds:
+            keys += kind.keys
+        return tuple(dict.fromkeys(keys))
 
 
 # Equal lengths fall into different batches.

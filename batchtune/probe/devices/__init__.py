@@ -34,7 +34,10 @@ def is_device(name: str) -> bool:
 
 def device_names() -> list[str]:
     """Return the completions of `--device`; finding out which devices exist would take too long."""
-    return ["auto", *sorted(_KINDS), *(f"{kind}:{number}" for kind in _NUMBERED for number in range(4))]
+    names = ["auto", *sorted(_KINDS)]
+    for kind in _NUMBERED:
+        names += [f"{kind}:{number}" for number in range(4)]
+    return names
 
 
 def backends() -> Iterator[DeviceBackend]:
@@ -51,7 +54,9 @@ def backend_for(device: str) -> DeviceBackend:
 
 def describe_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables that affect a step's memory or time, if they are set."""
-    names = ["PYTORCH_ALLOC_CONF", *(name for backend in backends() for name in backend.VARIABLES)]
+    names = ["PYTORCH_ALLOC_CONF"]
+    for backend in backends():
+        names += backend.VARIABLES
     return {name: environment[name] for name in names if environment.get(name)}
 
 

@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -190,9 +190,15 @@ class CpuMeter(Meter):
         self._seconds = _processor_seconds()
         if before is None or self._seconds is None:
             return {"other_processors": None}
-        elapsed, busy, own = (now - then for now, then in zip(self._seconds, before, strict=True))
-        # The seconds of a program that has ended are gone, and clocks tick every hundredth of a second.
-        return {"other_processors": None if elapsed <= 0 else round(max(0.0, busy - own) / elapsed, 3)}
+        elapsed = self._seconds.now - before.now
+        if elapsed <= 0:
+            return {"other_processors": None}
+        busy = self._seconds.busy - before.busy
+        own = self._seconds.own - before.own
+        # The seconds of a program that has ended are gone, and clocks tick every hundredth of a second: within a few
+        # of them, more seconds may be counted than the processors have.
+        others = min(max(0.0, busy - own) / elapsed, len(_usable()))
+        return {"other_processors": round(others, 3)}
 
     def switches(self) -> dict[str, Any]:
         """Return the number of threads."""
@@ -210,17 +216,26 @@ class CpuMeter(Meter):
         return _trimmed_gap() - self._gap > _WORN_SHARE * self.device.limit_bytes
 
 
-def _processor_seconds() -> tuple[float, float, float] | None:
-    """Return the time, the seconds that this process's processors were busy, and those its session used."""
+class _ProcessorSeconds(NamedTuple):
+    now: float
+    busy: float  # of this process's processors
+    own: float  # of them, used by this process's session
+
+
+def _processor_seconds() -> _ProcessorSeconds | None:
+    """Return how long this process's processors have been busy so far; None if Linux can't tell."""
     ours = {f"cpu{number}" for number in _usable()}
     session = os.getsid(0)
+    busy = 0
     own = 0
     try:
         stat = Path("/proc/stat").read_text()
         now = time.monotonic()
         lines = [line.split() for line in stat.splitlines()]
-        # user nice system idle iowait irq softirq steal; guests are in user already.
-        busy = sum(int(one) for name, *times in lines if name in ours for one in (*times[:3], *times[5:8]))
+        for name, *times in lines:
+            if name in ours:
+                # user nice system idle iowait irq softirq steal; guests are in user already.
+                busy += sum(map(int, (*times[:3], *times[5:8])))
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):  # it has ended
                 fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
@@ -229,11 +244,13 @@ def _processor_seconds() -> tuple[float, float, float] | None:
     except (OSError, ValueError, IndexError):
         return None
     ticks = os.sysconf("SC_CLK_TCK")
-    return now, busy / ticks, own / ticks
+    return _ProcessorSeconds(now, busy / ticks, own / ticks)
 
 
 def _usable() -> set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def _load_average() -> float | None:

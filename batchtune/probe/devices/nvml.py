@@ -159,17 +159,21 @@ def find_gpu(uuid: str | None, pci_bus_id: str | None, visible: str | None = Non
     nvml = _loaded()
     if isinstance(nvml, str):
         return None
-    names = [uuid] if uuid and uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"] if uuid else []
-    found = next(_found(nvml, "nvmlDeviceGetHandleByUUID", *((name,) for name in names)), None)
-    if found is None and pci_bus_id is not None:
-        found = next(_found(nvml, "nvmlDeviceGetHandleByPciBusId", (pci_bus_id,)), None)
-    if found is None or found.is_instance or not found.divided():
-        return found
+    names = []
+    if uuid and uuid.startswith(("GPU-", "MIG-")):
+        names = [uuid]
+    elif uuid:
+        names = [f"GPU-{uuid}", f"MIG-{uuid}"]
+    gpu = next(_found(nvml, "nvmlDeviceGetHandleByUUID", *((name,) for name in names)), None)
+    if gpu is None and pci_bus_id is not None:
+        gpu = next(_found(nvml, "nvmlDeviceGetHandleByPciBusId", (pci_bus_id,)), None)
+    if gpu is None or gpu.is_instance or not gpu.divided():
+        return gpu
     # CUDA shows a process only one instance, and older drivers report its GPU's UUID for it.
     for name in (name.strip() for name in (visible or "").split(",")):
         if name.startswith("MIG-"):
             return next(_found(nvml, "nvmlDeviceGetHandleByUUID", (name,)), None)
-    instances = list(found.instances())
+    instances = list(gpu.instances())
     return instances[0] if len(instances) == 1 else None
 
 
@@ -183,7 +187,10 @@ def all_gpus() -> tuple[list[Gpu], str | None]:
     handles = (_answer(nvml, "nvmlDeviceGetHandleByIndex", index, errors=errors) for index in range(count))
     gpus = [Gpu(nvml, handle) for handle in handles if handle is not None]
     problem = ", ".join(dict.fromkeys(map(str, errors))) or None
-    return [part for gpu in gpus for part in (list(gpu.instances()) or [gpu])], problem
+    parts: list[Gpu] = []
+    for gpu in gpus:
+        parts += list(gpu.instances()) or [gpu]
+    return parts, problem
 
 
 def _loaded() -> Any | str:
