@@ -114,7 +114,7 @@ def test_each_loader_is_tuned_by_the_command(tmp_path: Path) -> None:
         assert {row["outcome"] for row in tuning["rows"]} == {"ok"}
         stages = [stage["name"] for stage in tuning["stages"]]
         if name == "torch":
-            assert {"decoded", "augmented", "log_mel", "Clips.__getitem__", "collate (padded)"} <= set(stages)
+            assert stages == ["Clips.__getitem__", "collate (padded)"]
         elif name == "webdataset":
             assert stages == ["reading", "decode", "augmented", "log_mel", "collate (padded)"]
         else:

@@ -7,10 +7,9 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 from batchtune.errors import LoaderError
@@ -26,10 +25,6 @@ _MAPS = {"map", "map_dict", "map_tuple", "select", "associate"}
 _PLUMBING = {"to_tuple", "rename", "rename_keys", "extract_keys", "slice", "islice", "log_keys", "info", "rsample"}
 _WARM_UP = 0.2  # of the time
 _READING = "reading"
-# Functions that `__getitem__` calls are named if they take at least this share of its time.
-_NAMED_SHARE = 0.02
-_COMPREHENSIONS = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"}
-_CALLS = {"__call__", "_call_impl", "_wrapped_call_impl"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,7 +34,6 @@ class _Stage:
     Attributes:
         name: As in LoaderStage; empty: its time is not that of a worker.
         run: Takes the iterator of the stage before; returns its own.
-        codes: Of the user's function, if the functions that it calls may be measured apart.
         steady: Whether in the long run it yields as many items as it takes, though not while its buffer fills.
         seconds: Inside its iterator, the stages before included.
         items: How many it yielded.
@@ -48,7 +42,6 @@ class _Stage:
 
     name: str
     run: Callable[[Iterator[Any]], Iterable[Any]]
-    codes: frozenset[CodeType] = frozenset()
     steady: bool = False
     seconds: float = 0.0
     items: int = 0
@@ -66,7 +59,7 @@ def measure_stages(loader: Any, seconds: float) -> list[LoaderStage]:
 
     `loader` is a DataLoader, a WebDataset pipeline or any iterable of batches; it stays as it is. Whole epochs are
     measured after a first one; of an epoch that takes longer than `seconds`, the part after a warm-up of a fifth of
-    that. It takes up to twice as long where that ends an epoch, or if functions are measured apart.
+    that. It takes up to twice as long where that ends an epoch.
 
     Returns:
         The stages in their order; the shares sum to 1.
@@ -81,11 +74,9 @@ def measure_stages(loader: Any, seconds: float) -> list[LoaderStage]:
     try:
         stages = _stages_of(loader)
         examples = _run(stages, seconds)
-        shares = _functions_within(stages, seconds / 2)
     finally:
         torch.set_num_threads(threads)
-    first, *others = _own_times(stages, examples)
-    return [*_divided(first, shares), *others]
+    return _own_times(stages, examples)
 
 
 # Finding the stages
@@ -115,7 +106,7 @@ def _loader_stages(loader: Any) -> list[_Stage]:
         name = f"{type(_innermost(dataset)).__name__}.__getitem__"
         stages = [
             _Stage(name="", run=lambda _: loader.sampler if indices is None else indices),
-            _Stage(name=name, run=functools.partial(map, fetch), codes=_codes(_innermost(dataset))),
+            _Stage(name=name, run=functools.partial(map, fetch)),
         ]
     if collate is not default_convert:
         stages.append(_Stage(name=_collating(collate), run=functools.partial(each, collate)))
@@ -140,17 +131,6 @@ def _innermost(dataset: Any) -> Any:
     while type(dataset).__module__.startswith("torch.") and hasattr(dataset, "dataset"):
         dataset = dataset.dataset
     return dataset
-
-
-def _codes(dataset: Any) -> frozenset[CodeType]:
-    """Return the code of the functions that fetch examples, decorators included."""
-    codes = set()
-    for name in ("__getitem__", "__getitems__"):
-        function = getattr(type(dataset), name, None)
-        while function is not None:
-            codes.add(getattr(function, "__code__", None))
-            function = getattr(function, "__wrapped__", None)
-    return frozenset(code for code in codes if code is not None)
 
 
 def _iterable_stages(dataset: Any) -> list[_Stage]:
@@ -214,12 +194,8 @@ def _function_name(function: Any) -> str:
         return type(function).__name__
     code = getattr(function, "__code__", None)
     if name == "<lambda>" and code is not None:
-        return f"lambda at {_place(code)}"
+        return f"lambda at {Path(code.co_filename).name}:{code.co_firstlineno}"
     return name
-
-
-def _place(code: CodeType) -> str:
-    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
 # Measuring them
@@ -302,63 +278,3 @@ def _own_times(stages: list[_Stage], examples: int) -> list[LoaderStage]:
     return [
         LoaderStage(name=name, seconds_per_example=seconds / examples, share=seconds / whole) for name, seconds in named
     ]
-
-
-def _functions_within(stages: list[_Stage], seconds: float) -> dict[str, float]:
-    """Return the share of the time of the first stage that each function takes that it calls itself, if it has `codes`.
-
-    Every Python function called below takes a fraction of a microsecond longer meanwhile: so this is a run of its own.
-    """
-    source = stages[0]
-    stage = stages[min(1, len(stages) - 1)]
-    if not stage.codes:
-        return {}
-    totals: dict[str, float] = {}
-    codes = set(stage.codes)
-
-    def on_call(frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code in codes or frame.f_back is None or frame.f_back.f_code not in codes:
-            return None
-        if frame.f_code.co_name in _COMPREHENSIONS:
-            codes.add(frame.f_code)
-            return None
-        name = _frame_name(frame)
-        start = time.perf_counter()
-        frame.f_trace_lines = False
-
-        def on_return(frame: FrameType, event: str, argument: Any) -> Any:
-            if event == "return":
-                totals[name] = totals.get(name, 0.0) + time.perf_counter() - start
-            return on_return
-
-        return on_return
-
-    traced = _Stage(name=stage.name, run=stage.run)
-    end = time.perf_counter() + seconds
-    before = sys.gettrace()
-    sys.settrace(on_call)
-    try:
-        for _ in _timed(traced, iter(source.run(iter(())))):
-            if time.perf_counter() >= end:
-                break
-    finally:
-        sys.settrace(before)
-    return {name: total / traced.seconds for name, total in totals.items()}
-
-
-def _frame_name(frame: FrameType) -> str:
-    """Name a function that is being called; of an object that can be called, its class."""
-    code = frame.f_code
-    if code.co_name in _CALLS and "self" in frame.f_locals:
-        return type(frame.f_locals["self"]).__name__
-    return f"lambda at {_place(code)}" if code.co_name == "<lambda>" else code.co_name
-
-
-def _divided(stage: LoaderStage, shares: Mapping[str, float]) -> Iterator[LoaderStage]:
-    """Yield a stage's functions, in the order of their first call; the stage itself keeps the rest."""
-    named = {name: share for name, share in shares.items() if share >= _NAMED_SHARE}
-    parts = {**named, stage.name: 1 - sum(named.values())}
-    whole = max(1.0, sum(named.values()))
-    for name, share in parts.items():
-        part = max(0.0, share) / whole
-        yield LoaderStage(name=name, seconds_per_example=part * stage.seconds_per_example, share=part * stage.share)

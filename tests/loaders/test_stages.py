@@ -39,10 +39,6 @@ def pad(examples: Examples) -> Examples:
     return examples
 
 
-def stacked(sounds: list[torch.Tensor]) -> torch.Tensor:
-    return torch.stack(sounds)
-
-
 def broken(sample: dict[str, Any]) -> dict[str, Any]:
     raise ValueError(f"no such speaker in {sample['__key__']}")
 
@@ -173,59 +169,6 @@ def test_other_loaders_show_the_stages_that_torch_knows(
     dataset: Any, arguments: dict[str, Any], names: list[str]
 ) -> None:
     assert list(measured(dataset, arguments, seconds=0.02)) == names
-
-
-class Gain:
-    def __call__(self, sound: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.004)
-        return self.applied(sound)
-
-    def applied(self, sound: torch.Tensor) -> torch.Tensor:
-        return sound * 2
-
-
-def decode(index: int) -> torch.Tensor:
-    time.sleep(0.002)
-    return torch.ones(index + 1)
-
-
-def quick() -> None:
-    pass
-
-
-class Sounds(Dataset[Any]):
-    """Its functions are called from its method, a comprehension in it, and a method of it."""
-
-    gain = Gain()
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        quick()
-        sounds = [decode(place) for place in range(2)]
-        time.sleep(0.002)
-        return self.mixed(sounds)
-
-    def mixed(self, sounds: list[torch.Tensor]) -> torch.Tensor:
-        return self.gain(sounds[0]) + sounds[1]
-
-
-class Louder(Sounds):
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self.gain(decode(index))
-
-
-def test_functions_that_a_dataset_calls_are_told_apart() -> None:
-    """With what remains of it last; those that take no time are part of it."""
-    found = measured(Sounds(), {"batch_size": 4, "collate_fn": stacked}, seconds=0.1)
-    assert list(found) == ["decode", "mixed", "Sounds.__getitem__", "collate (stacked)"]
-    assert 3 < found["decode"] < 12
-    assert 3 < found["mixed"] < 12
-    assert 1 < found["Sounds.__getitem__"] < 8
-    # Whether examples are fetched one by one, or through a wrapper.
-    assert list(measured(Louder(), {"batch_size": None}, seconds=0.05))[:2] == ["decode", "Gain"]
-    assert list(measured(Subset(Louder(), [0, 0]), {"batch_size": 2}, seconds=0.05))[:2] == ["decode", "Gain"]
 
 
 def test_costs_of_a_dataset_are_per_example() -> None:
