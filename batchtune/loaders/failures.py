@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from multiprocessing import queues
 from typing import Any
 
-from batchtune.errors import BatchtuneError, LoaderError, WorkloadError
+from batchtune.errors import BatchtuneError, LoaderError, OptionError, WorkloadError
 from batchtune.loaders.base import OpenLoader
 from batchtune.loaders.memory import shared_memory
 from batchtune.probe.oom import error_verdict, message_verdict
@@ -66,7 +66,8 @@ def failed(error: BaseException, loader: OpenLoader | None = None, *, kills: int
     if isinstance(error, BatchtuneError):
         is_users = isinstance(error, WorkloadError)
         last_lines = error.traceback if isinstance(error, WorkloadError) else None
-        return Failed(message=error.message, hint=error.hint, traceback=last_lines, fatal=is_users)
+        stage = "options" if isinstance(error, OptionError) else None
+        return Failed(message=error.message, hint=error.hint, traceback=last_lines, stage=stage, fatal=is_users)
     known = _known(error, kills)
     if known is not None:
         return known

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import psutil
 
-from batchtune.errors import LoaderError
+from batchtune.errors import LoaderError, OptionError
 from batchtune.loaders.base import LoaderKind
 from batchtune.loaders.memory import MemoryUse, shared_memory, watched_memory
 from batchtune.loaders.protocol import Open, Opened, Reply, Split, Stages, Take, Taken
@@ -126,12 +126,14 @@ class LoaderRunner:
 
     @contextmanager
     def _worker(self) -> Iterator[None]:
-        """Start a worker, and end it; a failure becomes a LoaderError."""
+        """Start a worker, and end it; a failure becomes a LoaderError, or an OptionError if `--set` is wrong."""
         self._nursery.start_worker()
         try:
             yield
         except _Failure as failure:
-            raise LoaderError(failure.failed.message, failure.failed.hint, failure.failed.traceback) from None
+            failed = failure.failed
+            error_class = OptionError if failed.stage == "options" else LoaderError
+            raise error_class(failed.message, failed.hint, failed.traceback) from None
         finally:
             self._nursery.end_worker()
 

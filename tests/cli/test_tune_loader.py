@@ -213,11 +213,12 @@ def test_batches_that_cant_be_counted_are_batches(tuning: Run, tmp_path: Path) -
         (["missing.py:make"], 1, "missing.py does not exist"),
         (["loaders.py:mak"], 1, "Did you mean 'make'?"),
         (["loaders.py:broken"], 1, "the corpus is not mounted"),
+        (["loaders.py:make", "--set", "millis=1"], 2, "loaders.py:make has no option 'millis'"),
         (["loaders.py:make", "--sweep", "worker=1"], 2, "num_workers"),
         (["loaders.py:make", "--sweep", "num_workers=two"], 2, "two can't be: Expected `int`"),
         (["loaders.py:make", "--sweep", "multiprocessing_context=spwan"], 2, "spwan can't be"),
     ],
-    ids=["file", "name", "raises", "argument", "number", "word"],
+    ids=["file", "name", "raises", "option", "argument", "number", "word"],
 )
 def test_a_target_that_cant_be_used_is_explained(tuning: Run, arguments: list[str], code: int, expected: str) -> None:
     ran = tuning("tune-loader", *arguments)
