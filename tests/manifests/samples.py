@@ -4,12 +4,37 @@ from __future__ import annotations
 
 import io
 import tarfile
+import wave
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
+
+SAMPLE_RATE = 16_000
+
+Member = tuple[str, bytes]
+
+
+def shard(members: Sequence[Member], form: int = tarfile.PAX_FORMAT) -> bytes:
+    """A tar archive of files."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=form) as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def wav(num_samples: int) -> bytes:
+    """A WAV file of silence."""
+    stream = io.BytesIO()
+    with wave.open(stream, "wb") as writer:
+        writer.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
+        writer.writeframes(bytes(2 * num_samples))
+    return stream.getvalue()
 
 
 @dataclass(frozen=True)
@@ -121,14 +146,11 @@ def _arrow(values: Sequence[str]) -> bytes:
 
 
 def _webdataset(values: Sequence[str]) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as tar:
-        for index, value in enumerate(values):
-            for suffix, text in (("json", f'{{"duration": "{value}"}}'), ("txt", "A")):
-                member = tarfile.TarInfo(f"utt{index}.{suffix}")
-                member.size = len(text)
-                tar.addfile(member, io.BytesIO(text.encode()))
-    return stream.getvalue()
+    members = []
+    for index, value in enumerate(values):
+        members.append((f"utt{index}.json", f'{{"duration": "{value}"}}'.encode()))
+        members.append((f"utt{index}.txt", b"A"))
+    return shard(members)
 
 
 SAMPLES: dict[str, Sample] = {

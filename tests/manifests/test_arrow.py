@@ -168,11 +168,14 @@ def test_both_formats_find_what_stands_in_nested_tables(name: str, tmp_path: Pat
     columns = [column.name for column in reader(Source(path)).columns()]
     assert columns == ["a.count", "a.b.c", "a.d.e", "m.count", "m.key", "m.value"]
     for key, expected in {
+        "a.count": [2, 0, None],
         "a.b.c": [[1, None], [], None],
         "a.d.e": [[["x", "y"], None], [], None],
         "a.0.d.e.1": ["y", None, None],
         "a.0.d.e.count": [2, None, None],
+        "m.key": [["k"], [], None],
         "m.value": [[[1, 2]], [], None],
+        "m.count": [1, 0, None],
         "m.0.value.1": [2, None, None],
     }.items():
         assert values(Source(path), key, reader) == expected, key

@@ -5,30 +5,19 @@ from __future__ import annotations
 import io
 import json
 import os
-import wave
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from samples import wav
 
 from batchtune.manifests import load_lengths
 from batchtune.manifests.base import Column, choose_column
 from batchtune.manifests.formats.audio_folder import AudioFolder as FORMAT
 from batchtune.manifests.source import Source
 from batchtune.manifests.values import Unreadable
-
-RATE = 16_000
-
-
-def wav(count: int) -> bytes:
-    stream = io.BytesIO()
-    with wave.open(stream, "wb") as file:
-        file.setparams((1, 2, RATE, 0, "NONE", ""))
-        file.writeframes(bytes(2 * count))
-    return stream.getvalue()
-
 
 Folder = Callable[[dict[str, bytes | str]], Source]
 

@@ -68,12 +68,9 @@ def test_a_mix_is_rounded_as_lhotse_rounds_it(read) -> None:
     assert read(_lines([_mix("m", _track(0.1), _track(0.1, 0.2))])).values.tolist() == [0.3]
 
 
-def test_muted_tracks_do_not_count(read) -> None:
-    assert read(_lines([_mix("m", _track(3.0), _track(9.0, mute=True))])).values.tolist() == [3.0]
-
-
-def test_muted_tracks_count_where_there_are_no_others(read) -> None:
+def test_muted_tracks_count_only_where_there_are_no_others(read) -> None:
     assert read(_lines([_mix("m", _track(9.0, mute=True))])).values.tolist() == [9.0]
+    assert read(_lines([_mix("m", _track(3.0), _track(9.0, mute=True))])).values.tolist() == [3.0]
 
 
 @pytest.mark.parametrize(
@@ -96,22 +93,6 @@ def test_a_mix_that_has_no_length_is_an_invalid_row(refusal, tracks: list[object
 def test_a_cut_without_a_duration_is_an_invalid_row(refusal, write: Write) -> None:
     cut = {"id": "b", "type": "MonoCut"}
     assert "id 'b': 'duration' is missing" in refusal(write([_cut("a", 1.0), cut]), format="lhotse").message
-
-
-def test_a_duration_that_is_none_is_an_invalid_row(refusal) -> None:
-    for value, reason in [
-        ('"1e400"', "infinite"),
-        ('"NaN"', "NaN"),
-        ("true", "a boolean"),
-        ("[1]", "a list"),
-        ('"x"', "text"),
-        ("{}", "an object"),
-    ]:
-        content = _lines([_cut("a", 1.0), _cut("b", "HERE"), _cut("c", 2.0)]).replace('"HERE"', value)
-        message = refusal(content).message
-        assert "1 of 3 rows is invalid" in message
-        assert "id 'b'" in message
-        assert f"({reason})" in message
 
 
 # ---- texts ----
@@ -237,11 +218,6 @@ def test_a_cut_of_another_shape_is_named_with_its_line(refusal, write: Write) ->
     assert f"line {2 if write is _lines else 10}: Object missing required field `cut`" in error.message
     assert "`$.tracks[0]`" in error.message
     assert "CutSet.to_file" in error.hint
-
-
-def test_an_item_that_is_no_object_is_named(refusal) -> None:
-    content = json.dumps([_cut("a", 1.0)])[:-1] + ",\n2]"
-    assert "line 2 is not a JSON object: 2" in refusal(content).message
 
 
 @pytest.mark.parametrize("content", ['{"id": ' + '{"a":' * 100_000, "[" * 100_000, '[{"tracks": ' * 50_000])

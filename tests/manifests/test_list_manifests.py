@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from batchtune.errors import UsageError
+
 
 def test_the_name_of_a_kaldi_list_says_what_it_counts(read) -> None:
     for name, unit in [
@@ -62,6 +64,12 @@ def test_columns_without_names_need_no_note(read) -> None:
 )
 def test_what_fits_no_format_is_described(refusal, content: bytes, seen: str) -> None:
     assert seen in refusal(content).message
+
+
+def test_a_misspelt_format_is_corrected(read) -> None:
+    with pytest.raises(UsageError) as caught:
+        read("a 3\n", format="kaldix")
+    assert "Did you mean 'kaldi'?" in str(caught.value.hint)
 
 
 def test_what_fits_no_format_is_told_the_formats(refusal) -> None:

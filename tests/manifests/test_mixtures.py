@@ -24,18 +24,10 @@ def test_a_mixture_lasts_until_its_last_utterance_ends(read) -> None:
     assert (lengths.values.tolist(), lengths.unit) == ([14.75, 5.5], "s")
 
 
-def test_the_durations_of_the_utterances_can_be_reduced(read) -> None:
+def test_lists_of_the_utterances_can_be_lengths_and_targets(read) -> None:
     content = _lines([_mixture("a", [0.0, 4.5], [5.5, 10.25])])
     assert read(content, length_key="durations", reduce="sum").values.tolist() == [15.75]
-
-
-def test_one_of_the_durations_can_be_the_length(read) -> None:
-    content = _lines([_mixture("a", [0.0, 4.5], [5.5, 10.25])])
     assert read(content, length_key="durations.1").values.tolist() == [10.25]
-
-
-def test_the_texts_can_be_the_targets(read) -> None:
-    content = _lines([_mixture("a", [0.0, 4.5], [5.5, 10.25])])
     assert read(content, target_key="texts", reduce="sum").targets.tolist() == [12.0]
 
 
@@ -68,8 +60,3 @@ def test_a_mixture_without_a_length_is_an_invalid_row(refusal, delays: object, d
 )
 def test_other_json_is_not_taken_for_mixtures(entry: object) -> None:
     assert not FORMAT.fits(Head(_lines([entry]).encode(), complete=True))
-
-
-def test_a_line_that_breaks_off_is_named(refusal) -> None:
-    content = _lines([_mixture("a", [0.0], [1.0]), _mixture("b", [0.0], [1.0])])
-    assert "line 2, column" in refusal(content[:-20]).message

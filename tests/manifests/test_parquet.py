@@ -143,20 +143,9 @@ def test_lists_come_as_lists(write: Write) -> None:
     assert values(write({"ids": [[1, 2], [], None]}), "ids") == [[1.0, 2.0], [], None]
 
 
-def test_a_name_below_a_list_gives_what_all_its_items_have(write: Write) -> None:
-    assert values(write({"chat": CHATS}), "chat.content") == [["Hi", "Hello"], [], None, [None]]
-
-
 @pytest.mark.parametrize("key", ["chat.1.content", "chat[1].content"])
 def test_a_number_below_a_list_gives_one_item(write: Write, key: str) -> None:
     assert values(write({"chat": CHATS}), key) == ["Hello", None, None, None]
-
-
-@pytest.mark.parametrize("key", ["ids.count", "chat.count"])
-def test_a_list_has_a_column_of_its_number_of_items(write: Write, key: str) -> None:
-    source = write({"ids": [[1, 2], [], None, [7]], "chat": CHATS})
-    assert values(source, key) == [2, 0, None, 1]
-    assert columns(source)[key].numeric
 
 
 def test_a_field_called_count_is_read_rather_than_counted(write: Write) -> None:
@@ -167,14 +156,6 @@ def test_the_items_of_input_ids_are_tokens(write: Write, tmp_path: Path) -> None
     write({"input_ids": [[1, 2], [3]]})
     lengths = load_lengths(tmp_path / "data.parquet", ReadOptions(length_key="input_ids.count"))
     assert (lengths.values.tolist(), lengths.unit) == ([2.0, 1.0], "tokens")
-
-
-def test_a_map_is_a_list_of_its_pairs(write: Write) -> None:
-    kind = pyarrow.map_(pyarrow.string(), pyarrow.int64())
-    source = write({"m": pyarrow.array([[("a", 1), ("b", 2)], [], None], kind)})
-    assert values(source, "m.key") == [["a", "b"], [], None]
-    assert values(source, "m.value") == [[1.0, 2.0], [], None]
-    assert values(source, "m.count") == [2.0, 0.0, None]
 
 
 def test_the_columns_are_those_without_fields_of_their_own(write: Write) -> None:

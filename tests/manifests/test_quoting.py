@@ -35,14 +35,6 @@ def test_a_long_id_is_quoted_by_its_beginning(refusal, name: str) -> None:
 
 
 @KINDS
-def test_a_number_of_thousands_of_digits_is_invalid(refusal, name: str) -> None:
-    content = SAMPLES[name].content(["1", "7" * LONG, "2"])
-    error = refusal(content)
-    assert_short(error)
-    assert "infinite" in error.message
-
-
-@KINDS
 def test_a_long_name_of_a_column_that_is_not_there_is_shortened(read, name: str) -> None:
     with pytest.raises((ManifestError, UsageError)) as caught:
         read(SAMPLES[name].content(["1"]), length_key="k" * LONG)

@@ -46,6 +46,12 @@ def test_what_is_cut_off_is_said_to_break_off(refusal, compress: Callable[[bytes
     assert "breaks off" in refusal(data[: len(data) * tenths // 10]).message
 
 
+def test_a_wrong_checksum_of_gzip_is_damage(refusal) -> None:
+    data = bytearray(gzip.compress(LINES))
+    data[-6] ^= 0xFF
+    assert "is damaged" in refusal(bytes(data)).message
+
+
 @compressions
 def test_a_bomb_does_no_harm(refusal, compress: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "_TRUSTED_BYTES", 1_000_000)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from pathlib import Path
 
 import pytest
+from samples import shard
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths, load_stream
 
 
 def write_shard(path: Path, samples: dict[str, float]) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for key, duration in samples.items():
-            content = f'{{"duration": {duration}}}'.encode()
-            member = tarfile.TarInfo(f"{key}.json")
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
+    members = [(f"{key}.json", f'{{"duration": {duration}}}'.encode()) for key, duration in samples.items()]
+    path.write_bytes(shard(members))
     return path
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import shard
 
 from batchtune.errors import ManifestError
 from batchtune.manifests.source import Source
@@ -34,17 +35,16 @@ def entry(name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, **fiel
     return member
 
 
-def archive(members: list[tuple[tarfile.TarInfo, bytes]], form: int = tarfile.PAX_FORMAT, end: bool = True) -> bytes:
+def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=form) as tar:
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for member, content in members:
             tar.addfile(member, io.BytesIO(content))
-        written = tar.offset
-    return stream.getvalue() if end else stream.getvalue()[:written]
+    return stream.getvalue()
 
 
-def files(contents: dict[str, bytes], form: int = tarfile.PAX_FORMAT, end: bool = True) -> bytes:
-    return archive([(entry(name, content), content) for name, content in contents.items()], form, end)
+def files(contents: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+    return shard(list(contents.items()), form)
 
 
 def header(
@@ -121,7 +121,7 @@ def test_long_and_unusual_names_are_read_in_every_format(write, form: str) -> No
 
 
 def test_headers_that_only_hold_a_time_are_passed_over(write) -> None:
-    data = archive([(entry(f"{i}.wav", b"12", mtime=1.25), b"12") for i in range(3)])
+    data = archive(*[(entry(f"{i}.wav", b"12", mtime=1.25), b"12") for i in range(3)])
     assert data.count(b"mtime=1.25") == 3
     assert indexed(write(data))[0] == by_tarfile(data)
 
@@ -197,7 +197,7 @@ def test_any_byte_of_a_header_that_is_wrong_is_noticed(write) -> None:
 
 
 def test_a_contiguous_file_is_a_file_as_in_tarfile(write) -> None:
-    data = archive([(entry("a.wav", b"1", tarfile.CONTTYPE), b"1")])
+    data = archive((entry("a.wav", b"1", tarfile.CONTTYPE), b"1"))
     found, tar = indexed(write(data))
     assert found == by_tarfile(data)
     assert len(found) == 1
@@ -231,7 +231,7 @@ def test_an_old_sparse_member_is_told_and_its_map_passed_over(write) -> None:
 def test_a_pax_sparse_member_is_told_and_has_its_real_name(write) -> None:
     said = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "s.wav", "GNU.sparse.realsize": "9999"}
     parts = b"1\n0\n3\n".ljust(512, b"\0") + b"abc"
-    data = archive([(entry("GNUSparseFile.0/s.wav", parts, pax_headers=said), parts), (entry("a.wav", b"1"), b"1")])
+    data = archive((entry("GNUSparseFile.0/s.wav", parts, pax_headers=said), parts), (entry("a.wav", b"1"), b"1"))
     found, _ = indexed(write(data))
     assert [(name, size, sparse) for name, _, size, sparse in found] == [("s.wav", 515, True), ("a.wav", 1, False)]
     assert found[1][1] == by_tarfile(data)[1][1]
