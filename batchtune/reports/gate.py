@@ -36,14 +36,16 @@ _MAX_LENGTH = 200
 # In a rule one space at most separates two words.
 _FIELD = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*) ?", re.ASCII)
 _OPERATOR = re.compile(r"(>=|<=|==|!=|>|<|worse(?![\w.])) ?", re.ASCII)
-_MISTAKEN = re.compile(r"=>|=<|<>|[=!≥≤≠]|is(?![\w.])")
-_MEANT = {"=>": ">=", "≥": ">=", "=<": "<=", "≤": "<=", "=": "==", "is": "==", "<>": "!=", "!": "!=", "≠": "!="}
 # At most three digits of exponent: as exact fractions, more would take for ever.
 _NUMBER = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?) ?(%?) ?", re.ASCII)
 _FLAG = re.compile(r"(true|false)(?!\w) ?", re.IGNORECASE | re.ASCII)
 _COMPARE = {
-    **{">": operator.gt, ">=": operator.ge, "<": operator.lt},
-    **{"<=": operator.le, "==": operator.eq, "!=": operator.ne},
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
 }
 
 
@@ -109,9 +111,7 @@ def _parse_rule(text: str) -> Rule:
     field = _FIELD.match(text) or _refuse(text, 0, "a field is expected here")
     compared = _OPERATOR.match(text, field.end())
     if compared is None:
-        mistaken = _MISTAKEN.match(text, field.end())
-        also = f"; did you mean {_MEANT[mistaken[0]]}?" if mistaken else ""
-        _refuse(text, field.end(), f"a comparison is expected here: >, >=, <, <=, ==, != or worse{also}")
+        _refuse(text, field.end(), "a comparison is expected here: >, >=, <, <=, ==, != or worse")
     at = compared.end()
     percent = False
     limit: Fraction | bool

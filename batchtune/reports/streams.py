@@ -10,11 +10,9 @@ from batchtune.reports.rows import (
     DOES_NOT_FIT,
     UNPROVEN,
     advantage,
-    batch_sizes,
     batches_words,
     current_name,
     current_words,
-    format_correlation,
     format_share,
     is_better,
     padding,
@@ -29,7 +27,6 @@ from batchtune.units import (
     format_length,
     format_number,
     format_percent,
-    format_ratio,
     format_seconds,
     format_size,
     with_full_stop,
@@ -107,15 +104,8 @@ class StreamSection(SweptSection[StreamSweep]):
             f"example waits while {format_number(row.wait_median)} others are read (median; 99 in 100: at most "
             f"{format_number(row.wait_p99)})."
         )
-        under_half = format_share(row.under_half)
-        yield f"{batch_sizes(row)}; {under_half} of the batches are less than half as large as they could be."
         if row.dropped_examples:
             yield f"An epoch leaves out {counted(row.dropped_examples, 'example')} at its end (drop_end)."
-        if row.worker_imbalance > 1:
-            yield (
-                f"The busiest worker makes {format_ratio(row.worker_imbalance)} times as many batches as the mean of "
-                f"all, the busiest rank {format_ratio(row.rank_imbalance)} times."
-            )
         yield from time_error_sentence(row)
         if row.simulated_epochs and row.batches_deviation is not None:
             yield (
@@ -298,8 +288,6 @@ def _mixing(row: StreamRow, table: Row | None) -> str:
     )
     if table is not None:
         text += f", against {format_share(table.mates_again)} with a {MAP_STYLE}"
-    if row.length_correlation is not None:
-        text += f"; their lengths correlate by {format_correlation(row.length_correlation)}"
     return f"{text}."
 
 

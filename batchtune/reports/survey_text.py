@@ -63,24 +63,24 @@ def _one_line_histogram(scan: Scan) -> str:
     return f"From {high} to {low}{scale}: ▕{bars}▏"
 
 
-def render_survey(lengths: Lengths, width: int = _WIDTH, *, ascii: bool = False) -> str:
+def render_survey(lengths: Lengths, *, ascii: bool = False) -> str:
     """Show the whole survey: lengths, percentiles, histogram, what was left out, and what looks wrong.
 
-    Lines have that width, at least 60; an option is never parted from its value. ascii: nothing but ASCII.
+    Lines have 80 columns; an option is never parted from its value. ascii: nothing but ASCII.
     """
     scan = survey(lengths)
-    summary = _wrapped(_extent(scan), width)
+    summary = _wrapped(_extent(scan))
     if scan.distinct > 1:
         summary.append(f"{scan.distinct:,} distinct lengths.")
     blocks = [
         summary,
-        _percentiles(scan, lengths, width),
-        _histogram(scan, width, ascii=ascii),
-        _listed("Left out", _left_out(scan), width),
-        _listed("Truncated", _truncated(scan), width),
-        _listed("Notes", scan.notes, width),
+        _percentiles(scan, lengths),
+        _histogram(scan, ascii=ascii),
+        _listed("Left out", _left_out(scan)),
+        _listed("Truncated", _truncated(scan)),
+        _listed("Notes", scan.notes),
         # A warning's first sentence says what is wrong, the others what to do.
-        _listed("Warnings", (text.replace(". ", ".\n", 1) for text in scan.warnings), width),
+        _listed("Warnings", (text.replace(". ", ".\n", 1) for text in scan.warnings)),
     ]
     text = "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
     return text.replace("µ", "u").encode("ascii", "replace").decode() if ascii else text
@@ -129,7 +129,7 @@ def _large(number: float) -> str:
     return f"{format_number(number / 1e9)} billion"
 
 
-def _percentiles(scan: Scan, lengths: Lengths, width: int) -> list[str]:
+def _percentiles(scan: Scan, lengths: Lengths) -> list[str]:
     rows = [
         ["", "longest", "p99.9", "p99", "p95", "median", "mean", "shortest"],
         ["length", *_figures(scan.percentiles, lengths.total / lengths.count)],
@@ -138,7 +138,7 @@ def _percentiles(scan: Scan, lengths: Lengths, width: int) -> list[str]:
         rows.append(["target", *_figures(scan.targets, float(lengths.targets.sum()) / lengths.count)])
     lines = _aligned(rows)
     # Very long numbers find room one below the other.
-    return lines if max(map(len, lines)) <= width else _aligned([*zip(*rows, strict=True)])
+    return lines if max(map(len, lines)) <= _WIDTH else _aligned([*zip(*rows, strict=True)])
 
 
 def _figures(spread: Percentiles, mean: float) -> list[str]:
@@ -161,7 +161,7 @@ def _decimal_text(value: float, decimals: int) -> str:
     return f"{value:,.{decimals}f}"
 
 
-def _histogram(scan: Scan, width: int, *, ascii: bool) -> list[str]:
+def _histogram(scan: Scan, *, ascii: bool) -> list[str]:
     """Return one line a bin: its edges, the examples in it, their share of all, and a bar as long as the share."""
     unit = scan.lengths.unit
     bins = scan.histogram
@@ -172,7 +172,7 @@ def _histogram(scan: Scan, width: int, *, ascii: bool) -> list[str]:
         share = "<0.1%" if 0 < percent < 0.05 else f"{percent:.1f}%"
         rows.append((f"{upper} to {lower}", f"{bin_.count:,}", share))
     title, *lines = _aligned(rows)
-    room = max(1, width - max(map(len, [title, *lines])) - len(_INDENT))
+    room = max(1, _WIDTH - max(map(len, [title, *lines])) - len(_INDENT))
     largest = max(bin_.count for bin_ in bins)
     drawn = [title]
     for line, bin_ in zip(lines, bins, strict=True):
@@ -207,18 +207,18 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return [form.format(*row) for row in rows]
 
 
-def _listed(title: str, texts: Iterable[str], width: int) -> list[str]:
+def _listed(title: str, texts: Iterable[str]) -> list[str]:
     """Return a heading, and each text under a dash; nothing without texts."""
     lines: list[str] = []
     for text in texts:
         for index, paragraph in enumerate(text.splitlines()):
-            lines += _wrapped(paragraph, width, _INDENT if index else "- ", _INDENT)
+            lines += _wrapped(paragraph, _INDENT if index else "- ", _INDENT)
     return [title, *lines] if lines else []
 
 
-def _wrapped(text: str, width: int, first: str = "", others: str = "") -> list[str]:
+def _wrapped(text: str, first: str = "", others: str = "") -> list[str]:
     glued = _OPTION.sub(rf"\1{_GLUE}", text)
     lines = textwrap.TextWrapper(
-        width, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+        _WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
     ).wrap(glued)
     return [line.replace(_GLUE, " ") for line in lines]
