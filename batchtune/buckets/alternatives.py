@@ -176,16 +176,10 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
     independent = replace(pricing, ranks=replace(pricing.ranks, same_bucket=False))
     size = int(table.batch_sizes[0])
     scale, grouped = simulate_length_grouped(lengths, size, pricing.ranks, pricing.seed)
-    of_grouped = pricing.of_shapes(grouped)
-    costs = {
+    costs: dict[str, EpochCost] = {
         "fixed-random": independent.of_table(table),
         "fixed-sorted": pricing.of_shapes([in_order]),
-        "length-grouped": replace(
-            of_grouped,
-            batches=len(layout.starts),
-            padded_length=max(of_grouped.padded_length * scale, pricing.total),
-            seconds=None if of_grouped.seconds is None else of_grouped.seconds * scale,
-        ),
+        "length-grouped": replace(pricing.of_shapes(grouped, scale), batches=len(layout.starts)),
     }
     return [
         Baseline(

@@ -42,35 +42,21 @@ _REPRESENTATIVES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EpochCost:
-    """The cost of one epoch over all ranks, whichever way it was worked out.
+class EpochTime:
+    """The time of one epoch as the ranks take batches, in seconds.
 
     Attributes:
-        tally: The number of batches by size and bucket; without buckets, as if of one.
-        batches: Number of batches; of simulated pools their mean, a multiple of the ranks.
-        repeated_examples: Examples that are dealt a second time.
-        padded_length: All cells of its batches, no less than the true length.
-        seconds: Its time as the ranks take batches; None without step times.
-        errors: Shape (sources,): standard errors of the time, in seconds, by the measurements that cause them.
-        chance: The standard error of the time that comes of simulating few epochs, in seconds.
-        ranks: The time by how batches are dealt; None of batches that are known one by one, as are `mates`.
-        mates: How random the batches are.
-        simulated_epochs: The number of simulated epochs, for means and their deviations; None: all is exact.
+        errors: Shape (sources,): its standard errors by the measurements that cause them; None: unknown.
+        chance: The standard error that comes of simulating few epochs.
+        deviation: How much simulated epochs differ; None: the time is a mean over all shuffles.
+        ranks: The time by how batches are dealt; None of batches that are known one by one.
     """
 
-    tally: Tally
-    batches: int
-    padded_length: float
-    repeated_examples: int = 0
-    seconds: float | None = None
+    seconds: float
     errors: FloatArray | None = None
     chance: float = 0.0
+    deviation: float | None = None
     ranks: RankTimes | None = None
-    mates: Mates | None = None
-    effective_buckets: float = 1.0
-    simulated_epochs: int | None = None
-    batches_deviation: float | None = None
-    seconds_deviation: float | None = None
 
     @property
     def standard_error(self) -> float | None:
@@ -78,6 +64,47 @@ class EpochCost:
         if self.errors is None:
             return None
         return float(np.hypot(np.linalg.norm(self.errors), self.chance))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EpochCost:
+    """The cost of one epoch over all ranks, whichever way it was worked out.
+
+    Attributes:
+        batches: Number of batches; of simulated pools their mean, a multiple of the ranks.
+        padded_length: All cells of its batches, no less than the true length.
+        time: None without step times.
+    """
+
+    batches: int
+    padded_length: float
+    time: EpochTime | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """The time of the epoch; None if it is not known."""
+        if self.time is None:
+            return None
+        return self.time.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SamplerCost(EpochCost):
+    """The cost of an epoch of a sampler that shuffles.
+
+    Attributes:
+        tally: The number of batches by size and bucket; of pools, as if of one bucket.
+        repeated_examples: Examples that are dealt a second time.
+        mates: How random the batches are.
+        simulated_epochs: The number of simulated epochs, for means and their deviations; None: all is exact.
+    """
+
+    tally: Tally
+    repeated_examples: int
+    mates: Mates
+    effective_buckets: float
+    simulated_epochs: int | None = None
+    batches_deviation: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,7 +154,7 @@ class Pricing:
         cost = epoch_batch_seconds(expected.table, self.step_seconds, self.targets)
         return expected.sum_of(cost) / self.ranks.world_size
 
-    def of_table(self, table: BucketTable) -> EpochCost:
+    def of_table(self, table: BucketTable) -> SamplerCost:
         """Return the cost of an epoch with a table that holds all lengths, on average over shuffles.
 
         It is exact, but for the time that several ranks take: epochs are simulated.
@@ -135,54 +162,49 @@ class Pricing:
         histogram = self.lengths.histogram
         expected = expected_batches(histogram, table, self.ranks.dealing)
         counts = table.counts(histogram)
-        cost = EpochCost(
+        return SamplerCost(
             tally=expected.tally,
             batches=expected.tally.batches,
             repeated_examples=expected.tally.examples - self.lengths.count,
             padded_length=max(expected.padded_length, self.total),
             mates=mates_in_buckets(histogram, table, expected.tally),
             effective_buckets=1 / float(np.sum((counts / counts.sum()) ** 2)),
+            time=self._table_time(expected),
         )
-        if self.step_seconds is None:
-            return cost
+
+    def _table_time(self, expected: ExpectedBatches) -> EpochTime | None:
+        step = self.step_seconds
+        if step is None:
+            return None
         if self.ranks.world_size == 1:
             seconds = self.table_seconds(expected)
-            return replace(cost, seconds=seconds, errors=self._time_errors(expected, seconds))
-        dealt = dealt_times(table, self.lengths, self.step_seconds, self.ranks, self.seed)
+            return EpochTime(seconds=seconds, errors=time_errors(expected, step, self.targets, seconds))
+        dealt = dealt_times(expected.table, self.lengths, step, self.ranks, self.seed)
         seconds = self.ranks.epoch_seconds(dealt.ranks)
-        errors = self._time_errors(expected, seconds)
-        return replace(cost, seconds=seconds, errors=errors, chance=dealt.standard_error, ranks=dealt.ranks)
+        errors = time_errors(expected, step, self.targets, seconds)
+        return EpochTime(seconds=seconds, errors=errors, chance=dealt.standard_error, ranks=dealt.ranks)
 
-    def _time_errors(self, expected: ExpectedBatches, seconds: float) -> FloatArray | None:
-        assert self.step_seconds is not None
-        return time_errors(expected, self.step_seconds, self.targets, seconds)
+    def of_shapes(self, epochs: Sequence[EpochShapes], scale: float = 1.0) -> EpochCost:
+        """Return the mean cost of epochs that have as many batches of each size; ranks take them in their order.
 
-    def of_shapes(self, epochs: Sequence[EpochShapes]) -> EpochCost:
-        """Return the mean cost of epochs that have as many batches of each size; ranks take them in their order."""
+        The batches are `1 / scale` of all that the padded length and the time are of.
+        """
         step = self.step_seconds
-        tally = _tally_of(epochs[0])
         padded = sum(float(np.sum(epoch.batch_sizes * epoch.lengths)) for epoch in epochs) / len(epochs)
-        seconds = None
+        time = None
         if step is not None:
             seconds = sum(seconds_in_order(epoch, step, self.ranks) for epoch in epochs) / len(epochs)
-        return EpochCost(tally=tally, batches=tally.batches, padded_length=max(padded, self.total), seconds=seconds)
+            time = EpochTime(seconds=seconds * scale)
+        padded_length = max(padded * scale, self.total)
+        return EpochCost(batches=len(epochs[0]), padded_length=padded_length, time=time)
 
-    def of_stream(self, shapes: EpochShapes, padded_length: float, seconds: float | None) -> EpochCost:
-        """Return the cost of a stream's epoch that these batches stand for, with its padded length and time."""
-        step = self.step_seconds
-        tally = _tally_of(shapes)
-        errors = None if step is None or seconds is None else _shape_errors(step, shapes_of([shapes]), seconds)
-        return EpochCost(
-            tally=tally, batches=tally.batches, padded_length=padded_length, seconds=seconds, errors=errors
-        )
-
-    def cost_of(self, batching: Batching) -> EpochCost:
+    def cost_of(self, batching: Batching) -> SamplerCost:
         """Return the cost of an epoch that holds all lengths: exactly in buckets, by simulation in pools."""
         if batching.pool_size is None:
             return self.of_table(batching.table)
         return self._of_epochs(batching, self._simulated(batching))
 
-    def best_cut(self, batching: Batching) -> tuple[Batching, EpochCost]:
+    def best_cut(self, batching: Batching) -> tuple[Batching, SamplerCost]:
         """Return pools as they are, or cut for the least cost if that gains more than 0.3%, with their cost."""
         filled = self._simulated(batching)
         if self.step_seconds is not None:
@@ -197,26 +219,31 @@ class Pricing:
     def _simulated(self, batching: Batching) -> SimulatedEpochs:
         return simulate_epochs(batching, self.lengths, self.ranks.dealing, self.seed)
 
-    def _of_epochs(self, batching: Batching, simulated: SimulatedEpochs) -> EpochCost:
+    def _of_epochs(self, batching: Batching, simulated: SimulatedEpochs) -> SamplerCost:
         """Return the mean cost of simulated epochs in pools."""
         ranks = self.ranks.world_size
-        step = self.step_seconds
-        epochs = len(simulated.shapes)
         scale = simulated.scale
         numbers = np.array([len(shapes) for shapes in simulated.shapes])
         padded = float(np.mean([np.sum(shapes.batch_sizes * shapes.lengths) for shapes in simulated.shapes]))
-        cost = EpochCost(
+        return SamplerCost(
             tally=_tally_of(simulated.shapes[0]),
             batches=ranks * max(1, round(float(numbers.mean()) * scale / ranks)),
             repeated_examples=round(simulated.repeated_examples * scale),
             padded_length=max(padded * scale, self.total),
             mates=simulated.mates,
             effective_buckets=simulated.effective_buckets,
-            simulated_epochs=epochs,
+            simulated_epochs=len(simulated.shapes),
             batches_deviation=float(numbers.std(ddof=1)) * math.sqrt(scale),
+            time=self._pool_time(batching, simulated),
         )
+
+    def _pool_time(self, batching: Batching, simulated: SimulatedEpochs) -> EpochTime | None:
+        step = self.step_seconds
         if step is None:
-            return cost
+            return None
+        ranks = self.ranks.world_size
+        scale = simulated.scale
+        epochs = len(simulated.shapes)
         times = simulated.seconds(step, self.ranks)
         shapes = shapes_of(simulated.shapes)
         # An epoch has `scale` times as many pools, which are independent.
@@ -232,24 +259,20 @@ class Pricing:
                 independent_epoch_seconds=other_seconds if self.ranks.same_bucket else seconds,
                 same_bucket_epoch_seconds=seconds if self.ranks.same_bucket else other_seconds,
             )
-        return replace(
-            cost,
+        return EpochTime(
             seconds=seconds,
-            errors=_shape_errors(step, shapes, seconds),
+            errors=shape_errors(step, shapes, seconds),
             chance=deviation * math.sqrt(scale / epochs),
-            seconds_deviation=deviation,
+            deviation=deviation,
             ranks=by_dealing,
         )
 
-    def row(
-        self, strategy: str, sizing: Sizing, num_buckets: int, batching: Batching, cost: EpochCost | None = None
-    ) -> Row:
-        """Return the row of a sweep for these batches, with the given `cost` or theirs."""
-        cost = cost or self.cost_of(batching)
+    def row(self, strategy: str, sizing: Sizing, num_buckets: int, batching: Batching, cost: SamplerCost) -> Row:
+        """Return the row of a sweep for these batches and their cost."""
         table = batching.table
         histogram = self.lengths.histogram
         tally = cost.tally
-        assert cost.mates is not None
+        time = cost.time
         largest, longest = batching.largest_batches(histogram)
         dealt = largest if cost.simulated_epochs else tally.largest[table.counts(histogram) > 0]
         return Row(
@@ -267,12 +290,12 @@ class Pricing:
             largest_padded_length=float((dealt * longest).max()),
             effective_buckets=cost.effective_buckets,
             estimated_epoch_seconds=cost.seconds,
-            estimated_epoch_error_seconds=cost.standard_error,
+            estimated_epoch_error_seconds=None if time is None else time.standard_error,
             smallest_batch_size=tally.smallest_batch_size,
             largest_batch_size=tally.largest_batch_size,
             batch_size_variation=tally.batch_size_variation,
             steps=self.ranks.steps(cost.batches),
-            ranks=cost.ranks if self.ranks.world_size > 1 else None,
+            ranks=None if time is None else time.ranks,
             unproven=None if self.proven is None else int(np.count_nonzero(largest > self.proven(longest))),
             repeated_examples=cost.repeated_examples,
             mates_again=cost.mates.again,
@@ -281,7 +304,7 @@ class Pricing:
             batch_overhead=batching.batch_overhead,
             simulated_epochs=cost.simulated_epochs,
             batches_deviation=cost.batches_deviation,
-            epoch_seconds_deviation=cost.seconds_deviation,
+            epoch_seconds_deviation=None if time is None else time.deviation,
         )
 
 
@@ -315,7 +338,7 @@ def time_errors(
     return _errors(step_seconds, (sizes, lengths, typical), counts, seconds)
 
 
-def _shape_errors(step_seconds: StepSeconds, shapes: tuple[FloatArray, ...], seconds: float) -> FloatArray | None:
+def shape_errors(step_seconds: StepSeconds, shapes: tuple[FloatArray, ...], seconds: float) -> FloatArray | None:
     """Return the errors of the time of an epoch with these batches; some of them stand for all."""
     by_length = np.argsort(shapes[1], kind="stable")
     chosen = by_length[np.linspace(0, by_length.size - 1, 2 * _REPRESENTATIVES).astype(np.int64)]
@@ -333,27 +356,25 @@ def _errors(
     return gradient * (seconds / total) * step_seconds.sigmas
 
 
-def with_equals(priced: Sequence[tuple[AnyRow, EpochCost]]) -> list[AnyRow]:
+def with_equals(timed: Sequence[tuple[AnyRow, EpochTime | None]]) -> list[AnyRow]:
     """Return the rows, each marked by whether its time can be told from the fastest one's."""
-    equal = equal_to_best([cost for _, cost in priced])
-    return [structs.replace(row, equal_to_best=same) for (row, _), same in zip(priced, equal, strict=True)]
+    equal = equal_to_best([time for _, time in timed])
+    return [structs.replace(row, equal_to_best=same) for (row, _), same in zip(timed, equal, strict=True)]
 
 
-def equal_to_best(costs: Sequence[EpochCost]) -> list[bool | None]:
+def equal_to_best(times: Sequence[EpochTime | None]) -> list[bool | None]:
     """Return which times can't be told from the least: they differ by at most two standard errors of the difference.
 
     Errors that both have in common cancel: the difference's is √Σ (error_a,p - error_b,p)², to which those of
-    simulating few epochs are added. None for each cost if any time or its errors are unknown.
+    simulating few epochs are added. None for each if any time or its errors are unknown.
     """
-    known = [
-        (cost.seconds, cost.errors, cost.chance)
-        for cost in costs
-        if cost.seconds is not None and cost.errors is not None
-    ]
-    if not known or len(known) < len(costs):
-        return [None] * len(costs)
-    least, errors, chance = min(known, key=lambda cost: cost[0])
-    return [
-        seconds - least <= _WITHIN_ERRORS * float(np.linalg.norm([*(row_errors - errors), other, chance]))
-        for seconds, row_errors, other in known
-    ]
+    known = [time for time in times if time is not None and time.errors is not None]
+    if not known or len(known) < len(times):
+        return [None] * len(times)
+    least = min(known, key=lambda time: time.seconds)
+    equal: list[bool | None] = []
+    for time in known:
+        apart = np.subtract(time.errors, least.errors)  # type: ignore[arg-type]
+        error = float(np.linalg.norm([*apart, time.chance, least.chance]))
+        equal.append(time.seconds - least.seconds <= _WITHIN_ERRORS * error)
+    return equal

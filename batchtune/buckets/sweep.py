@@ -14,7 +14,7 @@ from batchtune.buckets.alternatives import fixed_baselines, lower_bound, saturat
 from batchtune.buckets.cautions import cautions, limit_unit_hint
 from batchtune.buckets.current.base import YOURS, Current, CurrentTable
 from batchtune.buckets.distribution import bucket_uses, histogram_of, quantiles_of
-from batchtune.buckets.epoch_cost import EpochCost, Pricing, with_equals
+from batchtune.buckets.epoch_cost import EpochTime, Pricing, SamplerCost, with_equals
 from batchtune.buckets.recommend import learning_rate_hint, recommend, trade_off
 from batchtune.buckets.strategies import STRATEGIES, Problem, ProblemCosts
 from batchtune.buckets.sweep_settings import SweepSettings
@@ -108,14 +108,15 @@ def sweep(
     pricing = Pricing.of(lengths, max_batch_length, settings, costs)
     priced = []
     for row, cost in _rows(pricing, limits, settings):
-        priced.append((row, cost))
+        priced.append((row, cost.time))
         on_row(row)
     baselines = fixed_baselines(pricing, limits)
     if not settings.pool_sizes and not is_padded:
-        pools = _pools_between(pricing, priced, baselines, settings)
+        pools = _pools_between(pricing, [row for row, _ in priced], baselines, settings)
         if pools is not None:
-            priced.append(pools)
-            on_row(pools[0])
+            row, cost = pools
+            priced.append((row, cost.time))
+            on_row(row)
     rows = with_equals(priced)
     current = None
     if settings.current is not None:
@@ -200,7 +201,7 @@ class _CurrentRow:
         lengths: Lengths,
         pricing: Pricing,
         limits: Limits,
-        priced: Sequence[tuple[Row, EpochCost]],
+        priced: Sequence[tuple[Row, EpochTime | None]],
     ) -> _CurrentRow:
         """Return what the settings cost next to the rows; their batches are padded as they come."""
         table = settings.table(lengths)
@@ -209,7 +210,7 @@ class _CurrentRow:
         cost = unpadded.cost_of(batching)
         row = unpadded.row("current", table.sizing, batching.table.num_buckets, batching, cost)
         fits = all_fit(limits, *batching.largest_batches(lengths.histogram))
-        return cls(settings, table, with_equals([*priced, (row, cost)])[-1], fits)
+        return cls(settings, table, with_equals([*priced, (row, cost.time)])[-1], fits)
 
     def cautions(self, settings: SweepSettings, lengths: Lengths, recommended: Row | None) -> Iterator[str]:
         """Yield warnings about the settings, each without a full stop."""
@@ -233,7 +234,7 @@ class _CurrentRow:
             )
 
 
-def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator[tuple[Row, EpochCost]]:
+def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator[tuple[Row, SamplerCost]]:
     histogram = pricing.lengths.histogram
     step_seconds = pricing.step_seconds
     problem_costs = None
@@ -277,21 +278,20 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
 
 
 def _pools_between(
-    pricing: Pricing, priced: list[tuple[Row, EpochCost]], baselines: list[Baseline], settings: SweepSettings
-) -> tuple[Row, EpochCost] | None:
+    pricing: Pricing, swept: Sequence[Row], baselines: list[Baseline], settings: SweepSettings
+) -> tuple[Row, SamplerCost] | None:
     """Price the largest pools that are random enough to be recommended, if they lie between two that were swept.
 
     From one size to the next, mates meet again about in proportion to a power of the pool size.
     """
-    rows = [row for row, _ in priced]
-    table = recommend(rows, baselines, min_randomness=settings.min_randomness).portable
+    table = recommend(swept, baselines, min_randomness=settings.min_randomness).portable
     if settings.min_randomness is not None:
         most_again = 1 - settings.min_randomness
     elif table is not None:
-        most_again = rows[table].mates_again or 0.0
+        most_again = swept[table].mates_again or 0.0
     else:
         return None
-    pools = sorted((row for row in rows if row.pool_size), key=lambda row: row.pool_size or 0)
+    pools = sorted((row for row in swept if row.pool_size), key=lambda row: row.pool_size or 0)
     aim = most_again * _BELOW
     count = pricing.lengths.count
     for low, high in itertools.pairwise(pools):

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from batchtune.buckets.current.base import longer_than
-from batchtune.buckets.epoch_cost import EpochCost, Pricing, with_equals
+from batchtune.buckets.epoch_cost import EpochTime, Pricing, shape_errors, with_equals
 from batchtune.buckets.recommend import recommend
 from batchtune.buckets.strategies import STRATEGIES, Problem
 from batchtune.buckets.sweep import all_fit, costs_in, sweep
 from batchtune.buckets.sweep_settings import SweepSettings
-from batchtune.epochs.measured_costs import Costs
+from batchtune.epochs.measured_costs import Costs, StepSeconds
 from batchtune.epochs.randomness import again_at_random, mates_in_cuts
 from batchtune.epochs.ranks import Ranks
+from batchtune.epochs.simulation import shapes_of
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
@@ -118,8 +119,8 @@ def sweep_stream(
     ways = list(_ways(tables, lengths, limits, settings))
     priced = []
     for way in ways:
-        row, cost = _priced(way, _epochs(way, stored), stored, pricing, settings)
-        priced.append((row, cost))
+        row, time = _priced(way, _epochs(way, stored), stored, pricing, settings)
+        priced.append((row, time))
         on_row(row, len(ways))
     rows = with_equals(priced)
     current_row = None
@@ -235,8 +236,8 @@ def _priced(
     stored: StoredStream,
     pricing: Pricing,
     settings: StreamSettings,
-) -> tuple[StreamRow, EpochCost]:
-    """Return the row of a way to make batches, from its simulated epochs, and its cost."""
+) -> tuple[StreamRow, EpochTime | None]:
+    """Return the row of a way to make batches, from its simulated epochs, and its time."""
     first = epochs[0]
     sizes = first.shapes.batch_sizes.astype(np.float64)
     longest = first.shapes.lengths
@@ -247,15 +248,9 @@ def _priced(
     true_length = float(np.mean([_total(epoch, stored, _true_lengths(epoch, stored)) for epoch in epochs]))
     count = pricing.lengths.count
     dropped = max(0, count - round(_total(first, stored, sizes)))
-    seconds = None
-    seconds_deviation = None
+    time = None
     if pricing.step_seconds is not None:
-        times = np.array([epoch_seconds(stored, epoch, pricing.step_seconds) for epoch in epochs])
-        seconds = float(times.mean())
-        seconds_deviation = float(times.std(ddof=1))
-    cost = pricing.of_stream(first.shapes, padded_length, seconds)
-    if seconds_deviation is not None:
-        cost = replace(cost, chance=seconds_deviation / math.sqrt(_EPOCHS))
+        time = _time(epochs, stored, pricing.step_seconds)
     mates = mates_in_cuts([epoch.cut for epoch in epochs], stored.lengths)
     at_random = again_at_random(first.cut.layout)
     mixing = distance_apart(first)
@@ -288,14 +283,27 @@ def _priced(
         mates_again=mates.again,
         length_correlation=mates.correlation,
         effective_buckets=max(1.0, mates.again / at_random) if at_random else 1.0,
-        estimated_epoch_seconds=seconds,
-        estimated_epoch_error_seconds=cost.standard_error,
+        estimated_epoch_seconds=None if time is None else time.seconds,
+        estimated_epoch_error_seconds=None if time is None else time.standard_error,
         simulated_epochs=_EPOCHS,
         batches_deviation=float(batches_by_epoch.std(ddof=1)),
-        epoch_seconds_deviation=seconds_deviation,
+        epoch_seconds_deviation=None if time is None else time.deviation,
         unproven=unproven,
     )
-    return row, cost
+    return row, time
+
+
+def _time(epochs: Sequence[StreamEpoch], stored: StoredStream, step_seconds: StepSeconds) -> EpochTime:
+    """Return the mean time of simulated epochs."""
+    times = np.array([epoch_seconds(stored, epoch, step_seconds) for epoch in epochs])
+    seconds = float(times.mean())
+    deviation = float(times.std(ddof=1))
+    return EpochTime(
+        seconds=seconds,
+        errors=shape_errors(step_seconds, shapes_of([epochs[0].shapes]), seconds),
+        chance=deviation / math.sqrt(len(epochs)),
+        deviation=deviation,
+    )
 
 
 def _parameters(way: AnyBatching) -> dict[str, Any]:

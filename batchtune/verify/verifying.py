@@ -101,8 +101,6 @@ def verify(
         costs = Costs()
     else:
         costs = costs_of(probe)
-    if plan.config.evidence.multiple_of is not None:
-        costs = replace(costs, frontier=costs.continued_frontier)
     runner = _Runner(plan, stepper, workload.spec, device, on_progress, clock)
     runner.run()
     return judge(runner.done, plan, workload, device, costs)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from timed_trials import timed_trial
 
-from batchtune.buckets.epoch_cost import EpochCost, equal_to_best, time_errors
+from batchtune.buckets.epoch_cost import EpochTime, equal_to_best, time_errors
 from batchtune.epochs.cost import StepTimes, predict
 from batchtune.epochs.expectation import ExpectedBatches, expected_batches
-from batchtune.epochs.layout import Tally
 from batchtune.epochs.measured_costs import StepSeconds, TypicalTargets, epoch_batch_seconds
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Lengths
@@ -51,13 +50,11 @@ def exact_seconds(times: StepTimes, buckets: int) -> float:
     return expected(buckets).sum_of(epoch_batch_seconds(table(buckets), times, TARGETS))
 
 
-def cost_of(seconds: float, errors: FloatArray | None) -> EpochCost:
-    return EpochCost(
-        tally=Tally(np.ones((1, 1)), np.ones((1, 1))), batches=1, padded_length=1.0, seconds=seconds, errors=errors
-    )  # type: ignore[arg-type]
+def cost_of(seconds: float, errors: FloatArray | None) -> EpochTime:
+    return EpochTime(seconds=seconds, errors=errors)
 
 
-def timed(buckets: int, times: StepSeconds = TIMES) -> EpochCost:
+def timed(buckets: int, times: StepSeconds = TIMES) -> EpochTime:
     seconds = exact_seconds(TIMES, buckets)
     return cost_of(seconds, time_errors(expected(buckets), times, TARGETS, seconds))
 

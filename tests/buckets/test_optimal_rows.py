@@ -78,7 +78,8 @@ def least_by_brute_force(lengths: Lengths, sizes: IntArray, seconds: Seconds | N
     for buckets in range(1, ends.size + 1):
         for inner in combinations(range(ends.size - 1), buckets - 1):
             chosen = [*inner, ends.size - 1]
-            row = pricing.row("any", "frontier", buckets, Batching(BucketTable(ends[chosen], sizes[chosen])))
+            table = BucketTable(ends[chosen], sizes[chosen])
+            row = pricing.row("any", "frontier", buckets, Batching(table), pricing.of_table(table))
             found = [*found[: buckets - 1], min([*found[-1:], cost(row)])]
     return found
 

@@ -149,7 +149,7 @@ def run(make: Callable[[np.random.Generator, float], Law], noise: Noise, seed: i
     pricing = Pricing(
         lengths=LENGTHS, total=LENGTHS.total, max_batch_length=MOST, step_seconds=StepTimes.of(trials, model)
     )
-    row = pricing.row("quantile", "length", TABLE.boundaries.size, Batching(TABLE))
+    row = pricing.row("quantile", "length", TABLE.boundaries.size, Batching(TABLE), pricing.of_table(TABLE))
     assert row.estimated_epoch_seconds is not None and row.estimated_epoch_error_seconds is not None
     expected = noise.mean * expected_batches(LENGTHS.histogram, TABLE).sum_of(law)
     sizes, longest = one_epoch()
