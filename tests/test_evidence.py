@@ -19,7 +19,7 @@ from gpu import evidence_epoch, evidence_speech
 from gpu.evidence import main
 from gpu.evidence_bench import QUICK_SPEECH_SECONDS, QUICK_TOKENS, Bench
 from gpu.evidence_epoch import Sampled
-from gpu.evidence_parts import PARTS, Part, part_of_tests
+from gpu.evidence_parts import PARTS, part_of_tests
 from gpu.evidence_record import Missing, Record, read_evidence, summarise
 from memory_laws import LAWS, LawDevice
 
@@ -130,24 +130,6 @@ def test_an_epoch_goes_on_with_the_batches_that_were_timed(tmp_path: Path, monke
     assert whole.seconds > cut_off.seconds
 
 
-@pytest.mark.usefixtures("machine")
-def test_a_part_whose_minutes_are_over_leaves_them_to_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def takes_all(bench: Bench) -> None:
-        bench.record._started -= 100  # seconds
-        raise Missing("too much to do")
-
-    monkeypatch.setitem(PARTS, "speech", Part(takes_all, minutes=1.5))
-    command = ["speech", *ON_THE_CPU, "--out", str(tmp_path)]
-    assert main(command) == 1
-    assert main(command) == 1
-    assert "speech: at most 0.0 min" in capsys.readouterr().out
-    assert read_evidence(tmp_path / "speech.json").missing[0].startswith("its 1.5 minutes")
-    main([*command, "--stretch", "2"])
-    assert "speech: at most 1.3 min" in capsys.readouterr().out
-
-
 def test_all_parts_take_25_minutes_in_calls_of_at_most_8() -> None:
     assert sum(part.minutes for part in PARTS.values()) == 25
     assert list(PARTS)[:4] == ["tests-probe", "speech", "soak", "epoch"]
@@ -155,11 +137,6 @@ def test_all_parts_take_25_minutes_in_calls_of_at_most_8() -> None:
         f"tests-{path.stem.removeprefix('test_').removesuffix('_on_cuda')}"
         for path in (Path(__file__).parent / "gpu").glob("test_*.py")
     }
-
-
-def test_files_for_the_next_call_are_not_ignored_by_git() -> None:
-    ignored = (Path(__file__).parents[1] / ".gitignore").read_text().split()
-    assert not any(line.startswith("evidence") or line in ("*.json", "*.jsonl") for line in ignored)
 
 
 @pytest.mark.usefixtures("machine")
@@ -244,18 +221,6 @@ def test_a_manifest_that_will_not_do_is_named_in_the_file(tmp_path: Path, part: 
     assert said in evidence.missing[0]
 
 
-@pytest.mark.usefixtures("machine")
-def test_a_part_without_time_says_what_is_missing(tmp_path: Path) -> None:
-    assert main(["verify", *ON_THE_CPU, "--minutes", "0", "--out", str(tmp_path)]) == 1
-    assert "those of the call, are over" in read_evidence(tmp_path / "verify.json").missing[0]
-
-
-def test_unknown_parts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["speach"])
-    assert "unknown part 'speach'" in capsys.readouterr().err
-
-
 def test_a_figure_is_in_the_file_at_once(tmp_path: Path) -> None:
     record = record_of(tmp_path)
     record.figure("trials", "57", trials=57)
@@ -279,15 +244,6 @@ def test_the_table_has_a_row_per_figure_and_names_the_machine(
     assert "Measured on NVIDIA A1:" in told
     assert "| trials \\| OOMs | 57, 1 | `python evidence.py speech` |" in told
     assert "speech: missing: “each length anew” came to 3 of 12 lengths" in told
-
-
-def test_a_summary_names_what_it_can_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "other.json").write_text('{"format": "something else"}')
-    (tmp_path / "empty").mkdir()
-    assert summarise([tmp_path, tmp_path / "empty"]) == 1
-    told = capsys.readouterr().err
-    assert "other.json" in told
-    assert "no PART.json" in told
 
 
 def test_a_sample_estimates_the_whole_epoch_with_its_error() -> None:

@@ -12,8 +12,7 @@ import pytest
 from cli.conftest import Run
 from probe.made_nvml import GIB, LOST, NO_PERMISSION, MadeGpu, MadeNvml
 
-from batchtune.probe.doctor import lock_holder, merge_gpus
-from batchtune.probe.lock import lock_device
+from batchtune.probe.doctor import merge_gpus
 from batchtune.results import DeviceProcess, Doctor, DoctorGpu
 
 TESTS = Path(__file__).parents[1]
@@ -127,13 +126,6 @@ def test_a_gpu_is_shown_and_does_nothing_to_the_terminal(batchtune: Run, tmp_pat
 def test_a_time_limit_that_has_no_meaning_is_refused(batchtune: Run) -> None:
     ran = batchtune("doctor", "--timeout", "0")
     assert (ran.returncode, ran.stderr) == (2, "Error: --timeout must be above 0, got 0\n")
-
-
-def test_the_holder_of_a_lock_is_known_while_it_holds_it() -> None:
-    with lock_device("cpu", "the CPU"):
-        assert lock_holder("cpu") == os.getpid()
-    assert lock_holder("cpu") is None
-    assert lock_holder("GPU-never-probed") is None
 
 
 def gpu(**known: Any) -> DoctorGpu:

@@ -94,15 +94,6 @@ def test_it_goes_to_a_file(batchtune: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("run_folder")
-def test_a_file_that_can_not_be_written_is_an_error(batchtune: Run, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    ran = batchtune("export", "--to", "lightning", "-o", "folder")
-    assert ran.returncode == 1
-    assert "folder can't be written" in ran.stderr
-    assert not list((tmp_path / "folder").iterdir())
-
-
-@pytest.mark.usefixtures("run_folder")
 @pytest.mark.parametrize("output", [[], ["-o", "-"], ["-o", "x.yaml"]], ids=["stdout", "dash", "file"])
 def test_as_json(batchtune: Run, tmp_path: Path, output: list[str]) -> None:
     ran = batchtune("export", "--to", "espnet", "--json", *output)

@@ -30,7 +30,7 @@ from streamed_records import made_stream, streamed, whole_stream
 from batchtune.exports.run_configs import render_loader_yaml
 from batchtune.reports import RunResults, render
 from batchtune.results import StreamSweep, encode
-from batchtune.schemas import SCHEMAS, identifier_of, read_docstring, render_schema, schema_of
+from batchtune.schemas import SCHEMAS, identifier_of, render_schema, schema_of
 
 SNAPSHOTS = Path(__file__).parent / "schemas"
 
@@ -170,28 +170,6 @@ def test_a_schema_is_one_of_2020_12_and_tells_what_it_is_of() -> None:
         assert schema["$id"] == identifier_of(name)
         assert schema["title"] and schema["description"]
         assert "Attributes:" not in render_schema(name) and "None" not in render_schema(name)
-
-
-def test_what_a_docstring_says_of_a_field_is_in_the_schema() -> None:
-    properties = schema_of("trials")["properties"]
-    assert properties["outcome"]["description"] == "`ok`, or why not."
-    both = "While the steps were timed; null where the device can't tell."
-    assert properties["sm_clock_mhz"]["description"] == properties["throttle_reasons"]["description"] == both
-
-
-def test_a_docstring_is_taken_apart() -> None:
-    text, attributes = read_docstring(
-        "What it is,\nin a sentence.\n\nMore.\n\nAttributes:\n    a, b: Of both,\n        and on: so.\n"
-        "    c: Of c; d: and of d; None: unknown.\n"
-    )
-    assert text == "What it is, in a sentence.\n\nMore."
-    assert attributes == {
-        "a": "Of both, and on: so.",
-        "b": "Of both, and on: so.",
-        "c": "Of c",
-        "d": "and of d; None: unknown.",
-    }
-    assert read_docstring("Nothing more.") == ("Nothing more.", {})
 
 
 def test_a_schema_is_printed_or_written(batchtune: Run, tmp_path: Path) -> None:

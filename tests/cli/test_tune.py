@@ -12,8 +12,9 @@ import pytest
 import torch
 from cli.conftest import FAULTY, KNOWN, Run, command, run_here_in, write_manifest
 from made_once import MadeOnce
-from ruamel.yaml import YAML
 
+from batchtune import sampler_from_config
+from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.probe.lock import lock_device
 from batchtune.results import Probe, read_result
 
@@ -21,29 +22,6 @@ MIB = 1 << 20
 # One example of 20 s takes 52 MiB, of 10 s 18, of 5 s 7.
 WORKLOAD = ["--workload", KNOWN, "--set", f"a={MIB}", "--set", f"b={0.08 * MIB}", "--device", "cpu"]
 MEMORY = ["--memory", "460MiB"]
-
-
-class FixedTableSampler(torch.utils.data.Sampler[list[int]]):
-    """The least that runs a sampler.yaml: shuffles, fills the buckets, emits full ones, then the remainders."""
-
-    def __init__(self, config: dict[str, object], lengths: list[float]) -> None:
-        self.boundaries = torch.tensor(config["bucket_boundaries"], dtype=torch.float64)
-        self.sizes = config["bucket_batch_sizes"]
-        self.seed = config["seed"]
-        self.buckets = torch.bucketize(torch.tensor(lengths, dtype=torch.float64), self.boundaries).tolist()
-
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        waiting: dict[int, list[int]] = {}
-        for index in torch.randperm(len(self.buckets), generator=torch.Generator().manual_seed(self.seed)).tolist():
-            bucket = waiting.setdefault(self.buckets[index], [])
-            bucket.append(index)
-            if len(bucket) == self.sizes[self.buckets[index]]:
-                yield waiting.pop(self.buckets[index])
-        yield from waiting.values()
-
-
-def load_yaml(path: Path) -> dict[str, object]:
-    return YAML(typ="safe").load(path)  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="session")
@@ -77,11 +55,11 @@ def test_tune_makes_a_config_that_a_dataloader_runs(tuned: Path) -> None:
         "sampler.yaml",
     }
     sweep = json.loads((run / "sweep.json").read_text())
-    config = load_yaml(run / "sampler.yaml")
     lengths = [(5.0, 10.0, 20.0)[number % 3] for number in range(36)]
-    loader = torch.utils.data.DataLoader(lengths, batch_sampler=FixedTableSampler(config, lengths))  # type: ignore[arg-type]
+    loader = torch.utils.data.DataLoader(lengths, batch_sampler=sampler_from_config(run / "sampler.yaml", lengths))  # type: ignore[arg-type]
     batches = [batch.tolist() for batch in loader]
-    assert len(batches) == sweep["rows"][sweep["recommended"]]["batches"] == config["evidence"]["batches"]  # type: ignore[index]
+    evidence = read_sampler_yaml(run / "sampler.yaml").evidence
+    assert len(batches) == sweep["rows"][sweep["recommended"]]["batches"] == evidence.batches
     assert sorted(length for batch in batches for length in batch) == sorted(lengths)
     frontier = {
         point["length"]: point["batch_size"] for point in json.loads((run / "probe.json").read_text())["frontier"]
