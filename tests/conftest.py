@@ -2,12 +2,15 @@
 
 import fcntl
 import gc
+import importlib
 import os
 import shutil
 import signal
 import sys
 import tempfile
+import types
 from collections.abc import Callable, Generator, Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -98,3 +101,14 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
         return folder
 
     return folder_of
+
+
+@pytest.fixture
+def torchaudio_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty module in torchaudio's place where it does not load: transformers imports it if it is installed."""
+    try:
+        importlib.import_module("torchaudio")
+    except (ImportError, OSError):
+        empty = types.ModuleType("torchaudio")
+        empty.__spec__ = ModuleSpec("torchaudio", None)
+        monkeypatch.setitem(sys.modules, "torchaudio", empty)

@@ -33,11 +33,11 @@ TARGET, LOWER_TARGET = 540.0, 450.0
 def made_stream(*, timed: bool = True, unit: str | None = "s", **changes: Any) -> StreamSweep:
     """20 rows, on 2 ranks of 4 workers; recommended: `pool` with a buffer of 4096."""
     rows = [
-        _row(algorithm, place, timed=timed, target=TARGET if algorithm == "speechbrain" else None)
+        stream_row(algorithm, place, timed=timed, target=TARGET if algorithm == "speechbrain" else None)
         for algorithm in MADE
         for place in range(len(BUFFERS))
     ]
-    rows += [_row("speechbrain", place, timed=timed, target=LOWER_TARGET) for place in range(len(BUFFERS))]
+    rows += [stream_row("speechbrain", place, timed=timed, target=LOWER_TARGET) for place in range(len(BUFFERS))]
     boundaries = [round(24.525 * ((i + 1) / 13) ** 0.75, 3) for i in range(13)]
     made = StreamSweep(
         meta=made_meta("stream"),
@@ -134,7 +134,8 @@ def hostile_stream(text: str) -> StreamSweep:
     )
 
 
-def _row(algorithm: Algorithm, place: int, *, timed: bool, target: float | None) -> StreamRow:
+def stream_row(algorithm: Algorithm, place: int, *, timed: bool, target: float | None) -> StreamRow:
+    """A row with the buffer at a place in BUFFERS."""
     batches, paddings, again = MADE[algorithm]
     count, buffer, padding = batches[place], BUFFERS[place], paddings[place]
     if target == LOWER_TARGET:

@@ -21,8 +21,6 @@ from batchtune import BucketBatchSampler, PooledBatchSampler, sampler_from_confi
 from batchtune.errors import ManifestError, ResultError, UsageError
 from batchtune.exports.run_configs import render_sampler_yaml
 from batchtune.lengths import Lengths
-from batchtune.manifests import ReadOptions
-from batchtune.manifests.reading import load_ordered_lengths
 from batchtune.results import SamplerConfig, SamplerEvidence
 
 LENGTHS = np.random.default_rng(0).integers(1, 31, 101).astype(np.float64)
@@ -173,16 +171,12 @@ def test_each_iteration_is_the_next_epoch(made: Make) -> None:
     sampler = made(seed=3)
     epochs = [list(sampler) for _ in range(3)]
     assert epochs[0] != epochs[1] != epochs[2]
+    assert sampler.state_dict()["position"] == 0
+    sampler.set_epoch(0)
+    assert list(sampler) == epochs[0]
+    assert sampler.epoch == 1
     for epoch, batches in enumerate(epochs):
         assert list(made(seed=3, epoch=epoch)) == batches
-
-
-def test_set_epoch_says_which_epoch_is_next(made: Make) -> None:
-    sampler = made()
-    first = list(sampler)
-    sampler.set_epoch(0)
-    assert list(sampler) == first
-    assert sampler.epoch == 1
 
 
 def test_an_abandoned_iteration_counts_as_an_epoch_once_begun(made: Make) -> None:
@@ -307,12 +301,6 @@ def test_a_loaded_state_goes_on_batch_for_batch(made: Make, position: int | None
     assert list(resumed) == list(made(epoch=3, batch_ordering=batch_ordering))
 
 
-def test_after_an_epoch_the_state_is_the_next(made: Make) -> None:
-    sampler = made()
-    list(sampler)
-    assert (sampler.state_dict()["epoch"], sampler.state_dict()["position"]) == (1, 0)
-
-
 def test_a_state_before_an_epochs_first_batch_is_that_epochs(made: Make) -> None:
     sampler = made()
     next(iter(sampler))
@@ -371,15 +359,6 @@ def test_a_damaged_state_is_refused(made: Make) -> None:
 # With a plain DataLoader.
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=["0", "2", "2 persistent"]
-)
-def test_a_data_loader_gives_the_same_epochs_with_any_workers(options: dict[str, Any]) -> None:
-    loader = DataLoader(range(LENGTHS.size), batch_sampler=in_buckets(), collate_fn=list, **options)  # type: ignore[arg-type]
-    assert len(loader) == len(in_buckets())
-    assert [list(loader) for _ in range(3)] == [list(in_buckets(epoch=epoch)) for epoch in range(3)]
-
-
 LOADERS = pytest.mark.parametrize(
     "options",
     [
@@ -393,6 +372,13 @@ LOADERS = pytest.mark.parametrize(
 
 def loader_of(sampler: BucketBatchSampler | PooledBatchSampler, **options: Any) -> Any:
     return DataLoader(range(LENGTHS.size), batch_sampler=sampler, collate_fn=list, **options)  # type: ignore[arg-type]
+
+
+@LOADERS
+def test_a_data_loader_gives_the_same_epochs_with_any_workers(options: dict[str, Any]) -> None:
+    loader = loader_of(in_buckets(), **options)
+    assert len(loader) == len(in_buckets())
+    assert [list(loader) for _ in range(3)] == [list(in_buckets(epoch=epoch)) for epoch in range(3)]
 
 
 @LOADERS
@@ -498,7 +484,7 @@ def config(made: Make, tmp_path: Path) -> Path:
 
 def manifest(tmp_path: Path, scale: int = 1) -> Path:
     path = tmp_path / "lengths.csv"
-    rows = "".join(f"{number},{int(length) * scale},7\n" for number, length in enumerate(LENGTHS))
+    rows = "".join(f"{number},{int(length) * scale},{number + 1}\n" for number, length in enumerate(LENGTHS))
     path.write_text("id,duration,words\n" + rows, encoding="utf-8")
     return path
 
@@ -578,7 +564,7 @@ def test_examples_beyond_the_tunings_limit_are_reported_with_it(tmp_path: Path) 
 
 
 def test_target_lengths_belong_to_what_was_tuned_on(tmp_path: Path) -> None:
-    targets = np.full(LENGTHS.size, 7.0)
+    targets = np.arange(1.0, LENGTHS.size + 1)
     path = tmp_path / "sampler.yaml"
     path.write_text(render_sampler_yaml(config_of(Lengths.of(LENGTHS, targets))), encoding="utf-8")
     with warnings.catch_warnings():
@@ -609,36 +595,14 @@ def test_a_missing_config_is_told(tmp_path: Path) -> None:
         sampler_from_config(tmp_path / "sampler.yaml", LENGTHS)
 
 
-# Lengths in the manifest's order.
-
-
-def test_several_manifests_are_read_one_after_the_other(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{number}.csv" for number in range(3)]
-    for number, path in enumerate(paths):
-        path.write_text(f"id,duration\na,{9 - number}\nb,{number + 1}\n", encoding="utf-8")
-    found = load_ordered_lengths([str(path) for path in reversed(paths)])
-    assert found.values.tolist() == [7, 3, 8, 2, 9, 1]
-    assert found.lengths.unit == "s"
-
-
-def test_targets_stay_with_their_examples(tmp_path: Path) -> None:
-    path = tmp_path / "lengths.csv"
-    path.write_text("id,duration,words\na,3,10\nb,1,30\nc,2,20\n", encoding="utf-8")
-    found = load_ordered_lengths(path, ReadOptions(target_key="words"))
-    assert found.targets is not None
-    assert (found.values.tolist(), found.targets.tolist()) == ([3, 1, 2], [10, 30, 20])
-
-
-@pytest.mark.parametrize(
-    "options", [ReadOptions(min_length=2), ReadOptions(max_length=2), ReadOptions(skip_invalid=True)]
-)
-def test_options_that_leave_examples_out_are_refused(tmp_path: Path, options: ReadOptions) -> None:
+@pytest.mark.parametrize("option", [{"min_length": 2}, {"max_length": 2}, {"skip_invalid": True}])
+def test_options_that_leave_examples_out_are_refused(config: Path, tmp_path: Path, option: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="entry i of the lengths would no longer be that of example i"):
-        load_ordered_lengths(manifest(tmp_path), options)
+        sampler_from_config(config, manifest(tmp_path), **option)
 
 
-def test_an_invalid_row_is_an_error(tmp_path: Path) -> None:
+def test_an_invalid_row_is_an_error(config: Path, tmp_path: Path) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("id,duration\na,3\nb,-1\n", encoding="utf-8")
     with pytest.raises(ManifestError, match="line 3"):
-        load_ordered_lengths(path)
+        sampler_from_config(config, path)

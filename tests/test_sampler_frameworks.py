@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
-import sys
-import types
-from collections.abc import Callable
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +36,12 @@ class Made:
 made = Made()
 
 
+@pytest.fixture(params=[None, 20], ids=["in buckets", "in pools"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a test with both kinds of samplers."""
+    monkeypatch.setattr(made, "pool_size", request.param)
+
+
 def epoch(number: int, **options: Any) -> list[list[int]]:
     return list(made(epoch=number, **options))
 
@@ -68,21 +69,28 @@ def stateful(**options: Any) -> Any:
 
 
 TWO = {"num_workers": 2}
+PERSISTENT = {**TWO, "persistent_workers": True}
+SNAPSHOTS = {**TWO, "snapshot_every_n_steps": 4}
 WORKERS = [
-    pytest.param({"num_workers": 0}, id="0 workers"),
-    pytest.param(TWO, id="2 workers", marks=pytest.mark.slow),
-    pytest.param({**TWO, "persistent_workers": True}, id="2 persistent workers", marks=pytest.mark.slow),
-    pytest.param({**TWO, "snapshot_every_n_steps": 4}, id="2, a snapshot every 4 steps", marks=pytest.mark.slow),
-]
-
-ONE_WORKER = [
     pytest.param({}, id="0 workers"),
-    pytest.param({"num_workers": 1}, id="1 worker", marks=pytest.mark.slow),
+    pytest.param(TWO, id="2 workers", marks=pytest.mark.slow),
+    pytest.param(PERSISTENT, id="2 persistent workers", marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize("options", WORKERS)
-@pytest.mark.parametrize("taken", [0, 6, None], ids=lambda taken: f"{taken} batches")
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize(
+    ("options", "taken"),
+    [
+        ({}, 0),
+        ({}, None),
+        (TWO, 6),
+        pytest.param(TWO, 0, marks=pytest.mark.slow),
+        pytest.param(TWO, None, marks=pytest.mark.slow),
+        pytest.param(PERSISTENT, 6, marks=pytest.mark.slow),
+        pytest.param(SNAPSHOTS, 6, marks=pytest.mark.slow),
+    ],
+)
 def test_a_stateful_loader_goes_on_in_mid_epoch(options: dict[str, Any], taken: int | None) -> None:
     loader = stateful(**options)
     assert [indices(batch) for batch in loader] == epoch(0)
@@ -94,10 +102,6 @@ def test_a_stateful_loader_goes_on_in_mid_epoch(options: dict[str, Any], taken: 
     resumed.load_state_dict(state)
     assert before + [indices(batch) for batch in resumed] == epoch(1)
     assert [indices(batch) for batch in resumed] == epoch(2)
-
-
-def test_a_stateful_loader_with_workers_goes_on_in_mid_epoch() -> None:
-    test_a_stateful_loader_goes_on_in_mid_epoch(TWO, 6)
 
 
 @pytest.mark.parametrize("options", WORKERS)
@@ -171,13 +175,6 @@ def lambda_callback(**hooks: Any) -> Any:
     return LambdaCallback(**hooks)
 
 
-@pytest.mark.parametrize("options", ONE_WORKER)
-def test_lightning_trains_epoch_after_epoch(tmp_path: Path, options: dict[str, Any]) -> None:
-    module = lightning_module()
-    trainer(tmp_path, max_epochs=3).fit(module, DataLoader(Examples(), batch_sampler=made(), **options))
-    assert module.seen == [epoch(0), epoch(1), epoch(2)]
-
-
 def test_lightning_resumes_at_the_epoch_of_the_checkpoint(tmp_path: Path) -> None:
     first = trainer(tmp_path, max_epochs=1)
     first.fit(lightning_module(), DataLoader(Examples(), batch_sampler=made()))
@@ -189,7 +186,8 @@ def test_lightning_resumes_at_the_epoch_of_the_checkpoint(tmp_path: Path) -> Non
     assert module.seen == [epoch(1)]
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=["0 workers", "2 workers"])
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize("options", [{}, TWO], ids=["0 workers", "2 workers"])
 def test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(tmp_path: Path, options: dict[str, Any]) -> None:
     module, steps = lightning_module(), len(made()) + 4
 
@@ -205,6 +203,7 @@ def test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(tmp_path: Path, o
     assert module.seen == [epoch(1)[4:], epoch(2)]
 
 
+@pytest.mark.usefixtures("kind")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_lightning_with_a_plain_loader_keeps_the_samplers_place(tmp_path: Path, workers: int) -> None:
     sampler, module, states = made(), lightning_module(), []
@@ -225,14 +224,6 @@ def test_lightning_predicts(tmp_path: Path) -> None:
 # accelerate
 
 
-@pytest.mark.parametrize("options", ONE_WORKER)
-def test_accelerate_prepares_the_loader(options: dict[str, Any]) -> None:
-    accelerate = pytest.importorskip("accelerate")
-    loader = accelerate.Accelerator(cpu=True).prepare(DataLoader(Examples(), batch_sampler=made(), **options))
-    assert len(loader) == len(made())
-    assert [[indices(batch) for batch in loader] for _ in range(3)] == [epoch(0), epoch(1), epoch(2)]
-
-
 def test_accelerate_skips_the_first_batches() -> None:
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
@@ -242,6 +233,7 @@ def test_accelerate_skips_the_first_batches() -> None:
     assert [indices(batch) for batch in skipped] == epoch(2)[3:]
 
 
+@pytest.mark.usefixtures("kind")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_accelerate_resumes_in_mid_epoch(tmp_path: Path, workers: int) -> None:
     accelerate = pytest.importorskip("accelerate")
@@ -285,6 +277,7 @@ def test_accelerate_gathers_every_example_once() -> None:
     assert sorted(found) == list(range(LENGTHS.size))
 
 
+@pytest.mark.usefixtures("kind")
 def test_accelerate_deals_the_batches_of_one_rank_to_processes() -> None:
     data_loader = pytest.importorskip("accelerate.data_loader")
     ranks = [
@@ -299,17 +292,6 @@ def test_accelerate_deals_the_batches_of_one_rank_to_processes() -> None:
 
 
 # transformers
-
-
-@pytest.fixture
-def torchaudio_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty module in torchaudio's place where it does not load: transformers imports it if it is installed."""
-    try:
-        importlib.import_module("torchaudio")
-    except (ImportError, OSError):
-        empty = types.ModuleType("torchaudio")
-        empty.__spec__ = ModuleSpec("torchaudio", None)
-        monkeypatch.setitem(sys.modules, "torchaudio", empty)
 
 
 def transformers_trainer(tmp_path: Path, **options: Any) -> Any:
@@ -337,16 +319,10 @@ def transformers_trainer(tmp_path: Path, **options: Any) -> Any:
     return Trainer(model=Tiny(), args=arguments, train_dataset=Examples())
 
 
-@pytest.mark.usefixtures("torchaudio_or_none")
-def test_transformers_trains_epoch_after_epoch(tmp_path: Path) -> None:
-    trainer = transformers_trainer(tmp_path, num_train_epochs=2, save_strategy="no")
-    trainer.train()
-    assert trainer.model.seen == epoch(0) + epoch(1)
-
-
-@pytest.mark.usefixtures("torchaudio_or_none")
-@pytest.mark.parametrize("steps", [len(made()), len(made()) + 4], ids=["after an epoch", "in mid-epoch"])
-def test_transformers_resumes(tmp_path: Path, steps: int) -> None:
+@pytest.mark.usefixtures("kind", "torchaudio_or_none")
+@pytest.mark.parametrize("position", [0, 4])
+def test_transformers_resumes(tmp_path: Path, position: int) -> None:
+    steps = len(made()) + position
     first = transformers_trainer(tmp_path, num_train_epochs=3, save_strategy="steps", save_steps=steps)
     first.train()
     resumed = transformers_trainer(tmp_path, num_train_epochs=3, save_strategy="no")
@@ -366,6 +342,7 @@ def on_rank(rank: int, pool_size: int | None, meeting: str, results: Any) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kind")
 def test_ranks_are_those_of_the_process_group(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
@@ -388,32 +365,3 @@ def test_ranks_are_those_of_a_process_group_made_later(tmp_path: Path) -> None:
         assert (sampler.rank, sampler.world_size) == (0, 1)
     finally:
         torch.distributed.destroy_process_group()
-
-
-# Pools: those of the tests that would notice epochs with other numbers of batches.
-
-SAME_IN_POOLS: dict[str, Callable[[Path], None]] = {
-    "stateful": lambda _: test_a_stateful_loader_with_workers_goes_on_in_mid_epoch(),
-    "lightning": lambda path: test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(path, {}),
-    "lightning's place": lambda path: test_lightning_with_a_plain_loader_keeps_the_samplers_place(path, 0),
-    "accelerate": lambda path: test_accelerate_resumes_in_mid_epoch(path, 0),
-    "accelerate deals": lambda _: test_accelerate_deals_the_batches_of_one_rank_to_processes(),
-    "transformers": lambda path: test_transformers_resumes(path, len(made()) + 4),
-}
-
-
-@pytest.fixture
-def in_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(made, "pool_size", 20)
-
-
-@pytest.mark.usefixtures("in_pools", "torchaudio_or_none")
-@pytest.mark.parametrize("name", SAME_IN_POOLS)
-def test_pools_run_as_buckets_do(name: str, tmp_path: Path) -> None:
-    SAME_IN_POOLS[name](tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("in_pools")
-def test_ranks_over_pools_are_those_of_the_process_group(tmp_path: Path) -> None:
-    test_ranks_are_those_of_the_process_group(tmp_path)

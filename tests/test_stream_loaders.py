@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -138,16 +137,6 @@ def length_of_text(example: dict[str, Any]) -> float:
     return float(example["txt"])
 
 
-def test_webdataset_composes_a_stage(shards: list[str]) -> None:
-    import webdataset
-
-    stage = stream(None, length_of=length_of_text)
-    pipeline = webdataset.WebDataset(shards, shardshuffle=10, seed=1).compose(stage)
-    first, second = list(pipeline), list(loaded(pipeline))
-    assert seen(first) == seen(second) == IDS
-    assert first != second
-
-
 @pytest.mark.slow
 def test_webdataset_with_spawned_workers_and_its_own_loader(shards: list[str]) -> None:
     import webdataset
@@ -157,60 +146,21 @@ def test_webdataset_with_spawned_workers_and_its_own_loader(shards: list[str]) -
     assert seen(webdataset.WebLoader(pipeline, batch_size=None, num_workers=2)) == IDS
 
 
-def shuffled(epoch: int, shards: list[str]) -> Any:
-    import webdataset
-
-    return webdataset.WebDataset(shards, shardshuffle=10, seed=epoch).shuffle(20, seed=epoch)
-
-
-@pytest.mark.slow
-def test_webdataset_resumes_in_mid_epoch(shards: list[str]) -> None:
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    def loader() -> Any:
-        source = partial(shuffled, shards=shards)
-        made = stream(source, length_of=length_of_text, batches_per_epoch=120, epoch=1)
-        return StatefulDataLoader(made, batch_size=None, num_workers=2)
-
-    one, other = loader(), loader()
-    batches = iter(one)
-    list(islice(batches, 70))
-    other.load_state_dict(one.state_dict())
-    assert list(other) == list(batches)
-    assert list(other) == list(one)
-
-
 def of_shards(shards: list[int]) -> Iterable[dict[str, Any]]:
     for number in shards:
         yield from EXAMPLES[40 * number : 40 * number + 40]
 
 
-@pytest.fixture
-def streaming() -> Callable[[int, int], Any]:
-    """A streaming data set of Hugging Face in six shards, shuffled, of a rank."""
-    datasets = pytest.importorskip("datasets")
-    from datasets.distributed import split_dataset_by_node
-
-    whole = datasets.IterableDataset.from_generator(of_shards, gen_kwargs={"shards": list(range(6))})
-    return lambda rank, world_size: split_dataset_by_node(
-        whole.shuffle(seed=3, buffer_size=20), rank=rank, world_size=world_size
-    )
-
-
-def test_hugging_face_streams_are_split_by_rank(streaming: Callable[[int, int], Any]) -> None:
-    ranks = [list(stream(streaming(rank, 2), rank=rank, world_size=2)) for rank in (0, 1)]
-    assert seen(chain(*ranks)) == IDS
-    again = stream(streaming(0, 2), rank=0, world_size=2)
-    assert list(again) == ranks[0]
-    assert list(again) != ranks[0]
-
-
 @pytest.mark.slow
-def test_hugging_face_streams_resume_in_workers(streaming: Callable[[int, int], Any]) -> None:
+def test_hugging_face_streams_resume_in_workers() -> None:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
+    datasets = pytest.importorskip("datasets")
+    whole = datasets.IterableDataset.from_generator(of_shards, gen_kwargs={"shards": list(range(6))})
+
     def loader() -> Any:
-        return StatefulDataLoader(stream(streaming(0, 1), epoch=4), batch_size=None, num_workers=2)
+        source = whole.shuffle(seed=3, buffer_size=20)
+        return StatefulDataLoader(stream(source, epoch=4), batch_size=None, num_workers=2)
 
     one, other = loader(), loader()
     batches = iter(one)

@@ -19,26 +19,25 @@ BOUNDARIES = [4.0, 8.0, 12.5, 14.5, 16.0, 24.525]
 BATCHES = {"bucket": 660, "pool": 640, "pivot": 700, "speechbrain": 790}
 
 
-def made_row(algorithm: Any, buffer_size: int = 1024, *, timed: bool = True, **fields: Any) -> StreamRow:
+def made_row(algorithm: Any, *, timed: bool = True) -> StreamRow:
+    """A row of the shared maker with a buffer of 1024, and with the table or the limits that the tests name."""
     batches = BATCHES[algorithm]
-    padding = 0.04
-    own = {"boundaries": BOUNDARIES, "batch_sizes": [int(MAX_BATCH_LENGTH / edge) for edge in BOUNDARIES]}
-    theirs = {"target_batch_numel": 560.0, "max_batch_numel": 600.0, "max_padding_ratio": 0.15}
-    chosen = theirs if algorithm == "speechbrain" else own
-    return StreamRow(
-        **{
-            **{"algorithm": algorithm, "buffer_size": buffer_size, **chosen},
-            **{"batches": batches, "dropped_examples": 0, "padded_length": TOTAL_SECONDS / (1 - padding)},
-            **{"padding_ratio": padding, "fill": TOTAL_SECONDS / (batches * MAX_BATCH_LENGTH)},
-            **{"mean_batch_size": COUNT / batches, "smallest_batch_size": 3, "largest_batch_size": 150},
-            **{"batch_size_variation": 0.4, "largest_padded_length": 599.0, "under_half": 0.02},
-            **{"wait_median": 700.0, "wait_p99": 4000.0, "buffer_length": 12_900.0, "buffer_bytes": 825e6},
-            **{"worker_imbalance": 1.03, "rank_imbalance": 1.01, "mate_distance": 900.0, "mixing": 0.1},
-            **{"mates_again": 0.2, "length_correlation": 0.9, "effective_buckets": 5.0, "simulated_epochs": 3},
-            "estimated_epoch_seconds": batches * 0.3 if timed else None,
-            **fields,
-        }
+    row = msgspec.structs.replace(
+        streamed_records.stream_row(algorithm, 1, timed=timed, target=None),
+        batches=batches,
+        padding_ratio=0.04,
+        padded_length=TOTAL_SECONDS / 0.96,
+        mean_batch_size=COUNT / batches,
+        fill=TOTAL_SECONDS / (batches * MAX_BATCH_LENGTH),
+        estimated_epoch_seconds=batches * 0.3 if timed else None,
+        max_padding_ratio=None,
     )
+    if algorithm == "speechbrain":
+        return msgspec.structs.replace(
+            row, target_batch_numel=560.0, max_batch_numel=MAX_BATCH_LENGTH, max_padding_ratio=0.15
+        )
+    sizes = [int(MAX_BATCH_LENGTH / boundary) for boundary in BOUNDARIES]
+    return msgspec.structs.replace(row, boundaries=BOUNDARIES, batch_sizes=sizes)
 
 
 def made_stream(*, recommended: str = "bucket", timed: bool = True, unit: str | None = "s") -> StreamSweep:

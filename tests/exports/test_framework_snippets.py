@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-import types
 import warnings
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -164,17 +160,6 @@ def test_lightning(run: Snippet, hold: Hold, lengths: FloatArray, tmp_path: Path
         default_root_dir=tmp_path,
     )
     hold(tiny.seen)
-
-
-@pytest.fixture
-def torchaudio_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty module in torchaudio's place where it does not load: transformers imports it if it is installed."""
-    try:
-        importlib.import_module("torchaudio")
-    except (ImportError, OSError):
-        empty = types.ModuleType("torchaudio")
-        empty.__spec__ = ModuleSpec("torchaudio", None)
-        monkeypatch.setitem(sys.modules, "torchaudio", empty)
 
 
 @pytest.mark.usefixtures("torchaudio_or_none")

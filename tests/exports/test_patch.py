@@ -321,6 +321,20 @@ class TestBlocks:
         assert loaded(after).keys() == {"b"}
 
 
+PIECES = [
+    *"\t\n :-{}[]#'\"|>@,x%\r\u2028\x85\x00",
+    "&a ",
+    "*a",
+    "!ref <",
+    "? ",
+    "<<: ",
+    "!!",
+    "---",
+    "max_batch_length: ",
+    "",
+]
+
+
 class TestDamage:
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -359,42 +373,18 @@ class TestDamage:
     @settings(deadline=None, max_examples=40)
     @given(st.randoms(use_true_random=False))
     def test_random_damage_raises_only_result_errors(self, generator: random.Random) -> None:
-        hold_when_damaged(generator)
-
-    @pytest.mark.slow
-    @settings(deadline=None, max_examples=120)
-    @given(st.randoms(use_true_random=False))
-    def test_much_random_damage_does(self, generator: random.Random) -> None:
-        hold_when_damaged(generator)
-
-
-PIECES = [
-    *"\t\n :-{}[]#'\"|>@,x%\r\u2028\x85\x00",
-    "&a ",
-    "*a",
-    "!ref <",
-    "? ",
-    "<<: ",
-    "!!",
-    "---",
-    "max_batch_length: ",
-    "",
-]
-
-
-def hold_when_damaged(generator: random.Random) -> None:
-    """A damaged recipe is patched, once and for all, or refused with a message."""
-    text = recipe(generator.choice(["current", "legacy", "boundaries", "flow", "gone"]))
-    for _ in range(generator.randint(1, 4)):
-        start = generator.randrange(len(text) + 1)
-        end = min(len(text), start + generator.choice([0, 0, 1, 1, 3, 20]))
-        text = text[:start] + generator.choice(PIECES) + text[end:]
-    tuned = Tuned(sweep=swept())
-    try:
-        after = patch_speechbrain(text, tuned).text
-    except ResultError:
-        return
-    assert patch_speechbrain(after, tuned).text == after
+        """A damaged recipe is patched, once and for all, or refused with a message."""
+        text = recipe(generator.choice(["current", "legacy", "boundaries", "flow", "gone"]))
+        for _ in range(generator.randint(1, 4)):
+            start = generator.randrange(len(text) + 1)
+            end = min(len(text), start + generator.choice([0, 0, 1, 1, 3, 20]))
+            text = text[:start] + generator.choice(PIECES) + text[end:]
+        tuned = Tuned(sweep=swept())
+        try:
+            after = patch_speechbrain(text, tuned).text
+        except ResultError:
+            return
+        assert patch_speechbrain(after, tuned).text == after
 
 
 def test_sizes_that_are_not_proven_are_named_in_a_comment() -> None:

@@ -17,13 +17,12 @@ from epochs.conftest import load_speechbrain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_lengths import librispeech_seconds
-from report_records import hostile_results, made_sweep, with_recommended, without_recommendation
+from report_records import made_sweep, with_recommended
 
 from batchtune import sampler_from_config
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
-from batchtune.errors import ResultError
 from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
@@ -101,47 +100,12 @@ def test_the_block_has_the_recommended_table() -> None:
     assert "max_batch_ex" not in block
 
 
-def test_a_row_with_measured_sizes_is_replaced_and_said_to_be() -> None:
-    result = made_sweep()
-    rows = [
-        msgspec.structs.replace(row, batch_sizes=[size + 1 for size in row.batch_sizes])
-        if row.sizing == "frontier"
-        else row
-        for row in result.rows
-    ]
-    measured = next(i for i, row in enumerate(rows) if row.sizing == "frontier")
-    text = " ".join(render(msgspec.structs.replace(result, rows=rows, recommended=measured)).replace("#", "").split())
-    assert "SpeechBrain can't express: SpeechBrain derives each batch size from max_batch_length" in text
-
-
-def test_padding_to_multiples_is_left_to_the_collate_function() -> None:
-    result = made_sweep()
-    text = render(msgspec.structs.replace(result, settings={"multiple_of": 8.0}))
-    assert "padded to multiples of 8 s (--multiple-of)" in text
-
-
 def test_without_speechbrain_rows_there_is_no_alternative() -> None:
     result = with_recommended(made_sweep(), "optimal", 13)
     rows = [row for row in result.rows if row.strategy == "optimal" and row.sizing == "length"]
     text = render(msgspec.structs.replace(result, rows=rows, recommended=0))
     assert "this sweep has no row" in text
     assert "num_buckets:" not in text
-
-
-def test_the_best_row_of_plain_num_buckets_leads_to_its_name() -> None:
-    assert loaded(render(with_recommended(made_sweep(), "speechbrain", 20)))["dynamic_batch_sampler"]
-
-
-def test_without_a_recommendation_there_is_nothing_to_write() -> None:
-    with pytest.raises(ResultError, match="recommends nothing"):
-        render(without_recommendation(made_sweep()))
-
-
-@pytest.mark.parametrize("text", ["\nmax_batch_length: 1\n", "\u2028evil: 1", "s\x85evil: 1", "\x1b[2J", "# x"])
-def test_strings_of_the_sweep_stay_in_comments(text: str) -> None:
-    written = render(hostile_results(text).sweep)
-    assert loaded(written).keys() == loaded(render(made_sweep())).keys()
-    assert all(line.isprintable() for line in written.split("\n"))
 
 
 @settings(deadline=None, max_examples=60)

@@ -373,17 +373,3 @@ def test_a_sweep_without_such_a_row_says_what_to_do(name: str) -> None:
     with pytest.raises(ResultError, match=r"holds no row that .* can run") as caught:
         export_of(name).render(Tuned(stream=alone))
     assert "sweep-stream" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("name", "file", "command"),
-    [
-        ("webdataset", "stream.json", "sweep-stream SOURCE"),
-        ("nemo-tarred", "stream.json", "sweep-stream SOURCE"),
-        ("nemo", "sweep.json", "sweep-buckets MANIFEST"),
-    ],
-)
-def test_a_run_without_the_needed_sweep_is_refused(name: str, file: str, command: str) -> None:
-    with pytest.raises(ResultError, match=f"batchtune-run holds no {file}: nothing is recommended yet") as caught:
-        export_of(name).render(Tuned())
-    assert caught.value.hint == f"`batchtune {command} --run batchtune-run` writes it."
