@@ -87,21 +87,6 @@ def test_it_agrees_with_the_plain_program_on_uneven_costs(
     )
 
 
-def test_no_other_boundaries_cost_less_in_hundreds_of_made_cases() -> None:
-    rng = np.random.default_rng(6)
-    for _ in range(200):
-        distinct = int(rng.integers(1, 8))
-        histogram = histogram_of(rng.integers(1, 99, distinct).tolist())
-        costs = rng.gamma(1.0, 1.0, distinct)
-        if rng.random() < 0.5:
-            costs.sort()
-        found = optimal_boundaries(histogram, costs, range(1, distinct + 1))
-        for most, boundaries in enumerate(found, 1):
-            assert boundaries.size <= most
-            least, _ = by_brute_force(histogram, costs, most)
-            assert cost_of(histogram, costs, boundaries) == pytest.approx(least, rel=1e-11)
-
-
 HARD = {
     "rising": lambda u: u,
     "rising by a hair": lambda u: 1 + 1e-9 * u,
@@ -126,43 +111,9 @@ def test_hard_costs_and_counts_agree_with_the_plain_programme(costs_of: Callable
         assert cost_of(histogram, costs, boundaries) == pytest.approx(by_plain_programme(costs, counts, 6), rel=1e-12)
 
 
-def test_realistic_batch_sizes_agree_with_the_plain_program() -> None:
-    rng = np.random.default_rng(3)
-    lengths, counts = np.unique(rng.gamma(4, 2, 2000).round(1) + 0.1, return_counts=True)
-    histogram = Histogram(lengths, counts)
-    costs = 1 / np.floor(200 / lengths)
-    (boundaries,) = optimal_boundaries(histogram, costs, [8])
-    assert cost_of(histogram, costs, boundaries) == pytest.approx(by_plain_programme(costs, counts, 8))
-
-
-def test_more_buckets_never_cost_more() -> None:
-    rng = np.random.default_rng(4)
-    histogram = histogram_of(rng.integers(1, 99, 300).tolist())
-    costs = rng.random(300)
-    totals = [cost_of(histogram, costs, b) for b in optimal_boundaries(histogram, costs, range(1, 40))]
-    assert np.all(np.diff(totals) <= 0)
-
-
 def test_equal_costs_need_one_bucket() -> None:
     (boundaries,) = optimal_boundaries(histogram_of([3, 1, 7, 2, 9]), np.full(5, 1 / 3), [4])
     assert boundaries.tolist() == [5]
-
-
-def test_one_distinct_length_is_one_bucket() -> None:
-    assert optimal_boundaries(histogram_of([7]), np.array([2.0]), [3])[0].tolist() == [1]
-
-
-def test_two_lengths_are_two_buckets_where_that_pays() -> None:
-    asked = [1, 2, 9]
-    rising = optimal_boundaries(histogram_of([3, 4]), np.array([1.0, 2.0]), asked)
-    falling = optimal_boundaries(histogram_of([3, 4]), np.array([2.0, 1.0]), asked)
-    assert [b.tolist() for b in rising] == [[2], [1, 2], [1, 2]]
-    assert [b.tolist() for b in falling] == [[2], [2], [2]]
-
-
-def test_more_buckets_than_lengths_may_be_asked_for() -> None:
-    (boundaries,) = optimal_boundaries(histogram_of([1, 1, 1]), np.array([1.0, 2.0, 3.0]), [50])
-    assert boundaries.tolist() == [1, 2, 3]
 
 
 # Lengths, and a max_batch_length.

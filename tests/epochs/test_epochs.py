@@ -20,11 +20,13 @@ from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.layout import Dealing
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.lengths import FloatArray, Lengths
 
 BOUNDARIES = np.array([5.0, 12.0, 30.0])
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=70).map(lambda values: np.array(values, dtype=np.float64))
-SIZES = st.lists(st.integers(1, 9), min_size=3, max_size=3).map(lambda sizes: np.array(sizes, dtype=np.int64))
+TABLES = st.lists(st.integers(1, 9), min_size=3, max_size=3).map(lambda sizes: BucketTable(BOUNDARIES, np.array(sizes)))
+IN_BUCKETS = st.builds(Batching, TABLES)
+BATCHINGS = IN_BUCKETS | st.builds(Batching, TABLES, st.integers(1, 80), st.none() | st.floats(0, 100))
 DEALINGS = st.builds(Dealing, world_size=st.integers(1, 5), same_bucket=st.booleans(), drop_last=st.booleans())
 KEEPING = DEALINGS.map(lambda dealing: replace(dealing, drop_last=False))
 DRAWINGS = st.builds(
@@ -36,12 +38,12 @@ DRAWINGS = st.builds(
 )
 
 
-def cut(lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing) -> Cut:
-    return Batching(BucketTable(BOUNDARIES, sizes)).batcher(lengths).cut(drawing, dealing)
+def cut(lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing) -> Cut:
+    return batching.batcher(lengths).cut(drawing, dealing)
 
 
-def of_all_ranks(lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing) -> list[EpochBatches]:
-    found = cut(lengths, sizes, dealing, drawing)
+def of_all_ranks(lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing) -> list[EpochBatches]:
+    found = cut(lengths, batching, dealing, drawing)
     return [epochs.assemble(found, drawing, rank=rank, lengths=lengths) for rank in range(dealing.world_size)]
 
 
@@ -49,43 +51,43 @@ def examples_of(ranks: list[EpochBatches]) -> list[int]:
     return sorted(example for rank in ranks for batch in rank for example in batch)
 
 
-@given(LENGTHS, SIZES, KEEPING, DRAWINGS)
-@settings(deadline=None, max_examples=25)
+@given(LENGTHS, BATCHINGS, KEEPING, DRAWINGS)
+@settings(deadline=None, max_examples=60)
 def test_every_example_is_in_one_batch_except_counted_repeats(
-    lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing
+    lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
 ) -> None:
-    found = Counter(examples_of(of_all_ranks(lengths, sizes, dealing, drawing)))
+    found = Counter(examples_of(of_all_ranks(lengths, batching, dealing, drawing)))
     assert set(found) == set(range(lengths.size))
-    assert found.total() - lengths.size == cut(lengths, sizes, dealing, drawing).layout.repeated_examples
+    assert found.total() - lengths.size == cut(lengths, batching, dealing, drawing).layout.repeated_examples
 
 
-@given(LENGTHS, SIZES, st.integers(1, 5), DRAWINGS)
+@given(LENGTHS, IN_BUCKETS, st.integers(1, 5), DRAWINGS)
 @settings(deadline=None, max_examples=25)
 def test_examples_repeat_only_if_batches_of_one_are_too_few(
-    lengths: FloatArray, sizes: IntArray, world_size: int, drawing: Drawing
+    lengths: FloatArray, batching: Batching, world_size: int, drawing: Drawing
 ) -> None:
-    layout = cut(lengths, sizes, Dealing(world_size=world_size), drawing).layout
+    layout = cut(lengths, batching, Dealing(world_size=world_size), drawing).layout
     assert layout.repeated_examples == max(0, layout.batches_per_rank * world_size - lengths.size)
 
 
-@given(LENGTHS, SIZES, st.integers(1, 5), DRAWINGS)
+@given(LENGTHS, IN_BUCKETS, st.integers(1, 5), DRAWINGS)
 @settings(deadline=None, max_examples=25)
 def test_same_bucket_repeats_only_if_fewer_than_ranks_remain(
-    lengths: FloatArray, sizes: IntArray, world_size: int, drawing: Drawing
+    lengths: FloatArray, batching: Batching, world_size: int, drawing: Drawing
 ) -> None:
     dealing = Dealing(world_size=world_size, same_bucket=True)
-    left = BucketTable(BOUNDARIES, sizes).counts(Lengths.of(lengths).histogram) % (sizes * world_size)
-    repeated = cut(lengths, sizes, dealing, drawing).layout.repeated_examples
+    left = batching.table.counts(Lengths.of(lengths).histogram) % (batching.table.batch_sizes * world_size)
+    repeated = cut(lengths, batching, dealing, drawing).layout.repeated_examples
     assert repeated == sum(world_size - rest for rest in left if 0 < rest < world_size)
 
 
-@given(LENGTHS, SIZES, DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=25)
+@given(LENGTHS, BATCHINGS, DEALINGS, DRAWINGS)
+@settings(deadline=None, max_examples=60)
 def test_all_ranks_have_as_many_batches_as_counted(
-    lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing
+    lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
 ) -> None:
-    counted = cut(lengths, sizes, dealing, drawing).layout.batches_per_rank
-    for rank in of_all_ranks(lengths, sizes, dealing, drawing):
+    counted = cut(lengths, batching, dealing, drawing).layout.batches_per_rank
+    for rank in of_all_ranks(lengths, batching, dealing, drawing):
         assert len(rank) == len(list(rank)) == counted
 
 
@@ -127,76 +129,78 @@ def test_the_tally_takes_batch_sizes_that_no_data_can_fill() -> None:
         assert (found.batches, found.examples, found.largest.tolist()) == (2, 3, [2, 0])
 
 
-@given(LENGTHS, SIZES, DEALINGS, DRAWINGS)
+@given(LENGTHS, IN_BUCKETS, DEALINGS, DRAWINGS)
 @settings(deadline=None, max_examples=25)
 def test_a_batch_respects_its_bucket_and_batch_size(
-    lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing
+    lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
 ) -> None:
     buckets = np.searchsorted(BOUNDARIES, lengths)
-    for rank in of_all_ranks(lengths, sizes, dealing, drawing):
+    for rank in of_all_ranks(lengths, batching, dealing, drawing):
         for batch, bucket in zip(rank, rank.buckets, strict=True):
-            assert 1 <= len(batch) <= sizes[bucket]
+            assert 1 <= len(batch) <= batching.table.batch_sizes[bucket]
             assert set(buckets[batch]) == {bucket}
 
 
-@given(LENGTHS, SIZES, DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=25)
-def test_what_is_dropped_is_counted(lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing) -> None:
+@given(LENGTHS, BATCHINGS, DEALINGS, DRAWINGS)
+@settings(deadline=None, max_examples=50)
+def test_what_is_dropped_is_counted(
+    lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
+) -> None:
     dealing = replace(dealing, drop_last=True)
-    found = cut(lengths, sizes, dealing, drawing)
+    found = cut(lengths, batching, dealing, drawing)
     batches = epochs.drawn(found, drawing, lengths)
-    kept = examples_of(of_all_ranks(lengths, sizes, dealing, drawing))
+    kept = examples_of(of_all_ranks(lengths, batching, dealing, drawing))
     assert len(kept) == len(set(kept)) == lengths.size - epochs.dropped_examples(found.layout, batches)
 
 
-@given(LENGTHS, SIZES, st.integers(1, 5), DRAWINGS)
+@given(LENGTHS, IN_BUCKETS, st.integers(1, 5), DRAWINGS)
 @settings(deadline=None, max_examples=25)
 def test_with_the_same_bucket_every_step_is_of_one_bucket(
-    lengths: FloatArray, sizes: IntArray, world_size: int, drawing: Drawing
+    lengths: FloatArray, batching: Batching, world_size: int, drawing: Drawing
 ) -> None:
-    ranks = of_all_ranks(lengths, sizes, Dealing(world_size=world_size, same_bucket=True), drawing)
+    ranks = of_all_ranks(lengths, batching, Dealing(world_size=world_size, same_bucket=True), drawing)
     for rank in ranks:
         assert np.array_equal(rank.buckets, ranks[0].buckets)
 
 
-@given(LENGTHS, SIZES, st.integers(2, 5), DRAWINGS)
+@given(LENGTHS, IN_BUCKETS, st.integers(2, 5), DRAWINGS)
 @settings(deadline=None, max_examples=25)
 def test_same_bucket_batches_differ_by_at_most_one_example(
-    lengths: FloatArray, sizes: IntArray, world_size: int, drawing: Drawing
+    lengths: FloatArray, batching: Batching, world_size: int, drawing: Drawing
 ) -> None:
-    ranks = of_all_ranks(lengths, sizes, Dealing(world_size=world_size, same_bucket=True), drawing)
+    ranks = of_all_ranks(lengths, batching, Dealing(world_size=world_size, same_bucket=True), drawing)
     for step in zip(*ranks, strict=True):
         counts = [len(batch) for batch in step]
         assert max(counts) - min(counts) <= 1
 
 
-@given(LENGTHS, SIZES, DRAWINGS)
+@given(LENGTHS, IN_BUCKETS, DRAWINGS)
 @settings(deadline=None, max_examples=25)
-def test_one_rank_has_as_many_batches_as_any_sampler(lengths: FloatArray, sizes: IntArray, drawing: Drawing) -> None:
-    (only,) = of_all_ranks(lengths, sizes, Dealing(), drawing)
-    assert len(only) == expected_batches(Lengths.of(lengths).histogram, BucketTable(BOUNDARIES, sizes)).tally.batches
+def test_one_rank_has_as_many_batches_as_any_sampler(lengths: FloatArray, batching: Batching, drawing: Drawing) -> None:
+    (only,) = of_all_ranks(lengths, batching, Dealing(), drawing)
+    assert len(only) == expected_batches(Lengths.of(lengths).histogram, batching.table).tally.batches
 
 
-@given(LENGTHS, SIZES, KEEPING, DRAWINGS, st.sampled_from(["ascending", "descending"]))
+@given(LENGTHS, IN_BUCKETS, KEEPING, DRAWINGS, st.sampled_from(["ascending", "descending"]))
 @settings(deadline=None, max_examples=25)
 def test_sorted_batches_are_sorted_by_their_longest(
-    lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing, ordering: Any
+    lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing, ordering: Any
 ) -> None:
-    ranks = of_all_ranks(lengths, sizes, dealing, replace(drawing, ordering=ordering))
+    ranks = of_all_ranks(lengths, batching, dealing, replace(drawing, ordering=ordering))
     sign = 1 if ordering == "ascending" else -1
     steps = [[lengths[batch].max() for batch in step] for step in zip(*ranks, strict=True)]
     longest = [max(step) for step in steps] if dealing.same_bucket else [value for step in steps for value in step]
     assert (sign * np.diff(longest) >= 0).all()
 
 
-@given(LENGTHS, SIZES)
+@given(LENGTHS, IN_BUCKETS)
 @settings(deadline=None, max_examples=25)
-def test_without_shuffle_batches_follow_the_streaming_order(lengths: FloatArray, sizes: IntArray) -> None:
-    (only,) = of_all_ranks(lengths, sizes, Dealing(), Drawing(shuffle=False))
-    assert list(only) == streamed(lengths, sizes)
+def test_without_shuffle_batches_follow_the_streaming_order(lengths: FloatArray, batching: Batching) -> None:
+    (only,) = of_all_ranks(lengths, batching, Dealing(), Drawing(shuffle=False))
+    assert list(only) == streamed(lengths, batching.table.batch_sizes.tolist())
 
 
-def streamed(lengths: FloatArray, sizes: IntArray) -> list[list[int]]:
+def streamed(lengths: FloatArray, sizes: list[int]) -> list[list[int]]:
     """What reading the examples one by one gives."""
     held: list[list[int]] = [[] for _ in sizes]
     batches = []
@@ -208,14 +212,14 @@ def streamed(lengths: FloatArray, sizes: IntArray) -> list[list[int]]:
     return batches + [batch for batch in held if batch]
 
 
-@given(LENGTHS, SIZES, st.lists(st.integers(0, 50), min_size=70, max_size=70), DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=25)
+@given(LENGTHS, BATCHINGS, st.lists(st.integers(0, 50), min_size=70, max_size=70), DEALINGS, DRAWINGS)
+@settings(deadline=None, max_examples=50)
 def test_a_simulated_epoch_has_the_batch_shapes_of_all_ranks(
-    lengths: FloatArray, sizes: IntArray, drawn_targets: list[int], dealing: Dealing, drawing: Drawing
+    lengths: FloatArray, batching: Batching, drawn_targets: list[int], dealing: Dealing, drawing: Drawing
 ) -> None:
     targets = np.array(drawn_targets[: lengths.size], dtype=np.float64)
-    shapes = epochs.simulate(cut(lengths, sizes, dealing, drawing), drawing, lengths, targets)
-    steps = zip(*of_all_ranks(lengths, sizes, dealing, drawing), strict=True)
+    shapes = epochs.simulate(cut(lengths, batching, dealing, drawing), drawing, lengths, targets)
+    steps = zip(*of_all_ranks(lengths, batching, dealing, drawing), strict=True)
     real = [batch for step in steps for batch in step]
     assert shapes.targets is not None
     assert len(shapes) == len(real)
@@ -224,10 +228,10 @@ def test_a_simulated_epoch_has_the_batch_shapes_of_all_ranks(
     assert shapes.targets.tolist() == [targets[batch].max() for batch in real]
 
 
-@given(LENGTHS, SIZES, st.integers(0, 80))
+@given(LENGTHS, IN_BUCKETS, st.integers(0, 80))
 @settings(deadline=None, max_examples=25)
-def test_batches_from_one_on_are_the_last_of_all(lengths: FloatArray, sizes: IntArray, first: int) -> None:
-    (only,) = of_all_ranks(lengths, sizes, Dealing(), Drawing())
+def test_batches_from_one_on_are_the_last_of_all(lengths: FloatArray, batching: Batching, first: int) -> None:
+    (only,) = of_all_ranks(lengths, batching, Dealing(), Drawing())
     assert list(only.lists(first)) == list(only)[first:]
 
 
@@ -276,26 +280,29 @@ def test_float32_lengths_do_not_exceed_the_last_boundary() -> None:
     assert BucketTable.of([longest], [1]).assign(np.array([longest], dtype=np.float32)).tolist() == [0]
 
 
-def test_each_epoch_and_each_seed_has_another_shuffle() -> None:
-    lengths = np.full(40, 3.0)
-    sizes = np.array([4, 1, 1])
+@pytest.mark.parametrize("pool_size", [None, 20])
+def test_each_epoch_and_each_seed_has_another_shuffle(pool_size: int | None) -> None:
+    batching = Batching(BucketTable(BOUNDARIES, np.array([4, 3, 2])), pool_size)
+    lengths = np.arange(40) % 17 + 1.0
     drawings = [Drawing(seed=seed, epoch=epoch) for seed in (0, 1, 2**32) for epoch in (0, 1, 2)]
-    found = {str(list(of_all_ranks(lengths, sizes, Dealing(), drawing)[0])) for drawing in drawings}
-    assert len(found) == len(drawings)
+    epochs_drawn = {str(list(of_all_ranks(lengths, batching, Dealing(), drawing)[0])) for drawing in drawings}
+    assert len(epochs_drawn) == len(drawings)
 
 
 def test_another_process_makes_the_same_batches() -> None:
     code = (
-        "import numpy as np; from batchtune.epochs import batch_order as e, batchers as b, layout as l\n"
-        "batcher = b.BucketBatcher(np.arange(50) % 3, np.array([2, 3, 4]))\n"
+        "import numpy as np; from batchtune.epochs import batch_order as e, batchers as b, layout as l, table as t\n"
+        "table = t.BucketTable(np.array([9.0, 60.0]), np.array([5, 3]))\n"
         "drawing = e.Drawing(seed=5, epoch=2)\n"
-        "print(list(e.assemble(batcher.cut(drawing, l.Dealing(world_size=2)), drawing, rank=1)))"
+        "for batching in (b.Batching(table), b.Batching(table, 20, 12.5)):\n"
+        "    batcher = batching.batcher(np.arange(50) % 17 + 1.0)\n"
+        "    print(list(e.assemble(batcher.cut(drawing, l.Dealing(world_size=2)), drawing, rank=1)))"
     )
     outputs = {
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         for _ in range(2)
     }
-    assert len(outputs) == 1
+    assert len(outputs) == 1 and outputs != {"[]\n[]\n"}
 
 
 def test_the_mean_padded_length_over_seeds_is_the_expected_one() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -36,7 +33,6 @@ BATCHINGS = st.builds(batching_of, SIZES, st.integers(1, 80), OVERHEADS)
 # Longer examples never fit more often, as on every device.
 REAL = st.builds(batching_of, SIZES.map(lambda sizes: sorted(sizes)[::-1]), st.integers(1, 80), OVERHEADS)
 DEALINGS = st.builds(Dealing, world_size=st.integers(1, 5), same_bucket=st.booleans(), drop_last=st.booleans())
-KEEPING = DEALINGS.map(lambda dealing: replace(dealing, drop_last=False))
 DRAWINGS = st.builds(
     Drawing,
     shuffle=st.booleans(),
@@ -53,10 +49,6 @@ def cut(lengths: FloatArray, batching: Batching, dealing: Dealing = Dealing(), d
 def of_all_ranks(lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing) -> list[EpochBatches]:
     found = cut(lengths, batching, dealing, drawing)
     return [epochs.assemble(found, drawing, rank=rank, lengths=lengths) for rank in range(dealing.world_size)]
-
-
-def examples_of(ranks: list[EpochBatches]) -> list[int]:
-    return sorted(example for rank in ranks for batch in rank for example in batch)
 
 
 def pools_of(lengths: FloatArray, batching: Batching, drawing: Drawing) -> list[list[list[int]]]:
@@ -76,28 +68,6 @@ def pool_slices(lengths: npt.NDArray[Any], batching: Batching) -> list[npt.NDArr
 
 def fits(batching: Batching, length: float) -> int:
     return int(batching.table.batch_sizes[np.searchsorted(BOUNDARIES, length)])
-
-
-@given(LENGTHS, BATCHINGS, KEEPING, DRAWINGS)
-@settings(deadline=None, max_examples=40)
-def test_every_example_is_in_one_batch_except_counted_repeats(
-    lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
-) -> None:
-    found = Counter(examples_of(of_all_ranks(lengths, batching, dealing, drawing)))
-    assert set(found) == set(range(lengths.size))
-    assert found.total() - lengths.size == cut(lengths, batching, dealing, drawing).layout.repeated_examples
-
-
-@given(LENGTHS, BATCHINGS, DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=25)
-def test_what_is_dropped_is_counted(
-    lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
-) -> None:
-    dealing = replace(dealing, drop_last=True)
-    found = cut(lengths, batching, dealing, drawing)
-    kept = examples_of(of_all_ranks(lengths, batching, dealing, drawing))
-    dropped = epochs.dropped_examples(found.layout, epochs.drawn(found, drawing, lengths))
-    assert len(kept) == len(set(kept)) == lengths.size - dropped
 
 
 @given(LENGTHS, SIZES, st.integers(1, 80), DRAWINGS)
@@ -122,16 +92,6 @@ def test_a_batch_holds_no_more_than_fit_with_its_longest(
     for batch in (batch for rank in ranks for batch in rank):
         bucket = int(np.searchsorted(BOUNDARIES, lengths[batch].max()))
         assert 1 <= len(batch) <= most[bucket] <= batching.table.batch_sizes[bucket]
-
-
-@given(LENGTHS, BATCHINGS, DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=40)
-def test_all_ranks_have_as_many_batches(
-    lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
-) -> None:
-    counted = cut(lengths, batching, dealing, drawing).layout.batches_per_rank
-    for rank in of_all_ranks(lengths, batching, dealing, drawing):
-        assert len(rank) == len(list(rank)) == counted
 
 
 @given(LENGTHS, REAL, st.integers(1, 5), DRAWINGS)
@@ -201,21 +161,6 @@ def test_without_shuffle_pools_come_in_the_order_of_the_data(lengths: FloatArray
         assert read[first : first + pool.size] == sorted(pool.tolist(), key=lambda example: -lengths[example])
 
 
-@given(LENGTHS, BATCHINGS, DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=25)
-def test_a_simulated_epoch_has_the_batch_shapes_of_all_ranks(
-    lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
-) -> None:
-    found = cut(lengths, batching, dealing, drawing)
-    shapes = epochs.simulate(found, drawing, lengths, lengths[::-1])
-    steps = zip(*of_all_ranks(lengths, batching, dealing, drawing), strict=True)
-    real = [batch for step in steps for batch in step]
-    assert shapes.batch_sizes.tolist() == [len(batch) for batch in real]
-    assert shapes.lengths.tolist() == [lengths[batch].max() for batch in real]
-    assert shapes.targets is not None
-    assert shapes.targets.tolist() == [lengths[::-1][batch].max() for batch in real]
-
-
 def test_pools_are_of_one_size_and_no_larger_than_asked_for() -> None:
     ones = batching_of([1, 1, 1], 30)
     equal = cut(np.full(100, 3.0), ones, drawing=Drawing(shuffle=False))
@@ -231,29 +176,6 @@ def test_a_pool_larger_than_the_data_is_the_data(pool_size: int) -> None:
     (pool,) = pools_of(lengths, batching_of([4, 3, 2], pool_size), Drawing())
     assert sorted(example for batch in pool for example in batch) == list(range(50))
     assert lengths[[batch[0] for batch in pool]].tolist() == sorted(lengths[[b[0] for b in pool]], reverse=True)
-
-
-def test_equal_seeds_and_epochs_give_equal_batches_elsewhere() -> None:
-    code = (
-        "import numpy as np; from batchtune.epochs import batch_order as e, batchers as b, layout as l, table as t\n"
-        "table = t.BucketTable(np.array([9.0, 60.0]), np.array([5, 3]))\n"
-        "batcher = b.Batching(table, 20, 12.5).batcher(np.arange(50) % 17 + 1.0)\n"
-        "drawing = e.Drawing(seed=5, epoch=2)\n"
-        "print(list(e.assemble(batcher.cut(drawing, l.Dealing(world_size=2)), drawing, rank=1)))"
-    )
-    outputs = {
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    }
-    assert len(outputs) == 1 and outputs != {"[]\n"}
-
-
-def test_each_epoch_and_each_seed_has_other_pools() -> None:
-    lengths = np.random.default_rng(1).integers(1, 30, 300).astype(np.float64)
-    batching = batching_of([9, 6, 3], 60)
-    drawings = [Drawing(seed=seed, epoch=epoch) for seed in (0, 1) for epoch in (0, 1)]
-    found = {tuple(sorted(map(tuple, of_all_ranks(lengths, batching, Dealing(), one)[0]))) for one in drawings}
-    assert len(found) == 4
 
 
 def test_many_different_lengths_are_sorted_alike() -> None:
