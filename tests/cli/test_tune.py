@@ -233,30 +233,3 @@ def alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="terminals are POSIX")
-def test_on_a_terminal_there_is_live_progress(manifest: Path, tmp_path: Path) -> None:
-    import pty
-
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        command("probe-oom", manifest, *WORKLOAD, *MEMORY), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=theirs
-    )
-    os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            data = os.read(ours, 65536)
-        except OSError:  # how Linux says that the other side is closed
-            break
-        if not data:
-            break
-        seen += data
-    os.close(ours)
-    assert process.wait() == 0
-    text = seen.decode()
-    assert "lengths done, trying" in text
-    assert "out of memory" in text
-    assert "left" in text
