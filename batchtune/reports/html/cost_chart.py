@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from batchtune.reports.html.figure import (
     HUES,
     Layout,
     Point,
-    Trace,
     View,
     above_scale,
     axis,
@@ -25,19 +23,40 @@ from batchtune.reports.html.figure import (
     thinned,
     time_unit,
 )
-from batchtune.results import Costed, Row, StreamRow, cost_of
+from batchtune.results import Costed, cost_of
 from batchtune.units import format_number, format_seconds
-
-T = TypeVar("T", bound=Row | StreamRow)
 
 # Alternatives are drawn while the rows have at least half of the scale; rows that cost about the same need no more.
 _LEAST_SPREAD = 1.5
-POINTS: dict[str, Any] = {"mode": "markers", "marker": {"size": 7, "opacity": 0.85}}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A swept row in a chart.
+
+    Attributes:
+        series: Rows of one series have one colour.
+        place: On the axis that is not the cost's.
+        text: Its hover text.
+        symbol: Its series is drawn by it; empty: by dots.
+        chosen: Whether it is recommended.
+    """
+
+    series: str
+    place: float
+    cost: float
+    text: str
+    symbol: str = ""
+    chosen: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Other:
-    """An alternative to the rows: a point, if its place on the other axis is known, or else a line at its cost."""
+    """An alternative to the rows: a point, if its place on the other axis is known, or else a line at its cost.
+
+    Attributes:
+        detail: A line of its hover text.
+    """
 
     name: str
     cost: float
@@ -45,95 +64,80 @@ class Other:
     color: str = "--faint"
     place: float | None = None
     symbol: str = ""
+    detail: str = ""
 
 
-class CostChart(ABC, Generic[T]):
-    """Rows and their alternatives on a logarithmic scale of costs, of which the rows take up most.
+def cost_view(
+    ways: Sequence[Way],
+    others: Iterable[Other],
+    x_axis: Layout,
+    colors: dict[str, str],
+    *,
+    timed: bool,
+    connected: bool,
+    curve: Sequence[Way] = (),
+    curve_name: str = "",
+) -> View:
+    """Draw rows, at least one, and their alternatives on a logarithmic scale of costs, of which the rows take up most.
 
-    Attributes:
-        others: The alternatives to draw; those that cost so much more that the rows would look flat are named instead.
-        size: Of the axis: costs are divided by it.
+    Alternatives that cost so much more that the rows would look flat are named instead. `colors` are those of the
+    series, in their order; `connected` draws each series as a line, and a dotted line goes through the `curve`.
     """
+    costs = [way.cost for way in ways]
+    highest = max(costs) * max(max(costs) / min(costs), _LEAST_SPREAD)
+    comparable = [other for other in others if drawable(other.cost, logarithmic=True)]
+    shown = [other for other in comparable if other.cost <= highest]
+    costs += [other.cost for other in shown]
+    size, unit = time_unit(max(costs)) if timed else (1.0, "")
 
-    def __init__(
-        self, rows: list[T], place: Callable[[T], float | None], others: Iterable[Other], chosen: T | None, timed: bool
-    ) -> None:
-        """Choose the scale for the costs of the rows, at least one; `chosen` is the recommended one."""
-        self.rows = rows
-        self.place = place
-        self.chosen = chosen
-        self.timed = timed
-        costs = [drawn_cost(row, timed) for row in rows]
-        shown = [other for other in others if drawable(other.cost, logarithmic=True)]
-        highest = max(costs) * max(max(costs) / min(costs), _LEAST_SPREAD)
-        self.others = [other for other in shown if other.cost <= highest]
-        self._above = [other for other in shown if other.cost > highest]
-        self._costs = [*costs, *(other.cost for other in self.others)]
-        self.size, self._unit = time_unit(max(self._costs)) if timed else (1.0, "")
+    def point(way: Way) -> Point:
+        return way.place, way.cost / size, way.text
 
-    @property
-    @abstractmethod
-    def hues(self) -> dict[str, str]:
-        """The colour of each series, by its name."""
+    data = []
+    for other in shown:
+        if other.place is None:
+            text = _other_text(other, timed)
+            data.append(level(other.name, other.cost / size, x_axis, other.color, other.dash, text))
+    if curve:
+        dotted = {"width": 1.5, "dash": "dot"}
+        line = thinned(sorted(map(point, curve)))
+        data.append(points(curve_name, line, "--faint", mode="lines", line=dotted, hoverinfo="skip"))
+    for name, color in colors.items():
+        members = thinned([way for way in ways if way.series == name])
+        if members:
+            data.append(points(name, map(point, members), color, **_looks(members[0], connected)))
+    for other in shown:
+        if other.place is not None:
+            place = (other.place, other.cost / size, _other_text(other, timed))
+            data.append(mark(other.name, place, "--ink", {"symbol": other.symbol, "size": 11}))
+    data += [star(point(way)) for way in ways if way.chosen]
+    above = [other for other in comparable if other.cost > highest]
+    notes = []
+    for number, other in enumerate(above):
+        notes.append(above_scale(f"{other.name}: {cost_words(other.cost, timed)}", number))
+    low = math.log10(min(costs) / size)
+    high = math.log10(max(costs) / size)
+    span = max(high - low, 0.02)
+    # Below a factor of ten, plotly.js finds the better ticks.
+    ticks: Layout = {} if span >= 1 else {"tickvals": None, "ticktext": None, "nticks": 8}
+    around = [low - 0.06 * span, high + (0.06 + 0.08 * len(notes)) * span]
+    title = "estimated time of one epoch" if timed else "batches of one epoch"
+    y_axis = axis(title, unit, type="log", range=around, **ticks)
+    layout = {"xaxis": x_axis, "yaxis": y_axis, "annotations": notes}
+    return View("time" if timed else "batches", data, layout)
 
-    @abstractmethod
-    def series(self, row: T) -> str:
-        """Return the name of a row's series."""
 
-    @abstractmethod
-    def text(self, row: T) -> str:
-        """Return a row's hover text."""
+def _looks(way: Way, connected: bool) -> dict[str, Any]:
+    if connected:
+        return {}
+    marker: Layout = {"size": 7, "opacity": 0.85}
+    if way.symbol:
+        marker |= {"symbol": way.symbol, "size": 10}
+    return {"mode": "markers", "marker": marker}
 
-    def looks(self, row: T, style: Layout) -> Layout:
-        """Return how the series of a row is drawn."""
-        return style
 
-    def place_words(self, place: float) -> str:
-        """Describe where an alternative lies; empty: its cost says enough."""
-        return ""
-
-    def point(self, row: T) -> Point:
-        """Return a row's point."""
-        return self.place(row), drawn_cost(row, self.timed) / self.size, self.text(row)
-
-    def view(self, x_axis: Layout, below: Iterable[Trace] = (), above: Iterable[Trace] = (), **style: Any) -> View:
-        """Draw each series, the alternatives, other traces below and above these, and the recommended row's mark."""
-        data = [
-            level(other.name, other.cost / self.size, x_axis, other.color, other.dash, self._text(other))
-            for other in self.others
-            if other.place is None
-        ]
-        data += [*below, *self._series(style)]
-        for other in self.others:
-            if other.place is not None:
-                text = self._text(other, self.place_words(other.place))
-                marker = {"symbol": other.symbol, "size": 11}
-                data.append(mark(other.name, (other.place, other.cost / self.size, text), "--ink", marker))
-        data += above
-        if self.chosen is not None and self.chosen in self.rows:
-            data.append(star(self.point(self.chosen)))
-        notes = [
-            above_scale(f"{other.name}: {cost_words(other.cost, self.timed)}", number)
-            for number, other in enumerate(self._above)
-        ]
-        low = math.log10(min(self._costs) / self.size)
-        high = math.log10(max(self._costs) / self.size)
-        span = max(high - low, 0.02)
-        # Below a factor of ten, plotly.js finds the better ticks.
-        ticks: Layout = {} if span >= 1 else {"tickvals": None, "ticktext": None, "nticks": 8}
-        around = [low - 0.06 * span, high + (0.06 + 0.08 * len(notes)) * span]
-        title = "estimated time of one epoch" if self.timed else "batches of one epoch"
-        y_axis = axis(title, self._unit, type="log", range=around, **ticks)
-        layout = {"xaxis": x_axis, "yaxis": y_axis, "annotations": notes}
-        return View("time" if self.timed else "batches", data, layout)
-
-    def _series(self, style: Layout) -> Iterator[Trace]:
-        for name, hue in self.hues.items():
-            if members := thinned([row for row in self.rows if self.series(row) == name]):
-                yield points(name, map(self.point, members), hue, **self.looks(members[0], style))
-
-    def _text(self, other: Other, *words: str) -> str:
-        return hover(other.name, cost_words(other.cost, self.timed), *words)
+def _other_text(other: Other, timed: bool) -> str:
+    return hover(other.name, cost_words(other.cost, timed), other.detail)
 
 
 def hues(names: Iterable[str]) -> dict[str, str]:
@@ -154,5 +158,7 @@ def cost_words(cost: float, timed: bool) -> str:
 
 def lowest_cost(name: str, cost: float, others: Iterable[Other], timed: bool) -> str:
     """Return a caption's first sentence: the row that costs least, and its alternatives."""
-    costs = [(name, cost), *((other.name, other.cost) for other in others if drawable(other.cost, logarithmic=True))]
-    return f"Lowest is {'; '.join(f'{name}: {cost_words(cost, timed)}' for name, cost in costs)}."
+    costs = [f"{name}: {cost_words(cost, timed)}"]
+    comparable = [other for other in others if drawable(other.cost, logarithmic=True)]
+    costs += [f"{other.name}: {cost_words(other.cost, timed)}" for other in comparable]
+    return f"Lowest is {'; '.join(costs)}."

@@ -5,10 +5,9 @@ Costs are times, where all rows have one, or batches; `timed` says which.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from batchtune.reports.html.cost_chart import POINTS, CostChart, Other, drawn_cost, hues, lowest_cost
+from batchtune.reports.html.cost_chart import Other, Way, cost_view, drawn_cost, hues, lowest_cost
 from batchtune.reports.html.figure import (
     Figure,
     Layout,
@@ -25,14 +24,13 @@ from batchtune.reports.streams import MAP_STYLE, algorithm_name, row_cells
 from batchtune.results import Row, StreamRow, StreamSweep
 from batchtune.units import format_number
 
-Place = Callable[[StreamRow | Row], float | None]
-
 _MOST_TICKS = 12
 
 
 def stream_figures(stream: StreamSweep) -> list[Figure]:
     """Draw what an epoch costs, against the size of the buffer and against randomness; none without rows."""
-    measures = [timed for timed in ((True, False) if stream.has_times else (False,)) if _rows(stream, timed)]
+    measures = [True, False] if stream.has_times else [False]
+    measures = [timed for timed in measures if _rows(stream, timed)]
     if not measures:
         return []
     timed = measures[0]
@@ -49,47 +47,44 @@ def stream_figures(stream: StreamSweep) -> list[Figure]:
             name="stream-randomness",
             title="Speed against how well examples of the stream mix",
             caption="Each point is a way to batch: lower is faster. Mates that meet again less often are more random.",
-            views=tuple(filter(None, [_mates_view(stream, timed)])),
+            views=tuple(_mates_views(stream, timed)),
         ),
     ]
     return [figure for figure in figures if figure.views]
 
 
-def _rows(stream: StreamSweep, timed: bool, place: Place | None = None) -> list[StreamRow]:
-    """Return the rows whose cost, and place, can be drawn."""
-    rows = [row for row in stream.rows if drawable(drawn_cost(row, timed), logarithmic=True)]
-    return rows if place is None else [row for row in rows if place(row) is not None]
+def _rows(stream: StreamSweep, timed: bool) -> list[StreamRow]:
+    """Return the rows whose cost can be drawn."""
+    return [row for row in stream.rows if drawable(drawn_cost(row, timed), logarithmic=True)]
 
 
-def _others(stream: StreamSweep, timed: bool, place: Place | None = None) -> list[Other]:
-    found: list[tuple[str, StreamRow | Row, str, str]] = []
+def _others(stream: StreamSweep, timed: bool) -> list[Other]:
+    """Return random access and the user's settings, each at its place among batch mates that meet again."""
+    others = []
     if stream.map_style is not None:
-        found.append((MAP_STYLE, stream.map_style, "dash", "diamond"))
+        row = stream.map_style
+        others.append(_other(row, MAP_STYLE, timed, "dash", "diamond"))
     if stream.current is not None:
         symbol = "square-x-open" if stream.current_fits is False else "square"
-        found.append((current_name(stream), stream.current, "longdash", symbol))
-    return [
-        Other(name, drawn_cost(row, timed), dash, "--ink", None if place is None else place(row), symbol)
-        for name, row, dash, symbol in found
-    ]
+        others.append(_other(stream.current, current_name(stream), timed, "longdash", symbol))
+    return others
 
 
-class _Chart(CostChart[StreamRow]):
-    def __init__(self, stream: StreamSweep, rows: list[StreamRow], place: Place, timed: bool, *, placed: bool) -> None:
-        others = _others(stream, timed, place if placed else None)
-        super().__init__(rows, place, others, stream.recommended_row, timed)
-        self.stream = stream
+def _other(row: StreamRow | Row, name: str, timed: bool, dash: str, symbol: str) -> Other:
+    cost = drawn_cost(row, timed)
+    return Other(name=name, cost=cost, dash=dash, color="--ink", place=_mates_place(row), symbol=symbol)
 
-    @property
-    def hues(self) -> dict[str, str]:
-        return hues(map(algorithm_name, self.stream.rows))
 
-    def series(self, row: StreamRow) -> str:
-        return algorithm_name(row)
-
-    def text(self, row: StreamRow) -> str:
-        apart = {"examples between mates": format_number(row.mate_distance)}
-        return hover(row.name, *cell_lines(row_cells(self.stream, row) | apart))
+def _way(stream: StreamSweep, row: StreamRow, place: float, timed: bool) -> Way:
+    cells = row_cells(stream, row)
+    cells["examples between mates"] = format_number(row.mate_distance)
+    return Way(
+        series=algorithm_name(row),
+        place=place,
+        cost=drawn_cost(row, timed),
+        text=hover(row.name, *cell_lines(cells)),
+        chosen=row is stream.recommended_row,
+    )
 
 
 def _buffer_view(stream: StreamSweep, timed: bool) -> View:
@@ -100,21 +95,26 @@ def _buffer_view(stream: StreamSweep, timed: bool) -> View:
     if len(sizes) <= _MOST_TICKS:
         ticks = {"tickvals": sizes, "ticktext": [format_number(size) for size in sizes]}
     x_axis = axis("examples in the buffer of a worker", type="log", range=log_range(sizes), **ticks)
-    return _Chart(stream, rows, _buffer, timed, placed=False).view(x_axis)
+    ways = [_way(stream, row, float(row.buffer_size), timed) for row in rows]
+    others = [replace(other, place=None) for other in _others(stream, timed)]
+    return cost_view(ways, others, x_axis, hues(map(algorithm_name, stream.rows)), timed=timed, connected=True)
 
 
-def _buffer(row: StreamRow | Row) -> float | None:
-    return float(row.buffer_size) if isinstance(row, StreamRow) else None
+def _mates_place(row: StreamRow | Row) -> float | None:
+    """Return the per cent of batch mates that meet again; None where a logarithmic axis can't show it."""
+    again = 100 * (row.mates_again or 0.0)
+    return again if drawable(again, logarithmic=True) else None
 
 
-def _mates_view(stream: StreamSweep, timed: bool) -> View | None:
-    def place(row: StreamRow | Row) -> float | None:
-        again = 100 * (row.mates_again or 0.0)
-        return again if drawable(again, logarithmic=True) else None
-
-    if not (rows := _rows(stream, timed, place)):
-        return None
-    chart = _Chart(stream, rows, place, timed, placed=True)
-    places = [place(row) or 0.0 for row in rows] + [other.place or 1.0 for other in chart.others]
-    x_axis = axis("batch mates that meet again (%)", type="log", range=log_range(places))
-    return replace(chart.view(x_axis, **POINTS), label="meet again")
+def _mates_views(stream: StreamSweep, timed: bool) -> list[View]:
+    ways = []
+    for row in _rows(stream, timed):
+        place = _mates_place(row)
+        if place is not None:
+            ways.append(_way(stream, row, place, timed))
+    if not ways:
+        return []
+    others = [other for other in _others(stream, timed) if other.place is not None]
+    x_axis = axis("batch mates that meet again (%)", type="log")
+    colors = hues(map(algorithm_name, stream.rows))
+    return [replace(cost_view(ways, others, x_axis, colors, timed=timed, connected=False), label="meet again")]
