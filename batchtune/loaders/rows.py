@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -21,22 +22,8 @@ from batchtune.results import Arguments, LoaderRow, Reproduced
 _MIN_GROWTH_BYTES = 32 << 20
 _MIN_GROWTH = 0.1
 _MIN_LOOKS = 6
-# Slopes are taken between at most this many looks of an epoch.
-_MAX_LOOKS = 100
 # Only the beginning of a longer epoch is compared.
 COMPARED_SECONDS = 60.0
-# The figures of a setting that differ between its measurements.
-_MEDIANS = (
-    "batches_per_second",
-    "examples_per_second",
-    "length_per_second",
-    "first_batch_seconds",
-    "wait_p50_seconds",
-    "wait_p99_seconds",
-    "processors",
-    "other_processors",
-)
-_SUMS = ("trials", "batches", "examples")
 
 
 def row_of(measurement: Measurement, kind: LoaderKind, rounds: int, *, rates: bool = True) -> LoaderRow:
@@ -76,7 +63,7 @@ def row_of(measurement: Measurement, kind: LoaderKind, rounds: int, *, rates: bo
         wait_p99_seconds=float(np.quantile(waits, 0.99)),
         processors=busy,
         other_processors=max(0.0, (measurement.busy_processors or 0.0) - busy),
-        growth_bytes_per_batch=growth(memory, measurement.spans, row.batches),
+        growth_bytes_per_batch=growth(memory, measurement.spans, row.batches / len(epochs)),
     )
 
 
@@ -100,26 +87,31 @@ def _with_rates(row: LoaderRow, trials: Sequence[Sequence[Taken]]) -> LoaderRow:
 
 def _rates(trial: Sequence[Taken], workers: int) -> FloatArray:
     """Return batches, examples and length per second of one trial, each epoch from `_steady` on."""
-    seconds = 0.0
     totals = np.zeros(3)
     for taken in trial:
         first = _steady(taken, workers)
-        seconds += sum(taken.waits[first:]) + sum(taken.steps[first:])
         totals[0] += len(taken.waits) - first
         totals[1] += _total(taken.examples[first:])
         totals[2] += _total(taken.total_lengths[first:])
-    return totals / max(seconds, 1e-9)
+    waits, steps = _steady_seconds(trial, workers)
+    return totals / max(waits + steps, 1e-9)
 
 
-def measured_idle(epochs: Sequence[Taken], workers: int) -> float:
+def measured_idle(trial: Sequence[Taken], workers: int) -> float:
     """Return the share of the time that the consumer waited, each epoch from `_steady` on."""
+    waits, steps = _steady_seconds(trial, workers)
+    return waits / max(waits + steps, 1e-9)
+
+
+def _steady_seconds(trial: Sequence[Taken], workers: int) -> tuple[float, float]:
+    """Return the seconds of waits and of steps, each epoch from `_steady` on."""
     waits = 0.0
     steps = 0.0
-    for taken in epochs:
+    for taken in trial:
         first = _steady(taken, workers)
         waits += sum(taken.waits[first:])
         steps += sum(taken.steps[first:])
-    return waits / max(waits + steps, 1e-9)
+    return waits, steps
 
 
 def _steady(taken: Taken, workers: int) -> int:
@@ -127,48 +119,46 @@ def _steady(taken: Taken, workers: int) -> int:
     return min(max(1, workers), len(taken.waits) // 2)
 
 
-def growth(memory: MemoryUse, spans: Sequence[tuple[float, float]], batches: int) -> float | None:
+def growth(memory: MemoryUse, spans: Sequence[tuple[float, float]], epoch_batches: float) -> float | None:
     """Return by how many bytes memory grew with each batch; 0 if by no more than noise, None with too few looks.
 
-    Within an epoch it is the median of the slopes between any two looks (Theil 1950, Sen 1968), the first third left
-    out, × its time: workers that end with their epoch free their memory. From the first to the last epoch it is the
-    difference of the medians.
+    Within an epoch it is the slope of a line through its last two thirds × its time, the median of the epochs: workers
+    that end with their epoch free their memory. From the first to the last epoch it is the difference of their medians.
     """
-    slopes: list[float] = []
-    levels: list[list[int]] = []
+    grown_within: list[float] = []
+    levels: list[float] = []
+    looks = 0
     for began, ended in spans:
-        looks = [look for look in memory.history if began + (ended - began) / 3 <= look[0] <= ended]
-        looks = looks[:: max(1, len(looks) // _MAX_LOOKS)]
-        if looks:
-            levels.append([size for _, size in looks])
-        for (seconds, size), (later, later_size) in itertools.combinations(looks, 2):
-            if later > seconds:
-                slopes.append((later_size - size) / (later - seconds))
-    if sum(map(len, levels)) < _MIN_LOOKS or not batches or not slopes:
+        settled = began + (ended - began) / 3
+        history = [(seconds - began, size) for seconds, size in memory.history if settled <= seconds <= ended]
+        looks += len(history)
+        if len(history) < 2:
+            continue
+        points = np.array(history)
+        slope, _ = np.polyfit(points[:, 0], points[:, 1], 1)
+        grown_within.append(float(slope) * (ended - began))
+        levels.append(float(np.median(points[:, 1])))
+    if looks < _MIN_LOOKS or not levels:
         return None
-    noise = max(_MIN_GROWTH_BYTES, _MIN_GROWTH * levels[0][0])
-    per_batch = 0.0
-    within_epoch = float(np.median(slopes)) * float(np.median([ended - began for began, ended in spans]))
-    epoch_batches = batches / len(spans)
-    if within_epoch > noise:
-        per_batch = within_epoch / epoch_batches
-    across_epochs = float(np.median(levels[-1]) - np.median(levels[0]))
-    if across_epochs > noise and batches > epoch_batches:
-        per_batch = max(per_batch, across_epochs / (batches - epoch_batches))
-    return per_batch
+    noise = max(_MIN_GROWTH_BYTES, _MIN_GROWTH * levels[0])
+    growth_of_batch = 0.0
+    grown_in_epoch = float(np.median(grown_within))
+    if grown_in_epoch > noise:
+        growth_of_batch = grown_in_epoch / epoch_batches
+    grown_between_epochs = levels[-1] - levels[0]
+    if grown_between_epochs > noise:
+        batches_between = epoch_batches * (len(spans) - 1)
+        growth_of_batch = max(growth_of_batch, grown_between_epochs / batches_between)
+    return growth_of_batch
 
 
-def together(rows: Sequence[LoaderRow]) -> LoaderRow:
-    """Return the row of a setting that was measured several times: the medians of its rates and waits."""
-    figures: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in _SUMS}
-    for name in _MEDIANS:
-        values = [getattr(row, name) for row in rows]
-        if None not in values:
-            figures[name] = float(np.median(values))
-    spread = None
-    if figures.get("examples_per_second"):
-        spread = float(np.ptp([row.examples_per_second for row in rows])) / figures["examples_per_second"]
-    return replace(rows[-1], **figures, examples_per_second_spread=spread)
+def merged(measurements: Sequence[Measurement]) -> Measurement:
+    """Return all trials of a setting that was measured several times, with the memory of the last."""
+    trials: list[list[Taken]] = []
+    for measurement in measurements:
+        trials += measurement.trials
+    busy = [measurement.busy_processors or 0.0 for measurement in measurements]
+    return dataclasses.replace(measurements[-1], trials=trials, busy_processors=float(np.mean(busy)))
 
 
 def reproduced(runner: LoaderRunner, arguments: Arguments, kind: LoaderKind) -> Reproduced:

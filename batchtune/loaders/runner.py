@@ -26,10 +26,10 @@ Answer = TypeVar("Answer", Opened, Taken, Stages)
 # The warm-up, in batches: this many times what may be waiting, but no less than the second number.
 _WARM_UP_TIMES = 2
 _WARM_UP_BATCHES = 8
-# The most epochs of a trial, if they end at once.
+# The most epochs of a measurement, if they end at once.
 _MOST_EPOCHS = 50
 _LAST_LINES = 5
-# A trial that takes longer than planned by this factor begins no more epochs.
+# A measurement that takes longer than planned by this factor begins no more epochs.
 _LATE = 2
 
 
@@ -38,16 +38,14 @@ class Plan:
     """How a setting is measured.
 
     Attributes:
-        seconds: Of each trial.
-        trials: How many, after the warm-up.
-        epochs: The fewest epochs to begin in a trial; to see how long one takes to start.
+        seconds: After the warm-up.
+        epochs: The fewest epochs to begin; to see how long one takes to start.
         batches: The most of each epoch; None: all, as far as the time goes.
         steps: How long the consumer is busy with each batch in turn; None: not at all.
         digests: Whether to hash each batch, of one epoch.
     """
 
     seconds: float
-    trials: int = 1
     epochs: int = 1
     batches: int | None = None
     steps: Sequence[float] | None = None
@@ -60,10 +58,10 @@ class Measurement:
 
     Attributes:
         error: The message, the hint and the traceback, each on lines of its own.
-        trials: The epochs, or parts of one, of each complete trial.
+        trials: The epochs, or parts of one, of each process that was measured.
         memory: None if the loader was not built.
-        spans: The beginning and the end of each epoch of the trials, on `time.monotonic`'s clock.
-        busy_processors: How many all programs of the machine kept busy during the trials; None if it failed.
+        spans: The beginning and the end of each epoch, on `time.monotonic`'s clock.
+        busy_processors: How many all programs of the machine kept busy meanwhile; None if it failed.
     """
 
     arguments: Arguments
@@ -92,7 +90,6 @@ class LoaderRunner:
     def __init__(self, settings: LoaderSettings) -> None:
         self._settings = settings
         self._nursery = Nursery("batchtune.loaders.worker", Reply, {})
-        self._spans: list[tuple[float, float]] = []
 
     def __enter__(self) -> LoaderRunner:
         return self
@@ -139,30 +136,29 @@ class LoaderRunner:
 
     def _measure(self, measurement: Measurement, plan: Plan, kind: LoaderKind) -> None:
         opened = self._open(measurement.arguments)
-        self._spans = []  # of the warm-up
         with watched_memory(opened.pid) as measurement.memory:
             if not plan.digests:
                 batches = max(_WARM_UP_BATCHES, 1 + _WARM_UP_TIMES * kind.batches_in_flight(measurement.arguments))
                 self._take(Take(batches=batches, seconds=plan.seconds))
-            self._spans = measurement.spans
             started = time.monotonic()
             busy_before = _busy_seconds()
-            for _ in range(plan.trials):
-                measurement.trials.append(self._trial(plan))
+            measurement.trials.append(self._epochs(plan, measurement.spans))
             busy = (_busy_seconds() - busy_before) / (time.monotonic() - started)
         if not any(taken.waits for taken in measurement.epochs):
             raise _Failure(Failed(outcome="empty", message="the loader delivers no batch"))
         measurement.busy_processors = busy
 
-    def _trial(self, plan: Plan) -> list[Taken]:
-        """Take epochs until the time is over and as many as requested have begun."""
+    def _epochs(self, plan: Plan, spans: list[tuple[float, float]]) -> list[Taken]:
+        """Take epochs until the time is over and as many as requested have begun; note in `spans` when each ran."""
         taken: list[Taken] = []
         left = plan.seconds
         again = plan.batches is None and not plan.digests
         while len(taken) < plan.epochs or (again and left > 0 and len(taken) < _MOST_EPOCHS):
             steps = None if plan.steps is None else list(plan.steps)
             seconds = max(left, plan.seconds / 4)
+            began = time.monotonic()
             taken.append(self._take(Take(batches=plan.batches, seconds=seconds, steps=steps, digests=plan.digests)))
+            spans.append((began, began + taken[-1].seconds))
             left -= taken[-1].seconds
             if not taken[-1].waits or (len(taken) > 1 and left < -_LATE * plan.seconds):
                 break
@@ -188,10 +184,7 @@ class LoaderRunner:
 
     def _take(self, request: Take) -> Taken:
         limit = request.seconds + max(request.steps or [0.0]) + self._settings.timeout_seconds
-        began = time.monotonic()
-        taken = self._ask(request, Taken, limit)
-        self._spans.append((began, began + taken.seconds))
-        return taken
+        return self._ask(request, Taken, limit)
 
     def _ask(self, request: Message, kind: type[Answer], timeout: float) -> Answer:
         opening = isinstance(request, Open)

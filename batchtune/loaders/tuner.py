@@ -20,7 +20,7 @@ from batchtune.loaders.demand import StepModel, epoch_examples
 from batchtune.loaders.protocol import Taken
 from batchtune.loaders.recommend import EQUAL_IDLE, equal_to_best, ranked, reason_for, warnings_for
 from batchtune.loaders.repeats import WorkerRepeats
-from batchtune.loaders.rows import COMPARED_SECONDS, measured_idle, reproduced, row_of, together
+from batchtune.loaders.rows import COMPARED_SECONDS, measured_idle, merged, reproduced, row_of
 from batchtune.loaders.runner import LoaderRunner, Measurement, Plan, too_small
 from batchtune.loaders.settings import LoaderSettings, quick_note, swept_axes
 from batchtune.results import (
@@ -328,16 +328,16 @@ class Tuner:
         last = measurements[-1]
         if last.outcome != "ok":
             return row_of(last, self._kind, row.rounds)
-        combined = together([row_of(measurement, self._kind, row.rounds) for measurement in measurements])
-        measured = self._measured[row.name]
+        in_turns = merged(measurements)
+        closer = row_of(in_turns, self._kind, row.rounds)
         if self._model.steps is None:
-            measured = dataclasses.replace(last, trials=[measurement.epochs for measurement in measurements])
-            self._measured[row.name] = measured
-            return replace(combined, estimated_epoch_seconds=self._model.epoch_seconds(combined, measured.epochs))
-        idle = [measured_idle(measurement.epochs, row.workers) for measurement in measurements]
-        with_steps = {name: getattr(combined, name) for name in _WITH_STEPS}
-        closer = replace(row, arguments=last.arguments, gpu_idle=float(np.median(idle)), **with_steps)
-        return replace(closer, estimated_epoch_seconds=self._model.epoch_seconds(closer, measured.epochs))
+            self._measured[row.name] = in_turns
+        else:
+            idle = [measured_idle(trial, row.workers) for trial in in_turns.trials]
+            with_steps = {name: getattr(closer, name) for name in _WITH_STEPS}
+            closer = replace(row, arguments=last.arguments, gpu_idle=float(np.median(idle)), **with_steps)
+        epochs = self._measured[row.name].epochs
+        return replace(closer, estimated_epoch_seconds=self._model.epoch_seconds(closer, epochs))
 
     def _best_start(self, row: LoaderRow) -> Arguments:
         """Return the arguments with which an epoch of this setting starts soonest; of equal ones the first."""

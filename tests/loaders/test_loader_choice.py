@@ -62,7 +62,7 @@ class MadeRunner:
             total_lengths=[80.0] * BATCHES,
             cpu_seconds=0.1,
         )
-        return Measurement(arguments=arguments, trials=[[taken]] * plan.trials, memory=MemoryUse())
+        return Measurement(arguments=arguments, trials=[[taken]], memory=MemoryUse())
 
 
 def by_workers(arguments: Arguments) -> float:

@@ -95,7 +95,7 @@ def test_memory_that_grows_within_epochs_is_growth() -> None:
     # Each epoch's workers begin with little again.
     spans = [(10.0 * epoch, 10.0 * epoch + 8.0) for epoch in range(3)]
     grows = [(begin + second, (100 + 20 * second) * MEBIBYTE) for begin, _ in spans for second in range(9)]
-    assert growth(MemoryUse(history=grows), spans, 240) == pytest.approx(2 * MEBIBYTE)
+    assert growth(MemoryUse(history=grows), spans, 80) == pytest.approx(2 * MEBIBYTE)
     steady = [(second, (100 + (index % 3)) * MEBIBYTE) for index, (second, _) in enumerate(grows)]
-    assert growth(MemoryUse(history=steady), spans, 240) == 0.0
+    assert growth(MemoryUse(history=steady), spans, 80) == 0.0
     assert growth(MemoryUse(history=grows[:4]), spans[:1], 80) is None
