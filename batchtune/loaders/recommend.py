@@ -84,23 +84,19 @@ def _reason(tuning: LoaderTuning) -> str:
         if not tuning.rows:
             return "Nothing is recommended: no setting was measured."
         return f"Nothing is recommended: all {counted(len(tuning.rows), 'setting')} failed."
-    rate = row.rate_words
     if tuning.demand is None:
         return _reason_without_step(tuning, row)
     if row.gpu_idle is None:
-        return f"{row.name} delivers {rate}; how long the step waits was not measured."
+        return f"{row.name} delivers {row.rate_words}; how long the step waits was not measured."
     step = format_seconds(tuning.demand.step_seconds)
-    waits = f"with {row.name}, a step of {step} waits for {format_percent(row.gpu_idle)} of the time"
-    workers = kind_of(tuning.kind).WORKERS_ARE
-    if row.gpu_idle <= BUSY_IDLE:
-        fewer = f" Fewer {workers} don't keep it busy." if row.workers else ""
-        return f"W{waits[1:]}.{fewer}"
-    if tuning.keeps_up:
-        return f"W{waits[1:]}, though the {workers} deliver {rate}, more than it takes."
+    waits = f"{row.name}, a step of {step} waits for {format_percent(row.gpu_idle)} of the time"
     if tuning.is_bottleneck:
-        return f"The loader is the bottleneck: {waits}, and no setting does better."
-    fastest = max(tuning.working_rows, key=lambda row: row.rate)
-    return f"W{waits[1:]}, and no setting does better. {fastest.name} alone delivers {fastest.rate_words}."
+        return f"The loader is the bottleneck: with {waits}, and no setting does better."
+    if row.gpu_idle > BUSY_IDLE:
+        return f"With {waits}, and no setting does better."
+    if not row.workers:
+        return f"With {waits}."
+    return f"With {waits}. Fewer {kind_of(tuning.kind).WORKERS_ARE} don't keep it busy."
 
 
 def _reason_without_step(tuning: LoaderTuning, row: LoaderRow) -> str:

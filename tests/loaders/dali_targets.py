@@ -130,12 +130,6 @@ def a_number() -> int:
     return 7
 
 
-def imports_when_called() -> Any:
-    from nvidia.dali.experimental.dynamic import readers
-
-    return readers
-
-
 def where(folder: str, device: str = "cpu", shard_id: int = 0, num_shards: int = 1) -> Iterator[Any]:
     """On the GPU, if it is asked for; with the stream that the operators run on."""
     reader = reader_of(folder, shard_id=shard_id, num_shards=num_shards, stick_to_shard=True)

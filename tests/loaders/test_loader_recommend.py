@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from batchtune.loaders.dataloader import TorchKind
 from batchtune.loaders.memory import MemoryUse
@@ -37,12 +35,6 @@ def test_settings_that_were_not_run_rank_by_their_rates() -> None:
 def test_without_steps_the_fewest_workers_as_fast_as_the_fastest() -> None:
     rows = [row(0, 100), row(2, 490), row(4, 495), row(8, 500), row(1, 300)]
     assert [one.workers for one in ranked(rows)] == [2, 4, 8, 1, 0]
-
-
-@given(st.lists(st.tuples(st.integers(0, 8), st.floats(1, 1e6), st.floats(0, 1)), max_size=8), st.booleans())
-def test_ranking_loses_no_row(made: list[tuple[int, float, float]], with_steps: bool) -> None:
-    rows = [row(workers, rate, idle if with_steps else None) for workers, rate, idle in made]
-    assert sorted(map(id, ranked(rows, {} if with_steps else None))) == sorted(map(id, rows))
 
 
 def taken(waits: list[float], examples: int = 4) -> Taken:
