@@ -65,6 +65,14 @@ class EpochTime:
             return None
         return float(np.hypot(np.linalg.norm(self.errors), self.chance))
 
+    def fields(self) -> dict[str, float | None]:
+        """Return the fields of a row that hold it."""
+        return {
+            "estimated_epoch_seconds": self.seconds,
+            "estimated_epoch_error_seconds": self.standard_error,
+            "epoch_seconds_deviation": self.deviation,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EpochCost:
@@ -272,10 +280,9 @@ class Pricing:
         table = batching.table
         histogram = self.lengths.histogram
         tally = cost.tally
-        time = cost.time
         largest, longest = batching.largest_batches(histogram)
         dealt = largest if cost.simulated_epochs else tally.largest[table.counts(histogram) > 0]
-        return Row(
+        row = Row(
             strategy=strategy,
             sizing=sizing,
             num_buckets=num_buckets,
@@ -290,12 +297,10 @@ class Pricing:
             largest_padded_length=float((dealt * longest).max()),
             effective_buckets=cost.effective_buckets,
             estimated_epoch_seconds=cost.seconds,
-            estimated_epoch_error_seconds=None if time is None else time.standard_error,
             smallest_batch_size=tally.smallest_batch_size,
             largest_batch_size=tally.largest_batch_size,
             batch_size_variation=tally.batch_size_variation,
             steps=self.ranks.steps(cost.batches),
-            ranks=None if time is None else time.ranks,
             unproven=None if self.proven is None else int(np.count_nonzero(largest > self.proven(longest))),
             repeated_examples=cost.repeated_examples,
             mates_again=cost.mates.again,
@@ -304,8 +309,10 @@ class Pricing:
             batch_overhead=batching.batch_overhead,
             simulated_epochs=cost.simulated_epochs,
             batches_deviation=cost.batches_deviation,
-            epoch_seconds_deviation=None if time is None else time.deviation,
         )
+        if cost.time is None:
+            return row
+        return structs.replace(row, ranks=cost.time.ranks, **cost.time.fields())
 
 
 def _tally_of(epoch: EpochShapes) -> Tally:

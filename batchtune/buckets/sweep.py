@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from batchtune.buckets.alternatives import fixed_baselines, lower_bound, saturation, two_dimensional_rows
 from batchtune.buckets.cautions import cautions, limit_unit_hint
@@ -135,7 +136,7 @@ def sweep(
     most_buckets = max(settings.num_buckets)
     if recommended is not None and recommended.pool_size is None:
         most_buckets = len(recommended.boundaries)
-    return Sweep(
+    swept = Sweep(
         meta=meta_of(Sweep),
         lengths=lengths.summary(),
         max_batch_length=max_batch_length,
@@ -148,17 +149,26 @@ def sweep(
         recommended_table=best_table,
         reason=reason,
         warnings=warnings,
-        current=None if current is None else current.row,
-        current_fits=None if current is None else current.fits,
-        current_settings=None if current is None else current.settings.record(current.table),
         trade_off=trade_off(epoch_costs(rows), [row.mates_again or 0.0 for row in rows]),
         saturation=saturation(pricing, limits, most_buckets, settings.throughput_fraction),
-        learning_rate=None if recommended is None else _learning_rate(current, baselines[0], recommended),
         two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),
         histogram=histogram_of(lengths),
         quantiles=quantiles_of(lengths),
-        buckets=[] if recommended is None else bucket_uses(lengths, pricing, recommended, costs.proven_by),
     )
+    if current is not None:
+        swept = structs.replace(
+            swept,
+            current=current.row,
+            current_fits=current.fits,
+            current_settings=current.settings.record(current.table),
+        )
+    if recommended is not None:
+        swept = structs.replace(
+            swept,
+            learning_rate=_learning_rate(current, baselines[0], recommended),
+            buckets=bucket_uses(lengths, pricing, recommended, costs.proven_by),
+        )
+    return swept
 
 
 def _limits(lengths: Lengths, max_batch_length: float, settings: SweepSettings, costs: Costs) -> Limits:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from batchtune.buckets.current.base import longer_than
 from batchtune.buckets.epoch_cost import EpochTime, Pricing, shape_errors, with_equals
@@ -248,9 +249,6 @@ def _priced(
     true_length = float(np.mean([_total(epoch, stored, _true_lengths(epoch, stored)) for epoch in epochs]))
     count = pricing.lengths.count
     dropped = max(0, count - round(_total(first, stored, sizes)))
-    time = None
-    if pricing.step_seconds is not None:
-        time = _time(epochs, stored, pricing.step_seconds)
     mates = mates_in_cuts([epoch.cut for epoch in epochs], stored.lengths)
     at_random = again_at_random(first.cut.layout)
     mixing = distance_apart(first)
@@ -283,14 +281,14 @@ def _priced(
         mates_again=mates.again,
         length_correlation=mates.correlation,
         effective_buckets=max(1.0, mates.again / at_random) if at_random else 1.0,
-        estimated_epoch_seconds=None if time is None else time.seconds,
-        estimated_epoch_error_seconds=None if time is None else time.standard_error,
         simulated_epochs=_EPOCHS,
         batches_deviation=float(batches_by_epoch.std(ddof=1)),
-        epoch_seconds_deviation=None if time is None else time.deviation,
         unproven=unproven,
     )
-    return row, time
+    if pricing.step_seconds is None:
+        return row, None
+    time = _time(epochs, stored, pricing.step_seconds)
+    return structs.replace(row, **time.fields()), time
 
 
 def _time(epochs: Sequence[StreamEpoch], stored: StoredStream, step_seconds: StepSeconds) -> EpochTime:

@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -467,16 +466,3 @@ def test_costs_that_fall_with_length_need_one_bucket() -> None:
     )
     rows = [row for row in swept(np.arange(1.0, 400), 4000, cheaper).rows if row.sizing == "frontier"]
     assert all(row.used_buckets == 1 for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"multiple_of": 0.0}, "--multiple-of must be above 0"),
-        ({"ranks": Ranks(world_size=0)}, "--world-size must be from 1"),
-        ({"throughput_fraction": 0.0}, "--throughput-fraction must be above 0"),
-    ],
-)
-def test_settings_out_of_range_are_refused(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        SweepSettings(**wrong)

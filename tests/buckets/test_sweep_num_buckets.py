@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from batchtune.buckets.sweep_settings import SweepSettings, parse_num_buckets
+from batchtune.epochs.ranks import Ranks
 from batchtune.errors import UsageError
 
 
@@ -44,6 +45,9 @@ def test_an_invalid_bucket_count_is_refused_with_the_rule(text: str, rule: str) 
         ({"num_buckets": ()}, "at least one number of buckets"),
         ({"num_buckets": (10, 0)}, "from 1 to 1000, got 0"),
         ({"max_batch_size": 0}, "at least 1, got 0"),
+        ({"multiple_of": 0.0}, "--multiple-of must be above 0"),
+        ({"ranks": Ranks(world_size=0)}, "--world-size must be from 1"),
+        ({"throughput_fraction": 0.0}, "--throughput-fraction must be above 0"),
     ],
 )
 def test_settings_out_of_range_are_refused_with_the_rule(wrong: dict[str, object], rule: str) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import Lengths
 
@@ -28,13 +27,6 @@ def test_counts_are_of_examples_and_empty_buckets_count_none() -> None:
 def test_counting_refuses_lengths_beyond_the_last_boundary() -> None:
     with pytest.raises(ValueError, match="beyond the last boundary"):
         table_of([2], [1]).counts(Lengths.of([3]).histogram)
-
-
-def test_each_bucket_ends_in_one_batch_that_need_not_be_full() -> None:
-    assert (
-        expected_batches(Lengths.of([1] * 7 + [3] * 4).histogram, table_of([1, 2, 3], [3, 3, 2])).tally.batches
-        == 3 + 0 + 2
-    )
 
 
 @pytest.mark.parametrize(

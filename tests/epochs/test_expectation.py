@@ -93,27 +93,6 @@ def test_a_million_examples_lose_no_precision_that_matters() -> None:
     assert batches.padded_length / 1_000_000 == pytest.approx(mean, rel=1e-3)
 
 
-def test_equal_lengths_have_no_padding() -> None:
-    batches = expected_batches(Lengths.of([2.5] * 100_003).histogram, table_of([2.5], [64]))
-    assert batches.padded_length == pytest.approx(250_007.5, rel=1e-14)
-
-
-def test_batches_of_one_have_no_padding() -> None:
-    values = np.random.default_rng(1).lognormal(size=1000)
-    batches = expected_batches(Lengths.of(values).histogram, table_of([1e9], [1]))
-    assert batches.padded_length == pytest.approx(values.sum(), rel=1e-9)
-
-
-def test_a_small_bucket_is_one_batch_of_its_longest() -> None:
-    batches = expected_batches(Lengths.of([1, 2, 5]).histogram, table_of([6], [10]))
-    assert batches.padded_length == pytest.approx(15)
-
-
-def test_lengths_beyond_the_last_boundary_are_refused() -> None:
-    with pytest.raises(ValueError, match="beyond the last boundary"):
-        expected_batches(Lengths.of([3]).histogram, table_of([2], [1]))
-
-
 def test_without_remainders_full_batches_alone_count() -> None:
     histogram = Lengths.of([1.0, 2.0, 3.0]).histogram
     table = table_of([3], [2])

@@ -95,8 +95,3 @@ def test_what_fits_and_takes_as_long_as_estimated_holds() -> None:
     assert found.time_ratio == pytest.approx(1.0, abs=0.02)
     assert found.measured_epoch_seconds == pytest.approx(found.estimated_epoch_seconds, rel=0.02)
     assert sum(shape.batch_size for shape in stepper.shapes[6:]) == LENGTHS.count
-
-
-def test_an_oom_is_reported_with_its_bucket() -> None:
-    found = verified(MadeStepper(), planned(sizes=[180, 90, 30]))
-    assert found.reasons[0].startswith("A batch of 90 × 12 ran out of memory (bucket 2 of 3, up to 12)")

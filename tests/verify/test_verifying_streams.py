@@ -102,11 +102,6 @@ def test_what_fits_and_takes_as_long_as_estimated_holds(algorithm: str) -> None:
     assert sum(shape.batch_size for shape in stepper.shapes[6:]) == VALUES.size
 
 
-def test_an_oom_is_reported_with_its_bucket() -> None:
-    found = verified(MadeStepper(), planned(sizes=[180, 90, 30]))
-    assert found.reasons[0].startswith("A batch of 90 × 12 ran out of memory (bucket 2 of 3, up to 12)")
-
-
 def test_ranks_take_their_workers_batches_in_turn() -> None:
     # One example is a batch, so its length, which no other has, names it.
     values = np.arange(1.0, 31.0)
