@@ -25,7 +25,6 @@ _OF_POOLS = {"pool_size", "batch_overhead", "simulated_epochs", "batches_deviati
 _SHARDS_ARE_FINE = "the shards do as they are"
 _NOT_CHECKED = "run `batchtune tune-loader` with --check-reproducible"
 
-_NUMBERS_AND_FLAGS = (msgspec.inspect.IntType, msgspec.inspect.FloatType, msgspec.inspect.BoolType)
 _MISMATCHES = {
     "lengths": "has other lengths than the sweep: run `batchtune verify`",
     "stream": "is not of the recommended stream: run `batchtune verify --stream`",

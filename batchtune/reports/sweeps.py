@@ -189,7 +189,6 @@ def _why_unproven(sweep: Sweep, row: Row, probe: Probe | None) -> str:
     longest = probe.frontier[-1].length
     last_boundary = row.boundaries[-1]
     most_examples = probe.settings.get("max_batch_size")
-    multiple = sweep.settings.get("multiple_of")
     if isinstance(most_examples, int) and max(row.batch_sizes) > most_examples:
         return (
             f"no batch of more than {most_examples:,} examples was run (--max-batch-size). Sweep with --max-batch-size "
@@ -201,17 +200,11 @@ def _why_unproven(sweep: Sweep, row: Row, probe: Probe | None) -> str:
             f"{format_length(probe.max_batch_length, unit)} that was measured to fit. Sweep again without "
             "--max-batch-length."
         )
-    if isinstance(multiple, (int, float)) and last_boundary > longest >= probe.lengths.max:
+    if last_boundary > longest:
         return (
-            f"padding to a multiple of {format_number(multiple)} makes batches up to "
-            f"{format_length(last_boundary, unit)} long, and none longer than {format_length(longest, unit)} was run. "
-            "`batchtune tune` with --multiple-of and --force probes batches as they are padded; or leave the longest "
-            "examples out with --max-length."
-        )
-    if longest < probe.lengths.max:
-        return (
-            f"no batch with examples longer than {format_length(longest, unit)} passed. Leave longer ones out with "
-            "--max-length, or give the probe more memory."
+            f"batches are up to {format_length(last_boundary, unit)} long, and none longer than "
+            f"{format_length(longest, unit)} was run. Leave longer examples out with --max-length, give the probe more "
+            "memory, or, with --multiple-of, run `batchtune tune` with --force: it probes batches as they are padded."
         )
     return (
         "the probe ran no batch as large, alone and in turns with the others. Run `batchtune sweep-buckets` again; if "

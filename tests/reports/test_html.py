@@ -235,7 +235,3 @@ def test_every_trial_and_the_environment_are_there_but_folded() -> None:
 def test_a_run_of_which_a_part_is_missing_has_a_page_too(results: RunResults) -> None:
     page = PageReader(render(results))
     assert ("plotly" in page.scripts) == ("figures" in page.scripts)
-
-
-def test_the_page_is_dark_where_the_reader_prefers_it() -> None:
-    assert "prefers-color-scheme: dark" in whole_page()

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pooled_records import POOLS, pooled_sweep
 from report_records import made_probe, made_sweep, whole_sweep, without_recommendation
-from streamed_records import BUFFERS, empty_stream, made_stream, streamed, whole_stream
+from streamed_records import BUFFERS, empty_stream, made_stream, whole_stream
 
-from batchtune.reports.html import figures
 from batchtune.reports.html.data_figures import frontier_figure, histogram_figure
 from batchtune.reports.html.figure import Figure, hover, label, length_unit, time_unit
 from batchtune.reports.html.stream_figures import stream_figures
@@ -42,14 +41,6 @@ def randomness_figure(sweep: Sweep) -> Figure:
 def traces(figure: Figure | None, view: int = 0) -> dict[str, dict[str, Any]]:
     assert figure is not None
     return {trace["name"]: trace for trace in figure.views[view].data}
-
-
-def test_a_whole_run_has_all_charts() -> None:
-    streams = ["stream", "stream-randomness"]
-    assert [figure.name for figure in figures(FULL)] == [
-        *("sweep", "histogram", "randomness", *streams, "frontier", "loader"),
-    ]
-    assert [figure.name for figure in figures(streamed())] == [*streams, "frontier"]
 
 
 def test_each_strategy_and_each_comparison_has_a_line() -> None:
@@ -110,15 +101,9 @@ def test_nothing_covers_the_recommended_mark() -> None:
         assert list(traces(figure))[-1] == "recommended"
 
 
-def test_a_sweep_with_times_has_a_second_view_of_batches() -> None:
-    figure = buckets_figure(made_sweep())
-    assert figure is not None and [view.label for view in figure.views] == ["time", "batches"]
-    assert figure.views[0].layout["yaxis"]["title"]["text"] == "estimated time of one epoch (min)"
-
-
-def test_without_times_the_chart_shows_batches() -> None:
-    figure = buckets_figure(made_sweep(timed=False))
-    assert figure is not None and [view.label for view in figure.views] == ["batches"]
+@pytest.mark.parametrize(("timed", "labels"), [(True, ["time", "batches"]), (False, ["batches"])])
+def test_a_sweep_is_shown_by_time_where_it_is_known(timed: bool, labels: list[str]) -> None:
+    assert [view.label for view in buckets_figure(made_sweep(timed=timed)).views] == labels
 
 
 def test_a_sweep_of_one_bucket_count_is_drawn_too() -> None:

@@ -122,19 +122,13 @@ def light(opened: Open) -> Iterator[Opened]:
         yield report
 
 
-def test_every_trace_of_every_chart_is_drawn(light: Opened) -> None:
+@pytest.mark.parametrize(("kind", "layer"), [("scatter", ".scatterlayer"), ("bar", ".barlayer")])
+def test_every_trace_and_point_of_every_chart_is_drawn(light: Opened, kind: str, layer: str) -> None:
     for figure in figures(shown()):
-        for kind, drawn in (("scatter", ".scatterlayer .trace"), ("bar", ".barlayer .trace")):
-            expected = sum(trace["type"] == kind for trace in figure.views[0].data)
-            assert light.count(f"#plot-{figure.name} {drawn}") == expected, (figure.name, kind)
-
-
-def test_every_point_and_every_bar_is_drawn(light: Opened) -> None:
-    for figure in figures(shown()):
-        marked = [trace for trace in figure.views[0].data if "markers" in trace.get("mode", "")]
-        assert light.count(f"#plot-{figure.name} .scatterlayer .point") == sum(len(trace["x"]) for trace in marked)
-        bars = [trace for trace in figure.views[0].data if trace["type"] == "bar"]
-        assert light.count(f"#plot-{figure.name} .barlayer .point") == sum(len(trace["x"]) for trace in bars)
+        traces = [trace for trace in figure.views[0].data if trace["type"] == kind]
+        marked = [trace for trace in traces if kind == "bar" or "markers" in trace["mode"]]
+        assert light.count(f"#plot-{figure.name} {layer} .trace") == len(traces), figure.name
+        assert light.count(f"#plot-{figure.name} {layer} .point") == sum(len(trace["x"]) for trace in marked)
 
 
 def test_the_page_loads_nothing_and_complains_of_nothing(light: Opened) -> None:

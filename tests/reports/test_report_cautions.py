@@ -89,9 +89,9 @@ def test_sizes_are_unproven_because_padding_was_not_measured() -> None:
     assert row is not None
     told = not_run(unproven(sweep, 1, boundaries=[*row.boundaries[:-1], 32.0]), proven_probe())
     assert told.startswith(
-        "1 of 13 batch sizes is not proven to fit: padding to a multiple of 8 makes batches up to 32 s long, and none "
-        "longer than 24.52 s was run. `batchtune tune` with --multiple-of"
+        "1 of 13 batch sizes is not proven to fit: batches are up to 32 s long, and none longer than 24.52 s was run."
     )
+    assert "with --multiple-of, run `batchtune tune` with --force" in told
 
 
 def test_sizes_are_unproven_because_the_probe_had_a_cap() -> None:
@@ -103,7 +103,7 @@ def test_sizes_are_unproven_because_the_probe_had_a_cap() -> None:
 def test_sizes_are_unproven_because_no_longer_batch_passed() -> None:
     probe = msgspec.structs.replace(proven_probe(), frontier=proven_probe().frontier[:-1])
     told = warnings_of(probe, msgspec.structs.replace(unproven(proven_sweep(), 1), warnings=[]))
-    assert "no batch with examples longer than 23.1 s passed" in told[1]
+    assert "none longer than 23.1 s was run. Leave longer examples out with --max-length" in told[1]
 
 
 @pytest.mark.parametrize("probe", [None, proven_probe()])
