@@ -70,12 +70,18 @@ class DaliKind(LoaderKind):
 
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
         """As in the base class: at most 36 settings, on a machine without a GPU at most 27."""
-        several = {"shard_id", "num_shards"} <= takes
-        middle = [] if machine.accelerator else [max(1, round(math.sqrt(machine.processors)))]
+        eval_modes: Sequence[str] = _EVAL_MODES
+        num_threads = {1, machine.processors}
+        if not machine.accelerator:
+            eval_modes = _EVAL_MODES[:-1]
+            num_threads.add(max(1, round(math.sqrt(machine.processors))))
+        reader_threads = [0, 1]
+        if {"shard_id", "num_shards"} <= takes:
+            reader_threads.append(2)
         return {
-            "eval_mode": _EVAL_MODES if machine.accelerator else _EVAL_MODES[:-1],
-            "num_threads": sorted({1, *middle, machine.processors}),
-            "reader_threads": [0, 1, 2] if several else [0, 1],
+            "eval_mode": eval_modes,
+            "num_threads": sorted(num_threads),
+            "reader_threads": reader_threads,
             "queue_depth": [2],
         }
 
@@ -123,9 +129,13 @@ class DaliLoader(OpenLoader):
         self._arguments = arguments
         self._watch = ReaderWatch(ndd)
         self._last: tuple[Any, int] = (None, 0)
-        sources = [self._source(shard, max(threads, 1), str(mode)) for shard in range(max(threads, 1))]
-        self._own = None if threads else sources[0]
-        self._threads = [ReaderThread(source, depth) for source in sources] if threads else []
+        self._own: Source | None = None
+        self._threads: list[ReaderThread] = []
+        if threads:
+            sources = [self._source(shard, threads, str(mode)) for shard in range(threads)]
+            self._threads += [ReaderThread(source, depth) for source in sources]
+        else:
+            self._own = self._source(0, 1, str(mode))
         try:
             if self._own:
                 self._own.start()
@@ -163,7 +173,9 @@ class DaliLoader(OpenLoader):
 
         In the last batch of a shard, examples that the reader repeats or takes from the next epoch do not count.
         """
-        surplus = self._last[1] if batch is self._last[0] else 0
+        surplus = 0
+        if batch is self._last[0]:
+            surplus = self._last[1]
         return facts_of(batch, examples_in_largest(batch), surplus=surplus)
 
     def explain(self, error: BaseException) -> str | None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from multiprocessing import queues
 from typing import Any
 
+from msgspec.structs import replace
+
 from batchtune.errors import BatchtuneError, LoaderError, OptionError, WorkloadError
 from batchtune.loaders.base import OpenLoader
 from batchtune.loaders.memory import shared_memory
@@ -64,10 +66,12 @@ def failed(error: BaseException, loader: OpenLoader | None = None, *, kills: int
     it was opened.
     """
     if isinstance(error, BatchtuneError):
-        is_users = isinstance(error, WorkloadError)
-        last_lines = error.traceback if isinstance(error, WorkloadError) else None
-        stage = "options" if isinstance(error, OptionError) else None
-        return Failed(message=error.message, hint=error.hint, traceback=last_lines, stage=stage, fatal=is_users)
+        failure = Failed(message=error.message, hint=error.hint)
+        if isinstance(error, WorkloadError):
+            failure = replace(failure, traceback=error.traceback, fatal=True)
+        if isinstance(error, OptionError):
+            failure = replace(failure, stage="options")
+        return failure
     known = _known(error, kills)
     if known is not None:
         return known
@@ -82,13 +86,16 @@ def failed(error: BaseException, loader: OpenLoader | None = None, *, kills: int
     is_out_of_memory = _is_out_of_memory(error)
     if not is_out_of_memory and "pickle" in said.lower():
         return Failed(message=message, hint=_PICKLE)
-    explained = loader.explain(error) if loader is not None and isinstance(error, (Exception, SystemExit)) else None
-    return Failed(
-        outcome="oom" if is_out_of_memory else "error",
-        message=f"{message} ({explained})" if explained else message,
-        hint=_FEWER if is_out_of_memory else None,
-        traceback=None if last_lines == message else last_lines,
-    )
+    failure = Failed(message=message)
+    if is_out_of_memory:
+        failure = replace(failure, outcome="oom", hint=_FEWER)
+    if last_lines != message:
+        failure = replace(failure, traceback=last_lines)
+    if loader is not None and isinstance(error, (Exception, SystemExit)):
+        explained = loader.explain(error)
+        if explained:
+            failure = replace(failure, message=f"{message} ({explained})")
+    return failure
 
 
 def missing_library(error: BaseException, spec: str) -> LoaderError | None:
@@ -113,10 +120,12 @@ def _known(error: BaseException, kills: int | None) -> Failed | None:
         )
     if _NO_SHARED_MEMORY.search(said):
         memory = shared_memory()
-        size = f": it holds {format_size(memory.total)}" if memory else ""
+        message = "/dev/shm is too small for the batches in flight"
+        if memory:
+            message += f": it holds {format_size(memory.total)}"
         return Failed(
             outcome="shared_memory",
-            message=f"/dev/shm is too small for the batches in flight{size}",
+            message=message,
             hint="Enlarge it (docker run --shm-size=8g, or --ipc=host), or use fewer workers or a lower "
             "prefetch_factor.",
         )

@@ -116,8 +116,9 @@ class IterableKind(LoaderKind):
         if not self.workers(arguments):
             alone = {**DEFAULTS, "pin_memory": arguments.get("pin_memory")}
             return {name: alone.get(name, value) for name, value in arguments.items()}
-        single = self.workers(arguments) == 1 and "in_order" in arguments
-        return {**arguments, "in_order": True} if single else arguments
+        if self.workers(arguments) == 1 and "in_order" in arguments:
+            return {**arguments, "in_order": True}
+        return arguments
 
     def recognises(self, target: Target) -> bool:
         """As the base class says."""

@@ -31,14 +31,17 @@ def ranked(rows: Sequence[LoaderRow], least_idle: Mapping[str, float] | None = N
         least_idle: By a row's name, the lowest idle share that its rate allows: of rows whose own was not measured.
             None: step times are not known.
     """
-    idle = None
-    if least_idle is not None:
-        idle = [least_idle[row.name] if row.gpu_idle is None else row.gpu_idle for row in rows]
-    equal = _equal_rates(rows) if idle is None else _equal_idle(idle)
+    if least_idle is None:
+        equal = _equal_rates(rows)
+        costs = [-row.rate for row in rows]
+    else:
+        costs = [least_idle[row.name] if row.gpu_idle is None else row.gpu_idle for row in rows]
+        limit = _equal_idle_limit(costs)
+        equal = [idle <= limit for idle in costs]
     best = [index for index, is_equal in enumerate(equal) if is_equal]
     others = [index for index, is_equal in enumerate(equal) if not is_equal]
     best.sort(key=lambda index: rows[index].workers)
-    others.sort(key=lambda index: -rows[index].rate if idle is None else idle[index])
+    others.sort(key=lambda index: costs[index])
     return [rows[index] for index in best + others]
 
 
@@ -50,15 +53,13 @@ def equal_to_best(rows: Sequence[LoaderRow]) -> list[bool | None]:
     idle = [row.gpu_idle for row in rows if row.gpu_idle is not None]
     if not idle:
         return list(_equal_rates(rows))
-    equal = iter(_equal_idle(idle))
-    return [None if row.gpu_idle is None else next(equal) for row in rows]
+    limit = _equal_idle_limit(idle)
+    return [None if row.gpu_idle is None else row.gpu_idle <= limit for row in rows]
 
 
-def _equal_idle(idle: Sequence[float]) -> list[bool]:
-    if not idle:
-        return []
-    limit = max(BUSY_IDLE, min(idle) + EQUAL_IDLE)
-    return [share <= limit for share in idle]
+def _equal_idle_limit(idle: Sequence[float]) -> float:
+    """Return the highest idle share that can't be told from the lowest."""
+    return max(BUSY_IDLE, min(idle, default=0.0) + EQUAL_IDLE)
 
 
 def _equal_rates(rows: Sequence[LoaderRow]) -> list[bool]:

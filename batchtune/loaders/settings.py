@@ -106,16 +106,18 @@ class LoaderSettings:
 
     def record(self) -> dict[str, Any]:
         """Return them as `loader.json` holds them."""
-        return {
+        record: dict[str, Any] = {
             "sweep": {name: list(values) for name, values in self.sweep.items()},
             "seconds": self.seconds,
             "trials": self.trials,
             "timeout_seconds": self.timeout_seconds,
             "ranks_per_node": self.ranks_per_node,
-            **({"quick": True} if self.quick else {}),
-            "processors": len(self.processors),
-            "seed": self.seed,
         }
+        if self.quick:
+            record["quick"] = True
+        record["processors"] = len(self.processors)
+        record["seed"] = self.seed
+        return record
 
 
 def _check_range(option: str, number: float, low: float, high: float) -> None:
@@ -158,7 +160,7 @@ def _values(name: str, text: str) -> list[Argument]:
     values = [_value(word.strip()) for word in text.split(",")]
     if "" in values:
         raise UsageError(f"--sweep {name}={text}: a value is empty", "Separate values by single commas.")
-    return list(dict.fromkeys(values)) if len({type(value) for value in values}) == 1 else values
+    return values
 
 
 def _value(word: str) -> Argument:
@@ -167,7 +169,8 @@ def _value(word: str) -> Argument:
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             number = kind(word)
-            return number if math.isfinite(number) else word
+            if math.isfinite(number):
+                return number
     return word
 
 
@@ -209,5 +212,7 @@ def quick_note(every: Mapping[str, Sequence[Argument]], quick: Mapping[str, Sequ
     for name, values in every.items():
         if left_out := [argument_text(value) for value in values if value not in quick[name]]:
             words.append(f"{name}={','.join(left_out)}")
-    what = f", and leaves out {' '.join(words)}" if words else ""
-    return f"--quick measures each setting for a short time{what}."
+    note = "--quick measures each setting for a short time"
+    if words:
+        note += f", and leaves out {' '.join(words)}"
+    return f"{note}."

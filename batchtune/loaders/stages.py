@@ -86,7 +86,9 @@ def _stages_of(loader: Any) -> list[_Stage]:
     """Return the stages of a DataLoader or of an iterable."""
     from torch.utils.data import DataLoader
 
-    return _loader_stages(loader) if isinstance(loader, DataLoader) else _iterable_stages(loader)
+    if isinstance(loader, DataLoader):
+        return _loader_stages(loader)
+    return _iterable_stages(loader)
 
 
 def _loader_stages(loader: Any) -> list[_Stage]:
@@ -102,10 +104,13 @@ def _loader_stages(loader: Any) -> list[_Stage]:
         if loader.batch_size is not None:
             each = functools.partial(_collated, size=loader.batch_size, whole=loader.drop_last)
     else:
-        fetch = dataset.__getitem__ if indices is None else functools.partial(_fetched, dataset)
+        fetch = functools.partial(_fetched, dataset)
+        if indices is None:
+            fetch = dataset.__getitem__
+            indices = loader.sampler
         name = f"{type(_innermost(dataset)).__name__}.__getitem__"
         stages = [
-            _Stage(name="", run=lambda _: loader.sampler if indices is None else indices),
+            _Stage(name="", run=lambda _: indices),
             _Stage(name=name, run=functools.partial(map, fetch)),
         ]
     if collate is not default_convert:
@@ -122,7 +127,9 @@ def _fetched(dataset: Any, indices: list[int]) -> Any:
 
 def _collated(collate: Callable[[Any], Any], examples: Iterator[Any], *, size: int, whole: bool) -> Iterator[Any]:
     """Batch the examples of an iterable dataset as torch's DataLoader does."""
-    while len(batch := list(itertools.islice(examples, size))) > (size - 1 if whole else 0):
+    while batch := list(itertools.islice(examples, size)):
+        if whole and len(batch) < size:
+            return
         yield collate(batch)
 
 

@@ -219,7 +219,7 @@ class Tuner:
         if repeating is not None:
             return repeating
         batch_bytes = max((row.batch_bytes or 0 for row in self.rows.values()), default=0)
-        error = too_small(self._kind, arguments, batch_bytes) if batch_bytes else None
+        error = too_small(self._kind, arguments, batch_bytes)
         if error is None:
             return None
         return Measurement(arguments=arguments, outcome="shared_memory", error=error)
@@ -247,7 +247,9 @@ class Tuner:
         With step times, unmeasured settings are taken to wait as little as their rates allow. Where receiving batches
         takes time, all of them wait longer: this ends once further settings don't shorten the wait.
         """
-        start = {} if self._settings.quick else self._best_start(finalists[0])
+        start: Arguments = {}
+        if not self._settings.quick:
+            start = self._best_start(finalists[0])
         compared: set[str] = set()
         shortest = math.inf
         while not self._is_late():
@@ -287,7 +289,9 @@ class Tuner:
 
         With step times, a consumer computes as long as the step takes.
         """
-        doing: Doing = "confirming" if self._model.steps else "measuring"
+        doing: Doing = "measuring"
+        if self._model.steps is not None:
+            doing = "confirming"
         measurements: dict[str, list[Measurement]] = {row.name: [] for row in rows}
         turns = list(rows) * self._settings.trials
         for done, row in enumerate(turns):
@@ -296,7 +300,9 @@ class Tuner:
             earlier = measurements[row.name]
             if earlier and earlier[-1].outcome != "ok":
                 continue
-            arguments = row.arguments | (start if row.workers else {})
+            arguments = row.arguments
+            if row.workers:
+                arguments = arguments | start
             self._on_progress(LoaderProgress(doing=doing, arguments=arguments, done=done, total=len(turns)))
             earlier.append(self._run(arguments, self._closer_plan(row)))
         names = set()
@@ -319,8 +325,9 @@ class Tuner:
         epochs = self._measured[row.name].epochs
         steps = [float(step) for step in self._model.steps_of(epochs)]
         period = sum(steps) / len(steps) / max(1e-3, 1 - self._model.least_idle(row, epochs))
-        longest = self._settings.seconds if self._settings.quick else _PACED_SECONDS
-        seconds = min(longest, max(self._settings.seconds, _PACED_BATCHES * period))
+        seconds = self._settings.seconds
+        if not self._settings.quick:
+            seconds = min(_PACED_SECONDS, max(seconds, _PACED_BATCHES * period))
         return Plan(seconds=seconds / self._settings.trials, steps=steps)
 
     def _closer_row(self, row: LoaderRow, measurements: Sequence[Measurement]) -> LoaderRow:

@@ -145,8 +145,10 @@ class Loaders:
         except BaseException:  # workers that were stopped in the middle of a batch may end in disorder
             traceback.print_exc()
         if not taken.waits:
-            reason = loader.emptiness()
-            return Failed(outcome="empty", message="an epoch has no batch" + (f": {reason}" if reason else ""))
+            message = "an epoch has no batch"
+            if reason := loader.emptiness():
+                message += f": {reason}"
+            return Failed(outcome="empty", message=message)
         return taken
 
 
@@ -207,11 +209,13 @@ def _device(device: str) -> tuple[str, str]:
     available = device != "cpu" and torch.cuda.is_available()
     if not available and device in ("auto", "cpu"):
         return "cpu", "CPU"
-    number = int(device.partition(":")[2] or 0) if device != "auto" else 0
+    number = int(device.partition(":")[2] or 0)
     if not available or number >= torch.cuda.device_count():
-        count = torch.cuda.device_count() if available else 0
+        usable = "no GPUs"
+        if available:
+            usable = counted(torch.cuda.device_count(), "GPU")
         raise LoaderError(
-            f"--device {device}: torch can use {counted(count, 'GPU') if count else 'no GPUs'} here",
+            f"--device {device}: torch can use {usable} here",
             "Measure on the CPU with --device cpu, or name another.",
         )
     torch.cuda.set_device(number)
