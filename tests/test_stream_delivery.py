@@ -6,7 +6,6 @@ import io
 import itertools
 import json
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from cli.conftest import run_here
 from made_once import MadeOnce
+from manifests.samples import shard
 from msgspec import structs
 
 from batchtune.exports.run_configs import read_stream_yaml, render_stream_yaml
@@ -50,15 +50,13 @@ def swept(made_once: MadeOnce) -> Path:
 
     def make(folder: Path) -> None:
         draw = np.random.default_rng(0)
-        for shard in range(SHARDS):
-            with tarfile.open(folder / f"train-{shard:03}.tar", "w") as tar:
-                for number, length in enumerate(draw.integers(1, 31, EXAMPLES)):
-                    stream = io.BytesIO()
-                    np.save(stream, np.zeros((length, 2), dtype=np.float32))
-                    member = tarfile.TarInfo(f"{shard:03}{number:03}.npy")
-                    member.size = stream.tell()
-                    stream.seek(0)
-                    tar.addfile(member, stream)
+        for place in range(SHARDS):
+            members = []
+            for number, length in enumerate(draw.integers(1, 31, EXAMPLES)):
+                stream = io.BytesIO()
+                np.save(stream, np.zeros((length, 2), dtype=np.float32))
+                members.append((f"{place:03}{number:03}.npy", stream.getvalue()))
+            (folder / f"train-{place:03}.tar").write_bytes(shard(members))
         options = ["--max-batch-length", 60, "--buffer-size", 40, "--seed", SEED, "--shuffle-shards", SHARDS_SHUFFLED]
         ran = run_here("sweep-stream", *shards(folder), *options, "--num-buckets", 4, "--run", folder / "run", "--json")
         assert ran.returncode == 0, ran.stderr

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cli.conftest import Run
+from manifests.samples import shard
 from ruamel.yaml import YAML
 
 LIMIT = ["--max-batch-length", 100]
@@ -18,15 +17,15 @@ SMALL = [*LIMIT, "--buffer-size", "32,128", "--num-buckets", "4"]
 
 
 def write_shards(folder: Path, count: int = 4, samples: int = 100) -> list[Path]:
-    random, paths = np.random.default_rng(3), []
-    for shard in range(count):
-        paths.append(folder / f"train-{shard:03d}.tar")
-        with tarfile.open(paths[-1], "w") as tar:
-            for sample in range(samples):
-                content = json.dumps({"duration": round(float(random.gamma(6, 2)) + 0.5, 2)}).encode()
-                member = tarfile.TarInfo(f"{shard}-{sample:05d}.json")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+    random = np.random.default_rng(3)
+    paths: list[Path] = []
+    for number in range(count):
+        members = []
+        for sample in range(samples):
+            content = json.dumps({"duration": round(float(random.gamma(6, 2)) + 0.5, 2)})
+            members.append((f"{number}-{sample:05d}.json", content.encode()))
+        paths.append(folder / f"train-{number:03d}.tar")
+        paths[-1].write_bytes(shard(members))
     return paths
 
 

@@ -26,7 +26,6 @@ from batchtune.exports import FRAMEWORKS, Tuned, export_of
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 from batchtune.exports.speechbrain import patch_speechbrain
 from batchtune.lengths import Lengths
-from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.results import ReadingRecord, Sweep
 
 ALL = np.concatenate([np.linspace(1.0, 30.0, 900), np.linspace(30.5, 82.5, 100), [0.25] * 5])
@@ -200,12 +199,3 @@ def test_the_snippets_tell_how_the_manifest_is_read() -> None:
     text = prose(rendered("pytorch", msgspec.structs.replace(made, lengths=lengths)))
     assert 'from_config needs to know how it is read: unit="s", length_scale="1/16000".' in text
     assert "from_config needs" not in rendered("pytorch", made)
-
-
-def test_what_a_manifest_was_read_with_reaches_the_sweep(tmp_path: Path) -> None:
-    path = tmp_path / "train.csv"
-    path.write_text("id,duration\n" + "".join(f"{index},{length}\n" for index, length in enumerate(ALL)))
-    lengths = load_lengths(path, ReadOptions(min_length=1.0, max_length=30.0))
-    found = sweep(lengths, 300.0, SweepSettings(num_buckets=(5,)), Costs())
-    assert found.lengths.reading == ReadingRecord(min_length=1.0, max_length=30.0)
-    assert found.lengths.left_out == {"shorter than --min-length 1": 5, "longer than --max-length 30": 100}

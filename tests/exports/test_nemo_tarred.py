@@ -6,11 +6,9 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
-import io
 import json
 import re
 import sys
-import tarfile
 import types
 import warnings
 from collections import Counter
@@ -24,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from exports.stream_runs import stream_of
+from manifests.samples import shard, wav
 from ruamel.yaml import YAML
 
 from batchtune.buckets.sweep import sweep
@@ -89,23 +88,17 @@ def write_tars(folder: Path, shards: int = SHARDS, manifest: dict[int, float] | 
     """Write what NeMo's convert_to_tarred_audio_dataset.py writes; `manifest` has other durations than the audio's."""
     for name in ("audio", "manifests"):
         (folder / name).mkdir()
-    for shard, places in enumerate(np.array_split(np.arange(SAMPLES.size), shards)):
+    for number, places in enumerate(np.array_split(np.arange(SAMPLES.size), shards)):
         lines = []
-        with tarfile.open(folder / "audio" / f"audio_{shard}.tar", "w") as tar:
-            for place in places.tolist():
-                audio, info = wav(int(SAMPLES[place])), tarfile.TarInfo(f"{place:04d}.wav")
-                info.size = len(audio)
-                tar.addfile(info, io.BytesIO(audio))
-                duration = (manifest or {}).get(place, round(float(SAMPLES[place]) / RATE, 2))
-                line = {"audio_filepath": info.name, "duration": duration, "text": "a", "shard_id": shard}
-                lines.append(json.dumps(line))
-        (folder / "manifests" / f"manifest_{shard}.json").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def wav(samples: int) -> bytes:
-    written = io.BytesIO()
-    importlib.import_module("soundfile").write(written, np.zeros(samples, np.int16), RATE, format="WAV")
-    return written.getvalue()
+        members = []
+        for place in places.tolist():
+            name = f"{place:04d}.wav"
+            members.append((name, wav(int(SAMPLES[place]))))
+            duration = (manifest or {}).get(place, round(float(SAMPLES[place]) / RATE, 2))
+            line = {"audio_filepath": name, "duration": duration, "text": "a", "shard_id": number}
+            lines.append(json.dumps(line))
+        (folder / "audio" / f"audio_{number}.tar").write_bytes(shard(members))
+        (folder / "manifests" / f"manifest_{number}.json").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
