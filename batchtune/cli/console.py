@@ -117,7 +117,7 @@ def describe(lengths: Lengths, *, quiet: bool) -> None:
     """Describe the data in a few lines on stderr: what was read, what was left out, what looks wrong."""
     from batchtune.reports.survey_text import headline
 
-    notes(headline(lengths, ascii=not encodes_blocks(sys.stderr)), quiet=quiet)
+    notes(headline(lengths), quiet=quiet)
 
 
 def warn_of_edited_configs(results: RunResults, needed: str | None = None) -> None:

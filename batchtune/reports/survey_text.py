@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,6 @@ from batchtune.units import counted, format_length, format_number, format_second
 _WIDTH = 80
 _INDENT = "  "
 _EIGHTHS = "▏▎▍▌▋▊▉█"
-_HEIGHTS = "▁▂▃▄▅▆▇█"
 _SECONDS = {"s": 1.0, "ms": 0.001}
 _HOUR = 3600.0
 
@@ -27,8 +25,8 @@ _OPTION = re.compile(r"(--[a-z-]+) (?=\S)")
 _GLUE = "\0"
 
 
-def headline(lengths: Lengths, *, ascii: bool = False) -> list[str]:
-    """Show the data in a few lines, as every command does; ascii: without a histogram, which needs block characters."""
+def headline(lengths: Lengths) -> list[str]:
+    """Show the data in a few lines, as every command does."""
     scan = survey(lengths)
     lines = [_extent(scan)]
     if scan.distinct > 1:
@@ -44,23 +42,9 @@ def headline(lengths: Lengths, *, ascii: bool = False) -> list[str]:
             f"{_large(float(lengths.targets.sum()))} in all; median {format_number(targets.median)}, "
             f"p95 {format_number(targets.p95)}, p99 {format_number(targets.p99)}."
         )
-    if scan.distinct > 1 and not ascii:
-        lines.append(_one_line_histogram(scan))
     lines += [f"Left out: {text}" for text in _left_out(scan)]
     lines += [f"Truncated: {text}" for text in _truncated(scan)]
     return [*lines, *scan.notes, *(f"Warning: {text}" for text in scan.warnings)]
-
-
-def _one_line_histogram(scan: Scan) -> str:
-    """Return a bar for each bin, the longest first; a bin without examples is blank."""
-    largest = max(bin_.count for bin_ in scan.histogram)
-    bars = ""
-    for bin_ in scan.histogram:
-        bars += f" {_HEIGHTS}"[math.ceil(bin_.count / largest * len(_HEIGHTS))]
-    high = format_length(scan.histogram[0].to, scan.lengths.unit)
-    low = format_length(scan.histogram[-1].from_, scan.lengths.unit)
-    scale = "" if _is_even(scan) else " on a logarithmic scale"
-    return f"From {high} to {low}{scale}: ▕{bars}▏"
 
 
 def render_survey(lengths: Lengths, *, ascii: bool = False) -> str:

@@ -136,13 +136,3 @@ def test_the_headline_ends_with_left_out_examples_and_notes() -> None:
         "Left out: 2 examples, empty.",
         "Read twice.",
     ]
-
-
-def test_the_headline_shows_the_histogram_longest_first() -> None:
-    lengths = Lengths.of([1] * 8 + [3] * 4 + [9], unit="s")
-    (line,) = [line for line in headline(lengths) if line.startswith("From")]
-    assert line == "From 9 s to 0 s: ▕▁     ▄ █▏"
-
-
-def test_an_ascii_headline_has_no_histogram() -> None:
-    assert all(line.isascii() for line in headline(Lengths.of([1, 2, 3]), ascii=True))
