@@ -350,8 +350,10 @@ def _broken_error(broken: Sequence[Part], sources: int) -> ManifestError:
 
 def _first(head: str, lines: Sequence[str], count: int) -> str:
     """Return the head, the first lines and the number of the others, out of `count`, as lines of a message."""
-    more = [f"and {count - _SHOWN:,} more"] if count > _SHOWN else []
-    return "\n  ".join([head, *lines[:_SHOWN], *more])
+    shown = [head, *lines[:_SHOWN]]
+    if count > _SHOWN:
+        shown.append(f"and {count - _SHOWN:,} more")
+    return "\n  ".join(shown)
 
 
 def _invalid_error(parts: Sequence[Part], invalid: Counter[str], plan: Plan) -> ManifestError:
@@ -361,7 +363,9 @@ def _invalid_error(parts: Sequence[Part], invalid: Counter[str], plan: Plan) -> 
     for part in parts:
         prefix = f"{part.label}, " if len(parts) > 1 else ""
         shown += [f"{prefix}{line}" for line in part.shown]
-    head = f"{plan.label}: {count:,} of {rows:,} rows {'is' if count == 1 else 'are'} invalid:"
+    head = f"{plan.label}: {count:,} of {rows:,} rows are invalid:"
+    if count == 1:
+        head = f"{plan.label}: 1 of {rows:,} rows is invalid:"
     hint = "Fix them, or leave them out with --skip-invalid."
     missing = sum(number for reason, number in invalid.items() if "(missing)" in reason)
     if all("(a list)" in reason for reason in invalid):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable
@@ -11,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from batchtune.errors import ResultError, UsageError, shortened
+from batchtune.errors import ResultError, UsageError, did_you_mean, shortened
 from batchtune.lengths import UNITS, Unit
 from batchtune.manifests.values import COUNTINGS, LARGEST, REDUCTIONS, SMALLEST, Counting, Reduction
 from batchtune.results import ReadingRecord
@@ -115,9 +114,8 @@ class ReadOptions:
 def check_choice(name: str, choice: str | None, known: Iterable[str]) -> None:
     """Raise UsageError if a choice is unknown; the hint names all, and the nearest."""
     if choice is not None and choice not in known:
-        near = difflib.get_close_matches(choice, known, n=1)
-        meant = f"Did you mean {near[0]!r}? " if near else ""
-        raise UsageError(f"unknown {name} {shortened(choice)}", f"{meant}Known: {', '.join(known)}.")
+        hint = f"{did_you_mean(choice, known)}Known: {', '.join(known)}."
+        raise UsageError(f"unknown {name} {shortened(choice)}", hint)
 
 
 def parse_scale(text: str) -> Fraction:

@@ -365,7 +365,8 @@ def explained(path: Path) -> Iterator[None]:
 def _checked(text: bytes) -> tuple[int, bool]:
     """Count the bytes before the first fault, or a last character that is cut off; return whether it is a fault."""
     end = text.find(b"\0")
-    end = len(text) if end < 0 else end
+    if end < 0:
+        end = len(text)
     if not text.isascii():
         try:
             text[:end].decode()

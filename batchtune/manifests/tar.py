@@ -365,5 +365,6 @@ class Tar:
 
     def _cut(self, name: str, offset: int, size: int) -> ManifestError:
         seen = f"{shortened(name)} has {size:,} bytes from byte {offset:,} on"
-        end = "" if self._archive.end == UNKNOWN_END else f", and the archive ends at {self._archive.end:,}"
-        return ManifestError(f"{self._path} breaks off in the middle: {seen}{end}", _HINT)
+        if self._archive.end != UNKNOWN_END:
+            seen += f", and the archive ends at {self._archive.end:,}"
+        return ManifestError(f"{self._path} breaks off in the middle: {seen}", _HINT)

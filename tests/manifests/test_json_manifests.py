@@ -61,13 +61,10 @@ def test_blank_lines_are_skipped_but_counted_as_lines(refusal) -> None:
     assert "line 4" in refusal('{"duration": 1}\n\n\n{"duration": 0}\n').message
 
 
-def test_a_line_that_breaks_off_is_named(refusal) -> None:
+def test_a_line_that_breaks_off_or_is_malformed_is_named(refusal) -> None:
     error = refusal('{"duration": 1}\n{"duration": 2, "text": ')
     assert "line 2, column 25: the JSON breaks off" in error.message
     assert "every line" in error.hint
-
-
-def test_a_malformed_line_is_named_with_its_column(refusal) -> None:
     assert "line 2, column 14: the JSON is malformed" in refusal('{"duration": 1}\n{"duration": }\n').message
 
 
@@ -82,10 +79,7 @@ def test_an_object_over_several_lines_is_told_the_format(refusal) -> None:
 def test_a_line_whose_first_value_is_an_object_is_still_a_line(read) -> None:
     line = '{"meta": {"a": 1}, "duration": 2}\n'
     assert read(line * 2).values.tolist() == [2.0, 2.0]
-
-
-def test_one_single_line_is_a_manifest(read) -> None:
-    assert read('{"duration": 2}').values.tolist() == [2.0]
+    assert read(line).values.tolist() == [2.0]
 
 
 # ---- object of objects ----
@@ -109,11 +103,8 @@ def test_a_late_entry_that_is_no_object_is_named(refusal) -> None:
     assert "line 3001, id 'last'" in refusal(f'{{{entries},\n"last": [1]}}').message
 
 
-def test_a_file_that_breaks_off_is_named_with_line_and_column(refusal) -> None:
+def test_damage_to_a_file_is_named_with_line_and_column(refusal) -> None:
     assert "line 2, column 19: the JSON breaks off" in refusal('{"a": {"duration": 1},\n"b": {"duration": ').message
-
-
-def test_a_malformed_file_is_named_with_line_and_column(refusal) -> None:
     message = refusal('{"a": {"duration": 1},\n"b": {"duration": 2}\n"c": {}}').message
     assert "line 3, column 1: the JSON is malformed" in message
 

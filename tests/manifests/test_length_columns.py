@@ -98,13 +98,8 @@ def test_one_column_can_not_be_both(read) -> None:
         read("path,duration\na,7\n", length_key="duration", target_key="Duration")
 
 
-def test_targets_stay_with_their_lengths(read) -> None:
-    lengths = read("duration,words\n3,1\n5,9\n4,0\n", target_key="words")
-    assert lengths.values.tolist() == [5.0, 4.0, 3.0]
-    assert lengths.targets.tolist() == [9.0, 0.0, 1.0]
-
-
-def test_targets_are_filtered_with_their_lengths(read) -> None:
+def test_targets_stay_and_are_filtered_with_their_lengths(read) -> None:
+    assert read("duration,words\n3,1\n5,9\n4,0\n", target_key="words").targets.tolist() == [9.0, 0.0, 1.0]
     lengths = read("duration,words\n3,1\n5,9\n0,7\n4,2\n", target_key="words", max_length=4, skip_invalid=True)
     assert lengths.targets.tolist() == [2.0, 1.0]
 

@@ -11,10 +11,6 @@ def _one(column: str, value: str = "5000") -> str:
     return f"path,{column}\na,{value}\n"
 
 
-def test_without_options_the_unit_is_the_columns(read) -> None:
-    assert read(_one("duration_ms")).unit == "ms"
-
-
 def test_an_unknown_unit_stays_unknown_with_a_note(read) -> None:
     lengths = read(_one("length"))
     assert lengths.unit is None
@@ -71,11 +67,9 @@ def test_the_users_unit_wins_where_there_is_a_scale(read) -> None:
 def test_a_scale_gives_a_unit_only_where_there_is_no_doubt(
     read, column: str, scale: Fraction, unit: str | None
 ) -> None:
-    assert read(_one(column), length_scale=scale).unit == unit
-
-
-def test_a_scale_that_gives_no_unit_is_noted(read) -> None:
-    assert any("name it with --unit" in note for note in read(_one("frames"), length_scale=Fraction(1, 100)).notes)
+    lengths = read(_one(column), length_scale=scale)
+    assert lengths.unit == unit
+    assert any("name it with --unit" in note for note in lengths.notes) == (unit is None)
 
 
 def test_a_length_that_the_scale_makes_infinite_is_invalid(refusal) -> None:

@@ -20,10 +20,6 @@ def test_the_name_of_a_kaldi_list_says_what_it_counts(read) -> None:
         assert read("a 3\nb 4\n", name).unit == unit
 
 
-def test_a_list_of_unknown_unit_says_so(read) -> None:
-    assert any("--unit" in note for note in read("a 3\nb 4\n", "speech_shape").notes)
-
-
 def test_a_kaldi_list_may_have_tabs_and_blanks_at_the_ends(read) -> None:
     assert read("a\t3.5 \nb   4 \n", "utt2dur").values.tolist() == [4.0, 3.5]
 
@@ -36,21 +32,14 @@ def test_a_kaldi_line_of_more_words_is_an_error(refusal) -> None:
     assert "line 2 has another format: 'b 4 5'" in refusal("a 3\nb 4 5\n", "utt2dur").message
 
 
-def test_wav2vec_counts_samples(read) -> None:
-    assert read("/data\na.flac\t16000\n").unit == "samples"
-
-
-def test_wav2vec_paths_may_hold_blanks(read) -> None:
-    assert read("/my data\na b.flac\t16000\n").values.tolist() == [16000.0]
+def test_wav2vec_counts_samples_of_paths_with_blanks(read) -> None:
+    lengths = read("/my data\na b.flac\t16000\n")
+    assert (lengths.values.tolist(), lengths.unit, lengths.notes) == ([16000.0], "samples", ())
 
 
 @pytest.mark.parametrize("row", ["b.flac", "b.flac\t1\t2"])
 def test_a_wav2vec_line_of_other_cells_is_an_error(refusal, row: str) -> None:
     assert "line 3" in refusal(f"/data\na.flac\t16000\n{row}\n").message
-
-
-def test_columns_without_names_need_no_note(read) -> None:
-    assert read("/data\na.flac\t16000\n").notes == ()
 
 
 @pytest.mark.parametrize(
