@@ -62,13 +62,18 @@ def facts_of(batch: Any, examples: int | None = None, *, surplus: int = 0) -> Ba
     if examples is None:
         return facts
     kept = max(0, examples - surplus)
-    return dataclasses.replace(facts, examples=kept, total_length=sum(lengths[:kept]) if lengths else None)
+    facts = dataclasses.replace(facts, examples=kept)
+    if lengths:
+        facts = dataclasses.replace(facts, total_length=sum(lengths[:kept]))
+    return facts
 
 
 def examples_in_largest(batch: Any) -> int | None:
     """Return how many examples the largest tensor of a batch holds, if they are its first side; None without one."""
     tensors = [value for _, value in leaves(batch) if is_tensor(value) and len(value.shape)]
-    return _first_side(max(tensors, key=bytes_of)) if tensors else None
+    if not tensors:
+        return None
+    return _first_side(max(tensors, key=bytes_of))
 
 
 def words_of(batch: Any) -> str:
@@ -77,7 +82,10 @@ def words_of(batch: Any) -> str:
     if not tensors:
         return f"a {type(batch).__name__} without tensors"
     largest = sorted(tensors, key=lambda named: -bytes_of(named[1]))
-    words = [_shape_words(value) + (f" ({name})" if name else "") for name, value in largest[:_NAMED_IN_WORDS]]
+    words = []
+    for name, value in largest[:_NAMED_IN_WORDS]:
+        shape = _shape_words(value)
+        words.append(f"{shape} ({name})" if name else shape)
     if len(tensors) > _NAMED_IN_WORDS:
         words.append(f"and {len(tensors) - _NAMED_IN_WORDS} more")
     return ", ".join(words)
@@ -94,7 +102,9 @@ def moved(batch: Any, device: str, *, non_blocking: bool) -> Any:
         return batch.to(device, non_blocking=non_blocking)
     if isinstance(batch, Mapping):
         items = {key: moved(value, device, non_blocking=non_blocking) for key, value in batch.items()}
-        return items if type(batch) is dict else _rebuilt(batch, items)
+        if type(batch) is dict:
+            return items
+        return _rebuilt(batch, items)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(moved(value, device, non_blocking=non_blocking) for value in batch))
     if isinstance(batch, (list, tuple)):
@@ -157,15 +167,20 @@ def _is_ragged(tensor: Any) -> bool:
 
 
 def _first_side(tensor: Any) -> int:
-    return len(tensor.shape) if _is_ragged(tensor) else int(tensor.shape[0])
+    if _is_ragged(tensor):
+        return len(tensor.shape)
+    return int(tensor.shape[0])
 
 
 def _shape_words(tensor: Any) -> str:
     if not _is_ragged(tensor):
         return " × ".join(map(str, tensor.shape or ["a number"]))
-    sides = [(min(extents), max(extents)) for extents in zip(*tensor.shape, strict=True)]
-    words = [str(low) if low == high else f"{low} to {high}" for low, high in sides]
-    return " × ".join([str(len(tensor.shape)), *words])
+    words = [str(len(tensor.shape))]
+    for extents in zip(*tensor.shape, strict=True):
+        shortest = min(extents)
+        longest = max(extents)
+        words.append(str(shortest) if shortest == longest else f"{shortest} to {longest}")
+    return " × ".join(words)
 
 
 def _lengths_of_list(batch: Any) -> list[float]:
@@ -191,7 +206,9 @@ def _examples(batch: Any, values: list[Any], expected: int | None) -> int | None
             sizes[_first_side(value)] += 2 if len(value.shape) == 1 else 1
     if expected is not None and (not sizes or expected in sizes or max(sizes) > expected):
         return expected  # else `collate_fn` has left examples out
-    return sizes.most_common(1)[0][0] if sizes else None
+    if not sizes:
+        return None
+    return sizes.most_common(1)[0][0]
 
 
 def _is_example(value: Any) -> bool:
@@ -211,8 +228,10 @@ def _lengths(tensors: list[tuple[str, Any]], examples: int | None) -> list[float
     if examples in sides:
         sides.remove(examples)
     longest = float(max(sides))
+    if not examples:
+        return [longest] if examples is None else []
     for name, value in tensors:
-        numbers = _numbers(value, examples) if examples else []
+        numbers = _numbers(value, examples)
         if not numbers or min(numbers) < 0:
             continue
         is_whole = _WHOLE.search(str(value.dtype)) is not None
@@ -220,7 +239,7 @@ def _lengths(tensors: list[tuple[str, Any]], examples: int | None) -> list[float
             return numbers
         if not is_whole and "len" in name.lower() and max(numbers) == 1:
             return [longest * number for number in numbers]
-    return [longest] if examples is None else [longest] * examples
+    return [longest] * examples
 
 
 def _ragged_lengths(batch: Any) -> list[float]:
@@ -235,10 +254,10 @@ def _ragged_lengths(batch: Any) -> list[float]:
     return [float(extent) for extent in extents[axis]]
 
 
-def _numbers(tensor: Any, examples: int | None) -> list[float]:
+def _numbers(tensor: Any, examples: int) -> list[float]:
     """Return the numbers of a tensor that holds one for each example; else nothing."""
     if _is_ragged(tensor):
-        if [math.prod(shape) for shape in tensor.shape] != [1] * (examples or 0):
+        if [math.prod(shape) for shape in tensor.shape] != [1] * examples:
             return []
         return [float(number.item()) for number in tensor.cpu().tensors]
     if tuple(tensor.shape) != (examples,):
@@ -272,7 +291,9 @@ def _digest(value: Any) -> str:
 def _bits(array: Any) -> Any:
     """Return the bytes of an array, or of a torch tensor on the CPU."""
     if not callable(getattr(array, "detach", None)):
-        return repr(array.tolist()).encode("utf-8", "backslashreplace") if array.dtype == object else array.tobytes()
+        if array.dtype == object:
+            return repr(array.tolist()).encode("utf-8", "backslashreplace")
+        return array.tobytes()
     import torch
 
     if array.layout is not torch.strided:

@@ -192,7 +192,9 @@ class TorchLoader(IterableLoader):
 
     def batches(self) -> int | None:
         """As the base class says. How many all workers of an iterable data set yield together only they know."""
-        return super().batches() if self._noting is not None or self.loader.num_workers == 0 else None
+        if self._noting is None and self.loader.num_workers:
+            return None
+        return super().batches()
 
     def examples(self) -> int | None:
         """As the base class says."""
@@ -209,7 +211,9 @@ class TorchLoader(IterableLoader):
             count = len(batching.sampler)  # type: ignore[arg-type]
         except TypeError:
             return None
-        return count - count % batching.batch_size if batching.drop_last else count
+        if batching.drop_last:
+            count -= count % batching.batch_size
+        return count
 
     def emptiness(self) -> str | None:
         """As the base class says."""
@@ -227,7 +231,9 @@ class TorchLoader(IterableLoader):
 
     def explain(self, error: BaseException) -> str | None:
         """As the base class says."""
-        return super().explain(error) if self._noting is None else None
+        if self._noting is not None:
+            return None
+        return super().explain(error)
 
     def stages(self, seconds: float) -> list[LoaderStage]:
         """As the base class says."""

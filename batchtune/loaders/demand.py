@@ -174,5 +174,7 @@ def epoch_examples(epochs: Sequence[Taken]) -> int | None:
     for taken in epochs:
         if taken.complete and taken.waits:
             examples = [count for count in taken.examples if count is not None]
-            return sum(examples) if len(examples) == len(taken.examples) else None
+            if len(examples) < len(taken.examples):
+                return None
+            return sum(examples)
     return None

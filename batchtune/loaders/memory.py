@@ -68,7 +68,9 @@ def shared_memory() -> Any:
 
 def _shared_bytes() -> int:
     memory = shared_memory()
-    return memory.used if memory else 0
+    if memory is None:
+        return 0
+    return int(memory.used)
 
 
 def _look(pid: int, use: MemoryUse) -> None:

@@ -33,8 +33,9 @@ class WorkerRepeats:
 
     def setting_to_compare(self, settings: Sequence[Arguments]) -> Arguments | None:
         """Return the first setting with several workers; None if all have their examples dealt to them."""
-        several = [arguments for arguments in settings if self._kind.workers(arguments) > 1]
-        return several[0] if several and not self._dealt else None
+        if self._dealt:
+            return None
+        return next((arguments for arguments in settings if self._kind.workers(arguments) > 1), None)
 
     def compare_batches(self, runner: LoaderRunner, arguments: Arguments) -> None:
         """Compare the first batches of the workers by value."""

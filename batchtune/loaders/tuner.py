@@ -281,8 +281,7 @@ class Tuner:
         """Return the best row: with step times, of those whose waits were measured, if any."""
         rows = self._rated()
         with_step = [row for row in rows if row.gpu_idle is not None]
-        best = self._ranked(with_step or rows)
-        return best[0] if best else None
+        return next(iter(self._ranked(with_step or rows)), None)
 
     def _measure_in_turns(self, rows: Sequence[LoaderRow], start: Arguments) -> set[str]:
         """Measure settings with all their arguments, one after the other and again; return the names of their rows.
