@@ -68,12 +68,17 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
 
 def _settings(tuned: Sweep, row: Row) -> SweepSettings:
     """Return the sweep's settings, for one strategy and number of buckets."""
+    num_buckets = row.num_buckets
+    pool_sizes: tuple[int, ...] = ()
+    if row.pool_size is not None:
+        num_buckets = 1
+        pool_sizes = (row.pool_size,)
     try:
         recorded = msgspec.convert(tuned.settings, SweptWith)
         return SweepSettings(
             strategies=(row.strategy,),
-            num_buckets=(row.num_buckets,) if row.pool_size is None else (1,),
-            pool_sizes=() if row.pool_size is None else (row.pool_size,),
+            num_buckets=(num_buckets,),
+            pool_sizes=pool_sizes,
             max_batch_size=recorded.max_batch_size,
             seed=recorded.seed,
             multiple_of=recorded.multiple_of,

@@ -262,10 +262,11 @@ class Pricing:
             other = replace(self.ranks, same_bucket=not self.ranks.same_bucket)
             dealt = simulate_epochs(batching, self.lengths, other.dealing, self.seed)
             other_seconds = float(dealt.seconds(step, other).mean()) * dealt.scale
+            by_same_bucket = {self.ranks.same_bucket: seconds, other.same_bucket: other_seconds}
             by_dealing = RankTimes(
                 without_waiting_epoch_seconds=float(np.sum(step(*shapes))) * scale / epochs / ranks,
-                independent_epoch_seconds=other_seconds if self.ranks.same_bucket else seconds,
-                same_bucket_epoch_seconds=seconds if self.ranks.same_bucket else other_seconds,
+                independent_epoch_seconds=by_same_bucket[False],
+                same_bucket_epoch_seconds=by_same_bucket[True],
             )
         return EpochTime(
             seconds=seconds,

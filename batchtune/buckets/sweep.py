@@ -305,7 +305,10 @@ def _pools_between(
     aim = most_again * _BELOW
     count = pricing.lengths.count
     for low, high in itertools.pairwise(pools):
-        (size, again), (next_size, next_again) = ((one.pool_size or 1, one.mates_again or 0.0) for one in (low, high))
+        size = low.pool_size or 1
+        again = low.mates_again or 0.0
+        next_size = high.pool_size or 1
+        next_again = high.mates_again or 0.0
         if not 0 < again < aim < most_again < next_again:
             continue
         part = math.log(aim / again) / math.log(next_again / again)

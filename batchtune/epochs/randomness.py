@@ -69,13 +69,14 @@ def mates_in_cuts(cuts: list[Cut], lengths: npt.NDArray[Any]) -> Mates:
     return Mates(float(np.mean(again)), correlation)
 
 
-def again_at_random(layout: Layout) -> float:
-    """Return how often mates would meet again if each example's were drawn from all others."""
+def effective_buckets(again: float, layout: Layout) -> float:
+    """Return how often mates meet `again`, relative to batches of these sizes drawn from all examples; at least 1."""
     sizes = layout.batch_sizes.astype(np.float64)
     mates = sizes * (sizes - 1)
-    if mates.any():
-        return float(np.sum(mates * (sizes - 1)) / (mates.sum() * (layout.count - 1)))
-    return 0.0
+    if not mates.any():
+        return 1.0
+    at_random = float(np.sum(mates * (sizes - 1)) / (mates.sum() * (layout.count - 1)))
+    return max(1.0, again / at_random)
 
 
 def _met_again(first: Cut, second: Cut) -> float:

@@ -14,7 +14,7 @@ from batchtune.epochs.batchers import Batching, PoolBatcher
 from batchtune.epochs.layout import Dealing
 from batchtune.epochs.length_grouped import length_grouped, megabatch_size
 from batchtune.epochs.measured_costs import StepSeconds
-from batchtune.epochs.randomness import Mates, again_at_random, mates_in_cuts
+from batchtune.epochs.randomness import Mates, effective_buckets, mates_in_cuts
 from batchtune.epochs.ranks import Ranks
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
@@ -93,13 +93,12 @@ def simulate_epochs(batching: Batching, lengths: Lengths, dealing: Dealing, seed
     for epoch, cut in enumerate(cuts):
         shapes.append(batch_order.simulate(cut, Drawing(seed=seed, epoch=epoch), sample.values, sample.targets))
     mates = mates_in_cuts(cuts, sample.values)
-    at_random = again_at_random(cuts[0].layout)
     shares = [_share_of_pool(batching, count) for count in (lengths.count, sample.count)]
     return SimulatedEpochs(
         scale=scale,
         shapes=shapes,
         mates=replace(mates, again=mates.again * shares[0] / shares[1]),
-        effective_buckets=max(1.0, mates.again / at_random) if at_random else 1.0,
+        effective_buckets=effective_buckets(mates.again, cuts[0].layout),
         repeated_examples=float(np.mean([cut.layout.repeated_examples for cut in cuts])),
     )
 

@@ -16,7 +16,9 @@ from batchtune.results import ShardAdvice
 # WebDataset's default `initial` of both shuffles.
 _INITIAL = 100
 # What `advised_shards` aims at.
-_SHARDS_OF_A_WORKER, _EXAMPLES_OF_A_SHARD, _BYTES_OF_A_SHARD = 4, 100, 10**9
+_SHARDS_OF_A_WORKER = 4
+_EXAMPLES_OF_A_SHARD = 100
+_BYTES_OF_A_SHARD = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from batchtune.buckets.strategies import STRATEGIES, Problem
 from batchtune.buckets.sweep import all_fit, costs_in, sweep
 from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs, StepSeconds
-from batchtune.epochs.randomness import again_at_random, mates_in_cuts
+from batchtune.epochs.randomness import effective_buckets, mates_in_cuts
 from batchtune.epochs.ranks import Ranks
 from batchtune.epochs.simulation import shapes_of
 from batchtune.epochs.table import BucketTable, Limits
@@ -195,12 +195,15 @@ def speechbrain_limits(lengths: Lengths, limits: Limits) -> list[tuple[float, in
     max_batch_length. If memory grows otherwise than in proportion to the padded length, a cap allows a larger M: the
     one that makes the fewest batches is tried, too.
     """
-    distinct, counts = lengths.histogram.lengths, lengths.histogram.counts
+    distinct = lengths.histogram.lengths
+    counts = lengths.histogram.counts
     fitting = limits.batch_sizes(distinct, limits.sizings[-1])
 
     def largest(cap: float) -> float:
         bounded = fitting < np.minimum(cap, lengths.histogram.cumulative)  # there are no more examples
-        return rounded_down(((fitting + 1) * distinct)[bounded].min() * (1 - 1e-9), 6) if bounded.any() else math.inf
+        if not bounded.any():
+            return math.inf
+        return rounded_down(((fitting + 1) * distinct)[bounded].min() * (1 - 1e-9), 6)
 
     plain = (min(limits.max_batch_length, largest(limits.max_batch_size or math.inf)), limits.max_batch_size)
     if limits.frontier is None:
@@ -250,7 +253,6 @@ def _priced(
     count = pricing.lengths.count
     dropped = max(0, count - round(_total(first, stored, sizes)))
     mates = mates_in_cuts([epoch.cut for epoch in epochs], stored.lengths)
-    at_random = again_at_random(first.cut.layout)
     mixing = distance_apart(first)
     workers = (first.batches_by_worker * stored.scale).reshape(settings.world_size, -1)
     most_held = max(epoch.most_held for epoch in epochs)
@@ -280,7 +282,7 @@ def _priced(
         mixing=mixing,
         mates_again=mates.again,
         length_correlation=mates.correlation,
-        effective_buckets=max(1.0, mates.again / at_random) if at_random else 1.0,
+        effective_buckets=effective_buckets(mates.again, first.cut.layout),
         simulated_epochs=_EPOCHS,
         batches_deviation=float(batches_by_epoch.std(ddof=1)),
         unproven=unproven,

@@ -276,11 +276,13 @@ class VerifyPlan:
                 shapes = [BatchShape(size, length)]
             else:
                 start = lengths.size - int(np.searchsorted(lengths[::-1], length, side="right"))  # the values descend
-                # In pools its others may be shorter than those of the bucket.
-                alone = self.batching.pool_size is None or size == 1
-                end = start + int(self.counts[bucket]) if alone else lengths.size
+                end = start + int(self.counts[bucket])
+                if self.batching.pool_size is not None and size > 1:
+                    end = lengths.size  # its others may be shorter than those of the bucket
                 longest_target = start + int(targets[start:end].argmax())
-                pairs = [(start, longest_target)] if size > 1 else [(start, start), (longest_target, longest_target)]
+                pairs = [(start, longest_target)]
+                if size == 1:
+                    pairs = [(start, start), (longest_target, longest_target)]
                 shapes = [
                     BatchShape(size, float(lengths[longest_example]), float(targets[other]))
                     for longest_example, other in pairs

@@ -30,12 +30,12 @@ def found(lengths: Lengths = SPEECH, limits: Limits = NO_LIMIT, fraction: float 
     return result
 
 
-def pricing(lengths: Lengths, limits: Limits, *, timed: bool = True) -> Pricing:
+def pricing(lengths: Lengths, limits: Limits) -> Pricing:
     return Pricing(
         lengths=lengths,
         total=lengths.total,
         max_batch_length=limits.max_batch_length,
-        step_seconds=step_seconds if timed else None,
+        step_seconds=step_seconds,
         targets=TypicalTargets.of(lengths),
     )
 
@@ -84,7 +84,3 @@ def test_few_lengths_stand_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
     about = found(many)
     monkeypatch.setattr(alternatives, "_MOST_LENGTHS", many.count)
     assert about.max_batch_length == found(many).max_batch_length
-
-
-def test_without_step_times_there_is_none() -> None:
-    assert saturation(pricing(SPEECH, NO_LIMIT, timed=False), NO_LIMIT, 5, 0.95) is None

@@ -10,7 +10,7 @@ import pytest
 from batchtune.epochs.batch_order import Cut, Drawing, assemble
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import ON_ONE_RANK, Dealing, tally
-from batchtune.epochs.randomness import Mates, again_at_random, mates_in_buckets, mates_in_cuts
+from batchtune.epochs.randomness import Mates, effective_buckets, mates_in_buckets, mates_in_cuts
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
 
@@ -65,7 +65,7 @@ def test_random_batches_of_one_size_meet_as_chance_has_it() -> None:
     assert found.again == pytest.approx(11 / 599)
     assert found.correlation == pytest.approx(-1 / 599)  # all others are a little less like it, as it is not among them
     (cut,) = epochs_of(SPEECH.values, Batching(one_bucket), 1)
-    assert again_at_random(cut.layout) == pytest.approx(11 / 599)
+    assert effective_buckets(0.5, cut.layout) == pytest.approx(0.5 * 599 / 11)
 
 
 @pytest.mark.parametrize("pool_size", [None, 100])
@@ -82,7 +82,7 @@ def test_batches_of_one_have_no_mates(pool_size: int | None) -> None:
     ones = BucketTable(TABLE.boundaries, np.ones(3, dtype=np.int64))
     cuts = epochs_of(SPEECH.values, Batching(ones, pool_size), 2)
     assert of_table(SPEECH, ones) == mates_in_cuts(cuts, SPEECH.values) == Mates(0.0, None)
-    assert again_at_random(cuts[0].layout) == 0
+    assert effective_buckets(0.0, cuts[0].layout) == 1
 
 
 @pytest.mark.parametrize("batching", [Batching(TABLE), Batching(TABLE, 10)])
