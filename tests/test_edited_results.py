@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import json
 import random
 import re
@@ -48,8 +47,7 @@ KINDS = ("lengths", "pairs")
 EVIL = ("\x1b]0;PWNED\x07", "\n::error::PWNED", "x" * 90 + " ::add-mask::PWNED", "<img src=x onerror=PWNED>", "\u202eA")
 NUMBERS = (0, -1, 1, 2, 0.5, -0.5, 1e-300, 1e300, -1e300, 10**6, 10**15, 10**18, 2**62, 2**63, 2**64, 10**40, 10**400)
 VALUES = (None, True, False, [], [1], [[]], {}, {"a": [None]}, "", "cuda:1", "builtin:conformer-ctc", *EVIL, *NUMBERS)
-# In the default suite, and in all files together.
-FEW, MANY = 1, 20
+MANY = pytest.param(range(1, 21), marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
 GIB = 1 << 30
 
 
@@ -256,18 +254,14 @@ def sample(recorded: Path, folder: Path, kind: str, file: str, seeds: range) -> 
             raise
 
 
-@pytest.mark.parametrize(("kind", "file"), [*itertools.product(KINDS, FILES)])
-def test_an_edited_file_gives_a_result_or_one_message(recorded: Path, tmp_path: Path, kind: str, file: str) -> None:
+@pytest.mark.parametrize("seeds", [range(1), MANY], ids=["one", "many"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("file", FILES)
+def test_an_edited_file_gives_a_result_or_one_message(
+    recorded: Path, tmp_path: Path, kind: str, file: str, seeds: range
+) -> None:
     with little_memory():
-        sample(recorded, tmp_path / "edited", kind, file, range(FEW))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("kind", "file"), [*itertools.product(KINDS, FILES)])
-def test_hundreds_of_edits_do(recorded: Path, tmp_path: Path, kind: str, file: str) -> None:
-    with little_memory():
-        sample(recorded, tmp_path / "edited", kind, file, range(FEW, FEW + MANY))
+        sample(recorded, tmp_path / "edited", kind, file, seeds)
 
 
 def test_what_is_recorded_is_no_edit(recorded: Path, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_doctor_runs_nothing_of_the_working_folder(foreign: Path) -> None:
     assert ran.returncode == 0 and "does not work here" not in ran.stdout
 
 
-def test_the_readers_process_runs_nothing_of_the_folder(foreign: Path) -> None:
+def test_reading_runs_nothing_of_the_working_folder(foreign: Path) -> None:
     assert run(foreign, "scan", "lengths.csv", "-o", "lengths.parquet").returncode == 0
     ran = run(foreign, "sweep-buckets", "lengths.parquet", "--max-batch-length", 60, "--num-buckets", 2)
     assert ran.returncode == 0, ran.stderr

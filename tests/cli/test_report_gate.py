@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from cli.conftest import Run, command, run_here
+from cli.conftest import Run, run_here
 from report_records import made_sweep, partly_proven_sweep, proven_probe, proven_sweep
 
 from batchtune.cli.report import workflow_command
@@ -101,11 +101,6 @@ def test_padding_is_held_to_what_all_ranks_run(
     options = ("--max-batch-length", 60, "--num-buckets", 20, "--strategy", "linear", *ranks)
     assert batchtune("sweep-buckets", "train.csv", *options).returncode == 0
     assert batchtune("report", "--fail-if", "padding_ratio > 20%").returncode == code
-
-
-def test_the_exit_code_is_that_of_the_process(swept: Path, tmp_path: Path) -> None:
-    ran = subprocess.run(command("report", swept, "--fail-if", FAILS), cwd=tmp_path, capture_output=True, check=False)
-    assert ran.returncode == 3
 
 
 def test_a_rule_can_not_be_forgotten_by_its_spelling(batchtune: Run, swept: Path) -> None:

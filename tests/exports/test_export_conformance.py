@@ -31,7 +31,7 @@ from ruamel.yaml import YAML
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
-from batchtune.errors import ResultError, UsageError
+from batchtune.errors import ResultError
 from batchtune.exports import FRAMEWORKS, Tuned, export_of
 from batchtune.lengths import UNITS, Lengths
 from batchtune.results import Sweep
@@ -271,11 +271,6 @@ def test_each_has_its_name_and_a_file_of_its_own() -> None:
     exports = [export_of(name) for name in FRAMEWORKS]
     assert [export.name for export in exports] == list(FRAMEWORKS)
     assert len({export.file for export in exports}) == len(exports)
-
-
-def test_an_unknown_framework_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match=r"unknown framework 'keras'"):
-        export_of("keras")
 
 
 def test_no_framework_is_imported() -> None:
