@@ -59,14 +59,18 @@ def test_files_outside_the_folder_are_refused(folder: Folder, name: str) -> None
         hf_files(folder(state(name)))
 
 
-def test_an_absent_file_is_named(folder: Folder) -> None:
-    with pytest.raises(ManifestError, match=r"b\.arrow is absent, though state\.json names it"):
-        hf_files(folder(state("a.arrow", "b.arrow"), "a.arrow"))
-
-
-def test_a_state_without_files_is_refused(folder: Folder) -> None:
-    with pytest.raises(ManifestError, match="names no data files"):
-        hf_files(folder(state()))
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (state("a.arrow", "b.arrow"), r"b\.arrow is absent, though state\.json names it"),
+        (state(), "names no data files"),
+        ({"_data_files": [{"filename": "a.arrow", "skip": 0, "take": 5}]}, "only a part of the rows"),
+    ],
+    ids=["absent", "empty", "part"],
+)
+def test_a_data_set_that_is_not_whole_is_refused(folder: Folder, content: object, message: str) -> None:
+    with pytest.raises(ManifestError, match=message):
+        hf_files(folder(content, "a.arrow"))
 
 
 def test_rows_in_another_order_are_refused(folder: Folder) -> None:
@@ -75,12 +79,6 @@ def test_rows_in_another_order_are_refused(folder: Folder) -> None:
         hf_files(path)
     assert caught.value.hint is not None
     assert "flatten_indices" in caught.value.hint
-
-
-def test_a_part_of_the_rows_is_refused(folder: Folder) -> None:
-    part = {"_data_files": [{"filename": "a.arrow", "skip": 0, "take": 5}]}
-    with pytest.raises(ManifestError, match="only a part of the rows"):
-        hf_files(folder(part, "a.arrow"))
 
 
 def test_the_splits_of_a_dictionary_are_named(tmp_path: Path) -> None:
