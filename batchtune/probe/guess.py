@@ -35,10 +35,12 @@ def within(rungs: Sequence[int], guess: int, trials: int) -> int:
     """
     if not rungs:
         return guess
-    most = (1 << max(0, trials - 1)) - 1  # rungs that the trials after this one can tell apart
-    if len(rungs) > 2 * most + 1:
+    told_apart = (1 << max(0, trials - 1)) - 1  # rungs, by the trials after this one
+    if len(rungs) > 2 * told_apart + 1:
         return rungs[len(rungs) // 2]
-    return min(max(guess, rungs[max(0, len(rungs) - 1 - most)]), rungs[min(len(rungs) - 1, most)])
+    lowest = rungs[max(0, len(rungs) - 1 - told_apart)]
+    highest = rungs[min(len(rungs) - 1, told_apart)]
+    return min(max(guess, lowest), highest)
 
 
 def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
@@ -95,7 +97,10 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
     multiple = known.next_multiple(bracket)
     if multiple is not None:
         return multiple
-    guess = _by_peaks(known, bracket) if known.peaks.are_known else _by_other_lengths(known, bracket)
+    if known.peaks.are_known:
+        guess = _by_peaks(known, bracket)
+    else:
+        guess = _by_other_lengths(known, bracket)
     quantum = known.fit.quantum(bracket.proven)
     if guess is not None and quantum > 1:
         guess = max(guess - guess % quantum, min(guess, bracket.passed + 1))
@@ -120,7 +125,9 @@ def _middle(rungs: Sequence[int], bracket: Bracket) -> int:
     if bracket.hardly is not None and low < bracket.hardly < high:
         high = bracket.hardly
     open_rungs = between(rungs, low, high) or between(rungs, bracket.passed, bracket.beyond)
-    return open_rungs[len(open_rungs) // 2] if open_rungs else (bracket.passed + bracket.beyond) // 2
+    if not open_rungs:
+        return (bracket.passed + bracket.beyond) // 2
+    return open_rungs[len(open_rungs) // 2]
 
 
 def _by_peaks(known: Knowledge, bracket: Bracket) -> int | None:
@@ -155,7 +162,9 @@ def _beyond_last_peak(known: Knowledge, bracket: Bracket, need: float) -> int:
     rest = fit.model.constant if fit.model else known.peaks.rest_bytes
     used = peak - (bracket.peaks[0][1] if rest is None else rest)
     # The slope of a batch that uses less is unknown: allocators round, and its peak is mostly constant.
-    return min(size, largest * 8) if used < 0.1 * (room - (peak - used)) else size
+    if used < 0.1 * (room - (peak - used)):
+        return min(size, largest * 8)
+    return size
 
 
 def _padded_as_longer(known: Knowledge, bracket: Bracket) -> int | None:

@@ -92,7 +92,9 @@ class Knowledge:
     def median_seconds(self, shape: BatchShape) -> float | None:
         """Return the median step time of a shape; None if unknown."""
         times = [trial.step_seconds for trial in self._trials_of[shape] if trial.step_seconds is not None]
-        return float(np.median(times)) if times else None
+        if not times:
+            return None
+        return float(np.median(times))
 
     @cached_property
     def failures(self) -> dict[BatchShape, Trial]:
@@ -176,7 +178,10 @@ class Knowledge:
             covers = shape.batch_size >= batch_size and anchor.is_within(Anchor(shape.length, shape.target_length))
             if covers and self.is_proven(shape):
                 proofs.append((shape.padded_length, self.passed_trial(shape).index))
-        return min(proofs)[1] if proofs else None
+        if not proofs:
+            return None
+        _, index = min(proofs)
+        return index
 
     def proven_sizes(self, lengths: FloatArray, targets: FloatArray | None = None) -> IntArray:
         """Return the largest batch size proven at each length (and target), below any that failed, or 0; shape (n,)."""
@@ -271,7 +276,9 @@ class Knowledge:
         """Return the next multiple of the quantum, which needs no more memory than what is proven; None if closed."""
         size = bracket.proven
         above = size + -size % self.fit.quantum(size)
-        return above if 0 < size < above < bracket.nearest_beyond else None
+        if 0 < size < above < bracket.nearest_beyond:
+            return above
+        return None
 
     def closed_by(self, bracket: Bracket) -> ClosedBy | None:
         """Return what ends the search there; None if it goes on."""
@@ -290,7 +297,9 @@ class Knowledge:
         if bracket.passed == 0:
             # A single example that leaves no margin.
             at_an_end = bracket.ran >= bracket.cap or bracket.failed is not None or not is_end
-            return "memory" if bracket.tight == 1 and at_an_end else None
+            if bracket.tight == 1 and at_an_end:
+                return "memory"
+            return None
         if bracket.failed is not None and bracket.failed - bracket.passed <= step:
             return bracket.failed_by
         if bracket.tight is not None and bracket.tight - bracket.passed <= step:
@@ -306,7 +315,9 @@ class Knowledge:
             return None
         # The need is known to a few per cent, which is at least one example if a step is many.
         needed = need * step * (0.9 if step >= 10 else 1.0)
-        return "memory" if self.fit.room_bytes - bracket.peak < needed else None
+        if self.fit.room_bytes - bracket.peak < needed:
+            return "memory"
+        return None
 
     def _closed_by_others(self, bracket: Bracket, step: int) -> ClosedBy | None:
         """Return what ends the search by the proofs of longer lengths and the failures of shorter ones."""
@@ -315,5 +326,7 @@ class Knowledge:
         # The proof of a longer length may come within a step of the failure of a shorter one.
         near = max(step, step_at(bracket.proven, self.settings.tolerance))
         if bracket.proven and bracket.nearest_beyond - bracket.proven <= near:
-            return "oom" if bracket.failed_by == "oom" and bracket.failed == bracket.nearest_beyond else "memory"
+            if bracket.failed_by == "oom" and bracket.failed == bracket.nearest_beyond:
+                return "oom"
+            return "memory"
         return None

@@ -73,7 +73,9 @@ class Peaks:
         return self._margin_bytes(_SPREADS * self.margin.spread_bytes)
 
     def _margin_bytes(self, spread: float) -> int:
-        return int(spread + _LEAST_MARGIN * self._task.limit_bytes) if self.are_known else 0
+        if not self.are_known:
+            return 0
+        return int(spread + _LEAST_MARGIN * self._task.limit_bytes)
 
     @cached_property
     def are_known(self) -> bool:
@@ -93,12 +95,16 @@ class Peaks:
     def range(self, shape: BatchShape, others: Sequence[int] = ()) -> int:
         """Return how far the peaks of a shape's trials, and these others, differ."""
         peaks = [*self._of(shape), *others]
-        return max(peaks) - min(peaks) if peaks else 0
+        if not peaks:
+            return 0
+        return max(peaks) - min(peaks)
 
     @cached_property
     def rest_bytes(self) -> int | None:
         """In use between trials (parameters, optimizer state) in the process that holds the most; None if unknown."""
-        return max(*self._held.values(), self._task.held_bytes) if self._held else None
+        if not self._held:
+            return None
+        return max(*self._held.values(), self._task.held_bytes)
 
     def _of(self, shape: BatchShape) -> list[int]:
         """Return the highest and lowest peak of each trial, without what a process's first step adds.

@@ -68,7 +68,9 @@ class MemoryFit:
                 excesses = [self.excesses[other] for other in others]
                 excess = float(np.interp(np.log(length), np.log(others), excesses))
         need = self.model.per_example(length, target or 0.0)
-        return need if excess is None else need * min(max(excess, 1 / _MOST_CORRECTION), _MOST_CORRECTION)
+        if excess is None:
+            return need
+        return need * min(max(excess, 1 / _MOST_CORRECTION), _MOST_CORRECTION)
 
     def sure_need(self, bracket: Bracket, peak: float, step: int) -> float | None:
         """Return the need of one more example, if certain enough to close a length without a failure.
@@ -86,7 +88,9 @@ class MemoryFit:
         else:
             # Even if the model overrates the need by a third, the next size does not fit.
             certain = self.room_bytes - peak < _SURELY_MISSING * by_model * step
-        return by_model if certain or self.model.relative_error * peak <= by_model * step else None
+        if certain or self.model.relative_error * peak <= by_model * step:
+            return by_model
+        return None
 
     def error_at(self, anchor: Anchor) -> float:
         """Return by which share the model may miss the need here: as it misses all, or as two lengths near differ."""
@@ -127,7 +131,9 @@ class MemoryFit:
             if need is not None:
                 size, peak = bracket.peaks[-1]
                 intercepts.append(peak - need * size)
-        return float(np.median(intercepts)) if len(intercepts) > 1 else None
+        if len(intercepts) < 2:
+            return None
+        return float(np.median(intercepts))
 
     # The memory that batches can use
 
@@ -226,7 +232,9 @@ def measured_need(bracket: Bracket) -> float | None:
     small, low = bracket.peaks[-2]
     if small * 2 > large:
         small, low = bracket.peaks[0]
-    return (high - low) / (large - small) if high > low else None
+    if high <= low:
+        return None
+    return (high - low) / (large - small)
 
 
 def _fitted(task: Task, peaks: Peaks, passed: Sequence[BatchShape]) -> CostModel | None:

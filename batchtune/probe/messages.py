@@ -87,10 +87,14 @@ def out_of_time() -> ProbeError:
 
 def nothing_confirmed(turns: Turns) -> ProbeError:
     """Return the error if all batches that fit alone fail among others."""
-    failed = turns.failures[-1] if turns.failures else turns.first_failed
+    failed = turns.first_failed
+    if turns.failures:
+        failed = turns.failures[-1]
+    message = "no batch that fits alone passed in turns with the others"
+    if failed is not None:
+        message += f": {failed.trial.shape} failed last, {error_in_turns(failed.trial)}"
     return ProbeError(
-        "no batch that fits alone passed in turns with the others"
-        + (f": {failed.trial.shape} failed last, {error_in_turns(failed.trial)}" if failed else ""),
+        message,
         f"Leave more memory free with --memory-fraction, or give more with --memory; {_START_OVER}.",
     )
 
@@ -174,7 +178,13 @@ def _memory_was_free(trial: Trial, device: Device) -> str | None:
     peak = trial.failed_peak_bytes
     asked = requested_bytes(trial.error or "")
     limit = device.limit_bytes
-    if peak is None or (peak >= _HALF_FREE * limit if asked is None else peak + asked >= _IN_ONE_PIECE * limit):
+    if peak is None:
+        return None
+    if asked is None:
+        was_free = peak < _HALF_FREE * limit
+    else:
+        was_free = peak + asked < _IN_ONE_PIECE * limit
+    if not was_free:
         return None
     return (
         f"ended with an error that says that memory ran out, although memory was free: the peak was "
@@ -212,15 +222,18 @@ def about_devices(before: Device, now: Device, trials: Sequence[Trial]) -> Itera
 def about_falls(pairs: Sequence[tuple[BatchShape, BatchShape]], unit: str | None) -> Iterator[str]:
     """Yield where memory falls: pairs of a shape that ran out of it and a larger one that passed."""
     for pair in pairs[:_MOST_NAMED]:
-        smaller, larger = (
-            f"{shape.batch_size} × {format_length(shape.length, unit)}"
-            + ("" if shape.target_length is None else f" with targets up to {shape.target_length:g}")
-            for shape in pair
-        )
+        smaller, larger = (_described(shape, unit) for shape in pair)
         yield (
             f"Memory does not grow with the batch everywhere: {smaller} ran out of it, twice, though {larger} "
             "passed. All batch sizes at that length and beyond stay below the one that failed."
         )
+
+
+def _described(shape: BatchShape, unit: str | None) -> str:
+    text = f"{shape.batch_size} × {format_length(shape.length, unit)}"
+    if shape.target_length is not None:
+        text += f" with targets up to {shape.target_length:g}"
+    return text
 
 
 def about_margin(margin: Margin | None, device: Device) -> Iterator[str]:

@@ -70,8 +70,8 @@ class Refinement:
         if at_stake is not None:
             ends = _Ends(self.lengths, self._spread_ends, known, single)
             length = ends.worst(self.num_buckets, at_stake)
-            few = at_stake == _AT_STAKE and len(single) < _FOR_MAX_BATCH_LENGTH * settings.num_lengths
-            if length is None and few:
+            may_add_more = at_stake == _AT_STAKE and len(single) < _FOR_MAX_BATCH_LENGTH * settings.num_lengths
+            if length is None and may_add_more:
                 length = ends.for_max_batch_length()
             if length is not None:
                 return known.anchor(length)
@@ -85,11 +85,15 @@ class Refinement:
         if _least_at_stake(known, single) == _AT_STAKE:
             return None
         lost, _ = _Ends(self.lengths, self._spread_ends, known, single).most_lost(self.num_buckets)
-        return lost if lost > _AT_STAKE else None
+        if lost <= _AT_STAKE:
+            return None
+        return lost
 
     @cached_property
     def _pairs(self) -> _Pairs | None:
-        return None if self.lengths.targets is None else _Pairs.of(self.lengths, self.lengths.targets)
+        if self.lengths.targets is None:
+            return None
+        return _Pairs.of(self.lengths, self.lengths.targets)
 
     @cached_property
     def _spread_ends(self) -> FloatArray:
@@ -112,10 +116,14 @@ def _least_at_stake(known: Knowledge, single: Sequence[Anchor]) -> float | None:
     """Return how much must be at stake for another length to be worth its trials; None if no more may be added."""
     settings = known.settings
     if settings.max_lengths is not None:
-        return _AT_STAKE if len(single) < settings.max_lengths else None
+        if len(single) < settings.max_lengths:
+            return _AT_STAKE
+        return None
     if len(known.trials) < _TRIALS * settings.num_lengths:
         return _AT_STAKE
-    return _AT_STAKE_PAST_TRIALS if len(single) < _MOST_LENGTHS * settings.num_lengths else None
+    if len(single) < _MOST_LENGTHS * settings.num_lengths:
+        return _AT_STAKE_PAST_TRIALS
+    return None
 
 
 def _step_cost(known: Knowledge) -> Callable[[FloatArray, FloatArray, FloatArray | None], FloatArray]:
@@ -125,9 +133,9 @@ def _step_cost(known: Knowledge) -> Callable[[FloatArray, FloatArray, FloatArray
     where they are exact. But they scatter, and each length that they add by chance costs trials.
     """
     model = known.fit.model
-    room = 0.0 if model is None else known.fit.room_bytes - model.constant
-    if model is None or room <= 0:
+    if model is None or known.fit.room_bytes <= model.constant:
         return lambda sizes, lengths, targets: np.ones(sizes.shape)
+    room = known.fit.room_bytes - model.constant
 
     def cost(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None) -> FloatArray:
         filled = sizes * model.per_example(lengths, 0.0 if targets is None else targets) / room
@@ -153,42 +161,46 @@ class _Ends:
         indices = np.flatnonzero(np.isin(distinct, self.measured))
         # The next longer one limits max_batch_length most, by the size of the length that was measured beyond it.
         ends = np.union1d(spread, distinct[np.minimum([indices, indices + 1], distinct.size - 1)])
-        at = np.searchsorted(distinct, ends)
+        end_indices = np.searchsorted(distinct, ends)
         targets = None
         if lengths.targets is not None:
             targets = np.array([lengths.worst_target(float(end)) for end in ends])
-        up_to = lengths.histogram.cumulative[at]
-        seconds = _step_cost(known)
+        up_to = lengths.histogram.cumulative[end_indices]
+        step_cost = _step_cost(known)
         self.histogram = Histogram(ends, np.diff(up_to, prepend=0))
-        self.shortest: FloatArray = distinct[np.concatenate(([0], at[:-1] + 1))]
+        self.shortest: FloatArray = distinct[np.concatenate(([0], end_indices[:-1] + 1))]
         self.fillable = up_to.astype(np.float64)
         self.tolerance = known.settings.tolerance
         self.proven = np.maximum(1, known.proven_sizes(ends, targets))
         self.possible = np.maximum(self.proven, known.possible_sizes(ends, targets))
-        self.now = seconds(self.proven.astype(np.float64), ends, targets) / self.proven
-        self.best = seconds(self.possible, ends, targets) / self.possible
+        self.now = step_cost(self.proven.astype(np.float64), ends, targets) / self.proven
+        self.best = step_cost(self.possible, ends, targets) / self.possible
 
     def worst(self, num_buckets: Sequence[int], at_stake: float) -> float | None:
         """Return the end whose size decides most, in the table that loses most; None if none loses more than that."""
-        lost, theirs = self.most_lost(num_buckets)
+        lost, best_boundaries = self.most_lost(num_buckets)
         if lost <= at_stake:
             return None
-        ends, counts = self._used(theirs)
+        ends, counts = self._used(best_boundaries)
         gain = np.where(self._is_open[ends], counts * (self.now - self.best)[ends], 0.0)
-        return self._within_its_gap(int(ends[int(gain.argmax())])) if gain.max() > 0 else None
+        if gain.max() <= 0:
+            return None
+        return self._within_its_gap(int(ends[int(gain.argmax())]))
 
     def most_lost(self, num_buckets: Sequence[int]) -> tuple[float, FloatArray]:
         """Return how much more the table that loses most costs than the best possible, and the latter's boundaries."""
-        ours = optimal_boundaries(self.histogram, self.now, num_buckets)
-        theirs = optimal_boundaries(self.histogram, self.best, num_buckets)
+        proven_tables = optimal_boundaries(self.histogram, self.now, num_buckets)
+        possible_tables = optimal_boundaries(self.histogram, self.best, num_buckets)
 
         def cost(boundaries: FloatArray, example_costs: FloatArray) -> float:
             ends, counts = self._used(boundaries)
             return float(np.sum(counts * example_costs[ends]))
 
-        lost = [cost(own, self.now) / cost(best, self.best) - 1 for own, best in zip(ours, theirs, strict=True)]
+        lost = []
+        for proven, possible in zip(proven_tables, possible_tables, strict=True):
+            lost.append(cost(proven, self.now) / cost(possible, self.best) - 1)
         worst = int(np.argmax(lost))
-        return lost[worst], theirs[worst]
+        return lost[worst], possible_tables[worst]
 
     def for_max_batch_length(self) -> float | None:
         """Return the middle of the lengths whose size holds max_batch_length down; None if it is high enough."""
@@ -208,7 +220,9 @@ class _Ends:
         lengths = self.histogram.lengths
         right = int(np.searchsorted(self.measured, lengths[end]))
         if right == 0 or right == self.measured.size:
-            return float(lengths[end]) if self._is_open[end] else None
+            if self._is_open[end]:
+                return float(lengths[end])
+            return None
         low = self.measured[right - 1]
         high = self.measured[right]
         inside = np.flatnonzero((lengths > low) & (lengths < high) & self._is_open)
@@ -221,8 +235,8 @@ class _Ends:
     @cached_property
     def _is_open(self) -> npt.NDArray[np.bool_]:
         step = np.maximum(1, np.floor(self.proven * self.tolerance))
-        wide: npt.NDArray[np.bool_] = np.minimum(self.possible, self.fillable) >= self.proven + step
-        return wide
+        is_open: npt.NDArray[np.bool_] = np.minimum(self.possible, self.fillable) >= self.proven + step
+        return is_open
 
     def _used(self, boundaries: FloatArray) -> tuple[IntArray, IntArray]:
         ends = np.searchsorted(self.histogram.lengths, boundaries)
@@ -243,17 +257,18 @@ class _Pairs:
         ratio = targets / data.values
         if np.ptp(ratio) <= _PROPORTIONAL * ratio.max():
             return None
-        taken = min(data.count, _EXAMPLES)
+        count = min(data.count, _EXAMPLES)
         # The longest is among them.
-        chosen = (np.arange(taken) * data.count // taken)[::-1]
+        chosen = (np.arange(count) * data.count // count)[::-1]
         lengths = data.values[chosen]
-        longest = targets[chosen]
+        chosen_targets = targets[chosen]
         spanning = []
         for part in _SPANNING:
-            end = max(1, int(part * taken))
-            near = longest[max(0, end - max(1, int(_TYPICAL_OF * taken))) : end]
-            spanning.append(Anchor(float(lengths[end - 1]), float(np.quantile(near, 0.5, method="nearest"))))
-        return cls(lengths, longest, tuple(dict.fromkeys(spanning)))
+            end = max(1, int(part * count))
+            start = max(0, end - max(1, int(_TYPICAL_OF * count)))
+            typical = float(np.quantile(chosen_targets[start:end], 0.5, method="nearest"))
+            spanning.append(Anchor(float(lengths[end - 1]), typical))
+        return cls(lengths, chosen_targets, tuple(dict.fromkeys(spanning)))
 
     def worst(self, known: Knowledge, num_buckets: int) -> Anchor | None:
         """Return the pair whose size decides most, in the best table; None if that loses little."""
@@ -265,16 +280,16 @@ class _Pairs:
         for anchor in self.spanning:
             if anchor not in tried and anchor != known.anchor(anchor.length) and is_open(anchor):
                 return anchor
-        seconds = _step_cost(known)
+        step_cost = _step_cost(known)
         measured = np.array([anchor.length for anchor in known.anchors])
         candidates = measured[:: max(1, measured.size // _RESOLUTION)]
 
         def example_costs(sizes_of: Callable[[FloatArray, FloatArray], npt.NDArray[np.generic]]) -> _Sizes:
             def costs(lengths: FloatArray, targets: FloatArray) -> FloatArray:
-                long, target = np.broadcast_arrays(lengths, targets)
-                sizes = np.asarray(sizes_of(long.ravel(), target.ravel()), dtype=np.float64).reshape(long.shape)
-                sizes = np.maximum(sizes, 1.0)
-                return seconds(sizes, lengths, targets) / sizes
+                each_length, each_target = np.broadcast_arrays(lengths, targets)
+                flat_sizes = np.asarray(sizes_of(each_length.ravel(), each_target.ravel()), dtype=np.float64)
+                sizes = np.maximum(flat_sizes.reshape(each_length.shape), 1.0)
+                return step_cost(sizes, lengths, targets) / sizes
 
             return costs
 
@@ -287,10 +302,11 @@ class _Pairs:
 
         now = example_costs(known.proven_sizes)
         best = example_costs(known.possible_sizes)
-        (_, _, ours), (theirs, counts, least) = table_and_cost(now), table_and_cost(best)
-        if ours <= (1 + _AT_STAKE) * least:
+        _, _, cost_now = table_and_cost(now)
+        best_table, counts, best_cost = table_and_cost(best)
+        if cost_now <= (1 + _AT_STAKE) * best_cost:
             return None
-        ends, tops = theirs.pairs
+        ends, tops = best_table.pairs
         gain = counts * (now(ends, tops) - best(ends, tops))
         for bucket in np.argsort(-gain, kind="stable"):
             anchor = Anchor(float(ends[bucket]), float(tops[bucket]))

@@ -58,7 +58,9 @@ class Trials:
         """Do what a request asks for."""
         if isinstance(request, Prepare):
             self._session, reply = _prepare(request)
-            self._training = Training() if self._session is not None else None
+            self._training = None
+            if self._session is not None:
+                self._training = Training()
             return reply
         assert self._session is not None and self._training is not None, "a trial before the setup"
         return _run(self._session, self._training, request)
@@ -110,13 +112,16 @@ def _prepare(request: Prepare) -> tuple[Session | None, Identified | Ready | Fai
         failed_stage = "options" if isinstance(error, OptionError) else stage
         return None, Failed(stage=failed_stage, message=error.message, hint=error.hint, traceback=last_lines)
     except BaseException as error:
-        where = f"--device {settings.device}: " if stage == "device" else ""
+        message = first_line(error)
+        if stage == "device":
+            message = f"--device {settings.device}: {message}"
         lowered = lowered_limit(limits)
+        is_oom = lowered is None and error_verdict(error) == "oom"
         return None, Failed(
             stage=stage,
-            message=lowered or where + first_line(error),
+            message=lowered or message,
             traceback=user_traceback(error),
-            outcome="oom" if lowered is None and error_verdict(error) == "oom" else "error",
+            outcome="oom" if is_oom else "error",
         )
     return Session(workload, meter), Ready(device=replace(meter.device, settings=settings_now))
 

@@ -112,9 +112,12 @@ class _Card:
         self.name = str(self.properties.name)
         # torch does not say whether it is the GPU's or the instance's; some versions give all zeros.
         uuid = str(getattr(self.properties, "uuid", "") or "")
-        uuid = uuid if uuid.strip("0-") else ""
+        if not uuid.strip("0-"):
+            uuid = ""
         numbers: list[Any] = [getattr(self.properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-        place = "{:04x}:{:02x}:{:02x}.0".format(*numbers) if all(isinstance(one, int) for one in numbers) else None
+        place = None
+        if all(isinstance(number, int) for number in numbers):
+            place = "{:04x}:{:02x}:{:02x}.0".format(*numbers)
         self.gpu = find_gpu(uuid or None, place, os.environ.get("CUDA_VISIBLE_DEVICES"))
         if uuid and not uuid.startswith(("GPU-", "MIG-")):
             uuid = f"GPU-{uuid}"
@@ -197,7 +200,8 @@ class CudaMeter(Meter):
         share = min([1.0, *_configured_shares()])
         with contextlib.suppress(AttributeError, RuntimeError):  # an older torch, or an allocator that can't tell
             now = float(self._cuda.get_per_process_memory_fraction(self.torch_device))
-            share = min(share, now) if now < self._share - _ROUNDING else share
+            if now < self._share - _ROUNDING:
+                share = min(share, now)
         self._users_share = min(self._users_share, share)
         allowed = int(self._users_share * total)
         if self._continued and self._wanted > allowed * _SLACK:
@@ -230,12 +234,12 @@ class CudaMeter(Meter):
         )
         if self.device.limit_bytes <= (allocated := self.in_use()):
             free, total = self._cuda.mem_get_info(self.torch_device)
-            parts = [
-                f"the workload itself holds {format_size(allocated)}",
-                *([f"{format_size(reserve_bytes)} are kept free by --reserve"] if reserve_bytes else []),
-                *([f"{format_size(ddp_bytes)} for DDP's gradient buckets"] if ddp_bytes else []),
-                f"{format_size(free)} of {format_size(total)} are free on the device",
-            ]
+            parts = [f"the workload itself holds {format_size(allocated)}"]
+            if reserve_bytes:
+                parts.append(f"{format_size(reserve_bytes)} are kept free by --reserve")
+            if ddp_bytes:
+                parts.append(f"{format_size(ddp_bytes)} for DDP's gradient buckets")
+            parts.append(f"{format_size(free)} of {format_size(total)} are free on the device")
             raise ProbeError(f"nothing of the memory is left for batches: {', '.join(parts)}", _GIVE_MORE)
         self._enforce()
 
@@ -335,13 +339,15 @@ class CudaMeter(Meter):
             allowed = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.allow_tf32)
             precisions = ["tf32" if one else "ieee" for one in allowed]
         names = ("matmul_precision", "cudnn_conv_precision", "cudnn_rnn_precision")
-        return {
-            # `none`: full precision, as nobody asked for less.
-            **{name: "ieee" if value == "none" else value for name, value in zip(names, precisions, strict=True)},
-            "cudnn_benchmark": cudnn.benchmark,
-            "cudnn_deterministic": cudnn.deterministic,
-            **({"per_process_memory_fraction": self._users_share} if self._users_share < 1 else {}),
+        # `none`: full precision, as nobody asked for less.
+        switches: dict[str, Any] = {
+            name: "ieee" if value == "none" else value for name, value in zip(names, precisions, strict=True)
         }
+        switches["cudnn_benchmark"] = cudnn.benchmark
+        switches["cudnn_deterministic"] = cudnn.deterministic
+        if self._users_share < 1:
+            switches["per_process_memory_fraction"] = self._users_share
+        return switches
 
 
 def _refuse_uncached() -> None:
