@@ -308,17 +308,12 @@ def test_a_state_before_an_epochs_first_batch_is_that_epochs(made: Make) -> None
     assert (sampler.state_dict()["epoch"], sampler.state_dict()["position"]) == (1, 0)
 
 
-def test_set_epoch_of_the_resumed_epoch_keeps_the_place(made: Make) -> None:
+def test_only_set_epoch_of_another_epoch_leaves_the_place(made: Make) -> None:
     sampler, resumed = made(), made()
     next(iter(sampler))
     resumed.load_state_dict(sampler.state_dict())
     resumed.set_epoch(0)
     assert list(resumed) == list(made())[1:]
-
-
-def test_set_epoch_of_another_epoch_leaves_the_place(made: Make) -> None:
-    sampler, resumed = made(), made()
-    next(iter(sampler))
     resumed.load_state_dict(sampler.state_dict())
     resumed.set_epoch(4)
     assert list(resumed) == list(made(epoch=4))
@@ -340,12 +335,10 @@ def test_the_state_of_another_sampler_is_refused(made: Make, options: dict[str, 
         made(**options).load_state_dict(made().state_dict())
 
 
-def test_the_state_of_other_pools_is_refused() -> None:
-    for options in ({"pool_size": 29}, {"batch_overhead": 1.0}):
-        with pytest.raises(ValueError, match="boundaries, batch sizes or options"):
-            in_pools(**options).load_state_dict(in_pools().state_dict())
+@pytest.mark.parametrize("other", [in_pools(pool_size=29), in_pools(batch_overhead=1.0), in_buckets()])
+def test_the_state_of_other_pools_is_refused(other: BucketBatchSampler | PooledBatchSampler) -> None:
     with pytest.raises(ValueError, match="boundaries, batch sizes or options"):
-        in_pools().load_state_dict(in_buckets().state_dict())
+        in_pools().load_state_dict(other.state_dict())
 
 
 def test_a_damaged_state_is_refused(made: Make) -> None:
