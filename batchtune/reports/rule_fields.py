@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from batchtune.reports.run import KINDS, RunResults
-from batchtune.reports.verification import mismatch
+from batchtune.reports.verification import MISMATCHES, mismatch
 from batchtune.results import Drift, LoaderRow, LowerBound, Record, Row, Shards, StreamRow, Verification
 
 T = TypeVar("T")
@@ -24,13 +24,6 @@ _OF_POOLS = {"pool_size", "batch_overhead", "simulated_epochs", "batches_deviati
 # Why a field may be null where its record can't say.
 _SHARDS_ARE_FINE = "the shards do as they are"
 _NOT_CHECKED = "run `batchtune tune-loader` with --check-reproducible"
-
-_MISMATCHES = {
-    "lengths": "has other lengths than the sweep: run `batchtune verify`",
-    "stream": "is not of the recommended stream: run `batchtune verify --stream`",
-    "table": "has another table than the recommended one: run `batchtune verify`",
-    "pools": "is not of the recommended pools: run `batchtune verify`",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +159,7 @@ def _fields(
     assert isinstance(described, msgspec.inspect.StructType)
     for part in described.fields:
         union = part.type.types if isinstance(part.type, msgspec.inspect.UnionType) else (part.type,)
-        types = [one for one in union if not isinstance(one, msgspec.inspect.NoneType)]
+        types = [member for member in union if not isinstance(member, msgspec.inspect.NoneType)]
         declared: dict[str, Any] = {}
         part_type = types[0]
         if isinstance(part_type, msgspec.inspect.Metadata):
@@ -194,10 +187,10 @@ def _fields(
             )
 
 
-def _known(found: T | None, why: str) -> T:
-    if found is None:
+def _known(value: T | None, why: str) -> T:
+    if value is None:
         raise NotKnownError(why)
-    return found
+    return value
 
 
 def value_in(record: Any, field: Field, where: str = "") -> Value:
@@ -255,9 +248,10 @@ def compared_with(inputs: RuleInputs, field: Field) -> tuple[Any, bool]:
 
 def _verification(inputs: RuleInputs) -> Verification:
     """Return the verification, if it is about the batches that are recommended now."""
-    found = _known(inputs.results.verification, "the run has no verify.json: run `batchtune verify`")
-    if not found.of_stream and inputs.results.sweep is not None:
+    verification = _known(inputs.results.verification, "the run has no verify.json: run `batchtune verify`")
+    if not verification.of_stream and inputs.results.sweep is not None:
         inputs.recommended("sweep")
-    if (differs := mismatch(inputs.results)) is not None:
-        raise NotKnownError(f"verify.json {_MISMATCHES[differs]} again")
-    return found
+    difference = mismatch(inputs.results)
+    if difference is not None:
+        raise NotKnownError(MISMATCHES[difference])
+    return verification

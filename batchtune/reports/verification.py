@@ -14,7 +14,8 @@ _OTHER_BATCHES = (
     "The verification ran {what} than the sweep recommends: those of an earlier sweep, or of an edited sampler.yaml. "
     "Train with what was verified, or run `batchtune sweep-buckets` and `batchtune verify` again."
 )
-_MISMATCHES = {
+# What differs, as `mismatch` names it → what to say and do.
+MISMATCHES = {
     "lengths": "The verification used other lengths than the sweep, so it says nothing about these. Run `batchtune "
     "verify` again.",
     "stream": "The verification ran other batches of the stream than its sweep recommends: those of an earlier sweep, "
@@ -139,7 +140,7 @@ def verification_warnings(results: RunResults) -> Iterator[str]:
         yield with_full_stop(warning)
     difference = mismatch(results)
     if difference is not None:
-        yield _MISMATCHES[difference]
+        yield MISMATCHES[difference]
     if probe is None:
         return
     little = f"one says little about the other. {_AGAIN}"

@@ -190,7 +190,7 @@ CAN_NOT_TELL = {
     "a verification of another table": (
         "verify.holds == false",
         {"verification": replace(made_verification(), bucket_batch_sizes=[1] * 13)},
-        "another table",
+        "another bucket table",
     ),
     "a verification of other lengths": (
         "verify.holds == false",
