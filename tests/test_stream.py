@@ -189,8 +189,9 @@ def test_a_state_of_another_stream_is_refused() -> None:
     ]:
         with pytest.raises(ValueError, match=said):
             other.load_state_dict(state)
-    with pytest.raises(ValueError, match="not a state of a BucketedStream"):
-        stream().load_state_dict({"epoch": 1})
+    for damaged in ({"epoch": 1}, {"x" * 100_000: 1}, "x" * 100_000, [1], None):
+        with pytest.raises(ValueError, match=r"^.{0,500}not a state of a BucketedStream.{0,500}$"):
+            stream().load_state_dict(damaged)  # type: ignore[arg-type]  # on purpose
 
 
 @pytest.mark.parametrize("source", [EXAMPLES, lambda epoch: iter(EXAMPLES)])

@@ -130,12 +130,6 @@ def test_an_odd_state_is_one_short_error(changed: dict[str, Any]) -> None:
         stream().load_state_dict({**one.state_dict(), **changed})
 
 
-@pytest.mark.parametrize("state", [LONG, {LONG: 1}, [1], None])
-def test_what_is_no_state_is_one_short_error(state: Any) -> None:
-    with pytest.raises(ValueError, **ERRORS):
-        stream().load_state_dict(state)
-
-
 @pytest.mark.parametrize("epoch", [2**63, -1, NAN, LONG, None])
 def test_an_odd_epoch_is_one_short_error(epoch: Any) -> None:
     made: list[Callable[[Any], None]] = [stream().set_epoch, sampler().set_epoch]
