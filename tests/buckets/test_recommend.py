@@ -66,10 +66,6 @@ def test_fewer_buckets_win_within_1_percent_of_fewest_batches() -> None:
     assert recommend([row(1011, 5), row(1010, 7), row(1000, 20)], fixed(2000))[0] == 1
 
 
-def test_fewer_buckets_do_not_win_beyond_one_percent() -> None:
-    assert recommend([row(1011, 5), row(1000, 20)], fixed(2000))[0] == 1
-
-
 def test_the_time_decides_where_it_is_known() -> None:
     assert recommend([row(1000, 5, 120.0), row(1100, 9, 100.0)], fixed(2000))[0] == 1
 

@@ -122,12 +122,6 @@ def test_a_quadratic_is_found_from_four_lengths() -> None:
     assert (model.constant, model.linear, model.quadratic) == pytest.approx((1e8, 1e4, 5), rel=1e-5)
 
 
-def test_a_floor_is_found() -> None:
-    sizes, lengths, _ = drawn(30)
-    model = fitted(sizes, lengths, np.maximum(3e8, 1e8 + 4e3 * sizes * lengths))
-    assert (model.floor, model.constant, model.linear) == pytest.approx((3e8, 1e8, 4e3), rel=1e-5)
-
-
 @pytest.mark.parametrize("count", [15, 30])
 @pytest.mark.parametrize("name", LAWS)
 def test_a_law_is_found_from_the_shapes_of_a_probe(name: str, count: int) -> None:
