@@ -43,14 +43,6 @@ def test_a_worker_killed_from_outside_is_not_out_of_memory(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_real_segmentation_fault_is_a_crash() -> None:
-    with supervise("ReadsFromNowhere") as supervisor:
-        trial = supervisor.measure(ONE, 0).trial
-    assert trial.outcome == "crash"
-    assert "SIGSEGV" in (trial.error or "")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "outcome"), [(ONE, "ok"), (TWO, "crash"), (THREE, "timeout")])
 def test_what_the_workload_started_ends_with_its_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: BatchShape, outcome: str
@@ -158,15 +150,7 @@ def test_a_leak_is_reported_as_one() -> None:
         "the workload leaks: each step leaves about 4 MiB more in use (10 steps in a row)",
     )
     assert ".item() or .detach()" in (measured.hint or "")
-
-
-@pytest.mark.slow
-def test_a_leak_is_reported_though_memory_ran_out_early() -> None:
-    with supervise("Leaks", mib=150.0) as supervisor:
-        trial = supervisor.measure(TWO, 0).trial
-    assert trial.outcome == "error"
-    assert (trial.error or "").startswith("the workload leaks: each step leaves about 150 MiB more in use")
-    assert (trial.error or "").endswith("then memory ran out)")
+    assert (measured.stage, measured.renew) == ("step", True)
 
 
 @pytest.mark.parametrize("name", ["GrowsAtFirst", pytest.param("MakesCycles", marks=pytest.mark.slow)])

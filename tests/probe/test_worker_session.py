@@ -233,11 +233,6 @@ def test_an_error_that_leaves_the_device_broken_costs_the_worker() -> None:
     assert (measured.trial.outcome, measured.renew) == ("oom", True)
 
 
-def test_a_plain_lack_of_memory_costs_no_worker() -> None:
-    measured = session(lambda meter, batch, number: out_of_memory() if number == 3 else None).measure(SHAPE)
-    assert (measured.trial.outcome, measured.renew) == ("oom", False)
-
-
 @pytest.mark.parametrize(("kept", "renew"), [(0, False), (1, False), (50, True)])
 def test_memory_that_a_failure_keeps_costs_the_worker(kept: int, renew: bool) -> None:
     def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
@@ -318,16 +313,6 @@ def test_a_single_step_keeps_the_cache_unless_told_otherwise(release: bool, time
     made = session(lambda meter, batch, number: None)
     made.step(SHAPE, release=release)
     assert made._meter.released == times  # type: ignore[attr-defined]
-
-
-@pytest.mark.slow
-def test_a_leak_is_told_after_ten_more_steps() -> None:
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
-        meter.used += MIB
-
-    measured = session(act).measure(SHAPE)
-    assert (measured.trial.outcome, measured.stage, measured.renew) == ("error", "step", True)
-    assert measured.trial.error == "the workload leaks: each step leaves about 1 MiB more in use (10 steps in a row)"
 
 
 @pytest.mark.parametrize("last", [1, 2, 5, 10])
