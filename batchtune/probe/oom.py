@@ -64,7 +64,9 @@ def message_verdict(message: str) -> Verdict | None:
     message = _QUOTED.sub(_without_path, message)
     if _OOM.search(message):
         return "oom"
-    return "disguised" if _DISGUISED.search(message) else None
+    if _DISGUISED.search(message):
+        return "disguised"
+    return None
 
 
 def _without_path(quoted: re.Match[str]) -> str:

@@ -274,7 +274,8 @@ class _Probing:
         chosen = np.unique(np.linspace(0, len(points) - 1, min(len(points), _MOST_TIMED)).round().astype(int))
         for point in (points[index] for index in chosen[::-1]):
             target = float(typical([point.batch_size], [point.length])[0])
-            target = float(np.ceil(target)) if whole else target
+            if whole:
+                target = float(np.ceil(target))
             shape = BatchShape(point.batch_size, point.length, target)
             if not self._has_time():
                 return
@@ -316,7 +317,9 @@ class _Probing:
                 left.pop(0)
             return True
 
-        return confirm(self.measurer, shapes, rounds, on_step) if shapes else Turns()
+        if not shapes:
+            return Turns()
+        return confirm(self.measurer, shapes, rounds, on_step)
 
     def _learn(self, turns: Turns) -> bool:
         """Take in what the turns showed; return whether anything must be measured again."""
@@ -366,7 +369,9 @@ class _Probing:
             turns = None  # the turns had too little time to prove anything useful
             points = self._frontier(turns)
         if not points:
-            raise messages.out_of_time() if turns is None else messages.nothing_confirmed(turns)
+            if turns is None:
+                raise messages.out_of_time()
+            raise messages.nothing_confirmed(turns)
         known = self.search.known(self.trials)
         margin = known.peaks.margin if known.peaks.are_known else None
         if turns is not None and points[-1].length < self.lengths.longest:

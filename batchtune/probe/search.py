@@ -100,7 +100,9 @@ class FrontierSearch:
         if wanted is not None or self._refine is None or order == [longest]:
             return wanted
         added = self._refine(known)
-        return None if added is None else self._at(known, added)
+        if added is None:
+            return None
+        return self._at(known, added)
 
     def _at(self, known: Knowledge, anchor: Anchor) -> NextTrial | None:
         if (retry := known.to_retry(anchor)) is not None:
@@ -244,7 +246,9 @@ class FrontierSearch:
         if longest == shortest:
             return [first]
         cap = known.cap(first)
-        chosen_from = _first_failure(known.trials, longest) or (cap if known.passes(first.shape(cap)) else None)
+        chosen_from = _first_failure(known.trials, longest)
+        if chosen_from is None and known.passes(first.shape(cap)):
+            chosen_from = cap
         if chosen_from is None:
             return [first]
         between = sorted(set(self._lengths_between(chosen_from)) - {longest, shortest}, reverse=True)

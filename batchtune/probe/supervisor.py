@@ -244,4 +244,6 @@ def _tail(output: str, lines: int = 12) -> str:
 
 
 def _hangs_at(lead: str, lost: WorkerLost) -> str:
-    return f"{lead}it hangs at {last_frame(lost.output)}" if lost.output else ""
+    if not lost.output:
+        return ""
+    return f"{lead}it hangs at {last_frame(lost.output)}"

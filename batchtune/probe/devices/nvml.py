@@ -91,8 +91,10 @@ class Gpu:
 
     def instances(self) -> Iterator[Gpu]:
         """Yield the instances that this GPU is divided into."""
-        most = self._number("nvmlDeviceGetMaxMigDeviceCount") if self.divided() else None
-        return _found(self._nvml, "nvmlDeviceGetMigDeviceHandleByIndex", *((self._handle, i) for i in range(most or 0)))
+        count = 0
+        if self.divided():
+            count = self._number("nvmlDeviceGetMaxMigDeviceCount") or 0
+        return _found(self._nvml, "nvmlDeviceGetMigDeviceHandleByIndex", *((self._handle, i) for i in range(count)))
 
     def memory(self) -> tuple[int | None, int | None]:
         """Return the bytes in total, and those that are free."""
@@ -108,7 +110,9 @@ class Gpu:
             pid = int(process.pid)
             its_bytes = _bytes(process, "usedGpuMemory")
             known = used.get(pid)
-            used[pid] = its_bytes if known is None else max(known, its_bytes or 0)
+            if known is not None:
+                its_bytes = max(known, its_bytes or 0)
+            used[pid] = its_bytes
         return [DeviceProcess(pid=pid, used_bytes=used[pid]) for pid in sorted(used)]
 
     def _processes(self, call: str) -> Any:
@@ -125,7 +129,9 @@ class Gpu:
         bits = self._whole._number("nvmlDeviceGetCurrentClocksEventReasons")
         if bits is None:  # its name before driver 535
             bits = self._whole._number("nvmlDeviceGetCurrentClocksThrottleReasons")
-        return None if bits is None else named_reasons(bits)
+        if bits is None:
+            return None
+        return named_reasons(bits)
 
     def _ask(self, call: str, *arguments: Any) -> Any:
         errors: list[Exception] = []
@@ -174,7 +180,9 @@ def find_gpu(uuid: str | None, pci_bus_id: str | None, visible: str | None = Non
         if name.startswith("MIG-"):
             return next(_found(nvml, "nvmlDeviceGetHandleByUUID", (name,)), None)
     instances = list(gpu.instances())
-    return instances[0] if len(instances) == 1 else None
+    if len(instances) != 1:
+        return None
+    return instances[0]
 
 
 def all_gpus() -> tuple[list[Gpu], str | None]:
@@ -232,4 +240,6 @@ def _number(value: Any) -> int | None:
 
 def _bytes(facts: Any, field: str) -> int | None:
     size = _number(getattr(facts, field, None))
-    return None if size == _NOT_AVAILABLE else size
+    if size == _NOT_AVAILABLE:
+        return None
+    return size
