@@ -78,6 +78,7 @@ def run_probe(
     another reason than memory, ProbeError if the device can't be used or the data do not fit.
     """
     hooks = hooks or ProbeHooks()
+    sweep_settings = sweep_settings or SweepSettings()
     with alone_in(folder):
         previous, trials = (None, []) if force else open_run(lengths, settings, folder)
         changed = []
@@ -120,10 +121,9 @@ def run_probe(
                     "Give another folder with --run, or --force to start over in this one.",
                 )
             began_with = previous.device if previous else device
-            sweeps = sweep_settings or SweepSettings()
             clock = ProbeClock.of(started, settings.minutes)
             return _Probing(
-                lengths, settings, folder, began_with, device, measurer, hooks, trials, changed, sweeps, clock
+                lengths, settings, folder, began_with, device, measurer, hooks, trials, changed, sweep_settings, clock
             ).run()
 
 
@@ -284,10 +284,8 @@ class _Probing:
 
     def _shapes(self) -> list[BatchShape]:
         """Return the largest batch of each point that no other point's contains, large and small ones in turns."""
-        points = [
-            *self.search.frontier(self.trials, unfinished=True),
-            *self.search.frontier(self.trials, joint=True, unfinished=True),
-        ]
+        points = self.search.frontier(self.trials, unfinished=True)
+        points += self.search.frontier(self.trials, joint=True, unfinished=True)
         peaks = {trial.shape: trial.peak_bytes or 0 for trial in self.trials if trial.outcome == "ok"}
         shapes = {BatchShape(point.batch_size, point.length, point.target_length) for point in points}
         return alternating(sorted(shapes & peaks.keys(), key=lambda shape: (-peaks[shape], str(shape))))
@@ -349,17 +347,16 @@ class _Probing:
                 confirmation=True,
             )
             self._keep(replace(failure, trial=trial))
-        again = self.search.known(self.trials)
         if failures or turns.first_failed is not None:
             return True
-        return not all(again.is_proven(shape) for shape in turns.confirmed)
+        known = self.search.known(self.trials)
+        return not all(known.is_proven(shape) for shape in turns.confirmed)
 
     def _frontier(self, turns: Turns | None, *, joint: bool = False) -> list[FrontierPoint]:
         """Return what fits; if the probe was interrupted, so that no turns are complete, none of it is proven."""
-        search = self.search
         if turns is not None:
-            return search.frontier(self.trials, turns.confirmed, joint=joint, unfinished=self.out_of_time)
-        points = search.frontier(self.trials, joint=joint, unfinished=True)
+            return self.search.frontier(self.trials, turns.confirmed, joint=joint, unfinished=self.out_of_time)
+        points = self.search.frontier(self.trials, joint=joint, unfinished=True)
         return [replace(point, trial=None) for point in points]
 
     def _result(self, turns: Turns | None) -> Probe:
