@@ -75,7 +75,7 @@ def test_too_large_batches_end_with_3(batchtune: Run, run: Path) -> None:
 @pytest.mark.slow
 def test_a_leak_ends_with_3_and_is_reported_as_one(batchtune: Run, run: Path) -> None:
     edited(run, bucket_batch_sizes=[5] * len(sampler(run)["bucket_batch_sizes"]))
-    ran = batchtune("verify", "lengths.csv", *OWN, "--steps", 60, *ANY_TIME, env={"LEAK_BYTES": str(1 << 20)})
+    ran = batchtune("verify", "lengths.csv", *OWN, "--steps", 60, *ANY_TIME, env={"LEAK_BYTES": str(1 << 19)})
     assert ran.returncode == 3
     assert "the workload leaks" in " ".join(ran.stdout.split())
 

@@ -17,8 +17,11 @@ DONE = "EVIDENCE_DONE"
 """Environment variable: names of tests to leave out, one a line."""
 
 
+HERE = Path(__file__).parent
+
+
 class ModuleWithoutDevice(pytest.Module):
-    """A module of tests on a machine without a device: skipped as a whole."""
+    """A module of tests on a machine without a device: skipped as a whole, if no report names each test."""
 
     def collect(self) -> NoReturn:
         pytest.skip("no CUDA device")
@@ -27,7 +30,7 @@ class ModuleWithoutDevice(pytest.Module):
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     import torch
 
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() or REPORT in os.environ:
         return None
     return ModuleWithoutDevice.from_parent(parent, path=module_path)
 
@@ -35,6 +38,13 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     done = os.environ.get(DONE, "").splitlines()
     items[:] = [item for item in items if item.name not in done]
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
