@@ -1,6 +1,6 @@
 """One epoch's batches: which examples are in which batch, in which order, and on which rank.
 
-A batcher (`batching.batchers`) orders an epoch's examples and cuts them into batches, as many for each rank: a `Cut`.
+A batcher (`epochs.batchers`) orders an epoch's examples and cuts them into batches, as many for each rank: a `Cut`.
 `drawn` puts these batches in order; `assemble` returns those of one rank, `simulate` only the shapes of all. The
 sampler, the verification and the simulation of an epoch are these steps. `lengths` always has the shape (examples,).
 """

@@ -76,8 +76,8 @@ class ProbeSection(Section[Probe]):
             batches = "The batch at the limit was"
         again = f" after {counted(confirmation.given_up, 'larger one')} had failed" if confirmation.given_up else ""
         yield (
-            f"{batches} run once more in turns, {format_number(confirmation.steps)} steps in {confirmation.workers} "
-            f"processes, and fit{again}."
+            f"{batches} run once more in turns, {counted(confirmation.steps, 'step')} in "
+            f"{counted(confirmation.workers, 'worker')}, and fit{again}."
         )
 
     @property

@@ -219,8 +219,8 @@ _STREAMS: Known[StreamKind] = Known(
     ),
     settings=(
         "Known are the arguments of SpeechBrain's dynamic_bucketed_batch (target_batch_numel with max_batch_numel, "
-        "max_batch_size, max_padding_ratio, buffersize, drop_end, min_sample_len, max_sample_len), and those of a "
-        "stream.yaml."
+        "max_batch_size, max_padding_ratio, buffersize, drop_end, min_sample_len, max_sample_len), and "
+        "BucketedStream's bucket_boundaries, bucket_batch_sizes and buffer_size."
     ),
     lacking="settings of dynamic_bucketed_batch (target_batch_numel)",
     refused=dict.fromkeys(("max_batch_length", "num_buckets", "batch_size"), _NO_STREAM),

@@ -238,7 +238,9 @@ class TestFiles:
         [
             (b"", "is empty"),
             (b"seed: 1\n", "has no settings of a DynamicBatchSampler"),
-            (b"format: batchtune/sampler\nbucket_boundaries: [1]\n", "has no settings of a DynamicBatchSampler"),
+            (b"format: batchtune/sampler\nbucket_boundaries: [1]\n", "is a config that batchtune wrote"),
+            (b"format: batchtune/sampler\nmax_batch_length: 9\nbucket_boundaries: [1]\n", "is a config that batchtune"),
+            (b"format: batchtune/stream-config\nmax_batch_length: 9\n", "is a config that batchtune wrote"),
             (b"a: 1\na: 2\n", "line 2: the file has the key 'a' a second time"),
             (b"\xff\xfe\x00", "is not UTF-8 text"),
             (b"a: " + b"[" * 2000, "nests too many levels deep"),

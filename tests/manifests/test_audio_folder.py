@@ -199,6 +199,11 @@ def test_files_that_belong_to_no_audio_file_are_counted(folder: Folder) -> None:
     assert left_out(source) == {"no audio file": 4}
 
 
+def test_audio_that_is_not_read_is_counted_as_such(folder: Folder) -> None:
+    source = folder({"a.wav": wav(1), "b.au": b"", "c.CAF": b""})
+    assert left_out(source) == {"audio in a format that is not read: convert it to WAV or FLAC": 2}
+
+
 def test_two_audio_files_of_one_name_are_one_example(folder: Folder) -> None:
     source = folder({"a.flac": b"", "a.wav": wav(1), "a.txt": "x"})
     assert left_out(source) == {"the same name as another audio file, but for the suffix": 1}

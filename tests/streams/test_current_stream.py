@@ -174,7 +174,7 @@ def test_a_recipe_that_can_not_be_reproduced_is_refused(tmp_path: Path, old: str
         of_file(tmp_path, RECIPE.replace(old, new))
 
 
-@pytest.mark.parametrize("text", ["max_batch_length: 600\nnum_buckets: 20\n", "lr: 1\n", "format: batchtune/sampler\n"])
+@pytest.mark.parametrize("text", ["max_batch_length: 600\nnum_buckets: 20\n", "lr: 1\n"])
 def test_a_file_without_settings_of_a_stream_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ResultError) as error:
         of_file(tmp_path, text)

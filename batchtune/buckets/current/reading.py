@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from batchtune.buckets.current.base import HOW, OPTION, Current, Settings, SettingsKind, TableKind
 from batchtune.buckets.current.speechbrain import SpeechBrainSettings
 from batchtune.buckets.current.tables import FixedSize, OwnTable
-from batchtune.configs import Block, Recipe, line_of, product_of, read_text, word_or_number
+from batchtune.configs import Block, Recipe, entries, line_of, product_of, read_text, scalar_value, word_or_number
 from batchtune.errors import ResultError, UsageError, printable, shortened
 
 _PAIRS = re.compile(r"\s*[A-Za-z_]\w*\s*=", re.ASCII)
@@ -97,6 +97,12 @@ def read_settings(text: str, known: Known[AnyKind]) -> tuple[AnyKind, Settings]:
 def _of_file(file: Path, key_path: str | None, known: Known[AnyKind]) -> tuple[AnyKind, Settings]:
     """Read the training's settings from a recipe, at `key_path` or where they are found; other keys may be code."""
     recipe = Recipe.parse(read_text(file, file.name, "Give a SpeechBrain training YAML."), file.name)
+    file_format = entries(recipe.root).get("format")
+    if file_format is not None and str(scalar_value(file_format)).startswith("batchtune/"):
+        raise ResultError(
+            f"{file.name} is a config that batchtune wrote, and {OPTION} FILE reads a SpeechBrain recipe",
+            f"Write its settings as {OPTION} key=value,key=value. {known.settings}",
+        )
     if key_path is None:
         kind, block = _training_settings(recipe, known)
     else:

@@ -15,6 +15,8 @@ from batchtune.manifests.values import Unreadable, number
 
 _DURATION = "duration"
 _PEEKED_FILES = 20
+_UNREAD_AUDIO = frozenset(("aac", "ac3", "amr", "ape", "au", "caf", "snd", "sph", "voc", "w64", "webm", "wma", "wv"))
+_CONVERT = "audio in a format that is not read: convert it to WAV or FLAC"
 
 
 class AudioFolder(Format):
@@ -57,7 +59,8 @@ class AudioFolder(Format):
                     self._siblings.setdefault(".".join(parts[count:]).lower(), {}).setdefault(stem, name)
                     break
             else:
-                self._left_out["no audio file"] += 1
+                is_unread = parts[-1].lower() in _UNREAD_AUDIO
+                self._left_out[_CONVERT if is_unread else "no audio file"] += 1
 
     @staticmethod
     def fits(head: Head) -> bool:
