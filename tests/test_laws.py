@@ -100,6 +100,16 @@ def test_the_longest_that_ran_as_a_first_step_stays() -> None:
     assert (probe.frontier[-1].length, probe.frontier[-1].batch_size) == (82.5, 1)
 
 
+def test_turns_are_not_repeated_for_smaller_batches() -> None:
+    # The margin grows by what the first step of a process needs: sizes next to the limit give way to smaller ones.
+    law = LAWS["linear"]
+    device = LawDevice(law, made_lengths("speech"), first_step=lambda shape: 0.0009 * LIMIT_BYTES)
+    probe = probe_law(device)
+    assert probe.confirmation is not None
+    assert device.steps == probe.confirmation.steps
+    assert all(point.trial is not None for point in probe.frontier)
+
+
 def test_a_workload_that_ignores_the_shape_is_refused() -> None:
     device = SameForAll(Law(lambda b, u, t: 2.0), made_lengths("speech", count=FEW))
     with pytest.raises(WorkloadError, match=r"do not depend on the batch: 1 × .* and 300 × ") as raised:

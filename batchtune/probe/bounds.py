@@ -132,6 +132,11 @@ class Bracket:
         return max(self.passed, self.surely)
 
 
+def is_covered(shape: BatchShape, shapes: Iterable[BatchShape]) -> bool:
+    """Return whether one of the shapes is this one, or contains it."""
+    return any(other == shape or other.contains(shape) for other in shapes)
+
+
 def step_at(size: int, tolerance: float) -> int:
     """Return the smallest difference in batch size that matters, at least 1."""
     return max(1, int(size * tolerance))

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 
 from batchtune.lengths import FloatArray, IntArray
-from batchtune.probe.bounds import Anchor, Bracket, Shapes, Task, step_at
+from batchtune.probe.bounds import Anchor, Bracket, Shapes, Task, is_covered, step_at
 from batchtune.probe.margin import Peaks
 from batchtune.probe.memory_fit import MemoryFit
 from batchtune.results import ClosedBy, Trial
@@ -22,7 +22,8 @@ class Knowledge:
 
     A shape is proven if a trial passed that is at least as large in every respect and leaves the margin free: memory
     is assumed to grow with batch size, length and target. A failure that contradicts this wins: it rules out every
-    shape at least as large, whatever passed there. `confirmed` limits which shapes can be proven; None: no limit.
+    shape at least as large, whatever passed there. Where `confirmed` is not None, a shape can only be proven if one of
+    these is at least as large.
     """
 
     def __init__(self, task: Task, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> None:
@@ -136,7 +137,7 @@ class Knowledge:
         """Return whether it passed, never failed, and leaves the margin free."""
         if not self.passes(shape) or shape in self.failures:
             return False
-        if self.confirmed is not None and shape not in self.confirmed:
+        if self.confirmed is not None and not is_covered(shape, self.confirmed):
             return False
         return self.peaks.leaves_margin(shape)
 

@@ -16,6 +16,7 @@ from batchtune.epochs.measured_costs import TypicalTargets
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.probe import messages
+from batchtune.probe.bounds import is_covered
 from batchtune.probe.clock import SLOWER_IN_TURNS, ProbeClock
 from batchtune.probe.confirmation import (
     Turns,
@@ -179,8 +180,11 @@ class _Probing:
                     finished = replace(finished, warnings=[*self.changed, *finished.warnings])
                     write_result(path, finished)
                 return finished
+        turns = Turns()
         for _ in range(_MOST_CONFIRMATIONS):
             shapes = self._shapes()
+            if turns.confirmed and all(is_covered(shape, turns.confirmed) for shape in shapes):
+                break  # smaller ones than those that passed in turns take up no more memory
             turns = self._confirm(shapes)
             if not self._learn(turns) or self.out_of_time:
                 break

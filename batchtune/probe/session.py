@@ -30,6 +30,14 @@ MOST_TIMED_STEPS = 30
 _MOST_COMPILING_STEPS = 20
 # A failure that leaves more than this part of the limit in use costs the worker.
 _HELD_SHARE = 0.002
+# Steps whose interquartile range is at most this part of their median are steady, and so are peaks that differ by at
+# most this part of the limit. After so many steady trials in a row, one timed step may be enough.
+_STEADY_TIMES = 0.05
+_STEADY_PEAKS = 0.001
+_STEADY_TRIALS = 3
+# How long steps are timed: steady ones, and others.
+_STEADY_SECONDS = 0.1
+_UNSTEADY_SECONDS = 0.75
 
 
 @dataclass
@@ -40,6 +48,7 @@ class Session:
     _meter: Meter
     _stepped: bool = False
     _limits: dict[str, int] = field(default_factory=process_limits)
+    _steady_trials: int = 0  # the last ones in a row whose equal steps took equal time and memory
     _rest_bytes: int = field(init=False)  # in use after the setup, then after the last step or trial that passed
 
     def __post_init__(self) -> None:
@@ -65,6 +74,8 @@ class Session:
             if again.leak or (again.verdict == "oom" and fewer):
                 attempt.leak = leak_message(attempt.in_use, ran_out=True)
         gc.collect()
+        if len(attempt.seconds) > 1:
+            self._steady_trials = self._steady_trials + 1 if attempt.is_steady else 0
         return self._ran(attempt)
 
     def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
@@ -79,7 +90,8 @@ class Session:
 
     def _attempt(self, shape: BatchShape, run: Callable[[_Attempt], None], *, single: bool = False) -> _Attempt:
         meter = self._meter
-        attempt = _Attempt(self._workload, meter, shape, single=single)
+        brief = self._steady_trials >= _STEADY_TRIALS
+        attempt = _Attempt(self._workload, meter, shape, single=single, brief=brief)
         retries, ooms = meter.retries_and_ooms()
         compiled = compilations()
         try:
@@ -137,13 +149,14 @@ class _Attempt:
     """One try at a batch shape, and its results so far.
 
     In a `single` step among others, as in training, the allocator may empty its cache, and a library may catch one of
-    its errors and go on; in a trial either is a failure.
+    its errors and go on; in a trial either is a failure. In a `brief` trial one timed step may be enough.
     """
 
     workload: Workload
     meter: Meter
     shape: BatchShape
     single: bool = False
+    brief: bool = False
     seconds: list[float] = field(default_factory=list)  # of the timed steps
     in_use: list[int] = field(default_factory=list)  # bytes after each completed step
     peaks: list[int | None] = field(default_factory=list)  # bytes, of making the batch and of each step
@@ -170,7 +183,7 @@ class _Attempt:
             return
         self.meter.surroundings()  # count from here
         compiling = 0
-        while not enough(self.seconds):
+        while not enough(self.seconds, brief=self.brief):
             compiled = compilations()
             seconds = self._timed(batch, watched=not self.seconds)
             if compilations() > compiled and compiling < _MOST_COMPILING_STEPS:
@@ -257,12 +270,23 @@ class _Attempt:
             return "oom", f"passed only after the allocator had emptied its cache {self.retries} times"
         return "ok", None
 
+    @property
+    def later_peaks(self) -> list[int]:
+        """The known peaks in bytes of the steps after the warm-up."""
+        return [peak for peak in self.peaks[2:] if peak is not None]
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether its steps, of which there are several, took equal time and memory."""
+        spread = max(self.later_peaks, default=0) - min(self.later_peaks, default=0)
+        return _are_steady(self.seconds) and spread <= _STEADY_PEAKS * self.meter.device.limit_bytes
+
     def trial(self) -> Trial:
         """Return its record. Failures have no times and no peaks, except a single step's peak."""
         outcome, error = self.judged()
         facts: dict[str, Any] = {"failed_peak_bytes": self.peak_bytes}
         if outcome == "ok":
-            later = [peak for peak in self.peaks[2:] if peak is not None]  # without the batch's and the warm-up's
+            later = self.later_peaks
             facts = {
                 "step_seconds": statistics.median(self.seconds),
                 "step_seconds_spread": interquartile_range(self.seconds) if len(self.seconds) > 1 else None,
@@ -316,20 +340,23 @@ def _described(error: BaseException) -> tuple[str, Verdict | None, str | None]:
         return "MemoryError, and no memory to say where", "oom", None
 
 
-def enough(seconds: Sequence[float]) -> bool:
+def enough(seconds: Sequence[float], *, brief: bool = False) -> bool:
     """Return whether these timed steps are enough to know the step time.
 
     Short steps vary more and are cheap to repeat: run up to 30 of them, for a tenth of a second, or for up to three
     quarters of a second if they are not steady (interquartile range above 5% of the median). Three are the least, to
-    show one that is slow by chance, unless the first takes 10 seconds. What still scatters is averaged over trials by
-    the model of step times.
+    show one that is slow by chance, unless the first takes 10 seconds; in a `brief` trial one is enough that takes a
+    tenth of a second. What still scatters is averaged over trials by the model of step times.
     """
     total = sum(seconds)
     if len(seconds) < 3:
-        return len(seconds) == 1 and total >= 10.0
-    steady = interquartile_range(seconds) <= 0.05 * statistics.median(seconds)
-    wanted_seconds = 0.1 if steady else 0.75
+        return len(seconds) == 1 and total >= (_STEADY_SECONDS if brief else 10.0)
+    wanted_seconds = _STEADY_SECONDS if _are_steady(seconds) else _UNSTEADY_SECONDS
     return len(seconds) >= MOST_TIMED_STEPS or total >= wanted_seconds
+
+
+def _are_steady(seconds: Sequence[float]) -> bool:
+    return interquartile_range(seconds) <= _STEADY_TIMES * statistics.median(seconds)
 
 
 def interquartile_range(values: Sequence[float]) -> float:

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from batchtune.probe.session import MOST_TIMED_STEPS, enough, interquartile_range
 
 
-def timed(*seconds: float) -> int:
+def timed(*seconds: float, brief: bool = False) -> int:
     """After how many steps it is enough, when the times come round again and again."""
     taken: list[float] = []
-    while not enough(taken):
+    while not enough(taken, brief=brief):
         taken.append(seconds[len(taken) % len(seconds)])
     return len(taken)
 
@@ -26,6 +26,12 @@ def test_shorter_and_unsteady_steps_are_timed_more_often() -> None:
         (0.001,): MOST_TIMED_STEPS,
     }
     assert {seconds: timed(*seconds) for seconds in cases} == cases
+
+
+def test_after_steady_trials_a_step_of_a_tenth_of_a_second_is_timed_once() -> None:
+    assert timed(0.1, brief=True) == 1
+    assert timed(0.05, brief=True) == 3
+    assert timed(0.05, 0.1, brief=True) == 10
 
 
 @given(st.lists(st.floats(1e-6, 100.0), min_size=1, max_size=5))

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -362,3 +363,17 @@ def test_a_single_example_that_is_too_much_is_no_leak() -> None:
 
     measured = session(act).measure(BatchShape(1, 3.0))
     assert measured.trial.outcome == "oom"
+
+
+@pytest.mark.parametrize(("growth", "steps"), [(0, [4, 4, 4, 2, 2]), (2 * MIB, [4, 4, 4, 4, 4])])
+def test_once_equal_steps_are_known_to_be_equal_a_long_one_is_timed_once(
+    growth: int, steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(step=0.2)  # seconds; read before and after each step
+    monkeypatch.setattr(session_module.time, "perf_counter", lambda: next(clock))
+
+    def act(meter: MadeMeter, shape: BatchShape, step: int) -> None:
+        meter.used = 100 * MIB + growth * (step % 2)
+
+    made = session(act)
+    assert [made.measure(SHAPE).trial.steps for _ in steps] == steps
