@@ -366,7 +366,7 @@ def test_a_single_example_that_is_too_much_is_no_leak() -> None:
 
 
 @pytest.mark.parametrize(("growth", "steps"), [(0, [4, 4, 4, 2, 2]), (2 * MIB, [4, 4, 4, 4, 4])])
-def test_once_equal_steps_are_known_to_be_equal_a_long_one_is_timed_once(
+def test_after_steady_trials_a_long_step_is_timed_once(
     growth: int, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = itertools.count(step=0.2)  # seconds; read before and after each step
