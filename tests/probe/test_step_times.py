@@ -28,7 +28,7 @@ def test_shorter_and_unsteady_steps_are_timed_more_often() -> None:
     assert {seconds: timed(*seconds) for seconds in cases} == cases
 
 
-def test_after_steady_trials_a_step_of_a_tenth_of_a_second_is_timed_once() -> None:
+def test_brief_trials_time_a_step_of_a_tenth_of_a_second_once() -> None:
     assert timed(0.1, brief=True) == 1
     assert timed(0.05, brief=True) == 3
     assert timed(0.05, 0.1, brief=True) == 10
