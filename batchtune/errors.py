@@ -111,3 +111,11 @@ class LoaderError(WorkloadError):
 
 class ProbeError(BatchtuneError):
     """The probe has no result: nothing fits, or the device can't be used."""
+
+
+def invalid_field(error: Exception) -> str:
+    """Return what msgspec finds wrong, with the field first: ``num_buckets: Expected `int` >= 1``."""
+    problem, _, place = printable(str(error)).partition(" - at `$.")
+    if not place:
+        return problem
+    return f"{place.rstrip('`')}: {problem}"

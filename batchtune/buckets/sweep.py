@@ -13,7 +13,8 @@ from msgspec import structs
 
 from batchtune.buckets.alternatives import fixed_baselines, lower_bound, saturation, two_dimensional_rows
 from batchtune.buckets.cautions import cautions, limit_unit_hint
-from batchtune.buckets.current.base import YOURS, Current, CurrentTable
+from batchtune.buckets.current import Current, current_batching
+from batchtune.buckets.current_settings import YOURS
 from batchtune.buckets.distribution import bucket_uses, histogram_of, quantiles_of
 from batchtune.buckets.epoch_cost import EpochTime, Pricing, SamplerCost, with_equals
 from batchtune.buckets.recommend import learning_rate_hint, recommend, trade_off
@@ -131,7 +132,7 @@ def sweep(
     warnings = [*cautions(lengths, limits, settings.num_buckets, rows), *_ranks_cautions(pricing)]
     compared: list[Row | Baseline] = [*rows, *baselines]
     if current is not None:
-        warnings += current.cautions(settings, lengths, recommended)
+        warnings += current.cautions(lengths)
         compared.append(current.row)
     most_buckets = max(settings.num_buckets)
     if recommended is not None and recommended.pool_size is None:
@@ -160,7 +161,9 @@ def sweep(
             swept,
             current=current.row,
             current_fits=current.fits,
-            current_settings=current.settings.record(current.table),
+            current_settings=current.settings.record(
+                current.settings.settings.describe(lengths.unit), current.settings.settings.record()
+            ),
         )
     if recommended is not None:
         swept = structs.replace(
@@ -200,7 +203,6 @@ class _CurrentRow:
     """
 
     settings: Current
-    table: CurrentTable
     row: Row
     fits: bool
 
@@ -214,34 +216,21 @@ class _CurrentRow:
         priced: Sequence[tuple[Row, EpochTime | None]],
     ) -> _CurrentRow:
         """Return what the settings cost next to the rows; their batches are padded as they come."""
-        table = settings.table(lengths)
-        batching = table.batching
+        batching = current_batching(settings, lengths)
         unpadded = replace(pricing, lengths=lengths, total=lengths.total)
         cost = unpadded.cost_of(batching)
-        row = unpadded.row("current", table.sizing, batching.table.num_buckets, batching, cost)
+        row = unpadded.row("current", settings.settings.SIZING, batching.table.num_buckets, batching, cost)
         fits = all_fit(limits, *batching.largest_batches(lengths.histogram))
-        return cls(settings, table, with_equals([*priced, (row, cost.time)])[-1], fits)
+        return cls(settings, with_equals([*priced, (row, cost.time)])[-1], fits)
 
-    def cautions(self, settings: SweepSettings, lengths: Lengths, recommended: Row | None) -> Iterator[str]:
+    def cautions(self, lengths: Lengths) -> Iterator[str]:
         """Yield warnings about the settings, each without a full stop."""
         if not self.fits:
             yield (
                 f"{YOURS} makes batches that are larger than what was found to fit (or than the max_batch_length that "
                 "was given): its times are extrapolated, and it may run out of memory"
             )
-        if settings.multiple_of is not None:
-            yield f"{YOURS} is counted as its batches come, not padded to multiples as the others are"
-        yield from self.settings.cautions(self.table, lengths, self.row)
-        if self.table.cap is None or recommended is None:
-            return
-        name, cap = self.table.cap
-        largest = max(recommended.batch_sizes)
-        if largest > cap:
-            swept = "" if settings.max_batch_size is None else f" (--max-batch-size {settings.max_batch_size})"
-            yield (
-                f"{name} of {YOURS} allows {cap:,} examples in a batch, the recommendation up to {largest:,}{swept}: "
-                f"to keep your limit, sweep with --max-batch-size {cap}"
-            )
+        yield from self.settings.settings.cautions(lengths, self.row)
 
 
 def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator[tuple[Row, SamplerCost]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from batchtune.buckets.current.base import Current
+from batchtune.buckets.current import Current
 from batchtune.buckets.strategies import STRATEGIES, Strategy
 from batchtune.epochs.ranks import ONE_RANK, Ranks
 from batchtune.errors import UsageError, did_you_mean, shortened

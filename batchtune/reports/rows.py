@@ -73,16 +73,18 @@ def format_correlation(correlation: float) -> str:
 
 
 def compared(sweep: Sweep) -> list[tuple[str, Row | Baseline]]:
-    """Name the alternatives to the recommended row: the user's config or today's practice, and a fixed batch size.
+    """Name the alternatives to the recommended row: the user's config if it fits, and a fixed batch size.
 
-    Today's practice is SpeechBrain's for speech, and length-grouped batches for all else.
+    Without the user's config today's practice takes its place: SpeechBrain's for speech, length-grouped batches for all
+    else.
     """
     alternatives: list[tuple[str, Row | Baseline]] = []
     today = today_row(sweep)
     grouped = _baseline(sweep, _LENGTH_GROUPED)
     is_speech = sweep.lengths.unit in SPEECH_UNITS
-    if sweep.current is not None and sweep.current_fits is not False:
-        alternatives.append((CURRENT, sweep.current))
+    if sweep.current is not None:
+        if sweep.current_fits is not False:
+            alternatives.append((CURRENT, sweep.current))
     elif is_speech and today is not None and today[1] is not sweep.recommended_row:
         alternatives.append(today)
     elif not is_speech and grouped is not None:

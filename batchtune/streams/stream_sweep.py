@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from batchtune.buckets.current.base import longer_than
+from batchtune.buckets.cautions import longer_than
 from batchtune.buckets.epoch_cost import EpochTime, Pricing, shape_errors, with_equals
 from batchtune.buckets.recommend import recommend
 from batchtune.buckets.strategies import STRATEGIES, Problem

@@ -1,78 +1,38 @@
-"""The warnings about examples that are too long, and about the settings that are in use now."""
+"""The warnings about examples that are too long, wrong units, and the settings that are in use now."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from batchtune.buckets.cautions import cautions
-from batchtune.buckets.current import CurrentTable, read_current
+from batchtune.buckets.cautions import cautions, limit_unit_hint, workload_unit_hint
+from batchtune.buckets.current import read_current
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings
-from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.measured_costs import Costs
 from batchtune.epochs.table import Limits
-from batchtune.lengths import Lengths
-from batchtune.results import Row
+from batchtune.lengths import Lengths, Unit
 
 SPEECH = Lengths.of(np.linspace(1, 20, 500), unit="s")
+SECONDS = np.array([3.0, 9.0, 12.0, 15.0, 24.0])
 
 
-def row_of(found: CurrentTable, lengths: Lengths) -> Row:
-    """The row of a table, with what the warnings look at; the rest is made up."""
-    histogram = lengths.histogram
-    table = found.batching.table
-    counts = table.counts(histogram)
-    used = counts > 0
-    longest = histogram.lengths[table.edges(histogram)[1:][used] - 1]
-    batches = expected_batches(histogram, table).tally.batches
-    return Row(
-        strategy="current",
-        sizing=found.sizing,
-        num_buckets=table.num_buckets,
-        used_buckets=int(np.count_nonzero(used)),
-        boundaries=table.boundaries.tolist(),
-        batch_sizes=table.batch_sizes.tolist(),
-        batches=batches,
-        padded_length=lengths.total,
-        padding_ratio=0.0,
-        fill=1.0,
-        mean_batch_size=lengths.count / batches,
-        largest_padded_length=float((np.minimum(table.batch_sizes, counts)[used] * longest).max()),
-        effective_buckets=1.0,
-        mates_again=0.1,
-        smallest_batch_size=1,
-        largest_batch_size=1,
-        batch_size_variation=0.0,
-        steps=batches,
-        estimated_epoch_seconds=None,
-    )
-
-
-def told(settings: str, lengths: Lengths = SPEECH) -> list[str]:
-    current = read_current(settings)
-    found = current.table(lengths)
-    return list(current.cautions(found, lengths, row_of(found, lengths)))
+def warnings_of(current: str) -> list[str]:
+    settings = SweepSettings(strategies=("optimal",), num_buckets=(2,), current=read_current(current))
+    return sweep(SPEECH, 600.0, settings, Costs()).warnings
 
 
 @pytest.mark.parametrize(
     ("values", "subject", "each"),
     [
         ([1, 2, 30, 40], "2 examples are longer than max_batch_length 20 s (the longest is 40 s)", "each of them"),
-        ([1, 2, 30], "1 example is longer than max_batch_length 20 s (the longest is 30 s)", "it"),
+        ([1, 20, 30], "1 example is longer than max_batch_length 20 s (the longest is 30 s)", "it"),
     ],
 )
 def test_overlong_examples_are_reported_with_each_frameworks_way(values: list[float], subject: str, each: str) -> None:
-    lengths = Lengths.of(values, unit="s")
-    assert list(cautions(lengths, Limits(max_batch_length=20), [2], [])) == [
-        f"{subject}: where it sets the batch size (SpeechBrain, batchtune's sampler), {each} becomes a batch of one; "
-        "Lhotse and ESPnet make batches that exceed it, fairseq stops with an error; NeMo with bucket_batch_size drops "
-        "only what is longer than its last bin"
-    ]
-
-
-def test_an_example_of_exactly_max_batch_length_is_not_too_long() -> None:
-    assert not list(cautions(Lengths.of([1, 2, 20], unit="s"), Limits(max_batch_length=20), [2], []))
+    (told,) = cautions(Lengths.of(values, unit="s"), Limits(max_batch_length=20), [2], [])
+    assert told.startswith(f"{subject}: where it sets the batch size")
+    assert f"{each} becomes a batch of one; Lhotse and ESPnet make batches that exceed it" in told
 
 
 def test_lhotse_lets_an_overlong_example_exceed_its_limit() -> None:
@@ -83,50 +43,76 @@ def test_lhotse_lets_an_overlong_example_exceed_its_limit() -> None:
     assert [one.duration for one in first] == [5, 5, 50]
 
 
-def test_tables_beyond_a_limit_on_batch_size_are_reported() -> None:
-    current = read_current("max_batch_length=600,num_buckets=20,max_batch_ex=8")
-    lengths = Lengths.of(np.linspace(1.0, 30.0, 2000), unit="s")
-    larger = sweep(lengths, 600.0, SweepSettings(num_buckets=(2,), current=current), Costs())
-    (told,) = (text for text in larger.warnings if "to keep your limit" in text)
-    assert told.startswith("max_batch_ex of your current config allows 8 examples") and "--max-batch-size 8" in told
-    kept = sweep(lengths, 600.0, SweepSettings(num_buckets=(2,), max_batch_size=8, current=current), Costs())
-    assert not any("to keep your limit" in text for text in kept.warnings)
-
-
-def test_current_settings_that_num_buckets_caps_are_told() -> None:
-    assert told("max_batch_length=600,num_buckets=10") == [
-        "your current config with num_buckets=10 can't make a batch of more than 14 examples whatever max_batch_length "
-        "is: its fullest batch here is 280 of 600 s; raising max_batch_length changes nothing"
-    ]
-
-
-def test_current_settings_with_one_bucket_are_told() -> None:
-    assert told("max_batch_length=600,num_buckets=1") == [
-        "your current config with num_buckets=1 makes batches of one example, because its only boundary is "
-        "max_batch_length"
-    ]
-
-
-def test_current_boundaries_giving_batches_of_one_are_reported() -> None:
-    assert told("max_batch_length=600,bucket_boundaries=600") == [
-        "your current config makes batches of one example, because its smallest boundary, 600 s, is more than half of "
-        "max_batch_length 600 s"
-    ]
-
-
-def test_batches_of_one_that_max_batch_ex_asks_for_are_meant() -> None:
-    assert told("max_batch_length=600,bucket_boundaries=400,max_batch_ex=1") == []
-
-
-def test_current_settings_too_small_for_examples_are_reported() -> None:
-    assert told("max_batch_length=19,bucket_boundaries=5:9") == [
-        "27 examples are longer than max_batch_length of your current config, 19 s (the longest is 20 s): SpeechBrain "
-        "makes each of them a batch of one"
-    ]
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            "max_batch_length=600,num_buckets=10",
+            "your current config with num_buckets=10 can't make a batch of more than 14 examples whatever",
+        ),
+        ("max_batch_length=600,num_buckets=1", "your current config makes batches of one example, because its"),
+        ("max_batch_length=600,bucket_boundaries=600", "your current config makes batches of one example, because its"),
+        ("max_batch_length=19,bucket_boundaries=5:9", "27 examples are longer than max_batch_length of your current"),
+        ("max_batch_length=600,num_buckets=200,feats_hop_size=0.01", "max_batch_length counts frames of 0.01 s"),
+        ("batch_size=400", "your current config makes batches that are larger than what was"),
+    ],
+)
+def test_the_traps_of_current_settings_are_reported(settings: str, told: str) -> None:
+    (warning,) = warnings_of(settings)
+    assert warning.startswith(told)
 
 
 @pytest.mark.parametrize(
-    "settings", ["batch_size=16", "max_batch_length=600,num_buckets=200", "bucket_boundaries=30,bucket_batch_sizes=8"]
+    "settings",
+    [
+        "batch_size=16",
+        "max_batch_length=600,num_buckets=200",
+        "max_batch_length=600,bucket_boundaries=400,max_batch_ex=1",
+        "bucket_boundaries=30,bucket_batch_sizes=8",
+    ],
 )
-def test_there_is_nothing_to_tell_of_settings_that_are_well(settings: str) -> None:
-    assert told(settings) == []
+def test_sound_settings_are_not_warned_of(settings: str) -> None:
+    assert warnings_of(settings) == []
+
+
+@pytest.mark.parametrize(
+    ("times", "unit", "told"),
+    [
+        (1, "s", None),
+        (1000, "ms", "with --length-scale 1/1000 --unit s"),
+        (16000, "samples", "with --length-scale 1/16000 --unit s"),
+        (1000, None, "up to 24,000"),
+        (1000, "tokens", None),
+    ],
+)
+def test_lengths_expected_in_seconds_get_a_conversion_hint(times: float, unit: Unit | None, told: str | None) -> None:
+    hint = workload_unit_hint(Lengths.of(times * SECONDS, unit=unit), "train.py:MyStep")
+    assert (hint is None) == (told is None)
+    assert told is None or told in (hint or "")
+
+
+def test_a_built_in_workload_knows_the_unit() -> None:
+    assert workload_unit_hint(Lengths.of(1000 * SECONDS, unit="ms"), "builtin:conformer-ctc") is None
+
+
+@pytest.mark.parametrize(
+    ("times", "unit", "limit", "told"),
+    [
+        (1000, "ms", 600, "600 ms is shorter than the median example (12,000 ms). Is it in another unit? The lengths"),
+        (1000, None, 600, "The unit of the lengths is not known"),
+        (1, "s", 20, None),
+    ],
+)
+def test_a_limit_below_the_median_may_be_in_another_unit(
+    times: float, unit: Unit | None, limit: float, told: str | None
+) -> None:
+    hint = limit_unit_hint(Lengths.of(times * SECONDS, unit=unit), limit)
+    assert (hint is None) == (told is None)
+    assert told is None or told in (hint or "")
+
+
+def test_a_sweep_says_first_that_the_unit_may_be_wrong() -> None:
+    found = sweep(Lengths.of(1000 * SECONDS, unit="ms"), 600.0, SweepSettings(num_buckets=(2,)), Costs())
+    assert found.recommended is None
+    assert found.reason.startswith("max_batch_length 600 ms is shorter than the median example")
+    assert found.warnings[0].startswith("max_batch_length 600 ms is shorter than the median example")

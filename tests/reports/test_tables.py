@@ -124,7 +124,6 @@ def test_a_current_config_that_cant_fit_is_compared_and_marked() -> None:
     assert sweep.recommended_row is not None
     assert [row[0] for row in comparison_table(sweep, sweep.recommended_row, timed=True).rows] == [
         "recommended",
-        "SpeechBrain's num_buckets=20",
         "fixed batch size of 24",
         "your current config (does not fit)",
         "lower bound",

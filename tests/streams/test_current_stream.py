@@ -75,11 +75,9 @@ def test_numels_in_samples_are_turned_into_the_unit(unit: str, factor: float, ra
 
 
 def test_numels_in_samples_without_a_rate_ask_for_it() -> None:
-    with pytest.raises(
-        UsageError, match=r"max_batch_numel is 960,000, 39,184 times the longest example of 24\.5 s"
-    ) as error:
+    with pytest.raises(UsageError, match=r"a limit of 960,000 seems to count samples, but the lengths s") as error:
         read(IN_SAMPLES)
-    assert error.value.hint is not None and "add sample_rate=16000 to the settings" in error.value.hint
+    assert error.value.hint is not None and "Add sample_rate=16000 to the settings" in error.value.hint
 
 
 def test_a_rate_for_lengths_that_are_no_time_is_an_error() -> None:
@@ -128,20 +126,24 @@ def test_batchtunes_own_stage_can_be_written_out() -> None:
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("max_batch_numel=45", "target_batch_numel is missing", "SpeechBrain has no default"),
+        ("max_batch_numel=45", "missing required field `target_batch_numel`", "Known are"),
         (
             "target_batch_numel=45,max_batch_numels=60,bufersize=3",
-            "'max_batch_numels', 'bufersize' are not settings that go here",
-            "Did you mean max_batch_numel and buffersize?",
+            "unknown field `max_batch_numels`",
+            "buffersize",
         ),
-        ("max_batch_length=600,num_buckets=20", "is a setting of samplers with random access", "Known are"),
-        ("buffersize=100", "buffersize alone says nothing about the batches", "Known are"),
-        ("absent.yaml", "neither a file nor key=value settings", "target_batch_numel=16000"),
-        ("target_batch_numel=45,max_padding_ratio=20", "max_padding_ratio must be from 0 to 1, got 20", ""),
-        ("target_batch_numel=0", "target_batch_numel must be positive and finite", ""),
-        ("target_batch_numel=45,buffersize=0", "buffersize must be from 1", ""),
-        ("buffer_size=9,bucket_boundaries=10:30,bucket_batch_sizes=6:2,algorithm=x", "algorithm must be one of", ""),
-        ("bucket_boundaries=10:30,bucket_batch_sizes=60:20", "buffer_size is missing", "a worker holds"),
+        ("max_batch_length=600,num_buckets=20", "num_buckets says nothing about the batches", "Known are"),
+        ("buffersize=100", "buffersize says nothing about the batches", "Known are"),
+        ("absent.yaml", "neither a file nor key=value settings", "target_batch_numel"),
+        ("target_batch_numel=45,max_padding_ratio=20", "max_padding_ratio: Expected `float` <= 1", ""),
+        ("target_batch_numel=0", "target_batch_numel: Expected `float` >= 1e-09", ""),
+        ("target_batch_numel=45,buffersize=0", "buffersize: Expected `int` >= 1", ""),
+        (
+            "buffer_size=9,bucket_boundaries=10:30,bucket_batch_sizes=6:2,algorithm=x",
+            "algorithm: Invalid enum value",
+            "",
+        ),
+        ("bucket_boundaries=10:30,bucket_batch_sizes=60:20", "missing required field `buffer_size`", ""),
         (
             "buffer_size=9,bucket_boundaries=10:30,bucket_batch_sizes=6:2,max_padding_ratio=0.1",
             "goes with the algorithm pivot, but algorithm is bucket",
@@ -162,7 +164,7 @@ def test_what_is_wrong_is_one_message(text: str, message: str, hint: str) -> Non
         (
             "max_batch_numel:",
             "max_batch_numels:",
-            r"line 9: batch\.sampler_kwargs: 'max_batch_numels' is not a",
+            r"line 9: batch\.sampler_kwargs: unknown argument 'max_batch_numels'",
         ),
         ("len_key: signal", "sampler_fn: !name:mine.sampler", "sampler_fn is not indices_around_random_pivot"),
         ("valid_dynamic", "more_dynamic", "2 blocks of batching settings: batch.sampler_kwargs, more_dynamic"),

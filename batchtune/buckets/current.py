@@ -1,0 +1,214 @@
+"""A user's current settings of a sampler with random access, and the batches that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+
+from batchtune.buckets.cautions import longer_than
+from batchtune.buckets.current_settings import (
+    OPTION,
+    YOURS,
+    Boundaries,
+    Given,
+    Known,
+    Length,
+    Settings,
+    Size,
+    Sizes,
+    read_settings,
+)
+from batchtune.buckets.strategies.speechbrain import capped_by_num_buckets
+from batchtune.configs import LIMITS, Block, Recipe, entries
+from batchtune.epochs.batchers import Batching
+from batchtune.epochs.samplers import speechbrain_table
+from batchtune.epochs.table import BucketTable
+from batchtune.lengths import Lengths
+from batchtune.results import Row, Sizing
+from batchtune.units import counted, format_length
+
+_LARGEST_NUM_BUCKETS = 100_000
+
+
+class TableSettings(Settings, frozen=True, kw_only=True):
+    """Settings that make a bucket table.
+
+    Attributes:
+        SIZING: `length` if batch sizes come from one max_batch_length, else `frontier`: sizes per bucket.
+    """
+
+    SIZING: ClassVar[Sizing] = "frontier"
+
+    def batching(self, lengths: Lengths) -> Batching:
+        """Return the batches that the settings make; raises ValueError if they make none."""
+        raise NotImplementedError
+
+    def describe(self, unit: str | None) -> str:
+        """Return the settings in a few words."""
+        raise NotImplementedError
+
+    def cautions(self, lengths: Lengths, row: Row) -> Iterator[str]:
+        """Yield warnings about the row of the sweep, sentences without a full stop."""
+        return iter(())
+
+    def record(self) -> dict[str, Any]:
+        """Return what was set, as plain values."""
+        return {name: value for name, value in msgspec.to_builtins(self).items() if value is not None}
+
+
+class OwnTable(TableSettings, frozen=True, kw_only=True):
+    """Boundaries and a batch size for each, as batchtune's own sampler takes them, or the same with pools."""
+
+    NAME = "batchtune"
+    SIGNS = ("bucket_batch_sizes",)
+
+    bucket_boundaries: Boundaries
+    bucket_batch_sizes: Sizes
+    pool_size: Size | None = None
+    batch_overhead: Annotated[float, msgspec.Meta(ge=0, le=1e15)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_overhead and self.pool_size is None:
+            raise ValueError("batch_overhead goes with pool_size")
+
+    def batching(self, lengths: Lengths) -> Batching:
+        """Return the table itself; an example beyond its last boundary, which the sampler refuses, is an error."""
+        table = table_holding_all(self.bucket_boundaries, self.bucket_batch_sizes, lengths)
+        return Batching(table, self.pool_size, self.batch_overhead)
+
+    def describe(self, unit: str | None) -> str:
+        """Return the number of buckets, or the size of the pools."""
+        if self.pool_size is not None:
+            return f"batchtune's sampler, pools of {counted(self.pool_size, 'example')}"
+        return f"batchtune's sampler, {counted(len(self.bucket_boundaries), 'bucket')}"
+
+
+class SpeechBrainSettings(TableSettings, frozen=True, kw_only=True):
+    """The arguments of SpeechBrain's DynamicBatchSampler; batchtune takes its shuffled batches, none dropped."""
+
+    NAME = "speechbrain"
+    SIGNS = (*LIMITS, "bucket_boundaries")
+    SIZING = "length"
+
+    max_batch_length: Length
+    num_buckets: Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_NUM_BUCKETS)] | None = None
+    bucket_boundaries: Boundaries | None = None
+    max_batch_ex: Size | None = None
+    shuffle: bool | None = None
+    batch_ordering: Literal["random", "ascending", "descending"] | None = None
+    drop_last: bool | None = None
+    seed: int | None = None
+    feats_hop_size: Length | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_buckets is None and self.bucket_boundaries is None:
+            raise ValueError("needs num_buckets or bucket_boundaries, as today's DynamicBatchSampler does")
+
+    @classmethod
+    def find(cls, recipe: Recipe) -> Block | None:
+        """Return the training's block; None if `dynamic_batching` turns it off."""
+        switch = entries(recipe.root).get("dynamic_batching")
+        if switch is not None and recipe.value(switch) is False:
+            return None
+        return recipe.training_block(f"{OPTION} {recipe.name}:")
+
+    def batching(self, lengths: Lengths) -> Batching:
+        """Return the buckets that SpeechBrain makes of these lengths, exactly."""
+        table = speechbrain_table(
+            lengths.histogram,
+            self.max_batch_length,
+            num_buckets=self.num_buckets,
+            bucket_boundaries=self.bucket_boundaries,
+            max_batch_ex=self.max_batch_ex,
+        )
+        return Batching(table)
+
+    def describe(self, unit: str | None) -> str:
+        """Return the arguments that decide the table."""
+        words = f"SpeechBrain, max_batch_length={format_length(self.max_batch_length, unit)}"
+        if self.bucket_boundaries is not None:
+            words += f", {len(self.bucket_boundaries)} bucket_boundaries"
+        else:
+            words += f", num_buckets={self.num_buckets}"
+        if self.max_batch_ex is not None:
+            words += f", max_batch_ex={self.max_batch_ex}"
+        return words
+
+    def cautions(self, lengths: Lengths, row: Row) -> Iterator[str]:
+        """Warn of another unit, of examples beyond max_batch_length, and of buckets that keep batches small."""
+        limit = self.max_batch_length
+        hop = self.feats_hop_size
+        if hop is not None and lengths.unit != "frames":
+            yield (
+                f"max_batch_length counts frames of {hop:g} s (feats_hop_size), but the lengths are not known to "
+                f"be frames: read them with --length-scale 1/{hop:g} --unit frames where they are seconds"
+            )
+        yield from longer_than(
+            lengths, limit, f"max_batch_length of {YOURS},", "SpeechBrain makes {each} a batch of one"
+        )
+        if self.bucket_boundaries is None:  # given boundaries stay where they are when max_batch_length is raised
+            yield from capped_by_num_buckets(lengths, limit, [row], YOURS)
+        if max(row.batch_sizes) == 1 and self.max_batch_ex != 1:
+            yield (
+                f"{YOURS} makes batches of one example, because its smallest boundary, "
+                f"{format_length(row.boundaries[0], lengths.unit)}, is more than half of max_batch_length "
+                f"{format_length(limit, lengths.unit)}"
+            )
+
+
+class FixedSize(TableSettings, frozen=True, kw_only=True):
+    """A fixed batch size."""
+
+    NAME = "fixed"
+    SIGNS = ("batch_size",)
+
+    batch_size: Size
+
+    def batching(self, lengths: Lengths) -> Batching:
+        """Return one bucket up to the longest length."""
+        return Batching(BucketTable(np.array([lengths.longest]), np.array([self.batch_size])))
+
+    def describe(self, unit: str | None) -> str:
+        """Return the batch size."""
+        return f"fixed batches of {self.batch_size:,}"
+
+
+Current = Given[TableSettings]
+_TABLES: Known[TableSettings] = Known(
+    kinds=(OwnTable, SpeechBrainSettings, FixedSize),
+    hint=(
+        f"Write {OPTION} key=value,key=value or the path of a SpeechBrain YAML. Known are max_batch_length with "
+        "num_buckets or bucket_boundaries (and max_batch_ex), bucket_boundaries with bucket_batch_sizes, and "
+        "batch_size."
+    ),
+    lacking="settings of a DynamicBatchSampler (max_batch_length with num_buckets or bucket_boundaries)",
+)
+
+
+def read_current(text: str) -> Current:
+    """Read and check a user's current batching settings; raises as `read_settings` does."""
+    return read_settings(text, _TABLES)
+
+
+def current_batching(current: Current, lengths: Lengths) -> Batching:
+    """Return the batches that the settings make of these lengths; BatchtuneError if they make none."""
+    try:
+        return current.settings.batching(lengths)
+    except ValueError as error:
+        raise current.wrong(
+            f"the settings make no bucket table: {error}", "Fix them, or leave --current out."
+        ) from error
+
+
+def table_holding_all(boundaries: list[float], batch_sizes: list[int], lengths: Lengths) -> BucketTable:
+    """Return boundaries and batch sizes as a table; ValueError if they make none, or none for the longest length."""
+    table = BucketTable.of(boundaries, batch_sizes)
+    if lengths.longest > boundaries[-1]:
+        raise ValueError(
+            f"the longest example ({format_length(lengths.longest, lengths.unit)}) is beyond the last boundary "
+            f"{format_length(boundaries[-1], lengths.unit)}, so batchtune's sampler would refuse it"
+        )
+    return table
