@@ -15,9 +15,8 @@ from batchtune.buckets.two_dimensional import optimal_table_2d
 from batchtune.epochs import batch_order
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
-from batchtune.epochs.layout import ON_ONE_RANK, Dealing, lay_out
+from batchtune.epochs.layout import ON_ONE_RANK, ONE_RANK, Dealing, lay_out
 from batchtune.epochs.measured_costs import Costs, batch_seconds
-from batchtune.epochs.ranks import ONE_RANK
 from batchtune.epochs.simulation import simulate_length_grouped
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths

@@ -57,9 +57,9 @@ def bucket_uses(lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenB
     edges = table.edges(histogram)
     counts = table.counts(histogram)
     expected = expected_batches(histogram, table, pricing.ranks.dealing)
-    cells = sum(batches * sizes for sizes, batches in expected.kinds)
-    batches = expected.tally.numbers.sum(axis=0)
-    so_far = np.concatenate(([0.0], np.cumsum(cells * histogram.lengths)))
+    cells = expected.numbers * expected.batch_sizes * expected.lengths
+    padded = np.bincount(expected.buckets, cells, table.num_buckets)
+    batches = np.bincount(expected.tally.buckets, expected.tally.numbers, table.num_buckets)
     ends = np.cumsum(counts)
     totals = np.concatenate(([0.0], np.cumsum(lengths.values[::-1])))
     true = np.diff(totals[ends], prepend=0.0)
@@ -77,7 +77,7 @@ def bucket_uses(lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenB
             examples=int(counts[bucket]),
             batches=int(batches[bucket]),
             length=float(true[bucket]),
-            padded_length=max(float(so_far[edges[bucket + 1]] - so_far[edges[bucket]]), float(true[bucket])),
+            padded_length=max(float(padded[bucket]), float(true[bucket])),
             proven_by=proof(bucket),
         )
         for bucket in range(table.num_buckets)

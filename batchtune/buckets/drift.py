@@ -11,8 +11,8 @@ from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.batchers import Batching
+from batchtune.epochs.layout import Ranks
 from batchtune.epochs.measured_costs import Costs, capped
-from batchtune.epochs.ranks import Ranks
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import Lengths

@@ -15,18 +15,10 @@ from batchtune.epochs.batch_order import EpochShapes
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.cost import StepTimes
 from batchtune.epochs.expectation import ExpectedBatches, expected_batches
-from batchtune.epochs.layout import Dealing, Tally
-from batchtune.epochs.measured_costs import Costs, StepSeconds, TypicalTargets, epoch_batch_seconds
+from batchtune.epochs.layout import ONE_RANK, Dealing, Ranks, Tally
+from batchtune.epochs.measured_costs import Costs, StepSeconds, TypicalTargets, batch_seconds
 from batchtune.epochs.randomness import Mates, mates_in_buckets
-from batchtune.epochs.ranks import ONE_RANK, Ranks
-from batchtune.epochs.simulation import (
-    SimulatedEpochs,
-    dealt_times,
-    seconds_in_order,
-    shapes_of,
-    simulate_epochs,
-    with_overhead,
-)
+from batchtune.epochs.simulation import SimulatedEpochs, simulate_epochs, with_overhead
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import RankTimes, Row, Sizing, StreamRow
@@ -37,8 +29,8 @@ AnyRow = TypeVar("AnyRow", Row, StreamRow)
 _WITHIN_ERRORS = 2.0
 # Pools are cut for the least cost if that gains this much.
 _LEAST_GAIN = 0.003
-# Lengths that stand for all in the errors, which need not be as exact as the time itself.
-_REPRESENTATIVES = 256
+# Batches that stand for all in the errors, which need not be as exact as the time itself.
+_REPRESENTATIVES = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -159,7 +151,7 @@ class Pricing:
     def table_seconds(self, expected: ExpectedBatches) -> float:
         """Return the time of an epoch of a table's batches, shared out to ranks that never wait."""
         assert self.step_seconds is not None
-        cost = epoch_batch_seconds(expected.table, self.step_seconds, self.targets)
+        cost = batch_seconds(self.step_seconds, self.targets, expected.table.lower_edges)
         return expected.sum_of(cost) / self.ranks.world_size
 
     def of_table(self, table: BucketTable) -> SamplerCost:
@@ -177,20 +169,17 @@ class Pricing:
             padded_length=max(expected.padded_length, self.total),
             mates=mates_in_buckets(histogram, table, expected.tally),
             effective_buckets=1 / float(np.sum((counts / counts.sum()) ** 2)),
-            time=self._table_time(expected),
+            time=self._table_time(table, expected),
         )
 
-    def _table_time(self, expected: ExpectedBatches) -> EpochTime | None:
+    def _table_time(self, table: BucketTable, expected: ExpectedBatches) -> EpochTime | None:
         step = self.step_seconds
         if step is None:
             return None
-        if self.ranks.world_size == 1:
-            seconds = self.table_seconds(expected)
-            return EpochTime(seconds=seconds, errors=time_errors(expected, step, self.targets, seconds))
-        dealt = dealt_times(expected.table, self.lengths, step, self.ranks, self.seed)
-        seconds = self.ranks.epoch_seconds(dealt.ranks)
-        errors = time_errors(expected, step, self.targets, seconds)
-        return EpochTime(seconds=seconds, errors=errors, chance=dealt.standard_error, ranks=dealt.ranks)
+        if self.ranks.world_size > 1:
+            return replace(self._simulated_time(self._simulated(Batching(table)), step), deviation=None)
+        seconds = self.table_seconds(expected)
+        return EpochTime(seconds=seconds, errors=time_errors(expected, step, self.targets, seconds))
 
     def of_shapes(self, epochs: Sequence[EpochShapes], scale: float = 1.0) -> EpochCost:
         """Return the mean cost of epochs that have as many batches of each size; ranks take them in their order.
@@ -198,10 +187,10 @@ class Pricing:
         The batches are `1 / scale` of all that the padded length and the time are of.
         """
         step = self.step_seconds
-        padded = sum(float(np.sum(epoch.batch_sizes * epoch.lengths)) for epoch in epochs) / len(epochs)
+        padded = sum(epoch.padded_length for epoch in epochs) / len(epochs)
         time = None
         if step is not None:
-            seconds = sum(seconds_in_order(epoch, step, self.ranks) for epoch in epochs) / len(epochs)
+            seconds = sum(epoch.epoch_seconds(step, self.ranks) for epoch in epochs) / len(epochs)
             time = EpochTime(seconds=seconds * scale)
         padded_length = max(padded * scale, self.total)
         return EpochCost(batches=len(epochs[0]), padded_length=padded_length, time=time)
@@ -210,68 +199,66 @@ class Pricing:
         """Return the cost of an epoch that holds all lengths: exactly in buckets, by simulation in pools."""
         if batching.pool_size is None:
             return self.of_table(batching.table)
-        return self._of_epochs(batching, self._simulated(batching))
+        return self._of_epochs(self._simulated(batching))
 
     def best_cut(self, batching: Batching) -> tuple[Batching, SamplerCost]:
         """Return pools as they are, or cut for the least cost if that gains more than 0.3%, with their cost."""
         filled = self._simulated(batching)
         if self.step_seconds is not None:
-            costed = with_overhead(batching, filled, self.step_seconds)
+            costed = with_overhead(filled, self.step_seconds)
             if costed is not None:
                 cheapest = self._simulated(costed)
                 filled_seconds = filled.seconds(self.step_seconds, self.ranks).mean()
                 if cheapest.seconds(self.step_seconds, self.ranks).mean() < filled_seconds * (1 - _LEAST_GAIN):
-                    return costed, self._of_epochs(costed, cheapest)
-        return batching, self._of_epochs(batching, filled)
+                    return costed, self._of_epochs(cheapest)
+        return batching, self._of_epochs(filled)
 
     def _simulated(self, batching: Batching) -> SimulatedEpochs:
         return simulate_epochs(batching, self.lengths, self.ranks.dealing, self.seed)
 
-    def _of_epochs(self, batching: Batching, simulated: SimulatedEpochs) -> SamplerCost:
+    def _of_epochs(self, simulated: SimulatedEpochs) -> SamplerCost:
         """Return the mean cost of simulated epochs in pools."""
         ranks = self.ranks.world_size
         scale = simulated.scale
         numbers = np.array([len(shapes) for shapes in simulated.shapes])
-        padded = float(np.mean([np.sum(shapes.batch_sizes * shapes.lengths) for shapes in simulated.shapes]))
+        padded = float(np.mean([shapes.padded_length for shapes in simulated.shapes]))
+        time = None
+        if self.step_seconds is not None:
+            time = self._simulated_time(simulated, self.step_seconds)
         return SamplerCost(
-            tally=_tally_of(simulated.shapes[0]),
+            tally=Tally.of(np.zeros_like(simulated.shapes[0].batch_sizes), simulated.shapes[0].batch_sizes),
             batches=ranks * max(1, round(float(numbers.mean()) * scale / ranks)),
-            repeated_examples=round(simulated.repeated_examples * scale),
+            repeated_examples=simulated.repeated_examples,
             padded_length=max(padded * scale, self.total),
             mates=simulated.mates,
             effective_buckets=simulated.effective_buckets,
             simulated_epochs=len(simulated.shapes),
             batches_deviation=float(numbers.std(ddof=1)) * math.sqrt(scale),
-            time=self._pool_time(batching, simulated),
+            time=time,
         )
 
-    def _pool_time(self, batching: Batching, simulated: SimulatedEpochs) -> EpochTime | None:
-        step = self.step_seconds
-        if step is None:
-            return None
+    def _simulated_time(self, simulated: SimulatedEpochs, step: StepSeconds) -> EpochTime:
         ranks = self.ranks.world_size
-        scale = simulated.scale
-        epochs = len(simulated.shapes)
         times = simulated.seconds(step, self.ranks)
-        shapes = shapes_of(simulated.shapes)
-        # An epoch has `scale` times as many pools, which are independent.
-        seconds = float(times.mean()) * scale
-        deviation = float(times.std(ddof=1)) * math.sqrt(scale)
+        seconds = float(times.mean())
+        # An epoch has as many times the batches that were simulated, which are independent.
+        deviation = float(times.std(ddof=1)) / math.sqrt(simulated.scale)
         by_dealing = None
         if ranks > 1:
             other = replace(self.ranks, same_bucket=not self.ranks.same_bucket)
-            dealt = simulate_epochs(batching, self.lengths, other.dealing, self.seed)
-            other_seconds = float(dealt.seconds(step, other).mean()) * dealt.scale
+            dealt = simulate_epochs(simulated.batching, self.lengths, other.dealing, self.seed)
+            other_seconds = float(dealt.seconds(step, other).mean())
             by_same_bucket = {self.ranks.same_bucket: seconds, other.same_bucket: other_seconds}
+            all_steps = float(np.mean([shapes.seconds(step).sum() for shapes in simulated.shapes]))
             by_dealing = RankTimes(
-                without_waiting_epoch_seconds=float(np.sum(step(*shapes))) * scale / epochs / ranks,
+                without_waiting_epoch_seconds=all_steps * simulated.scale / ranks,
                 independent_epoch_seconds=by_same_bucket[False],
                 same_bucket_epoch_seconds=by_same_bucket[True],
             )
         return EpochTime(
             seconds=seconds,
-            errors=shape_errors(step, shapes, seconds),
-            chance=deviation * math.sqrt(scale / epochs),
+            errors=shape_errors(step, simulated.shapes[0], seconds),
+            chance=float(times.std(ddof=1)) / math.sqrt(times.size),
             deviation=deviation,
             ranks=by_dealing,
         )
@@ -282,7 +269,6 @@ class Pricing:
         histogram = self.lengths.histogram
         tally = cost.tally
         largest, longest = batching.largest_batches(histogram)
-        dealt = largest if cost.simulated_epochs else tally.largest[table.counts(histogram) > 0]
         row = Row(
             strategy=strategy,
             sizing=sizing,
@@ -295,11 +281,11 @@ class Pricing:
             padding_ratio=self.padding_ratio(cost.padded_length),
             fill=self.total / (cost.batches * self.max_batch_length),
             mean_batch_size=(self.lengths.count + cost.repeated_examples) / cost.batches,
-            largest_padded_length=float((dealt * longest).max()),
+            largest_padded_length=float((largest * longest).max()),
             effective_buckets=cost.effective_buckets,
             estimated_epoch_seconds=cost.seconds,
-            smallest_batch_size=tally.smallest_batch_size,
-            largest_batch_size=tally.largest_batch_size,
+            smallest_batch_size=int(tally.batch_sizes.min()),
+            largest_batch_size=int(tally.batch_sizes.max()),
             batch_size_variation=tally.batch_size_variation,
             steps=self.ranks.steps(cost.batches),
             unproven=None if self.proven is None else int(np.count_nonzero(largest > self.proven(longest))),
@@ -316,18 +302,12 @@ class Pricing:
         return structs.replace(row, ranks=cost.time.ranks, **cost.time.fields())
 
 
-def _tally_of(epoch: EpochShapes) -> Tally:
-    """The number of batches of each size, as if of one bucket."""
-    sizes, numbers = np.unique(epoch.batch_sizes, return_counts=True)
-    return Tally(sizes[:, np.newaxis], numbers[:, np.newaxis])
-
-
 def estimated_epoch_seconds(
     lengths: Lengths, table: BucketTable, step_seconds: StepSeconds, *, drop_last: bool = False
 ) -> float:
     """Return the time of all of an epoch's training steps on one rank, on average over shuffles."""
     expected = expected_batches(lengths.histogram, table, Dealing(drop_last=drop_last))
-    return expected.sum_of(epoch_batch_seconds(table, step_seconds, TypicalTargets.of(lengths)))
+    return expected.sum_of(batch_seconds(step_seconds, TypicalTargets.of(lengths), table.lower_edges))
 
 
 def time_errors(
@@ -335,22 +315,28 @@ def time_errors(
 ) -> FloatArray | None:
     """Return the errors of an epoch's time, to first order in those of the measured step times.
 
-    Of the many shapes (two for each distinct length), neighbours have nearly the same derivatives: a few hundred stand
-    for all. Their sum is scaled to the epoch's exact `seconds`, so that an error common to all shapes stays exact. On
-    several ranks their waiting is taken to grow as the time does. None if `step_seconds` knows no errors.
+    None if `step_seconds` knows no errors.
     """
-    sizes, lengths, counts = expected.representatives(_REPRESENTATIVES)
+    sizes = expected.batch_sizes
+    lengths = expected.lengths
+    counts = expected.numbers
     if targets is None:
         return _errors(step_seconds, (sizes, lengths), counts, seconds)
     typical = targets(sizes, lengths, expected.table.lower_edges(lengths))
     return _errors(step_seconds, (sizes, lengths, typical), counts, seconds)
 
 
-def shape_errors(step_seconds: StepSeconds, shapes: tuple[FloatArray, ...], seconds: float) -> FloatArray | None:
-    """Return the errors of the time of an epoch with these batches; some of them stand for all."""
-    by_length = np.argsort(shapes[1], kind="stable")
-    chosen = by_length[np.linspace(0, by_length.size - 1, 2 * _REPRESENTATIVES).astype(np.int64)]
-    return _errors(step_seconds, tuple(of[chosen] for of in shapes), np.ones(chosen.size), seconds)
+def shape_errors(step_seconds: StepSeconds, shapes: EpochShapes, seconds: float) -> FloatArray | None:
+    """Return the errors of the time of an epoch with these batches; some of them stand for all.
+
+    On several ranks their waiting is taken to grow as the time does.
+    """
+    by_length = np.argsort(shapes.lengths, kind="stable")
+    chosen = by_length[np.linspace(0, by_length.size - 1, _REPRESENTATIVES).astype(np.int64)]
+    of_chosen = [shapes.batch_sizes[chosen].astype(np.float64), shapes.lengths[chosen]]
+    if shapes.targets is not None:
+        of_chosen.append(shapes.targets[chosen])
+    return _errors(step_seconds, tuple(of_chosen), np.ones(chosen.size), seconds)
 
 
 def _errors(

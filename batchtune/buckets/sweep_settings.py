@@ -10,7 +10,7 @@ import numpy as np
 
 from batchtune.buckets.current import Current
 from batchtune.buckets.strategies import STRATEGIES, Strategy
-from batchtune.epochs.ranks import ONE_RANK, Ranks
+from batchtune.epochs.layout import ONE_RANK, Ranks
 from batchtune.errors import UsageError, did_you_mean, shortened
 
 if TYPE_CHECKING:

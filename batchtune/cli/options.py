@@ -381,7 +381,7 @@ class SweepOptions:
         """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
         from batchtune.buckets.current import read_current
         from batchtune.buckets.sweep_settings import ALL_STRATEGIES, SweepSettings, parse_num_buckets, parse_sizes
-        from batchtune.epochs.ranks import Ranks
+        from batchtune.epochs.layout import Ranks
 
         return SweepSettings(
             strategies=tuple(self.strategy or ALL_STRATEGIES),

@@ -10,16 +10,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import sliding_window_view
 
 from batchtune.epochs.batch_order import EXAMPLES, Cut, Drawing
-from batchtune.epochs.layout import Dealing, Indices, Layout, evened, index_dtype, lay_out
+from batchtune.epochs.layout import Dealing, Indices, Layout, deal, index_dtype, lay_out, steps_per_rank
 from batchtune.epochs.table import Buckets, BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
@@ -27,14 +24,13 @@ from batchtune.lengths import FloatArray, Histogram, IntArray
 _AT_ONCE = 1 << 20
 # Compare batch sizes that differ by this factor: the best cut then costs at most 0.15% more than with all sizes.
 _NEXT_SIZE = 1.05
-# Small batches are left out where enlarging one costs at most this share of the overhead, and no larger ones than this.
-_NO_MATTER = 0.02
-_LARGEST_BLOCK = 64
 # In larger pools the best cut gains next to nothing.
-_LARGEST_COSTED = 20_000
+_LARGEST_COSTED = 4096
 # All epochs in pools have as many batches as the longest of the first; longer ones are reshuffled, up to 32 times.
 _FIRST_EPOCHS = 3
 _ATTEMPTS = 32
+# The first epochs of so few examples need not be cut twice.
+_REMEMBERED = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,15 +69,11 @@ class Batcher(ABC):
 
     @abstractmethod
     def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
-        """Return an epoch's examples, cut into batches; in pools one epoch may have a few more than another."""
+        """Return an epoch's examples, cut into as many batches in every epoch: trainers ask for their number once."""
 
-    def equal_cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
-        """Return a cut with as many batches in every epoch, for trainers that ask for their number once."""
-        return self.cut(drawing, dealing)
-
-    def layout(self, drawing: Drawing, dealing: Dealing) -> Layout:
-        """Return where an epoch's examples are cut into batches, as many in every epoch."""
-        return self.equal_cut(drawing, dealing).layout
+    @abstractmethod
+    def batches_per_rank(self, drawing: Drawing, dealing: Dealing) -> int:
+        """Return the number of batches of each rank, without cutting an epoch if possible."""
 
 
 class BucketBatcher(Batcher):
@@ -91,9 +83,8 @@ class BucketBatcher(Batcher):
         """Sort examples into their buckets, one for each example; 8 or 16 bits are fast and lean."""
         # Shape (examples,): indices of examples, within a bucket in their own order; and shape (buckets,).
         self._order = np.argsort(buckets, kind="stable").astype(index_dtype(buckets.size), copy=False)
-        self._counts = cast(IntArray, np.bincount(buckets, minlength=batch_sizes.size).astype(np.int64))
+        self._counts = np.bincount(buckets, minlength=batch_sizes.size)
         self._batch_sizes = batch_sizes
-        self._layout: Layout | None = None
 
     def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
         """As for every batcher.
@@ -101,20 +92,18 @@ class BucketBatcher(Batcher):
         Shuffling each bucket gives the same distribution as shuffling all examples and then sorting them into buckets,
         as streaming samplers do.
         """
-        layout = self.layout(drawing, dealing)
+        layout = lay_out(self._counts, self._batch_sizes, dealing)
         if not drawing.shuffle:
             return Cut(self._order, layout)
         random = drawing.stream(EXAMPLES)
         order: Indices = self._order.copy()
-        for start, end in pairwise([0, *np.cumsum(self._counts).tolist()]):
-            random.shuffle(order[start:end])
+        for bucket in np.split(order, np.cumsum(self._counts)[:-1]):
+            random.shuffle(bucket)
         return Cut(order, layout)
 
-    def layout(self, drawing: Drawing, dealing: Dealing) -> Layout:
-        """As for every batcher; the same in every epoch."""
-        if self._layout is None or self._layout.dealing != dealing:
-            self._layout = lay_out(self._counts, self._batch_sizes, dealing)
-        return self._layout
+    def batches_per_rank(self, drawing: Drawing, dealing: Dealing) -> int:
+        """As for every batcher."""
+        return lay_out(self._counts, self._batch_sizes, dealing).batches_per_rank
 
 
 class PoolBatcher(Batcher):
@@ -127,250 +116,110 @@ class PoolBatcher(Batcher):
     def __init__(self, lengths: npt.NDArray[Any], batching: Batching) -> None:
         assert batching.pool_size is not None
         distinct = np.unique(lengths)
-        table = batching.table
-        count = lengths.size
         # Shape (examples,): the place of each length among the distinct ones, from the longest; few bits sort fast.
-        self._places = np.empty(count, dtype=np.min_scalar_type(distinct.size))
-        for start in range(0, count, _AT_ONCE):
-            part = lengths[start : start + _AT_ONCE]
-            ascending = np.argsort(part)  # to look lengths up in order: many different ones are not in the cache
-            self._places[start + ascending] = distinct.size - 1 - np.searchsorted(distinct, part[ascending])
+        places = distinct.size - 1 - np.searchsorted(distinct, lengths)
+        self._places = places.astype(np.min_scalar_type(distinct.size))
         self._distinct: FloatArray = distinct[::-1].astype(np.float64)
-        self._buckets = table.assign(distinct[::-1])
+        self._buckets = batching.table.assign(distinct[::-1])
         self._batching = batching
-        self._pools = -(-count // batching.pool_size)
-        self._each = divmod(count, self._pools)
-        self._last: tuple[Drawing, Dealing, Cut] | None = None
-        self._per_rank: tuple[int, Dealing, int] | None = None
+        self._pools = -(-lengths.size // batching.pool_size)
+        self._per_rank: dict[tuple[int, bool, Dealing], int] = {}
+        self._first_steps: dict[tuple[Drawing, Dealing], tuple[Indices, Layout]] = {}
 
     def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
-        """As for every batcher."""
-        examples, steps = self._steps(drawing, dealing)
-        if dealing.drop_last or dealing.same_bucket:
-            return Cut(examples, _dealt(steps))
-        return Cut(examples, evened(steps))
-
-    def equal_cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
         """As for every batcher.
 
         An epoch with fewer batches than others has its largest ones split in two; one with more is reshuffled. With
-        `drop_last`, one with more leaves some out, and one with fewer is reshuffled. The last cut is kept, as its
-        number of batches is asked for more than once.
+        `drop_last`, one with more leaves some out, and one with fewer is reshuffled.
         """
-        if not drawing.shuffle:
-            return self.cut(drawing, dealing)
-        if self._last is not None and self._last[:2] == (drawing, dealing):
-            return self._last[2]
-        wanted = self._batches_per_rank(drawing.seed, dealing)
+        wanted = self.batches_per_rank(drawing, dealing)
         shuffles = [replace(drawing, attempt=attempt) for attempt in range(_ATTEMPTS)]
-        for shuffle in (*shuffles, Drawing(seed=drawing.seed)):  # the last is one that `wanted` comes from
-            examples, steps = self._steps(shuffle, dealing)
-            batches = _per_rank(steps)
-            if dealing.drop_last and batches >= wanted:
+        for shuffle in (*shuffles, replace(drawing, epoch=0)):  # the last is one that `wanted` comes from
+            examples, steps = self._first_steps.get((shuffle, dealing)) or self._steps(shuffle, dealing)
+            batches = steps_per_rank(steps)
+            if batches == wanted or (batches > wanted) == dealing.drop_last:
                 break
-            if not dealing.drop_last and batches <= wanted:
-                break
-        if dealing.drop_last:
-            cut = Cut(examples, replace(_dealt(steps), most_per_rank=wanted))
-        else:
-            cut = Cut(examples, _evened_to(wanted, steps))
-        self._last = (drawing, dealing, cut)
-        return cut
+        return Cut(examples, replace(deal(steps, wanted), most_per_rank=wanted))
 
-    def first_cuts(self, seed: int, dealing: Dealing, epochs: int = _FIRST_EPOCHS, scale: float = 1.0) -> list[Cut]:
-        """Return the equal cuts of the first epochs, without `drop_last`.
-
-        With a `scale` above 1 the examples stand for so many times as many, whose epochs differ less: fewer batches are
-        split.
-        """
-        firsts = [self._steps(Drawing(seed=seed, epoch=epoch), dealing) for epoch in range(epochs)]
-        most_batches = max(_per_rank(steps) for _, steps in firsts)
-        self._per_rank = (seed, dealing, most_batches)
-        cuts = []
-        for examples, steps in firsts:
-            batches = _per_rank(steps)
-            split = round((most_batches - batches) / math.sqrt(scale))
-            cuts.append(Cut(examples, _evened_to(batches + split, steps)))
-        return cuts
-
-    def _batches_per_rank(self, seed: int, dealing: Dealing) -> int:
-        if self._per_rank is None or self._per_rank[:2] != (seed, dealing):
-            firsts = (Drawing(seed=seed, epoch=epoch) for epoch in range(_FIRST_EPOCHS))
-            numbers = [_per_rank(self._steps(first, dealing)[1]) for first in firsts]
-            wanted = min(numbers) if dealing.drop_last else max(numbers)
-            self._per_rank = (seed, dealing, wanted)
-        return self._per_rank[2]
+    def batches_per_rank(self, drawing: Drawing, dealing: Dealing) -> int:
+        """Return the most batches of the first three epochs, with `drop_last` the fewest."""
+        plan = (drawing.seed, drawing.shuffle, dealing)
+        if plan not in self._per_rank:
+            epochs = range(_FIRST_EPOCHS if drawing.shuffle else 1)
+            numbers = []
+            for epoch in epochs:
+                first = replace(drawing, epoch=epoch, attempt=0)
+                steps = self._steps(first, dealing)
+                numbers.append(steps_per_rank(steps[1]))
+                if self._places.size <= _REMEMBERED:
+                    self._first_steps[first, dealing] = steps
+            self._per_rank[plan] = min(numbers) if dealing.drop_last else max(numbers)
+        return self._per_rank[plan]
 
     def _steps(self, drawing: Drawing, dealing: Dealing) -> tuple[Indices, Layout]:
         """Return the examples, and the pools' batches, or with `same_bucket` those of all ranks of a step in one."""
-        dtype = index_dtype(self._places.size)
+        count = self._places.size
         overhead = self._batching.batch_overhead
-        examples: Indices = np.arange(self._places.size, dtype=dtype)
+        examples: Indices = np.arange(count, dtype=index_dtype(count))
         if drawing.shuffle:
             drawing.stream(EXAMPLES).shuffle(examples)
         parts = []
         for start, pools, size in self._parts():
             some = examples[start : start + pools * size].reshape(pools, size)
-            places = self._places[some]
-            order = _stable_order(places)
+            order = np.argsort(self._places[some], axis=1, kind="stable")
             some[:] = np.take_along_axis(some, order, axis=1)
-            places = np.take_along_axis(places, order, axis=1)
+            places = self._places[some]
             buckets = self._buckets[places]
             # Cut to one beyond the pool, so that sizes do not overflow.
-            fits = np.minimum(self._batching.table.batch_sizes, size + 1) * dealing.together
-            if overhead is None or dealing.drop_last or size > _LARGEST_COSTED:
-                starts = _filled(buckets, fits)
-            else:
-                starts = _cheapest(self._distinct[places], fits[buckets], overhead * dealing.together)
+            fits = (np.minimum(self._batching.table.batch_sizes, size + 1) * dealing.together)[buckets]
+            taken = fits
+            if overhead is not None and not dealing.drop_last and size <= _LARGEST_COSTED:
+                taken = _cheapest(self._distinct[places], fits, overhead * dealing.together)
+            starts = _walked(taken)
             held = np.diff(starts, append=places.size)
             limiting = buckets.ravel()[starts].astype(np.int64)
-            rest = ((starts + held) % size == 0) & (held < fits[limiting])
-            kept = ~rest | (not dealing.drop_last)
-            parts.append((starts[kept] + start, held[kept], limiting[kept], rest[kept]))
+            rest = ((starts + held) % size == 0) & (held < fits.ravel()[starts])
+            parts.append((starts + start, held, limiting, rest))
         starts, held, limiting, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        cut = (starts.astype(dtype), held.astype(dtype), limiting.astype(dtype))
-        return examples, Layout(*cut, rest, dealing, examples.size, in_order=True)
+        return examples, Layout(starts, held, limiting, rest, dealing, count, in_order=True)
 
     def _parts(self) -> Iterator[tuple[int, int, int]]:
         """Yield (start, pools, examples of each): pools of one size, in groups that fit in the cache."""
-        each, more = self._each
+        each, more = divmod(self._places.size, self._pools)
         for start, pools, size in ((0, more, each + 1), (more * (each + 1), self._pools - more, each)):
             at_once = max(1, _AT_ONCE // size)
             for first in range(0, pools, at_once):
                 yield start + first * size, min(at_once, pools - first), size
 
 
-def _per_rank(steps: Layout) -> int:
-    """Return the number of batches of each rank once these are dealt."""
-    batches = steps.starts.size * steps.dealing.together
-    dealing = steps.dealing
-    if dealing.drop_last:
-        return batches // dealing.world_size
-    return -(-batches // dealing.world_size)
-
-
-def _evened_to(per_rank: int, steps: Layout) -> Layout:
-    """Split the largest batches until each rank has so many, and deal them."""
-    dealing = steps.dealing
-    return _dealt(evened(steps, per_rank * dealing.world_size // dealing.together))
-
-
-def _dealt(steps: Layout) -> Layout:
-    """Deal the examples that were cut for all ranks of a step evenly to them."""
-    together = steps.dealing.together
-    if together == 1:
-        return steps
-    starts = steps.starts[:, np.newaxis]
-    held = steps.batch_sizes[:, np.newaxis]
-    dealt = held // together + (np.arange(together) < held % together)
-    firsts = starts + np.cumsum(dealt, axis=1) - dealt
-    again = starts + np.arange(together) % held  # fewer examples than ranks: some are dealt again
-    return replace(
-        steps,
-        starts=np.where(dealt > 0, firsts, again).ravel().astype(steps.starts.dtype),
-        batch_sizes=np.maximum(dealt, 1).ravel().astype(steps.starts.dtype),
-        buckets=np.repeat(steps.buckets, together),
-        rest=np.repeat(steps.rest, together),
-    )
-
-
-def _stable_order(places: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-    """Return the stable order of each row, by its lower and then its upper 16 bits, which numpy sorts by radix."""
-    if places.dtype.itemsize <= 2:
-        return np.argsort(places, axis=1, kind="stable")
-    order = np.argsort(places.astype(np.uint16), axis=1, kind="stable")
-    upper = np.take_along_axis((places >> 16).astype(np.uint16), order, axis=1)
-    return np.take_along_axis(order, np.argsort(upper, axis=1, kind="stable"), axis=1)
-
-
-def _filled(buckets: Buckets, fits: IntArray) -> IntArray:
-    """Return where batches start if each holds as many as fit with its longest, in pools one after the other.
-
-    `buckets`, shape (pools, examples), descend in each pool; `fits`, shape (buckets,), are their batch sizes.
-    """
-    pools, size = buckets.shape
-    if size <= fits.size:
-        return _walked(fits[buckets])
-    keys = np.arange(pools)[:, np.newaxis] * fits.size + buckets
-    counts = np.bincount(keys.ravel(), minlength=pools * fits.size).reshape(pools, fits.size)
-    ends = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]  # shape (pools, buckets): where each bucket's examples end
-    filled = np.zeros(pools, dtype=np.int64)
-    starts = []
-    for bucket in range(fits.size - 1, -1, -1):
-        # The batch that begins with the bucket's last example may reach into the next bucket.
-        batches = np.maximum(0, -(-(ends[:, bucket] - filled) // fits[bucket]))
-        nth = np.arange(int(batches.sum())) - np.repeat(np.cumsum(batches) - batches, batches)
-        starts.append(np.repeat(filled + np.arange(pools) * size, batches) + nth * fits[bucket])
-        filled += batches * fits[bucket]
-    return np.sort(np.concatenate(starts))
-
-
 def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
-    """Return where batches start so that padded lengths and overheads are least in sum, in pools one after the other.
+    """Return how many examples the batch that begins at each takes, so that lengths and overheads are least in sum.
 
-    Finds the cheapest cut of the pool's rest from each example on, from the last one back. Where batches of at least n
-    examples are as good as smaller ones, no example's cut depends on those of the n before it: n are found at once.
-    `lengths` and `fits`, the size of a batch that begins there, have the shape (pools, examples); lengths descend in
-    each pool.
+    Finds the cheapest cut of the pool's rest from each example on, from the last one back. `lengths` and `fits`, the
+    size of a batch that begins there, have the shape (pools, examples); lengths descend in each pool.
     """
     pools, size = lengths.shape
-    rows = np.arange(pools)[:, np.newaxis]
-    places = np.arange(size)
-    largest = np.minimum(fits, size - places)
-    smallest = _smallest_sizes(lengths, fits, overhead)
-    sizes = _sizes_up_to(int(largest.max()))
-    cost = np.full((pools, 2 * size + _LARGEST_BLOCK), np.inf)  # no batch reaches beyond the pool
-    cost[:, size] = 0.0
-    taken = np.empty((pools, size), dtype=np.int64)
-    windows = {1 << power: sliding_window_view(cost, 1 << power, axis=1) for power in range(7)}
-    end = size
-    while end:
-        block = smallest[end - 1]
-        while block > end or min(smallest[end - block : end]) < block:
-            block //= 2
-        first = end - block
-        longest = lengths[:, first:end]
-        held = largest[:, first:end]
-        least = longest * held + cost[rows, places[first:end] + held]
-        compared = sizes[np.searchsorted(sizes, block) : np.searchsorted(sizes, held.max())]
+    largest = np.minimum(fits, np.arange(size, 0, -1))
+    powers = _NEXT_SIZE ** np.arange(math.log(largest.max()) / math.log(_NEXT_SIZE) + 1)
+    sizes = np.unique(powers.astype(np.int64))
+    rows = np.arange(pools)
+    # The cost of each pool from an example on; no batch reaches beyond the pool.
+    costs = np.full((size + int(sizes[-1]) + 1, pools), np.inf)
+    costs[size] = 0.0
+    taken: IntArray = largest.copy()
+    for first in range(size - 1, -1, -1):
+        longest = lengths[:, first]
+        held = largest[:, first]
+        whole = longest * held + costs[first + held, rows]
+        compared = sizes[: np.searchsorted(sizes, held.max())]
         if compared.size:
-            # Shape (sizes, pools × block), as long rows are fast: the rest's cost after a batch, and the batch's.
-            sums = windows[block][:, first + compared].swapaxes(0, 1).reshape(compared.size, -1)
-            sums += compared[:, np.newaxis].astype(np.float64) * longest.ravel()
-            too_large = np.searchsorted(compared, held.min())
-            np.copyto(sums[too_large:], np.inf, where=compared[too_large:, np.newaxis] >= held.ravel())
-            cheapest = sums.min(axis=0).reshape(held.shape)
-            better = cheapest < least  # of equal costs the largest batch is taken
-            least = np.where(better, cheapest, least)
-            held = np.where(better, compared[sums.argmin(axis=0)].reshape(held.shape), held)
-        cost[:, first:end] = overhead + least
-        taken[:, first:end] = held
-        end = first
-    return _walked(taken)
-
-
-def _smallest_sizes(lengths: FloatArray, fits: IntArray, overhead: float) -> list[int]:
-    """Return the smallest batches worth comparing at each place, powers of two.
-
-    A smaller batch can take examples from the next one: each is padded by at most the difference between them.
-    """
-    size = lengths.shape[1]
-    smallest = np.ones(size, dtype=np.int64)
-    block = 2
-    while block <= _LARGEST_BLOCK:
-        later = lengths[:, np.minimum(np.arange(size) + block, size - 1)]
-        padding = (lengths - later) * block
-        enough = ((padding <= _NO_MATTER * overhead) & (fits >= block)).all(axis=0)
-        smallest[enough] = block
-        block *= 2
-    sizes: list[int] = smallest.tolist()
-    return sizes
-
-
-@lru_cache(maxsize=8)
-def _sizes_up_to(largest: int) -> IntArray:
-    powers = _NEXT_SIZE ** np.arange(math.log(largest) / math.log(_NEXT_SIZE) + 1)
-    return np.unique(powers.astype(np.int64))
+            sums = costs[first + compared] + compared[:, np.newaxis] * longest
+            sums[compared[:, np.newaxis] >= held] = np.inf
+            smaller = sums.min(axis=0) < whole  # of equal costs the largest batch is taken
+            taken[smaller, first] = compared[sums.argmin(axis=0)[smaller]]
+            whole = np.minimum(whole, sums.min(axis=0))
+        costs[first] = overhead + whole
+    return taken
 
 
 def _walked(taken: IntArray) -> IntArray:

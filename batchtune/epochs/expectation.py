@@ -1,9 +1,8 @@
 """The cost of an epoch's batches on average over all shuffles, exactly and without shuffling.
 
-On one rank a bucket of n examples gives floor(n / B) batches of B and one of the remainder; on several, `tally` counts
-the batches of each size. In a uniform shuffle each batch is a uniformly drawn subset, so P(longest of s ≤ x) =
-C(c, s) / C(n, s) with c the number of the bucket's examples up to x; as expectations are linear, sums over batches
-follow from that.
+`tally` counts the batches of each bucket and size. In a uniform shuffle each batch is a uniformly drawn subset of its
+bucket's n examples, so P(longest of s ≤ x) = C(c, s) / C(n, s) with c the number of them up to x; as expectations are
+linear, sums over batches follow from that.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from functools import cached_property, lru_cache
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
 from batchtune.epochs.layout import ON_ONE_RANK, Dealing, Tally, tally
 from batchtune.epochs.table import BucketTable
@@ -23,97 +21,33 @@ from batchtune.lengths import FloatArray, Histogram, IntArray
 BatchCost = Callable[[FloatArray, FloatArray], FloatArray]
 """(batch sizes, lengths of their longest examples) → cost of each batch, element by element."""
 
+# One length stands for neighbours: so many groups of a bucket, each with about as many of its batches.
+_GROUPS = 64
+
 
 @dataclass(frozen=True, eq=False)
 class ExpectedBatches:
-    """The expected number of batches of each size with each length as their longest, over shuffles."""
+    """The expected number of batches of each size with each length as their longest, over shuffles.
 
-    histogram: Histogram
+    Of the many lengths of a bucket some stand for their neighbours, at their mean: padded lengths stay exact, and the
+    time of a step is as good as linear between them. Arrays have the shape (shapes,).
+    """
+
     table: BucketTable
     tally: Tally
-
-    @property
-    def lengths(self) -> FloatArray:
-        """Shape (distinct lengths,), ascending."""
-        return self.histogram.lengths
-
-    @cached_property
-    def kinds(self) -> tuple[tuple[IntArray, FloatArray], ...]:
-        """For each kind of batch in the tally two arrays of the shape (distinct lengths,).
-
-        Their size in the length's bucket, and how many of them are expected to have it as their longest.
-        """
-        edges = self.table.edges(self.histogram)
-        counts = self.table.counts(self.histogram)
-        per_bucket = np.diff(edges)
-        in_bucket = np.repeat(counts, per_bucket)
-        at_most = self.histogram.cumulative - np.repeat(np.cumsum(counts) - counts, per_bucket)
-        logs = log_factorials_up_to(self.histogram.count)
-        kinds = []
-        for sizes, numbers in zip(self.tally.batch_sizes, self.tally.numbers, strict=True):
-            drawn = np.repeat(sizes, per_bucket)
-            within = all_within(at_most, in_bucket, drawn, logs)
-            shorter = np.concatenate(([0.0], within[:-1]))
-            shorter[edges[:-1][per_bucket > 0]] = 0.0
-            kinds.append((drawn, np.repeat(numbers, per_bucket) * np.maximum(within - shorter, 0.0)))
-        return tuple(kinds)
-
-    @cached_property
-    def batches(self) -> FloatArray:
-        """How many batches are expected to have each length as their longest, shape (distinct lengths,)."""
-        return cast(FloatArray, sum(batches for _, batches in self.kinds))
+    buckets: IntArray
+    batch_sizes: FloatArray
+    lengths: FloatArray
+    numbers: FloatArray
 
     def sum_of(self, cost: BatchCost) -> float:
         """Return the expected sum of a cost over the epoch's batches."""
-        (sizes, batches), *others = self.kinds
-        total = float(np.sum(batches * np.asarray(cost(sizes.astype(np.float64), self.lengths))))
-        for numbers, (sizes, batches) in zip(self.tally.numbers[1:], others, strict=True):
-            used = np.repeat(numbers > 0, np.diff(self.table.edges(self.histogram)))
-            if used.any():
-                costs = np.asarray(cost(sizes[used].astype(np.float64), self.lengths[used]))
-                total += float(np.sum(batches[used] * costs))
-        return total
+        return float(np.sum(self.numbers * np.asarray(cost(self.batch_sizes, self.lengths))))
 
     @cached_property
     def padded_length(self) -> float:
         """The expected sum of the batches' padded lengths."""
         return self.sum_of(np.multiply)
-
-    def group_starts(self, most: int) -> npt.NDArray[np.intp]:
-        """Return where groups of neighbouring lengths begin, so that one length can stand for each group.
-
-        None reaches across buckets or spans more than 2 / `most` of the lengths' range, and besides its first length
-        each has at most 2 / `most` of the batches. They are at most `most`, and one more for each bucket; up to `most`
-        lengths each is its own group.
-        """
-        lengths = self.lengths
-        if lengths.size <= most:
-            return np.arange(lengths.size)
-        batches = np.cumsum(self.batches)
-        place = batches / batches[-1] + (lengths - lengths[0]) / (lengths[-1] - lengths[0])
-        changes = np.flatnonzero(np.diff(np.floor(place * (most / 2)))) + 1
-        edges = np.searchsorted(lengths, self.table.boundaries, side="right")
-        return np.unique(np.concatenate(([0], changes, edges[edges < lengths.size])))
-
-    def representatives(self, most: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return batch sizes, longest lengths and expected numbers of shapes that stand for all batches.
-
-        There is one for each kind of batch in each of the groups that `group_starts` makes.
-        """
-        starts = self.group_starts(most)
-        last = np.append(starts[1:], self.lengths.size) - 1
-        sizes = []
-        lengths = []
-        counts = []
-        for size, batches in self.kinds:
-            count = np.add.reduceat(batches, starts)
-            used = count > 0
-            mean = np.add.reduceat(batches * self.lengths, starts)[used] / count[used]
-            # Rounding must not carry a mean beyond its group, into another bucket.
-            lengths.append(np.clip(mean, self.lengths[starts[used]], self.lengths[last[used]]))
-            sizes.append(size[starts[used]].astype(np.float64))
-            counts.append(count[used])
-        return np.concatenate(sizes), np.concatenate(lengths), np.concatenate(counts)
 
 
 def expected_batches(histogram: Histogram, table: BucketTable, dealing: Dealing = ON_ONE_RANK) -> ExpectedBatches:
@@ -121,7 +55,38 @@ def expected_batches(histogram: Histogram, table: BucketTable, dealing: Dealing 
 
     Raises ValueError if the longest length is beyond the last boundary.
     """
-    return ExpectedBatches(histogram, table, tally(table.counts(histogram), table.batch_sizes, dealing))
+    counts = table.counts(histogram)
+    edges = table.edges(histogram)
+    before = np.cumsum(counts) - counts
+    counted = tally(counts, table.batch_sizes, dealing)
+    logs = log_factorials_up_to(histogram.count)
+    lengths = []
+    numbers = []
+    for bucket, size, number in zip(counted.buckets, counted.batch_sizes, counted.numbers, strict=True):
+        held = slice(edges[bucket], edges[bucket + 1])
+        within = all_within(histogram.cumulative[held] - before[bucket], counts[bucket], size, logs)
+        expected = number * np.maximum(np.diff(within, prepend=0.0), 0.0)
+        longest = histogram.lengths[held]
+        if longest.size > _GROUPS:
+            # So many parts of the batches and of the range of lengths.
+            place = within + (longest - longest[0]) / (longest[-1] - longest[0])
+            starts = np.flatnonzero(np.diff(np.floor(place * (_GROUPS / 2)), prepend=-1.0))
+            total = np.add.reduceat(expected, starts)
+            mean = np.add.reduceat(expected * longest, starts) / np.maximum(total, np.finfo(np.float64).tiny)
+            # Rounding must not carry a mean beyond its bucket.
+            longest = np.clip(mean, longest[starts], longest[-1])
+            expected = total
+        lengths.append(longest)
+        numbers.append(expected)
+    shapes = [each.size for each in numbers]
+    return ExpectedBatches(
+        table=table,
+        tally=counted,
+        buckets=np.repeat(counted.buckets, shapes),
+        batch_sizes=np.repeat(counted.batch_sizes, shapes).astype(np.float64),
+        lengths=np.concatenate(lengths),
+        numbers=np.concatenate(numbers),
+    )
 
 
 def all_within(within: IntArray, count: IntArray, drawn: IntArray, log_factorials: FloatArray) -> FloatArray:

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from batchtune.epochs.cost import Frontier, JointFrontier, StepTimes, scaled
 from batchtune.epochs.expectation import BatchCost
-from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import Probe
 from batchtune.trust import WORST_TIME_ERROR
@@ -30,8 +29,6 @@ _GROUPS = 1024
 _AT_ONCE = 4096
 # Without a known bucket, a batch is taken to be of one of this many, with as many examples each.
 _BUCKETS = 16
-# Look up the times of at most this many batches.
-_EACH = 512
 Sizes: TypeAlias = Callable[[FloatArray], IntArray]
 JointSizes: TypeAlias = Callable[[FloatArray, FloatArray], IntArray]
 ProvenBy: TypeAlias = Callable[[float, int], "int | None"]
@@ -201,23 +198,3 @@ def batch_seconds(
     return lambda batch_sizes, lengths: step_seconds(
         batch_sizes, lengths, targets(batch_sizes, lengths, None if above is None else above(lengths))
     )
-
-
-def epoch_batch_seconds(table: BucketTable, step_seconds: StepSeconds, targets: TypicalTargets | None) -> BatchCost:
-    """Return the time of one step of the table's batches, by batch size and longest length in ascending order.
-
-    Of more than 512 batches so many are looked up, evenly spaced, and on both sides wherever the batch size changes:
-    between them only the length does, by so little that the time is as good as linear in it.
-    """
-    cost = batch_seconds(step_seconds, targets, table.lower_edges)
-
-    def seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
-        if lengths.size <= _EACH:
-            return np.asarray(cost(batch_sizes, lengths), dtype=np.float64)
-        changes = np.flatnonzero(np.diff(batch_sizes)) + 1
-        even = np.linspace(0, lengths.size - 1, _EACH).astype(np.int64)
-        chosen = np.unique(np.concatenate((even, changes - 1, changes)))
-        chosen_seconds = np.asarray(cost(batch_sizes[chosen], lengths[chosen]), dtype=np.float64)
-        return np.interp(lengths, lengths[chosen], chosen_seconds)
-
-    return seconds

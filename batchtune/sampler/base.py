@@ -196,13 +196,13 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
     @property
     def repeated_examples(self) -> int:
         """How many examples this epoch has twice, over all ranks; 0 unless there are too few to be dealt."""
-        return self._batcher.layout(*self._plan(self.epoch)).repeated_examples
+        return self._batcher.cut(*self._plan(self.epoch)).layout.repeated_examples
 
     @property
     def dropped_examples(self) -> int:
         """How many examples this epoch leaves out, over all ranks; 0 without `drop_last`."""
         drawing, dealing = self._plan(self.epoch)
-        cut = self._batcher.equal_cut(drawing, dealing)
+        cut = self._batcher.cut(drawing, dealing)
         return batch_order.dropped_examples(cut.layout, batch_order.drawn(cut, drawing, self._lengths))
 
     @property
@@ -214,7 +214,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Return the number of batches that this rank has, the same in every epoch and on every rank."""
-        return self._batcher.layout(*self._plan(self.epoch)).batches_per_rank
+        return self._batcher.batches_per_rank(*self._plan(self.epoch))
 
     def __iter__(self) -> Iterator[list[int]]:
         self._pass = None
@@ -226,9 +226,9 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         self._next = (epoch + 1, 0)
         now = self._pass = _Pass(epoch, first, first, loader)
         drawing, dealing = self._plan(epoch)
-        cut = self._batcher.equal_cut(drawing, dealing)
-        batches = batch_order.assemble(cut, drawing, rank=self.rank, lengths=self._lengths)
-        if not len(batches):
+        cut = self._batcher.cut(drawing, dealing)
+        batches = batch_order.drawn(cut, drawing, self._lengths)[self.rank :: self.world_size]
+        if not batches.size:
             all_ranks = f" on each of {self.world_size} ranks" if self.world_size > 1 else ""
             one_bucket = " from one bucket" if all_ranks and self.same_bucket else ""
             warnings.warn(
@@ -236,7 +236,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
                 f"{one_bucket}: set drop_last=False, or lower bucket_batch_sizes.",
                 stacklevel=2,
             )
-        for now.handed_out, batch in enumerate(batches.lists(first), first + 1):
+        for now.handed_out, batch in enumerate(cut.lists(batches[first:]), first + 1):
             self._pass = now
             yield batch
         now.running = False
@@ -284,7 +284,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             raise ValueError(f"not a state of a {type(self).__name__}: {', '.join(sorted(missing))} missing")
         check_identity("sampler", state_dict, self._identity, "other lengths, boundaries, batch sizes or options")
         epoch, position = whole("epoch", state_dict["epoch"]), whole("position", state_dict["position"])
-        if position > (most := self._batcher.layout(*self._plan(epoch)).batches_per_rank):
+        if position > (most := self._batcher.batches_per_rank(*self._plan(epoch))):
             raise ValueError(f"the state is at batch {position}, but its epoch has {most}")
         self._next, self._pass = (epoch, position), None
 

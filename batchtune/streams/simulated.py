@@ -12,7 +12,6 @@ import numpy.typing as npt
 from batchtune.epochs.batch_order import Cut, EpochShapes
 from batchtune.epochs.layout import Dealing, Layout, positions
 from batchtune.epochs.measured_costs import StepSeconds
-from batchtune.epochs.simulation import shapes_of
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
 from batchtune.manifests import StreamLengths
@@ -228,7 +227,7 @@ def epoch_seconds(stored: StoredStream, epoch: StreamEpoch, step_seconds: StepSe
 
     Ranks whose streams end earlier go on with their first batches, as in a nominal epoch of the mean length.
     """
-    seconds = np.asarray(step_seconds(*shapes_of([epoch.shapes])))
+    seconds = epoch.shapes.seconds(step_seconds)
     steps = round(seconds.size / stored.sharding.world_size)
     if steps == 0:
         return 0.0

@@ -17,10 +17,9 @@ from batchtune.buckets.recommend import recommend
 from batchtune.buckets.strategies import STRATEGIES, Problem
 from batchtune.buckets.sweep import all_fit, costs_in, sweep
 from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.layout import Ranks
 from batchtune.epochs.measured_costs import Costs, StepSeconds
 from batchtune.epochs.randomness import effective_buckets, mates_in_cuts
-from batchtune.epochs.ranks import Ranks
-from batchtune.epochs.simulation import shapes_of
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
@@ -300,7 +299,7 @@ def _time(epochs: Sequence[StreamEpoch], stored: StoredStream, step_seconds: Ste
     deviation = float(times.std(ddof=1))
     return EpochTime(
         seconds=seconds,
-        errors=shape_errors(step_seconds, shapes_of([epochs[0].shapes]), seconds),
+        errors=shape_errors(step_seconds, epochs[0].shapes, seconds),
         chance=deviation / math.sqrt(len(epochs)),
         deviation=deviation,
     )

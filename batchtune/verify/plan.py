@@ -252,7 +252,7 @@ class VerifyPlan:
             assert self.stream is not None
             return stream_epoch(self.stream, self.config, epoch)
         drawing = batch_order.Drawing(ordering=self.config.batch_ordering, seed=self.settings.seed + epoch)
-        cut = self._batcher.equal_cut(drawing, Dealing(drop_last=self.config.drop_last))
+        cut = self._batcher.cut(drawing, Dealing(drop_last=self.config.drop_last))
         return batch_order.simulate(cut, drawing, self.padded.values, self.padded.targets)
 
     @cached_property

@@ -12,7 +12,6 @@ import numpy as np
 
 from batchtune.buckets.epoch_cost import estimated_epoch_seconds
 from batchtune.epochs.measured_costs import Costs
-from batchtune.epochs.simulation import shapes_of
 from batchtune.lengths import FloatArray
 from batchtune.results import (
     Device,
@@ -311,7 +310,7 @@ def _times(shuffled: Sequence[Trial], plan: VerifyPlan, costs: Costs) -> _Times:
     if plan.batching.pool_size is None:
         epoch = estimated_epoch_seconds(plan.padded, plan.table, costs.step_seconds, drop_last=plan.config.drop_last)
     else:
-        epoch = float(np.sum(costs.step_seconds(*shapes_of([plan.first_epoch]))))
+        epoch = float(plan.first_epoch.seconds(costs.step_seconds).sum())
     if not timed:
         return _Times(estimated=epoch)
     shapes = [[float(trial.batch_size) for trial in timed], [trial.length for trial in timed]]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from batchtune.buckets.distribution import bucket_uses, histogram_of, quantiles_of
 from batchtune.buckets.epoch_cost import Pricing
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.ranks import Ranks
+from batchtune.epochs.layout import Ranks
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import Lengths
 

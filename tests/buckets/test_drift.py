@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from batchtune.buckets.drift import drift
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.layout import Ranks
 from batchtune.epochs.measured_costs import Costs
-from batchtune.epochs.ranks import Ranks
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import Drift, Sweep

@@ -11,7 +11,7 @@ from timed_trials import timed_trial
 from batchtune.buckets.epoch_cost import EpochTime, equal_to_best, time_errors
 from batchtune.epochs.cost import StepTimes, predict
 from batchtune.epochs.expectation import ExpectedBatches, expected_batches
-from batchtune.epochs.measured_costs import StepSeconds, TypicalTargets, epoch_batch_seconds
+from batchtune.epochs.measured_costs import StepSeconds, TypicalTargets, batch_seconds
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import CostModel, Trial
@@ -47,7 +47,7 @@ def expected(buckets: int) -> ExpectedBatches:
 
 
 def exact_seconds(times: StepTimes, buckets: int) -> float:
-    return expected(buckets).sum_of(epoch_batch_seconds(table(buckets), times, TARGETS))
+    return expected(buckets).sum_of(batch_seconds(times, TARGETS, table(buckets).lower_edges))
 
 
 def cost_of(seconds: float, errors: FloatArray | None) -> EpochTime:
@@ -96,25 +96,6 @@ def test_a_few_lengths_stand_for_all_in_the_gradient() -> None:
         more = exact_seconds(perturbed(logs), 6)
         less = exact_seconds(perturbed(-logs), 6)
         assert found[source] == pytest.approx((more - less) / 2e-5, rel=0.02, abs=1e-3 * np.abs(found).max())
-    assert expected(6).group_starts(256).size <= 256 + 6
-
-
-def test_groups_do_not_cross_buckets_and_are_small() -> None:
-    batches = expected(9)
-    starts = batches.group_starts(100)
-    buckets = table(9).assign(batches.lengths)
-    ends = np.append(starts[1:], buckets.size) - 1
-    assert (buckets[starts] == buckets[ends]).all()
-    each = batches.batches
-    besides_the_first = np.add.reduceat(each, starts) - each[starts]
-    assert besides_the_first.max() <= 2 / 100 * each.sum() * (1 + 1e-9)
-    span = batches.lengths[ends] - batches.lengths[starts]
-    assert span.max() <= 2 / 100 * (VALUES.max() - VALUES.min()) * (1 + 1e-9)
-
-
-def test_few_lengths_are_each_a_group() -> None:
-    one = BucketTable(np.array([9.0]), np.array([2]))
-    assert expected_batches(Lengths.of([1, 2, 2, 9]).histogram, one).group_starts(256).tolist() == [0, 1, 2]
 
 
 def test_made_step_times_have_no_error() -> None:

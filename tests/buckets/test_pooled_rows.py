@@ -13,12 +13,11 @@ from batchtune.buckets.strategies import STRATEGIES
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings, parse_sizes
 from batchtune.epochs import batchers, simulation
-from batchtune.epochs.batch_order import Drawing, assemble
+from batchtune.epochs.batch_order import Drawing, drawn
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import ON_ONE_RANK
+from batchtune.epochs.layout import ON_ONE_RANK, Ranks
 from batchtune.epochs.measured_costs import Costs
 from batchtune.epochs.randomness import mates_in_cuts
-from batchtune.epochs.ranks import Ranks
 from batchtune.epochs.simulation import simulate_epochs
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import UsageError
@@ -56,8 +55,8 @@ def test_figures_are_means_of_the_first_epochs(pool_size: int) -> None:
     seconds = []
     for epoch in range(row.simulated_epochs or 0):
         drawing = Drawing(seed=7, epoch=epoch)
-        epoch_batches = assemble(batcher.equal_cut(drawing, ON_ONE_RANK), drawing)
-        shapes = [(len(batch), SPEECH.values[batch].max()) for batch in epoch_batches]
+        cut = batcher.cut(drawing, ON_ONE_RANK)
+        shapes = [(len(batch), SPEECH.values[batch].max()) for batch in cut.lists(drawn(cut, drawing))]
         sizes, longest = np.array(shapes).T
         batches.append(len(shapes))
         padded.append(float(sizes @ longest))
@@ -98,7 +97,7 @@ def test_mates_meet_again_as_often_as_in_real_epochs(
     batcher = batching.batcher(lengths.values)
     real = []
     for seed in range(8):
-        cuts = [batcher.equal_cut(Drawing(seed=seed, epoch=epoch), ON_ONE_RANK) for epoch in range(12)]
+        cuts = [batcher.cut(Drawing(seed=seed, epoch=epoch), ON_ONE_RANK) for epoch in range(12)]
         real.append(mates_in_cuts(cuts, lengths.values).again)
     monkeypatch.setattr(simulation, "_EXAMPLES", examples)
     monkeypatch.setattr(simulation, "_OF_A_RANK", 0)

@@ -7,8 +7,7 @@ import pytest
 
 from batchtune import BucketBatchSampler
 from batchtune.buckets.epoch_cost import Pricing
-from batchtune.epochs.ranks import Ranks
-from batchtune.epochs.simulation import dealt_times
+from batchtune.epochs.layout import Ranks
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import RankTimes
@@ -41,7 +40,13 @@ def times(
     same_bucket: bool = False,
 ) -> RankTimes:
     ranks = Ranks(world_size=world_size, accumulate=accumulate, same_bucket=same_bucket)
-    return dealt_times(table, Lengths.of(values), step_seconds, ranks, seed=0).ranks
+    lengths = Lengths.of(values)
+    pricing = Pricing(
+        lengths=lengths, total=lengths.total, max_batch_length=300, step_seconds=step_seconds, ranks=ranks
+    )
+    time = pricing.of_table(table).time
+    assert time is not None and time.ranks is not None
+    return time.ranks
 
 
 def really_dealt(table: BucketTable, world_size: int, same_bucket: bool) -> float:

@@ -18,8 +18,8 @@ from batchtune.buckets.strategies import STRATEGIES
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.cost import Frontier, StepTimes, fit_step_seconds
+from batchtune.epochs.layout import Ranks
 from batchtune.epochs.measured_costs import Costs
-from batchtune.epochs.ranks import Ranks
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import FrontierPoint, Row, Sweep, encode

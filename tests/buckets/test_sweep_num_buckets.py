@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from batchtune.buckets.sweep_settings import SweepSettings, parse_num_buckets
-from batchtune.epochs.ranks import Ranks
+from batchtune.epochs.layout import Ranks
 from batchtune.errors import UsageError
 
 

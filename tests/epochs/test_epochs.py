@@ -10,85 +10,77 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn_batches import (
+    BATCHINGS,
+    BOUNDARIES,
+    DEALINGS,
+    DRAWINGS,
+    IN_BUCKETS,
+    KEEPING,
+    LENGTHS,
+    RANKS,
+    batches_of_all_ranks,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.epochs import batch_order as epochs
-from batchtune.epochs import layout as layouts
-from batchtune.epochs.batch_order import Cut, Drawing, EpochBatches
+from batchtune.epochs import batch_order
+from batchtune.epochs.batch_order import Drawing
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
-from batchtune.epochs.layout import Dealing
+from batchtune.epochs.layout import Dealing, lay_out, tally
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
 
-BOUNDARIES = np.array([5.0, 12.0, 30.0])
-LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=70).map(lambda values: np.array(values, dtype=np.float64))
-TABLES = st.lists(st.integers(1, 9), min_size=3, max_size=3).map(lambda sizes: BucketTable(BOUNDARIES, np.array(sizes)))
-IN_BUCKETS = st.builds(Batching, TABLES)
-BATCHINGS = IN_BUCKETS | st.builds(Batching, TABLES, st.integers(1, 80), st.none() | st.floats(0, 100))
-DEALINGS = st.builds(Dealing, world_size=st.integers(1, 5), same_bucket=st.booleans(), drop_last=st.booleans())
-KEEPING = DEALINGS.map(lambda dealing: replace(dealing, drop_last=False))
-DRAWINGS = st.builds(
-    Drawing,
-    shuffle=st.booleans(),
-    ordering=st.sampled_from(epochs.ORDERINGS),
-    seed=st.integers(0, 2**70),
-    epoch=st.integers(0, 9),
-)
 
-
-def cut(lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing) -> Cut:
-    return batching.batcher(lengths).cut(drawing, dealing)
-
-
-def of_all_ranks(lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing) -> list[EpochBatches]:
-    found = cut(lengths, batching, dealing, drawing)
-    return [epochs.assemble(found, drawing, rank=rank, lengths=lengths) for rank in range(dealing.world_size)]
-
-
-def examples_of(ranks: list[EpochBatches]) -> list[int]:
-    return sorted(example for rank in ranks for batch in rank for example in batch)
-
-
-@given(LENGTHS, BATCHINGS, KEEPING, DRAWINGS)
-@settings(deadline=None, max_examples=60)
-def test_every_example_is_in_one_batch_except_counted_repeats(
+@given(LENGTHS, BATCHINGS, DEALINGS, DRAWINGS)
+@settings(deadline=None, max_examples=100)
+def test_every_example_is_in_one_batch_but_for_counted_repeats_and_drops(
     lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
 ) -> None:
-    found = Counter(examples_of(of_all_ranks(lengths, batching, dealing, drawing)))
-    assert set(found) == set(range(lengths.size))
-    assert found.total() - lengths.size == cut(lengths, batching, dealing, drawing).layout.repeated_examples
+    cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
+    found = Counter(example for rank in ranks for batch in rank for example in batch)
+    dropped = batch_order.dropped_examples(cut.layout, batch_order.drawn(cut, drawing, lengths))
+    assert len(found) == lengths.size - dropped
+    assert found.total() == len(found) + cut.layout.repeated_examples
+    if dealing.drop_last:
+        assert cut.layout.repeated_examples == 0
+    else:
+        assert dropped == 0
 
 
-@given(LENGTHS, IN_BUCKETS, st.integers(1, 5), DRAWINGS)
+@given(LENGTHS, IN_BUCKETS, RANKS, DRAWINGS)
 @settings(deadline=None, max_examples=25)
 def test_examples_repeat_only_if_batches_of_one_are_too_few(
     lengths: FloatArray, batching: Batching, world_size: int, drawing: Drawing
 ) -> None:
-    layout = cut(lengths, batching, Dealing(world_size=world_size), drawing).layout
+    layout = batching.batcher(lengths).cut(drawing, Dealing(world_size=world_size)).layout
     assert layout.repeated_examples == max(0, layout.batches_per_rank * world_size - lengths.size)
 
 
-@given(LENGTHS, IN_BUCKETS, st.integers(1, 5), DRAWINGS)
+@given(LENGTHS, IN_BUCKETS, RANKS, DRAWINGS)
 @settings(deadline=None, max_examples=25)
-def test_same_bucket_repeats_only_if_fewer_than_ranks_remain(
+def test_with_the_same_bucket_every_step_is_of_one_bucket_dealt_evenly(
     lengths: FloatArray, batching: Batching, world_size: int, drawing: Drawing
 ) -> None:
     dealing = Dealing(world_size=world_size, same_bucket=True)
+    cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
+    for step in zip(*ranks, strict=True):
+        sizes = [len(batch) for batch in step]
+        assert max(sizes) - min(sizes) <= 1
+        assert len({int(np.searchsorted(BOUNDARIES, lengths[batch].max())) for batch in step}) == 1
     left = batching.table.counts(Lengths.of(lengths).histogram) % (batching.table.batch_sizes * world_size)
-    repeated = cut(lengths, batching, dealing, drawing).layout.repeated_examples
-    assert repeated == sum(world_size - rest for rest in left if 0 < rest < world_size)
+    assert cut.layout.repeated_examples == sum(world_size - rest for rest in left if 0 < rest < world_size)
 
 
 @given(LENGTHS, BATCHINGS, DEALINGS, DRAWINGS)
 @settings(deadline=None, max_examples=60)
-def test_all_ranks_have_as_many_batches_as_counted(
+def test_all_ranks_have_as_many_batches_in_every_epoch(
     lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
 ) -> None:
-    counted = cut(lengths, batching, dealing, drawing).layout.batches_per_rank
-    for rank in of_all_ranks(lengths, batching, dealing, drawing):
-        assert len(rank) == len(list(rank)) == counted
+    number = batching.batcher(lengths).batches_per_rank(replace(drawing, epoch=7), dealing)
+    cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
+    assert {len(rank) for rank in ranks} == {number} == {cut.layout.batches_per_rank}
 
 
 @given(
@@ -99,34 +91,23 @@ def test_all_ranks_have_as_many_batches_as_counted(
     st.booleans(),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=40)
 def test_the_tally_counts_the_batches_that_are_laid_out(
     buckets: list[tuple[int, int]], world_size: int, same_bucket: bool, drop_last: bool
 ) -> None:
     counts, sizes = np.array(buckets, dtype=np.int64).T
     dealing = Dealing(world_size=world_size, same_bucket=same_bucket, drop_last=drop_last)
-    layout = layouts.lay_out(counts, sizes, dealing)
-    tally = layouts.tally(counts, sizes, dealing)
-    found: Counter[tuple[int, int]] = Counter()
-    for kind, bucket in zip(*np.nonzero(tally.numbers), strict=True):
-        found[int(bucket), int(tally.batch_sizes[kind, bucket])] += int(tally.numbers[kind, bucket])
-    assert found == Counter(zip(layout.buckets.tolist(), layout.batch_sizes.tolist(), strict=True))
+    layout = lay_out(counts, sizes, dealing)
+    counted = tally(counts, sizes, dealing)
+    kinds = zip(counted.buckets.tolist(), counted.batch_sizes.tolist(), strict=True)
+    assert dict(zip(kinds, counted.numbers.tolist(), strict=True)) == Counter(
+        zip(layout.buckets.tolist(), layout.batch_sizes.tolist(), strict=True)
+    )
     made = layout.batch_sizes.astype(np.float64)
-    assert (tally.batches, tally.examples) == (made.size, made.sum())
+    assert (counted.batches, counted.examples) == (made.size, made.sum())
     if made.size:
-        assert (tally.smallest_batch_size, tally.largest_batch_size) == (made.min(), made.max())
-        assert tally.mean_batch_size == pytest.approx(made.mean())
-        assert tally.batch_size_variation == pytest.approx(made.std() / made.mean(), abs=1e-12)
-    assert tally.largest.tolist() == [
-        layout.batch_sizes[layout.buckets == bucket].max(initial=0) for bucket in range(counts.size)
-    ]
-
-
-def test_the_tally_takes_batch_sizes_that_no_data_can_fill() -> None:
-    for same_bucket in (False, True):
-        dealing = Dealing(world_size=2, same_bucket=same_bucket)
-        found = layouts.tally(np.array([3, 0]), np.array([2**53, 2**53]), dealing)
-        assert (found.batches, found.examples, found.largest.tolist()) == (2, 3, [2, 0])
+        assert counted.mean_batch_size == pytest.approx(made.mean())
+        assert counted.batch_size_variation == pytest.approx(made.std() / made.mean(), abs=1e-12)
 
 
 @given(LENGTHS, IN_BUCKETS, DEALINGS, DRAWINGS)
@@ -135,49 +116,16 @@ def test_a_batch_respects_its_bucket_and_batch_size(
     lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
 ) -> None:
     buckets = np.searchsorted(BOUNDARIES, lengths)
-    for rank in of_all_ranks(lengths, batching, dealing, drawing):
-        for batch, bucket in zip(rank, rank.buckets, strict=True):
+    for rank in batches_of_all_ranks(lengths, batching, dealing, drawing)[1]:
+        for batch in rank:
+            (bucket,) = set(buckets[batch])
             assert 1 <= len(batch) <= batching.table.batch_sizes[bucket]
-            assert set(buckets[batch]) == {bucket}
-
-
-@given(LENGTHS, BATCHINGS, DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=50)
-def test_what_is_dropped_is_counted(
-    lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
-) -> None:
-    dealing = replace(dealing, drop_last=True)
-    found = cut(lengths, batching, dealing, drawing)
-    batches = epochs.drawn(found, drawing, lengths)
-    kept = examples_of(of_all_ranks(lengths, batching, dealing, drawing))
-    assert len(kept) == len(set(kept)) == lengths.size - epochs.dropped_examples(found.layout, batches)
-
-
-@given(LENGTHS, IN_BUCKETS, st.integers(1, 5), DRAWINGS)
-@settings(deadline=None, max_examples=25)
-def test_with_the_same_bucket_every_step_is_of_one_bucket(
-    lengths: FloatArray, batching: Batching, world_size: int, drawing: Drawing
-) -> None:
-    ranks = of_all_ranks(lengths, batching, Dealing(world_size=world_size, same_bucket=True), drawing)
-    for rank in ranks:
-        assert np.array_equal(rank.buckets, ranks[0].buckets)
-
-
-@given(LENGTHS, IN_BUCKETS, st.integers(2, 5), DRAWINGS)
-@settings(deadline=None, max_examples=25)
-def test_same_bucket_batches_differ_by_at_most_one_example(
-    lengths: FloatArray, batching: Batching, world_size: int, drawing: Drawing
-) -> None:
-    ranks = of_all_ranks(lengths, batching, Dealing(world_size=world_size, same_bucket=True), drawing)
-    for step in zip(*ranks, strict=True):
-        counts = [len(batch) for batch in step]
-        assert max(counts) - min(counts) <= 1
 
 
 @given(LENGTHS, IN_BUCKETS, DRAWINGS)
 @settings(deadline=None, max_examples=25)
 def test_one_rank_has_as_many_batches_as_any_sampler(lengths: FloatArray, batching: Batching, drawing: Drawing) -> None:
-    (only,) = of_all_ranks(lengths, batching, Dealing(), drawing)
+    (only,) = batches_of_all_ranks(lengths, batching, Dealing(), drawing)[1]
     assert len(only) == expected_batches(Lengths.of(lengths).histogram, batching.table).tally.batches
 
 
@@ -186,30 +134,28 @@ def test_one_rank_has_as_many_batches_as_any_sampler(lengths: FloatArray, batchi
 def test_sorted_batches_are_sorted_by_their_longest(
     lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing, ordering: Any
 ) -> None:
-    ranks = of_all_ranks(lengths, batching, dealing, replace(drawing, ordering=ordering))
-    sign = 1 if ordering == "ascending" else -1
-    steps = [[lengths[batch].max() for batch in step] for step in zip(*ranks, strict=True)]
-    longest = [max(step) for step in steps] if dealing.same_bucket else [value for step in steps for value in step]
-    assert (sign * np.diff(longest) >= 0).all()
+    ranks = batches_of_all_ranks(lengths, batching, dealing, replace(drawing, ordering=ordering))[1]
+    longest = np.array([[lengths[batch].max() for batch in rank] for rank in ranks]).T
+    if dealing.same_bucket:
+        longest = longest.max(axis=1)
+    rises = np.diff(longest.ravel())
+    if ordering == "descending":
+        rises = -rises
+    assert (rises >= 0).all()
 
 
 @given(LENGTHS, IN_BUCKETS)
 @settings(deadline=None, max_examples=25)
 def test_without_shuffle_batches_follow_the_streaming_order(lengths: FloatArray, batching: Batching) -> None:
-    (only,) = of_all_ranks(lengths, batching, Dealing(), Drawing(shuffle=False))
-    assert list(only) == streamed(lengths, batching.table.batch_sizes.tolist())
-
-
-def streamed(lengths: FloatArray, sizes: list[int]) -> list[list[int]]:
-    """What reading the examples one by one gives."""
-    held: list[list[int]] = [[] for _ in sizes]
-    batches = []
+    held: list[list[int]] = [[], [], []]
+    streamed = []
     for example, bucket in enumerate(np.searchsorted(BOUNDARIES, lengths)):
         held[bucket].append(example)
-        if len(held[bucket]) == sizes[bucket]:
-            batches.append(held[bucket])
+        if len(held[bucket]) == batching.table.batch_sizes[bucket]:
+            streamed.append(held[bucket])
             held[bucket] = []
-    return batches + [batch for batch in held if batch]
+    (only,) = batches_of_all_ranks(lengths, batching, Dealing(), Drawing(shuffle=False))[1]
+    assert only == streamed + [batch for batch in held if batch]
 
 
 @given(LENGTHS, BATCHINGS, st.lists(st.integers(0, 50), min_size=70, max_size=70), DEALINGS, DRAWINGS)
@@ -218,66 +164,33 @@ def test_a_simulated_epoch_has_the_batch_shapes_of_all_ranks(
     lengths: FloatArray, batching: Batching, drawn_targets: list[int], dealing: Dealing, drawing: Drawing
 ) -> None:
     targets = np.array(drawn_targets[: lengths.size], dtype=np.float64)
-    shapes = epochs.simulate(cut(lengths, batching, dealing, drawing), drawing, lengths, targets)
-    steps = zip(*of_all_ranks(lengths, batching, dealing, drawing), strict=True)
-    real = [batch for step in steps for batch in step]
+    cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
+    shapes = batch_order.simulate(cut, drawing, lengths, targets)
+    in_turn = [batch for step in zip(*ranks, strict=True) for batch in step]
     assert shapes.targets is not None
-    assert len(shapes) == len(real)
-    assert shapes.batch_sizes.tolist() == [len(batch) for batch in real]
-    assert shapes.lengths.tolist() == [lengths[batch].max() for batch in real]
-    assert shapes.targets.tolist() == [targets[batch].max() for batch in real]
-
-
-@given(LENGTHS, IN_BUCKETS, st.integers(0, 80))
-@settings(deadline=None, max_examples=25)
-def test_batches_from_one_on_are_the_last_of_all(lengths: FloatArray, batching: Batching, first: int) -> None:
-    (only,) = of_all_ranks(lengths, batching, Dealing(), Drawing())
-    assert list(only.lists(first)) == list(only)[first:]
-
-
-def test_many_batches_are_lists_like_few() -> None:
-    starts = np.concatenate(([0], np.cumsum(np.random.default_rng(0).integers(1, 60_000, 40))))
-    batches = EpochBatches(np.arange(starts[-1]), starts, np.zeros(40, dtype=np.int64))
-    assert list(batches) == [
-        list(range(start, end)) for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)
+    assert list(zip(shapes.batch_sizes, shapes.lengths, shapes.targets, strict=True)) == [
+        (len(batch), lengths[batch].max(), targets[batch].max()) for batch in in_turn
     ]
 
 
-def test_the_largest_batches_are_split_first_into_near_halves() -> None:
-    layout = layouts.lay_out(np.array([9, 14]), np.array([9, 7]), Dealing(world_size=5))
-    assert layout.batch_sizes.tolist() == [5, 4, 4, 3, 7]
-    assert layout.starts.tolist() == [0, 5, 9, 13, 16]
-    assert layout.buckets.tolist() == [0, 0, 1, 1, 1]
-
-
-def test_a_batch_is_split_again_where_it_is_still_the_largest() -> None:
-    assert layouts.lay_out(np.array([10]), np.array([10]), Dealing(world_size=4)).batch_sizes.tolist() == [3, 2, 3, 2]
-
-
-def test_fewer_examples_than_ranks_are_repeated() -> None:
-    layout = layouts.lay_out(np.array([2]), np.array([10]), Dealing(world_size=5))
-    assert sorted(layout.starts.tolist()) == [0, 0, 0, 1, 1]
-    assert layout.repeated_examples == 3
-
-
-def test_the_rest_of_a_bucket_is_dealt_evenly() -> None:
-    layout = layouts.lay_out(np.array([29]), np.array([4]), Dealing(world_size=3, same_bucket=True))
-    assert layout.batch_sizes.tolist() == [4, 4, 4, 4, 4, 4, 2, 2, 1]
-
-
-@pytest.mark.parametrize("same_bucket", [False, True])
-def test_batch_sizes_beyond_any_count_are_no_matter(same_bucket: bool) -> None:
-    dealing = Dealing(world_size=5000, same_bucket=same_bucket)
-    counts = np.array([10_000])
-    sizes = np.array([2**53])
-    made = layouts.lay_out(counts, sizes, dealing).batch_sizes
-    assert (made.size, made.sum()) == (5000, 10_000)
-    assert layouts.tally(counts, sizes, dealing).batches == dealing.world_size
-
-
-def test_float32_lengths_do_not_exceed_the_last_boundary() -> None:
-    longest = next(value for value in np.arange(1, 99, 0.1) if np.float32(value) > value)
-    assert BucketTable.of([longest], [1]).assign(np.array([longest], dtype=np.float32)).tolist() == [0]
+@pytest.mark.parametrize(
+    ("counts", "batch_sizes", "dealing", "made"),
+    [
+        ([9, 14], [9, 7], Dealing(world_size=5), [5, 4, 4, 3, 7]),
+        ([10], [10], Dealing(world_size=4), [3, 2, 3, 2]),
+        ([2], [10], Dealing(world_size=5), [1] * 5),
+        ([29], [4], Dealing(world_size=3, same_bucket=True), [4, 4, 4, 4, 4, 4, 2, 2, 1]),
+        ([3, 0], [2**53, 2**53], Dealing(world_size=2), [2, 1]),
+        ([3, 0], [2**53, 2**53], Dealing(world_size=2, same_bucket=True), [2, 1]),
+    ],
+    ids=["largest first", "halves of halves", "repeated", "rest dealt evenly", "huge sizes", "huge sizes, same bucket"],
+)
+def test_batches_are_split_until_all_ranks_have_as_many(
+    counts: list[int], batch_sizes: list[int], dealing: Dealing, made: list[int]
+) -> None:
+    layout = lay_out(np.array(counts), np.array(batch_sizes), dealing)
+    assert layout.batch_sizes.tolist() == made
+    assert layout.repeated_examples == sum(made) - sum(counts)
 
 
 @pytest.mark.parametrize("pool_size", [None, 20])
@@ -285,8 +198,8 @@ def test_each_epoch_and_each_seed_has_another_shuffle(pool_size: int | None) -> 
     batching = Batching(BucketTable(BOUNDARIES, np.array([4, 3, 2])), pool_size)
     lengths = np.arange(40) % 17 + 1.0
     drawings = [Drawing(seed=seed, epoch=epoch) for seed in (0, 1, 2**32) for epoch in (0, 1, 2)]
-    epochs_drawn = {str(list(of_all_ranks(lengths, batching, Dealing(), drawing)[0])) for drawing in drawings}
-    assert len(epochs_drawn) == len(drawings)
+    epochs = {str(batches_of_all_ranks(lengths, batching, Dealing(), drawing)[1]) for drawing in drawings}
+    assert len(epochs) == len(drawings)
 
 
 def test_another_process_makes_the_same_batches() -> None:
@@ -295,13 +208,11 @@ def test_another_process_makes_the_same_batches() -> None:
         "table = t.BucketTable(np.array([9.0, 60.0]), np.array([5, 3]))\n"
         "drawing = e.Drawing(seed=5, epoch=2)\n"
         "for batching in (b.Batching(table), b.Batching(table, 20, 12.5)):\n"
-        "    batcher = batching.batcher(np.arange(50) % 17 + 1.0)\n"
-        "    print(list(e.assemble(batcher.cut(drawing, l.Dealing(world_size=2)), drawing, rank=1)))"
+        "    cut = batching.batcher(np.arange(50) % 17 + 1.0).cut(drawing, l.Dealing(world_size=2))\n"
+        "    print(list(cut.lists(e.drawn(cut, drawing)[1::2])))"
     )
-    outputs = {
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    }
+    command = [sys.executable, "-c", code]
+    outputs = {subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)}
     assert len(outputs) == 1 and outputs != {"[]\n[]\n"}
 
 
@@ -310,11 +221,10 @@ def test_the_mean_padded_length_over_seeds_is_the_expected_one() -> None:
     lengths = Lengths.of(np.round(random.lognormal(1.5, 0.6, 400).clip(1, 30), 1))
     table = BucketTable(BOUNDARIES, np.array([16, 7, 3]))
     batcher = Batching(table).batcher(lengths.values)
-    padded = []
-    for seed in range(100):
-        drawing = Drawing(seed=seed)
-        shapes = epochs.simulate(batcher.cut(drawing, Dealing()), drawing, lengths.values)
-        padded.append(float(shapes.batch_sizes @ shapes.lengths))
+    drawings = [Drawing(seed=seed) for seed in range(100)]
+    padded = [
+        batch_order.simulate(batcher.cut(drawing, Dealing()), drawing, lengths.values).padded_length
+        for drawing in drawings
+    ]
     error = np.std(padded) / np.sqrt(len(padded))
-    expected = expected_batches(lengths.histogram, table).padded_length
-    assert abs(np.mean(padded) - expected) < 4 * error
+    assert abs(np.mean(padded) - expected_batches(lengths.histogram, table).padded_length) < 4 * error

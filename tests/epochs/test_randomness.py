@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from batchtune.epochs.batch_order import Cut, Drawing, assemble
+from batchtune.epochs.batch_order import Cut, Drawing
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import ON_ONE_RANK, Dealing, tally
 from batchtune.epochs.randomness import Mates, effective_buckets, mates_in_buckets, mates_in_cuts
@@ -32,7 +32,7 @@ def epochs_of(values: FloatArray, batching: Batching, epochs: int, dealing: Deal
 def drawn_mates(values: FloatArray, cut: Cut) -> tuple[FloatArray, FloatArray]:
     """The lengths of many examples that have mates, and those of one of the mates of each."""
     drawn: list[tuple[float, float]] = []
-    for batch in assemble(cut, Drawing()):
+    for batch in cut.lists(np.arange(cut.layout.starts.size)):
         if len(batch) > 1:
             for _ in range(50):
                 drawn.extend(pairwise(values[RANDOM.permutation(batch)].tolist()))

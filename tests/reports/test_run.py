@@ -10,8 +10,8 @@ from report_records import made_probe, made_sweep, proven_probe, proven_sweep
 
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.epochs.layout import Ranks
 from batchtune.epochs.measured_costs import Costs
-from batchtune.epochs.ranks import Ranks
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.reports import RunResults, load_run
