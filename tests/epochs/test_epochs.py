@@ -35,7 +35,7 @@ from batchtune.lengths import FloatArray, Lengths
 
 @given(LENGTHS, BATCHINGS, DEALINGS, DRAWINGS)
 @settings(deadline=None, max_examples=100)
-def test_every_example_is_in_one_batch_but_for_counted_repeats_and_drops(
+def test_every_example_is_in_one_batch_or_counted(
     lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
 ) -> None:
     cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
@@ -60,7 +60,7 @@ def test_examples_repeat_only_if_batches_of_one_are_too_few(
 
 @given(LENGTHS, IN_BUCKETS, RANKS, DRAWINGS)
 @settings(deadline=None, max_examples=25)
-def test_with_the_same_bucket_every_step_is_of_one_bucket_dealt_evenly(
+def test_same_bucket_steps_are_of_one_bucket_dealt_evenly(
     lengths: FloatArray, batching: Batching, world_size: int, drawing: Drawing
 ) -> None:
     dealing = Dealing(world_size=world_size, same_bucket=True)

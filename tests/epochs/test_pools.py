@@ -94,7 +94,7 @@ def test_ranks_have_neighbours_of_a_pool_with_same_bucket(
 
 @given(LENGTHS, SIZES, st.integers(1, 80))
 @settings(deadline=None, max_examples=40)
-def test_a_pool_is_filled_batch_by_batch_from_the_longest_of_the_first(
+def test_a_pool_is_filled_batch_by_batch_from_the_longest(
     lengths: FloatArray, sizes: list[int], pool_size: int
 ) -> None:
     batching = batching_of(sizes, pool_size)
