@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from batchtune.buckets.epoch_cost import Pricing
+from batchtune.buckets.strategies import STRATEGIES
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import Ranks
 from batchtune.epochs.measured_costs import Costs, capped
 from batchtune.epochs.table import BucketTable, batch_sizes_for
-from batchtune.errors import ResultError, UsageError
+from batchtune.errors import ResultError, shortened
 from batchtune.lengths import Lengths
-from batchtune.results import Drift, Row, Sweep, SweptWith, epoch_costs
+from batchtune.results import MOST_BUCKETS, Drift, Row, Sweep, SweepSettings, epoch_costs
 
 _AGAIN = "Make sweep.json again with `batchtune sweep-buckets`."
 
@@ -42,7 +42,14 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
             "--unit.",
         )
     as_swept = _as_swept(costs, tuned, row)
-    settings = _settings(tuned, row)
+    if row.strategy not in STRATEGIES:
+        raise ResultError(f"the sweep is edited or damaged: unknown strategy {shortened(row.strategy)}", _AGAIN)
+    settings = structs.replace(
+        msgspec.convert(tuned.settings, SweepSettings),
+        strategies=(row.strategy,),
+        num_buckets=(min(row.num_buckets, MOST_BUCKETS),),
+        pool_sizes=() if row.pool_size is None else (row.pool_size,),
+    )
     changed = lengths.fingerprint != tuned.lengths.fingerprint
     pricing = Pricing.of(lengths, tuned.max_batch_length, settings, as_swept)
     # Examples beyond its boundaries make batches of one.
@@ -64,30 +71,6 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
         retuned_epoch_seconds=best.estimated_epoch_seconds,
         stale=max(0.0, tuned_cost / best_cost - 1),
     )
-
-
-def _settings(tuned: Sweep, row: Row) -> SweepSettings:
-    """Return the sweep's settings, for one strategy and number of buckets."""
-    num_buckets = row.num_buckets
-    pool_sizes: tuple[int, ...] = ()
-    if row.pool_size is not None:
-        num_buckets = 1
-        pool_sizes = (row.pool_size,)
-    try:
-        recorded = msgspec.convert(tuned.settings, SweptWith)
-        return SweepSettings(
-            strategies=(row.strategy,),
-            num_buckets=(num_buckets,),
-            pool_sizes=pool_sizes,
-            max_batch_size=recorded.max_batch_size,
-            seed=recorded.seed,
-            multiple_of=recorded.multiple_of,
-            ranks=Ranks(
-                world_size=recorded.world_size, accumulate=recorded.accumulate, same_bucket=recorded.same_bucket
-            ),
-        )
-    except (msgspec.ValidationError, UsageError) as error:
-        raise ResultError(f"the sweep's settings are edited or damaged: {error}", _AGAIN) from error
 
 
 def _as_swept(costs: Costs, tuned: Sweep, row: Row) -> Costs:

@@ -139,7 +139,9 @@ class Pricing:
             max_batch_length=max_batch_length,
             step_seconds=costs.step_seconds,
             targets=TypicalTargets.of(padded) if costs.step_seconds is not None else None,
-            ranks=settings.ranks,
+            ranks=Ranks(
+                world_size=settings.world_size, same_bucket=settings.same_bucket, accumulate=settings.accumulate
+            ),
             proven=costs.proven,
             seed=settings.seed,
         )

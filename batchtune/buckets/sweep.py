@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from msgspec import structs
 
@@ -19,7 +20,7 @@ from batchtune.buckets.distribution import bucket_uses, histogram_of, quantiles_
 from batchtune.buckets.epoch_cost import EpochTime, Pricing, SamplerCost, with_equals
 from batchtune.buckets.recommend import learning_rate_hint, recommend, trade_off
 from batchtune.buckets.strategies import STRATEGIES, Problem, ProblemCosts
-from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.buckets.sweep_settings import SweepSettings, sizes_up_to
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.measured_costs import Costs, batch_seconds, capped, costs_of
@@ -41,6 +42,9 @@ from batchtune.results import (
 )
 from batchtune.run_folder import clear_run, holds_other_lengths
 
+# So many sizes of pools are compared, from this many examples to all.
+_POOL_SIZES = 8
+_SMALLEST_POOL = 1000
 # Aim pools at this part of the largest allowed share of mates that meet again, as chance may add to it.
 _BELOW = 0.97
 
@@ -51,6 +55,7 @@ def run_sweep(
     folder: Path,
     *,
     max_batch_length: float | None = None,
+    current: Current | None = None,
     force: bool = False,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> Sweep:
@@ -61,7 +66,7 @@ def run_sweep(
     max_batch_length is neither given nor measured.
     """
     foreign, costs, max_batch_length = costs_in(folder, lengths, max_batch_length, force=force)
-    swept = sweep(lengths, max_batch_length, settings, costs, on_row)
+    swept = sweep(lengths, max_batch_length, settings, costs, current, on_row)
     if foreign:
         clear_run(folder)
     write_result(folder / SWEEP_FILE, swept)
@@ -95,6 +100,7 @@ def sweep(
     max_batch_length: float,
     settings: SweepSettings,
     costs: Costs,
+    current: Current | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> Sweep:
     """Work out the cost of an epoch with every strategy and bucket count, and recommend one.
@@ -103,6 +109,7 @@ def sweep(
     ranks, are means over simulated epochs, which the seed decides. Calls `on_row` as `run_sweep` does. Raises
     UsageError if `max_batch_length` is not positive and finite.
     """
+    settings = structs.replace(settings, strategies=settings.strategies or tuple(STRATEGIES))
     if not (math.isfinite(max_batch_length) and max_batch_length > 0):
         raise UsageError(f"max_batch_length must be positive and finite, got {max_batch_length:g}")
     is_padded = settings.multiple_of is not None
@@ -120,9 +127,9 @@ def sweep(
             priced.append((row, cost.time))
             on_row(row)
     rows = with_equals(priced)
-    current = None
-    if settings.current is not None:
-        current = _CurrentRow.of(settings.current, lengths, pricing, limits, priced)
+    current_row = None
+    if current is not None:
+        current_row = _CurrentRow.of(current, lengths, pricing, limits, priced)
     index, reason, best_table = recommend(rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded)
     recommended = None if index is None else rows[index]
     if recommended is None:
@@ -131,9 +138,9 @@ def sweep(
             reason = f"{wrong_unit}. As it is, {reason}"
     warnings = [*cautions(lengths, limits, settings.num_buckets, rows), *_ranks_cautions(pricing)]
     compared: list[Row | Baseline] = [*rows, *baselines]
-    if current is not None:
-        warnings += current.cautions(lengths)
-        compared.append(current.row)
+    if current_row is not None:
+        warnings += current_row.cautions(lengths)
+        compared.append(current_row.row)
     most_buckets = max(settings.num_buckets)
     if recommended is not None and recommended.pool_size is None:
         most_buckets = len(recommended.boundaries)
@@ -141,7 +148,7 @@ def sweep(
         meta=meta_of(Sweep),
         lengths=lengths.summary(),
         max_batch_length=max_batch_length,
-        settings=settings.record(),
+        settings=msgspec.json.decode(msgspec.json.encode(settings)),
         device_name=costs.device_name,
         rows=rows,
         baselines=baselines,
@@ -156,19 +163,19 @@ def sweep(
         histogram=histogram_of(lengths),
         quantiles=quantiles_of(lengths),
     )
-    if current is not None:
+    if current_row is not None:
         swept = structs.replace(
             swept,
-            current=current.row,
-            current_fits=current.fits,
-            current_settings=current.settings.record(
-                current.settings.settings.describe(lengths.unit), current.settings.settings.record()
+            current=current_row.row,
+            current_fits=current_row.fits,
+            current_settings=current_row.settings.record(
+                current_row.settings.settings.describe(lengths.unit), current_row.settings.settings.record()
             ),
         )
     if recommended is not None:
         swept = structs.replace(
             swept,
-            learning_rate=_learning_rate(current, baselines[0], recommended),
+            learning_rate=_learning_rate(current_row, baselines[0], recommended),
             buckets=bucket_uses(lengths, pricing, recommended, costs.proven_by),
         )
     return swept
@@ -258,7 +265,9 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
     }
     for name in settings.strategies:
         strategy = STRATEGIES[name]
-        numbers = settings.numbers(strategy, pricing.lengths.count)
+        numbers = settings.num_buckets
+        if strategy.in_pools:
+            numbers = _pool_sizes(settings, pricing.lengths.count)
         sizings = limits.sizings if strategy.depends_on_sizes else limits.sizings[:1]
         if strategy.in_pools:  # a sampler of our own runs them, which takes whatever is known to fit
             sizings = limits.sizings[-1:]
@@ -274,6 +283,18 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
                 else:
                     cost = pricing.of_table(table)
                     yield pricing.row(name, sizing, number, Batching(table), cost), cost
+
+
+def _pool_sizes(settings: SweepSettings, count: int) -> tuple[int, ...]:
+    """Return the sizes of pools to compare: those asked for, or evenly spaced in their logarithm."""
+    if settings.pool_sizes:
+        return tuple(sizes_up_to(count, settings.pool_sizes))
+    if count <= _SMALLEST_POOL:
+        return (count,)
+    between = np.geomspace(_SMALLEST_POOL, count, _POOL_SIZES)[:-1]
+    sizes = [count, *(min(int(float(f"{size:.2g}")), count) for size in between[::-1])]
+    # Two sizes that give as many pools give the same pools.
+    return tuple(sorted({-(-count // size): size for size in sizes}.values()))
 
 
 def _pools_between(

@@ -20,6 +20,7 @@ from batchtune.probe.devices import DEVICE_FORMS, device_names
 from batchtune.units import parse_size
 
 if TYPE_CHECKING:
+    from batchtune.buckets.current import Current
     from batchtune.buckets.sweep_settings import SweepSettings
     from batchtune.lengths import Lengths
     from batchtune.loaders.settings import LoaderSettings
@@ -378,23 +379,30 @@ class SweepOptions:
     min_randomness: float | None = setting(**_MIN_RANDOMNESS)
 
     def settings(self, run: RunOptions) -> SweepSettings:
-        """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
-        from batchtune.buckets.current import read_current
-        from batchtune.buckets.sweep_settings import ALL_STRATEGIES, SweepSettings, parse_num_buckets, parse_sizes
-        from batchtune.epochs.layout import Ranks
+        """Return the settings of the sweep. Raises UsageError if a value is invalid."""
+        from batchtune.buckets.sweep_settings import ALL_STRATEGIES, checked_settings, parse_num_buckets, parse_sizes
 
-        return SweepSettings(
+        return checked_settings(
             strategies=tuple(self.strategy or ALL_STRATEGIES),
             num_buckets=parse_num_buckets(self.num_buckets),
             pool_sizes=() if self.pool_size is None else parse_sizes(self.pool_size, "--pool-size"),
             max_batch_size=run.max_batch_size,
             seed=run.seed,
             multiple_of=self.multiple_of,
-            ranks=Ranks(world_size=self.world_size, accumulate=self.accumulate, same_bucket=self.same_bucket),
+            world_size=self.world_size,
+            same_bucket=self.same_bucket,
+            accumulate=self.accumulate,
             throughput_fraction=self.throughput_fraction,
             min_randomness=self.min_randomness,
-            current=None if self.current is None else read_current(self.current),
         )
+
+    def current_settings(self) -> Current | None:
+        """Return the user's current settings, if given. Raises UsageError or ResultError if they are invalid."""
+        from batchtune.buckets.current import read_current
+
+        if self.current is None:
+            return None
+        return read_current(self.current)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

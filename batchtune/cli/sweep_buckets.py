@@ -12,6 +12,7 @@ from batchtune.errors import UsageError
 from batchtune.units import format_length
 
 if TYPE_CHECKING:
+    from batchtune.buckets.current import Current
     from batchtune.buckets.sweep_settings import SweepSettings
     from batchtune.lengths import Lengths
     from batchtune.results import Probe, StreamSweep, Sweep
@@ -42,11 +43,12 @@ def sweep_buckets(
     from batchtune.reports import load_run
 
     settings = sweep.settings(run)
+    current = sweep.current_settings()
     check_limit(max_batch_length)
     lengths = source.load(quiet=run.quiet, as_in=None if run.force else run.run)
     console.describe(lengths, quiet=run.quiet)
     check_limit(max_batch_length, lengths, quiet=run.quiet)
-    found = sweep_and_write(lengths, settings, run, max_batch_length=max_batch_length)
+    found = sweep_and_write(lengths, settings, current, run, max_batch_length=max_batch_length)
     if run.json:
         console.write_json(found)
     else:
@@ -54,7 +56,12 @@ def sweep_buckets(
 
 
 def sweep_and_write(
-    lengths: Lengths, settings: SweepSettings, run: RunOptions, *, max_batch_length: float | None = None
+    lengths: Lengths,
+    settings: SweepSettings,
+    current: Current | None,
+    run: RunOptions,
+    *,
+    max_batch_length: float | None = None,
 ) -> Sweep:
     """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`, or remove an earlier one."""
     from batchtune.buckets.sweep import run_sweep
@@ -63,9 +70,15 @@ def sweep_and_write(
     from batchtune.results import SAMPLER_FILE
 
     with sweep_bar(settings, quiet=run.quiet) as on_row:
-        limit = max_batch_length
-        force = run.force
-        found = run_sweep(lengths, settings, run.run, max_batch_length=limit, force=force, on_row=on_row)
+        found = run_sweep(
+            lengths,
+            settings,
+            run.run,
+            max_batch_length=max_batch_length,
+            current=current,
+            force=run.force,
+            on_row=on_row,
+        )
     write_config(found, run.run / SAMPLER_FILE, lambda probe: render_sampler_yaml(sampler_config(found, probe)))
     return found
 

@@ -55,11 +55,12 @@ def tune(
         steps=verify_steps, time_tolerance=time_tolerance, step_timeout_seconds=probe.trial_timeout
     )
     sweep_settings = sweep.settings(run)
+    current = sweep.current_settings()
     lengths = source.load(quiet=run.quiet)
     console.describe(lengths, quiet=run.quiet)
     settings = probe.settings(lengths, run)
     probe_with_progress(lengths, settings, run, default_workload=probe.workload is None, sweep_settings=sweep_settings)
-    found = sweep_and_write(lengths, sweep_settings, run)
+    found = sweep_and_write(lengths, sweep_settings, current, run)
     holds = True
     if verify and found.recommended is not None:
         names = ("workload", "options", "setup_timeout_seconds", "wait_seconds")

@@ -349,17 +349,6 @@ class Costed(Protocol):
         """The estimated time of one epoch; None without step times."""
 
 
-class SweptWith(Record, frozen=True, kw_only=True):
-    """The settings of a sweep that later commands read."""
-
-    max_batch_size: Size | None = None
-    seed: Seed = 0
-    multiple_of: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
-    world_size: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
-    same_bucket: bool = False
-    accumulate: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
-
-
 class RankTimes(Record, frozen=True, kw_only=True):
     """The time of one epoch on several ranks that wait for each other at every step.
 

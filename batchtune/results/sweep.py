@@ -23,9 +23,9 @@ from batchtune.results.shared import (
     RankTimes,
     Record,
     Result,
+    Seed,
     Share,
     Size,
-    SweptWith,
     TargetLength,
     Unproven,
     unknown,
@@ -37,6 +37,38 @@ from batchtune.results.shared import (
 from batchtune.units import counted, format_number
 
 Sizing = Literal["length", "frontier"]
+MOST_BUCKETS = 1000
+_Ranks = Annotated[int, msgspec.Meta(ge=1, le=16_384)]
+_Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+class SweepSettings(Record, frozen=True, kw_only=True):
+    """The settings of a sweep, from the command line to `sweep.json`.
+
+    Attributes:
+        strategies: Names; empty: all of them.
+        pool_sizes: Examples of a pool; empty: from a thousand to all, as the data allow.
+        seed: Of the shuffles of the sampler that is written, and of simulated epochs.
+        multiple_of: Boundaries, and the lengths of batches, are rounded up to multiples of this.
+        world_size: Number of ranks; with same_bucket all take batches of one bucket at each step.
+        accumulate: Ranks wait for each other only after so many batches.
+        throughput_fraction: The share of the best throughput that is enough.
+        min_randomness: The least probability, for the recommended row, that mates do not meet again in the next epoch.
+    """
+
+    strategies: tuple[str, ...] = ()
+    num_buckets: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=1, le=MOST_BUCKETS)], ...], msgspec.Meta(min_length=1)
+    ] = tuple(range(10, 21))
+    pool_sizes: tuple[Size | Literal["all"], ...] = ()
+    max_batch_size: Size | None = None
+    seed: Seed = 0
+    multiple_of: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
+    world_size: _Ranks = 1
+    same_bucket: bool = False
+    accumulate: _Ranks = 1
+    throughput_fraction: _Part = 0.95
+    min_randomness: _Part | None = None
 
 
 class Row(Record, frozen=True, kw_only=True):
@@ -309,7 +341,7 @@ class Sweep(Result, frozen=True, kw_only=True):
 
     def problems(self) -> Iterator[str]:
         """Check the settings, the indices of rows, the quantiles, and the recommended row's figures."""
-        yield from wrong_settings(self.settings, SweptWith)
+        yield from wrong_settings(self.settings, SweepSettings)
         yield from wrong_limit(self.max_batch_length, self.lengths)
         table, trade_off = self.recommended_table, max(self.trade_off, default=None)
         chosen = {"recommended": self.recommended, "recommended_table": table}

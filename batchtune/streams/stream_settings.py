@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
-from batchtune.buckets.sweep_settings import MOST_RANKS, check_positive, check_whole, recorded
+from batchtune.errors import UsageError
 from batchtune.streams.current import CurrentStream
 from batchtune.streams.sharding import Sharding
+
+_MOST_RANKS = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,7 @@ class StreamSettings:
     workers: int = 1
     shuffle_shards: int = 100
     shuffle_buffer: int = 1000
-    buffer_sizes: tuple[int, ...] = (256, 1024, 4096)
+    buffer_sizes: tuple[int | Literal["all"], ...] = (256, 1024, 4096)
     num_buckets: tuple[int, ...] = (4, 8, 12, 16, 20)
     max_batch_size: int | None = None
     shard_size: int = 1000
@@ -34,17 +36,15 @@ class StreamSettings:
     current: CurrentStream | None = None
 
     def __post_init__(self) -> None:
-        check_whole("--world-size", self.world_size, 1, MOST_RANKS)
-        check_whole("--workers", self.workers, 0, 1024)
-        check_whole("--shuffle-shards", self.shuffle_shards, 0, 10**9)
-        check_whole("--shuffle-buffer", self.shuffle_buffer, 0, 10**9)
-        check_whole("--shard-size", self.shard_size, 1, 10**12)
-        for size in self.buffer_sizes:
-            check_whole("--buffer-size", size, 1, 10**15)
+        _check_whole("--world-size", self.world_size, 1, _MOST_RANKS)
+        _check_whole("--workers", self.workers, 0, 1024)
+        _check_whole("--shuffle-shards", self.shuffle_shards, 0, 10**9)
+        _check_whole("--shuffle-buffer", self.shuffle_buffer, 0, 10**9)
+        _check_whole("--shard-size", self.shard_size, 1, 10**12)
         if self.max_batch_size is not None:
-            check_whole("--max-batch-size", self.max_batch_size, 1, 10**18)
-        check_positive("--bytes-per-length", self.bytes_per_length, 1e12)
-        check_positive("--min-randomness", self.min_randomness, 1)
+            _check_whole("--max-batch-size", self.max_batch_size, 1, 10**18)
+        _check_positive("--bytes-per-length", self.bytes_per_length, 1e12)
+        _check_positive("--min-randomness", self.min_randomness, 1)
 
     @property
     def readers(self) -> int:
@@ -63,4 +63,15 @@ class StreamSettings:
 
     def record(self) -> dict[str, Any]:
         """Return them as `stream.json` holds them."""
-        return recorded(self)
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "current"}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _check_whole(name: str, number: int, least: int, most: int) -> None:
+    if not least <= number <= most:
+        raise UsageError(f"{name} must be from {least} to {most:,}, got {number:,}")
+
+
+def _check_positive(name: str, number: float | None, most: float) -> None:
+    if number is not None and not 0 < number <= most:
+        raise UsageError(f"{name} must be above 0 and at most {most:g}, got {number:g}")

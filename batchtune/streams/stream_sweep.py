@@ -16,8 +16,7 @@ from batchtune.buckets.epoch_cost import EpochTime, Pricing, shape_errors, with_
 from batchtune.buckets.recommend import recommend
 from batchtune.buckets.strategies import STRATEGIES, Problem
 from batchtune.buckets.sweep import all_fit, costs_in, sweep
-from batchtune.buckets.sweep_settings import SweepSettings
-from batchtune.epochs.layout import Ranks
+from batchtune.buckets.sweep_settings import SweepSettings, sizes_up_to
 from batchtune.epochs.measured_costs import Costs, StepSeconds
 from batchtune.epochs.randomness import effective_buckets, mates_in_cuts
 from batchtune.epochs.table import BucketTable, Limits
@@ -96,7 +95,7 @@ def sweep_stream(
         num_buckets=settings.num_buckets,
         max_batch_size=settings.max_batch_size,
         seed=_SEED,
-        ranks=Ranks(world_size=settings.world_size),
+        world_size=settings.world_size,
     )
     as_map = sweep(lengths, max_batch_length, of_map, costs)
     sizes = shard_sizes(stream, settings.shard_size)
@@ -169,7 +168,7 @@ def _ways(tables: Sequence[Row], lengths: Lengths, limits: Limits, settings: Str
     all_sizes = BucketTable(edges, limits.batch_sizes(edges, limits.sizings[-1]))
     # Each set of boundaries once.
     different = {tuple(row.boundaries): BucketTable.of(row.boundaries, row.batch_sizes) for row in tables}
-    for buffer_size in sorted({min(size, lengths.count) for size in settings.buffer_sizes}):
+    for buffer_size in sizes_up_to(lengths.count, settings.buffer_sizes):
         for table in different.values():
             yield StreamBatching(algorithm="bucket", table=table, buffer_size=buffer_size)
         yield StreamBatching(algorithm="pool", table=all_sizes, buffer_size=buffer_size)

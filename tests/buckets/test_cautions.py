@@ -18,8 +18,8 @@ SECONDS = np.array([3.0, 9.0, 12.0, 15.0, 24.0])
 
 
 def warnings_of(current: str) -> list[str]:
-    settings = SweepSettings(strategies=("optimal",), num_buckets=(2,), current=read_current(current))
-    return sweep(SPEECH, 600.0, settings, Costs()).warnings
+    settings = SweepSettings(strategies=("optimal",), num_buckets=(2,))
+    return sweep(SPEECH, 600.0, settings, Costs(), read_current(current)).warnings
 
 
 @pytest.mark.parametrize(

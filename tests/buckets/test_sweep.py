@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict
 
 import msgspec
 import numpy as np
@@ -75,7 +75,7 @@ def test_frontier_rows_take_the_largest_batch_that_fits() -> None:
 
 def test_each_row_is_told_as_soon_as_it_is_known() -> None:
     told: list[Row] = []
-    result = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(4,)), NONE_KNOWN, told.append)
+    result = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(4,)), NONE_KNOWN, on_row=told.append)
     assert told == result.rows
 
 
@@ -293,7 +293,7 @@ def epochs_of(row: Row, values: FloatArray, ranks: Ranks, number: int) -> Iterat
 def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size: int, same_bucket: bool) -> None:
     ranks = Ranks(world_size=world_size, same_bucket=same_bucket)
     values = SPEECH[:1500]
-    chosen = SweepSettings(strategies=("optimal", "linear"), num_buckets=(7,), ranks=ranks)
+    chosen = SweepSettings(strategies=("optimal", "linear"), num_buckets=(7,), **asdict(ranks))
     for row in sweep(Lengths.of(values), 150, chosen, NONE_KNOWN).rows:
         cells = []
         for batches in epochs_of(row, values, ranks, 20):
@@ -314,7 +314,7 @@ def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size: int, same_buc
 @pytest.mark.parametrize("ranks", [Ranks(world_size=8), Ranks(world_size=8, same_bucket=True)])
 def test_baselines_and_bound_have_as_many_ranks_as_the_rows(ranks: Ranks) -> None:
     one = sweep(Lengths.of(SPEECH), 150, SweepSettings(num_buckets=(7,)), NONE_KNOWN)
-    several = sweep(Lengths.of(SPEECH), 150, SweepSettings(num_buckets=(7,), ranks=ranks), NONE_KNOWN)
+    several = sweep(Lengths.of(SPEECH), 150, SweepSettings(num_buckets=(7,), **asdict(ranks)), NONE_KNOWN)
     of_one = (*one.baselines, one.lower_bound)
     of_several = (*several.baselines, several.lower_bound)
     for alone, together in zip(of_one, of_several, strict=True):
@@ -335,16 +335,13 @@ def test_baselines_and_bound_have_as_many_ranks_as_the_rows(ranks: Ranks) -> Non
 )
 def test_a_current_config_beyond_what_fits_is_told(config: str, fits: bool) -> None:
     costs = Costs(frontier=lambda lengths: np.maximum(1, 100 / lengths).astype(np.int64))
-    result = sweep(
-        Lengths.of([5.0, 10, 30] * 50), 100, SweepSettings(num_buckets=(3,), current=read_current(config)), costs
-    )
+    result = sweep(Lengths.of([5.0, 10, 30] * 50), 100, SweepSettings(num_buckets=(3,)), costs, read_current(config))
     assert result.current_fits is fits
     assert any("larger than what was found to fit" in text for text in result.warnings) is not fits
 
 
 def test_several_ranks_wait_for_each_other() -> None:
-    ranks = Ranks(world_size=8)
-    result = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,), ranks=ranks), PROBED)
+    result = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,), world_size=8), PROBED)
     for row in result.rows:
         assert row.ranks is not None
         assert row.ranks.without_waiting_epoch_seconds < row.ranks.independent_epoch_seconds
@@ -367,7 +364,7 @@ def test_a_table_less_random_than_asked_for_is_not_recommended() -> None:
 
 def test_the_current_config_is_a_row_beside_the_others() -> None:
     current = read_current("max_batch_length=300,num_buckets=8")
-    result = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,), current=current), PROBED)
+    result = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,)), PROBED, current)
     same = next(row for row in result.rows if row.strategy == "speechbrain")
     assert result.current is not None
     assert msgspec.structs.replace(result.current, strategy="speechbrain", equal_to_best=None) == same
@@ -452,8 +449,8 @@ def test_neither_order_nor_unit_of_the_data_changes_a_table(values: list[float],
 )
 @pytest.mark.parametrize(("costs", "multiple_of"), [(NONE_KNOWN, None), (PROBED, 5.0)])
 def test_the_smallest_data_sets_are_swept(values: list[float], costs: Costs, multiple_of: float | None) -> None:
-    chosen = SweepSettings(num_buckets=(1, 2, 30), multiple_of=multiple_of, ranks=Ranks(world_size=4, accumulate=2))
-    result = sweep(Lengths.of(values), 20, replace(chosen, current=read_current("batch_size=2")), costs)
+    chosen = SweepSettings(num_buckets=(1, 2, 30), multiple_of=multiple_of, world_size=4, accumulate=2)
+    result = sweep(Lengths.of(values), 20, chosen, costs, read_current("batch_size=2"))
     assert all(row.batches >= 1 and 0 <= row.padding_ratio < 1 for row in result.rows)
     assert result.current is not None
 

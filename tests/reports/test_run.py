@@ -10,7 +10,6 @@ from report_records import made_probe, made_sweep, proven_probe, proven_sweep
 
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings
-from batchtune.epochs.layout import Ranks
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
@@ -41,8 +40,10 @@ def test_a_probe_alone_is_a_run(tmp_path: Path) -> None:
 
 
 def test_on_several_ranks_examples_are_dealt_twice(tmp_path: Path) -> None:
-    lengths, ranks = Lengths.of([1.0, 2, 3, 9, 9, 30]), Ranks(world_size=4, same_bucket=True)
-    swept = sweep(lengths, 40, SweepSettings(strategies=("linear",), num_buckets=(1, 2), ranks=ranks), Costs())
+    lengths = Lengths.of([1.0, 2, 3, 9, 9, 30])
+    swept = sweep(
+        lengths, 40, SweepSettings(strategies=("linear",), num_buckets=(1, 2), world_size=4, same_bucket=True), Costs()
+    )
     assert any(row.repeated_examples for row in swept.rows)
     for index in range(len(swept.rows)):
         chosen = msgspec.structs.replace(swept, recommended=index, buckets=[])
