@@ -245,13 +245,8 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
     step_seconds = pricing.step_seconds
     problem_costs = None
     if step_seconds is not None:
-
-        def of_batch(batch_sizes: FloatArray, lengths: FloatArray, above: FloatArray | None = None) -> FloatArray:
-            seconds = batch_seconds(step_seconds, pricing.targets, None if above is None else lambda _: above)
-            return np.asarray(seconds(batch_sizes, lengths), dtype=np.float64)
-
         problem_costs = ProblemCosts(
-            of_batch=of_batch,
+            of_batch=batch_seconds(step_seconds, pricing.targets),
             of_epoch=lambda some, table: pricing.table_seconds(expected_batches(some, table, pricing.ranks.dealing)),
         )
     problems = {

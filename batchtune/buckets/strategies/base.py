@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from batchtune.epochs.bucket_costs import ShapeCost
+from batchtune.epochs.expectation import BatchCost
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 from batchtune.results import Row
@@ -17,7 +17,7 @@ from batchtune.results import Row
 class ProblemCosts:
     """The cost of a batch by its shape, and that of an epoch of such lengths with a table, as it is reported."""
 
-    of_batch: ShapeCost
+    of_batch: BatchCost
     of_epoch: Callable[[Histogram, BucketTable], float]
 
 
