@@ -24,9 +24,9 @@ def write_whole(path: Path, content: str | bytes, *, follow: bool = True) -> Non
 def writing_whole(path: Path, *, synced: bool = True, follow: bool = True) -> Iterator[IO[bytes]]:
     """Open a temporary file in the same folder that takes its name when the block ends, or vanishes on failure.
 
-    The folder is created if missing. If `synced`, the file survives a power loss. If `follow`, a link is followed, and
-    a device or pipe written to: not in a run folder, which may come from anywhere, with links to any file. Raises
-    ResultError if the file can't be written.
+    The folder is created if missing; a file that exists keeps its permissions. If `synced`, the file survives a power
+    loss. If `follow`, a link is followed, and a device or pipe written to: not in a run folder, which may come from
+    anywhere, with links to any file. Raises ResultError if the file can't be written.
     """
     temporary: str | None = None
     try:
@@ -44,7 +44,10 @@ def writing_whole(path: Path, *, synced: bool = True, follow: bool = True) -> It
                 os.fsync(stream.fileno())
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
+        permissions = 0o666 & ~mask
+        if target.is_file():
+            permissions = stat.S_IMODE(target.lstat().st_mode)
+        os.chmod(temporary, permissions)
         os.replace(temporary, target)
     except OSError as error:
         raise unwritable(path, error) from error

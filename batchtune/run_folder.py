@@ -33,6 +33,7 @@ from batchtune.results import (
 from batchtune.units import format_length
 
 _START_OVER = "Start over with --force, or give another folder with --run."
+_SAME_MANIFEST = "Give the same manifest with the same options (--length-key, --max-length, …)."
 ANOTHER = "Give another folder with --run, or --force to start over in this one."
 
 
@@ -59,37 +60,24 @@ def knows_anything(folder: Path) -> bool:
     return any(trial.outcome == "ok" for trial in read_trials(folder / TRIALS_FILE))
 
 
-def other_lengths(lengths: Lengths, theirs: LengthsSummary) -> tuple[str, str]:
-    """Describe how lengths differ from a run's, and how to read the same: a sentence and a space, or empty."""
+def other_lengths(lengths: Lengths, theirs: LengthsSummary) -> str:
+    """Describe how lengths differ from a run's: `other lengths (60 up to 29 s; ...): --max-length is 40 here, ...`."""
     what = (
         f"other lengths ({theirs.count:,} up to {format_length(theirs.max, theirs.unit)}; these are {lengths.count:,} "
         f"up to {format_length(lengths.longest, lengths.unit)})"
     )
-    if lengths.reading is None or theirs.reading is None:
-        return what, ""
-    differing = read_differently(lengths.reading, theirs.reading)
-    if not differing:
-        return f"{what}, read with the same options: the manifest is another, or has changed", ""
-    given = lengths.reading.flags
-    their_flags = theirs.reading.flags
-    leave_out = " and ".join(name for name, _ in differing if name in given)
-    add = " ".join(f"{name} {their_flags[name]}".strip() for name, _ in differing if name not in given)
-    return (
-        f"{what}: {', '.join(text for _, text in differing)}",
-        f"Leave out {leave_out} to read the manifest as the run did. " if leave_out else f"Read them with {add}. ",
-    )
+    differing = ", ".join(read_differently(lengths.reading, theirs.reading))
+    return f"{what}: {differing}" if differing else what
 
 
-def read_differently(reading: ReadingRecord, theirs: ReadingRecord) -> list[tuple[str, str]]:
-    """Return the options that differ: (its name, `--max-length is 40 here, 30 in the run`)."""
+def read_differently(reading: ReadingRecord | None, theirs: ReadingRecord | None) -> list[str]:
+    """Return the options that differ: `--max-length is 40 here, 30 in the run`; none if either is unknown."""
+    if reading is None or theirs is None:
+        return []
     flags = reading.flags
     their_flags = theirs.flags
-
-    def said(value: str | None) -> str:
-        return "not given" if value is None else value or "given"
-
     return [
-        (name, f"{name} is {said(flags.get(name))} here, {said(their_flags.get(name))} in the run")
+        f"{name} is {flags.get(name, 'not given')} here, {their_flags.get(name, 'not given')} in the run"
         for name in dict.fromkeys([*their_flags, *flags])
         if flags.get(name) != their_flags.get(name)
     ]
@@ -99,15 +87,11 @@ def check_lengths(lengths: Lengths, fingerprint: str, source: Path, theirs: Leng
     """Raise ResultError if a file is of other lengths than these; `theirs` are the run's, if known."""
     if fingerprint == lengths.fingerprint:
         return
+    what = "other lengths than these"
     if theirs is not None and theirs.fingerprint == fingerprint:
-        what, remedy = other_lengths(lengths, theirs)
-    else:
-        longest = format_length(lengths.longest, lengths.unit)
-        what = f"other lengths than these ({lengths.count:,} up to {longest})"
-        remedy = ""
-    remedy = remedy or "Give the same manifest with the same options (--length-key, --max-length, …). "
+        what = other_lengths(lengths, theirs)
     raise ResultError(
-        f"{source} is of {what}", f"{remedy}Or tune again for these lengths in another folder with --run."
+        f"{source} is of {what}", f"{_SAME_MANIFEST} Or tune again for these lengths in another folder with --run."
     )
 
 
@@ -117,8 +101,7 @@ def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:
     if theirs is None or theirs.fingerprint == lengths.fingerprint:
         return False
     if not force:
-        what, remedy = other_lengths(lengths, theirs)
-        raise ResultError(f"{folder} holds a run of {what}", f"{remedy}{ANOTHER}")
+        raise ResultError(f"{folder} holds a run of {other_lengths(lengths, theirs)}", f"{_SAME_MANIFEST} {ANOTHER}")
     return True
 
 

@@ -1,4 +1,7 @@
-"""The group of all commands, where errors become messages and exit codes."""
+"""The group of all commands, where errors become messages and exit codes.
+
+`click` is reached through typer alone: newer releases of typer carry their own copy of it, older ones need it.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +9,121 @@ import os
 import signal
 import sys
 from importlib import import_module
-from typing import Annotated, Any
+from itertools import zip_longest
+from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from batchtune import __version__
 from batchtune.cli import console, settings
-from batchtune.cli.commands import Command, improving
-from batchtune.errors import BatchtuneError, WorkloadError, bounded, nearest, shortened
+from batchtune.errors import BatchtuneError, WorkloadError, bounded, shortened
 
-# The first line of each command's help. Its module is imported only when it is run, or its own help is shown.
+
+class Declared(NamedTuple):
+    """A command's module, and the first line of its help."""
+
+    module: str
+    summary: str
+
+
+# A module is imported only when its command is run, or the command's own help is shown.
 COMMANDS = {
-    "tune": "Probe, sweep and report, all in one.",
-    "probe-oom": "Find the largest batches that fit.",
-    "sweep-buckets": "Compare bucket tables and recommend one.",
-    "sweep-stream": "Tune the batches of a stream of tar shards.",
-    "tune-loader": "Measure a data loader, and recommend its arguments.",
-    "scan": "Read the lengths of a data set, once.",
-    "report": "Show a run: what to set, what it saves. In CI: hold it to rules.",
-    "export": "Write the recommendation as a config for another framework.",
-    "verify": "Run the recommended batches for real.",
-    "doctor": "Show the devices, memory and software of this machine.",
-    "schema": "Print the JSON Schema of a result file.",
+    "tune": Declared("tune", "Probe, sweep and report, all in one."),
+    "probe-oom": Declared("tune", "Find the largest batches that fit."),
+    "sweep-buckets": Declared("sweep", "Compare bucket tables and recommend one."),
+    "sweep-stream": Declared("sweep", "Tune the batches of a stream of tar shards."),
+    "tune-loader": Declared("tune_loader", "Measure a data loader, and recommend its arguments."),
+    "scan": Declared("scan", "Read the lengths of a data set, once."),
+    "report": Declared("report", "Show a run: what to set, what it saves. In CI: hold it to rules."),
+    "export": Declared("export", "Write the recommendation as a config for another framework."),
+    "verify": Declared("verify", "Run the recommended batches for real."),
+    "doctor": Declared("reference", "Show the devices, memory and software of this machine."),
+    "schema": Declared("reference", "Print the JSON Schema of a result file."),
 }
-# What an interrupted command leaves behind.
-_KEPT = {
-    **dict.fromkeys(("tune", "probe-oom"), " All measurements are kept: the same command continues there."),
-    "tune-loader": " The settings that were measured are in loader.json; the same command starts over.",
-}
+COMMON = "Options"
+
+# The base of all errors of usage that parsing raises; typer has no public name for it.
+_ParsingError: Any = typer.BadParameter.__base__
+_WAIT = "--wait"
+
+
+class Command(TyperCommand):
+    """A command with a manual page for its help, whose errors say where a wrong value was set."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line; what it leaves out comes from the environment and from pyproject.toml."""
+        settings.apply_project(ctx, lambda: [load_command(name) for name in COMMANDS])
+        try:
+            return super().parse_args(ctx, _with_wait(args))
+        except _ParsingError as error:
+            parameter = getattr(error, "param", None)
+            if parameter is not None and (origin := settings.origin_of(ctx, parameter)):
+                error.message += f", got {shortened(origin.value)} from {origin.where}"
+            error.message = bounded(error.message)
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        settings.show_origins(ctx)
+        return super().invoke(ctx)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of the usage line, without the braces that newer releases of typer put in: `MANIFEST...`."""
+        return [piece.strip("{}").replace("}...", "...") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then the options by topic."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            name, text = parameter.get_help_record(ctx) or ("", "")
+            panel = getattr(parameter, "rich_help_panel", None) or COMMON
+            if parameter.param_type_name == "argument":
+                panel = "Arguments"
+                name = name.partition(" <")[0]  # without its type
+            panels.setdefault(panel, []).append((name, text))
+        for panel in sorted(panels, key=lambda panel: panel == COMMON):  # the last
+            with formatter.section(panel):
+                formatter.write_dl(panels[panel])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples, and where to read on."""
+        with formatter.section("Examples"):
+            for line in (self.epilog or "").strip().splitlines():
+                formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+        formatter.write_paragraph()
+        formatter.write_text(
+            "`batchtune --help` lists the exit codes, and says how to set options by environment variables and in "
+            "pyproject.toml."
+        )
+
+
+def _with_wait(args: list[str]) -> list[str]:
+    """Return a command line in which `--wait`, whose value may be left out, has one."""
+    complete = []
+    for word, following in zip_longest(args, args[1:], fillvalue=""):
+        if word == _WAIT and not _is_number(following):
+            complete.append(f"{_WAIT}=inf")
+        else:
+            complete.append(word)
+    return complete
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 class Commands(TyperGroup):
     """The group of all commands. Turns an error into one message and an exit code."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        names: Any = dict.fromkeys(COMMANDS)
+        self.commands = names  # what typer suggests for a misspelt one
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
@@ -46,29 +131,14 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command by its name; None if it is unknown."""
-        if cmd_name in COMMANDS and cmd_name not in self.commands:
-            self.commands[cmd_name] = load_command(cmd_name)
-        return self.commands.get(cmd_name)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the first argument names; for a misspelt one, suggest others."""
-        name = args[0]
-        if name not in COMMANDS and not name.startswith("-"):
-            begun = [command for command in COMMANDS if command.startswith(name.lower().replace("_", "-"))]
-            meant = " or ".join(begun) or nearest(name, COMMANDS)
-            hint = f"Did you mean {meant}?" if meant else f"Commands: {', '.join(COMMANDS)}."
-            ctx.fail(f"Unknown command {shortened(name)}. {hint}")
-        return super().resolve_command(ctx, args)
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options before the command."""
-        with improving(ctx):
-            return super().parse_args(ctx, args)
+        if cmd_name not in COMMANDS:
+            return None
+        return load_command(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, declared.summary) for name, declared in COMMANDS.items()])
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -79,12 +149,15 @@ class Commands(TyperGroup):
             finally:  # an error of writing is reported here, not at the end of the process
                 sys.stdout.flush()
         except (BatchtuneError, MemoryError, OSError) as error:
-            if ctx.params.get("debug"):
+            if ctx.params["debug"]:
                 raise
             _report(error)
-            raise typer.Exit(error.exit_code if isinstance(error, BatchtuneError) else 1) from None
+            raise typer.Exit(getattr(error, "exit_code", 1)) from None
         except KeyboardInterrupt:
-            console.note(f"Interrupted.{_KEPT.get(ctx.invoked_subcommand, '')}")
+            kept = ""
+            if ctx.invoked_subcommand in ("tune", "probe-oom"):
+                kept = " All measurements are kept: the same command continues there."
+            console.note(f"Interrupted.{kept}")
             raise typer.Exit(130) from None
 
 
@@ -93,22 +166,24 @@ def _report(error: BatchtuneError | MemoryError | OSError) -> None:
         lines = "\n".join(f"  | {line}" for line in error.traceback.splitlines())
         console.note(f"The last lines of your code's traceback:\n{lines}")
     if isinstance(error, BatchtuneError):
-        console.note(f"Error: {error.message}" + (f"\n{error.hint}" if error.hint else ""))
+        message = error.message
+        if error.hint:
+            message += f"\n{error.hint}"
     elif isinstance(error, MemoryError):
-        console.note("Error: this needs more memory than the process may use\nRaise its limit (ulimit -v).")
+        message = "this needs more memory than the process may use\nRaise its limit (ulimit -v)."
     elif error.filename is not None:  # a file or folder without a message of its own
-        console.note(bounded(f"Error: {error.filename}: {error.strerror}"))
+        message = bounded(f"{error.filename}: {error.strerror}")
     else:  # it is stdout, and nothing more can be written there, not even at the end of the process
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        console.note(f"Error: the result can't be written: {error.strerror or error}")
+        message = f"the result can't be written: {error.strerror or error}"
+    console.note(f"Error: {message}")
 
 
 def load_command(name: str) -> Any:
-    """Import a command's module and make a command of its function; its `EXAMPLES` go to the end of the help."""
-    function = name.replace("-", "_")
-    module = import_module(f"batchtune.cli.{function}")
+    """Import a command's module and make a command of its function; the module's `EXAMPLES` end its help."""
+    module = import_module(f"batchtune.cli.{COMMANDS[name].module}")
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, cls=Command, epilog=module.EXAMPLES)(getattr(module, function))
+    single.command(name, cls=Command, epilog=module.EXAMPLES[name])(getattr(module, name.replace("-", "_")))
     return typer.main.get_command(single)
 
 
@@ -119,8 +194,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="`batchtune COMMAND --help` shows a command's options, with examples. Flags override the environment "
-    "(BATCHTUNE_MEMORY, ...), which overrides [tool.batchtune] in pyproject.toml.",
+    epilog="`batchtune COMMAND --help` shows a command's options, with examples. An option such as --num-buckets can "
+    "also be set by the environment variable BATCHTUNE_NUM_BUCKETS, and as num-buckets in pyproject.toml, under "
+    "[tool.batchtune] or [tool.batchtune.sweep-buckets]. Flags override the environment, which overrides "
+    "pyproject.toml. Exit codes: 0 done; 1 failed: the message says what, where, and what to do; 2 wrong usage; 3 a "
+    "rule of `report --fail-if` fails, or the recommended batches do not hold; 130 interrupted.",
 )
 
 
@@ -132,7 +210,6 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def common(
-    ctx: typer.Context,
     debug: Annotated[
         bool, typer.Option("--debug", envvar="BATCHTUNE_DEBUG", show_envvar=False, help="Show tracebacks of errors.")
     ] = False,
@@ -145,5 +222,3 @@ def common(
     batchtune reads the lengths of a data set, measures the largest batches that fit, compares bucket tables, and writes
     the sampler config that wastes least.
     """
-    group: Any = ctx.command
-    settings.apply_project(ctx, lambda: {name: group.get_command(ctx, name) for name in COMMANDS})

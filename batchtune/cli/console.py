@@ -7,9 +7,9 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING
 
-from batchtune.errors import ResultError, UsageError, without_commands
+from batchtune.errors import UsageError, without_commands
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,12 +18,6 @@ if TYPE_CHECKING:
     from batchtune.reports import RunResults
     from batchtune.results import Doctor
     from batchtune.results.shared import Result
-
-# The fields of sampler.yaml and stream.yaml that decide which examples form a batch.
-_MAKE_BATCHES = {
-    *("algorithm", "buffer_size", "max_padding_ratio", "bucket_boundaries", "bucket_batch_sizes"),
-    *("pool_size", "batch_overhead"),
-}
 
 
 def note(text: str, *, quiet: bool = False) -> None:
@@ -118,42 +112,3 @@ def describe(lengths: Lengths, *, quiet: bool) -> None:
     from batchtune.reports.survey_text import headline
 
     notes(headline(lengths), quiet=quiet)
-
-
-def warn_of_edited_configs(results: RunResults, needed: str | None = None) -> None:
-    """Warn if `sampler.yaml` or `stream.yaml` differs from the recommendation that reports and exports show.
-
-    If the one that is `needed` is damaged, ResultError is raised.
-    """
-    from batchtune.exports.run_configs import read_sampler_yaml, read_stream_yaml, sampler_config, stream_config
-    from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE, STREAM_FILE, SWEEP_FILE
-
-    checks: tuple[tuple[Any, ...], ...] = (
-        (results.sweep, SAMPLER_FILE, SWEEP_FILE, sampler_config, read_sampler_yaml),
-        (results.stream, STREAM_CONFIG_FILE, STREAM_FILE, stream_config, read_stream_yaml),
-    )
-    for sweep, name, shown, config_of, read in checks:
-        path = results.folder / name
-        if sweep is None or sweep.recommended_row is None or not path.exists():
-            continue
-        try:
-            written = config_of(sweep)
-            config = read(path)
-        except ResultError as error:
-            if name == needed:
-                raise
-            note(f"Warning: {error.message}. This shows {shown}.")
-            continue
-        fields = [field for field in written.__struct_fields__ if field in _MAKE_BATCHES]
-        if differ := [field for field in fields if getattr(config, field) != getattr(written, field)]:
-            differs = "differs from that" if len(differ) == 1 else "differ from those"
-            note(f"Warning: {path} was edited: {', '.join(differ)} {differs} of {shown}, which this shows.")
-
-
-def encodes_blocks(stream: TextIO) -> bool:
-    """Return whether a stream can show block characters."""
-    try:
-        "█▏".encode(stream.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import difflib
+import json as json_format
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,19 +15,19 @@ if TYPE_CHECKING:
     from batchtune.exports import Export, Tuned
     from batchtune.reports import RunResults
 
-EXAMPLES = """
+EXAMPLES = {
+    "export": """
 batchtune export --to espnet
 batchtune export my-run --to lightning -o batches.py
 batchtune export --to speechbrain --patch train.yaml
 """
+}
 
 
 @expand
 def export(
     run: RunFolder = DEFAULT_RUN_FOLDER,
-    to: Annotated[
-        str | None, option("The framework; --list shows all.", "FRAMEWORK", values="batchtune.exports:FRAMEWORKS")
-    ] = None,
+    to: Annotated[str | None, option("The framework; --list shows all.", "FRAMEWORK")] = None,
     output: Output = None,
     patch: Annotated[
         Path | None,
@@ -45,75 +46,62 @@ def export(
     json: Json = False,
 ) -> None:
     """Write the recommendation as a config for another framework."""
+    from batchtune.exports import FRAMEWORKS, export_of
+    from batchtune.files import write_whole
     from batchtune.reports import load_run
     from batchtune.results import Exported, meta_of
 
     if list_known:
-        _list(as_json=json)
+        console.write_result(_listed(as_json=json), None)
         return
-    framework = _framework(to, patch, key_path)
+    if to is None:
+        raise UsageError("no framework to export to", f"Name it with --to. Known frameworks: {', '.join(FRAMEWORKS)}.")
+    if key_path is not None and patch is None:
+        raise UsageError("--key-path needs --patch: it says where that file holds the settings", "Add --patch FILE.")
+    framework = export_of(to)
     results = load_run(run)
-    console.warn_of_edited_configs(results, needed=framework.reads)
-    to_stdout = str(output) == "-" or (output is None and patch is None)
-    target = None if to_stdout else output or patch
-    if patch is not None:
-        text = _patch(framework, tuned_run(results), patch, target, key_path=key_path, quiet=quiet)
-    else:
+    target = output or patch
+    if patch is None:
         text = framework.render(tuned_run(results))
-        if target is not None:
-            console.write_result(text, target)
+    else:
+        text = _patched(framework, tuned_run(results), patch, key_path, quiet=quiet)
+    if target is None or str(target) == "-":
+        if not json:
+            console.write_result(text, None)
+    elif target != patch:
+        console.write_result(text, target)
+    elif text.encode() != target.read_bytes():
+        write_whole(target, text)
     if json:
-        file = str(target or patch or framework.file).encode(errors="backslashreplace").decode()  # perhaps not UTF-8
-        named = {"framework": framework.name, "title": framework.title, "file": file}
-        console.write_json(Exported(meta=meta_of(Exported), content=text, **named))
-    elif to_stdout:
-        sys.stdout.write(text)
+        named = output if output is not None and str(output) != "-" else patch or framework.file
+        file = str(named).encode(errors="backslashreplace").decode()  # perhaps not UTF-8
+        exported = Exported(
+            meta=meta_of(Exported), framework=framework.name, title=framework.title, file=file, content=text
+        )
+        console.write_json(exported)
 
 
-def _patch(
-    framework: Export, tuned: Tuned, file: Path, target: Path | None, *, key_path: str | None, quiet: bool
-) -> str:
-    """Return a user's file with the recommended numbers, show the changes, and write it to the target if there is one.
+def _patched(framework: Export, tuned: Tuned, file: Path, key_path: str | None, *, quiet: bool) -> str:
+    """Return a user's file with the recommended numbers, and show the changes.
 
     Raises ResultError if the file is missing, unreadable, not UTF-8, or can't be patched.
     """
-    import difflib
-
     from batchtune.configs import LARGEST_BYTES
-    from batchtune.files import read_regular, write_whole
+    from batchtune.files import read_regular
 
-    assert framework.patch is not None  # _framework has checked
-    if target is not None and target != file:
-        console.refuse_overwriting(target)
+    if framework.patch is None:
+        raise UsageError(
+            f"--patch needs --to speechbrain or speechbrain-stream, not --to {framework.name}",
+            "Write a new file with -o FILE.",
+        )
     try:
         before = read_regular(file, LARGEST_BYTES, "Give the training's YAML file.").decode()  # with its line ends
     except UnicodeDecodeError as error:
         raise ResultError(f"{file} is not UTF-8 text: {error}", "Nothing was changed.") from None
     text, notes = framework.patch(before, tuned, key_path=key_path, name=str(file))
-    lines = before.splitlines(), text.splitlines()
-    difference = "\n".join(difflib.unified_diff(*lines, str(file), f"{file} (tuned)", lineterm=""))
-    console.notes([difference or f"{file} has these values already.", *notes], quiet=quiet)
-    if target is not None and (text != before or target != file):
-        permissions = (target if target.exists() else file).stat().st_mode & 0o7777
-        write_whole(target, text)
-        if target.is_file():
-            target.chmod(permissions)
+    difference = difflib.unified_diff(before.splitlines(), text.splitlines(), str(file), f"{file} (tuned)", lineterm="")
+    console.notes(["\n".join(difference) or f"{file} has these values already.", *notes], quiet=quiet)
     return text
-
-
-def _framework(to: str | None, patch: Path | None, key_path: str | None) -> Export:
-    """Return the framework that `--to` names. Raises UsageError if it is unknown, or other options exclude it."""
-    from batchtune.exports import FRAMEWORKS, export_of
-
-    if to is None:
-        raise UsageError("no framework to export to", f"Name it with --to. Known frameworks: {', '.join(FRAMEWORKS)}.")
-    framework = export_of(to)
-    if patch is not None and framework.patch is None:
-        patching = " or ".join(name for name in FRAMEWORKS if export_of(name).patch is not None)
-        raise UsageError(f"--patch needs --to {patching}, not --to {to}", "Write a new file with -o FILE.")
-    if key_path is not None and patch is None:
-        raise UsageError("--key-path needs --patch: it says where that file holds the settings", "Add --patch FILE.")
-    return framework
 
 
 def tuned_run(results: RunResults) -> Tuned:
@@ -132,12 +120,11 @@ def tuned_run(results: RunResults) -> Tuned:
     )
 
 
-def _list(*, as_json: bool) -> None:
-    import json
-
+def _listed(*, as_json: bool) -> str:
     from batchtune.exports import FRAMEWORKS, export_of
 
     known = [export_of(name) for name in FRAMEWORKS]
-    listed = [{"framework": one.name, "title": one.title, "file": one.file} for one in known]
-    lines = (f"{one.name:<{max(map(len, FRAMEWORKS))}}  {one.title}" for one in known)
-    console.write_result(json.dumps(listed, indent=2, ensure_ascii=False) if as_json else "\n".join(lines), None)
+    if as_json:
+        listed = [{"framework": one.name, "title": one.title, "file": one.file} for one in known]
+        return json_format.dumps(listed, indent=2, ensure_ascii=False)
+    return "\n".join(f"{one.name:<20}{one.title}" for one in known)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from importlib import import_module
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import typer
 
 from batchtune.cli import console
-from batchtune.cli.commands import COMMON
+from batchtune.cli.settings import PREFIX
 from batchtune.errors import UsageError
-from batchtune.probe.devices import DEVICE_FORMS, device_names
+from batchtune.probe.devices import DEVICE_FORMS
 from batchtune.units import parse_size
 
 if TYPE_CHECKING:
@@ -32,26 +31,15 @@ AnyLengths = TypeVar("AnyLengths")
 
 DEFAULT_RUN_FOLDER = Path("batchtune-run")
 BUCKETS = "Bucket tables"
-_VARIABLE = "BATCHTUNE_"
 
 
-def option(
-    help: str,
-    metavar: str | None = None,
-    *flags: str,
-    variable: str | None = "",
-    values: str | Sequence[str] | None = None,
-    **further: Any,
-) -> Any:
+def option(help: str, metavar: str | None = None, *flags: str, variable: str | None = "", **further: Any) -> Any:
     """Declare an option of a command; `expand` derives what is not given from the parameter's name.
 
     `variable` is its environment variable without `BATCHTUNE_`; None: it can't be set there or in pyproject.toml.
-    `values` are what the shell's completion offers, or their registry, `module:NAME`.
     """
-    if values is not None:
-        further["autocompletion"] = complete_from(values)
-    variable = None if variable is None else _VARIABLE + variable
-    return typer.Option(*flags, help=help, metavar=metavar, envvar=variable, show_envvar=False, **further)
+    envvar = None if variable is None else PREFIX + variable
+    return typer.Option(*flags, help=help, metavar=metavar, envvar=envvar, show_envvar=False, **further)
 
 
 def setting(help: str, metavar: str | None = None, *, default: Any = None, **further: Any) -> Any:
@@ -59,47 +47,48 @@ def setting(help: str, metavar: str | None = None, *, default: Any = None, **fur
     return field(default=default, metadata={"option": option(help, metavar, **further)})
 
 
-def complete_from(values: str | Sequence[str], prefix: str = "") -> Callable[[str], list[str]]:
-    """Return a completion that offers these values, or the names in a registry, `module:NAME`."""
-
-    def complete(incomplete: str) -> list[str]:
-        names: Sequence[str] = values
-        if isinstance(values, str):
-            module, _, registry = values.partition(":")
-            names = list(getattr(import_module(module), registry))
-        return [word for name in names if (word := prefix + name).startswith(incomplete)]
-
-    return complete
-
-
-Quiet = Annotated[
-    bool, option("Print only the result and errors.", None, "--quiet", "-q", variable=None, rich_help_panel=COMMON)
-]
-Json = Annotated[bool, option("Print the result as JSON on stdout.", variable=None, rich_help_panel=COMMON)]
-Full = Annotated[
-    bool, option("Show all tables, not only what fits on a screen.", variable=None, rich_help_panel=COMMON)
-]
+Quiet = Annotated[bool, option("Print only the result and errors.", None, "--quiet", "-q", variable=None)]
+Json = Annotated[bool, option("Print the result as JSON on stdout.", variable=None)]
+Full = Annotated[bool, option("Show all tables, not only what fits on a screen.", variable=None)]
 Output = Annotated[Path | None, option("File to write (- for stdout).", "FILE", "--output", "-o", variable=None)]
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", envvar="BATCHTUNE_RUN", show_envvar=False, help="The run folder.")
 ]
+SetupTimeout = Annotated[float, option("Time limit for importing and building your code.", "SECONDS")]
 MaxBatchLength = Annotated[
     float | None,
     option(
         "Largest padded length of a batch, in the unit of the lengths (default: the one that the probe found).",
         "X",
+        min=0,
+        max=1e15,
         rich_help_panel=BUCKETS,
     ),
 ]
-_MIN_RANDOMNESS: dict[str, Any] = {
-    "help": "Recommend only rows at least this random, from 0 to 1: the probability that two examples of a batch are "
-    "not in one batch again in the next epoch.",
-    "metavar": "X",
-}
-_WORKLOADS = complete_from("batchtune.workloads.registry:BUILTINS", "builtin:")
-_DEVICE: dict[str, Any] = {"help": f"{DEVICE_FORMS}.", "metavar": "DEVICE", "values": device_names()}
-_MEMORY = "Memory limit of the training process, such as 2GiB"
-_FRACTION = "Fraction of that memory to use."
+MinRandomness = Annotated[
+    float | None,
+    option(
+        "Recommend only rows at least this random, from 0 to 1: the probability that two examples of a batch are not "
+        "in one batch again in the next epoch.",
+        "X",
+    ),
+]
+TimeTolerance = Annotated[
+    float,
+    option("Largest relative difference between the measured and the estimated time of a verified epoch.", "X"),
+]
+WorldSize = Annotated[int, option("Number of ranks that train together.", "N")]
+
+
+def given(kind: Callable[..., Any], *groups: Any, **values: Any) -> dict[str, Any]:
+    """Return arguments for a record of settings: `values`, and the options with the names of its fields, if given."""
+    arguments = {}
+    for name in inspect.signature(kind).parameters:
+        for group in groups:
+            if hasattr(group, name):
+                arguments[name] = getattr(group, name)
+    arguments.update(values)
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +106,7 @@ class ManifestOptions:
             show_default=False,
         ),
     ]
-    format: str | None = setting(
-        "Format of the manifest (default: detected from its content).", "FORMAT", values="batchtune.manifests:FORMATS"
-    )
+    format: str | None = setting("Format of the manifest (default: detected from its content).", "FORMAT")
     length_key: str | None = setting(
         "Column or key of the lengths (default: found by name); a+b: the sum of two or more.", "NAME"
     )
@@ -129,7 +116,6 @@ class ManifestOptions:
         "data. Only a column whose name says s is converted to ms, or ms to s: add --length-scale 1 if its values "
         "are in that unit already.",
         "UNIT",
-        values="batchtune.lengths:UNITS",
     )
     length_scale: str | None = setting("Multiply lengths by a number or a fraction, such as 1/16000.", "X")
     min_length: float | None = setting("Leave out shorter examples.", "X")
@@ -143,7 +129,6 @@ class ManifestOptions:
     measure: str | None = setting(
         "How to measure the length of a text: in characters, words or bytes (default: characters).",
         "WHAT",
-        values=("characters", "words", "bytes"),
     )
     tokenizer: Annotated[
         Path | None,
@@ -152,7 +137,6 @@ class ManifestOptions:
     reduce: str | None = setting(
         "How to reduce a list to one length: max, sum, first, or count (the number of items).",
         "HOW",
-        values=("max", "sum", "first", "count"),
     )
     target_file: str | None = setting(
         "File with target lengths or texts: keyed by id like Kaldi's, or one line per example (.ltr, .wrd).", "FILE"
@@ -161,17 +145,21 @@ class ManifestOptions:
         "Number of processes that read many files (default: one per processor).", "N", min=1, max=1024
     )
 
-    def load(self, *, quiet: bool, as_in: Path | None = None) -> Lengths:
-        """Read the lengths, with progress; `as_in` is a run folder from which options that were not given are taken."""
+    def load(self, *, quiet: bool, as_in: Path | None = None, described: bool = True) -> Lengths:
+        """Read and describe the lengths; options that were not given are taken from the run folder `as_in`."""
         from batchtune.manifests import load_lengths
 
-        return self._read(load_lengths, quiet=quiet, as_in=as_in)
+        lengths = self._read(load_lengths, quiet=quiet, as_in=as_in)
+        console.describe(lengths, quiet=quiet or not described)
+        return lengths
 
     def load_stream(self, *, quiet: bool, as_in: Path | None = None) -> StreamLengths:
         """Read the lengths in the order in which they are stored, as `load` does."""
         from batchtune.manifests import load_stream
 
-        return self._read(load_stream, quiet=quiet, as_in=as_in)
+        stream = self._read(load_stream, quiet=quiet, as_in=as_in)
+        console.describe(stream.lengths, quiet=quiet)
+        return stream
 
     def _read(self, reader: Callable[..., AnyLengths], *, quiet: bool, as_in: Path | None) -> AnyLengths:
         from batchtune.cli.progress import reading_bar
@@ -179,16 +167,17 @@ class ManifestOptions:
         from batchtune.run_folder import lengths_of
 
         options = self.read_options()
-        run_lengths = None if as_in is None else lengths_of(as_in)
+        run_lengths = lengths_of(as_in) if as_in is not None else None
         if run_lengths is not None and run_lengths.reading is not None:
             given = options.record().flags
             options = options.completed(run_lengths.reading)
-            if options.target_file is not None and "--target-file" not in given:
-                for source in expand(options.target_file, None):  # named by a file that may come from anywhere
+            taken = {name: value for name, value in options.record().flags.items() if name not in given}
+            if "--target-file" in taken:  # named by a file that may come from anywhere
+                for source in expand(str(options.target_file), None):
                     source.check_ordinary()
-            taken = [f"{name} {value}".strip() for name, value in options.record().flags.items() if name not in given]
             if taken:
-                console.note(f"Options taken from the run in {as_in}: {' '.join(taken)}.", quiet=quiet)
+                shown = " ".join(f"{name} {value}".strip() for name, value in taken.items())
+                console.note(f"Options taken from the run in {as_in}: {shown}.", quiet=quiet)
         with reading_bar(quiet=quiet) as on_progress:
             return reader(self.manifest, options, jobs=self.processes, on_progress=on_progress)
 
@@ -201,16 +190,15 @@ class ManifestOptions:
         """Return the options for reading that the user gave. Raises UsageError if one is invalid."""
         from batchtune.manifests import ReadOptions, parse_scale
 
-        given = {field.name: getattr(self, field.name) for field in fields(ReadOptions)}
         scale = None if self.length_scale is None else parse_scale(self.length_scale)
-        return ReadOptions(**{**given, "length_scale": scale})
+        return ReadOptions(**given(ReadOptions, self, length_scale=scale))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """Where results go, and how much is printed."""
 
-    PANEL: ClassVar[str] = COMMON
+    PANEL: ClassVar[str | None] = None
 
     max_batch_size: int | None = setting(
         "Largest number of examples in a batch (default: no limit).", "N", rich_help_panel=BUCKETS
@@ -227,27 +215,28 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """The training step, its device and memory; whatever is not given is taken from the run."""
+    """The training step, its device and memory; whatever is not given is taken from the run, if it has a probe."""
 
     PANEL: ClassVar[str] = "Workload and device"
 
     workload: str | None = setting(
-        "The training step that was probed: builtin:NAME, path/to/file.py:NAME or package.module:NAME. You must "
-        "name your own code, with its --set options: batchtune never runs code just because a file names it. By "
-        "default, a built-in and the options below are taken from the run.",
+        "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
+        "code, which batchtune never does just because a file names it (default: the built-in that was probed, or "
+        "the one for the lengths' unit).",
         "W",
-        autocompletion=_WORKLOADS,
     )
     set: Annotated[list[str] | None, option("An option for the workload; can be repeated.", "KEY=VALUE")] = None
-    device: str | None = setting(**_DEVICE)
-    memory: str | None = setting(f"{_MEMORY}.", "SIZE")
-    memory_fraction: float | None = setting(_FRACTION, "X")
+    device: str | None = setting(f"{DEVICE_FORMS} (default: as probed, or auto).", "DEVICE")
+    memory: str | None = setting(
+        "Memory limit of the training process, such as 2GiB (default: as probed, or the whole device).", "SIZE"
+    )
+    memory_fraction: float | None = setting("Fraction of that memory to use (default: as probed, or 0.9).", "X")
     reserve: str | None = setting(
         "Memory to keep free in addition, such as 500MiB: for what training needs but the workload lacks (NCCL's "
         "buffers, a second model, evaluation).",
         "SIZE",
     )
-    setup_timeout: float = setting("Time limit for importing and building the workload.", "SECONDS", default=600.0)
+    setup_timeout: SetupTimeout = 600.0
     wait: float = setting(
         "How long to wait for another probe that uses the device; without a number, until it ends.",
         "[SECONDS]",
@@ -262,28 +251,23 @@ class WorkloadOptions:
             "workload": self.workload or None,
             "options": parse_options(self.set) if self.set else None,
             "device": self.device,
-            "memory_bytes": None if self.memory is None else parse_size(self.memory),
+            "memory_bytes": _size(self.memory),
             "memory_fraction": self.memory_fraction,
-            "reserve_bytes": None if self.reserve is None else parse_size(self.reserve),
+            "reserve_bytes": _size(self.reserve),
             "setup_timeout_seconds": self.setup_timeout,
             "wait_seconds": self.wait,
         }
         return {name: value for name, value in asked.items() if value is not None}
 
 
+def _size(text: str | None) -> int | None:
+    return None if text is None else parse_size(text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeOptions(WorkloadOptions):
     """The options of a probe."""
 
-    workload: str | None = setting(
-        "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME; the last two run your own "
-        "code (default: the built-in for the lengths' unit).",
-        "W",
-        autocompletion=_WORKLOADS,
-    )
-    device: str | None = setting(**_DEVICE, default="auto")
-    memory: str | None = setting(f"{_MEMORY} (default: the whole device).", "SIZE")
-    memory_fraction: float | None = setting(_FRACTION, "X", default=0.9)
     ddp: bool = setting(
         "Keep room for a copy of the gradients: the gradient buckets of DistributedDataParallel.", default=False
     )
@@ -320,17 +304,7 @@ class ProbeOptions(WorkloadOptions):
                 "Name one with --workload, or give the unit of the lengths with --unit.",
             )
         asked["options"] = with_unit(asked["workload"], asked["options"], lengths.unit)
-        return ProbeSettings(
-            **asked,
-            ddp=self.ddp,
-            num_lengths=self.num_lengths,
-            max_lengths=self.max_lengths,
-            tolerance=self.tolerance,
-            max_batch_size=run.max_batch_size,
-            trial_timeout_seconds=self.trial_timeout,
-            minutes=self.minutes,
-            seed=run.seed,
-        )
+        return ProbeSettings(**given(ProbeSettings, self, run, trial_timeout_seconds=self.trial_timeout, **asked))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,7 +320,6 @@ class SweepOptions:
             "A strategy to compare: speechbrain, linear, exponential, quantile, optimal or pooled; can be repeated "
             "(default: all).",
             "S",
-            values="batchtune.buckets.strategies:STRATEGIES",
         ),
     ] = None
     current: str | None = setting(
@@ -364,9 +337,7 @@ class SweepOptions:
         "fewer shapes to compile.",
         "X",
     )
-    world_size: int = setting(
-        "Number of ranks that train together; each step takes as long as its slowest rank.", "N", default=1
-    )
+    world_size: WorldSize = 1
     same_bucket: bool = setting(
         "With --world-size: all ranks take batches of the same bucket at each step.", default=False
     )
@@ -376,24 +347,22 @@ class SweepOptions:
     throughput_fraction: float = setting(
         "Report the smallest max_batch_length that reaches this fraction of the best throughput.", "X", default=0.95
     )
-    min_randomness: float | None = setting(**_MIN_RANDOMNESS)
+    min_randomness: MinRandomness = None
 
     def settings(self, run: RunOptions) -> SweepSettings:
         """Return the settings of the sweep. Raises UsageError if a value is invalid."""
         from batchtune.buckets.sweep_settings import ALL_STRATEGIES, checked_settings, parse_num_buckets, parse_sizes
+        from batchtune.results import SweepSettings
 
         return checked_settings(
-            strategies=tuple(self.strategy or ALL_STRATEGIES),
-            num_buckets=parse_num_buckets(self.num_buckets),
-            pool_sizes=() if self.pool_size is None else parse_sizes(self.pool_size, "--pool-size"),
-            max_batch_size=run.max_batch_size,
-            seed=run.seed,
-            multiple_of=self.multiple_of,
-            world_size=self.world_size,
-            same_bucket=self.same_bucket,
-            accumulate=self.accumulate,
-            throughput_fraction=self.throughput_fraction,
-            min_randomness=self.min_randomness,
+            **given(
+                SweepSettings,
+                self,
+                run,
+                strategies=tuple(self.strategy or ALL_STRATEGIES),
+                num_buckets=parse_num_buckets(self.num_buckets),
+                pool_sizes=parse_sizes(self.pool_size, "--pool-size") if self.pool_size is not None else None,
+            )
         )
 
     def current_settings(self) -> Current | None:
@@ -412,7 +381,7 @@ class StreamOptions:
     PANEL: ClassVar[str] = "Stream"
 
     workers: int = setting("DataLoader workers of each rank; each reads its own shards.", "N", default=1)
-    world_size: int = setting("Number of ranks that train together.", "N", default=1)
+    world_size: WorldSize = 1
     shuffle_shards: int = setting("WebDataset's shardshuffle; 0 keeps the order of the source.", "N", default=100)
     shuffle_buffer: int = setting(
         "The N of WebDataset's .shuffle(N) before batching; 0: no shuffle.", "N", default=1000
@@ -432,20 +401,22 @@ class StreamOptions:
         "target_batch_numel=450,max_batch_numel=600,buffersize=1024, or a SpeechBrain YAML.",
         "WHAT",
     )
-    min_randomness: float | None = setting(**_MIN_RANDOMNESS)
+    min_randomness: MinRandomness = None
 
     def settings(self, run: RunOptions) -> StreamSettings:
         """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
         from batchtune.buckets.sweep_settings import parse_num_buckets, parse_sizes
         from batchtune.streams.stream_settings import StreamSettings
 
-        kept = ("world_size", "workers", "shuffle_shards", "shuffle_buffer", "shard_size", "bytes_per_length")
         return StreamSettings(
-            **{name: getattr(self, name) for name in (*kept, "min_randomness")},
-            buffer_sizes=parse_sizes(self.buffer_size, "--buffer-size"),
-            num_buckets=parse_num_buckets(self.num_buckets),
-            max_batch_size=run.max_batch_size,
-            seed=run.seed,
+            **given(
+                StreamSettings,
+                self,
+                run,
+                buffer_sizes=parse_sizes(self.buffer_size, "--buffer-size"),
+                num_buckets=parse_num_buckets(self.num_buckets),
+                current=None,
+            )
         )
 
 
@@ -456,9 +427,7 @@ class LoaderOptions:
     PANEL: ClassVar[str] = "Loader"
 
     set: Annotated[list[str] | None, option("An argument for your function; can be repeated.", "KEY=VALUE")] = None
-    kind: str | None = setting(
-        "Kind of loader: torch, dali or iterable (default: detected).", "KIND", values="batchtune.loaders:KINDS"
-    )
+    kind: str | None = setting("Kind of loader: torch, dali or iterable (default: detected).", "KIND")
     sweep: Annotated[
         list[str] | None,
         option(
@@ -468,14 +437,12 @@ class LoaderOptions:
         ),
     ] = None
     step_ms: float | None = setting("Time of a training step in ms (default: from the run's probe).", "X")
-    device: str = setting(**_DEVICE, default="auto")
+    device: str = setting(f"{DEVICE_FORMS}.", "DEVICE", default="auto")
     ranks_per_node: int = setting("Ranks that share the processors of this machine.", "N", default=1)
     seconds: float = setting("Seconds to measure each setting in the first round.", "X", default=2.0)
     trials: int = setting("How often to measure the best settings; the median counts.", "N", default=3)
     timeout: float = setting("Time limit of one batch.", "SECONDS", default=60.0)
-    setup_timeout: float = setting(
-        "Time limit for importing your code and building the loader.", "SECONDS", default=600.0
-    )
+    setup_timeout: SetupTimeout = 600.0
     quick: bool = setting("Answer within a minute: fewer settings, shorter measurements.", default=False)
     stages: bool = setting("Measure reading, decoding, augmenting and collating separately.", default=False)
     check_reproducible: bool = setting(
@@ -491,38 +458,40 @@ class LoaderOptions:
         from batchtune.results import SAMPLER_FILE
         from batchtune.workloads import parse_options
 
-        kept = ("kind", "device", "ranks_per_node", "seconds", "trials", "stages", "check_reproducible", "seed")
         config = run / SAMPLER_FILE
         settings = LoaderSettings(
-            target=target,
-            options=parse_options(self.set or []),
-            sweep=parse_sweep(self.sweep or []),
-            timeout_seconds=self.timeout,
-            setup_timeout_seconds=self.setup_timeout,
-            step_seconds=None if self.step_ms is None else self.step_ms / 1000,
-            config=str(config) if config.exists() else None,
-            **{name: getattr(self, name) for name in kept},
+            **given(
+                LoaderSettings,
+                self,
+                target=target,
+                options=parse_options(self.set or []),
+                sweep=parse_sweep(self.sweep or []),
+                quick=False,
+                timeout_seconds=self.timeout,
+                setup_timeout_seconds=self.setup_timeout,
+                step_seconds=self.step_ms / 1000 if self.step_ms is not None else None,
+                config=str(config) if config.exists() else None,
+            )
         )
         return settings.for_quick() if self.quick else settings
 
 
 def expand(command: Callable[..., None]) -> Callable[..., None]:
     """Make a command of a function that takes groups of options: their fields become its options."""
-    # Not get_type_hints: before Python 3.11 it hides an annotation behind Optional where the default is None.
-    declared = inspect.signature(command, eval_str=True).parameters.values()
-    groups: dict[str, Any] = {one.name: one.annotation for one in declared if is_dataclass(one.annotation)}
+    groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
-    for parameter in declared:
-        if parameter.name in groups:
-            parameters += _parameters_of(groups[parameter.name])
+    # Not get_type_hints: before Python 3.11 it hides an annotation behind Optional where the default is None.
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if is_dataclass(parameter.annotation):
+            groups[parameter.name] = parameter.annotation
+            parameters += _parameters_of(parameter.annotation)
         else:
-            parameters.append(_completed(parameter.name, parameter.annotation, parameter.default))
+            parameters.append(_completed(parameter, None))
 
     def run(**values: Any) -> None:
-        arguments = dict(values)
         for name, group in groups.items():
-            arguments[name] = group(**{option.name: arguments.pop(option.name) for option in fields(group)})
-        command(**arguments)
+            values[name] = group(**{option.name: values.pop(option.name) for option in fields(group)})
+        command(**values)
 
     run.__name__ = command.__name__
     run.__doc__ = command.__doc__
@@ -531,27 +500,27 @@ def expand(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _parameters_of(group: Any) -> list[inspect.Parameter]:
-    """Return the options of a group as parameters of a command."""
+def _parameters_of(group: Any) -> Iterator[inspect.Parameter]:
+    """Yield the options of a group as parameters of a command."""
     hints = get_type_hints(group, include_extras=True)
-    parameters = []
-    for declared in fields(group):
-        annotation = hints[declared.name]
-        if declared.metadata:
-            annotation = Annotated[annotation, declared.metadata["option"]]
-        default = inspect.Parameter.empty if declared.default is MISSING else declared.default
-        parameters.append(_completed(declared.name, annotation, default, group.PANEL))
-    return parameters
+    for parameter in inspect.signature(group).parameters.values():
+        annotation = hints[parameter.name]
+        declared = group.__dataclass_fields__[parameter.name].metadata
+        if declared:
+            annotation = Annotated[annotation, declared["option"]]
+        yield _completed(parameter.replace(annotation=annotation), group.PANEL)
 
 
-def _completed(name: str, annotation: Any, default: Any, panel: str | None = None) -> inspect.Parameter:
+def _completed(parameter: inspect.Parameter, panel: str | None) -> inspect.Parameter:
     """Return a parameter whose option has its flag, environment variable and section of the help."""
-    if hasattr(annotation, "__metadata__"):
-        info = copy(annotation.__metadata__[0])
-        info.rich_help_panel = info.rich_help_panel or panel
-        if info.envvar == _VARIABLE:
-            info.envvar = _VARIABLE + name.upper()
-        if isinstance(default, bool) and info.default is ...:  # typer would add a --no-... to it
-            info.default = f"--{name.replace('_', '-')}"
-        annotation = Annotated[annotation.__origin__, info]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    if not hasattr(parameter.annotation, "__metadata__"):  # typer's context
+        return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+    hint: Any = parameter.annotation
+    info = copy(hint.__metadata__[0])
+    info.rich_help_panel = info.rich_help_panel or panel
+    if info.envvar == PREFIX:
+        info.envvar = PREFIX + parameter.name.upper()
+    if isinstance(parameter.default, bool) and info.default is ...:  # typer would add a --no-... to it
+        info.default = f"--{parameter.name.replace('_', '-')}"
+    annotation: Any = Annotated[hint.__origin__, info]
+    return parameter.replace(annotation=annotation, kind=inspect.Parameter.KEYWORD_ONLY)

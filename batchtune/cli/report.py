@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
 from batchtune.cli import console
+from batchtune.cli.export import tuned_run
 from batchtune.cli.options import (
     DEFAULT_RUN_FOLDER,
     Full,
@@ -23,7 +25,7 @@ from batchtune.cli.options import (
     expand,
     option,
 )
-from batchtune.errors import BatchtuneError, ResultError, UsageError, shortened
+from batchtune.errors import BatchtuneError, ResultError, UsageError
 
 if TYPE_CHECKING:
     from batchtune.manifests import ReadOptions
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
     from batchtune.reports.gate import Rule
     from batchtune.results import Drift
 
-EXAMPLES = """
+EXAMPLES = {
+    "report": """
 batchtune report
 batchtune report --full
 batchtune report --format html -o report.html
@@ -39,13 +42,12 @@ batchtune report --fail-if 'padding_ratio > 8%' --fail-if 'verify.holds == false
 batchtune report new-run --baseline old-run --fail-if 'batches worse 2%'
 batchtune report --manifest train-v2.csv --fail-if 'stale > 2%' --fail-if 'beyond > 0'
 """
+}
 
 _ENDINGS = {".md": "markdown", ".html": "html", ".htm": "html", ".json": "json"}
 _GATE = "Gate"
 _RULES_VARIABLE = "BATCHTUNE_FAIL_IF"
 _SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
-# GitHub shows no more annotations of one kind for a step.
-_MOST_ANNOTATIONS = 10
 _NONE = cast("list[str]", ())
 
 
@@ -65,18 +67,22 @@ class NewLengths(ManifestOptions):
         ),
     ] = _NONE
     format: Annotated[
-        str | None,
+        Literal["terminal", "markdown", "html", "json"] | None,
         option(
-            "terminal, markdown, html or json (default: by the ending of FILE, else terminal).",
+            "terminal, markdown, html or json (default: by the ending of FILE, else terminal). Set elsewhere as "
+            "BATCHTUNE_REPORT_FORMAT.",
             "FORMAT",
             variable="REPORT_FORMAT",
-            values="batchtune.reports:FORMATS",
             rich_help_panel="Options",
         ),
     ] = None
     manifest_format: Annotated[
         str | None,
-        option("Format of the manifest (default: detected from its content).", "FORMAT", variable="FORMAT"),
+        option(
+            "Format of the manifest (default: detected from its content). Set elsewhere as BATCHTUNE_FORMAT.",
+            "FORMAT",
+            variable="FORMAT",
+        ),
     ] = None
 
     def read_options(self) -> ReadOptions:
@@ -128,18 +134,24 @@ def report(
     from batchtune.reports.gate import exit_code, not_judged, parse_rules
     from batchtune.reports.junit import render_junit
 
-    report_format = _format_of(new.format, output, as_json=json)
+    if json:
+        report_format = "json"
+    else:
+        report_format = new.format or _ENDINGS.get(output.suffix.lower() if output else "", "terminal")
     rules = parse_rules(_written_rules(ctx, fail_if))
-    _check(rules, baseline, junit_xml, output, github=github, quiet=quiet)
-    new.read_options()  # an invalid one is reported before anything is read
-    inputs = tuple(new.manifest or ())
+    summary = os.environ.get(_SUMMARY_VARIABLE)
+    if github and not summary:
+        raise UsageError(
+            f"--github needs ${_SUMMARY_VARIABLE}, which is not set: this is not a step of GitHub Actions",
+            "Leave --github out here; --format markdown writes the same.",
+        )
+    _check(report_format, new, rules, junit_xml, output)
+    inputs = tuple(new.manifest)
     if output is not None and str(output) != "-":
         console.refuse_overwriting(output, inputs)
     try:
         results = _judged(run, rules, baseline, new, quiet=quiet)
     except BatchtuneError as error:  # an older JUnit file must not stand for this run
-        if github:
-            _annotate([workflow_command("error", "batchtune: the run can't be read", error.message)])
         if junit_xml is not None:
             errors = render_junit(not_judged(rules, error.message), run.resolve().name or "run")
             console.write_result(errors, junit_xml, inputs=inputs)
@@ -148,10 +160,8 @@ def report(
         if junit_xml is not None:
             console.write_result(render_junit(results.verdicts, results.name), junit_xml, inputs=inputs)
         _show(results, report_format, output, full=full)
-        if not quiet:
-            console.warn_of_edited_configs(results)
-        if github:
-            _publish(results, Path(os.environ[_SUMMARY_VARIABLE]))
+        if github and summary:
+            _publish(results, Path(summary))
     finally:  # an error of writing must not hide a rule that fails
         for verdict in results.verdicts:
             if verdict.outcome != "holds":
@@ -160,92 +170,35 @@ def report(
         raise typer.Exit(code)
 
 
-def _format_of(given: str | None, output: Path | None, *, as_json: bool) -> str:
-    from batchtune.reports import FORMATS
-
-    if as_json and given not in (None, "json"):
-        raise UsageError(f"--json and --format {given} are two formats", "Give one of them.")
-    if given is not None and given not in FORMATS:
-        raise UsageError(f"unknown report format {shortened(given)}", f"Known formats: {', '.join(FORMATS)}.")
-    if as_json:
-        return "json"
-    if given is None and output is not None:
-        return _ENDINGS.get(output.suffix.lower(), "terminal")
-    return given or "terminal"
-
-
 def _written_rules(ctx: typer.Context, given: list[str] | None) -> list[str]:
     """Return the rules as the user wrote them; in the environment, `;` and line ends separate them, not spaces."""
-    if getattr(ctx.get_parameter_source("fail_if"), "name", None) != "ENVIRONMENT":
-        return given or []
-    written = os.environ.get(_RULES_VARIABLE, "").replace("\n", ";").split(";")
-    rules = [rule for rule in written if rule.strip()]
-    if not rules:  # two empty variables put together would otherwise be an open gate
-        raise UsageError(f"{_RULES_VARIABLE} is set, but holds no rule", "Unset it, or give it rules.")
-    return rules
+    if getattr(ctx.get_parameter_source("fail_if"), "name", None) == "ENVIRONMENT":
+        return re.split(r"[;\n]+", os.environ[_RULES_VARIABLE].strip("; \n"))  # an empty rule is an error
+    return given or []
 
 
-def _check(
-    rules: Sequence[Rule], baseline: Path | None, junit: Path | None, output: Path | None, *, github: bool, quiet: bool
-) -> None:
-    """Warn of an option that does nothing. Raises UsageError for options that contradict each other."""
-    if baseline is not None and all(rule.needs != "baseline" for rule in rules):
-        unused = "Warning: no rule compares with --baseline. Add one, such as --fail-if 'batches worse 2%'."
-        console.note(unused, quiet=quiet)
+def _check(report_format: str, new: NewLengths, rules: Sequence[Rule], junit: Path | None, output: Path | None) -> None:
+    """Raise UsageError for invalid options, and for those that contradict each other."""
+    if report_format != (new.format or report_format):
+        raise UsageError(f"--json and --format {new.format} are two formats", "Give one of them.")
+    new.read_options()
     if junit is not None and not rules:
         raise UsageError("--junit-xml needs rules: without one there is nothing to test", "Add --fail-if RULE.")
-    same = junit is not None and output is not None and output.resolve() == junit.resolve()
-    if same or (str(junit) == "-" and output is None):
+    if junit is not None and junit.resolve() == (output or Path("-")).resolve():
         raise UsageError("--junit-xml and the report go to the same place", "Give -o or --junit-xml another file.")
-    if github and not os.environ.get(_SUMMARY_VARIABLE):
-        raise UsageError(
-            f"--github needs ${_SUMMARY_VARIABLE}, which is not set: this is not a step of GitHub Actions",
-            "Leave --github out here; --format markdown writes the same.",
-        )
 
 
-def _judged(
-    folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: NewLengths, *, quiet: bool
-) -> RunResults:
-    """Return the run with its verdicts and drift; rules on a baseline or lengths that can't be read can't be judged."""
+def _judged(folder: Path, rules: Sequence[Rule], baseline: Path | None, new: NewLengths, *, quiet: bool) -> RunResults:
+    """Return the run with its verdicts and drift."""
     from batchtune.reports import load_run
     from batchtune.reports.gate import judge
     from batchtune.reports.rule_fields import RuleInputs
 
     results = load_run(folder)
-    needed = {rule.needs for rule in rules}
-    missing: dict[str, str] = {}
-    baseline_results = None
-    drift = None
-    try:
-        if baseline is not None:
-            baseline_results = _baseline(baseline)
-    except BatchtuneError as error:
-        if "baseline" not in needed:
-            raise
-        missing["baseline"] = error.message
-    try:
-        if new.manifest:
-            drift = _drift(results, new, quiet=quiet)
-    except BatchtuneError as error:
-        if isinstance(error, UsageError) or "drift" not in needed:
-            raise
-        missing["drift"] = error.message
-    inputs = RuleInputs(results=replace(results, drift=drift), baseline=baseline_results, missing=missing)
-    return replace(inputs.results, verdicts=judge(rules, inputs))
-
-
-def _baseline(folder: Path) -> RunResults:
-    """Return the run to compare with; raise ResultError if it holds no result."""
-    from batchtune.reports import load_run
-
-    results = load_run(folder)
-    if not any((results.sweep, results.stream, results.loader)):
-        raise ResultError(
-            f"the baseline {folder} has neither sweep.json nor stream.json nor loader.json",
-            "Run `batchtune sweep-buckets`, `batchtune sweep-stream` or `batchtune tune-loader` there.",
-        )
-    return results
+    if new.manifest:
+        results = replace(results, drift=_drift(results, new, quiet=quiet))
+    compared = load_run(baseline) if baseline is not None else None
+    return replace(results, verdicts=judge(rules, RuleInputs(results=results, baseline=compared)))
 
 
 def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
@@ -256,18 +209,15 @@ def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
 
     sweep = results.sweep
     probe = results.probe
-    folder = results.folder
     if sweep is None:
-        alone = "" if results.stream is None else ": stream.json holds no distribution of lengths"
         raise ResultError(
-            f"{folder} has no sweep.json to compare the new lengths with{alone}",
+            f"{results.folder} has no sweep.json to compare the new lengths with",
             "Run `batchtune sweep-buckets` first.",
         )
-    lengths = new.load(quiet=quiet, as_in=folder)
-    run_lengths = lengths_of(folder)
-    console.describe(lengths, quiet=quiet)
-    if lengths.reading is not None and run_lengths is not None and run_lengths.reading is not None:
-        for _, text in read_differently(lengths.reading, run_lengths.reading):
+    lengths = new.load(quiet=quiet, as_in=results.folder)
+    run_lengths = lengths_of(results.folder)
+    if run_lengths is not None:
+        for text in read_differently(lengths.reading, run_lengths.reading):
             console.note(f"Warning: {text}.", quiet=quiet)
     if probe is not None and lengths.targets is None and any(point.target_length for point in probe.frontier):
         raise ResultError(
@@ -278,15 +228,14 @@ def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
 
 
 def _show(results: RunResults, report_format: str, output: Path | None, *, full: bool) -> None:
+    if report_format == "terminal" and (output is None or str(output) == "-"):
+        console.show(results, full=full)
+        return
     if report_format == "terminal":
-        if output is None or str(output) == "-":
-            console.show(results, full=full)
-            return
         from batchtune.reports.terminal import render as render_text
 
         text = render_text(results, full=full)
     elif report_format == "html":
-        from batchtune.cli.export import tuned_run
         from batchtune.exports import configs_of
         from batchtune.reports import html
 
@@ -299,40 +248,20 @@ def _show(results: RunResults, report_format: str, output: Path | None, *, full:
 
 
 def _publish(results: RunResults, summary: Path) -> None:
-    """Append the report to the summary of a step of GitHub Actions, and annotate rules that fail, and warnings."""
-    from batchtune.files import unwritable
+    """Append the report to the summary of a step of GitHub Actions, and annotate rules that do not hold."""
     from batchtune.reports.markdown import render
-    from batchtune.reports.page import build_page
 
-    try:
-        with summary.open("a", encoding="utf-8") as stream:
-            stream.write(render(results))
-    except OSError as error:
-        raise unwritable(summary, error) from error
-    titles = {"fails": "batchtune: a rule fails", "error": "batchtune: a rule can't be judged"}
-    failures = [
-        workflow_command("error", titles[one.outcome], f"fails if {one.rule}: {one.message}")
-        for one in results.verdicts
-        if one.outcome in titles
-    ]
-    warnings = [workflow_command("warning", "batchtune", text) for text in build_page(results).warnings]
-    _annotate(failures[:_MOST_ANNOTATIONS] + warnings[:_MOST_ANNOTATIONS])
+    with summary.open("a", encoding="utf-8") as stream:
+        stream.write(render(results))
+    for verdict in results.verdicts:
+        if verdict.outcome != "holds":  # on stderr, which GitHub reads too: stdout carries the result
+            print(console.visible(annotation(f"{verdict.rule}: {verdict.message}")), file=sys.stderr, flush=True)
 
 
-def _annotate(commands: Sequence[str]) -> None:
-    """Print commands to stderr, which GitHub reads too: stdout carries the result."""
-    for command in commands:
-        print(console.visible(command), file=sys.stderr, flush=True)
-
-
-def workflow_command(kind: str, title: str, message: str) -> str:
-    """Return a command to GitHub Actions, escaped as its toolkit does it.
+def annotation(message: str) -> str:
+    """Return a command that makes GitHub Actions show an error, escaped as its toolkit does it.
 
     Source: https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts
     """
-
-    def escaped(text: str) -> str:
-        return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-    title = escaped(title).replace(":", "%3A").replace(",", "%2C")
-    return f"::{kind} title={title}::{escaped(message)}"
+    escaped = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return f"::error title=batchtune::{escaped}"

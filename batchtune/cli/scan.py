@@ -11,12 +11,14 @@ from batchtune.cli import console
 from batchtune.cli.options import Json, ManifestOptions, Quiet, expand, option
 from batchtune.errors import UsageError
 
-EXAMPLES = """
+EXAMPLES = {
+    "scan": """
 batchtune scan train.csv
 batchtune scan 'shards/train-{000..127}.tar' --target-key txt -o lengths.parquet
 batchtune scan LibriSpeech/train-clean-100 --jobs 8 -o lengths.parquet
 batchtune scan train.tsv --length-scale 1/16000 --json | jq .percentiles
 """
+}
 
 
 @expand
@@ -52,7 +54,7 @@ def scan(
             "stdout can't hold both the Parquet file and the JSON", "Name a file with -o, or leave out --json."
         )
     if output is None:
-        lengths = source.load(quiet=quiet)
+        lengths = source.load(quiet=quiet, described=False)
     else:
         _check_output(output)
         stream = io.BytesIO()
@@ -73,14 +75,12 @@ def scan(
     if json:
         console.write_json(survey(lengths, source.manifest))
     else:
-        text = render_survey(lengths, ascii=not console.encodes_blocks(sys.stdout))
+        text = render_survey(lengths, ascii=not sys.stdout.encoding.lower().startswith("utf"))
         console.write_result(console.harmless(text), None)
 
 
 def _check_output(output: Path) -> None:
     """Raise UsageError rather than overwrite a file other than Parquet: perhaps the manifest itself."""
-    if output.name == "":
-        raise UsageError("-o names no file", "Perhaps a variable of the shell is not set.")
     if str(output) != "-" and output.is_file() and output.stat().st_size:
         with output.open("rb") as stream:
             if stream.read(4) != b"PAR1":

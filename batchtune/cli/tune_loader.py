@@ -11,12 +11,14 @@ import typer
 from batchtune.cli import console
 from batchtune.cli.options import DEFAULT_RUN_FOLDER, Full, Json, LoaderOptions, Quiet, expand, option
 
-EXAMPLES = """
+EXAMPLES = {
+    "tune-loader": """
 batchtune tune-loader train.py:make_dataset
 batchtune tune-loader train.py:make_loader_arguments --sweep num_workers=0:8 --ranks-per-node 4
 batchtune tune-loader shards.py:make_batches --step-ms 45 --stages
 batchtune tune-loader augment.py:mel_batches --kind dali --sweep eval_mode=eager,sync_cpu
 """
+}
 
 
 @expand

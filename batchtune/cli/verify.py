@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,28 +17,28 @@ from batchtune.cli.options import (
     Json,
     ManifestOptions,
     Quiet,
+    TimeTolerance,
     WorkloadOptions,
     expand,
     option,
 )
 from batchtune.errors import ResultError, UsageError
-from batchtune.units import counted
 
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.manifests import StreamLengths
-    from batchtune.results import Probe, StreamSweep, Sweep, Verification
+    from batchtune.results import SamplerConfig, StreamConfig, StreamSweep, Sweep, Verification
     from batchtune.verify.plan import VerifyPlan, VerifySettings
-    from batchtune.verify.verifying import VerifyProgress
 
-EXAMPLES = """
+EXAMPLES = {
+    "verify": """
 batchtune verify train.csv --workload train.py:MyStep
 batchtune verify my-run train.csv --workload train.py:MyStep --set layers=12 --steps 500
 batchtune verify train.csv --workload train.py:MyStep --epoch --json > verified.json
 batchtune verify --stream 'shards/train-{000..127}.tar' --workload train.py:MyStep
 """
+}
 EXIT_DOES_NOT_HOLD = 3
-_PASSED = {"worst": "of the worst batches", "shuffled": "with shuffled batches"}
 _RUN_FILES = ("run.json", "probe.json", "sweep.json", "sampler.yaml", "stream.json", "stream.yaml")
 
 
@@ -59,12 +58,10 @@ class RunAndManifest(ManifestOptions):
     ]
 
     def split(self, run: Path | None) -> tuple[Path, ManifestOptions]:
-        """Return the run folder and the source. Raises UsageError if two run folders or no manifest are named."""
+        """Return the run folder and the source; the first argument may only be the run folder without --run."""
         first, *rest = self.manifest
-        if not any((Path(first) / name).is_file() for name in _RUN_FILES):
+        if run is not None or not any((Path(first) / name).is_file() for name in _RUN_FILES):
             return run or DEFAULT_RUN_FOLDER, self
-        if run is not None and run.resolve() != Path(first).resolve():
-            raise UsageError(f"two run folders are named: {first}, and {run} with --run", "Name one of them.")
         if not rest:
             raise UsageError(
                 f"the manifest is missing: {first} is a run folder",
@@ -83,9 +80,7 @@ def verify(
     ] = False,
     steps: Annotated[int | None, option("Number of shuffled steps (default: 200).", "N")] = None,
     epoch: Annotated[bool, option("Run one whole epoch instead of --steps.")] = False,
-    time_tolerance: Annotated[
-        float, option("Largest relative difference between the measured and the estimated time of an epoch.", "X")
-    ] = 0.1,
+    time_tolerance: TimeTolerance = 0.1,
     step_timeout: Annotated[float, option("Time limit of one step.", "SECONDS")] = 300.0,
     seed: Annotated[int | None, option("Seed for the shuffles (default: that of the YAML file).", "N")] = None,
     quiet: Quiet = False,
@@ -96,7 +91,8 @@ def verify(
 
     Runs the batches of the run folder's sampler.yaml, one training step after the other in one process: first the
     largest batch of each bucket (in pools: of each batch size), twice, then shuffled batches with real lengths. The
-    recommendation holds if no batch runs out of memory, memory does not grow, and an epoch takes the estimated time.
+    recommendation holds if no batch runs out of memory, memory does not grow, and an epoch takes the estimated time;
+    otherwise the exit code is 3.
 
     With --stream, runs the batches of stream.yaml: the largest ones, then those that BucketedStream makes of the
     shards, in its order, with the workers, ranks and shuffles of stream.json.
@@ -144,11 +140,9 @@ def sampler_plan(
     """Return the plan to run the batches of the folder's `sampler.yaml`; without `seed`, with the seed in it."""
     from batchtune.exports.run_configs import read_sampler_yaml
     from batchtune.results import SAMPLER_FILE, SWEEP_FILE, Sweep
-    from batchtune.verify.plan import VerifyPlan
 
     path = folder / SAMPLER_FILE
-    other = "Sweep other numbers of buckets with --num-buckets, or keep the fixed batch size."
-    _check_recommended(path, folder / SWEEP_FILE, Sweep, "sweep-buckets", other)
+    _check_recommended(path, folder / SWEEP_FILE, Sweep, "sweep-buckets")
     config = read_sampler_yaml(path)
     if not config.shuffle:
         console.note(
@@ -156,56 +150,57 @@ def sampler_plan(
             "shuffled examples, as with shuffle: true.",
             quiet=quiet,
         )
-    settings = replace(settings, seed=config.seed if seed is None else seed)
-    probe = _probe_of(lengths, path, config.evidence.fingerprint)
-    return VerifyPlan(lengths=lengths, config=config, settings=settings, probe=probe)
+    return _plan(lengths, path, config, settings, seed)
 
 
 def _stream_plan(found: StreamLengths, folder: Path, settings: VerifySettings, seed: int | None) -> VerifyPlan:
     """Return the plan to run the batches that the folder's `stream.yaml` makes of a stream, likewise."""
     from batchtune.exports.run_configs import read_stream_yaml
     from batchtune.results import STREAM_CONFIG_FILE, STREAM_FILE, StreamSweep
+
+    path = folder / STREAM_CONFIG_FILE
+    _check_recommended(path, folder / STREAM_FILE, StreamSweep, "sweep-stream")
+    return _plan(found.lengths, path, read_stream_yaml(path), settings, seed, found)
+
+
+def _plan(
+    lengths: Lengths,
+    path: Path,
+    config: SamplerConfig | StreamConfig,
+    settings: VerifySettings,
+    seed: int | None,
+    found: StreamLengths | None = None,
+) -> VerifyPlan:
+    """Return the plan for a config, with the probe next to it; raise ResultError if either is of other lengths."""
+    from batchtune.results import PROBE_FILE, Probe, read_result
+    from batchtune.run_folder import check_lengths, lengths_of
     from batchtune.streams.shards import stored_stream
     from batchtune.verify.plan import VerifyPlan
 
-    path = folder / STREAM_CONFIG_FILE
-    other = "Sweep other buffers with --buffer-size, or leave out --min-randomness."
-    _check_recommended(path, folder / STREAM_FILE, StreamSweep, "sweep-stream", other)
-    config = read_stream_yaml(path)
-    settings = replace(settings, seed=config.seed if seed is None else seed)
-    probe = _probe_of(found.lengths, path, config.evidence.fingerprint)
-    stream = stored_stream(found, folder, settings.seed)
-    return VerifyPlan(lengths=found.lengths, config=config, settings=settings, probe=probe, stream=stream)
+    check_lengths(lengths, config.evidence.fingerprint, path, lengths_of(path.parent))
+    probe_path = path.with_name(PROBE_FILE)
+    probe = None
+    if probe_path.exists():
+        probe = read_result(probe_path, Probe)
+        check_lengths(lengths, probe.lengths.fingerprint, probe_path, probe.lengths)
+    settings = replace(settings, seed=seed if seed is not None else config.seed)
+    stream = stored_stream(found, path.parent, settings.seed) if found is not None else None
+    return VerifyPlan(lengths=lengths, config=config, settings=settings, probe=probe, stream=stream)
 
 
-def _check_recommended(config: Path, sweep: Path, kind: type[Sweep | StreamSweep], command: str, instead: str) -> None:
+def _check_recommended(config: Path, sweep: Path, kind: type[Sweep | StreamSweep], command: str) -> None:
     """Raise ResultError if a config does not exist, with the sweep's own reason if it recommends nothing."""
     from batchtune.results import read_result
 
     if config.exists():
         return
-    swept = read_result(sweep, kind) if sweep.exists() else None
-    if swept is not None and swept.recommended is None:
-        raise ResultError(
-            f"nothing to verify in {config.parent}: its sweep recommends nothing ({swept.reason})", instead
-        )
+    reason = ""
+    if sweep.exists():
+        reason = f": {read_result(sweep, kind).reason}"
     raise ResultError(
-        f"{config} does not exist",
+        f"nothing to verify: {config} does not exist{reason}",
         f"`batchtune {command}` writes it. Another run folder is named with --run, or before the manifest.",
     )
-
-
-def _probe_of(lengths: Lengths, config: Path, fingerprint: str) -> Probe | None:
-    """Return the probe next to a config, if any; raise ResultError if it, or the config, is of other lengths."""
-    from batchtune.results import PROBE_FILE, Probe, read_result
-    from batchtune.run_folder import check_lengths, lengths_of
-
-    path = config.with_name(PROBE_FILE)
-    check_lengths(lengths, fingerprint, config, lengths_of(config.parent))
-    probe = read_result(path, Probe) if path.exists() else None
-    if probe is not None:
-        check_lengths(lengths, probe.lengths.fingerprint, path, probe.lengths)
-    return probe
 
 
 def verify_with_progress(plan: VerifyPlan, folder: Path, asked: Mapping[str, Any], *, quiet: bool) -> Verification:
@@ -217,19 +212,5 @@ def verify_with_progress(plan: VerifyPlan, folder: Path, asked: Mapping[str, Any
     subject = subject_of(plan.lengths, plan.probe, asked, folder)
     console.notes(subject.notes, quiet=quiet)
     on_note = partial(console.note, quiet=quiet)
-    passed = ""
-    try:
-        with worker_bar(plan.lengths.unit, ddp=subject.settings.ddp, quiet=quiet) as bar:
-
-            def on_progress(progress: VerifyProgress) -> None:
-                nonlocal passed
-                passed = f"{counted(progress.done, 'step')} {_PASSED[progress.phase]} had passed. "
-                bar.verifying(progress)
-
-            return run_verify(plan, subject, folder, on_note=on_note, on_progress=on_progress)
-    except KeyboardInterrupt:
-        console.note(
-            f"{passed}No verify.json was written: that takes a whole verification. "
-            f"`batchtune report {shlex.quote(str(folder))}` shows what was to be verified."
-        )
-        raise
+    with worker_bar(plan.lengths.unit, ddp=subject.settings.ddp, quiet=quiet) as bar:
+        return run_verify(plan, subject, folder, on_note=on_note, on_progress=bar.verifying)

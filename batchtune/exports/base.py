@@ -92,7 +92,6 @@ class Export:
         file: What to call the file.
         render: Returns the config or snippet for a tuned run, ready to write, with comments on what the framework can't
             express. Raises ResultError if the run lacks the sweep, or the framework can express no row or no such unit.
-        reads: The file in the run folder that the snippet reads when it runs; None if it reads none.
         patch: Called with a user's own file as text, a tuned run, key_path and name (`--patch`): puts the recommended
             numbers into it and changes nothing else. None if batchtune can't.
     """
@@ -101,7 +100,6 @@ class Export:
     title: str
     file: str
     render: Callable[[Tuned], str]
-    reads: str | None = None
     patch: Callable[..., Patched] | None = None
 
 

@@ -8,7 +8,7 @@ from batchtune.exports.base import Chosen, Export, Tuned, choose_stream, recomme
 from batchtune.exports.fields import LengthLimits, Loading, stream_fields, table_fields
 from batchtune.exports.run_configs import OWN_STREAM
 from batchtune.exports.text import from_template, literal
-from batchtune.results import SAMPLER_FILE, STREAM_ALGORITHMS, STREAM_CONFIG_FILE, ReadingRecord
+from batchtune.results import STREAM_ALGORITHMS, ReadingRecord
 
 # The DataLoader arguments that all versions of Transformers have; only 5 has the others.
 _OF_TRAINING_ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
@@ -52,7 +52,6 @@ EXPORTS = tuple(
         title=title,
         file=file,
         render=partial(render, name=name, title=title),
-        reads=SAMPLER_FILE if render is _render_sampler else STREAM_CONFIG_FILE,
     )
     for name, title, file, render in (
         ("transformers", "Transformers", "batchtune_transformers.py", _render_sampler),

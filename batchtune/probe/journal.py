@@ -33,7 +33,7 @@ def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path) -> tuple[R
     run = read_result(folder / RUN_FILE, Run)
     differences = []
     if run.lengths.fingerprint != lengths.fingerprint:
-        differences.append(other_lengths(lengths, run.lengths)[0])
+        differences.append(other_lengths(lengths, run.lengths))
     if run.workload != WorkloadRecord(spec=settings.workload, options=settings.options):
         differences.append(f"the workload {run.workload.words}")
     differences += [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from cli.conftest import Run
 from probe.made_nvml import GIB, LOST, NO_PERMISSION, MadeGpu, MadeNvml
 
 from batchtune.probe.doctor import merge_gpus
-from batchtune.results import DeviceProcess, Doctor, DoctorGpu
+from batchtune.results import DeviceProcess, DoctorGpu
 
 TESTS = Path(__file__).parents[1]
 
@@ -32,20 +31,6 @@ def doctor(batchtune: Run, env: dict[str, str] | None = None, *options: str) -> 
     return json.loads(ran.stdout)  # type: ignore[no-any-return]
 
 
-def test_this_machine_is_described(examined: Path) -> None:
-    import torch
-
-    found = json.loads((examined / "doctor.json").read_text())
-    assert found["meta"]["format"] == Doctor.FORMAT
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert found["torch"]["version"] == str(torch.__version__)
-    assert len([gpu for gpu in found["gpus"] if gpu["device"]]) == torch.cuda.device_count()
-    assert found["cpu"]["processors"] >= 1
-    assert found["cpu"]["load_average"] >= 0
-    assert 0 < found["cpu"]["available_bytes"] <= found["cpu"]["total_bytes"]
-    assert {"speechbrain", "nvidia-dali", "transformers"} <= set(found["packages"])
-
-
 def test_distorting_settings_are_warned_of_and_a_probe_is_shown(examined: Path) -> None:
     found, pid = json.loads((examined / "doctor.json").read_text()), (examined / "pid").read_text()
     assert found["environment"]["CUDA_LAUNCH_BLOCKING"] == "1"
@@ -62,24 +47,20 @@ def test_it_is_readable_and_all_on_stdout(batchtune: Run, tmp_path: Path) -> Non
         assert words in ran.stdout
 
 
-NO_ANSWER = "import os, signal, time\n"
-
-
 @pytest.mark.parametrize(
     ("torch", "told"),
     [
         ("raise ImportError('libcudart.so.12: cannot open shared object file')", "libcudart.so.12"),
-        (f"{NO_ANSWER}os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
-        (f"{NO_ANSWER}os._exit(0)", "ended with exit code 0"),
-        (f"{NO_ANSWER}time.sleep(600)", "gave no answer within"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+        ("import time; time.sleep(600)", "gave no answer within"),
     ],
-    ids=["an import that fails", "a segmentation fault", "an exit", "a hang"],
+    ids=["an import that fails", "a segmentation fault", "a hang"],
 )
 def test_a_broken_torch_is_a_problem_and_the_rest_is_shown(
     batchtune: Run, tmp_path: Path, torch: str, told: str
 ) -> None:
     found = doctor(
-        batchtune, put_first(tmp_path / "first", torch=torch), "--timeout", "0.5" if "sleep" in torch else "60"
+        batchtune, put_first(tmp_path / "first", torch=torch), "--timeout", "1" if "sleep" in torch else "60"
     )
     assert told in found["torch"]["problem"]
     assert found["gpus"] == []
@@ -88,14 +69,6 @@ def test_a_broken_torch_is_a_problem_and_the_rest_is_shown(
 
 NO_TORCH = "raise ImportError('no torch here')"
 MADE_GPU = MadeGpu(name="Made \x1b[31mGPU", compute=[(4711, 5 * GIB)], mig=False, reasons=4)
-
-
-def test_a_gpu_that_torch_does_not_see_is_listed(batchtune: Run, tmp_path: Path) -> None:
-    env = put_first(tmp_path / "first", torch=NO_TORCH) | MadeNvml([MADE_GPU]).environment()
-    found = doctor(batchtune, env)
-    (gpu,) = found["gpus"]
-    assert (gpu["device"], gpu["uuid"], found["driver"]) == (None, "GPU-aaaaaaaa", "570.86")
-    assert gpu["processes"] == [{"pid": 4711, "used_bytes": 5 << 30}]
 
 
 def test_what_nvml_denies_is_said_of_each_gpu(batchtune: Run, tmp_path: Path) -> None:
@@ -121,11 +94,6 @@ def test_a_gpu_is_shown_and_does_nothing_to_the_terminal(batchtune: Run, tmp_pat
         "1,500 MHz of at most 1,980 MHz, lowered now: power cap",
     ):
         assert words in shown
-
-
-def test_a_time_limit_that_has_no_meaning_is_refused(batchtune: Run) -> None:
-    ran = batchtune("doctor", "--timeout", "0")
-    assert (ran.returncode, ran.stderr) == (2, "Error: --timeout must be above 0, got 0\n")
 
 
 def gpu(**known: Any) -> DoctorGpu:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from cli.conftest import Run
 from exports.stream_runs import made_stream
-from report_records import made_probe, made_sweep, without_recommendation
+from report_records import made_sweep, without_recommendation
 
 from batchtune.exports import FRAMEWORKS, Tuned, export_of
-from batchtune.exports.run_configs import render_sampler_yaml, render_stream_yaml, sampler_config, stream_config
-from batchtune.results import PROBE_FILE, SAMPLER_FILE, STREAM_FILE, SWEEP_FILE, write_result
+from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
+from batchtune.results import SAMPLER_FILE, STREAM_FILE, SWEEP_FILE, write_result
 
 TRAINING = """\
 # my training
@@ -40,57 +40,10 @@ def expected(framework: str, config: str = "batchtune-run/sampler.yaml") -> str:
 
 
 @pytest.mark.usefixtures("run_folder")
-def test_the_export_goes_to_stdout(batchtune: Run) -> None:
-    ran = batchtune("export", "--to", "espnet")
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, expected("espnet"), "")
-
-
-@pytest.mark.usefixtures("run_folder")
 @pytest.mark.parametrize("given", ["batchtune-run", "./batchtune-run", "{here}/batchtune-run"])
 def test_the_config_is_named_from_the_working_folder(batchtune: Run, tmp_path: Path, given: str) -> None:
     ran = batchtune("export", given.format(here=tmp_path), "--to", "pytorch")
     assert ran.stdout == expected("pytorch")
-
-
-def test_an_edited_sampler_yaml_is_pointed_out(batchtune: Run, run_folder: Path) -> None:
-    config = run_folder / "sampler.yaml"
-    text = config.read_text()
-    last = text[: text.index("shuffle:")].rstrip().rpartition(" ")[2]
-    config.write_text(text.replace(f" {last}\nshuffle:", f" {int(last.rstrip(']')) - 1}]\nshuffle:"))
-    for command in ("report", "export --to nemo"):
-        assert "Warning: batchtune-run/sampler.yaml was edited" in batchtune(*command.split()).stderr
-
-
-def test_pools_that_the_sweep_does_not_recommend_are_pointed_out(batchtune: Run, run_folder: Path) -> None:
-    config = run_folder / "sampler.yaml"
-    config.write_text(config.read_text() + "sampler: pooled\npool_size: 20000\n")
-    warned = "Warning: batchtune-run/sampler.yaml was edited: pool_size differs from that of sweep.json"
-    assert warned in batchtune("report").stderr
-
-
-@pytest.mark.parametrize("framework", ["pytorch", "lightning", "transformers", "accelerate"])
-def test_code_that_reads_a_damaged_sampler_yaml_is_an_error(batchtune: Run, run_folder: Path, framework: str) -> None:
-    config = run_folder / "sampler.yaml"
-    config.write_text(config.read_text().replace("shuffle: true", "shuffle: 7"))
-    ran = batchtune("export", "--to", framework)
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr.startswith("Error: batchtune-run/sampler.yaml is damaged: ")
-    assert "create the file again with `batchtune sweep-buckets`" in ran.stderr
-    ran = batchtune("export", "--to", "nemo")  # which does not read it
-    assert ran.returncode == 0
-    assert ran.stderr.startswith("Warning: batchtune-run/sampler.yaml is damaged: ")
-
-
-@pytest.mark.usefixtures("run_folder")
-def test_the_environment_names_the_framework(batchtune: Run) -> None:
-    assert batchtune("export", env={"BATCHTUNE_TO": "fairseq"}).stdout == expected("fairseq")
-
-
-@pytest.mark.usefixtures("run_folder")
-def test_it_goes_to_a_file(batchtune: Run, tmp_path: Path) -> None:
-    ran = batchtune("export", "--to", "lightning", "-o", "batches.py")
-    assert (ran.returncode, ran.stdout) == (0, "")
-    assert (tmp_path / "batches.py").read_text(encoding="utf-8") == expected("lightning")
 
 
 @pytest.mark.usefixtures("run_folder")
@@ -127,18 +80,6 @@ def test_wrong_usage(batchtune: Run, arguments: list[str], message: str) -> None
     ran = batchtune("export", *arguments)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert message in ran.stderr
-
-
-def test_without_a_run(batchtune: Run, tmp_path: Path) -> None:
-    ran = batchtune("export", "--to", "espnet")
-    assert ran.returncode == 1
-    assert "There is no run folder batchtune-run" in ran.stderr
-    (tmp_path / "batchtune-run").mkdir()
-    assert "holds neither probe.json nor sweep.json" in batchtune("export", "--to", "espnet").stderr
-    write_result(tmp_path / "batchtune-run" / PROBE_FILE, made_probe())
-    ran = batchtune("export", "--to", "espnet")
-    assert ran.returncode == 1
-    assert "holds no sweep.json" in ran.stderr and "batchtune sweep-buckets MANIFEST" in ran.stderr
 
 
 def test_nothing_recommended(batchtune: Run, run_folder: Path) -> None:
@@ -201,12 +142,6 @@ def test_a_patched_file_never_replaces_a_result(batchtune: Run, tmp_path: Path) 
     assert result.read_bytes() == before
 
 
-def test_a_patch_as_json(batchtune: Run, training: Path) -> None:
-    document = json.loads(batchtune("export", "--to", "speechbrain", "--patch", "train.yaml", "--json").stdout)
-    assert (document["file"], document["content"]) == ("train.yaml", patched())
-    assert training.read_text(encoding="utf-8") == patched()
-
-
 def test_a_file_that_can_not_be_patched_stays_as_it_is(batchtune: Run, training: Path) -> None:
     missing = batchtune("export", "--to", "speechbrain", "--patch", "missing.yaml")
     assert missing.returncode == 1 and "missing.yaml does not exist" in missing.stderr
@@ -214,12 +149,6 @@ def test_a_file_that_can_not_be_patched_stays_as_it_is(batchtune: Run, training:
     damaged = batchtune("export", "--to", "speechbrain", "--patch", "train.yaml")
     assert damaged.returncode == 1 and "not UTF-8" in damaged.stderr
     assert training.read_bytes() == b"\xff\xfe"
-
-
-def test_a_key_path_is_handed_on(batchtune: Run, training: Path) -> None:
-    ran = batchtune("export", "--to", "speechbrain", "--patch", "train.yaml", "--key-path", "no.such.place")
-    assert ran.returncode != 0
-    assert training.read_text(encoding="utf-8") == TRAINING
 
 
 @pytest.fixture
@@ -237,37 +166,6 @@ def test_a_run_of_a_stream_is_exported(batchtune: Run) -> None:
     assert ran.stdout == export_of("webdataset").render(Tuned(stream=made_stream()))
     listed = json.loads(batchtune("export", "--to", "nemo-tarred", "--json").stdout)
     assert (listed["title"], listed["file"]) == ("NeMo with tarred data", "tarred_train_ds.yaml")
-
-
-def test_an_export_names_the_command_for_the_sweep_that_it_needs(
-    batchtune: Run, stream_folder: Path, run_folder_of_tables: Path
-) -> None:
-    ran = batchtune("export", "--to", "nemo")
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert "Error: batchtune-run holds no sweep.json: nothing is recommended yet" in ran.stderr
-    assert "batchtune sweep-buckets MANIFEST --run batchtune-run" in ran.stderr
-    ran = batchtune("export", str(run_folder_of_tables), "--to", "lhotse-shar")
-    assert "tables holds no stream.json: nothing is recommended yet" in ran.stderr
-    assert "batchtune sweep-stream SOURCE --run tables" in ran.stderr
-
-
-@pytest.fixture
-def run_folder_of_tables(tmp_path: Path) -> Path:
-    write_result(tmp_path / "tables" / SWEEP_FILE, made_sweep())
-    return Path("tables")
-
-
-def test_an_edited_stream_yaml_is_pointed_out(batchtune: Run, stream_folder: Path) -> None:
-    text = render_stream_yaml(stream_config(made_stream()))
-    (stream_folder / "stream.yaml").write_text(text.replace("buffer_size: 1024", "buffer_size: 99"), encoding="utf-8")
-    warned = "Warning: batchtune-run/stream.yaml was edited: buffer_size differs from that of stream.json"
-    for command in ("report", "export --to webdataset"):
-        assert warned in batchtune(*command.split()).stderr
-    (stream_folder / "stream.yaml").write_text(text, encoding="utf-8")
-    assert "edited" not in batchtune("report").stderr
-    (stream_folder / "stream.yaml").write_text("format: 3", encoding="utf-8")
-    ran = batchtune("export", "--to", "webdataset")
-    assert (ran.returncode, ran.stdout) == (1, "") and ran.stderr.startswith("Error: batchtune-run/stream.yaml ")
 
 
 @pytest.mark.usefixtures("stream_folder")

@@ -1,131 +1,88 @@
-"""The help: a manual page for each command, whose examples would run; and what is said of misspelt commands."""
+"""The help: a manual page for each command, whose examples would run; and what is said of misspelt words."""
 
 from __future__ import annotations
 
+import re
 import shlex
-import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cli.conftest import Run
 
-from batchtune.cli.app import COMMANDS, app, load_command
-from batchtune.cli.commands import environment_variables
+from batchtune.cli.app import COMMANDS, load_command
 
-Called = Callable[..., tuple[object, str, str]]
-
-
-def help_of(name: str) -> str:
-    context = load_command(name).make_context(name, [], parent=None, resilient_parsing=True)
-    return str(context.get_help())
-
-
-@pytest.fixture
-def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Called:
-    """`called("tune", ...)` in this process: for what never comes to run. Exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of the tests' own process stay as they are
-
-    def call(*arguments: str) -> tuple[object, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            app(arguments, prog_name="batchtune")
-        return ended.value.code, *capsys.readouterr()
-
-    return call
-
-
-def all_examples() -> list[tuple[str, str]]:
-    return [(name, line) for name in COMMANDS for line in load_command(name).epilog.strip().splitlines()]
+EXAMPLES = [(name, line) for name in COMMANDS for line in load_command(name).epilog.strip().splitlines()]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_is_a_manual_page(name: str) -> None:
-    text = help_of(name)
-    assert load_command(name).help.strip().splitlines()[0] == COMMANDS[name]
-    assert COMMANDS[name] in text
+    command = load_command(name)
+    text = command.make_context(name, [], resilient_parsing=True).get_help()
+    assert command.help.strip().splitlines()[0] == COMMANDS[name].summary
     assert "\nExamples:\n  batchtune " in text
-    assert "\nExit codes:\n  0    done\n" in text
-    assert all(parameter.help for parameter in load_command(name).params)
-    lines = text.splitlines()
-    assert [line for line in lines if len(line) > 80 and not line.startswith("  batchtune ")] == []
+    assert all(parameter.help for parameter in command.params)
+    assert [line for line in text.splitlines() if len(line) > 80 and not line.startswith("  batchtune ")] == []
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if environment_variables(load_command(name))[0]])
-def test_the_help_names_each_option_and_its_variable(name: str) -> None:
-    alike, others = environment_variables(load_command(name))
-    text = " ".join(help_of(name).split())
-    first = next(iter(alike))
-    assert f"{first} as {alike[first]}" in text
-    assert all(f"{option} as {variable}" in text for option, variable in others.items())
-    # Of one command line, never of a project: what to show this time, and where a single file goes.
-    never = {"--force", "--quiet", "--json", "--full", "--output", "--summary", "--list", "--patch", "--key-path"}
-    never.add("--manifest")
-    options = {max(one.opts, key=len) for one in load_command(name).params if one.param_type_name == "option"}
-    assert options - never <= {*alike, *others}
+def test_options_of_a_project_can_be_set_elsewhere() -> None:
+    of_one_line = {"force", "quiet", "json", "full", "output", "summary", "list_known", "patch", "key_path", "help"}
+    for name in COMMANDS:
+        options = [one for one in load_command(name).params if one.param_type_name == "option"]
+        unset = {one.name for one in options if not one.envvar}
+        assert unset <= of_one_line | {"manifest"}
+        assert all(one.envvar.startswith("BATCHTUNE_") for one in options if one.envvar)
 
 
-def test_an_examples_options_are_there() -> None:
-    for name, line in all_examples():
-        assert len(line) <= 108  # on a usual terminal
-        words = shlex.split(line)
-        words = words[: next((place for place, word in enumerate(words) if word in ("|", ">")), None)]
-        assert words[:2] == ["batchtune", name]
-        load_command(name).make_context(name, words[2:])  # raises where one is unknown or its value can't be parsed
+@pytest.mark.parametrize(("name", "line"), EXAMPLES)
+def test_an_example_has_options_that_exist(name: str, line: str) -> None:
+    assert len(line) <= 108  # on a usual terminal
+    words = shlex.split(re.split(r" [|>] (?!\d)", line)[0])
+    assert words[:2] == ["batchtune", name]
+    load_command(name).make_context(name, words[2:])  # raises where one is unknown or its value can't be parsed
 
 
-@pytest.mark.parametrize("line", [line for name, line in all_examples() if name in ("sweep-buckets", "schema")])
+@pytest.mark.parametrize("line", [line for name, line in EXAMPLES if name in ("sweep-buckets", "schema")])
 def test_an_example_that_needs_no_device_runs(batchtune: Run, tmp_path: Path, line: str) -> None:
     rows = (f"utt{number},{1 + number % 23}\n" for number in range(200))
     (tmp_path / "train.csv").write_text("id,duration\n" + "".join(rows))
     words = shlex.split(line.partition(" | ")[0])
-    needs = ["--max-batch-length", "600"] if words[1] == "sweep-buckets" and "--max-batch-length" not in words else []
-    ran = batchtune(*words[1:], *needs)
+    if words[1] == "sweep-buckets":
+        words += ["--max-batch-length", "600"]
+    ran = batchtune(*words[1:])
     assert ran.returncode == 0, ran.stderr
 
 
-def test_without_arguments_the_help_is_shown(batchtune: Run) -> None:
-    bare, short, long = batchtune(), batchtune("-h"), batchtune("--help")
-    assert bare.returncode == 2
-    assert short.returncode == long.returncode == 0
-    assert bare.stderr.strip() == short.stdout.strip() == long.stdout.strip()
-    listed = " ".join(long.stdout.split())
-    assert all(f"{name} {purpose}" in listed for name, purpose in COMMANDS.items())
+def test_the_main_help_lists_commands_settings_and_exit_codes(batchtune: Run) -> None:
+    shown = batchtune("--help")
+    assert shown.returncode == 0
+    listed = " ".join(shown.stdout.split())
+    assert all(f"{name} {declared.summary}" in listed for name, declared in COMMANDS.items())
+    assert "BATCHTUNE_NUM_BUCKETS" in listed and "130 interrupted" in listed
+    assert batchtune().returncode == 2
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("words", "meant"),
     [
-        ("sweep-bucket", "Did you mean sweep-buckets?"),
-        ("sweep_buckets", "Did you mean sweep-buckets?"),
-        ("sweep", "Did you mean sweep-buckets or sweep-stream?"),
-        ("probe", "Did you mean probe-oom?"),
-        ("Tune", "Did you mean tune or tune-loader?"),
-        ("xyz", "Commands: tune, probe-oom,"),
+        (["sweep-bucket"], "sweep-buckets"),
+        (["sweep-buckets", "--num_buckets", "3"], "--num-buckets"),
+        (["sweep-buckets", "m.csv", "--strategy", "optimum"], "'optimal'"),
+        (["sweep-buckets", "m.csv", "--unit", "m"], "'ms'"),
+        (["sweep-buckets", "n.csv", "--max-batch-length", "60"], "'m.csv'"),
+        (["export", "--to", "espnt"], "'espnet'"),
+        (["schema", "sweep.json"], "'sweep'"),
     ],
 )
-def test_a_misspelt_command_gets_a_suggestion(called: Called, written: str, meant: str) -> None:
-    code, stdout, stderr = called(written, "train.csv")
-    assert code == 2 and stdout == ""
-    assert f"Unknown command '{written}'. {meant}" in stderr
+def test_a_misspelt_word_gets_a_suggestion(batchtune: Run, tmp_path: Path, words: list[str], meant: str) -> None:
+    (tmp_path / "m.csv").write_text("id,duration\na,1.5\n")
+    (tmp_path / "batchtune-run").mkdir()
+    ran = batchtune(*words)
+    assert ran.returncode in (1, 2) and ran.stdout == ""
+    assert meant in ran.stderr
 
 
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [
-        (["sweep-buckets", "--num_buckets", "3"], "Unknown option --num_buckets. Did you mean --num-buckets?"),
-        (["sweep-buckets", "--num-bucket=3"], "Unknown option --num-bucket. Did you mean --num-buckets?"),
-        (
-            ["sweep-buckets", "--workload", "w"],
-            "It is an option of `batchtune tune`, `batchtune probe-oom`, `",
-        ),
-        (["export", "--run", "x"], "Unknown option --run. RUN is an argument here: `batchtune export RUN`."),
-        (["doctor", "--qqqq"], "Unknown option --qqqq. `batchtune doctor --help` lists"),
-        (["--debgu"], "Unknown option --debgu. Did you mean --debug?"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_a_misspelt_option_gets_a_suggestion(called: Called, written: list[str], meant: str) -> None:
-    code, stdout, stderr = called(*written)
-    assert code == 2 and stdout == ""
-    assert meant in stderr
+def test_bash_completes_commands_and_options(batchtune: Run) -> None:
+    for line, offered in (("batchtune ", set(COMMANDS)), ("batchtune sweep-buckets --num", {"--num-buckets"})):
+        place = len(line.split(" ")) - 1
+        env = {"_BATCHTUNE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(place)}
+        assert set(batchtune(env=env).stdout.split()) == offered

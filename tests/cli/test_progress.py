@@ -1,4 +1,4 @@
-"""The progress of a worker process on a terminal."""
+"""The progress of a worker process: a bar on a terminal, lines in a log."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from threading import Event
 from typing import Any, cast
 
 import pytest
+from cli.conftest import KNOWN, Run
 from report_records import made_probe, made_trial
 
-from batchtune.cli.progress import worker_bar
+from batchtune.cli.progress import Progress, worker_bar
 from batchtune.probe.hooks import ProbeProgress
 from batchtune.shapes import BatchShape
 
 SHAPE = BatchShape(12, 24.5)
+DEVICE = made_probe().device
 
 
 def progress_of(**changes: Any) -> ProbeProgress:
-    facts = {"shape": SHAPE, "trial": None, "done": 1, "total": 3, "seconds_left": 90.0, "device": made_probe().device}
+    facts = {"shape": SHAPE, "trial": None, "done": 1, "total": 3, "seconds_left": 90.0, "device": DEVICE}
     return ProbeProgress(**{**facts, **changes})
 
 
@@ -41,39 +43,48 @@ class Clock:
 
 def test_a_log_is_never_silent_for_30_s(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock(seconds=300)
-    with worker_bar("s", ddp=False, quiet=True) as bar:
-        monkeypatch.setattr("time.monotonic", clock.monotonic)
-        bar.probing(progress_of())  # and then nothing more: one long trial
-        bar.write_lines(cast(Event, clock))
+    monkeypatch.setattr("time.monotonic", clock.monotonic)
+    bar = Progress("Building the workload", started=0.0)
+    bar.update("1 of 3 lengths done", 1, 3, 90.0)  # and then nothing more: one long trial
+    bar.write_lines(cast(Event, clock))
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "1 of 3 lengths done, trying 12 × 24.5 s, after 10 s, about 1 min 20 s left; Ctrl-C stops it."
+    assert lines[0] == "1 of 3 lengths done, after 10 s, about 1 min 20 s left; Ctrl-C stops it."
     # After 10, 20 and 40 s, then every 29 s.
     assert len(lines) == 11
 
 
-def test_the_confirmation_names_n_of_m_and_the_time_left() -> None:
-    with worker_bar("s", ddp=False, quiet=True) as bar:
-        bar.probing(progress_of(confirming=True, done=4, total=17, seconds_left=600.0))
-        line = bar.line(45.0)
-    assert line.startswith("Confirming in turns, step 5 of 17: 12 × 24.5 s, after 45 s, about ")
-    assert line.endswith(" left; Ctrl-C stops it.")
+def test_the_confirmation_names_n_of_m() -> None:
+    with worker_bar("s", ddp=False, quiet=True) as shown:
+        shown.probing(progress_of(confirming=True, done=4, total=17))
+    assert shown.bar.doing == "Confirming in turns, step 5 of 17: 12 × 24.5 s"
 
 
 def test_a_terminal_shows_each_trial_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    device = made_probe().device
+    monkeypatch.setenv("COLUMNS", "160")
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr("sys.stderr", terminal)
-        with worker_bar("s", ddp=False, quiet=False) as bar:
+        with worker_bar("s", ddp=True, quiet=False) as bar:
             for trial in (None, made_trial(0, "oom")):
-                bar.probing(ProbeProgress(shape=SHAPE, trial=trial, done=1, total=3, seconds_left=90.0, device=device))
+                bar.probing(progress_of(trial=trial))
     seen = b""
     with contextlib.suppress(OSError):  # raised once all is read, as the other side is closed
         while data := os.read(ours, 1 << 16):
             seen += data
     os.close(ours)
-    assert f"Device: {device.name}" in seen.decode()
-    assert "12 × 24.5 s  out of memory" in seen.decode()
-    assert "trying 12 × 24.5 s, about 1 min 30 s left" in seen.decode()
+    text = seen.decode()
+    assert f"Device: {DEVICE.name}" in text
+    assert "Warning: --ddp keeps nothing free" in text
+    assert "12 × 24.5 s  out of memory" in text
+    assert "trying 12 × 24.5 s, about 1 min 30 s left" in text
+
+
+def test_memory_kept_free_lowers_the_limit_and_is_noted(batchtune: Run, tmp_path: Any) -> None:
+    (tmp_path / "few.csv").write_text("id,duration\na,1\nb,2\n")  # every batch fits: nothing is searched for
+    workload = ["--workload", KNOWN, "--device", "cpu", "--memory", "1GiB", "--memory-fraction", "0.5"]
+    ran = batchtune("probe-oom", "few.csv", *workload, "--reserve", "20MiB", "--ddp")
+    assert ran.returncode == 0, ran.stderr
+    assert "; limit 492 MiB." in ran.stderr
+    assert "20 MiB are kept free" in ran.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -64,12 +63,6 @@ def test_what_was_written_is_a_manifest_with_unit_and_targets(batchtune: Run, sh
     assert written["lengths"]["unit"] == "s"
 
 
-def test_every_command_takes_shards_directly(batchtune: Run, shards: Path) -> None:
-    ran = batchtune("sweep-buckets", shards, "--max-batch-length", 3, "--num-buckets", 3)
-    assert ran.returncode == 0, ran.stderr
-    assert "12 lengths in descending order: 1.2 s to 0.1 s" in ran.stderr
-
-
 def test_several_processes_find_the_same(batchtune: Run, shards: Path, tmp_path: Path) -> None:
     for number in range(4):  # large enough to be worth other processes
         with (shards / f"train-{number}.tar").open("ab") as stream:
@@ -106,17 +99,6 @@ def test_a_broken_shard_is_read_up_to_there_on_request(batchtune: Run, shards: P
     assert "train-3.tar" in ran.stdout
 
 
-def test_other_options_do_not_take_over_what_was_read(batchtune: Run, shards: Path) -> None:
-    whole = (shards / "train-2.tar").read_bytes()
-    (shards / "train-2.tar").write_bytes(whole[: len(whole) // 3])
-    batchtune("scan", shards, "-o", "lengths.parquet")
-    (shards / "train-2.tar").write_bytes(whole)
-    ran = batchtune("scan", shards, "-o", "lengths.parquet", "--length-key", "wav.num_samples")
-    assert ran.returncode == 0, ran.stderr
-    assert "were read before" not in ran.stderr
-    assert "samples" in ran.stdout
-
-
 def test_an_interrupted_scan_leaves_no_process_and_goes_on(batchtune: Run, tmp_path: Path) -> None:
     (tmp_path / "shards").mkdir()
     whole = tmp_path / "whole.tar"
@@ -142,49 +124,10 @@ def test_an_interrupted_scan_leaves_no_process_and_goes_on(batchtune: Run, tmp_p
     assert len(rows(tmp_path / "lengths.parquet")) == 7200
 
 
-def test_a_folder_of_audio_files_is_scanned(batchtune: Run, tmp_path: Path) -> None:
-    for number in range(3):
-        path = tmp_path / "audio" / "deep" / f"{number}.wav"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(wav(16_000 * (number + 1)))
-        path.with_suffix(".txt").write_text("x" * (number + 5))
-    ran = batchtune("scan", "audio", "--target-key", "txt", "-o", "lengths.parquet")
-    assert ran.returncode == 0, ran.stderr
-    found = rows(tmp_path / "lengths.parquet")
-    assert [(row["id"], row["length"], row["target_length"]) for row in found] == [
-        ("deep/2.wav", 3.0, 7.0),
-        ("deep/1.wav", 2.0, 6.0),
-        ("deep/0.wav", 1.0, 5.0),
-    ]
-
-
-def test_without_a_file_to_write_the_summary_is_shown(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
-    ran = batchtune("scan", manifest, "--summary")
-    assert ran.returncode == 0
-    assert "36 lengths in descending order: 20 s to 5 s" in ran.stdout
-    assert "median" in ran.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["lengths.csv"]
-
-
-def test_the_summary_as_json_is_a_result_file(batchtune: Run, manifest: Path) -> None:
-    found = json.loads(batchtune("scan", manifest, "--json").stdout)
-    assert found["meta"]["format"] == "batchtune/scan"
-    assert found["lengths"]["count"] == 36
-    assert found["distinct"] == 3
-
-
 def test_a_dash_writes_parquet_to_stdout(tmp_path: Path, manifest: Path) -> None:
     ran = subprocess.run(command("scan", manifest, "-o", "-"), cwd=tmp_path, capture_output=True, check=True)
     assert pyarrow.parquet.read_table(io.BytesIO(ran.stdout)).num_rows == 36
     assert b"36 lengths" in ran.stderr
-
-
-def test_standard_input_is_scanned(tmp_path: Path) -> None:
-    numbers = "".join(f"{number}\n" for number in range(1, 20_001)).encode()  # more than a pipe holds at once
-    ran = subprocess.run(command("scan", "-", "--json"), input=numbers, capture_output=True, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    lengths = json.loads(ran.stdout)["lengths"]
-    assert (lengths["count"], lengths["total"]) == (20_000, 200_010_000)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +137,6 @@ def test_standard_input_is_scanned(tmp_path: Path) -> None:
         (["--measure", "letters"], 2),
         (["--reduce", "mean"], 2),
         (["-o", "absent/../lengths.csv/x.parquet"], 1),
-        (["-o", ""], 2),
     ],
 )
 def test_wrong_usage_is_said_in_one_message(batchtune: Run, manifest: Path, arguments: list[str], code: int) -> None:
@@ -219,28 +161,3 @@ def test_names_can_do_nothing_to_the_terminal(batchtune: Run, tmp_path: Path) ->
     assert "\x1b" not in ran.stderr
     assert "\x07" not in ran.stderr
     assert "red\\x1b[31m" in ran.stderr
-
-
-def test_an_interrupt_right_at_the_start_is_one_line(tmp_path: Path) -> None:
-    whole = tmp_path / "whole.tar"
-    write_shard(whole, 0, 12)
-    with whole.open("ab") as stream:
-        stream.truncate(5_000_000)
-    (tmp_path / "shards").mkdir()
-    for number in range(200):
-        os.link(whole, tmp_path / "shards" / f"train-{number:03}.tar")
-    for wait in (0.4, 0.7):
-        started = subprocess.Popen(
-            command("scan", "shards", "-o", "lengths.parquet", "--jobs", 2),
-            cwd=tmp_path,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            started.wait(wait)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGINT)  # as a terminal sends it: to all processes
-        _, stderr = started.communicate(timeout=60)
-        assert stderr.count("Traceback") == 0 or "spawn" not in stderr, stderr

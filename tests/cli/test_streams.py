@@ -37,12 +37,6 @@ def test_errors_and_help_end_as_with_a_reader(arguments: list[str], code: int, t
         assert subprocess.run([*BASH, script], cwd=tmp_path, capture_output=True, check=False).returncode == code
 
 
-def test_success_without_stdout_prints_nothing_and_ends_with_0(swept: Path) -> None:
-    report = shlex.join(command("report", swept))
-    ran = subprocess.run([*BASH, f"{report} >&-"], capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stderr) == (0, "")
-
-
 def test_errors_never_get_into_the_result_where_stderr_is_closed(swept: Path) -> None:
     gate = shlex.join(command("report", swept, "--json", "--fail-if", "batches > 0"))
     ran = subprocess.run([*BASH, f"{gate} 2>&-"], capture_output=True, text=True, check=False)

@@ -50,19 +50,6 @@ def test_everything_at_once(batchtune: Run, manifest: Path, tmp_path: Path) -> N
     assert all(boundary % 0.5 == 0 for row in found["rows"] for boundary in row["boundaries"])
 
 
-def test_a_table_written_out_can_be_the_current_one(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
-    assert batchtune("sweep-buckets", manifest, "--max-batch-length", 60).returncode == 0
-    chosen = sweep_of(tmp_path)["rows"][sweep_of(tmp_path)["recommended"]]
-    boundaries = ":".join(map(str, chosen["boundaries"]))
-    sizes = ":".join(map(str, chosen["batch_sizes"]))
-    table = f"bucket_boundaries={boundaries},bucket_batch_sizes={sizes}"
-    ran = batchtune("sweep-buckets", manifest, "--max-batch-length", 60, "--current", table, "--run", "again")
-    assert ran.returncode == 0, ran.stderr
-    again = json.loads((tmp_path / "again" / "sweep.json").read_text())["current"]
-    for name in ("boundaries", "batch_sizes", "batches", "padded_length"):
-        assert again[name] == chosen[name]
-
-
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [

@@ -68,20 +68,6 @@ def test_current_settings_in_samples_are_a_row(batchtune: Run, tmp_path: Path) -
     assert found["current_settings"]["source"] == "--current"
 
 
-def test_a_target_above_the_maximum_is_told(batchtune: Run, tmp_path: Path) -> None:
-    write_shards(tmp_path)
-    now = "target_batch_numel=90,max_batch_numel=60"
-    ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, "--current", now)
-    assert ran.returncode == 0
-    assert any("above max_batch_numel" in warning for warning in written(tmp_path)["warnings"])
-
-
-def test_no_shard_that_matches_is_one_error(batchtune: Run) -> None:
-    ran = batchtune("sweep-stream", "none-*.tar", *SMALL)
-    assert ran.returncode == 1
-    assert "none-*.tar" in ran.stderr
-
-
 def test_a_damaged_shard_is_an_error_or_counted(batchtune: Run, tmp_path: Path) -> None:
     damaged = write_shards(tmp_path)[2]
     damaged.write_bytes(damaged.read_bytes()[:50_500])
@@ -92,41 +78,6 @@ def test_a_damaged_shard_is_an_error_or_counted(batchtune: Run, tmp_path: Path) 
     ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, "--skip-invalid")
     assert ran.returncode == 0, ran.stderr
     assert written(tmp_path)["shards"]["broken"] == 1
-
-
-@pytest.mark.parametrize(
-    "rows",
-    ["a,3\n", *("".join(f"u{number},{length}\n" for number in range(300)) for length in ("5", "0.3"))],
-    ids=["one sample", "all of one length", "whose sums are rounded"],
-)
-def test_streams_without_choice_are_swept(batchtune: Run, tmp_path: Path, rows: str) -> None:
-    (tmp_path / "lengths.csv").write_text(f"id,duration\n{rows}")
-    ran = batchtune("sweep-stream", "lengths.csv", *LIMIT, "--buffer-size", 100_000, "--num-buckets", "4")
-    assert ran.returncode == 0, ran.stderr
-    assert {round(row["padding_ratio"], 12) for row in written(tmp_path)["rows"]} == {0.0}
-    assert batchtune("report").returncode == 0
-
-
-def test_a_length_of_zero_is_named(batchtune: Run, tmp_path: Path) -> None:
-    (tmp_path / "lengths.csv").write_text("id,duration\na,0\nb,2\n")
-    ran = batchtune("sweep-stream", "lengths.csv", *LIMIT)
-    assert ran.returncode == 1
-    assert "line 2" in ran.stderr and "zero" in ran.stderr
-
-
-def test_workers_without_shards_are_counted(batchtune: Run, tmp_path: Path) -> None:
-    write_shards(tmp_path)
-    ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, "--workers", 3, "--world-size", 2)
-    assert ran.returncode == 0
-    assert written(tmp_path)["shards"]["idle_workers"] == 2
-    assert "2 get none" in " ".join(ran.stdout.split())
-
-
-def test_without_a_limit_the_probe_is_asked_for(batchtune: Run, tmp_path: Path) -> None:
-    write_shards(tmp_path)
-    ran = batchtune("sweep-stream", "train-{000..003}.tar")
-    assert ran.returncode == 1
-    assert "probe-oom" in ran.stderr
 
 
 def test_another_run_is_not_overwritten(batchtune: Run, tmp_path: Path) -> None:

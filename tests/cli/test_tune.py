@@ -1,7 +1,6 @@
 """The main job from end to end, as a process."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,6 @@ from made_once import MadeOnce
 
 from batchtune import sampler_from_config
 from batchtune.exports.run_configs import read_sampler_yaml
-from batchtune.probe.lock import lock_device
 from batchtune.results import Probe, read_result
 
 MIB = 1 << 20
@@ -67,19 +65,6 @@ def test_tune_makes_a_config_that_a_dataloader_runs(tuned: Path) -> None:
     assert all(len(batch) <= frontier[max(batch)] for batch in batches)
 
 
-def test_all_but_the_result_is_on_stderr(tuned: Path) -> None:
-    lengths = "36 lengths in descending order: 20 s to 5 s"
-    assert lengths in (tuned / "stderr").read_text()
-    assert lengths not in (tuned / "stdout").read_text()
-
-
-def test_a_limit_of_the_users_own_holds_for_every_batch(batchtune: Run, manifest: Path, run: Path) -> None:
-    ran = batchtune("sweep-buckets", manifest, "--max-batch-length", 20, "--json")
-    rows = json.loads(ran.stdout)["rows"]
-    assert {row["sizing"] for row in rows} == {"length", "frontier"}
-    assert all(row["largest_padded_length"] <= 20 for row in rows)
-
-
 @pytest.mark.slow
 def test_reused_trials_and_a_changed_workload_are_reported(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
     workload = tmp_path / "mine.py"
@@ -105,13 +90,6 @@ def test_a_run_is_continued_and_quiet_says_nothing(batchtune: Run, manifest: Pat
     assert "has changed" not in told
     ran = batchtune("tune", manifest, *WORKLOAD, *MEMORY, "--quiet")
     assert (ran.returncode, ran.stderr) == (0, "")
-
-
-def test_the_result_fits_a_screen_and_names_config_and_next_step(tuned: Path) -> None:
-    lines = (tuned / "stdout").read_text().splitlines()
-    assert len(lines) <= 25
-    assert any(line.startswith("batchtune-run/sampler.yaml ") for line in lines)
-    assert any(line.startswith("batchtune verify MANIFEST ") for line in lines)
 
 
 def test_without_a_terminal_there_is_no_bar_and_no_colour(tuned: Path) -> None:
@@ -192,25 +170,6 @@ def test_a_second_probe_in_the_same_folder_is_refused(batchtune: Run, manifest: 
     assert ran.returncode == 1
     assert "another batchtune is at work" in ran.stderr
     assert before == after
-
-
-@pytest.mark.slow
-def test_a_second_probe_on_the_cpu_says_its_times_are_untrusted(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
-    with lock_device("cpu", "the CPU"):
-        ran = batchtune("probe-oom", manifest, *WORKLOAD, *MEMORY)
-    told = f"Another probe (process {os.getpid()}) used the CPU when this one began"
-    assert ran.returncode == 0 and told in ran.stderr
-    warnings = json.loads((tmp_path / "batchtune-run" / "probe.json").read_text())["warnings"]
-    assert any(told in text for text in warnings)
-
-
-@pytest.mark.slow
-def test_a_probe_keeps_the_sweep_that_was_there_before_it(batchtune: Run, manifest: Path, run: Path) -> None:
-    before = (run / "sweep.json").read_bytes()
-    (run / "probe.json").unlink()
-    assert batchtune("probe-oom", manifest, *WORKLOAD, *MEMORY).returncode == 0
-    assert (run / "probe.json").exists()
-    assert (run / "sweep.json").read_bytes() == before
 
 
 def test_a_workload_that_cant_be_built_costs_no_earlier_run(batchtune: Run, manifest: Path, run: Path) -> None:

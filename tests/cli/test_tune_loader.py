@@ -128,18 +128,6 @@ def test_the_fewest_workers_that_keep_up_are_recommended(
     assert again.returncode == 1 and "--force" in again.stderr
 
 
-def test_a_link_as_loader_yaml_is_not_written_through(tuning: Run, tmp_path: Path) -> None:
-    run = tmp_path / "batchtune-run"
-    run.mkdir()
-    victim = tmp_path / "victim"
-    victim.write_text("mine")
-    (run / "loader.yaml").symlink_to(victim)
-    ran = tuning("tune-loader", "loaders.py:make", *ALONE, *QUICK)
-    assert ran.returncode == 0, ran.stderr
-    assert victim.read_text() == "mine"
-    assert not (run / "loader.yaml").is_symlink()
-
-
 def test_settings_that_fail_are_named_and_the_rest_goes_on(tuning: Run, tmp_path: Path) -> None:
     swept = [*PLAIN, "--sweep", "num_workers=1", "--sweep", "prefetch_factor=2"]
     faults = ["--sweep", "fault=none,raises,hangs,dies"]
@@ -188,23 +176,6 @@ def test_two_epochs_from_one_seed_are_compared(tuning: Run, tmp_path: Path) -> N
     other = tuning("tune-loader", "loaders.py:noisy", *swept)
     assert other.returncode == 0, other.stderr
     assert written(tmp_path)["reproduced"]["first_difference"] == 0
-
-
-def test_no_batch_has_its_reason(tuning: Run) -> None:
-    ran = tuning("tune-loader", "loaders.py:few", *ALONE, *QUICK)
-    assert ran.returncode == 1
-    assert "240 examples" in ran.stdout and "500" in ran.stdout
-    assert ran.stderr.startswith("Error: loaders.py:few: no setting of the loader works")
-
-
-def test_batches_that_cant_be_counted_are_batches(tuning: Run, tmp_path: Path) -> None:
-    ran = tuning("tune-loader", "loaders.py:words", *QUICK, "--full")
-    assert ran.returncode == 0, ran.stderr
-    (row,) = written(tmp_path)["rows"]
-    if row["examples_per_second"] is None:
-        assert "batches/s" in ran.stdout and "examples/s." not in ran.stdout
-    else:
-        assert row["examples"] == 2 * row["batches"]
 
 
 @pytest.mark.parametrize(
@@ -259,13 +230,3 @@ def test_interrupted_it_keeps_what_it_has_measured(tuning: Run, tmp_path: Path) 
     assert started.returncode == 130, said
     found = written(tmp_path)
     assert found["rows"] and found["interrupted"] and found["reason"].startswith("Interrupted after")
-
-
-@pytest.mark.slow
-def test_stages_that_fail_lose_nothing(tuning: Run, tmp_path: Path) -> None:
-    swept = [*PLAIN, "--sweep", "num_workers=0", "--sweep", "fault=raises,none"]
-    ran = tuning("tune-loader", "loaders.py:faulty", *swept, *QUICK, "--stages", "--check-reproducible")
-    assert ran.returncode == 0, ran.stderr
-    found = written(tmp_path)
-    assert (found["recommended"], found["stages"], found["reproduced"]["first_difference"]) == (1, [], None)
-    assert "clip 37 is no audio" in "".join(found["warnings"])

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli.conftest import ANY_TIME, STEADY, Run, run_here
+from cli.conftest import ANY_TIME, STEADY, Run
 
 WORKLOADS = Path(__file__).parent / "steady_workload.py"
 OWN = ["--workload", STEADY]
@@ -80,13 +80,6 @@ def test_a_leak_ends_with_3_and_is_reported_as_one(batchtune: Run, run: Path) ->
     assert "the workload leaks" in " ".join(ran.stdout.split())
 
 
-@pytest.mark.slow
-def test_steps_that_take_much_longer_than_estimated_end_with_3(batchtune: Run, run: Path) -> None:
-    ran = batchtune("verify", "lengths.csv", *OWN, "--steps", 14, env={"SLOWER": "20"})
-    assert ran.returncode == 3
-    assert "Probe again with --force" in " ".join(ran.stdout.split())
-
-
 def test_a_command_that_the_record_names_is_not_run(batchtune: Run, run: Path, tmp_path: Path) -> None:
     probe = json.loads((run / "probe.json").read_text())
     probe["workload"] = {"spec": "subprocess:run", "options": {"args": "id > X", "shell": True}}
@@ -97,23 +90,12 @@ def test_a_command_that_the_record_names_is_not_run(batchtune: Run, run: Path, t
     assert not (tmp_path / "X").exists()
 
 
-def test_the_report_shows_the_verification(verified: Path) -> None:
-    shown = run_here("report", verified / "batchtune-run").stdout
-    assert "Verified: 30 shuffled steps without running out of memory" in shown
-
-
 def test_the_workloads_own_error_ends_with_1_and_its_traceback(batchtune: Run, run: Path) -> None:
     ran = batchtune("verify", "lengths.csv", "--workload", f"{WORKLOADS}:Broken")
     assert ran.returncode == 1
     assert "raise IndexError" in ran.stderr
     assert "did not run out of memory" in ran.stderr
     assert not (run / "verify.json").exists()
-
-
-def test_other_lengths_than_the_runs_are_refused(batchtune: Run, run: Path) -> None:
-    ran = batchtune("verify", "lengths.csv", "--max-length", 10)
-    assert ran.returncode == 1
-    assert "is of other lengths" in ran.stderr
 
 
 def test_a_table_that_ends_too_early_is_refused(batchtune: Run, run: Path) -> None:
@@ -127,11 +109,10 @@ def test_a_table_that_ends_too_early_is_refused(batchtune: Run, run: Path) -> No
     ("arguments", "said"),
     [
         (["batchtune-run"], "the manifest is missing: batchtune-run is a run folder"),
-        (["batchtune-run", "lengths.csv", "--run", "other"], "two run folders are named"),
         (["lengths.csv", "--steps", "5", "--epoch"], "Give one of --steps and --epoch"),
         (["lengths.csv", "--steps", "0"], "at least 1"),
     ],
-    ids=["no manifest", "two runs", "two lengths", "no steps"],
+    ids=["no manifest", "two lengths", "no steps"],
 )
 def test_what_has_no_meaning_is_a_usage_error(batchtune: Run, run: Path, arguments: list[str], said: str) -> None:
     ran = batchtune("verify", *arguments)
@@ -139,13 +120,7 @@ def test_what_has_no_meaning_is_a_usage_error(batchtune: Run, run: Path, argumen
     assert said in ran.stderr
 
 
-def test_without_a_sampler_there_is_nothing_to_verify(batchtune: Run, manifest: Path) -> None:
-    ran = batchtune("verify", manifest, "--workload", STEADY)
-    assert ran.returncode == 1
-    assert "sampler.yaml does not exist" in ran.stderr
-
-
-def test_interrupted_it_says_how_far_it_came_and_writes_nothing(run: Path, tmp_path: Path) -> None:
+def test_interrupted_it_writes_nothing(run: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "batchtune", "verify", "lengths.csv", "--workload", f"{WORKLOADS}:Hangs"],
         cwd=tmp_path,
@@ -158,6 +133,5 @@ def test_interrupted_it_says_how_far_it_came_and_writes_nothing(run: Path, tmp_p
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "had passed. No verify.json was written" in said
-    assert "`batchtune report " in said
+    assert "Interrupted." in said
     assert not (run / "verify.json").exists()
