@@ -19,15 +19,19 @@ __all__ = ["FRAMEWORKS", "Export", "Tuned", "configs_of", "export_of"]
 # Name of --to → the module with it in `EXPORTS`, imported when needed.
 _MODULES = {
     "speechbrain": "speechbrain",
-    "nemo": "nemo",
+    "nemo": "lhotse",
     "lhotse": "lhotse",
-    "espnet": "espnet",
-    "fairseq": "fairseq",
-    **dict.fromkeys(("transformers", "accelerate", "lightning", "pytorch"), "own"),
-    "speechbrain-stream": "speechbrain_stream",
-    **dict.fromkeys(("webdataset", "hf-streaming"), "own"),
+    "espnet": "cutting",
+    "fairseq": "cutting",
+    "transformers": "own",
+    "accelerate": "own",
+    "lightning": "own",
+    "pytorch": "own",
+    "speechbrain-stream": "speechbrain",
+    "webdataset": "own",
+    "hf-streaming": "own",
     "lhotse-shar": "lhotse",
-    "nemo-tarred": "nemo",
+    "nemo-tarred": "lhotse",
 }
 FRAMEWORKS: tuple[str, ...] = tuple(_MODULES)
 

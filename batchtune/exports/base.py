@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Generic, NamedTuple, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from batchtune.errors import ResultError
 from batchtune.results import (
@@ -26,13 +26,6 @@ from batchtune.results import (
 from batchtune.units import format_number, format_seconds
 
 AnyRow = TypeVar("AnyRow", Row, StreamRow)
-# Whether costs are times, and whether the cost is higher → the words for it.
-_COST_WORDS = {
-    (True, True): "more time",
-    (True, False): "less time",
-    (False, True): "more batches",
-    (False, False): "fewer batches",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +43,6 @@ class Tuned:
     stream_config: str = f"batchtune-run/{STREAM_CONFIG_FILE}"
 
     @property
-    def run(self) -> str:
-        """The path of the run folder."""
-        return str(PurePosixPath(self.config).parent)
-
-    @property
     def needed_sweep(self) -> Sweep:
         """The sweep, for an export of a bucket table; raises ResultError without one."""
         if self.sweep is None:
@@ -69,9 +57,10 @@ class Tuned:
         return self.stream
 
     def _lacks(self, file: str, command: str) -> ResultError:
+        run = str(PurePosixPath(self.config).parent)
         return ResultError(
-            f"{self.run} holds no {file}: nothing is recommended yet",
-            f"`batchtune {command} --run {shlex.quote(self.run)}` writes it.",
+            f"{run} holds no {file}: nothing is recommended yet",
+            f"`batchtune {command} --run {shlex.quote(run)}` writes it.",
         )
 
 
@@ -114,85 +103,75 @@ class Chosen(Generic[AnyRow]):
     remarks: tuple[str, ...] = ()
 
 
-@overload
-def recommended_row(sweep: Sweep) -> Row: ...
-@overload
-def recommended_row(sweep: StreamSweep) -> StreamRow: ...
-def recommended_row(sweep: Sweep | StreamSweep) -> Row | StreamRow:
+def recommended_row(sweep: Sweep | StreamSweep) -> Any:
     """Return the row that the sweep recommends; raise ResultError if it recommends nothing."""
     if sweep.recommended_row is None:
-        hints = {
-            Sweep: "Sweep other numbers of buckets with --num-buckets, or keep the fixed batch size.",
-            StreamSweep: "Sweep larger buffers, or keep the current settings.",
-        }
-        raise ResultError(f"The sweep recommends nothing: {sweep.reason}", hints[type(sweep)])
+        raise ResultError(
+            f"The sweep recommends nothing: {sweep.reason}",
+            "Sweep with other settings, such as --num-buckets or --buffer-size, or keep your current ones.",
+        )
     return sweep.recommended_row
 
 
 def choose_table(
     sweep: Sweep, framework: str, expresses: Callable[[Row], bool] = lambda row: True, why: str = ""
 ) -> Chosen[Row]:
-    """Choose the recommended row if it is a bucket table that the framework can express; else the best such table.
+    """Choose the best bucket table that the framework can express, as `_choose` does; `why` it can't express others.
 
     Only batchtune's own sampler runs pools: where they are recommended, the best table is the one that the sweep names
-    next to them. If the framework can't express that, prefer tables whose batch sizes are all proven, then the lowest
-    estimated time (number of batches, if a time is unknown), then the fewest buckets. `why` says why the framework
-    can't express others. Raises ResultError if the sweep recommends nothing, or holds no such table.
+    next to them.
+    """
+    next_best = None
+    if sweep.recommended_table is not None:
+        next_best = sweep.rows[sweep.recommended_table]
+    if recommended_row(sweep).pool_size is not None:
+        why = "only batchtune's own sampler runs pools"
+
+    def is_expressed(row: Row) -> bool:
+        return row.pool_size is None and expresses(row)
+
+    return _choose(sweep, framework, is_expressed, why, next_best)
+
+
+def choose_stream(sweep: StreamSweep, framework: str, *runs: Algorithm) -> Chosen[StreamRow]:
+    """Choose the best row of the algorithms that the framework runs, as `_choose` does."""
+    why = f"it runs the algorithm {' or '.join(runs)}"
+    return _choose(sweep, framework, lambda row: row.algorithm in runs, why, sweep.speechbrain_row)
+
+
+def _choose(
+    sweep: Sweep | StreamSweep, framework: str, expresses: Callable[[Any], bool], why: str, next_best: Any
+) -> Chosen[Any]:
+    """Choose the recommended row if the framework can express it, else the next best if it can express that.
+
+    If it can't, prefer rows whose batch sizes are all proven, then the lowest estimated time (number of batches, if a
+    time is unknown), then the fewest buckets or the smallest buffer. Raises ResultError if the sweep recommends
+    nothing, or holds no row that the framework can express.
     """
     recommended = recommended_row(sweep)
-    timed = sweep.has_times
-    tables = [row for row in sweep.rows if row.pool_size is None]
-    remarks: list[str] = []
-    row: Row | None = recommended
-    if recommended.pool_size is not None:
-        row = None
-        if sweep.recommended_table is not None:
-            row = sweep.rows[sweep.recommended_table]
-        remarks.append(f"batchtune recommends {_described(recommended)}, which only its own sampler runs")
-    if row is not None and not expresses(row):
-        which = "batchtune recommends" if row is recommended else "the best table is"
-        remarks.append(f"{which} {_described(row)}, which {framework} can't express: {why}")
-        row = None
-    expressed = list(filter(expresses, tables))
-    if not expressed:
-        reason = why if tables else "all of them are pools"
-        raise ResultError(
-            f"The sweep holds no row that {framework} can express: {reason}",
-            "Sweep again with all strategies, without --strategy.",
-        )
-    if row is None:
-        row = min(
-            expressed, key=lambda row: (bool(row.unproven), cost_of(row, timed=timed) or 0.0, len(row.boundaries))
-        )
-    if not remarks:
-        return Chosen(row)
-    return Chosen(row, ("; ".join([*remarks, _this_instead(row, recommended, timed=timed)]),))
-
-
-def choose_stream(sweep: StreamSweep, who: str, *runs: Algorithm) -> Chosen[StreamRow]:
-    """Choose the recommended row if `who` runs its algorithm; else the best row of the algorithms that it runs.
-
-    For SpeechBrain's own algorithm, that is the row that the sweep names. For others, prefer rows whose batches are all
-    proven, then the lowest estimated time (number of batches, if a time is unknown), then the smallest buffer. Raises
-    ResultError if the sweep recommends nothing, or holds no such row.
-    """
-    recommended = recommended_row(sweep)
-    timed = sweep.has_times
-    rows = [row for row in sweep.rows if row.algorithm in runs]
-    if not rows:
-        raise ResultError(
-            f"The sweep of the stream holds no row that {who} can run (algorithm {' or '.join(runs)})",
-            "Sweep again with all algorithms: `batchtune sweep-stream`.",
-        )
-    if recommended.algorithm in runs:
+    if expresses(recommended):
         return Chosen(recommended)
-    row = None
-    if all(row.by_speechbrain for row in rows):
-        row = sweep.speechbrain_row
-    if row is None:
-        row = min(rows, key=lambda row: (bool(row.unproven), cost_of(row, timed=timed) or 0.0, row.buffer_size))
-    instead = _this_instead(row, recommended, timed=timed)
-    return Chosen(row, (f"batchtune recommends {_described(recommended)}, which {who} does not run; {instead}",))
+    expressed = [row for row in sweep.rows if expresses(row)]
+    if not expressed:
+        raise ResultError(
+            f"The sweep holds no row that {framework} can express: {why}",
+            "Sweep again with all strategies and algorithms.",
+        )
+    timed = sweep.has_times
+
+    def preference(row: Row | StreamRow) -> tuple[bool, float, int]:
+        size = row.buffer_size if isinstance(row, StreamRow) else len(row.boundaries)
+        return bool(row.unproven), cost_of(row, timed=timed) or 0.0, size
+
+    row = min(expressed, key=preference)
+    if next_best is not None and expresses(next_best):
+        row = next_best
+    more = (cost_of(row, timed=timed) or 0.0) / (cost_of(recommended, timed=timed) or 1.0) - 1
+    remark = (
+        f"batchtune recommends {_described(recommended)}, which {framework} can't express: {why}; this is "
+        f"{_described(row)}, {more:+.1%} {'time' if timed else 'batches'}"
+    )
+    return Chosen(row, (remark,))
 
 
 def batches_per_rank(row: StreamRow, sweep: StreamSweep) -> int:
@@ -202,21 +181,14 @@ def batches_per_rank(row: StreamRow, sweep: StreamSweep) -> int:
     return max(1, row.batches // sweep.world_size)
 
 
-def _this_instead(row: Row | StreamRow, recommended: Row | StreamRow, *, timed: bool) -> str:
-    """Say what a row is, and what it costs more than the recommended one."""
-    ours = cost_of(recommended, timed=timed)
-    instead = cost_of(row, timed=timed)
-    more = 0.0
-    if ours and instead is not None:
-        more = instead / ours - 1
-    words = _COST_WORDS[timed, more >= 0]
-    return f"this is {_described(row)}, {abs(more):.1%} {words}"
+def row_name(row: Row | StreamRow) -> str:
+    """Return a row's name in sentences, and where a table's batch sizes come from."""
+    return row.sized_name if isinstance(row, Row) else row.name
 
 
 def _described(row: Row | StreamRow) -> str:
     """Return a row's name and what an epoch costs: `bucket with a buffer of 1024 (120 batches, 3 s an epoch)`."""
-    name = row.sized_name if isinstance(row, Row) else row.name
     cost = f"{format_number(row.batches)} batches"
     if row.estimated_epoch_seconds:
         cost += f", {format_seconds(row.estimated_epoch_seconds)} an epoch"
-    return f"{name} ({cost})"
+    return f"{row_name(row)} ({cost})"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 
 from batchtune.configs import parse_yaml, plain_value, read_text
 from batchtune.epochs.table import BucketTable
@@ -37,7 +36,7 @@ from batchtune.results import (
 OWN_STREAM = "batchtune.BucketedStream"
 
 _HEADERS = Path(__file__).parent / "templates" / "headers"
-_LISTS = {"bucket_boundaries", "bucket_batch_sizes"}
+_LISTS = ("bucket_boundaries", "bucket_batch_sizes")
 
 
 def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
@@ -66,29 +65,29 @@ def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
 def render_sampler_yaml(config: SamplerConfig) -> str:
     """Return the config as YAML; the same config gives the same bytes, and reading gives the same config."""
     document = msgspec.to_builtins(config)
-    of_pools = {name: document.pop(name) for name in ("sampler", "pool_size", "batch_overhead")}
-    if config.pool_size is None:  # a table's file is as it always was
-        return _render_yaml(document, "sampler")
-    first = {name: document.pop(name) for name in ("format", "version")}
-    return _render_yaml({**first, **of_pools, **document}, "sampler-pooled")
+    if config.pool_size is not None:
+        return _render_yaml(document, "sampler-pooled")
+    for name in ("sampler", "pool_size", "batch_overhead"):
+        del document[name]
+    return _render_yaml(document, "sampler")
 
 
 def read_sampler_yaml(path: Path) -> SamplerConfig:
     """Read and check a `sampler.yaml`; raises ResultError as `_read_config` does."""
+    return _read_config(path, SamplerConfig, SAMPLER_FILE, "sweep-buckets", _check_sampler)
 
-    def check(config: SamplerConfig) -> None:
-        sizes = config.bucket_batch_sizes
-        if config.sampler == "pooled" and config.pool_size is None:
-            raise ValueError("sampler is pooled, but pool_size is missing")
-        for name in ("pool_size", "batch_overhead"):
-            if config.sampler != "pooled" and getattr(config, name) is not None:
-                raise ValueError(f"{name} belongs to the sampler pooled, but sampler is {config.sampler}")
-        if config.num_buckets != len(sizes):
-            raise ValueError(f"num_buckets is {config.num_buckets}, but the table's is {len(sizes)}")
-        if config.max_batch_size != max(sizes):
-            raise ValueError(f"max_batch_size is {config.max_batch_size}, but the table's is {max(sizes)}")
 
-    return _read_config(path, SamplerConfig, SAMPLER_FILE, "sweep-buckets", check)
+def _check_sampler(config: SamplerConfig) -> None:
+    """Raise ValueError if fields contradict each other."""
+    sizes = config.bucket_batch_sizes
+    if config.num_buckets != len(sizes):
+        raise ValueError(f"num_buckets is {config.num_buckets}, but the table's is {len(sizes)}")
+    if config.max_batch_size != max(sizes):
+        raise ValueError(f"max_batch_size is {config.max_batch_size}, but the table's is {max(sizes)}")
+    if (config.sampler == "pooled") != (config.pool_size is not None):
+        raise ValueError(f"sampler is {config.sampler}, but pool_size is {config.pool_size}")
+    if config.batch_overhead is not None and config.sampler != "pooled":
+        raise ValueError(f"batch_overhead belongs to the sampler pooled, but sampler is {config.sampler}")
 
 
 def stream_config(stream: StreamSweep, probe: Probe | None = None) -> StreamConfig:
@@ -120,12 +119,12 @@ def render_stream_yaml(config: StreamConfig) -> str:
 
 def read_stream_yaml(path: Path) -> StreamConfig:
     """Read and check a `stream.yaml`; raises ResultError as `_read_config` does."""
+    return _read_config(path, StreamConfig, STREAM_CONFIG_FILE, "sweep-stream", _check_stream)
 
-    def check(config: StreamConfig) -> None:
-        if config.max_padding_ratio is not None and config.algorithm != "pivot":
-            raise ValueError(f"max_padding_ratio belongs to the algorithm pivot, but algorithm is {config.algorithm}")
 
-    return _read_config(path, StreamConfig, STREAM_CONFIG_FILE, "sweep-stream", check)
+def _check_stream(config: StreamConfig) -> None:
+    if config.max_padding_ratio is not None and config.algorithm != "pivot":
+        raise ValueError(f"max_padding_ratio belongs to the algorithm pivot, but algorithm is {config.algorithm}")
 
 
 def loader_config(tuning: LoaderTuning) -> LoaderConfig:
@@ -179,54 +178,40 @@ def _evidence_of(sweep: Sweep | StreamSweep, row: Row | StreamRow, probe: Probe 
 
 
 def _render_yaml(document: dict[str, Any], header: str) -> str:
-    """Return a config's fields as YAML below the header of that name, with lists on as few lines as are readable."""
+    """Return a config's fields as YAML below the header of that name, in ASCII, long lists on several lines."""
     from ruamel.yaml import YAML
     from ruamel.yaml.comments import CommentedSeq
     from ruamel.yaml.representer import RoundTripRepresenter
 
     class Representer(RoundTripRepresenter):
-        """Writes values where YAML leaves a choice."""
+        """Writes null as a word, and 1e-05 as 1.0e-05, which readers of YAML 1.1, too, take for a number."""
 
         def write_none(self, _: None) -> Any:
             return self.represent_scalar("tag:yaml.org,2002:null", "null")
 
         def write_float(self, value: float) -> Any:
-            # 1e-05 as 1.0e-05, which readers of YAML 1.1, too, take for a number.
             text = repr(value)
             if "." not in text:
                 text = text.replace("e", ".0e")
             return self.represent_scalar("tag:yaml.org,2002:float", text)
 
-        def write_text(self, value: str) -> Any:
-            # Not all line breaks and control characters survive in plain or single quotes (U+0085).
-            style = None if value.isprintable() else '"'
-            return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
     Representer.add_representer(type(None), Representer.write_none)
     Representer.add_representer(float, Representer.write_float)
-    Representer.add_representer(str, Representer.write_text)
-    for name in document.keys() & _LISTS:
+    for name in document.keys() & set(_LISTS):
         document[name] = CommentedSeq(document[name])
         document[name].fa.set_flow_style()
     yaml = YAML()
     yaml.Representer = Representer
+    yaml.allow_unicode = False
     # Long lines first, for the lists to be broken below: YAML's own breaks leave spaces at the ends of lines.
     yaml.width = sys.maxsize
     stream = io.StringIO()
     yaml.dump(document, stream)
-    list_starts = tuple(f"{name}: [" for name in _LISTS)
-    text = (_HEADERS / f"{header}.txt").read_text(encoding="utf-8")
-    for line in stream.getvalue().removesuffix("\n").split("\n"):
-        escaped = "".join(map(_escaped, line))
-        text += broken(escaped, indent=2) if line.startswith(list_starts) else f"{escaped}\n"
-    return text
-
-
-def _escaped(character: str) -> str:
-    """Return an escape for a character that isn't printable, which stands in double quotes, where YAML reads it."""
-    if character.isprintable():
-        return character
-    return f"\\U{ord(character):08x}"
+    lines = [(_HEADERS / f"{header}.txt").read_text(encoding="utf-8")]
+    for line in stream.getvalue().splitlines():
+        is_list = line.startswith(_LISTS)
+        lines.append(f"{broken(line, '  ') if is_list else line}\n")
+    return "".join(lines)
 
 
 AnyConfig = TypeVar("AnyConfig", SamplerConfig, StreamConfig)
@@ -242,33 +227,26 @@ def _read_config(
     """
     if not path.exists():
         raise ResultError(f"{path} does not exist", f"`batchtune {command}` writes it.")
-    document = plain_value(
-        parse_yaml(read_text(path, str(path), f"Create it again with `batchtune {command}`."), str(path))
-    )
-    declared = document.get("format") if isinstance(document, dict) else None
+    again = f"Fix it, or create it again with `batchtune {command}`."
+    document = plain_value(parse_yaml(read_text(path, str(path), again), str(path)))
+    header = document if isinstance(document, dict) else {}
+    declared = header.get("format")
     if declared != kind.FORMAT:
-        if declared is None:
-            problem = "has no format"
-        elif isinstance(declared, str):
-            problem = f"has the format {declared[:60]!r}"
-        else:
-            problem = "has a format that is no name"
+        named = declared if isinstance(declared, str) else None  # aliases may make the text of a list endless
         raise ResultError(
-            f"{path} {problem}; a file of the format {kind.FORMAT!r} is needed here",
+            f"{path} has the format {shortened(named)}; a file of the format {kind.FORMAT!r} is needed here",
             f"Give the {name} that `batchtune {command}` wrote.",
         )
-    version = document.get("version")
+    version = header.get("version")
     if isinstance(version, int) and version > kind.VERSION:
         raise ResultError(
-            f"{path} has version {version} of {shortened(declared)}; this batchtune knows versions up to "
-            f"{kind.VERSION}",
+            f"{path} has version {version} of {declared}; this batchtune knows versions up to {kind.VERSION}",
             "Install a newer batchtune.",
         )
     try:
         config = msgspec.convert(document, type=kind)
-        BucketTable(np.array(config.bucket_boundaries), np.array(config.bucket_batch_sizes))
+        BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes)
         check(config)
     except ValueError as error:  # msgspec's own, too
-        fix = f"Fix the field, or create the file again with `batchtune {command}`."
-        raise ResultError(f"{path} is damaged: {error}", fix) from error
+        raise ResultError(f"{path} is damaged: {error}", again) from error
     return config

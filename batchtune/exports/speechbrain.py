@@ -1,242 +1,328 @@
-"""SpeechBrain's DynamicBatchSampler: the block of a recipe's YAML, or a recipe with the numbers patched in."""
+"""SpeechBrain's DynamicBatchSampler and dynamic_bucketed_batch: a config or code to paste, or a patched recipe."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-
-from batchtune.configs import BUCKETS, LIMITS, OLD_RULES, Block
-from batchtune.epochs.samplers import speechbrain_boundaries
+from batchtune.configs import BUCKETS, LIMITS, STREAM_LIMITS, Block
 from batchtune.epochs.table import batch_sizes_for
 from batchtune.errors import ResultError
-from batchtune.exports.base import Chosen, Export, Patched, Tuned, choose_table, recommended_row
-from batchtune.exports.fields import LengthLimits, Loading, about_row, table_fields
-from batchtune.exports.patching import RecipePatch, block_to_patch
-from batchtune.exports.text import from_template, one_line
-from batchtune.results import Row, Sweep, unproven_sizes
-from batchtune.units import counted, format_number
+from batchtune.exports.base import (
+    Chosen,
+    Export,
+    Patched,
+    Tuned,
+    batches_per_rank,
+    choose_stream,
+    choose_table,
+    recommended_row,
+    row_name,
+)
+from batchtune.exports.fields import LengthLimits, stream_fields, table_fields
+from batchtune.exports.patching import RecipePatch, Value
+from batchtune.exports.text import from_template, number
+from batchtune.results import Row, StreamRow, StreamSweep, Sweep, unproven_sizes
+from batchtune.units import PER_SECOND, counts_samples, format_number
 
-_PASTE_IN = "`batchtune export --to speechbrain` writes a block to paste in by hand."
-# Settings of old recipes, whose train.py picks each by its name: it can't be given new ones.
-_BY_NAME = ("max_batch_len", "shuffle_ex", "max_batch_len_val")
+_PASTE_IN = "`batchtune export --to {}` writes it to paste in by hand."
+# Settings of recipes before SpeechBrain 1.0, whose train.py picks each by its name and knows no bucket_boundaries.
+_OLD_NAMES = ("max_batch_len", "shuffle_ex", "max_batch_len_val")
+# Unit → samples of audio, by the constant SAMPLE_RATE.
+_SAMPLES: dict[str | None, str] = {"s": "{} * SAMPLE_RATE", "ms": "{} * SAMPLE_RATE / 1000"}
+_SAMPLER = "sampler_kwargs"
+_EPOCH = "looped_nominal_epoch"
 
 
-def _derived_sizes(sweep: Sweep, boundaries: Sequence[float], cap: int | None) -> list[int]:
+def _derived_sizes(sweep: Sweep, row: Row, cap: int | None) -> list[int]:
     """Return SpeechBrain's batch sizes: min(cap, max(1, int(max_batch_length / boundary)))."""
-    sizes: list[int] = batch_sizes_for(np.asarray(boundaries), sweep.max_batch_length, cap).tolist()
+    sizes: list[int] = batch_sizes_for(row.boundaries, sweep.max_batch_length, cap).tolist()
     return sizes
 
 
-def _table_row(sweep: Sweep) -> Chosen[Row]:
+def _chosen_table(sweep: Sweep) -> Chosen[Row]:
     """Choose the best row that `bucket_boundaries` and `max_batch_length` express; raise ResultError without one."""
     cap = sweep.settings.get("max_batch_size")
     return choose_table(
         sweep,
         "SpeechBrain",
-        lambda row: row.batch_sizes == _derived_sizes(sweep, row.boundaries, cap),
+        lambda row: row.batch_sizes == _derived_sizes(sweep, row, cap),
         "SpeechBrain derives each batch size from max_batch_length and the bucket's boundary",
-    )
-
-
-def _plain_row(sweep: Sweep) -> Chosen[Row]:
-    """Choose the best row that `num_buckets` and `max_batch_length` express; raise ResultError without one."""
-    cap = sweep.settings.get("max_batch_size")
-
-    def expresses(row: Row) -> bool:
-        own = speechbrain_boundaries(row.num_buckets, sweep.max_batch_length).tolist()
-        return own == row.boundaries and row.batch_sizes == _derived_sizes(sweep, own, cap)
-
-    return choose_table(
-        sweep,
-        "SpeechBrain with num_buckets",
-        expresses,
-        "num_buckets makes SpeechBrain choose the boundaries, which only rows of the strategy speechbrain have",
     )
 
 
 def _needed_cap(sweep: Sweep, row: Row) -> int | None:
     """Return the `max_batch_ex` that a row needs for its batch sizes; None if it needs none."""
-    needs = _derived_sizes(sweep, row.boundaries, None) != row.batch_sizes
-    return sweep.settings.get("max_batch_size") if needs else None
+    if row.batch_sizes == _derived_sizes(sweep, row, None):
+        return None
+    cap: int | None = sweep.settings.get("max_batch_size")
+    return cap
 
 
-def _comment_fields(sweep: Sweep) -> dict[str, Any]:
-    """Return what comments say of lengths and of how train.py leaves out what was left out at tuning.
+def _length_key(sweep: Sweep) -> str:
+    """Return what recipes' data sets call a length."""
+    return "duration" if sweep.lengths.unit in ("s", "ms") else "LENGTH"
+
+
+def _leaving_out(sweep: Sweep) -> str | None:
+    """Return the call that leaves out in train.py what was left out at tuning; None if nothing was.
 
     Source: `speechbrain.dataio.dataset.DynamicItemDataset.filtered_sorted`, SpeechBrain 1.1, whose limits are
     inclusive; recipes pass `avoid_if_longer_than` to it where `sorting` is ascending or descending.
     """
-    unit = sweep.lengths.unit
     limits = LengthLimits.of(sweep)
-    bounds = limits.scaled(0.001) if unit == "ms" else limits
-    ends = (("key_min_value", bounds.shortest), ("key_max_value", bounds.longest))
-    return {
-        "unit": unit,
-        "limits": limits,
-        "ends": [(name, limit) for name, limit in ends if limit is not None],
-        # Recipes' data sets call a length in seconds so.
-        "length_key": "duration" if unit in ("s", "ms") else "LENGTH",
-    }
+    if sweep.lengths.unit == "ms":
+        limits = limits.scaled(0.001)
+    given = limits.named("key_min_value", "key_max_value").items()
+    if not given:
+        return None
+    arguments = ", ".join(f'{name}={{"{_length_key(sweep)}": {number(limit)}}}' for name, limit in given)
+    return f"train_data = train_data.filtered_sorted({arguments})"
 
 
-def render(tuned: Tuned) -> str:
+def _counting(unit: str | None) -> str:
+    """Say what the recipe's length function must return."""
+    if unit == "s":
+        return "Lengths are seconds, as recipes' length_func returns them"
+    what = unit or "lengths in the unit that was tuned with"
+    text = f"length_func must return {what}; most recipes' returns seconds"
+    if unit == "ms":
+        text += ", for example x['duration'] * 1000"
+    return text
+
+
+def _render_sampler(tuned: Tuned) -> str:
     """Return the block that recipes call `dynamic_batch_sampler`, ready to paste.
 
-    The keys are those of the constructor of `speechbrain.dataio.sampler.DynamicBatchSampler`, SpeechBrain 1.0 and 1.1;
-    what older recipes call them is what their YAML files, up to 2023, have. The form with `num_buckets` follows as
-    comments. Raises ResultError if nothing is recommended, or no row can be expressed.
+    The keys are those of the constructor of `speechbrain.dataio.sampler.DynamicBatchSampler`, SpeechBrain 1.0 and 1.1.
+    Raises ResultError if nothing is recommended, or no row can be expressed.
     """
     sweep = tuned.needed_sweep
-    chosen = _table_row(sweep)
+    chosen = _chosen_table(sweep)
     recommended = recommended_row(sweep)
-    try:
-        plain = _plain_row(sweep).row
-    except ResultError:
-        plain = None
-    loading = Loading.of(tuned)
     return from_template(
         "speechbrain.yaml.j2",
-        **{**table_fields(chosen, tuned, "SpeechBrain"), **_comment_fields(sweep), "workers": loading.workers},
-        indent="",
+        **table_fields(chosen, tuned, ("num_workers",)),
+        counting=_counting(sweep.lengths.unit),
+        leaving_out=_leaving_out(sweep),
         cap=_needed_cap(sweep, chosen.row),
         max_batch_length=sweep.max_batch_length,
-        plain=plain,
-        about_plain="" if plain is None else about_row(plain, sweep),
-        plain_cap=None if plain is None else _needed_cap(sweep, plain),
-        pools=recommended.sized_name if recommended.pool_size is not None else None,
+        pools=row_name(recommended) if recommended.pool_size is not None else None,
+        length_key=_length_key(sweep),
         config=tuned.config,
-        options={name: value for name, value in loading.arguments.items() if name != "num_workers"},
     )
 
 
 def patch_speechbrain(text: str, tuned: Tuned, *, key_path: str | None = None, name: str = "the file") -> Patched:
     """Put the recommended numbers into the settings of a recipe's DynamicBatchSampler.
 
-    - The table goes to `max_batch_length` and `bucket_boundaries`, which replaces `num_buckets`. If the block has the
-      names of old recipes (`max_batch_len`, `shuffle_ex`), whose train.py knows no `bucket_boundaries`, `num_buckets`
-      is set to that of the best row that it can express, and a comment says so.
-    - The user's own `max_batch_ex` is kept if it makes batches smaller, and a note says what it costs. It is added or
-      lowered if batches would otherwise be larger than those that were swept (--max-batch-size).
-    - A value `!ref <key>` is changed at that key if nothing else in the file refers to it; otherwise the number
-      replaces the reference. An alias is replaced by the number.
-    - The layout may change; comments, tags and all other values stay.
-    - A comment is added if the lengths are not seconds, which recipes' length functions return, and if examples were
-      left out at tuning.
+    - The table goes to `max_batch_length` and `bucket_boundaries`, which replaces `num_buckets`.
+    - The user's own `max_batch_ex` is kept if it makes batches smaller. It is added or lowered if batches would
+      otherwise be larger than those that were swept (--max-batch-size).
+    - A number takes the place of a reference or an alias.
 
     `key_path` leads to the settings, with dots between keys; without it `Recipe.training_block` finds them. `name`
     is what messages call the file.
 
     Raises:
-        ResultError: The file is not YAML, has no such block or several, shares it with something else, or has the
-            values in a form that can't be changed; or no row can be expressed.
+        ResultError: The file is not YAML, has no such block or several, shares it with something else, has the names
+            of SpeechBrain before 1.0, or the values in a form that can't be changed; or no row can be expressed.
     """
-    patch = RecipePatch(text, one_line(name), _PASTE_IN)
-    block = _block_of(patch, key_path)
+    patch = RecipePatch(text, name, _PASTE_IN.format("speechbrain"))
+    block = _sampler_block(patch, key_path)
     sweep = tuned.needed_sweep
-    _refuse_block(patch, block, sweep.lengths.unit)
-    settings = block.settings
-    plain = any(key in settings for key in _BY_NAME) and "bucket_boundaries" not in settings
-    chosen = _plain_row(sweep) if plain else _table_row(sweep)
-    limit = next((key for key in LIMITS if key in settings), LIMITS[0])
-    cap, notes = _patched_cap(patch, block, chosen.row, tuned)
+    unit = sweep.lengths.unit
+    if "feats_hop_size" in block.settings and unit != "frames":
+        raise patch.recipe.wrong(
+            block.settings["feats_hop_size"],
+            f"lengths are frames here (feats_hop_size), but {unit or 'an unknown unit'} in the sweep",
+            "Sweep again with lengths in frames: --length-scale 100 --unit frames for seconds and a hop of 0.01 s.",
+        )
+    chosen = _chosen_table(sweep)
+    row = chosen.row
+    limit = LIMITS[0]
+    notes = _put_cap(patch, block, sweep, row)
     patch.put(block, limit, sweep.max_batch_length, before=limit)
-    if plain:
-        patch.put(block, "num_buckets", chosen.row.num_buckets, before=limit)
-    else:
-        boundaries = list(chosen.row.boundaries)
-        patch.put(block, "bucket_boundaries", boundaries, before=limit, replaces="num_buckets")
-    if cap is not None:
-        patch.put(block, "max_batch_ex", cap, before=limit)
-    limits = LengthLimits.of(sweep)
-    notes += [f"{remark}." for remark in (*chosen.remarks, *limits.left_out)]
-    if limits:
-        notes.append("train.py must leave them out, too: the comment in the file says how.")
-    fields = {
-        **_comment_fields(sweep),
-        "counts": sweep.lengths.unit not in ("s", None) and "feats_hop_size" not in settings,
-        "plain": plain,
-        "remarks": chosen.remarks,
-        "unproven": unproven_sizes(chosen.row),
-    }
-    patch.comment(block, limit, lambda indent: from_template("speechbrain-patch.j2", indent=indent, **fields))
-    return Patched(patch.result(), tuple(notes))
+    patch.put(block, "bucket_boundaries", list(row.boundaries), before=limit, replaces="num_buckets")
+    notes += [*chosen.remarks, *LengthLimits.of(sweep).left_out]
+    unproven = unproven_sizes(row)
+    if unproven is not None:
+        notes.append(f"{unproven}: `batchtune report` says why")
+    if unit not in ("s", None, "frames"):
+        notes.append(_counting(unit))
+    leaving_out = _leaving_out(sweep)
+    if leaving_out is not None:
+        notes.append(f"Leave them out in train.py, too: {leaving_out}")
+    return Patched(patch.result(), tuple(f"{note}." for note in notes))
 
 
-def _block_of(patch: RecipePatch, key_path: str | None) -> Block:
+def _sampler_block(patch: RecipePatch, key_path: str | None) -> Block:
     """Return the settings of the DynamicBatchSampler; raise ResultError without any."""
     recipe = patch.recipe
-    lacks = ResultError(f"{recipe.name} has no settings of a DynamicBatchSampler (max_batch_length)", _PASTE_IN)
-    block = block_to_patch(recipe, key_path, lambda: recipe.training_block("--key-path "), lacks)
+    problem = "has no settings of a DynamicBatchSampler (max_batch_length)"
+    block = recipe.training_block("--key-path ") if key_path is None else patch.block_at(key_path)
+    if block is None:
+        raise ResultError(f"{recipe.name} {problem}", patch.paste_in)
+    recipe.check_block(block)
+    old = [key for key in _OLD_NAMES if key in block.settings]
+    if old:
+        raise recipe.wrong(
+            block.settings[old[0]],
+            f"{old[0]} is of SpeechBrain before 1.0, whose recipes pass no bucket_boundaries on",
+            f"Pass all settings to DynamicBatchSampler in train.py. {patch.paste_in}",
+        )
     if not block.has_any((*LIMITS, *BUCKETS)):
-        problem = f"{block.path} holds no settings of a DynamicBatchSampler (max_batch_length)"
-        raise recipe.wrong(block.node, problem, _PASTE_IN)
+        raise recipe.wrong(block.node, f"{block.path} {problem}", patch.paste_in)
     return block
 
 
-def _refuse_block(patch: RecipePatch, block: Block, unit: str | None) -> None:
-    """Raise ResultError if the settings are of an old sampler, or count other things than the lengths do."""
-    settings = block.settings
-    old_rules = [key for key in OLD_RULES if key in settings]
-    if old_rules and not block.has_any(BUCKETS):
-        problem = f"{old_rules[0]} belongs to an old sampler of SpeechBrain, which takes no bucket table"
-        raise patch.recipe.wrong(settings[old_rules[0]], problem, _PASTE_IN)
-    if "feats_hop_size" in settings and unit != "frames":
-        raise patch.recipe.wrong(
-            settings["feats_hop_size"],
-            "max_batch_len counts frames here (feats_hop_size), but the lengths that were tuned with count "
-            f"{unit or 'an unknown unit'}",
-            "Sweep again with lengths in frames: --length-scale 100 --unit frames for seconds and a hop of 0.01 s.",
-        )
-
-
-def _patched_cap(patch: RecipePatch, block: Block, row: Row, tuned: Tuned) -> tuple[int | None, list[str]]:
-    """Return the `max_batch_ex` to write, None to leave it as it is, and full sentences on what it changes."""
-    sweep = tuned.needed_sweep
-    node = block.settings.get("max_batch_ex")
+def _put_cap(patch: RecipePatch, block: Block, sweep: Sweep, row: Row) -> list[str]:
+    """Put the `max_batch_ex` that the row needs, or keep a smaller one, and return what to say of it."""
     needed = _needed_cap(sweep, row)
-    if node is None:
-        return needed, []
-    try:
-        cap = patch.recipe.value(node)
-    except ResultError:
-        cap = node.value
-    if cap is None and needed is None:
-        return None, []
-    if not isinstance(cap, int) or cap is True or not 1 <= cap < 10**15:
-        text = one_line(str(node.value))[:60] or "empty"
-        note = (
-            f"Warning: max_batch_ex was {text!r}, which is not a number here; the largest batch size of the table "
-            "takes its place."
-        )
-        notes = [] if node.tag == "!PLACEHOLDER" else [note]
-        return needed or max(row.batch_sizes), notes
-    sizes = _derived_sizes(sweep, row.boundaries, cap)
-    if sizes == row.batch_sizes:
-        return None, []
-    if needed is not None and cap > needed:
-        lowered = f"max_batch_ex is lowered from {cap} to {needed}: the table was swept with --max-batch-size {needed}."
-        return needed, [lowered]
-    cut = sum(size < full for size, full in zip(sizes, row.batch_sizes, strict=True))
-    cost = ""
-    if row is sweep.recommended_row and len(sweep.buckets) == len(sizes):
-        capped = _batches(sweep, sizes)
-        full = _batches(sweep, row.batch_sizes)
-        cost = f": {format_number(capped)} batches an epoch instead of {format_number(full)}"
-    command = f"batchtune sweep-buckets MANIFEST --max-batch-size {cap} --run {shlex.quote(tuned.run)}"
-    kept = (
-        f"max_batch_ex: {cap} is kept. It cuts {cut} of {counted(len(sizes), 'batch size')}, the largest from "
-        f"{max(row.batch_sizes):,}{cost}. `{command}` finds the best table under it; for the "
-        "larger batches take it out. Then patch again."
+    cap = patch.number_at(block, "max_batch_ex") if "max_batch_ex" in block.settings else None
+    if needed is not None and (cap is None or cap > needed):
+        patch.put(block, "max_batch_ex", needed, before=LIMITS[0])
+    elif cap is not None and cap < max(row.batch_sizes):
+        return [f"max_batch_ex: {cap:g} is kept: batches only get smaller. --max-batch-size sweeps with it"]
+    return []
+
+
+def _chosen_stream(sweep: StreamSweep) -> Chosen[StreamRow]:
+    return choose_stream(sweep, "SpeechBrain's dynamic_bucketed_batch", "speechbrain")
+
+
+def _render_stream(tuned: Tuned) -> str:
+    """Return Python code that makes the loader, as in SpeechBrain's tutorial of WebDataset.
+
+    Source: `speechbrain.dataio.iterators.dynamic_bucketed_batch` and `.dataloader.make_dataloader`, SpeechBrain 1.1;
+    WebDataset 1.0.
+    """
+    sweep = tuned.needed_stream
+    chosen = _chosen_stream(sweep)
+    row = chosen.row
+    fields = stream_fields(chosen, tuned)
+    in_samples = _SAMPLES.get(sweep.lengths.unit, "{}")
+    limits = fields["limits"]
+    shortest = number(_least_counted(sweep, in_samples != "{}"))
+    if limits.shortest is not None:
+        shortest = in_samples.format(number(limits.shortest))
+    lengths = {"min_sample_len": shortest}
+    if limits.longest is not None:
+        lengths["max_sample_len"] = in_samples.format(number(limits.longest))
+    most = None
+    if row.max_batch_numel is not None:
+        most = in_samples.format(number(row.max_batch_numel))
+    return from_template(
+        "speechbrain_stream.py.j2",
+        rate=sweep.lengths.unit in _SAMPLES,
+        target=in_samples.format(number(row.target_batch_numel or 0.0)),
+        most=most,
+        sample_lengths=lengths,
+        **fields,
     )
-    return None, [kept]
 
 
-def _batches(sweep: Sweep, batch_sizes: Sequence[int]) -> int:
-    """Return the batches of an epoch with these batch sizes in the recommended buckets."""
-    return sum(-(-use.examples // size) for use, size in zip(sweep.buckets, batch_sizes, strict=True))
+def _least_counted(sweep: StreamSweep, in_samples: bool) -> float:
+    """Return the shortest length that is no empty example: one sample, token or millisecond; a part of a second."""
+    lengths = sweep.lengths
+    if in_samples or lengths.unit not in ("s", None):
+        return 1
+    return min(0.001, lengths.min)
+
+
+def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: str = "the file") -> Patched:
+    """Put the recommended numbers into the arguments of a recipe's `dynamic_bucketed_batch`.
+
+    - `target_batch_numel`, `max_batch_numel` and `max_padding_ratio` go to the mapping that has the first, such as
+      `sampler_kwargs`; a `max_batch_size` of the user's is kept.
+    - `buffersize`, and limits of lengths, go to the mapping around `sampler_kwargs`.
+    - `looped_nominal_epoch` is changed where the file has it; else a note names it.
+    - Where lengths are seconds, and the file's own limits count samples, numbers are multiplied by its `sample_rate`.
+
+    `key_path` says where the settings are, keys with dots between. `name` is what to call the file in messages.
+
+    Raises:
+        ResultError: The file is not YAML, has no such settings or several, shares them with something else, or has the
+            values in a form that can't be changed; or the sweep holds no row of this algorithm.
+    """
+    patch = RecipePatch(text, name, _PASTE_IN.format("speechbrain-stream"))
+    sweep = tuned.needed_stream
+    chosen = _chosen_stream(sweep)
+    row = chosen.row
+    limits = LengthLimits.of_stream(sweep)
+    block = _stream_block(patch, key_path)
+    rate = _rate(patch, block, sweep)
+    factor = 1.0
+    if rate is not None:
+        factor = rate / PER_SECOND[sweep.lengths.unit]
+
+    def scaled(length: float) -> float:
+        return float(f"{length * factor:.15g}")
+
+    sampler: dict[str, Value] = {
+        "target_batch_numel": scaled(row.target_batch_numel or 0.0),
+        "max_padding_ratio": row.max_padding_ratio,
+    }
+    if row.max_batch_numel is not None:
+        sampler["max_batch_numel"] = scaled(row.max_batch_numel)
+    if row.max_batch_size is not None:
+        sampler["max_batch_size"] = row.max_batch_size
+    for key, value in sampler.items():
+        patch.put(block, key, value, before=STREAM_LIMITS[0])
+    outer = block
+    if block.keys[-1:] == (_SAMPLER,):
+        outer = patch.block_at(".".join(block.keys[:-1]))
+    function: dict[str, Value] = {"buffersize": row.buffer_size}
+    # The user's own limits are kept, unless the sweep was given others.
+    given = LengthLimits.of(sweep)
+    if given.shortest is not None:
+        function["min_sample_len"] = scaled(given.shortest)
+    elif "min_sample_len" not in outer.settings:
+        function["min_sample_len"] = _least_counted(sweep, rate is not None)
+    if limits.longest is not None and (given.longest is not None or "max_sample_len" not in outer.settings):
+        function["max_sample_len"] = scaled(limits.longest)
+    for key, value in function.items():
+        patch.put(outer, key, value, before=_SAMPLER)
+    notes = [*chosen.remarks, *limits.left_out]
+    if rate is not None:
+        notes.append(f"The numels count samples, {format_number(rate)} a second (sample_rate)")
+    batches = batches_per_rank(row, sweep)
+    loader = patch.recipe.the_one_for_training(patch.recipe.blocks_with((_EPOCH,)), "--key-path ")
+    if loader is not None:
+        patch.put(loader, _EPOCH, batches, before=_EPOCH)
+    else:
+        notes.append(f"Give make_dataloader {_EPOCH}={batches}, the batches of an epoch on each rank")
+    return Patched(patch.result(), tuple(f"{note}." for note in notes))
+
+
+def _stream_block(patch: RecipePatch, key_path: str | None) -> Block:
+    """Return the mapping with the sampler's arguments; raise ResultError without one."""
+    recipe = patch.recipe
+    block = recipe.stream_block("--key-path ") if key_path is None else patch.block_at(key_path)
+    inner = None if block is None else recipe.block_at((*block.keys, _SAMPLER))
+    for found in (inner, block):
+        if found is not None and found.has_any(STREAM_LIMITS):
+            recipe.check_block(found)
+            return found
+    raise ResultError(
+        f"{recipe.name} has no settings of dynamic_bucketed_batch (target_batch_numel)",
+        patch.paste_in,
+    )
+
+
+def _rate(patch: RecipePatch, block: Block, sweep: StreamSweep) -> float | None:
+    """Return how many samples a second the file's limits count; None where they count what the sweep did."""
+    lengths = sweep.lengths
+    if lengths.unit not in PER_SECOND:
+        return None
+    limit = patch.number_at(block, STREAM_LIMITS[0]) or patch.number_at(block, STREAM_LIMITS[1])
+    if lengths.unit == "s" and limit is not None and not counts_samples(limit, lengths.max):
+        return None
+    rate = patch.number_at(block, "sample_rate")
+    if rate is None or rate <= 0:
+        raise ResultError(
+            f"{patch.recipe.name}: target_batch_numel counts samples, but the sweep counted {lengths.unit}, and the "
+            "file has no sample_rate",
+            "Add `sample_rate: 16000` at the top, with that of the audio.",
+        )
+    return rate
 
 
 EXPORTS = (
@@ -244,7 +330,14 @@ EXPORTS = (
         name="speechbrain",
         title="SpeechBrain",
         file="dynamic_batch_sampler.yaml",
-        render=render,
+        render=_render_sampler,
         patch=patch_speechbrain,
+    ),
+    Export(
+        name="speechbrain-stream",
+        title="SpeechBrain with WebDataset",
+        file="speechbrain_stream.py",
+        render=_render_stream,
+        patch=patch_stream,
     ),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
@@ -10,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from batchtune.errors import without_commands
-from batchtune.units import counted, format_length, format_number, format_seconds
+from batchtune.units import counted, format_length, format_number, format_seconds, with_full_stop
 
 _WIDTH = 100
 
@@ -21,18 +20,6 @@ def one_line(text: str) -> str:
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in without_commands(text)
     )
-
-
-def commented(sentences: Iterable[str], *, indent: str = "") -> str:
-    """Return sentences as `#` comments, each on lines of its own, with a full stop added if its end lacks one."""
-    lines: list[str] = []
-    for sentence in sentences:
-        text = one_line(sentence)
-        text = text if text.endswith((".", ":", "!", "?")) else f"{text}."
-        lines += textwrap.wrap(
-            text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ", break_on_hyphens=False
-        )
-    return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
 class Written(str):
@@ -51,10 +38,6 @@ def from_template(name: str, **values: Any) -> str:
 def _environment() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    def comments(text: str, indent: str = "") -> str:
-        paragraphs = (re.sub(r"\s*\n\s*", " ", part).strip() for part in text.split("\n\n"))
-        return commented(filter(None, paragraphs), indent=indent)
-
     environment = Environment(
         loader=PackageLoader("batchtune.exports"),
         undefined=StrictUndefined,
@@ -63,8 +46,8 @@ def _environment() -> Any:
         finalize=lambda value: one_line(value) if type(value) is str else value,
     )
     environment.filters.update(
-        comments=comments,
-        paragraphs=lambda sentences: Written("\n\n".join(map(one_line, sentences))),
+        comments=_comments,
+        paragraphs=_paragraphs,
         number=number,
         in_unit=format_length,
         thousands="{:,}".format,
@@ -72,17 +55,43 @@ def _environment() -> Any:
         compact=format_number,
         seconds=format_seconds,
         flow=flow_list,
-        broken=lambda line: Written(broken(line).rstrip("\n")),
-        literal=lambda text: Written(literal(text)),
-        python=lambda value: Written(repr(value).replace("'", '"')),
+        broken=broken,
+        literal=_literal,
     )
     return environment
 
 
-def literal(text: str) -> str:
-    """Return text as a Python literal in ASCII."""
-    plain = text.isascii() and text.isprintable() and '"' not in text and "\\" not in text
-    return f'"{text}"' if plain else ascii(text)
+def _comments(text: str) -> str:
+    """Return each paragraph of a text as a `#` comment."""
+    comments = []
+    for paragraph in text.split("\n\n"):
+        words = " ".join(paragraph.split())
+        if words:
+            comments += textwrap.wrap(
+                words if words.endswith(":") else with_full_stop(words),
+                _WIDTH,
+                initial_indent="# ",
+                subsequent_indent="# ",
+                break_on_hyphens=False,
+            )
+    return "".join(f"{line.rstrip()}\n" for line in comments)
+
+
+def _paragraphs(sentences: Iterable[str]) -> Written:
+    return Written("\n\n".join(map(one_line, sentences)))
+
+
+def broken(line: str, beneath: str = "    ") -> Written:
+    """Wrap a list's line between its entries; the next lines begin with `beneath`."""
+    return Written(
+        textwrap.fill(line, _WIDTH, subsequent_indent=beneath, break_long_words=False, break_on_hyphens=False)
+    )
+
+
+def _literal(value: object) -> Written:
+    """Return a text, number or truth value as a Python literal in ASCII."""
+    plain = isinstance(value, str) and value.isascii() and value.isprintable() and not {'"', "\\"} & set(value)
+    return Written(f'"{value}"' if plain else ascii(value))
 
 
 def number(value: float) -> str:
@@ -104,9 +113,3 @@ def list_of_texts(values: Sequence[float]) -> list[str]:
 def flow_list(values: Sequence[float]) -> str:
     """Write `[3.995, 5.825, 15.0]`."""
     return f"[{', '.join(list_of_texts(values))}]"
-
-
-def broken(line: str, *, indent: int = 4) -> str:
-    """Wrap a list's line between its entries, the next lines indented by `indent` more; ends with a line break."""
-    beneath = " " * (len(line) - len(line.lstrip()) + indent)
-    return textwrap.fill(line, _WIDTH, subsequent_indent=beneath, break_long_words=False, break_on_hyphens=False) + "\n"

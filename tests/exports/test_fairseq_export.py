@@ -116,14 +116,10 @@ def test_it_says_where_fairseq_stops() -> None:
 
 
 def test_the_rule_on_librispeech(samples: IntArray, librispeech: Sweep) -> None:
-    text = rendered(librispeech)
-    written = flags(text)
+    written = flags(rendered(librispeech))
     found = cut(samples, written["max-tokens"], written["batch-size"])
     assert max(size * longest for size, longest in found) <= 600 * RATE
     assert max(size for size, _ in found) <= 425
-    about = re.search(r"about ([\d,]+) an epoch", prose(text))
-    assert about is not None
-    assert int(about[1].replace(",", "")) == pytest.approx(len(found), rel=0.02)
 
 
 def test_the_real_batches_on_librispeech(samples: IntArray, librispeech: Sweep) -> None:

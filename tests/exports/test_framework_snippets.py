@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from batchtune import BucketBatchSampler, PooledBatchSampler, sampler_from_config
+from batchtune import sampler_from_config
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
@@ -183,18 +183,3 @@ def test_transformers(run: Snippet, hold: Hold, lengths: FloatArray, tmp_path: P
     )
     trainer.train()
     hold(trainer.model.seen)
-
-
-@pytest.mark.parametrize("framework", ["pytorch", "accelerate"])
-def test_the_loader_takes_the_manifest_that_was_tuned_on(
-    run: Snippet, lengths: FloatArray, tmp_path: Path, framework: str
-) -> None:
-    manifest = tmp_path / "train.csv"
-    manifest.write_text("id,duration\n" + "".join(f"{index},{value}\n" for index, value in enumerate(lengths.tolist())))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        names = run(framework)
-        loader = names["train_loader"](Examples(lengths.size), str(manifest), stacked, num_workers=0)
-    assert isinstance(loader, DataLoader)
-    assert isinstance(loader.batch_sampler, (BucketBatchSampler, PooledBatchSampler))
-    assert len(loader) == len(sampler_from_config(names["CONFIG"], lengths))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from real_lengths import librispeech_seconds, write_librispeech_cuts
+from real_lengths import librispeech_seconds
 from report_records import made_sweep
 
 from batchtune.buckets.sweep import sweep
@@ -21,9 +18,8 @@ from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
 from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
-from batchtune.exports.lhotse import in_seconds, least_buffer
+from batchtune.exports.lhotse import least_buffer
 from batchtune.lengths import Lengths
-from batchtune.manifests import load_lengths
 from batchtune.results import Row, Sweep
 
 EXPORT = export_of("lhotse")
@@ -124,24 +120,8 @@ def test_samples_and_frames_are_measured_as_such(unit: str, scale: int) -> None:
     )
 
 
-def test_in_seconds_takes_an_unknown_unit_for_seconds() -> None:
-    assert in_seconds([2.0], None, "X") == [2.0]
-    assert "taken to be seconds" in render(made_sweep(unit=None))
-
-
 def test_a_table_that_ends_before_the_longest_example_is_refused() -> None:
     result = with_row([1.0, 2.0], [3, 2])
     lengths = msgspec.structs.replace(result.lengths, max=2.5)
     with pytest.raises(ResultError, match=r"ends at 2, before the longest example of 2\.5"):
         render(msgspec.structs.replace(result, lengths=lengths))
-
-
-@pytest.mark.slow
-def test_the_file_counts_the_batches_of_a_manifest(tmp_path: Path) -> None:
-    pytest.importorskip("lhotse")
-    cuts = write_librispeech_cuts(tmp_path / "cuts.jsonl")
-    found = sweep(load_lengths(cuts), 600, SweepSettings(strategies=("optimal",), num_buckets=(13,)), Costs())
-    path = tmp_path / EXPORT.file
-    path.write_text(render(found), encoding="utf-8")
-    done = subprocess.run([sys.executable, path, cuts], capture_output=True, text=True, check=True)
-    assert int(done.stdout) == recommended(found).batches

@@ -1,28 +1,28 @@
-"""The NeMo export, run by NeMo itself where it is installed, and by the sampler that it calls."""
+"""The NeMo exports, run by NeMo itself where it is installed, and by the sampler that it calls."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import itertools
+import json
 import re
+import sys
+import types
 import warnings
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from real_lengths import librispeech_seconds, write_librispeech_cuts
-from report_records import (
-    made_probe,
-    made_sweep,
-    proven_probe,
-    proven_sweep,
-)
+import torch
+from exports.stream_runs import made_stream, stream_of
+from manifests.samples import shard, wav
+from real_lengths import librispeech_seconds
+from report_records import made_sweep, proven_sweep
 from ruamel.yaml import YAML
 
 from batchtune.buckets.sweep import sweep
@@ -31,11 +31,12 @@ from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
 from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
-from batchtune.exports.nemo import DurationLimit, duration_limit
 from batchtune.lengths import Lengths
-from batchtune.results import CostModel, Models, Probe, Row, Sweep, TwoDimensionalRow
+from batchtune.results import Row, StreamSweep, Sweep, TwoDimensionalRow
 
-EXPORT = export_of("nemo")
+# Libraries warn of matters of their own.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 TWO = TwoDimensionalRow(
     num_buckets=3,
     buckets=[(4.0, 10.0), (4.0, 20.0), (9.0, 25.0)],
@@ -45,44 +46,44 @@ TWO = TwoDimensionalRow(
     one_dimensional_batches=1000,
     one_dimensional_epoch_seconds=230.0,
 )
+# Tarred data: as many samples in each example, in so many shards.
+RATE = 16_000
+SAMPLES = np.random.default_rng(0).integers(800, 9600, 240)
+SHARDS = 4
 
 
 @pytest.fixture(scope="module")
-def librispeech() -> np.ndarray:
-    return librispeech_seconds()
-
-
-@pytest.fixture(scope="module")
-def swept(librispeech: np.ndarray) -> Sweep:
-    return sweep(Lengths.of(librispeech, unit="s"), 600, SweepSettings(num_buckets=(13,)), Costs())
-
-
-@pytest.fixture(scope="module")
-def nemo() -> Any:
+def nemo() -> Iterator[Any]:
     """NeMo's own data loading, which few machines have."""
     if importlib.util.find_spec("nemo") is None:
         pytest.skip("nemo is not installed")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
-        return importlib.import_module("nemo.collections.common.data.lhotse.dataloader")
+        collections = importlib.import_module("nemo.collections")
+        # Its own __init__ imports all models; the loader needs the function that lists shards, in a module beneath it.
+        package = types.ModuleType("nemo.collections.asr")
+        package.__path__ = [f"{folder}/asr" for folder in collections.__path__]
+        patch.setitem(sys.modules, package.__name__, package)
+        importlib.import_module("nemo.collections.asr.data.audio_to_text")
+        loading = importlib.import_module("nemo.collections.common.data.lhotse.dataloader")
+        # One that needs no more than soundfile, as NeMo does to read a file's header.
+        with importlib.import_module("lhotse.audio.backend").audio_backend("LibsndfileBackend"):
+            yield loading
 
 
-def render(result: Sweep, probe: Probe | None = None) -> str:
-    return EXPORT.render(Tuned(sweep=result, probe=probe))
+def render(result: Sweep) -> str:
+    return export_of("nemo").render(Tuned(sweep=result))
 
 
 def train_ds(text: str) -> dict[str, Any]:
-    document: dict[str, Any] = YAML(typ="safe", pure=True).load(text)
-    assert list(document) == ["model"] and list(document["model"]) == ["train_ds"]
-    settings: dict[str, Any] = document["model"]["train_ds"]
+    settings: dict[str, Any] = YAML(typ="safe", pure=True).load(text)["model"]["train_ds"]
     return settings
 
 
-def alternative(text: str, first: str) -> dict[str, Any]:
-    """The fragment with the commented alternative that begins with this key in place of what it replaces."""
-    lines = text[text.index(f"    # {first}:") :].split("\n\n")[0].splitlines()
-    commented = YAML(typ="safe", pure=True).load("\n".join(line.replace("    # ", "", 1) for line in lines))
-    return {**train_ds(text), **commented}
+def two_dimensional(text: str) -> dict[str, Any]:
+    """The fragment with the commented alternative in place of what it replaces."""
+    commented = text[text.index("    # num_buckets:") :].split("\n\n")[0].replace("    # ", "")
+    return {**train_ds(text), **YAML(typ="safe", pure=True).load(commented)}
 
 
 def recommended(result: Sweep) -> Row:
@@ -96,95 +97,54 @@ def nemo_batches(nemo: Any, settings: dict[str, Any], path: Path, tokenizer: Any
 
     asked = {**settings, "cuts_path": str(path), "force_finite": True, "shard_seed": 0, "concurrent_bucketing": False}
     asked.pop("use_lhotse")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        config = nemo.make_structured_with_schema_warnings(OmegaConf.create(asked))
-        sampler, _ = nemo.get_lhotse_sampler_from_config(config, 0, 1, tokenizer=tokenizer)
-        return [[cut.duration for cut in batch] for batch in sampler]
+    config = nemo.make_structured_with_schema_warnings(OmegaConf.create(asked))
+    sampler, _ = nemo.get_lhotse_sampler_from_config(config, 0, 1, tokenizer=tokenizer)
+    return sorted(sorted(cut.duration for cut in batch) for batch in sampler)
 
 
-def lhotse_batches(settings: dict[str, Any], durations: Iterable[float]) -> list[list[float]]:
-    """The same by the sampler and the constraint that NeMo gives these settings to."""
-    lhotse = pytest.importorskip("lhotse")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        sampling = importlib.import_module("lhotse.dataset.sampling.dynamic_bucketing")
-        bins = settings["bucket_duration_bins"]
-        sampler = sampling.DynamicBucketingSampler(
-            [lhotse.MonoCut(id=str(i), start=0, duration=float(d), channel=0) for i, d in enumerate(durations)],
-            constraint=sampling.FixedBucketBatchSizeConstraint(bins, settings["bucket_batch_size"]),
-            duration_bins=bins,
-            shuffle=settings["shuffle"],
-            drop_last=settings["drop_last"],
-            num_buckets=settings["num_buckets"],
-            buffer_size=settings["bucket_buffer_size"],
-        )
-        return [[cut.duration for cut in batch] for batch in sampler]
-
-
-def write_cuts(path: Path, durations: Iterable[float], tokens: Iterable[int] | None = None) -> Path:
+def write_cuts(path: Path, examples: list[tuple[float, int]]) -> Path:
+    """Write cuts of these durations and numbers of letters."""
     lhotse = pytest.importorskip("lhotse")
     cuts = []
-    texts = [1] * 10_000 if tokens is None else list(tokens)
-    for index, (duration, count) in enumerate(zip(durations, texts, strict=False)):
+    for index, (duration, letters) in enumerate(examples):
+        name = str(index)
         recording = lhotse.Recording(
-            id=str(index), sources=[], sampling_rate=16_000, num_samples=round(duration * 16_000), duration=duration
+            name, sources=[], sampling_rate=RATE, num_samples=duration * RATE, duration=duration
         )
-        said = lhotse.SupervisionSegment(
-            id=str(index), recording_id=str(index), start=0, duration=duration, text="x" * count
-        )
-        cuts.append(
-            lhotse.MonoCut(
-                id=str(index), start=0, duration=duration, channel=0, recording=recording, supervisions=[said]
-            )
-        )
+        said = lhotse.SupervisionSegment(name, recording_id=name, start=0, duration=duration, text="x" * letters)
+        cuts.append(lhotse.MonoCut(name, 0, duration, channel=0, recording=recording, supervisions=[said]))
     lhotse.CutSet.from_cuts(cuts).to_file(path)
     return path
 
 
-def test_lhotses_sampler_makes_full_batches_of_real_lengths(librispeech: np.ndarray, swept: Sweep) -> None:
-    some, row = librispeech[::4], recommended(swept)
-    counts = np.bincount(np.searchsorted(row.boundaries, some), minlength=len(row.boundaries))
-    found = lhotse_batches(train_ds(render(swept)), some)
-    assert len(found) == int(np.sum(-(-counts // np.array(row.batch_sizes))))
-    assert sum(map(len, found)) == len(some)
-
-
-@pytest.mark.slow
-def test_nemo_makes_as_many_batches_as_the_row_of_real_lengths(nemo: Any, swept: Sweep, tmp_path: Path) -> None:
-    cuts = write_librispeech_cuts(tmp_path / "cuts.jsonl")
-    found = nemo_batches(nemo, train_ds(render(swept)), cuts)
-    assert len(found) == recommended(swept).batches
-    assert sum(map(len, found)) == swept.lengths.count
+def test_lhotses_sampler_makes_full_batches_of_real_lengths() -> None:
+    lhotse = pytest.importorskip("lhotse")
+    sampling = importlib.import_module("lhotse.dataset.sampling.dynamic_bucketing")
+    lengths = librispeech_seconds()[::4]
+    swept = sweep(Lengths.of(lengths, unit="s"), 600, SweepSettings(num_buckets=(13,)), Costs())
+    settings = train_ds(render(swept))
+    bins = settings["bucket_duration_bins"]
+    sampler = sampling.DynamicBucketingSampler(
+        [lhotse.MonoCut(str(place), 0, length, channel=0) for place, length in enumerate(lengths.tolist())],
+        constraint=sampling.FixedBucketBatchSizeConstraint(bins, settings["bucket_batch_size"]),
+        duration_bins=bins,
+        num_buckets=settings["num_buckets"],
+        buffer_size=settings["bucket_buffer_size"],
+    )
+    assert len(list(sampler)) == recommended(swept).batches
 
 
 def test_nemo_keeps_the_longest_example_and_drops_what_is_beyond(nemo: Any, tmp_path: Path) -> None:
-    durations = [1.5, 24.525, 24.6, 3.582, 3.583]
-    path = write_cuts(tmp_path / "cuts.jsonl", durations)
-    found = nemo_batches(nemo, train_ds(render(made_sweep())), path)
-    assert sorted(map(sorted, found)) == [[1.5, 3.582], [3.583], [24.525]]
-
-
-def test_nemo_obeys_the_limit_of_the_alternative(nemo: Any, tmp_path: Path) -> None:
-    settings = alternative(render(proven_sweep(), proven_probe()), "bucket_batch_size")
-    assert settings["bucket_batch_size"] is None
-    path = write_cuts(tmp_path / "cuts.jsonl", [20.0] * 100)
-    limit = duration_limit(proven_probe(), recommended(proven_sweep()).boundaries)
-    assert limit is not None
-    assert max(map(len, nemo_batches(nemo, settings, path))) == limit.fitting(20.0)
+    path = write_cuts(tmp_path / "cuts.jsonl", [(length, 1) for length in (1.5, 24.525, 24.6, 3.582, 3.583)])
+    assert nemo_batches(nemo, train_ds(render(made_sweep())), path) == [[1.5, 3.582], [3.583], [24.525]]
 
 
 def test_nemo_takes_the_first_bin_that_holds_both_lengths(nemo: Any, tmp_path: Path) -> None:
-    def letters(text: str) -> list[int]:
-        """One token a letter."""
-        return list(range(len(text)))
-
     text = render(msgspec.structs.replace(made_sweep(), two_dimensional=[TWO]))
-    settings = alternative(text, "num_buckets")
-    durations, tokens = [3.0] * 3 + [3.1] * 2 + [3.2, 8.0], [10] * 3 + [11] * 2 + [21, 5]
-    path = write_cuts(tmp_path / "cuts.jsonl", durations, tokens)
-    found = nemo_batches(nemo, settings, path, tokenizer=letters)
-    assert sorted(map(sorted, found)) == [[3.0, 3.0, 3.0], [3.1, 3.1], [3.2], [8.0]]
+    examples = [(3.0, 10), (3.0, 10), (3.0, 10), (3.1, 11), (3.1, 11), (3.2, 21), (8.0, 5)]
+    path = write_cuts(tmp_path / "cuts.jsonl", examples)
+    found = nemo_batches(nemo, two_dimensional(text), path, tokenizer=list)
+    assert found == [[3.0, 3.0, 3.0], [3.1, 3.1], [3.2], [8.0]]
 
 
 def test_the_fragment_has_the_table_and_disables_other_limits() -> None:
@@ -193,7 +153,6 @@ def test_the_fragment_has_the_table_and_disables_other_limits() -> None:
     assert (settings["bucket_duration_bins"], settings["bucket_batch_size"]) == (row.boundaries, row.batch_sizes)
     assert (settings["use_lhotse"], settings["use_bucketing"], settings["num_buckets"]) == (True, True, 13)
     assert (settings["batch_size"], settings["batch_duration"], settings["max_duration"]) == (None, None, 24.525)
-    assert settings["bucket_duration_bins"][-1] >= made_sweep().lengths.max
 
 
 def test_the_buffer_is_never_too_small_for_the_batch_sizes() -> None:
@@ -204,173 +163,102 @@ def test_the_buffer_is_never_too_small_for_the_batch_sizes() -> None:
 
 def test_milliseconds_become_seconds() -> None:
     lengths = msgspec.structs.replace(made_sweep().lengths, unit="ms", max=24525.0)
-    boundaries = [1000 * boundary for boundary in recommended(made_sweep()).boundaries]
-    row = msgspec.structs.replace(recommended(made_sweep()), boundaries=boundaries)
-    settings = train_ds(render(msgspec.structs.replace(made_sweep(), rows=[row], recommended=0, lengths=lengths)))
-    assert settings["bucket_duration_bins"] == pytest.approx(recommended(made_sweep()).boundaries, rel=1e-15)
+    row = recommended(made_sweep())
+    scaled = msgspec.structs.replace(row, boundaries=[1000 * boundary for boundary in row.boundaries])
+    settings = train_ds(render(msgspec.structs.replace(made_sweep(), rows=[scaled], recommended=0, lengths=lengths)))
+    assert settings["bucket_duration_bins"] == pytest.approx(row.boundaries, rel=1e-15)
     assert settings["max_duration"] == 24.525
 
 
-@pytest.mark.parametrize(("unit", "remedy"), [("samples", "1/16000"), ("frames", "0.01"), ("tokens", "seconds")])
-def test_other_units_are_refused_with_what_to_do(unit: str, remedy: str) -> None:
-    with pytest.raises(ResultError, match=f"NeMo counts seconds, but the lengths count {unit}") as caught:
+@pytest.mark.parametrize("unit", ["samples", "frames", "tokens"])
+def test_other_units_are_refused_with_what_to_do(unit: str) -> None:
+    with pytest.raises(ResultError, match=f"NeMo counts seconds, but the lengths count '{unit}'") as caught:
         render(made_sweep(unit=unit))
-    assert remedy in str(caught.value.hint)
-
-
-def with_model(probe: Probe, **fields: float) -> Probe:
-    model = probe.models.peak_bytes
-    assert model is not None
-    changed = msgspec.structs.replace(model, **fields)
-    return msgspec.structs.replace(probe, models=Models(peak_bytes=changed, step_seconds=None))
-
-
-def batches_within(limit: DurationLimit, durations: Iterable[float]) -> list[list[float]]:
-    """What Lhotse makes of a bucket's examples, in this order, with the constraint that NeMo gives the limit to."""
-    lhotse = pytest.importorskip("lhotse")
-    base = importlib.import_module("lhotse.dataset.sampling.base")
-    dynamic = importlib.import_module("lhotse.dataset.sampling.dynamic")
-    constraint = base.TimeConstraint(
-        max_cuts=limit.batch_size, max_duration=limit.batch_duration, quadratic_duration=limit.quadratic_duration
-    )
-    cuts = [lhotse.MonoCut(id=str(i), start=0, duration=float(d), channel=0) for i, d in enumerate(durations)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [[cut.duration for cut in batch] for batch in dynamic.DurationBatcher(cuts, constraint=constraint)]
-
-
-def limit_of(probe: Probe) -> DurationLimit | None:
-    return duration_limit(probe, recommended(proven_sweep()).boundaries)
-
-
-def probe_of(sizes: Iterable[tuple[float, int]], **model: float) -> Probe:
-    """A probe of lengths from 1 to 20 s, by (length, batch size)."""
-    made = proven_probe()
-    points = [
-        msgspec.structs.replace(made.frontier[0], length=length, batch_size=size, trial=0) for length, size in sizes
-    ]
-    lengths = msgspec.structs.replace(made.lengths, min=1.0, max=20.0)
-    return with_model(msgspec.structs.replace(made, frontier=points, lengths=lengths), **model)
-
-
-class TestDurationLimit:
-    @given(data=st.data())
-    @settings(deadline=None, max_examples=75)
-    def test_lhotses_batches_are_no_larger_than_one_that_was_run(self, data: st.DataObject) -> None:
-        lengths = [*sorted(data.draw(st.sets(st.integers(2, 19), max_size=6), label="lengths")), 20]
-        sizes = sorted(data.draw(st.lists(st.integers(1, 40), min_size=len(lengths), max_size=len(lengths))))[::-1]
-        bins = [*sorted(data.draw(st.sets(st.integers(1, 19), max_size=6), label="bins")), 20]
-        probe = probe_of(
-            zip(map(float, lengths), sizes, strict=True), quadratic=data.draw(st.sampled_from([0.0, 1e6, 5e7]))
-        )
-        limit = duration_limit(probe, [float(end) for end in bins])
-        if limit is None:
-            return
-        values = data.draw(st.lists(st.integers(10, 200), min_size=1, max_size=150), label="durations in 0.1 s")
-        for low, high in itertools.pairwise([0, *bins]):
-            own = [value / 10 for value in values if low < value / 10 <= high]
-            # As they come, and the worst that can come: all the short ones, then a long one.
-            for order in (own, sorted(own), [*(min(own, default=1.0) for _ in range(60)), *own[-1:]][: 61 * len(own)]):
-                for batch in batches_within(limit, order):
-                    proven = max(size for length, size in zip(lengths, sizes, strict=True) if length >= max(batch))
-                    assert len(batch) <= proven
-
-    def test_real_proportions_get_a_limit_that_is_of_use(self) -> None:
-        limit = limit_of(proven_probe())
-        assert limit is not None
-        assert (limit.batch_size, limit.fitting(24.525)) == (170, 14)
-        # 102 × 3.582 s, as x(L) counts it, would let 102 examples up to 6.025 s come together: 101 were run.
-        assert limit.batch_duration == pytest.approx(102 * (3.582 + 3.582**2 / 2100), rel=0.01)
-
-    def test_linear_memory_needs_no_quadratic_duration(self) -> None:
-        probe = with_model(proven_probe(), quadratic=0.0)
-        limit = limit_of(probe)
-        assert limit is not None and limit.quadratic_duration is None
-        assert "# quadratic_duration: null" in render(proven_sweep(), probe)
-
-    def test_the_quadratic_duration_is_the_ratio_of_the_coefficients(self) -> None:
-        limit = limit_of(with_model(proven_probe(), linear=2e8, quadratic=1e6))
-        assert limit is not None and limit.quadratic_duration == 200
-
-    def test_milliseconds_become_seconds(self) -> None:
-        probe = proven_probe("ms")
-        model = CostModel(floor=0, constant=2e9, linear=2.1e5, quadratic=0.1, relative_error=0.004)
-        points = [msgspec.structs.replace(point, length=point.length * 1000) for point in probe.frontier]
-        lengths = msgspec.structs.replace(probe.lengths, min=1410.0, max=24525.0)
-        changed = msgspec.structs.replace(
-            probe, models=Models(peak_bytes=model, step_seconds=None), frontier=points, lengths=lengths
-        )
-        boundaries = [1000 * boundary for boundary in recommended(proven_sweep()).boundaries]
-        assert duration_limit(changed, boundaries) == limit_of(proven_probe())
-
-    def test_the_alternative_says_what_was_run_and_what_it_costs(self) -> None:
-        text = render(proven_sweep(), proven_probe())
-        settings = alternative(text, "bucket_batch_size")
-        assert (settings["bucket_batch_size"], settings["batch_size"]) == (None, 170)
-        plain = " ".join(re.sub(r"\n *# ", " ", text).split())
-        assert "with these bins and this batch_size every batch is still no larger than one that was run" in plain
-        assert "the longest examples come in batches of 14" in plain
-
-    @pytest.mark.parametrize(
-        "probe",
-        [
-            *(
-                with_model(proven_probe(), **fields)
-                for fields in ({"target_linear": 1.0}, {"cross": 1.0}, {"linear": 0.0})
-            ),
-            made_probe(),
-            msgspec.structs.replace(proven_probe(), frontier=proven_probe().frontier[:-1]),
-            # With one bucket's worth of short examples, Lhotse could put 3 s among what it took for 1 s.
-            probe_of([(3.0, 12), (20.0, 10)]),
-        ],
-        ids=["targets", "both lengths", "no growth", "interrupted", "not all lengths", "too little is left"],
-    )
-    def test_where_none_can_be_derived_a_comment_says_so(self, probe: Probe) -> None:
-        bounds = [3.0, 24.525] if probe.lengths.max == 20 else recommended(proven_sweep()).boundaries
-        assert duration_limit(probe, bounds) is None
-        if probe.lengths.max > 20:
-            assert "can't be derived here" in render(proven_sweep(), probe)
-
-    def test_without_a_probe_there_is_no_such_alternative(self) -> None:
-        assert "quadratic_duration:" not in render(made_sweep())
+    assert "--length-scale 1/16000 --unit s" in str(caught.value.hint)
 
 
 def test_a_batch_never_exceeds_the_proven_size_of_its_bucket() -> None:
     sweep = proven_sweep()
-    few = [msgspec.structs.replace(use, examples=9) if i == 0 else use for i, use in enumerate(sweep.buckets)]
+    few = [msgspec.structs.replace(sweep.buckets[0], examples=9), *sweep.buckets[1:]]
     sizes = train_ds(render(msgspec.structs.replace(sweep, buckets=few)))["bucket_batch_size"]
     assert sizes == [9, *recommended(sweep).batch_sizes[1:]]
 
 
-class TestTwoDimensions:
-    def test_pairs_and_their_gain_stand_in_comments(self) -> None:
-        text = render(msgspec.structs.replace(made_sweep(), two_dimensional=[TWO]))
-        settings = alternative(text, "num_buckets")
-        assert settings["bucket_duration_bins"] == [[4, 10], [4, 20], [9, 25]]
-        assert (settings["bucket_batch_size"], settings["bucketing_2d_strict_mode"]) == ([3, 2, 1], False)
-        plain = " ".join(re.sub(r"\n *# ", " ", text).split())
-        assert "3 bins, 900 batches an epoch, where the best table over durations alone with as many" in plain
-        assert "bins needs 1000 (3 min 20 s instead of 3 min 50 s)" in plain
+@pytest.mark.parametrize(
+    ("unproven", "said"),
+    [
+        (0, "1000. The tokenizer must run"),
+        (2, "Of these, 2 of 3 batch sizes are not proven to fit."),
+        (None, "Whether these batches fit was not measured."),
+    ],
+)
+def test_the_best_table_over_both_lengths_stands_in_comments(unproven: int | None, said: str) -> None:
+    slow = msgspec.structs.replace(TWO, estimated_epoch_seconds=300.0, batch_sizes=[1, 1, 1])
+    rows = [slow, msgspec.structs.replace(TWO, unproven=unproven)]
+    text = render(msgspec.structs.replace(made_sweep(), two_dimensional=rows))
+    assert train_ds(text) == train_ds(render(made_sweep()))
+    settings = two_dimensional(text)
+    assert settings["bucket_duration_bins"] == [[4, 10], [4, 20], [9, 25]]
+    assert (settings["bucket_batch_size"], settings["bucketing_2d_strict_mode"]) == ([3, 2, 1], False)
+    assert said in " ".join(re.sub(r"\n *# ", " ", text).split())
 
-    def test_long_lists_stay_in_comments(self) -> None:
-        many = msgspec.structs.replace(
-            TWO, buckets=[(float(i), 2.0 * i) for i in range(1, 41)], batch_sizes=list(range(40, 0, -1)), num_buckets=40
-        )
-        text = render(msgspec.structs.replace(made_sweep(), two_dimensional=[TWO, many]))
-        assert train_ds(text) == train_ds(render(made_sweep()))
-        lots = msgspec.structs.replace(many, estimated_epoch_seconds=10.0)
-        text = render(msgspec.structs.replace(made_sweep(), two_dimensional=[TWO, lots]))
-        assert len(alternative(text, "num_buckets")["bucket_duration_bins"]) == 40
 
-    @pytest.mark.parametrize(
-        ("unproven", "said"),
-        [
-            (0, "Every batch size was run, or is no larger than one that was."),
-            (2, "Of these, 2 of 3 batch sizes are not proven to fit."),
-            (None, "Whether these batches fit was not measured."),
-        ],
-    )
-    def test_what_was_run_is_said(self, unproven: int | None, said: str) -> None:
-        row = msgspec.structs.replace(TWO, unproven=unproven)
-        text = render(msgspec.structs.replace(made_sweep(), two_dimensional=[row]))
-        assert said in " ".join(re.sub(r"\n *# ", " ", text).split())
+# Tarred data
+
+
+class Seen(torch.utils.data.Dataset[list[tuple[int, float]]]):
+    """Loads the audio, as a dataset of NeMo does, and tells what it was of: places and durations."""
+
+    def __getitem__(self, cuts: Any) -> list[tuple[int, float]]:
+        assert all(cut.load_audio().shape == (1, round(cut.duration * RATE)) for cut in cuts)
+        return [(int(Path(cut.id).stem), cut.duration) for cut in cuts]
+
+
+def swept_stream() -> StreamSweep:
+    """Of these examples on 2 ranks with 2 workers each, at most 2.5 s a batch."""
+    made = stream_of(sweep(Lengths.of(SAMPLES / RATE, unit="s"), 2.5, SweepSettings(num_buckets=(3,)), Costs()))
+    rows = [msgspec.structs.replace(row, buffer_size=64) for row in made.rows]
+    shards = msgspec.structs.replace(made.shards, count=SHARDS)
+    return msgspec.structs.replace(made, rows=rows, shards=shards, settings={"world_size": 2, "workers": 2})
+
+
+@pytest.fixture
+def tarred(tmp_path: Path) -> dict[str, Any]:
+    """The fragment for tar files as NeMo's convert_to_tarred_audio_dataset.py writes them."""
+    for name in ("audio", "manifests"):
+        (tmp_path / name).mkdir()
+    for number, places in enumerate(np.array_split(np.arange(SAMPLES.size), SHARDS)):
+        members = [(f"{place:04d}.wav", wav(int(SAMPLES[place]))) for place in places.tolist()]
+        lines = [
+            json.dumps({"audio_filepath": name, "duration": SAMPLES[int(name[:4])] / RATE, "shard_id": number})
+            for name, _ in members
+        ]
+        (tmp_path / "audio" / f"audio_{number}.tar").write_bytes(shard(members))
+        (tmp_path / "manifests" / f"manifest_{number}.json").write_text("\n".join(lines), encoding="utf-8")
+    text = export_of("nemo-tarred").render(Tuned(stream=swept_stream()))
+    return train_ds(re.sub(r"# (manifest_filepath|tarred_audio_filepaths): ", rf"\1: {tmp_path}/", text))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nemos_batches_of_tar_files_have_the_recommended_sizes(nemo: Any, tarred: dict[str, Any], workers: int) -> None:
+    loader = nemo.get_lhotse_dataloader_from_config({**tarred, "num_workers": workers}, 0, 2, Seen())
+    sampler = loader.dataset.sampler
+    assert (sampler.buffer_size, sampler.concurrent, sampler.shuffle) == (64, False, True)
+    used: Counter[int] = Counter()
+    for batch in islice(loader, 100):
+        (bucket,) = set(np.searchsorted(tarred["bucket_duration_bins"], [duration for _, duration in batch]).tolist())
+        assert len(batch) == tarred["bucket_batch_size"][bucket]
+        used[bucket] += 1
+    assert set(used) == set(range(len(tarred["bucket_batch_size"])))
+
+
+def test_the_fragment_has_tarred_data_and_a_nominal_epoch() -> None:
+    text = export_of("nemo-tarred").render(Tuned(stream=made_stream()))
+    found = YAML(typ="safe", pure=True).load(text)
+    assert found["trainer"] == {"use_distributed_sampler": False, "limit_train_batches": 330}
+    data = found["model"]["train_ds"]
+    row = made_stream().rows[0]
+    assert (data["bucket_duration_bins"], data["bucket_batch_size"]) == (row.boundaries, row.batch_sizes)
+    assert (data["bucket_buffer_size"], data["shard_seed"], data["num_buckets"]) == (1024, "trng", 6)
+    assert (data["shuffle_buffer_size"], data["concurrent_bucketing"], data["max_duration"]) == (None, False, 24.525)
+    assert "tarred_audio_filepaths: audio/audio__OP_0..63_CL_.tar" in text
