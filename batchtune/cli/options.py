@@ -439,7 +439,7 @@ class LoaderOptions:
     step_ms: float | None = setting("Time of a training step in ms (default: from the run's probe).", "X")
     device: str = setting(f"{DEVICE_FORMS}.", "DEVICE", default="auto")
     ranks_per_node: int = setting("Ranks that share the processors of this machine.", "N", default=1)
-    seconds: float = setting("Seconds to measure each setting in the first round.", "X", default=2.0)
+    seconds: float = setting("Seconds to measure each setting.", "X", default=2.0)
     trials: int = setting("How often to measure the best settings; the median counts.", "N", default=3)
     timeout: float = setting("Time limit of one batch.", "SECONDS", default=60.0)
     setup_timeout: SetupTimeout = 600.0
@@ -469,7 +469,6 @@ class LoaderOptions:
                 quick=False,
                 timeout_seconds=self.timeout,
                 setup_timeout_seconds=self.setup_timeout,
-                step_seconds=self.step_ms / 1000 if self.step_ms is not None else None,
                 config=str(config) if config.exists() else None,
             )
         )

@@ -29,7 +29,6 @@ _TUNING = {
     "opening": "Building the loader",
     "comparing": "Comparing the first batches of workers, with",
     "measuring": "Measuring",
-    "starting": "Starting epochs with",
     "confirming": "Taking batches as training does, with",
     "stages": "Measuring the stages",
     "reproducing": "Comparing two epochs of",

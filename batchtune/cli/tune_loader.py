@@ -47,15 +47,15 @@ def tune_loader(
     """Measure a data loader, and recommend its arguments.
 
     Each setting runs in fresh processes: num_workers, prefetch_factor, ... of a DataLoader; threads and evaluation
-    modes of DALI. Half of the settings stay for the next, longer round. With the run folder's step times, or --step-ms,
-    it says for how much of the time the training step waits for batches. Recommended are the fewest workers that keep
-    it busy, or the fastest setting. Writes loader.json and loader.yaml.
+    modes of DALI. The best are compared in turns. With the run folder's step times, or --step-ms, it says for how much
+    of the time the training step waits for batches. Recommended are the fewest workers that keep it busy, or the
+    fastest setting. Writes loader.json and loader.yaml.
     """
     from batchtune.cli.progress import loader_bar
     from batchtune.errors import LoaderError
     from batchtune.exports.run_configs import render_loader_yaml
     from batchtune.files import check_writable, write_whole
-    from batchtune.loaders.sweep import run_loader_tuning
+    from batchtune.loaders.tuner import run_loader_tuning
     from batchtune.reports import load_run
     from batchtune.results import LOADER_CONFIG_FILE
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _KINDS = {
     "dali": "batchtune.loaders.dali:DaliKind",
     "torch": "batchtune.loaders.dataloader:TorchKind",
-    "iterable": "batchtune.loaders.iterable:IterableKind",
+    "iterable": "batchtune.loaders.dataloader:IterableKind",
 }
 KINDS = tuple(_KINDS)
 

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from batchtune.errors import LoaderError
+from batchtune.loaders.protocol import BatchFacts
 from batchtune.results import Argument, Arguments, LoaderStage
 
-# How many batches of each worker may wait unless an argument says so: with torch's DataLoader, and with DALI's threads.
-_PREFETCHED = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """The resources of one rank's loader: its processors (the machine's / ranks per node), and whether it has a GPU."""
-
-    processors: int
-    accelerator: bool
+Axes = Mapping[str, Sequence[Argument]]
+"""Arguments that are swept, each with its values, the cheapest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,25 +40,8 @@ class Target:
     def call(self, arguments: Mapping[str, Argument]) -> Any:
         """Call the function with the options, and with those of the arguments, `seed` and `device` that it takes."""
         offered = {"seed": self.seed, "device": self.device, **arguments}
-        return self.function(
-            **{name: value for name, value in offered.items() if name in self.takes} | dict(self.options)
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFacts:
-    """A delivered batch; None: unknown.
-
-    Attributes:
-        length: Longest length, in the loader's unit (or the run's, where the lengths are known).
-        total_length: Sum of the true lengths where they are known, else examples × length.
-        size_bytes: Of all its tensors and arrays.
-    """
-
-    examples: int | None
-    length: float | None
-    total_length: float | None
-    size_bytes: int
+        taken = {name: value for name, value in offered.items() if name in self.takes}
+        return self.function(**taken | dict(self.options))
 
 
 class OpenLoader(ABC):
@@ -73,7 +49,7 @@ class OpenLoader(ABC):
 
     Attributes:
         kind: The kind that the target turned out to be when it was called.
-        exact: Whether `facts` gives true lengths in the unit of the run.
+        exact: Whether `facts` gives true lengths, in the unit of the run.
         dealt: Whether this process deals the examples to workers; else each worker has to take its own part.
     """
 
@@ -82,7 +58,7 @@ class OpenLoader(ABC):
     dealt = False
 
     @abstractmethod
-    def epoch(self) -> Iterator[Any]:
+    def epoch(self) -> Generator[Any, None, None]:
         """Start an epoch and yield its batches, each ready on the device when it is yielded (`await`ed, if need be)."""
 
     @abstractmethod
@@ -93,18 +69,6 @@ class OpenLoader(ABC):
         """Return how many batches an epoch has, if that is known before."""
         return None
 
-    def examples(self) -> int | None:
-        """Return how many examples an epoch has, if that is known before."""
-        return None
-
-    def explain(self, error: BaseException) -> str | None:
-        """Return what else is known about an error that the last epoch raised: `item 17 of the data set raises it`."""
-        return None
-
-    def emptiness(self) -> str | None:
-        """Return why an epoch has no batch, if known: `the data set has no examples`."""
-        return None
-
     def stages(self, seconds: float) -> list[LoaderStage]:
         """Measure each stage of making a batch, in this process, for about this long.
 
@@ -112,51 +76,45 @@ class OpenLoader(ABC):
         """
         raise LoaderError(f"a loader of the kind {self.kind} does not show them")
 
-    def close(self) -> None:
-        """End all workers."""
-        return
-
 
 class LoaderKind(ABC):
     """One kind of loader.
 
     Attributes:
         GIVEN: Parameters that a function may have without a default: the kind gives them, besides what is swept.
-        START_AXES: The arguments that matter for the start of an epoch only.
         IS_DATALOADER: Whether its arguments are those of torch's DataLoader.
         DEFAULTS: Arguments that go without saying when they have these values.
         ARGUMENTS: Name → type of all that it can be swept by.
         WORKERS: The argument that is the number of processes or threads that make batches.
-        QUEUE: The argument that is how many batches of each of them may be ready before they are taken.
-        MORE_WORKERS: Whether there may be more of them than processors.
-        IN_SHARED_MEMORY: Whether batches that are ready wait in /dev/shm.
-        HIDES_RECEIVING: What else hides the time to receive a batch, as the beginning of a clause.
         WORKERS_ARE: What the kind calls what makes batches, in the plural.
         SPLIT: How the user's code lets each of them take its own part of the data.
     """
 
-    name: ClassVar[str]
     GIVEN: ClassVar[tuple[str, ...]] = ()
-    START_AXES: ClassVar[tuple[str, ...]] = ()
     IS_DATALOADER: ClassVar[bool] = False
     DEFAULTS: ClassVar[Arguments] = {}
     ARGUMENTS: ClassVar[Mapping[str, Any]] = {}
     WORKERS: ClassVar[str]
-    QUEUE: ClassVar[str]
-    MORE_WORKERS: ClassVar[bool] = False
-    IN_SHARED_MEMORY: ClassVar[bool] = False
-    HIDES_RECEIVING: ClassVar[str] = ""
     WORKERS_ARE: ClassVar[str] = "workers"
     SPLIT: ClassVar[str] = "Split the data set by torch.utils.data.get_worker_info()."
 
     @abstractmethod
-    def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
-        """Return the arguments that are swept, each with its values, the cheapest first; runs without the library.
+    def axes(self, processors: int, *, accelerator: bool, takes: frozenset[str]) -> Axes:
+        """Return what is swept unless the user says otherwise; runs without the library.
 
-        `takes` are the parameters of the user's function.
+        `processors` are those of one rank; `accelerator` is whether batches go to a GPU; `takes` are the parameters of
+        the user's function.
         """
 
-    def settings(self, axes: Mapping[str, Sequence[Argument]]) -> list[Arguments]:
+    def quick_axes(self, axes: Axes) -> Axes:
+        """Return fewer values of the axes for a quick tuning: up to three numbers of workers, one value of all else."""
+        quick = {name: values[:1] for name, values in axes.items()}
+        if self.WORKERS in axes:
+            numbers = axes[self.WORKERS]
+            quick[self.WORKERS] = [numbers[0], numbers[len(numbers) // 2], numbers[-1]]
+        return quick
+
+    def settings(self, axes: Axes) -> list[Arguments]:
         """Return all different settings that these values make."""
         settings: list[Arguments] = []
         for values in itertools.product(*axes.values()):
@@ -164,14 +122,6 @@ class LoaderKind(ABC):
             if arguments not in settings:
                 settings.append(arguments)
         return settings
-
-    def quick_axes(self, axes: Mapping[str, Sequence[Argument]]) -> dict[str, Sequence[Argument]]:
-        """Return fewer values of the axes for a quick tuning: up to three numbers of workers, one value of all else."""
-        quick: dict[str, Sequence[Argument]] = {name: values[:1] for name, values in axes.items()}
-        if self.WORKERS in axes:
-            numbers = axes[self.WORKERS]
-            quick[self.WORKERS] = list(dict.fromkeys([numbers[0], numbers[len(numbers) // 2], numbers[-1]]))
-        return quick
 
     def simplified(self, arguments: Arguments) -> Arguments:
         """Return the simplest arguments that mean the same: without workers, nothing is prefetched."""
@@ -181,15 +131,6 @@ class LoaderKind(ABC):
         """Return how many processes or threads make batches besides the one that trains."""
         number = arguments.get(self.WORKERS)
         return number if isinstance(number, int) else 0
-
-    def prefetched(self, arguments: Arguments) -> int:
-        """Return how many batches of each worker may be ready before they are taken."""
-        number = arguments.get(self.QUEUE)
-        return number if isinstance(number, int) else _PREFETCHED
-
-    def batches_in_flight(self, arguments: Arguments) -> int:
-        """Return how many batches of all workers may be ready before they are taken."""
-        return self.workers(arguments) * self.prefetched(arguments)
 
     @abstractmethod
     def recognises(self, target: Target) -> bool:

@@ -11,7 +11,7 @@ The user's function is called with those of these parameters that it takes:
 
 If it returns an iterator, as a generator function does, it is called again for each epoch, and so reads its list of
 files again. An object with `__iter__` is made once in each thread, and iterated once an epoch: its readers live on,
-except after an epoch that was broken off if they capture a pipeline (`capture=True`), for then DALI gives them up.
+except after an epoch that was broken off.
 
 **Seeds.** A reader that shuffles without a `seed` of its own takes DALI's default: the same order in every process,
 and for a reader that is made for one epoch, in every epoch. Pass `seed` on, or keep the reader, if that is not meant.
@@ -24,26 +24,31 @@ copies of the shard's last example. These do not count here: an epoch has each e
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
-import math
-import sys
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+import inspect
+import re
+import threading
+import weakref
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from batchtune.errors import LoaderError
-from batchtune.loaders.base import BatchFacts, LoaderKind, Machine, OpenLoader, Target
-from batchtune.loaders.batches import examples_in_largest, facts_of
-from batchtune.loaders.dali_readers import ReaderWatch
-from batchtune.loaders.dali_threads import ReaderThread, Source
-from batchtune.results import Argument, Arguments
+from batchtune.loaders.base import Axes, LoaderKind, OpenLoader, Target
+from batchtune.loaders.batches import facts_of, leaves
+from batchtune.loaders.protocol import BatchFacts
+from batchtune.results import Arguments
 from batchtune.workloads.loading import first_line
 
 _DYNAMIC = "nvidia.dali.experimental.dynamic"
-# DALI's default first; on the CPU the last two are the same.
-_EVAL_MODES = ("eager", "deferred", "sync_cpu", "sync_full")
+_IMPORTS_IT = re.compile(r"nvidia\.dali\.experimental(\.| import )dynamic")
+_QUEUE_DEPTH = 2
+# DALI's words for an operator that failed before its result was needed; the operator's own error is the cause.
+_LATE = ("An error happened during asynchronous execution", "An error happened during deferred evaluation")
 
 
 class DaliKind(LoaderKind):
@@ -57,50 +62,52 @@ class DaliKind(LoaderKind):
     - `queue_depth`: how many finished batches of each reader thread may wait for training.
     """
 
-    name = "dali"
     ARGUMENTS: ClassVar[Mapping[str, Any]] = {
+        "eval_mode": Literal["eager", "deferred", "sync_cpu", "sync_full"],
         "reader_threads": Annotated[int, msgspec.Meta(ge=0)],
         "queue_depth": Annotated[int, msgspec.Meta(ge=1)] | None,
     }
     WORKERS: ClassVar[str] = "reader_threads"
-    QUEUE: ClassVar[str] = "queue_depth"
     WORKERS_ARE: ClassVar[str] = "reader threads"
     SPLIT: ClassVar[str] = "Pass shard_id and num_shards on to the reader."
     GIVEN: ClassVar[tuple[str, ...]] = ("shard_id", "num_shards", "rng", "num_threads")
 
-    def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
-        """As in the base class: at most 36 settings, on a machine without a GPU at most 27."""
-        eval_modes: Sequence[str] = _EVAL_MODES
-        num_threads = {1, machine.processors}
-        if not machine.accelerator:
-            eval_modes = _EVAL_MODES[:-1]
-            num_threads.add(max(1, round(math.sqrt(machine.processors))))
+    def axes(self, processors: int, *, accelerator: bool, takes: frozenset[str]) -> Axes:
+        """As in the base class: at most 24 settings, on a machine without a GPU at most 18."""
+        eval_modes = ["eager", "deferred", "sync_cpu"]
+        if accelerator:  # else it is sync_cpu
+            eval_modes.append("sync_full")
         reader_threads = [0, 1]
         if {"shard_id", "num_shards"} <= takes:
             reader_threads.append(2)
         return {
             "eval_mode": eval_modes,
-            "num_threads": sorted(num_threads),
+            "num_threads": sorted({1, processors}),
             "reader_threads": reader_threads,
-            "queue_depth": [2],
+            "queue_depth": [_QUEUE_DEPTH],
         }
 
-    def quick_axes(self, axes: Mapping[str, Sequence[Argument]]) -> dict[str, Sequence[Argument]]:
-        """As in the base class, with all processors, and operators in the background or at once."""
-        modes = [mode for mode in axes["eval_mode"] if mode in ("eager", "sync_cpu")]
-        return {**super().quick_axes(axes), "num_threads": axes["num_threads"][-1:], "eval_mode": modes}
+    def quick_axes(self, axes: Axes) -> Axes:
+        """As in the base class, with all processors."""
+        return {**super().quick_axes(axes), "num_threads": axes["num_threads"][-1:]}
 
     def simplified(self, arguments: Arguments) -> Arguments:
         """As in the base class: without reader threads there is no queue."""
-        return arguments if self.workers(arguments) else {**arguments, "queue_depth": None}
+        if self.workers(arguments):
+            return arguments
+        return {**arguments, "queue_depth": None}
 
     def recognises(self, target: Target) -> bool:
-        """Return whether the module, or the code, of the function refers to DALI's dynamic mode."""
-        return _mentions_dali(target.function)
+        """Return whether the function's file imports DALI's dynamic mode."""
+        try:
+            source = inspect.getsource(inspect.getmodule(target.function) or target.function)
+        except (OSError, TypeError):  # written in C
+            return False
+        return _IMPORTS_IT.search(source) is not None
 
     def open(self, target: Target, arguments: Arguments) -> OpenLoader:
         """As in the base class; sets what DALI allows to be set once in a process."""
-        return DaliLoader(target, arguments, self.workers(arguments), self.prefetched(arguments))
+        return DaliLoader(target, arguments, self.workers(arguments))
 
 
 class DaliLoader(OpenLoader):
@@ -108,132 +115,241 @@ class DaliLoader(OpenLoader):
 
     kind: ClassVar[str] = "dali"
 
-    def __init__(self, target: Target, arguments: Arguments, threads: int, depth: int) -> None:
-        self._ndd = ndd = _dynamic_mode(target.function)
-        _check_device(ndd, target.device)
-        mode = arguments.get("eval_mode", "eager")
-        if mode not in _EVAL_MODES:
-            raise LoaderError(f"eval_mode={mode}: DALI has {', '.join(_EVAL_MODES)}")
-        if (num_threads := arguments.get("num_threads")) is not None:
-            try:
-                ndd.set_num_threads(num_threads)
-            except (TypeError, ValueError) as error:
-                raise LoaderError(f"num_threads={num_threads}: {' '.join(str(error).split())}") from None
+    def __init__(self, target: Target, arguments: Arguments, threads: int) -> None:
+        try:
+            ndd = importlib.import_module(_DYNAMIC)
+        except ImportError as error:
+            raise LoaderError(
+                f"DALI's dynamic mode can't be imported: {first_line(error)}",
+                "Install it for your CUDA: pip install 'batchtune[dali]', or nvidia-dali-cuda130. It needs DALI 2.0.",
+            ) from None
         if threads > 1 and not {"shard_id", "num_shards"} <= target.takes:
             raise LoaderError(
                 f"reader_threads={threads}: your function does not take shard_id and num_shards, so each thread would "
                 "read all of the data",
                 "Let it take both, and pass them to its reader.",
             )
-        self._target = target
-        self._arguments = arguments
-        self._watch = ReaderWatch(ndd)
-        self._last: tuple[Any, int] = (None, 0)
-        self._own: Source | None = None
-        self._threads: list[ReaderThread] = []
-        if threads:
-            sources = [self._source(shard, threads, str(mode)) for shard in range(threads)]
-            self._threads += [ReaderThread(source, depth) for source in sources]
-        else:
-            self._own = self._source(0, 1, str(mode))
-        try:
-            if self._own:
-                self._own.start()
-            for thread in self._threads:
-                thread.take()
-        except BaseException:
-            self.close()
-            raise
+        if arguments.get("num_threads") is not None:
+            ndd.set_num_threads(arguments["num_threads"])
+        _count_examples(ndd)
+        self._examples: int | None = None  # of the last batch
+        self._readers: list[_Source | _ReaderThread] = []
+        if not threads:
+            self._readers.append(_Source(ndd, target, arguments))
+        depth = int(arguments.get("queue_depth") or _QUEUE_DEPTH)
+        for shard in range(threads):
+            source = _Source(ndd, target, arguments, shard, threads)
+            self._readers.append(_ReaderThread(source, depth))
+        for reader in self._readers:
+            reader.start()
 
-    def epoch(self) -> Iterator[Any]:
+    def epoch(self) -> Generator[Any, None, None]:
         """Yield the batches of an epoch; those of reader threads in turn, so that their order is always the same."""
-        if self._own:
-            with contextlib.closing(self._own.batches()) as batches:
-                for self._last in batches:
-                    yield self._last[0]
-            return
-        running = list(self._threads)
+        running = list(self._readers)
         try:
-            for thread in running:
-                thread.begin()
+            for reader in running:
+                reader.begin()
             while running:
-                for thread in tuple(running):
-                    made = thread.take()
+                for reader in tuple(running):
+                    made = reader.take()
                     if made is None:
-                        running.remove(thread)
+                        running.remove(reader)
                     else:
-                        self._last = made
-                        yield made[0]
+                        batch, self._examples = made
+                        yield batch
         finally:
-            for thread in self._threads:
-                thread.break_off()
+            for reader in self._readers:
+                reader.end()
 
     def facts(self, batch: Any) -> BatchFacts:
-        """As in the base class. Lengths are exact: each example of a DALI batch has its own shape.
+        """As in the base class.
 
         In the last batch of a shard, examples that the reader repeats or takes from the next epoch do not count.
         """
-        surplus = 0
-        if batch is self._last[0]:
-            surplus = self._last[1]
-        return facts_of(batch, examples_in_largest(batch), surplus=surplus)
-
-    def explain(self, error: BaseException) -> str | None:
-        """As in the base class: DALI's own message for too many shards needs more."""
-        return "there are fewer files than reader threads" if "num_shards_ <= Size()" in str(error) else None
-
-    def close(self) -> None:
-        """As in the base class. DALI may crash a process that ends while operators still run; they are awaited."""
-        for thread in self._threads:
-            thread.end()
-        if self._own:
-            self._own.stop()
-            self._own = None
-        self._watch.close()
-
-    def _source(self, shard: int, shards: int, mode: str) -> Source:
-        return Source(self._ndd, self._target, self._arguments, self._watch, (shard, shards), mode)
+        return facts_of(batch, self._examples)
 
 
-def _dynamic_mode(function: Callable[..., Any]) -> Any:
-    """Import DALI's dynamic mode, for a function that uses it."""
-    if _DYNAMIC not in sys.modules and not _mentions_dali(function):
-        raise LoaderError(
-            f"nothing that your code imports is {_DYNAMIC}, so it can't be measured as a loader of kind dali",
-            "Leave --kind out; DALI's pipelines, and all other iterables of batches, are measured as kind iterable.",
-        )
+class _Source:
+    """The user's function in one thread; all methods are called there."""
+
+    def __init__(self, ndd: Any, target: Target, arguments: Arguments, shard: int = 0, shards: int = 1) -> None:
+        self._ndd = ndd
+        self._target = target
+        self._mode = str(arguments.get("eval_mode", "eager"))
+        self._seed = target.seed + shard
+        given = {name: value for name, value in arguments.items() if value is not None}
+        on = "gpu" if target.device.startswith("cuda") else "cpu"
+        self._given = {**given, "shard_id": shard, "num_shards": shards, "device": on}
+        self._made: Any = None
+
+    def start(self) -> None:
+        """Prepare the thread, and call the function for the first time."""
+        ndd = self._ndd
+        ndd.random.set_seed(self._seed)
+        self._given["rng"] = ndd.random.RNG(seed=self._seed)
+        self._made = self._call()
+
+    def begin(self) -> None:
+        """Begin an epoch."""
+        self._epoch = self._batches()
+
+    def take(self) -> tuple[Any, int | None] | None:
+        """Return the next batch, finished, and the number of its examples that count, if known; None at the end."""
+        return next(self._epoch, None)
+
+    def end(self) -> None:
+        """End the epoch, complete or not."""
+        self._epoch.close()
+
+    def _batches(self) -> Generator[tuple[Any, int | None], None, None]:
+        made = self._call() if self._made is None else self._made
+        self._made = None  # if this epoch is broken off, a captured pipeline of its reader is lost
+        _counted.examples.clear()
+        with self._context() as context:
+            iterator = iter(made)
+            if isinstance(iterator, Generator):
+                context.callback(iterator.close)  # in this thread, as DALI wants it
+            for batch in iterator:
+                for _, value in leaves(batch):
+                    if isinstance(value, (self._ndd.Batch, self._ndd.Tensor)):
+                        value.evaluate()
+                self._synchronise()
+                examples = max(_counted.examples.values(), default=None)
+                _counted.examples.clear()
+                yield batch, examples
+        if iterator is not made:
+            self._made = made
+
+    def _call(self) -> Any:
+        with self._context():
+            made = self._target.call(self._given)
+        if not isinstance(made, Iterable):
+            raise LoaderError(
+                f"your function returns a {type(made).__name__}, but an iterable of batches is needed",
+                "Write a generator function that yields batches, or a class with __iter__.",
+            )
+        return made
+
+    def _context(self) -> contextlib.ExitStack:
+        """Return the context in which the user's code runs."""
+        context = contextlib.ExitStack()
+        context.enter_context(_operators_errors())
+        context.enter_context(self._ndd.EvalMode[self._mode])
+        if self._target.device.startswith("cuda"):
+            context.enter_context(self._ndd.device(self._target.device))
+        return context
+
+    def _synchronise(self) -> None:
+        """Wait for the streams of this thread, DALI's and torch's."""
+        stream = self._ndd.get_current_stream()
+        if stream is not None:  # there is a GPU
+            stream.synchronize()
+        if self._target.device.startswith("cuda"):
+            import torch
+
+            torch.cuda.current_stream(self._target.device).synchronize()
+
+
+class _ReaderThread:
+    """A source in a thread of its own, which makes `depth` batches before they are taken."""
+
+    def __init__(self, source: _Source, depth: int) -> None:
+        self._source = source
+        self._depth = depth
+        self._thread = ThreadPoolExecutor(1)
+        self._coming: deque[Future[Any]] = deque()
+
+    def start(self) -> None:
+        """As for the source."""
+        self._thread.submit(self._source.start).result()
+
+    def begin(self) -> None:
+        """As for the source."""
+        self._thread.submit(self._source.begin)
+        for _ in range(self._depth):
+            self._coming.append(self._thread.submit(self._source.take))
+
+    def take(self) -> tuple[Any, int | None] | None:
+        """As for the source."""
+        self._coming.append(self._thread.submit(self._source.take))
+        made: tuple[Any, int | None] | None = self._coming.popleft().result()
+        return made
+
+    def end(self) -> None:
+        """As for the source; waits for the batch that is being made."""
+        while self._coming:
+            self._coming.popleft().cancel()
+        self._thread.submit(self._source.end).result()
+
+
+@contextlib.contextmanager
+def _operators_errors() -> Iterator[None]:
+    """Raise an operator's own error, which has the user's line and DALI's own words, for what DALI makes of it.
+
+    Each operator that needs the result of one that failed wraps its error once more.
+    """
     try:
-        return importlib.import_module(_DYNAMIC)
-    except ImportError as error:
-        raise LoaderError(
-            f"DALI's dynamic mode can't be imported: {first_line(error)}",
-            "Install it for your CUDA: pip install 'batchtune[dali]', or nvidia-dali-cuda130. It needs DALI 2.0.",
-        ) from None
+        yield
+    except Exception as raised:
+        error: BaseException = raised
+        while str(error) in _LATE and error.__cause__ is not None:
+            error = error.__cause__
+        if error is raised:
+            raise
+        raise error from None
 
 
-def _check_device(ndd: Any, device: str) -> None:
-    if not device.startswith("cuda"):
+class _Counted(threading.local):
+    """Reader → the examples that this thread read since its last batch, without those that do not count."""
+
+    def __init__(self) -> None:
+        self.examples: dict[int, int] = {}
+
+
+_counted = _Counted()
+# Each reader's metadata, which a captured one gives in its first epoch only, and the epochs it ended.
+_metadata: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def _count_examples(ndd: Any) -> None:
+    """Let all readers count the examples that belong to the epoch.
+
+    `next_epoch(batch_size=B)` yields ceil(size of the shard / B) batches, all of B examples. Only the reader knows the
+    size (`get_metadata`), and only the user's function holds the reader; so this wraps `next_epoch`.
+    """
+    reader_class = next(base for base in reversed(ndd.readers.File.__mro__) if "next_epoch" in vars(base))
+    original = reader_class.next_epoch
+    if hasattr(original, "__wrapped__"):
         return
-    try:
-        ndd.device(device)
-    except (RuntimeError, ValueError) as error:
-        raise LoaderError(
-            f"batches are to go to {device}, but DALI sees no such GPU: {first_line(error)}",
-            "Take --device cpu, or look at the driver: nvidia-smi lists the GPUs.",
-        ) from None
+
+    @functools.wraps(original)
+    def next_epoch(reader: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        left: int | None = None
+        with contextlib.closing(original(reader, *args, **kwargs)) as batches:
+            for outputs in batches:
+                first = next(iter(outputs.values() if isinstance(outputs, dict) else outputs))
+                size = getattr(first, "batch_size", None)
+                if size is not None:
+                    if left is None:
+                        left = _epoch_size(reader, size)
+                    examples = _counted.examples.get(id(reader), 0)
+                    _counted.examples[id(reader)] = examples + max(0, min(size, left))
+                    left -= size
+                yield outputs
+        _epochs[reader] = _epochs.get(reader, 0) + 1
+
+    reader_class.next_epoch = next_epoch
 
 
-def _mentions_dali(function: Callable[..., Any]) -> bool:
-    """Return whether the dynamic mode is among the globals of the function's module, or imported in its code."""
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    for value in vars(module).values() if module else ():
-        name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
-        if isinstance(name, str) and name.startswith(_DYNAMIC):
-            return True
-    members = vars(function).values() if isinstance(function, type) else [function]
-    codes = [member.__code__ for member in members if isinstance(member, types.FunctionType)]
-    for code in codes:  # which grows
-        if any(name.startswith(_DYNAMIC) for name in code.co_names):
-            return True
-        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return False
+def _epoch_size(reader: Any, batch_size: int) -> int:
+    """Return the number of examples in the shard that the reader's next epoch reads, without those that pad it."""
+    if reader not in _metadata:
+        _metadata[reader] = reader.get_metadata(batch_size)
+    metadata = _metadata[reader]
+    size = metadata["epoch_size"]
+    shards = metadata["number_of_shards"]
+    shard = metadata["shard_id"]
+    if not metadata["stick_to_shard"]:
+        shard = (shard + _epochs.get(reader, 0)) % shards
+    return int((shard + 1) * size // shards - shard * size // shards)

@@ -1,28 +1,34 @@
-"""torch's DataLoader over the user's data set, or with the user's arguments, those that are swept replaced."""
+"""torch's DataLoader over the user's data set or arguments, and any other iterable of batches as it is."""
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from batchtune.errors import LoaderError
-from batchtune.loaders.base import BatchFacts, Machine, OpenLoader, Target
-from batchtune.loaders.batches import facts_of
-from batchtune.loaders.iterable import DEFAULTS, IterableKind, IterableLoader, call, torch_axes
-from batchtune.results import TORCH_TYPES, Argument, Arguments, LoaderStage
-from batchtune.workloads.loading import OTHER_NAME
+from msgspec.structs import replace
 
+from batchtune.errors import LoaderError
+from batchtune.loaders.base import Axes, LoaderKind, OpenLoader, Target
+from batchtune.loaders.batches import facts_of, moved
+from batchtune.loaders.protocol import BatchFacts
+from batchtune.results import TORCH_TYPES, Argument, Arguments, LoaderStage
+
+# Defaults of torch's DataLoader; `multiprocessing_context=None` is Python's own default.
+_DEFAULTS: Arguments = {
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "in_order": True,
+    "pin_memory": False,
+    "persistent_workers": False,
+    "multiprocessing_context": None,
+}
 # The arguments that a DataLoader keeps as attributes, from which the same one is built with others.
 _KEPT = (
     "dataset",
     "num_workers",
     "collate_fn",
     "pin_memory",
-    "timeout",
     "worker_init_fn",
     "multiprocessing_context",
     "generator",
@@ -36,99 +42,149 @@ _WITHOUT_WORKERS: dict[str, Any] = {
     "prefetch_factor": None,
     "persistent_workers": False,
     "multiprocessing_context": None,
-    "timeout": 0,
+    "in_order": True,
 }
+
+
+class IterableKind(LoaderKind):
+    """Any iterable of batches: a framework's own loader, a WebLoader, a generator function.
+
+    It is swept by those arguments of torch's DataLoader that its function takes.
+    """
+
+    GIVEN: ClassVar[tuple[str, ...]] = tuple(_DEFAULTS)
+    WORKERS: ClassVar[str] = "num_workers"
+
+    def axes(self, processors: int, *, accelerator: bool, takes: frozenset[str]) -> Axes:
+        """As the base class says."""
+        workers = {0, processors, *(1 << power for power in range(processors.bit_length()))}
+        axes: dict[str, Sequence[Argument]] = {
+            "num_workers": sorted(workers),
+            "prefetch_factor": [2, 4],
+            "in_order": [True, False],
+        }
+        if accelerator:
+            axes["pin_memory"] = [False, True]
+        return {name: values for name, values in axes.items() if name in takes or self.IS_DATALOADER}
+
+    def simplified(self, arguments: Arguments) -> Arguments:
+        """As the base class says. A single worker keeps the order; without `num_workers`, all settings may differ."""
+        fixed: dict[str, Any] = {}
+        if arguments.get("num_workers") == 0:
+            fixed = _WITHOUT_WORKERS
+        elif arguments.get("num_workers") == 1:
+            fixed = {"in_order": True}
+        return {name: fixed.get(name, value) for name, value in arguments.items()}
+
+    def recognises(self, target: Target) -> bool:
+        """As the base class says."""
+        return True
+
+    def open(self, target: Target, arguments: Arguments) -> OpenLoader:
+        """As the base class says."""
+        return IterableLoader(target, arguments, _call(target, arguments))
 
 
 class TorchKind(IterableKind):
     """A DataLoader over a data set, with a dict of arguments, or the user's own: which, its call shows."""
 
-    name: ClassVar[str] = "torch"
-    MORE_WORKERS: ClassVar[bool] = True
     IS_DATALOADER: ClassVar[bool] = True
-    DEFAULTS: ClassVar[Arguments] = DEFAULTS
+    DEFAULTS: ClassVar[Arguments] = _DEFAULTS
     ARGUMENTS: ClassVar[Mapping[str, Any]] = TORCH_TYPES
-    HIDES_RECEIVING: ClassVar[str] = "pin_memory=true receives batches in a thread of its own, and "
-
-    def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
-        """As the base class says."""
-        return torch_axes(machine)
 
     def open(self, target: Target, arguments: Arguments) -> OpenLoader:
         """As the base class says; any other iterable of batches is opened as such."""
         from torch.utils.data import DataLoader, IterableDataset
 
-        made = call(target, arguments)
-        _refuse(made)
+        made = _call(target, arguments)
         lengths = None
         maker = DataLoader
-        batches = isinstance(made, (list, tuple, str)) or _starts_workers(made)
         if isinstance(made, DataLoader):
             given = _arguments_of(made)
             maker = type(made)
-        elif isinstance(made, Mapping) and "dataset" in made:
+        elif isinstance(made, Mapping):
             given = dict(made)
             lengths = given.pop("lengths", None)
-        elif isinstance(made, IterableDataset) and not batches:
+        elif isinstance(made, (list, tuple, str)) or _starts_workers(made):
+            return IterableLoader(target, arguments, made)
+        elif isinstance(made, IterableDataset):
             given = {"dataset": made, "batch_size": None}
-        elif hasattr(made, "__getitem__") and hasattr(made, "__len__") and not batches:
+        elif hasattr(made, "__getitem__"):
             given = {"dataset": made}
         else:
             return IterableLoader(target, arguments, made)
+        if "dataset" not in given:
+            raise LoaderError(
+                f"the target returns a dict without `dataset`: {', '.join(map(str, given)) or 'it is empty'}",
+                "Give it the arguments of torch's DataLoader, with the data set under `dataset`.",
+            )
         if lengths is not None:
             sampler = _recommended(target, given, lengths)
             given = {name: value for name, value in given.items() if name not in _BATCHING} | {"batch_sampler": sampler}
-        if given.get("generator") is not None:
-            given["generator"].manual_seed(target.seed)
         return TorchLoader(target, maker, given, arguments, lengths)
 
 
-class NotingSampler:
-    """A batch sampler that notes the indices of the batches that were requested.
+class IterableLoader(OpenLoader):
+    """An iterable of batches. If it is an iterator, which ends once, the target is called again for each epoch.
 
-    Attributes:
-        sent: Of those that were not delivered yet, in order.
-        stopped: Whether to request no more.
+    `_made` delivers them; `_plain` makes the same without workers, to show its stages.
     """
 
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-        self.sent: deque[Any] = deque()
-        self.stopped = False
+    kind: ClassVar[str] = "iterable"
 
-    def __iter__(self) -> Iterator[Any]:
-        self.sent.clear()
-        self.stopped = False
-        for indices in self.sampler:
-            if self.stopped:
-                return
-            self.sent.append(indices)
-            yield indices
+    def __init__(self, target: Target, arguments: Arguments, made: Any) -> None:
+        if not hasattr(made, "__iter__") or isinstance(made, (str, bytes)):
+            raise LoaderError(
+                f"the target returns an object of type {type(made).__name__}: neither a data set nor an iterable",
+                "Return a data set, a dict of DataLoader arguments, a DataLoader, or any iterable of batches.",
+            )
+        self._target = target
+        self._arguments = arguments
+        self._made = made
+        self._plain = made
+        self._used = False
 
-    def __len__(self) -> int:
-        return len(self.sampler)
+    def epoch(self) -> Generator[Any, None, None]:
+        """As the base class says."""
+        if self._used and isinstance(self._made, Iterator):
+            self._made = _call(self._target, self._arguments)
+        self._used = True
+        iterator = iter(self._made)  # a variable, so that the traceback of an error keeps it
+        for batch in iterator:
+            ready = self._on_device(batch)
+            del batch
+            yield ready
 
-    def delivered(self, batch: Any, *, in_order: bool) -> Any:
-        """Return the indices of a delivered batch: of the first that was requested, or out of order, of its size."""
-        if not self.sent:
+    def _on_device(self, batch: Any) -> Any:
+        """Return the batch on the device, ready; on the CPU it is left as it is."""
+        if self._target.device == "cpu":
+            return batch
+        import torch
+
+        batch = moved(batch, self._target.device, non_blocking=bool(self._arguments.get("pin_memory")))
+        torch.cuda.synchronize(self._target.device)
+        return batch
+
+    def facts(self, batch: Any) -> BatchFacts:
+        """As the base class says."""
+        return facts_of(batch)
+
+    def batches(self) -> int | None:
+        """As the base class says."""
+        try:
+            return len(self._made)
+        except Exception:  # not known; a data set's own __len__ may raise anything
             return None
-        place = 0
-        if not in_order:
-            examples = facts_of(batch).examples
-            same_size = (place for place, indices in enumerate(self.sent) if _size(indices) == examples)
-            place = next(same_size, 0)
-        delivered = self.sent[place]
-        del self.sent[place]
-        return delivered
+
+    def stages(self, seconds: float) -> list[LoaderStage]:
+        """As the base class says."""
+        from batchtune.loaders.stages import measure_stages
+
+        return measure_stages(self._plain, seconds)
 
 
 class TorchLoader(IterableLoader):
-    """A DataLoader. Of a map-style data set it is known which examples are in each batch.
-
-    Attributes:
-        loader: As it is measured.
-        plain: With the user's own arguments, but without workers.
-    """
+    """A DataLoader. Of a map-style data set it is known which examples are in each batch."""
 
     kind: ClassVar[str] = "torch"
 
@@ -137,128 +193,78 @@ class TorchLoader(IterableLoader):
         from torch.utils.data import DataLoader, IterableDataset
 
         # Arguments that the target takes are not the DataLoader's, unless both have them.
-        swept = {name: value for name, value in arguments.items() if name not in target.takes or name in DEFAULTS}
-        given = given | {name: swept.pop(name) for name in _BATCHING if name in swept}
-        self.plain = DataLoader(**{**given, **_WITHOUT_WORKERS})
-        self._noting: NotingSampler | None = None
-        self._indices: Any = None
-        self.exact = lengths is not None
-        self._lengths = None if lengths is None else np.asarray(lengths, dtype=np.float64)
-        wanted = {name: value for name, value in given.items() if name not in _BATCHING}
+        swept = {name: value for name, value in arguments.items() if name not in target.takes or name in _DEFAULTS}
         # With a limit of its own, torch looks for dead workers only when that is over.
-        wanted = wanted | {"timeout": 0} | swept
-        if not wanted.get("num_workers"):
-            wanted |= _WITHOUT_WORKERS
-        if isinstance(self.plain.dataset, IterableDataset):
-            wanted |= {name: given[name] for name in _BATCHING if name in given}
-        elif self.plain.batch_sampler is not None:
-            self._noting = wanted["batch_sampler"] = NotingSampler(self.plain.batch_sampler)
-        else:  # each item of the data set is a batch
-            wanted |= {"sampler": self.plain.sampler, "batch_size": None}
-        self.dealt = not isinstance(self.plain.dataset, IterableDataset)
-        self.loader = _build(maker, wanted)
-        self._in_order = self.loader.num_workers < 2 or getattr(self.loader, "in_order", True)
-        _warn_of_shards(self.plain.dataset, self.loader.num_workers)
-        _check_importable(self.loader)
-        super().__init__(target, {**arguments, "pin_memory": self.loader.pin_memory}, self.loader)
-
-    def epoch(self) -> Iterator[Any]:
-        """As the base class says."""
-        noting = self._noting
-        batches = super().epoch()
+        given = given | {"timeout": 0} | swept
+        plain = DataLoader(**given | _WITHOUT_WORKERS)
+        if not given.get("num_workers"):
+            given |= _WITHOUT_WORKERS
+        self.dealt = not isinstance(plain.dataset, IterableDataset)
+        self._sampler: _NotingSampler | None = None
+        if self.dealt and plain.batch_sampler is not None:
+            self._sampler = _NotingSampler(plain.batch_sampler)
+            given = {name: value for name, value in given.items() if name not in _BATCHING}
+            given["batch_sampler"] = self._sampler
+        self.exact = lengths is not None
+        self._lengths = np.asarray(lengths if lengths is not None else [], dtype=np.float64)
         try:
-            for batch in batches:
-                if noting is not None:
-                    self._indices = noting.delivered(batch, in_order=self._in_order)
-                yield batch
-        except GeneratorExit:
-            if noting is not None and self.loader.persistent_workers:
-                # They finish the requested batches before the next epoch, to which these must not count.
-                noting.stopped = True
-                with contextlib.suppress(Exception):
-                    deque(batches, maxlen=0)
-            raise
+            loader = maker(**given)
+        except TypeError as error:
+            raise LoaderError(
+                f"{maker.__name__} can't be made from the arguments of a DataLoader: {error}",
+                "Check their names, or return a dict of arguments for torch's own DataLoader, with `dataset`.",
+            ) from error
+        super().__init__(target, {**arguments, "pin_memory": loader.pin_memory}, loader)
+        self._plain = plain
 
     def facts(self, batch: Any) -> BatchFacts:
         """As the base class says; with `lengths`, exactly."""
-        expected = _size(self._indices)
-        facts = facts_of(batch, expected)
-        if self._lengths is None or self._indices is None:
+        if self._sampler is None:
+            return facts_of(batch)
+        indices = self._sampler.delivered()
+        facts = facts_of(batch, len(indices))
+        if not self.exact:
             return facts
-        if facts.examples != expected:  # `collate_fn` has left some out; the loader's own unit may be another
-            return replace(facts, length=None, total_length=None)
-        lengths = self._lengths[self._indices]
-        return replace(facts, length=float(lengths.max()), total_length=float(lengths.sum()))
+        lengths = self._lengths[indices]
+        return replace(
+            facts,
+            examples=len(indices),
+            total_length=float(lengths.sum()),
+            length=float(lengths.max()),
+        )
 
     def batches(self) -> int | None:
         """As the base class says. How many all workers of an iterable data set yield together only they know."""
-        if self._noting is None and self.loader.num_workers:
+        if self._made.num_workers and not self.dealt:
             return None
         return super().batches()
 
-    def examples(self) -> int | None:
-        """As the base class says."""
-        from torch.utils.data import BatchSampler
 
-        batching: Any = self.plain.batch_sampler
-        if self._noting is None:
-            return None
-        if self._lengths is not None:
-            return len(self._lengths) - int(batching.dropped_examples)
-        if type(batching) is not BatchSampler:
-            return None
-        try:
-            count = len(batching.sampler)  # type: ignore[arg-type]
-        except TypeError:
-            return None
-        if batching.drop_last:
-            count -= count % batching.batch_size
-        return count
+class _NotingSampler:
+    """A batch sampler that notes the indices of the batches that were requested and not delivered yet."""
 
-    def emptiness(self) -> str | None:
-        """As the base class says."""
-        if self._noting is None:
-            return "the data set yields nothing"
-        with contextlib.suppress(Exception):
-            dataset: Any = self.plain.dataset
-            count = len(dataset)
-            if count == 0:
-                return "the data set has no examples"
-            if self.plain.drop_last:
-                size = self.plain.batch_size
-                return f"{count:,} examples are fewer than a batch of {size:,}, and drop_last leaves them out"
-        return "the sampler yields nothing"
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self._requested: deque[Any] = deque()
 
-    def explain(self, error: BaseException) -> str | None:
-        """As the base class says."""
-        if self._noting is not None:
-            return None
-        return super().explain(error)
+    def __iter__(self) -> Iterator[Any]:
+        self._requested.clear()
+        for indices in self._sampler:
+            self._requested.append(indices)
+            yield indices
 
-    def stages(self, seconds: float) -> list[LoaderStage]:
-        """As the base class says."""
-        from batchtune.loaders.stages import measure_stages
+    def __len__(self) -> int:
+        return len(self._sampler)
 
-        return measure_stages(self.plain, seconds)
-
-    def close(self) -> None:
-        """As the base class says."""
-        super().close()
-        self.loader = None
+    def delivered(self) -> Any:
+        """Return the indices of the next batch: in the order of requests, if workers keep it."""
+        return self._requested.popleft()
 
 
-def _refuse(made: Any) -> None:
-    """Raise LoaderError for what is nearly a data set, or nearly the arguments of a DataLoader."""
-    if isinstance(made, Mapping) and "dataset" not in made:
-        raise LoaderError(
-            f"the target returns a dict without `dataset`: {', '.join(map(str, made)) or 'it is empty'}",
-            "Give it the arguments of torch's DataLoader, with the data set under `dataset`.",
-        )
-    if hasattr(made, "__getitem__") and not hasattr(made, "__iter__") and not hasattr(made, "__len__"):
-        raise LoaderError(
-            f"the target returns an object of type {type(made).__name__} without __len__: how many items has it?",
-            "Add that method, or return a dict with the `dataset` and a `sampler`.",
-        )
+def _call(target: Target, arguments: Arguments) -> Any:
+    """Call the target with these arguments; where it needs one that is not set, with the default of torch."""
+    defaults = {name: value for name, value in _DEFAULTS.items() if name in target.needs}
+    return target.call({**defaults, **arguments})
 
 
 def _arguments_of(loader: Any) -> dict[str, Any]:
@@ -297,56 +303,9 @@ def _recommended(target: Target, given: Mapping[str, Any], lengths: Any) -> Any:
         raise LoaderError(f"the target's `lengths` do not fit {target.config}: {error}") from error
 
 
-def _build(maker: Any, arguments: dict[str, Any]) -> Any:
-    """Make a DataLoader of the user's own class, or if that takes other arguments, torch's."""
-    from torch.utils.data import DataLoader
-
-    if maker is not DataLoader:
-        try:
-            return maker(**arguments)
-        except TypeError:
-            warnings.warn(
-                f"{maker.__name__} can't be made from the arguments of a DataLoader: torch's own is measured with them",
-                stacklevel=2,
-            )
-    return DataLoader(**arguments)
-
-
-def _check_importable(loader: Any) -> None:
-    """Raise LoaderError if workers that are not forked could not import the user's file by its name."""
-    context = loader.multiprocessing_context
-    for part in (loader.dataset, loader.collate_fn, loader.worker_init_fn):
-        _, other, name = str(getattr(part, "__module__", "")).partition(OTHER_NAME)
-        if other and context is not None and context.get_start_method() != "fork":
-            raise LoaderError(
-                f"workers that are not forked can't import {name}.py: another module has its name",
-                "Rename the file, or use fork.",
-            )
-
-
 def _starts_workers(pipeline: Any) -> bool:
-    """Return whether a pipeline begins with a DataLoader, as a WebLoader does."""
+    """Return whether a pipeline of WebDataset begins with a DataLoader, as a WebLoader does."""
     from torch.utils.data import DataLoader
 
-    return any(isinstance(stage, DataLoader) for stage in _stages(pipeline))
-
-
-def _warn_of_shards(pipeline: Any, workers: int) -> None:
-    """Warn if a WebDataset pipeline has fewer shards than workers, which share them."""
-    for stage in _stages(pipeline):
-        shards = getattr(stage, "urls", None)
-        if isinstance(shards, list) and 0 < len(shards) < workers:
-            warnings.warn(
-                f"{workers} workers share {len(shards)} shards: {workers - len(shards)} of them have nothing to read",
-                stacklevel=2,
-            )
-
-
-def _stages(pipeline: Any) -> list[Any]:
-    """Return the stages of a WebDataset pipeline; of anything else, none."""
     stages = getattr(pipeline, "pipeline", None)
-    return stages if isinstance(stages, list) else []
-
-
-def _size(indices: Any) -> int | None:
-    return len(indices) if hasattr(indices, "__len__") else None
+    return isinstance(stages, list) and any(isinstance(stage, DataLoader) for stage in stages)

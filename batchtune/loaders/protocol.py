@@ -38,10 +38,8 @@ class Opened(Message, frozen=True):
     Attributes:
         takes: The parameters of the user's function.
         device: That batches go to, `cpu` or `cuda:N`; device_name: as a person knows it.
-        batches, examples: Of an epoch; None: unknown.
-        exact: Whether the lengths of batches are true ones in the unit of the run.
-        dealt: As in `OpenLoader`.
-        warnings: Each warning of the code, once.
+        batches: Of an epoch; None: unknown.
+        exact, dealt: As in `OpenLoader`.
     """
 
     pid: int
@@ -50,25 +48,40 @@ class Opened(Message, frozen=True):
     device: str
     device_name: str
     batches: int | None
-    examples: int | None
     exact: bool = False
     dealt: bool = False
-    warnings: list[str] = msgspec.field(default_factory=list)
 
 
 class Take(Message, frozen=True):
-    """A request for an epoch, or its first part: it ends after `batches` or `seconds`, whichever comes first.
+    """A request for an epoch, or its first part.
 
     Attributes:
+        seconds: It ends so long after its first batch, or
+        batches: with so many, whichever comes first.
         steps: How long the consumer is busy with each batch in turn, from the start again after the last; None: it
             takes batches as fast as they come.
         digests: Whether to hash each batch.
     """
 
-    batches: int | None
     seconds: float
+    batches: int | None = None
     steps: list[float] | None = None
     digests: bool = False
+
+
+class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A delivered batch; None: unknown.
+
+    Attributes:
+        total_length: Sum of the true lengths where they are known, else of the padded ones, in the loader's unit.
+        size_bytes: Of all its tensors and arrays.
+        length: Longest true length, in the run's unit.
+    """
+
+    examples: int | None
+    total_length: float | None
+    size_bytes: int
+    length: float | None = None
 
 
 class Taken(Message, frozen=True):
@@ -76,27 +89,25 @@ class Taken(Message, frozen=True):
 
     Attributes:
         complete: Whether the epoch came to its end.
-        seconds: From its start to its end, without starting the workers of the next epoch.
         waits: Seconds for each batch, the first from the start of the epoch.
         steps: Seconds that the consumer then took.
-        examples, lengths, total_lengths: As in `BatchFacts`.
-        bytes: Of the largest batch.
         cpu_seconds: Of the process and all that it started.
         words: The shape of the first batch, in words.
         digests: Of each batch, name → hash.
     """
 
     complete: bool = False
-    seconds: float = 0.0
     waits: list[float] = msgspec.field(default_factory=list)
     steps: list[float] = msgspec.field(default_factory=list)
-    examples: list[int | None] = msgspec.field(default_factory=list)
-    lengths: list[float | None] = msgspec.field(default_factory=list)
-    total_lengths: list[float | None] = msgspec.field(default_factory=list)
-    bytes: int = 0
+    batches: list[BatchFacts] = msgspec.field(default_factory=list)
     cpu_seconds: float = 0.0
     words: str | None = None
     digests: list[dict[str, str]] = msgspec.field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """From its start to its end, without starting the workers of the next epoch."""
+        return sum(self.waits) + sum(self.steps)
 
 
 class Split(Message, frozen=True):

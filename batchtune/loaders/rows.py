@@ -1,187 +1,192 @@
-"""Evaluates the measurements of a loader: a setting's row of `loader.json`, and whether two epochs are the same."""
+"""Evaluates the measurements of a loader: the row of a setting, held against the training step."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
-from msgspec.structs import replace
 
-from batchtune.errors import LoaderError
+from batchtune.epochs.cost.fitting import needs_targets
+from batchtune.epochs.measured_costs import costs_of
 from batchtune.lengths import FloatArray
 from batchtune.loaders.base import LoaderKind
-from batchtune.loaders.memory import MemoryUse
 from batchtune.loaders.protocol import Taken
-from batchtune.loaders.runner import LoaderRunner, Measurement, Plan
-from batchtune.results import Arguments, LoaderRow, Reproduced
+from batchtune.loaders.runner import Measurement
+from batchtune.results import (
+    PROBE_FILE,
+    SWEEP_FILE,
+    Demand,
+    LengthsSummary,
+    LoaderRow,
+    Probe,
+    Sweep,
+    read_result,
+)
 
-# Memory that grew by less, in bytes and as a share of what was there, is noise: allocators keep some.
-_MIN_GROWTH_BYTES = 32 << 20
-_MIN_GROWTH = 0.1
-_MIN_LOOKS = 6
-# Only the beginning of a longer epoch is compared.
-COMPARED_SECONDS = 60.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """How long the step computes with batches.
+
+    Attributes:
+        source, per, device_name: As in `Demand`.
+        seconds_of: Examples and longest lengths of batches → seconds of each step.
+        lengths: The data that the run is about; None for a number that the user gave.
+    """
+
+    source: Literal["probe", "step-ms"]
+    per: Literal["shape", "example", "batch"]
+    seconds_of: Callable[[FloatArray, FloatArray], FloatArray]
+    device_name: str | None = None
+    lengths: LengthsSummary | None = None
+
+    def of(self, epochs: Iterable[Taken]) -> list[float]:
+        """Return the seconds of a step with each delivered batch; one whose examples are unknown counts as one."""
+        seconds: list[float] = []
+        for taken in epochs:
+            examples = np.nan_to_num(_column(batch.examples for batch in taken.batches), nan=1.0)
+            seconds += self.seconds_of(examples, _column(batch.length for batch in taken.batches)).tolist()
+        return seconds
+
+    def demand(self, epochs: Iterable[Taken]) -> Demand:
+        """Return the record of it for the batches that were delivered, at least one."""
+        mean = float(np.mean(self.of(epochs)))
+        return Demand(source=self.source, per=self.per, step_seconds=mean, device_name=self.device_name)
 
 
-def row_of(measurement: Measurement, kind: LoaderKind, rounds: int, *, rates: bool = True) -> LoaderRow:
-    """Return the row of a measurement, without what depends on the step; without rates and waits unless `rates`."""
-    row = LoaderRow(
-        arguments=measurement.arguments,
-        workers=kind.workers(measurement.arguments),
-        outcome=measurement.outcome,
-        error=measurement.error,
-        rounds=rounds,
-        trials=len(measurement.trials),
+def steps_of_run(folder: Path, step_ms: float | None, *, exact: bool) -> Steps | None:
+    """Return the step times that the user gave, or those of a run folder's probe; None without any.
+
+    `exact`: the lengths of batches are known, in the unit of the run. Without them, or if the times depend on targets,
+    a step takes as long for each example as in the recommended epoch of the run's sweep.
+
+    Raises:
+        ResultError: A file of the run can't be read.
+    """
+    if step_ms is not None:
+        return Steps(source="step-ms", per="batch", seconds_of=lambda examples, _: 0 * examples + step_ms / 1000)
+    if not (folder / PROBE_FILE).exists():
+        return None
+    probe = read_result(folder / PROBE_FILE, Probe)
+    costs = costs_of(probe)
+    model = probe.models.step_seconds
+    if costs.step_seconds is None or model is None:
+        return None
+    steps = Steps(
+        source="probe",
+        per="shape",
+        seconds_of=costs.step_seconds,
+        device_name=costs.device_name,
+        lengths=probe.lengths,
     )
-    if measurement.outcome != "ok":
-        return row
-    epochs = measurement.epochs
-    memory = measurement.memory or MemoryUse()
-    row = replace(
-        row,
-        batches=sum(len(taken.waits) for taken in epochs),
-        examples=sum(_total(taken.examples) for taken in epochs),
-        first_batch_seconds=float(np.median([taken.waits[0] for taken in epochs if taken.waits])),
-        memory_bytes=memory.peak_bytes or None,
-        worker_bytes=memory.worker_bytes if row.workers else None,
-        shared_bytes=memory.shared_bytes,
-        batch_bytes=max(taken.bytes for taken in epochs),
-    )
-    if not rates:
-        return row
-    waits: list[float] = []
-    for taken in epochs:
-        waits += taken.waits[1:]
-    waits = waits or [epochs[0].waits[0]]
-    busy = sum(taken.cpu_seconds for taken in epochs) / max(sum(taken.seconds for taken in epochs), 1e-9)
-    return replace(
-        _with_rates(row, measurement.trials),
+    if exact and not needs_targets(model):
+        return steps
+    if not (folder / SWEEP_FILE).exists():
+        return None
+    sweep = read_result(folder / SWEEP_FILE, Sweep)
+    row = sweep.recommended_row
+    if row is None or row.estimated_epoch_seconds is None:
+        return None
+    per_example = row.estimated_epoch_seconds / sweep.lengths.count
+    return replace(steps, per="example", seconds_of=lambda examples, _: examples * per_example)
+
+
+def row_of(kind: LoaderKind, measurements: Sequence[Measurement]) -> LoaderRow:
+    """Return the row of a setting, without what depends on the step: medians over its measurements."""
+    last = measurements[-1]
+    workers = kind.workers(last.arguments)
+    if last.outcome != "ok":
+        return LoaderRow(arguments=last.arguments, workers=workers, outcome=last.outcome, error=last.error)
+    epochs = list(itertools.chain.from_iterable(measurement.epochs for measurement in measurements))
+    delivered = list(itertools.chain.from_iterable(taken.batches for taken in epochs))
+    rates = np.array([_rates(measurement, workers) for measurement in measurements])
+    batches, examples, length = np.median(rates, axis=0)
+    waits = list(itertools.chain.from_iterable(taken.waits[1:] for taken in epochs)) or epochs[0].waits
+    processors = sum(taken.cpu_seconds for taken in epochs) / sum(taken.seconds for taken in epochs)
+    return LoaderRow(
+        arguments=last.arguments,
+        workers=workers,
+        outcome="ok",
+        trials=len(measurements),
+        batches=len(delivered),
+        examples=sum(batch.examples or 0 for batch in delivered),
+        examples_per_second=_known(examples),
+        batches_per_second=float(batches),
+        length_per_second=_known(length),
+        examples_per_second_spread=_known(np.ptp(rates[:, 1]) / examples),
+        first_batch_seconds=float(np.median([taken.waits[0] for taken in epochs])),
         wait_p50_seconds=float(np.quantile(waits, 0.5)),
         wait_p99_seconds=float(np.quantile(waits, 0.99)),
-        processors=busy,
-        other_processors=max(0.0, (measurement.busy_processors or 0.0) - busy),
-        growth_bytes_per_batch=growth(memory, measurement.spans, row.batches / len(epochs)),
+        processors=processors,
+        other_processors=max(0.0, last.busy_processors - processors),
+        memory_bytes=last.memory_bytes or None,
+        worker_bytes=last.worker_bytes or None,
+        shared_bytes=last.shared_bytes,
+        batch_bytes=max(batch.size_bytes for batch in delivered),
     )
 
 
-def _total(values: Sequence[float | None]) -> Any:
-    return sum(value for value in values if value is not None)
+def idle_share(measurement: Measurement, workers: int) -> float:
+    """Return the share of the time that the consumer waited, the start of each epoch apart."""
+    *_, waits, steps = _totals(measurement, workers)
+    return float(waits / (waits + steps))
 
 
-def _with_rates(row: LoaderRow, trials: Sequence[Sequence[Taken]]) -> LoaderRow:
-    """Return a row with the median rates of its trials; None where a batch's examples or length are not known."""
-    rates = np.array([_rates(trial, row.workers) for trial in trials])
-    batches, examples, length = map(float, np.median(rates, axis=0))
-    row = replace(row, batches_per_second=batches)
-    epochs = list(itertools.chain.from_iterable(trials))
-    if not any(None in taken.examples for taken in epochs):
-        spread = float(np.ptp(rates[:, 1])) / examples if examples else None
-        row = replace(row, examples_per_second=examples, examples_per_second_spread=spread)
-    if not any(None in taken.total_lengths for taken in epochs):
-        row = replace(row, length_per_second=length)
-    return row
+def epoch_size(epochs: Iterable[Taken]) -> tuple[int | None, int | None]:
+    """Return the batches and examples of an epoch that came to its end; None: not known."""
+    for taken in epochs:
+        if taken.complete:
+            examples = [batch.examples for batch in taken.batches if batch.examples is not None]
+            if len(examples) == len(taken.batches):
+                return len(examples), sum(examples)
+            return len(taken.batches), None
+    return None, None
 
 
-def _rates(trial: Sequence[Taken], workers: int) -> FloatArray:
-    """Return batches, examples and length per second of one trial, each epoch from `_steady` on."""
-    totals = np.zeros(3)
-    for taken in trial:
-        first = _steady(taken, workers)
-        totals[0] += len(taken.waits) - first
-        totals[1] += _total(taken.examples[first:])
-        totals[2] += _total(taken.total_lengths[first:])
-    waits, steps = _steady_seconds(trial, workers)
-    return totals / max(waits + steps, 1e-9)
-
-
-def measured_idle(trial: Sequence[Taken], workers: int) -> float:
-    """Return the share of the time that the consumer waited, each epoch from `_steady` on."""
-    waits, steps = _steady_seconds(trial, workers)
-    return waits / max(waits + steps, 1e-9)
-
-
-def _steady_seconds(trial: Sequence[Taken], workers: int) -> tuple[float, float]:
-    """Return the seconds of waits and of steps, each epoch from `_steady` on."""
-    waits = 0.0
-    steps = 0.0
-    for taken in trial:
-        first = _steady(taken, workers)
-        waits += sum(taken.waits[first:])
-        steps += sum(taken.steps[first:])
-    return waits, steps
-
-
-def _steady(taken: Taken, workers: int) -> int:
-    """Return the first batch of an epoch that counts: all workers begin their first ones at once, and end together."""
-    return min(max(1, workers), len(taken.waits) // 2)
-
-
-def growth(memory: MemoryUse, spans: Sequence[tuple[float, float]], epoch_batches: float) -> float | None:
-    """Return by how many bytes memory grew with each batch; 0 if by no more than noise, None with too few looks.
-
-    Within an epoch it is the slope of a line through its last two thirds × its time, the median of the epochs: workers
-    that end with their epoch free their memory. From the first to the last epoch it is the difference of their medians.
-    """
-    grown_within: list[float] = []
-    levels: list[float] = []
-    looks = 0
-    for began, ended in spans:
-        settled = began + (ended - began) / 3
-        history = [(seconds - began, size) for seconds, size in memory.history if settled <= seconds <= ended]
-        looks += len(history)
-        if len(history) < 2:
-            continue
-        points = np.array(history)
-        slope, _ = np.polyfit(points[:, 0], points[:, 1], 1)
-        grown_within.append(float(slope) * (ended - began))
-        levels.append(float(np.median(points[:, 1])))
-    if looks < _MIN_LOOKS or not levels:
+def epoch_seconds(row: LoaderRow, batches: int | None, demand: Demand | None) -> float | None:
+    """Return the time of an epoch: its steps and measured waits, or the loader's own time without step times."""
+    if batches is None or row.batches_per_second is None or row.first_batch_seconds is None:
         return None
-    noise = max(_MIN_GROWTH_BYTES, _MIN_GROWTH * levels[0])
-    growth_of_batch = 0.0
-    grown_in_epoch = float(np.median(grown_within))
-    if grown_in_epoch > noise:
-        growth_of_batch = grown_in_epoch / epoch_batches
-    grown_between_epochs = levels[-1] - levels[0]
-    if grown_between_epochs > noise:
-        batches_between = epoch_batches * (len(spans) - 1)
-        growth_of_batch = max(growth_of_batch, grown_between_epochs / batches_between)
-    return growth_of_batch
+    if demand is None:
+        return row.first_batch_seconds + (batches - 1) / row.batches_per_second
+    if row.gpu_idle is None:
+        return None
+    return row.first_batch_seconds + batches * demand.step_seconds / max(1e-9, 1 - row.gpu_idle)
 
 
-def merged(measurements: Sequence[Measurement]) -> Measurement:
-    """Return all trials of a setting that was measured several times, with the memory of the last."""
-    trials: list[list[Taken]] = []
-    for measurement in measurements:
-        trials += measurement.trials
-    busy = [measurement.busy_processors or 0.0 for measurement in measurements]
-    return dataclasses.replace(measurements[-1], trials=trials, busy_processors=float(np.mean(busy)))
+def _rates(measurement: Measurement, workers: int) -> FloatArray:
+    """Return batches, examples and length per second, the start of each epoch apart; NaN: not known."""
+    totals = _totals(measurement, workers)
+    rates: FloatArray = totals[:3] / totals[3:].sum()
+    return rates
 
 
-def reproduced(runner: LoaderRunner, arguments: Arguments, kind: LoaderKind) -> Reproduced:
-    """Take an epoch in each of two fresh processes, from the same seed, and compare all tensors bit for bit.
+def _totals(measurement: Measurement, workers: int) -> FloatArray:
+    """Return batches, examples, length, seconds of waits and of steps; NaN: not known.
 
-    Raises LoaderError if one of the two fails.
+    Each epoch counts from the first batch that follows those of its start: all workers begin their first ones at once.
     """
-    first = _digests(runner, arguments, kind)
-    second = _digests(runner, arguments, kind)
-    for index, (batch, other) in enumerate(zip(first.digests, second.digests, strict=False)):
-        if batch != other:
-            names = [name for name in {**batch, **other} if batch.get(name) != other.get(name)]
-            return Reproduced(batches=index + 1, first_difference=index, what=f"{', '.join(names)} differ")
-    shorter = min(len(first.digests), len(second.digests))
-    if len(first.digests) != len(second.digests) and first.complete and second.complete:
-        what = f"one epoch has {len(first.digests)} batches, the other {len(second.digests)}"
-        return Reproduced(batches=shorter, first_difference=shorter, what=what)
-    return Reproduced(batches=shorter)
+    totals = np.zeros(5)
+    for taken in measurement.epochs:
+        first = min(max(1, workers), len(taken.waits) // 2)
+        figures = [
+            (1, batch.examples, batch.total_length, wait, step)
+            for batch, wait, step in zip(taken.batches, taken.waits, taken.steps, strict=True)
+        ]
+        totals += np.array(figures[first:], dtype=np.float64).sum(axis=0)
+    return totals
 
 
-def _digests(runner: LoaderRunner, arguments: Arguments, kind: LoaderKind) -> Taken:
-    """Return an epoch of a fresh process, with its batches' digests."""
-    measured = runner.measure(arguments, Plan(seconds=COMPARED_SECONDS, digests=True), kind)
-    if measured.outcome != "ok":
-        raise LoaderError(f"the epoch to compare failed: {measured.error}")
-    return measured.epochs[0]
+def _column(figures: Iterable[float | None]) -> FloatArray:
+    """Return figures as an array; NaN: not known."""
+    return np.array(list(figures), dtype=np.float64)
+
+
+def _known(figure: float) -> float | None:
+    """Return a figure; None for NaN."""
+    return None if math.isnan(figure) else float(figure)

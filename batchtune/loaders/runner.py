@@ -2,54 +2,41 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import shutil
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import psutil
+from msgspec.structs import replace
 
 from batchtune.errors import LoaderError, OptionError
-from batchtune.loaders.base import LoaderKind
-from batchtune.loaders.memory import MemoryUse, shared_memory, watched_memory
 from batchtune.loaders.protocol import Open, Opened, Reply, Split, Stages, Take, Taken
 from batchtune.loaders.settings import LoaderSettings
 from batchtune.processes.worker import Failed, Message, Nursery, WorkerLost
-from batchtune.results import Arguments, LoaderOutcome, LoaderStage
-from batchtune.units import format_seconds, format_size
+from batchtune.results import Arguments, LoaderOutcome, LoaderStage, Reproduced
+from batchtune.units import format_seconds
 from batchtune.workloads.loading import last_frame
 
 Answer = TypeVar("Answer", Opened, Taken, Stages)
 
-# The warm-up, in batches: this many times what may be waiting, but no less than the second number.
-_WARM_UP_TIMES = 2
 _WARM_UP_BATCHES = 8
 # The most epochs of a measurement, if they end at once.
 _MOST_EPOCHS = 50
 _LAST_LINES = 5
-# A measurement that takes longer than planned by this factor begins no more epochs.
-_LATE = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How a setting is measured.
-
-    Attributes:
-        seconds: After the warm-up.
-        epochs: The fewest epochs to begin; to see how long one takes to start.
-        batches: The most of each epoch; None: all, as far as the time goes.
-        steps: How long the consumer is busy with each batch in turn; None: not at all.
-        digests: Whether to hash each batch, of one epoch.
-    """
-
-    seconds: float
-    epochs: int = 1
-    batches: int | None = None
-    steps: Sequence[float] | None = None
-    digests: bool = False
+# How many batches of each worker are compared, for how long they are taken, and how many might be equal by chance.
+_REPEATS_ROUNDS = 8
+_REPEATS_SECONDS = 10.0
+_FEWEST_ROUNDS = 4
+COMPARED_SECONDS = 60.0
+"""Of an epoch that is compared with another; only the beginning of a longer one is."""
+# Reading the memory of a process holds its lock for a moment: it may take this share of the time at most.
+_LOOKING_SHARE = 0.05
+_LOOKING_SECONDS = 0.25
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,24 +45,21 @@ class Measurement:
 
     Attributes:
         error: The message, the hint and the traceback, each on lines of its own.
-        trials: The epochs, or parts of one, of each process that was measured.
-        memory: None if the loader was not built.
-        spans: The beginning and the end of each epoch, on `time.monotonic`'s clock.
-        busy_processors: How many all programs of the machine kept busy meanwhile; None if it failed.
+        epochs: Those that were taken, or parts of them.
+        busy_processors: How many all programs of the machine kept busy meanwhile.
+        memory_bytes: Of all processes at once, each shared page counted once (psutil's proportional set size), at most.
+        worker_bytes: Of the largest process that is not the first, at most.
+        shared_bytes: Added to /dev/shm, at most.
     """
 
     arguments: Arguments
     outcome: LoaderOutcome = "ok"
     error: str | None = None
-    trials: list[list[Taken]] = field(default_factory=list)
-    memory: MemoryUse | None = None
-    spans: list[tuple[float, float]] = field(default_factory=list)
-    busy_processors: float | None = None
-
-    @property
-    def epochs(self) -> list[Taken]:
-        """All epochs of all trials."""
-        return list(itertools.chain.from_iterable(self.trials))
+    epochs: list[Taken] = field(default_factory=list)
+    busy_processors: float = 0.0
+    memory_bytes: int = 0
+    worker_bytes: int = 0
+    shared_bytes: int = 0
 
 
 class _Failure(Exception):
@@ -85,16 +69,14 @@ class _Failure(Exception):
 
 
 class LoaderRunner:
-    """Measures settings of a loader. Use as a context manager: no process outlives it."""
+    """Measures settings of a loader; no process outlives `close`."""
 
     def __init__(self, settings: LoaderSettings) -> None:
         self._settings = settings
         self._nursery = Nursery("batchtune.loaders.worker", Reply, {})
 
-    def __enter__(self) -> LoaderRunner:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
+    def close(self) -> None:
+        """End the process that workers are forked from."""
         self._nursery.close()
 
     def inspect(self) -> Opened:
@@ -106,20 +88,51 @@ class LoaderRunner:
         """Measure the stages of making a batch in a fresh process. Raises LoaderError if a stage fails."""
         with self._worker():
             self._inspect()
-            return self._ask(Split(seconds=seconds), Stages, seconds * 2 + self._settings.timeout_seconds).stages
+            return self._ask(Split(seconds=seconds), Stages, seconds + self._settings.timeout_seconds).stages
 
-    def measure(self, arguments: Arguments, plan: Plan, kind: LoaderKind) -> Measurement:
-        """Measure one setting in a fresh process. Raises LoaderError if every other setting would fail alike."""
+    def measure(self, arguments: Arguments, request: Take) -> Measurement:
+        """Measure one setting in a fresh process: epochs as requested until the time is over, after a warm-up.
+
+        A single epoch is taken, from the start, for digests.
+        """
         measurement = Measurement(arguments=arguments)
         with self._worker():
             try:
-                self._measure(measurement, plan, kind)
+                opened = self._open(arguments)
+                with _watched_memory(opened.pid, measurement):
+                    if not request.digests:
+                        self._take(Take(batches=_WARM_UP_BATCHES, seconds=request.seconds))
+                    psutil.cpu_percent()  # the next call gives the share since this one
+                    measurement.epochs += self._epochs(request)
+                    measurement.busy_processors = psutil.cpu_percent() / 100 * psutil.cpu_count()
             except _Failure as failure:
-                if failure.failed.fatal:
-                    raise
                 measurement.outcome = failure.failed.outcome
                 measurement.error = failure.failed.text
         return measurement
+
+    def repeats(self, arguments: Arguments, workers: int) -> bool:
+        """Return whether workers of a setting repeat each other, by the values of their first batches."""
+        request = Take(seconds=_REPEATS_SECONDS, batches=_REPEATS_ROUNDS * workers, digests=True)
+        measured = self.measure(arguments, request)
+        return measured.outcome == "ok" and repeated_batches(measured.epochs[0].digests, workers)
+
+    def reproduced(self, arguments: Arguments) -> Reproduced:
+        """Take an epoch in each of two fresh processes, from the same seed, and compare all tensors bit for bit.
+
+        Raises LoaderError if one of the two fails.
+        """
+        first, second = (self._epoch_to_compare(arguments) for _ in range(2))
+        for index, (batch, other) in enumerate(zip(first.digests, second.digests, strict=False)):
+            if batch != other:
+                names = [name for name in {**batch, **other} if batch.get(name) != other.get(name)]
+                return Reproduced(batches=index + 1, first_difference=index, what=f"{', '.join(names)} differ")
+        return Reproduced(batches=min(len(first.digests), len(second.digests)))
+
+    def _epoch_to_compare(self, arguments: Arguments) -> Taken:
+        measured = self.measure(arguments, Take(seconds=COMPARED_SECONDS, digests=True))
+        if measured.outcome != "ok":
+            raise LoaderError(f"the epoch to compare failed: {measured.error}")
+        return measured.epochs[0]
 
     @contextmanager
     def _worker(self) -> Iterator[None]:
@@ -134,35 +147,16 @@ class LoaderRunner:
         finally:
             self._nursery.end_worker()
 
-    def _measure(self, measurement: Measurement, plan: Plan, kind: LoaderKind) -> None:
-        opened = self._open(measurement.arguments)
-        with watched_memory(opened.pid) as measurement.memory:
-            if not plan.digests:
-                batches = max(_WARM_UP_BATCHES, 1 + _WARM_UP_TIMES * kind.batches_in_flight(measurement.arguments))
-                self._take(Take(batches=batches, seconds=plan.seconds))
-            started = time.monotonic()
-            busy_before = _busy_seconds()
-            measurement.trials.append(self._epochs(plan, measurement.spans))
-            busy = (_busy_seconds() - busy_before) / (time.monotonic() - started)
-        if not any(taken.waits for taken in measurement.epochs):
-            raise _Failure(Failed(outcome="empty", message="the loader delivers no batch"))
-        measurement.busy_processors = busy
-
-    def _epochs(self, plan: Plan, spans: list[tuple[float, float]]) -> list[Taken]:
-        """Take epochs until the time is over and as many as requested have begun; note in `spans` when each ran."""
-        taken: list[Taken] = []
-        left = plan.seconds
-        again = plan.batches is None and not plan.digests
-        while len(taken) < plan.epochs or (again and left > 0 and len(taken) < _MOST_EPOCHS):
-            steps = None if plan.steps is None else list(plan.steps)
-            seconds = max(left, plan.seconds / 4)
-            began = time.monotonic()
-            taken.append(self._take(Take(batches=plan.batches, seconds=seconds, steps=steps, digests=plan.digests)))
-            spans.append((began, began + taken[-1].seconds))
-            left -= taken[-1].seconds
-            if not taken[-1].waits or (len(taken) > 1 and left < -_LATE * plan.seconds):
-                break
-        return taken
+    def _epochs(self, request: Take) -> Iterator[Taken]:
+        """Take epochs until the time is over, the last one in part."""
+        ending = time.monotonic() + request.seconds
+        for _ in range(_MOST_EPOCHS):
+            taken = self._take(request)
+            yield taken
+            left = ending - time.monotonic()
+            if request.digests or left <= 0:
+                return
+            request = replace(request, seconds=left)
 
     def _inspect(self) -> Opened:
         return self._open({name: values[0] for name, values in self._settings.sweep.items()}, inspect=True)
@@ -187,43 +181,74 @@ class LoaderRunner:
         return self._ask(request, Taken, limit)
 
     def _ask(self, request: Message, kind: type[Answer], timeout: float) -> Answer:
-        opening = isinstance(request, Open)
         try:
             reply = self._nursery.ask(request, (kind, Failed), timeout)
         except WorkerLost as lost:
-            if lost.outcome == "timeout":
-                what = "building the loader" if opening else "delivering batches"
-                where = f", at {last_frame(lost.output)}" if lost.output else ""
-                reply = Failed(
-                    outcome="timeout",
-                    message=f"{what} hangs{where}: it took longer than {format_seconds(timeout)}",
-                    hint=f"If it just takes long, allow more with {'--setup-timeout' if opening else '--timeout'}.",
-                    fatal=opening,
-                )
-            else:
+            if lost.outcome != "timeout":
                 printed = "\n".join(lost.output.strip().splitlines()[-_LAST_LINES:])
                 message = f"the process that takes the batches {lost}"
-                reply = Failed(outcome=lost.outcome, message=message, traceback=printed or None)
+                raise _Failure(Failed(outcome=lost.outcome, message=message, traceback=printed or None)) from None
+            where = f", at {last_frame(lost.output)}" if lost.output else ""
+            reply = Failed(
+                outcome="timeout",
+                message=f"the loader hangs{where}: it took longer than {format_seconds(timeout)}",
+                hint="If it just takes long, allow more with --timeout (a batch) or --setup-timeout (building it).",
+            )
         if isinstance(reply, Failed):
             raise _Failure(reply)
         assert isinstance(reply, kind)
         return reply
 
 
-def _busy_seconds() -> float:
-    """Return for how long all processors together have been busy since the machine was started."""
-    times = psutil.cpu_times()
-    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - times.guest)
+def repeated_batches(digests: list[dict[str, str]], workers: int) -> bool:
+    """Return whether workers repeat each other: in each of four rounds or more, all deliver the same batch.
+
+    Workers deliver in turn. The batches of different rounds must differ: constant batches, or few different labels, are
+    the same by chance.
+    """
+    rounds = [digests[first : first + workers] for first in range(0, len(digests) - workers + 1, workers)]
+    firsts = [batches[0] for batches in rounds]
+    if len(rounds) < _FEWEST_ROUNDS or any(batch in firsts[:number] for number, batch in enumerate(firsts)):
+        return False
+    return all(batches == batches[:1] * workers for batches in rounds)
 
 
-def too_small(kind: LoaderKind, arguments: Arguments, batch_bytes: int) -> str | None:
-    """Return why /dev/shm can't hold the batches that would wait with these arguments; None if it can."""
-    waiting = kind.batches_in_flight(arguments)
-    memory = shared_memory()
-    if memory is None or waiting * batch_bytes <= memory.free or not kind.IN_SHARED_MEMORY:
-        return None
-    return (
-        f"/dev/shm has {format_size(memory.free)} free, and {waiting} batches of up to {format_size(batch_bytes)} may "
-        "wait in it: a worker would be killed by a bus error\nMake it larger (docker run --shm-size, or mount -o "
-        "remount,size=... /dev/shm), or take fewer workers or a smaller prefetch_factor."
-    )
+@contextmanager
+def _watched_memory(pid: int, measurement: Measurement) -> Iterator[None]:
+    """Look at a process and its descendants again and again, in a thread, until the block ends."""
+    done = threading.Event()
+    shared_before = _shared_bytes()
+
+    def watch() -> None:
+        waiting = 0.0
+        while not done.wait(waiting):
+            began = time.monotonic()
+            with contextlib.suppress(psutil.Error):
+                _look(pid, measurement)
+            measurement.shared_bytes = max(measurement.shared_bytes, _shared_bytes() - shared_before)
+            waiting = max(_LOOKING_SECONDS, (time.monotonic() - began) / _LOOKING_SHARE)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _shared_bytes() -> int:
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage("/dev/shm").used
+    return 0
+
+
+def _look(pid: int, measurement: Measurement) -> None:
+    process = psutil.Process(pid)
+    total = process.memory_full_info().pss
+    for child in process.children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            child_bytes = child.memory_full_info().pss
+            total += child_bytes
+            measurement.worker_bytes = max(measurement.worker_bytes, child_bytes)
+    measurement.memory_bytes = max(measurement.memory_bytes, total)

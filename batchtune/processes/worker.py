@@ -60,7 +60,6 @@ class Failed(Message, frozen=True):
         outcome: As that of a trial or of a loader's setting.
         traceback: The last lines of the user's own frames.
         stage: What failed; None: what was asked for.
-        fatal: Whether it would fail again however it is asked: the code can't be imported, or makes no loader.
     """
 
     message: str
@@ -68,7 +67,6 @@ class Failed(Message, frozen=True):
     traceback: str | None = None
     outcome: LoaderOutcome = "error"
     stage: str | None = None
-    fatal: bool = False
 
     @property
     def text(self) -> str:

@@ -88,7 +88,7 @@ def broken():
 '''
 # Few and short measurements.
 QUICK = ["--seconds", "0.2", "--trials", "1"]
-PLAIN = ["--sweep", "persistent_workers=false", "--sweep", "multiprocessing_context=fork", "--sweep", "in_order=true"]
+PLAIN = ["--sweep", "multiprocessing_context=fork", "--sweep", "in_order=true"]
 ALONE = ["--sweep", "num_workers=0", *PLAIN]
 
 
@@ -118,7 +118,7 @@ def test_the_fewest_workers_that_keep_up_are_recommended(
     assert one["gpu_idle"] < alone["gpu_idle"] / 2
     row = found["rows"][found["recommended"]]
     assert row["workers"] == 1
-    assert (found["epoch_examples"], found["epoch_batches"], found["demand"]["per"]) == (240, 30, "batch")
+    assert (found["epoch_batches"], found["demand"]["per"]) == (30, "batch")
     assert found["stages"][0]["seconds_per_example"] >= 0.002
     config = YAML(typ="safe").load(tmp_path / "batchtune-run" / "loader.yaml")
     assert (config["kind"], config["arguments"]) == ("torch", row["arguments"])

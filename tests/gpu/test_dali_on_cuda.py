@@ -7,7 +7,6 @@ import sys
 import wave
 from array import array
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,8 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def opened(name: str, folder: str, **arguments: Any) -> closing[OpenLoader]:
-    return closing(DaliKind().open(target_of(name, {"folder": folder}, device="cuda:0"), arguments))
+def opened(name: str, folder: str, **arguments: Any) -> OpenLoader:
+    return DaliKind().open(target_of(name, {"folder": folder}, device="cuda:0"), arguments)
 
 
 def where(loader: OpenLoader) -> Iterator[tuple[str, int | None]]:
@@ -48,18 +47,17 @@ def where(loader: OpenLoader) -> Iterator[tuple[str, int | None]]:
 
 def test_each_reader_thread_has_a_stream_of_its_own(clips: str) -> None:
     for threads in (0, 1, 2):
-        with opened("where", clips, reader_threads=threads) as loader:
-            found = list(where(loader))
-            assert {device for device, _ in found} == {"gpu"}
-            assert len({stream for _, stream in found}) == max(1, threads)
+        found = list(where(opened("where", clips, reader_threads=threads)))
+        assert {device for device, _ in found} == {"gpu"}
+        assert len({stream for _, stream in found}) == max(1, threads)
 
 
 def test_batches_are_the_same_in_all_modes(clips: str) -> None:
     for threads in (0, 2):
         found = []
         for mode in MODES:
-            with opened(f"{EXAMPLE}:make_batches", clips, eval_mode=mode, reader_threads=threads) as loader:
-                found.append(digests(loader))
+            loader = opened(f"{EXAMPLE}:make_batches", clips, eval_mode=mode, reader_threads=threads)
+            found.append(digests(loader))
         assert found[0] == found[1] == found[2] == found[3]
 
 
@@ -76,6 +74,6 @@ def test_the_example_makes_on_the_gpu_what_it_makes_on_the_cpu(clips: str, monke
 
 
 def test_an_epoch_can_be_broken_off(clips: str) -> None:
-    with opened(f"{EXAMPLE}:make_batches", clips, reader_threads=2, batch_size=2) as loader:
-        assert len(digests(loader, 1)) == 1
-        assert sum(loader.facts(batch).examples or 0 for batch in loader.epoch()) == FILES
+    loader = opened(f"{EXAMPLE}:make_batches", clips, reader_threads=2, batch_size=2)
+    assert len(digests(loader, 1)) == 1
+    assert sum(loader.facts(batch).examples or 0 for batch in loader.epoch()) == FILES

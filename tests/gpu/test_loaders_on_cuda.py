@@ -18,7 +18,7 @@ USERS = Path(__file__).parents[1] / "loaders" / "loaders_of_users.py"
 
 def epoch(nursery: Nursery, device: str, arguments: Arguments) -> tuple[Opened, Taken]:
     nursery.start_worker()
-    asked: dict[str, Any] = {"spec": f"{USERS}:seeded", "options": {}, "kind": None, "seed": 1}
+    asked: dict[str, Any] = {"spec": f"{USERS}:arguments", "options": {}, "kind": None, "seed": 1}
     request = Open(arguments=arguments, processors=sorted(os.sched_getaffinity(0)), device=device, **asked)
     opened = nursery.ask(request, (Opened, Failed), 120.0)
     assert isinstance(opened, Opened), opened
@@ -41,4 +41,4 @@ def test_batches_arrive_as_they_were_made(pinned: bool, context: str) -> None:
     assert opened.device_name == torch.cuda.get_device_name(0)
     assert there.complete
     assert there.digests == here.digests
-    assert (there.examples, there.total_lengths) == (here.examples, here.total_lengths)
+    assert there.batches == here.batches

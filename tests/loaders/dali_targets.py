@@ -29,7 +29,6 @@ def mels(
     rng: Any = None,
     seed: int = 0,
     shuffled_by: str = "seed",
-    padded: bool = False,
 ) -> Iterator[dict[str, Any]]:
     given = {"seed": seed} if shuffled_by == "seed" else {}
     reader = reader_of(
@@ -43,11 +42,7 @@ def mels(
     )
     for encoded, labels in reader.next_epoch(batch_size=batch_size):
         mel = log_mel(encoded, rng if shuffled_by == "seed" else None)
-        if padded:
-            frames = ndd.as_batch([[extent] for _, extent in mel.shape], dtype=ndd.int64)
-            yield {"mel": mel.torch(pad=True), "frames": frames.torch()[:, 0], "label": labels}
-        else:
-            yield {"mel": mel, "label": labels}
+        yield {"mel": mel, "label": labels}
 
 
 class Labels:
@@ -107,15 +102,6 @@ def raises(folder: str, shard_id: int = 0, num_shards: int = 1) -> Iterator[Any]
         if number == 1 and shard_id == num_shards - 1:
             raise ValueError("no such speaker")
         yield mel
-
-
-def drops_its_work(folder: str) -> Iterator[Any]:
-    """Begins far more than it yields."""
-    for encoded, labels in reader_of(folder).next_epoch(batch_size=8):
-        samples, _ = ndd.decoders.audio(encoded, dtype=ndd.float32)
-        begun = [ndd.spectrogram(samples, nfft=512, window_length=512, window_step=4) for _ in range(12)]
-        yield labels
-        del begun
 
 
 def no_files(folder: str) -> Iterator[Any]:

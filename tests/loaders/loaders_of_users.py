@@ -78,18 +78,10 @@ def with_lengths(batch_size: int | None = None, count: int = COUNT) -> dict[str,
     return {"dataset": Clips(), "lengths": lengths, "collate_fn": pad, "batch_size": batch_size}
 
 
-def seeded() -> dict[str, Any]:
-    return {"dataset": Clips(), "batch_size": 8, "shuffle": True, "collate_fn": pad, "generator": torch.Generator()}
-
-
 def with_lock() -> dict[str, Any]:
     clips = Clips()
     clips.lock = threading.Lock()  # type: ignore[attr-defined]
     return {"dataset": clips, "collate_fn": pad}
-
-
-def of_generators() -> dict[str, Any]:
-    return {"dataset": Clips(), "collate_fn": lambda clips: (clip for clip in clips)}
 
 
 def half_of(clips: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -124,12 +116,6 @@ class Batches(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         for number in range(6):
             yield torch.ones(3, 50 + number)
-
-
-class Breaks(Batches):
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        yield from list(super().__iter__())[:2]
-        raise OSError("the disk is gone")
 
 
 def loader() -> DataLoader[torch.Tensor]:

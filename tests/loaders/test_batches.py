@@ -33,36 +33,30 @@ class Thing:
 
 
 @pytest.mark.parametrize(
-    ("batch", "examples", "length", "total"),
+    ("batch", "examples", "total"),
     [
-        (torch.ones(4, 100), 4, 100, 400),
-        (np.ones((4, 100, 80)), 4, 100, 400),
-        ((torch.ones(4, 100, 80), torch.tensor([100, 90, 80, 70])), 4, 100, 340),
-        ([torch.ones(4, 1, 300), torch.zeros(4, dtype=torch.long)], 4, 300, 1200),  # with channels, and labels
-        ({"x": torch.ones(100, 4, 80), "y": torch.ones(4, 7), "n": torch.tensor([100, 50, 50, 50])}, 4, 100, 250),
-        (Padded(torch.ones(2, 10), torch.tensor([1.0, 0.5])), 2, 10, 15),  # lengths as SpeechBrain writes them
-        (Speech(torch.ones(3, 40), ["a", "b", "c"]), 3, 40, 120),
-        (Thing(), 3, 40, 120),
-        ([torch.ones(5), torch.ones(9), torch.ones(7)], 3, 9, 21),  # examples that are not collated
-        ([{"x": torch.ones(5, 2)}, {"x": torch.ones(9, 2)}], 2, 9, None),
-        (["a", "b"], 2, None, None),
-        (torch.zeros(8), 8, None, None),
-        ("text", None, None, None),
-        (7, None, None, None),
-        ({}, None, None, None),
+        (torch.ones(4, 100), 4, 400),
+        (np.ones((4, 100, 80)), 4, 400),
+        ([torch.ones(4, 1, 300), torch.zeros(4, dtype=torch.long)], 4, 1200),  # with channels, and labels
+        ({"x": torch.ones(100, 4, 80), "n": torch.tensor([100, 50, 50, 50])}, 4, 400),  # time first
+        (Speech(torch.ones(3, 40), ["a", "b", "c"]), 3, 120),
+        (Thing(), 3, 120),
+        ([{"x": torch.ones(5, 2)}, {"x": torch.ones(9, 2)}], 2, 18),
+        (["a", "b"], 2, None),
+        (torch.zeros(8), 8, None),
+        ("text", None, None),
+        (7, None, None),
+        ({}, None, None),
     ],
 )
-def test_facts(batch: Any, examples: int | None, length: float | None, total: float | None) -> None:
+def test_facts(batch: Any, examples: int | None, total: float | None) -> None:
     facts = facts_of(batch)
-    assert (facts.examples, facts.length) == (examples, length)
-    if total is not None:
-        assert facts.total_length == total
+    assert (facts.examples, facts.total_length) == (examples, total)
 
 
-def test_the_expected_examples_count_unless_some_were_left_out() -> None:
-    packed = torch.ones(700, 80)  # all examples behind one another
-    assert facts_of(packed, 8).examples == 8
-    assert facts_of({"x": torch.ones(5, 70), "n": torch.ones(5)}, 8).examples == 5
+@pytest.mark.parametrize(("batch", "examples"), [(torch.ones(700, 80), 8), (torch.ones(5, 70), 5), ("text", 8)])
+def test_a_batch_holds_no_more_examples_than_were_requested(batch: Any, examples: int) -> None:
+    assert facts_of(batch, 8).examples == examples
 
 
 def test_bytes_are_those_of_all_tensors() -> None:
@@ -74,8 +68,7 @@ def test_bytes_are_those_of_all_tensors() -> None:
     ("batch", "words"),
     [
         (torch.ones(32, 1600), "32 × 1600"),
-        ({"wav": torch.ones(4, 9), "id": ["a"] * 4, "n": torch.ones(4)}, "4 × 9 (wav), 4 (n)"),
-        ([torch.ones(2, size) for size in (5, 4, 3, 2)], "2 × 5 (0), 2 × 4 (1), 2 × 3 (2), and 1 more"),
+        ({"id": ["a"] * 4, "wav": torch.ones(4, 9), "n": torch.ones(4)}, "4 × 9 (wav)"),
         ("text", "a str without tensors"),
         ({"loss": torch.tensor(1.0)}, "a number (loss)"),
     ],
@@ -113,13 +106,9 @@ def test_digests_of_other_values() -> None:
 
 
 def test_a_batch_is_moved_with_its_structure() -> None:
-    batch = {
-        "pair": Padded(torch.ones(2), torch.ones(2)),
-        "list": [torch.ones(1), "a"],
-        "speech": Speech(torch.ones(1), []),
-    }
+    batch = {"pair": Padded(torch.ones(2), torch.ones(2)), "list": [torch.ones(1), "a"]}
     there = moved(batch, "meta", non_blocking=True)
-    assert isinstance(there["pair"], Padded) and isinstance(there["speech"], Speech)
+    assert isinstance(there["pair"], Padded)
     assert {str(value.device) for _, value in leaves(there) if isinstance(value, torch.Tensor)} == {"meta"}
     assert there["list"][1] == "a"
 
@@ -130,6 +119,4 @@ def test_what_torch_collates_has_as_many_examples(lengths: list[int]) -> None:
     made = default_collate(
         [{"x": row, "n": length, "id": str(length)} for row, length in zip(padded, lengths, strict=True)]
     )
-    facts = facts_of(made)
-    assert facts.examples == len(lengths)
-    assert facts.total_length == sum(lengths) or max(lengths) in (1, len(lengths))
+    assert facts_of(made).examples == len(lengths)

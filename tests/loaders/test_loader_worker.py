@@ -20,7 +20,6 @@ from batchtune.results import Arguments, SamplerConfig, SamplerEvidence
 
 USERS = Path(__file__).parent / "loaders_of_users.py"
 TWO: Arguments = {"num_workers": 2, "prefetch_factor": 2}
-SHAPES = {"loader": [(4, 139.0)], "Batches": [(3, 50.0 + number) for number in range(6)]}
 
 
 class Asker:
@@ -57,6 +56,14 @@ class Asker:
         return reply
 
 
+def examples(taken: Taken) -> list[int | None]:
+    return [batch.examples for batch in taken.batches]
+
+
+def total_length(taken: Taken) -> float:
+    return sum(batch.total_length or 0.0 for batch in taken.batches)
+
+
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Asker]:
     asker = Asker()
@@ -76,33 +83,29 @@ def asker(nursery: Asker) -> Iterator[Asker]:
 def test_a_map_style_data_set_alone(asker: Asker) -> None:
     opened = asker.open("Clips", options={"count": 5})
     assert isinstance(opened, Opened)
-    assert (opened.kind, opened.batches, opened.examples, opened.device_name) == ("torch", 5, 5, "CPU")
+    assert (opened.kind, opened.batches, opened.device_name) == ("torch", 5, "CPU")
     assert opened.takes == ["bad", "count", "what"]
     taken = asker.take()
     assert isinstance(taken, Taken) and taken.complete
-    assert taken.examples == [1] * 5
-    assert taken.lengths == [100.0, 101.0, 102.0, 103.0, 104.0]
+    assert [(batch.examples, batch.size_bytes) for batch in taken.batches] == [(1, 4 * (100 + i)) for i in range(5)]
 
 
 @pytest.mark.parametrize("swept", [{}, TWO, {**TWO, "in_order": False}, {**TWO, "persistent_workers": True}])
 def test_a_dict_of_arguments_delivers_each_example_once(asker: Asker, swept: Arguments) -> None:
     taken = asker.epoch("arguments", swept)
-    assert taken.complete and taken.examples == [8] * 5
-    assert sum(filter(None, taken.total_lengths)) == sum(range(100, 140))
-    assert taken.bytes == max(8 * 4 * length + 64 for length in taken.lengths if length)
-    assert taken.words is not None and re.fullmatch(r"8 × 1\d\d \(wav\), 8 \(lengths\)", taken.words)
+    assert taken.complete and examples(taken) == [8] * 5
+    # Padded to the longest of each batch.
+    assert total_length(taken) == sum(batch.size_bytes - 64 for batch in taken.batches) / 4 >= sum(range(100, 140))
+    assert taken.words is not None and re.fullmatch(r"8 × 1\d\d \(wav\)", taken.words)
     assert len(taken.waits) == len(taken.steps) == len(taken.digests) == 5
-    assert taken.seconds == pytest.approx(sum(taken.waits) + sum(taken.steps))
 
 
 def test_the_users_own_loader_is_measured_with_other_workers(asker: Asker) -> None:
-    assert asker.epoch("loader", TWO).examples == [4] * 10
+    assert examples(asker.epoch("loader", TWO)) == [4] * 10
 
 
-def test_a_class_that_cant_be_made_anew_is_replaced_by_torchs(asker: Asker) -> None:
-    opened = asker.open("own_class", TWO)
-    assert isinstance(opened, Opened)
-    assert any("FolderLoader can't be made from the arguments of a DataLoader" in said for said in opened.warnings)
+def test_a_class_that_cant_be_made_anew_is_named(asker: Asker) -> None:
+    assert "FolderLoader can't be made from the arguments" in asker.failure("own_class", TWO).message
 
 
 @pytest.mark.parametrize(("name", "workers", "batches"), [("Batches", 0, 6), ("Batches", 2, 12), ("generator", 0, 5)])
@@ -113,17 +116,16 @@ def test_iterables_deliver_their_own_batches_each_epoch(asker: Asker, name: str,
     for _ in range(2):
         taken = asker.take()
         assert isinstance(taken, Taken) and taken.complete
-        assert taken.examples == [3] * batches
+        assert examples(taken) == [3] * batches
 
 
 def test_what_the_function_takes_is_passed_to_it(asker: Asker) -> None:
-    assert asker.epoch("generator", {"rows": 9}).examples == [9] * 5
+    assert examples(asker.epoch("generator", {"rows": 9})) == [9] * 5
 
 
 def test_a_pipeline_of_shards(asker: Asker, tmp_path: Path) -> None:
     taken = asker.epoch("pipeline", TWO, options={"folder": str(tmp_path)})
-    assert taken.examples == [5] * 4
-    assert sum(filter(None, taken.total_lengths)) == 2 * sum(range(100, 110))
+    assert examples(taken) == [5] * 4
 
 
 def test_a_web_loader_starts_its_workers_itself(asker: Asker, tmp_path: Path) -> None:
@@ -131,16 +133,11 @@ def test_a_web_loader_starts_its_workers_itself(asker: Asker, tmp_path: Path) ->
     opened = asker.open("web_loader", options=folder)
     assert isinstance(opened, Opened) and opened.kind == "iterable"
     asker.nursery.end_worker()
-    assert asker.epoch("web_loader", TWO, options=folder).examples == [5] * 4
+    assert examples(asker.epoch("web_loader", TWO, options=folder)) == [5] * 4
 
 
-def test_more_workers_than_shards_are_named(asker: Asker, tmp_path: Path) -> None:
-    four: Arguments = {"num_workers": 4}
-    opened = asker.open("pipeline", four, options={"folder": str(tmp_path), "splits": False})
-    assert isinstance(opened, Opened)
-    assert "UserWarning: 4 workers share 2 shards: 2 of them have nothing to read" in opened.warnings
-    asker.nursery.end_worker()
-    failure = asker.failure("pipeline", four, options={"folder": str(tmp_path)})
+def test_more_workers_than_shards_are_webdatasets_error(asker: Asker, tmp_path: Path) -> None:
+    failure = asker.failure("pipeline", {"num_workers": 4}, options={"folder": str(tmp_path)})
     assert failure.outcome == "error" and "fewer shards than workers" in failure.message
 
 
@@ -175,13 +172,12 @@ def config(tmp_path: Path) -> str:
 @pytest.mark.parametrize("in_order", [True, False])
 def test_lengths_give_the_recommended_batches_and_exact_shapes(asker: Asker, config: str, in_order: bool) -> None:
     opened = asker.open("with_lengths", {**TWO, "in_order": in_order}, config=config)
-    assert isinstance(opened, Opened) and not opened.warnings
-    assert (opened.batches, opened.examples) == (8, 40)
+    assert isinstance(opened, Opened) and opened.exact and opened.batches == 8
     taken = asker.take()
     assert isinstance(taken, Taken)
-    assert sorted(filter(None, taken.examples)) == [3, 4, 4, 4, 4, 7, 7, 7]
-    assert set(filter(None, taken.lengths)) < {(100 + index) / 10 for index in range(40)}
-    assert sum(filter(None, taken.total_lengths)) == pytest.approx(sum(range(100, 140)) / 10)
+    assert sorted(filter(None, examples(taken))) == [3, 4, 4, 4, 4, 7, 7, 7]
+    assert {batch.length for batch in taken.batches} < {(100 + index) / 10 for index in range(40)}
+    assert total_length(taken) == pytest.approx(sum(range(100, 140)) / 10)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +192,7 @@ def test_lengths_that_cant_be_used(
     asker: Asker, config: str, options: dict[str, int], has_run: bool, message: str
 ) -> None:
     failure = asker.failure("with_lengths", options=options, config=config if has_run else None)
-    assert message in failure.message and failure.fatal and failure.hint
+    assert message in failure.message and failure.hint
 
 
 # What is taken.
@@ -207,7 +203,7 @@ def test_a_part_of_an_epoch_ends_where_it_was_asked_to(asker: Asker) -> None:
     for _ in range(2):  # the second epoch begins anew
         taken = asker.take(batches=3)
         assert isinstance(taken, Taken) and not taken.complete
-        assert taken.examples == [8] * 3
+        assert examples(taken) == [8] * 3
     asker.nursery.end_worker()
     asker.open("arguments")
     taken = asker.take(seconds=0.0)
@@ -222,12 +218,12 @@ def test_the_consumer_is_busy_for_each_step(asker: Asker) -> None:
 
 
 def test_the_same_seed_gives_the_same_batches(asker: Asker) -> None:
-    one, other, third = (asker.epoch("seeded", TWO, seed=seed).digests for seed in (1, 1, 2))
+    one, other, third = (asker.epoch("arguments", TWO, seed=seed).digests for seed in (1, 1, 2))
     assert one == other != third
 
 
 def test_examples_that_collate_fn_leaves_out_do_not_count(asker: Asker) -> None:
-    assert asker.epoch("thinned").examples == [4] * 5
+    assert examples(asker.epoch("thinned")) == [4] * 5
 
 
 # What goes wrong.
@@ -236,7 +232,7 @@ def test_examples_that_collate_fn_leaves_out_do_not_count(asker: Asker) -> None:
 @pytest.mark.parametrize("workers", [{}, TWO])
 def test_an_item_that_raises_shows_its_line(asker: Asker, workers: Arguments) -> None:
     failure = asker.failure("arguments", workers, options={"bad": 17})
-    assert (failure.outcome, failure.fatal) == ("error", False)
+    assert failure.outcome == "error"
     assert failure.message == "ValueError: no such clip"
     assert failure.traceback is not None and "in __getitem__" in failure.traceback
     assert failure.traceback.count("File") == 1
@@ -246,7 +242,6 @@ def test_an_item_that_raises_shows_its_line(asker: Asker, workers: Arguments) ->
 def test_a_worker_that_dies_is_named_as_torch_does(asker: Asker, what: str) -> None:
     failure = asker.failure("arguments", TWO, options={"bad": 17, "what": what})
     assert failure.outcome == "crash" and failure.message.startswith("DataLoader worker (pid")
-    assert not failure.fatal
 
 
 def test_a_bus_error_means_too_little_shared_memory() -> None:
@@ -257,7 +252,7 @@ def test_a_bus_error_means_too_little_shared_memory() -> None:
     )
     exited = RuntimeError("DataLoader worker (pid(s) 17) exited unexpectedly")
     exited.__cause__ = signal
-    failure = failed(exited)
+    failure = failed(exited, None)
     assert failure.outcome == "shared_memory" and failure.message.startswith("/dev/shm is too small")
 
 
@@ -292,62 +287,28 @@ def test_a_worker_that_hangs_shows_where(asker: Asker) -> None:
 def test_what_cant_be_pickled_under_spawn_has_a_hint(asker: Asker) -> None:
     failure = asker.failure("with_lock", {**TWO, "multiprocessing_context": "spawn"})
     assert "cannot pickle" in failure.message
-    assert failure.outcome == "error" and not failure.fatal and failure.hint and "fork" in failure.hint
+    assert failure.outcome == "error" and failure.hint and "picklable" in failure.hint
 
 
-def test_a_file_with_the_name_of_another_module_is_named(asker: Asker, tmp_path: Path) -> None:
-    (tmp_path / "random.py").write_text(
-        "class Clips:\n    def __len__(self): return 4\n    def __getitem__(self, index): return index\n"
-    )
-    target = f"{tmp_path}/random.py:Clips"
-    assert asker.epoch(target, {**TWO, "multiprocessing_context": "fork"}).complete
-    failure = asker.failure(target, {**TWO, "multiprocessing_context": "spawn"})
-    assert failure.message == "workers that are not forked can't import random.py: another module has its name"
-    assert failure.hint is not None and "Rename" in failure.hint
-
-
-def test_a_batch_that_cant_be_sent_is_an_error_at_once(asker: Asker) -> None:
-    failure = asker.failure("of_generators", TWO)
-    assert failure.message.startswith("a batch can't be sent to the training process: ")
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"count": 0}, "the data set has no examples"),
-        ({"count": 3, "drop_last": True}, "3 examples are fewer than a batch of 8, and drop_last leaves them out"),
-    ],
-)
-def test_an_epoch_without_batches_has_its_reason(asker: Asker, options: dict[str, Any], reason: str) -> None:
+@pytest.mark.parametrize("options", [{"count": 0}, {"count": 3, "drop_last": True}])
+def test_an_epoch_without_batches_is_empty(asker: Asker, options: dict[str, Any]) -> None:
     failure = asker.failure("arguments" if "drop_last" in options else "Clips", options=options)
-    assert failure.outcome == "empty" and reason in failure.message
+    assert failure.outcome == "empty" and "with drop_last" in failure.message
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("number", "the target returns an object of type int: neither a data set nor an iterable"),
-        ("Endless", "the target returns an object of type Endless without __len__"),
+        ("Endless", "object of type 'Endless' has no len()"),
         ("without_data", "the target returns a dict without `dataset`: batch_size"),
         ("misspelt", "unexpected keyword argument 'batch_sise'"),
         ("nothing_of_that_name", "has no 'nothing_of_that_name'"),
-        ("missing_dali", "needs DALI, which is not installed"),
-        ("builtin:conformer-ctc", "names no class or function in a file"),
+        ("missing_dali", "No module named 'nvidia"),
     ],
 )
-def test_what_is_no_loader_is_fatal(asker: Asker, name: str, message: str) -> None:
-    failure = asker.failure(name)
-    assert message in failure.message and failure.fatal
-    if name == "missing_dali":
-        assert failure.hint is not None and "pip install 'batchtune[dali]'" in failure.hint
-
-
-def test_a_loader_of_another_kind_than_asked_for(asker: Asker) -> None:
-    assert "of the kind iterable, but torch was asked for" in asker.failure("generator", kind="torch").message
-
-
-def test_an_iterable_that_breaks_says_when(asker: Asker) -> None:
-    assert asker.failure("Breaks").message == "OSError: the disk is gone (after 2 batches)"
+def test_what_is_no_loader_is_named(asker: Asker, name: str, message: str) -> None:
+    assert message in asker.failure(name).message
 
 
 def test_a_gpu_that_is_not_there(asker: Asker) -> None:
@@ -361,9 +322,8 @@ def test_speechbrains_own_batches(asker: Asker) -> None:
     if importlib.util.find_spec("speechbrain") is None:
         pytest.skip("speechbrain is not installed")
     taken = asker.epoch("of_speechbrain")
-    assert taken.examples == [8] * 5
-    assert sum(filter(None, taken.total_lengths)) == pytest.approx(sum(range(100, 140)))
-    assert taken.words == "8 × 107 (wav.data), 8 (wav.lengths)"
+    assert examples(taken) == [8] * 5
+    assert taken.words == "8 × 107 (wav.data)"
     assert set(taken.digests[0]) == {"id", "wav.data", "wav.lengths"}
 
 
@@ -371,6 +331,6 @@ def test_speechbrains_own_batches(asker: Asker) -> None:
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_workers_that_are_not_forked_import_the_users_file(asker: Asker, context: str) -> None:
     taken = asker.epoch("arguments", {**TWO, "multiprocessing_context": context})
-    assert taken.complete and taken.examples == [8] * 5
+    assert taken.complete and examples(taken) == [8] * 5
     failure = asker.failure("arguments", {**TWO, "multiprocessing_context": context}, options={"bad": 17})
     assert failure.message == "ValueError: no such clip"
