@@ -134,7 +134,7 @@ def loader_bar(*, quiet: bool) -> Iterator[Callable[[LoaderProgress], None]]:
             doing = " ".join([_TUNING[tuning.doing], *words])
             if tuning.seconds is not None:
                 console.note(f"{doing}, at most {format_seconds(tuning.seconds)}.", quiet=quiet)
-            bar.update(f"{doing}, {tuning.done} of {tuning.total} in this round", tuning.done, tuning.total)
+            bar.update(f"{doing}, {tuning.done} of {tuning.total}", tuning.done, tuning.total)
 
         yield show
 

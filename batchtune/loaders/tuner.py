@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import statistics
@@ -51,7 +50,7 @@ Doing = Literal["opening", "comparing", "measuring", "confirming", "stages", "re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderProgress:
-    """The progress of a tuning: the setting that it measures, how many are done, and then its row.
+    """The progress of a tuning: the setting that it measures, and how many are done.
 
     `seconds` is how long what is done takes at most, where that is known.
     """
@@ -60,7 +59,6 @@ class LoaderProgress:
     arguments: Arguments = field(default_factory=dict)
     done: int = 0
     total: int = 1
-    row: LoaderRow | None = None
     seconds: float | None = None
 
 
@@ -171,14 +169,12 @@ class Tuner:
             if self._is_late():
                 self._notes.append(f"--quick did not come to {counted(total - done, 'setting')}: the time was over.")
                 return
-            progress = LoaderProgress(doing="measuring", arguments=arguments, done=done, total=total)
-            self._on_progress(progress)
+            self._on_progress(LoaderProgress(doing="measuring", arguments=arguments, done=done, total=total))
             measurement = self._first_measurement(arguments)
             row = row_of(self._kind, [measurement])
             self.rows[row.name] = row
             if row.outcome == "ok":
                 self._measured[row.name] = measurement
-            self._on_progress(dataclasses.replace(progress, done=done + 1, row=row))
 
     def _first_measurement(self, arguments: Arguments) -> Measurement:
         """Measure a setting, unless its workers repeat each other, or find out that they do."""
@@ -237,9 +233,7 @@ class Tuner:
             earlier.append(self._runner.measure(row.arguments, self._request(row)))
         for row in rows:
             if measurements[row.name]:
-                closer = self._closer(row, measurements[row.name])
-                self.rows[row.name] = closer
-                self._on_progress(LoaderProgress(doing="confirming", done=len(turns), total=len(turns), row=closer))
+                self.rows[row.name] = self._closer(row, measurements[row.name])
 
     def _request(self, row: LoaderRow) -> Take:
         """Return how a setting is measured each time when it is compared with others in turns."""
