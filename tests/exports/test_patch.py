@@ -215,7 +215,7 @@ def test_a_file_without_the_block_is_refused(text: str) -> None:
         ("train: {B}\nlog: !ref <train[num_buckets]>\n", "log takes train.num_buckets and would change"),
         ("train: {max_batch_length: &m 1, num_buckets: 2}\nlog: *m\n", "log takes train.max_batch_length and would"),
         ("train: !include:x.yaml\n  max_batch_length: 1\n  num_buckets: 2\n", "line 1: the settings are in another f"),
-        ("base: &b {B}\ntrain:\n  <<: *b\n  max_batch_length: 3\n", "line 3: the settings are merged"),
+        ("base: &b {B}\ntrain:\n  <<: *b\n  max_batch_length: 3\n", "line 3: the settings are .* merged"),
     ],
 )
 def test_settings_that_others_share_are_refused(text: str, problem: str) -> None:
@@ -254,10 +254,10 @@ PIECES = [
         ("", "is empty"),
         ("- 1\n", "no settings by name"),
         ("a: 1\n--- \nb: 2\n", "expected a single document"),
-        ("b:\n  max_batch_length: 1\n  max_batch_length: 2\n", "line 3: the file has the key 'max_batch_length' a"),
+        ("b:\n  max_batch_length: 1\n  max_batch_length: 2\n", "numbers can't be replaced safely"),
         ("b: {max_batch_length: *x, num_buckets: 1}\n", "found undefined alias 'x'"),
-        ("a: " + "[" * 2000 + "]" * 2000, "nests too many levels"),
-        ("a: " + "x" * 200_000, "200,003 characters"),
+        ("a: " + "[" * 2000 + "]" * 2000, "not a readable YAML file"),
+        ("a: " + "x" * 200_000, "line of more than 100,000 characters"),
         ("a: \x00\n", "is not a readable YAML file"),
     ],
 )

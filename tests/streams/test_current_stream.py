@@ -168,7 +168,7 @@ def test_what_is_wrong_is_one_message(text: str, message: str, hint: str) -> Non
         ),
         ("len_key: signal", "sampler_fn: !name:mine.sampler", "sampler_fn is not indices_around_random_pivot"),
         ("valid_dynamic", "more_dynamic", "2 blocks of batching settings: batch.sampler_kwargs, more_dynamic"),
-        ("target: 720000", "target: !PLACEHOLDER", "to be filled in"),
+        ("target: 720000", "target: !PLACEHOLDER", "!PLACEHOLDER"),
     ],
 )
 def test_a_recipe_that_can_not_be_reproduced_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
