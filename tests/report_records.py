@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from batchtune.reports import RunResults
-from batchtune.reports.page import report_tables
+from batchtune.reports.page import build_page
 from batchtune.reports.rule_fields import RuleInputs
-from batchtune.reports.table import Table
+from batchtune.reports.section import Table
 from batchtune.results import (
     Baseline,
     BucketUse,
@@ -435,9 +435,24 @@ def hostile_results(text: str) -> RunResults:
     )
 
 
-def brief_tables(results: RunResults) -> list[Table]:
-    """The tables that a brief report shows."""
-    return [table for table in report_tables(results) if table.brief]
+def tables_of(results: RunResults, *, brief: bool = False) -> dict[str, Table]:
+    """Title → table, of all that a report shows, or a brief one."""
+    tables = {}
+    for section in build_page(results).sections:
+        for table in section.tables:
+            if not brief or (table.brief and section.brief):
+                tables[table.title] = table
+    return tables
+
+
+def summary_of(**records: Any) -> list[str]:
+    """All sentences of a report on a run with these records."""
+    return build_page(RunResults(name="run", **records)).summary
+
+
+def warnings_of(**records: Any) -> list[str]:
+    """All warnings of a report on a run with these records."""
+    return build_page(RunResults(name="run", **records)).warnings
 
 
 def made_drift(**changes: Any) -> Drift:
@@ -455,7 +470,7 @@ def made_drift(**changes: Any) -> Drift:
     return msgspec.structs.replace(drift, **changes)
 
 
-def rule_inputs(*, missing: dict[str, str] | None = None, **records: Any) -> RuleInputs:
+def rule_inputs(**records: Any) -> RuleInputs:
     """Inputs of rules by the records of a run, and of a baseline: `baseline` is its sweep, `baseline_stream`, ..."""
     theirs = {
         name.removeprefix("baseline_") if "_" in name else "sweep": records.pop(name)
@@ -464,4 +479,4 @@ def rule_inputs(*, missing: dict[str, str] | None = None, **records: Any) -> Rul
     }
     run = RunResults(name="run", **{"probe": made_probe(), **records})
     baseline = RunResults(name="baseline", **theirs) if theirs else None
-    return RuleInputs(results=run, baseline=baseline, missing=missing or {})
+    return RuleInputs(results=run, baseline=baseline)

@@ -19,14 +19,14 @@ _BINS = 60
 _WIDE = 200.0
 
 
-def histogram_of(lengths: Lengths) -> list[HistogramBin]:
+def histogram_of(lengths: Lengths, bins: int = _BINS) -> list[HistogramBin]:
     """Return ascending bins that cover all lengths: even, or of even ratio where lengths span more than 200 times."""
     shortest = lengths.shortest
     longest = lengths.longest
     if shortest == longest:
         return [HistogramBin(from_=math.nextafter(shortest, 0), to=longest, count=lengths.count)]
     spaced = np.geomspace if longest > _WIDE * shortest else np.linspace
-    edges = spaced(shortest, longest, _BINS + 1)
+    edges = spaced(shortest, longest, bins + 1)
     edges[0] = math.nextafter(shortest, 0)
     edges[-1] = longest
     up_to = np.searchsorted(lengths.values[::-1], edges, side="right")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from batchtune.lengths import Lengths
     from batchtune.reports import RunResults
-    from batchtune.results import Doctor
+    from batchtune.reports.page import Page
     from batchtune.results.shared import Result
 
 
@@ -51,20 +51,17 @@ def visible(text: str) -> str:
 
 def show(results: RunResults, *, full: bool, verification: bool = False) -> None:
     """Show a run, or its verification, on stdout; without a terminal it is plain, and as wide as a report needs."""
-    from batchtune.reports.terminal import render_terminal, render_verification
+    from batchtune.reports.page import build_page, build_verification_page
 
-    render = render_verification if verification else render_terminal
-    render(results, _console(), full=full)
+    build = build_verification_page if verification else build_page
+    show_page(build(results), full=full)
 
 
-def show_doctor(doctor: Doctor) -> None:
-    """Show a machine's description on stdout."""
-    from batchtune.reports.doctor_text import doctor_facts
-    from batchtune.reports.page import clean_facts
-    from batchtune.reports.table import clean
-    from batchtune.reports.terminal import render_facts
+def show_page(page: Page, *, full: bool = True) -> None:
+    """Show a page on stdout."""
+    from batchtune.reports.terminal import text_of
 
-    render_facts({clean(title): clean_facts(facts) for title, facts in doctor_facts(doctor).items()}, _console())
+    sys.stdout.write(text_of(page, _console(), full=full))
 
 
 def _console() -> Console:
@@ -109,6 +106,7 @@ def refuse_overwriting(output: Path, inputs: Sequence[str | Path] = ()) -> None:
 
 def describe(lengths: Lengths, *, quiet: bool) -> None:
     """Describe the data in a few lines on stderr: what was read, what was left out, what looks wrong."""
-    from batchtune.reports.survey_text import headline
+    from batchtune.reports.survey import survey, survey_sentences
 
-    notes(headline(lengths), quiet=quiet)
+    scan = survey(lengths)
+    notes([*survey_sentences(scan), *(f"Warning: {text}" for text in scan.warnings)], quiet=quiet)

@@ -41,7 +41,9 @@ def doctor(
     if json:
         console.write_json(found)
     else:
-        console.show_doctor(found)
+        from batchtune.reports.page import doctor_page
+
+        console.show_page(doctor_page(found))
 
 
 @expand

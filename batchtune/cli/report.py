@@ -44,7 +44,7 @@ batchtune report --manifest train-v2.csv --fail-if 'stale > 2%' --fail-if 'beyon
 """
 }
 
-_ENDINGS = {".md": "markdown", ".html": "html", ".htm": "html", ".json": "json"}
+_ENDINGS = {".md": "markdown", ".html": "html", ".htm": "html", ".json": "json", ".txt": "terminal"}
 _GATE = "Gate"
 _RULES_VARIABLE = "BATCHTUNE_FAIL_IF"
 _SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -131,13 +131,9 @@ def report(
     Reads the run folder; writes nothing unless asked to. With --fail-if, judges and shows all rules. The exit code is 1
     if a rule can't be judged (an unknown field, a missing verify.json), otherwise 3 if one fails.
     """
-    from batchtune.reports.gate import exit_code, not_judged, parse_rules
-    from batchtune.reports.junit import render_junit
+    from batchtune.reports.gate import exit_code, not_judged, parse_rules, render_junit
 
-    if json:
-        report_format = "json"
-    else:
-        report_format = new.format or _ENDINGS.get(output.suffix.lower() if output else "", "terminal")
+    report_format = _format_of(new.format, output, as_json=json)
     rules = parse_rules(_written_rules(ctx, fail_if))
     summary = os.environ.get(_SUMMARY_VARIABLE)
     if github and not summary:
@@ -168,6 +164,20 @@ def report(
                 console.note(f"{verdict.outcome.capitalize()}: {verdict.rule}: {verdict.message}")
     if code := exit_code(results.verdicts):
         raise typer.Exit(code)
+
+
+def _format_of(given: str | None, output: Path | None, *, as_json: bool) -> str:
+    """Return the format by option or by the ending of the file. Raises UsageError if that names none."""
+    if as_json:
+        return "json"
+    if given is not None:
+        return given
+    if output is None or str(output) == "-":
+        return "terminal"
+    if output.suffix.lower() not in _ENDINGS:
+        endings = ", ".join(_ENDINGS)
+        raise UsageError(f"the ending of {output} names no report format", f"End it in {endings}, or give --format.")
+    return _ENDINGS[output.suffix.lower()]
 
 
 def _written_rules(ctx: typer.Context, given: list[str] | None) -> list[str]:

@@ -43,8 +43,8 @@ def scan(
     """
     from batchtune.cli.progress import reading_bar
     from batchtune.manifests import scan as write_scan
-    from batchtune.reports.survey import survey
-    from batchtune.reports.survey_text import render_survey
+    from batchtune.reports.page import make_page
+    from batchtune.reports.survey import survey, survey_section
 
     to_stdout = str(output) == "-"
     if summary and output is not None:
@@ -72,11 +72,11 @@ def scan(
             console.describe(lengths, quiet=quiet)
             return
         console.note(f"{output} holds {lengths.count:,} lengths, the longest first.", quiet=quiet)
+    scan = survey(lengths, source.manifest)
     if json:
-        console.write_json(survey(lengths, source.manifest))
+        console.write_json(scan)
     else:
-        text = render_survey(lengths, ascii=not sys.stdout.encoding.lower().startswith("utf"))
-        console.write_result(console.harmless(text), None)
+        console.show_page(make_page("batchtune scan", [survey_section(scan)]))
 
 
 def _check_output(output: Path) -> None:

@@ -1,17 +1,16 @@
 """Results → terminal, Markdown, HTML, JSON: one module per format, each with `render(results) -> str`.
 
-A format knows nothing but the records: `run` reads them, `page` puts together what
-the section on each kind of result says.
+`run` reads the records, a module for each kind of result makes its `Section`, and `page` puts the sections together. A
+format knows nothing else.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-from batchtune.reports.page import summary_sentences
 from batchtune.reports.run import RunResults, load_run
 
-__all__ = ["FORMATS", "RunResults", "load_run", "render", "summary_sentences"]
+__all__ = ["FORMATS", "RunResults", "load_run", "render"]
 
 # Format → the module that renders it, imported on first use: jinja2 and rich are slow to start.
 FORMATS = {
@@ -23,11 +22,5 @@ FORMATS = {
 
 
 def render(report_format: str, results: RunResults) -> str:
-    """Return a run's report in one of the `FORMATS`; `terminal` gives plain text, 80 columns wide.
-
-    Raises:
-        ValueError: An unknown format.
-    """
-    if report_format not in FORMATS:
-        raise ValueError(f"report_format must be one of {', '.join(FORMATS)}, got {report_format!r}")
+    """Return a run's report in one of the `FORMATS`; `terminal` gives plain text, 80 columns wide."""
     return str(import_module(FORMATS[report_format]).render(results))

@@ -1,4 +1,4 @@
-"""The CI gate: rules that a run is held to, and their verdicts. Pure functions: nothing here reads or prints.
+"""The CI gate: rules that a run is held to, their verdicts, and these as JUnit XML. Nothing here reads or prints.
 
 A rule states what fails: `FIELD OP VALUE`, or `FIELD worse SHARE%` against a baseline. Numbers are compared exactly,
 as the decimals that the result files write and the user wrote: 0.08 is not above 8%.
@@ -10,14 +10,14 @@ import difflib
 import math
 import operator
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NoReturn
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from batchtune.errors import UsageError
+from batchtune.errors import UsageError, shortened, without_commands
 from batchtune.reports.rule_fields import (
-    DRIFT_FIELDS,
     Field,
     NotKnownError,
     RuleInputs,
@@ -33,12 +33,15 @@ _EXAMPLE = (
     "or --fail-if 'batches worse 2%' with --baseline."
 )
 _MAX_LENGTH = 200
-# In a rule one space at most separates two words.
-_FIELD = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*) ?", re.ASCII)
-_OPERATOR = re.compile(r"(>=|<=|==|!=|>|<|worse(?![\w.])) ?", re.ASCII)
-# At most three digits of exponent: as exact fractions, more would take for ever.
-_NUMBER = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?) ?(%?) ?", re.ASCII)
-_FLAG = re.compile(r"(true|false)(?!\w) ?", re.IGNORECASE | re.ASCII)
+# In a rule one space at most separates two words. At most three digits of exponent: as exact fractions, more would take
+# for ever.
+_RULE = re.compile(
+    r"(?P<field>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*) ?"
+    r"(?P<operator>>=|<=|==|!=|>|<|worse(?![\w.])) ?"
+    r"(?P<limit>(?P<flag>(?i:true|false))"
+    r"|(?P<number>[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?) ?(?P<percent>%?))",
+    re.ASCII,
+)
 _COMPARE = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -47,6 +50,8 @@ _COMPARE = {
     "==": operator.eq,
     "!=": operator.ne,
 }
+# Characters that XML 1.0 can't hold even escaped (https://www.w3.org/TR/xml/#charsets), and all control characters.
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +61,6 @@ class Rule:
     Attributes:
         text: As given, white space made even.
         limit: A number, exact as written, 8% as 2/25; or true or false.
-        percent: Whether it was written in per cent.
         written: The limit as written.
     """
 
@@ -64,24 +68,46 @@ class Rule:
     field: str
     operator: str
     limit: Fraction | bool
-    percent: bool
     written: str
 
     @property
-    def needs(self) -> str | None:
-        """The key of `RuleInputs.missing` that it can't be judged without."""
-        if self.operator == "worse":
-            return "baseline"
-        return "drift" if self.field in DRIFT_FIELDS else None
+    def is_percent(self) -> bool:
+        """Whether the limit was written in per cent."""
+        return self.written.endswith("%")
 
 
 def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
     """Read rules; one that is given twice counts once.
 
     Raises:
-        UsageError: Not a rule; the message shows it and points at the place.
+        UsageError: Not a rule; the message shows it.
     """
     return tuple(dict.fromkeys(map(_parse_rule, texts)))
+
+
+def _parse_rule(given: str) -> Rule:
+    text = " ".join(given.split())
+    match = _RULE.fullmatch(text) if len(text) <= _MAX_LENGTH else None
+    if match is None or not math.isfinite(float(match["number"] or 0)):
+        raise UsageError(f"--fail-if: {shortened(text)} is not a rule", _EXAMPLE)
+    limit: Fraction | bool
+    if match["flag"]:
+        limit = match["flag"].lower() == "true"
+        if match["operator"] not in ("==", "!="):
+            raise UsageError(f"--fail-if: {text}: true and false can only be compared by == and !=", _EXAMPLE)
+    else:
+        limit = Fraction(match["number"])
+        if match["percent"]:
+            limit /= 100
+    if match["operator"] == "worse" and (not match["percent"] or limit < 0):
+        raise UsageError(f"--fail-if: {text}: how much worse is allowed must be in per cent, such as 2%", _EXAMPLE)
+    return Rule(
+        text=text,
+        field=match["field"],
+        operator=match["operator"],
+        limit=limit,
+        written=match["limit"].strip(),
+    )
 
 
 def judge(rules: Iterable[Rule], inputs: RuleInputs) -> tuple[Verdict, ...]:
@@ -102,48 +128,6 @@ def exit_code(verdicts: Sequence[Verdict]) -> int:
     return 3 if "fails" in outcomes else 0
 
 
-def _parse_rule(text: str) -> Rule:
-    if len(text) > _MAX_LENGTH:
-        raise UsageError(f"a rule of {len(text):,} characters is too long: {text[:40]!r}...", _EXAMPLE)
-    text = " ".join(text.split())
-    if not text:
-        raise UsageError("--fail-if: a rule is empty", _EXAMPLE)
-    field = _FIELD.match(text) or _refuse(text, 0, "a field is expected here")
-    compared = _OPERATOR.match(text, field.end())
-    if compared is None:
-        _refuse(text, field.end(), "a comparison is expected here: >, >=, <, <=, ==, != or worse")
-    at = compared.end()
-    percent = False
-    limit: Fraction | bool
-    value = _FLAG.match(text, at)
-    if value is not None:
-        limit = value[1].lower() == "true"
-    else:
-        expected = "a number, such as 0.08 or 8%, or true or false is expected here"
-        value = _NUMBER.match(text, at) or _refuse(text, at, expected)
-        if not math.isfinite(float(value[1])):
-            _refuse(text, at, "this number is too large")
-        percent = bool(value[2])
-        limit = Fraction(value[1]) / (100 if percent else 1)
-    if value.end() < len(text):
-        _refuse(text, value.end(), "nothing more is expected here; each rule has its own --fail-if")
-    if compared[1] == "worse":
-        if not percent:
-            _refuse(text, at, "how much worse is allowed must be in per cent, such as 2%")
-        if limit < 0:
-            _refuse(text, at, "how much worse is allowed can't be negative")
-        if "." in field[1].removeprefix("stream.").removeprefix("loader.") or field[1] in DRIFT_FIELDS:
-            _refuse(text, 0, "only a field of the recommended row can be worse than in another run")
-    elif isinstance(limit, bool) and compared[1] not in ("==", "!="):
-        _refuse(text, field.end(), "true and false can only be compared by == and !=")
-    written = value[0].strip()
-    return Rule(text=text, field=field[1], operator=compared[1], limit=limit, percent=percent, written=written)
-
-
-def _refuse(text: str, at: int, what: str) -> NoReturn:
-    raise UsageError(f"--fail-if: {what}\n  {text}\n  {' ' * at}^", _EXAMPLE)
-
-
 def _judge(rule: Rule, inputs: RuleInputs) -> Verdict:
     try:
         field = _field(rule)
@@ -153,8 +137,8 @@ def _judge(rule: Rule, inputs: RuleInputs) -> Verdict:
             ours = _exact(value)
             limit = _exact(rule.limit)
             fails = bool(_COMPARE[rule.operator](ours, limit))
-            shown = f"{_distinct(ours * 100, limit * 100)}%" if rule.percent else _distinct(ours, limit)
-            if isinstance(value, int) and not rule.percent:
+            shown = f"{_distinct(ours * 100, limit * 100)}%" if rule.is_percent else _distinct(ours, limit)
+            if isinstance(value, int) and not rule.is_percent:
                 shown = str(value).lower()
             found = f"{shown}, {'which is' if fails else 'not'} {rule.operator} {rule.written}"
         else:
@@ -225,8 +209,37 @@ def _field(rule: Rule) -> Field:
         raise NotKnownError(f"{rule.field} can't be worse; {named} can")
     if rule.operator == "worse":
         return field
-    if rule.percent and not field.is_ratio:
+    if rule.is_percent and not field.is_ratio:
         raise NotKnownError(f"{rule.field} is not a ratio, and can't be compared with {rule.written}")
     if field.is_share and not 0 <= rule.limit <= 1:
         raise NotKnownError(f"{rule.field} is from 0 to 1, and {rule.written} is not: write 8% or 0.08")
     return field
+
+
+def render_junit(verdicts: Sequence[Verdict], name: str) -> str:
+    """Return one test suite, one test case a rule: a failure where it fails, an error where it can't be judged.
+
+    `time` is 0 throughout: rules take none, and the same verdicts give the same bytes. Their rules differ.
+    """
+    found = Counter(verdict.outcome for verdict in verdicts)
+    counts = {"tests": len(verdicts), "failures": found["fails"], "errors": found["error"], "skipped": 0, "time": 0}
+    shared = {"name": clean_xml(f"batchtune report: {name}"), **{key: str(count) for key, count in counts.items()}}
+    root = Element("testsuites", shared)
+    suite = SubElement(root, "testsuite", shared)
+    for verdict in verdicts:
+        title = clean_xml(f"fails if {verdict.rule}")
+        message = clean_xml(verdict.message)
+        case = SubElement(suite, "testcase", {"classname": "batchtune.report", "name": title, "time": "0"})
+        if verdict.outcome == "holds":
+            SubElement(case, "system-out").text = message
+        else:
+            kind = "failure" if verdict.outcome == "fails" else "error"
+            about = {"message": message, "type": f"batchtune.{verdict.outcome}"}
+            SubElement(case, kind, about).text = f"{title}\n{message}"
+    indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="unicode") + "\n"
+
+
+def clean_xml(text: str) -> str:
+    """Return text without what XML can't hold, which becomes U+FFFD, or what GitHub would take for a command."""
+    return _FORBIDDEN.sub("\ufffd", without_commands(text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from batchtune.reports.page import summary_sentences, warning_sentences
+from batchtune.reports.page import build_page
 from batchtune.reports.run import RunResults
 from batchtune.results import (
     Drift,
@@ -38,10 +38,11 @@ class Report(Result, frozen=True, kw_only=True):
 
 def render(results: RunResults) -> str:
     """Return the report as JSON; the same results give the same bytes, wherever the run folder lies."""
+    page = build_page(results)
     report = Report(
         meta=meta_of(Report),
-        summary=summary_sentences(results),
-        warnings=tuple(warning_sentences(results)),
+        summary=page.summary,
+        warnings=tuple(page.warnings),
         probe=results.probe,
         sweep=results.sweep,
         verification=results.verification,

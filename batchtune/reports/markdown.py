@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 
 from batchtune.reports.page import Page, build_page
 from batchtune.reports.run import RunResults
-from batchtune.reports.table import Table
-from batchtune.units import counted
+from batchtune.reports.section import Table
 
 MAX_BYTES = 60_000
 # How many rows of a table and sentences of a list to show: everything first, then fewer until it fits.
-_SHORTER = (1_000_000, 200, 100, 50, 25, 12, 6, 3)
+_SHORTER = (1_000_000, 50, 12, 3)
 _WHOLE = "`batchtune report --format html` shows all."
 _SIGNS = {"holds": "✅", "fails": "❌", "error": "⚠️"}
 
@@ -28,37 +26,35 @@ def render(results: RunResults) -> str:
     """Return the report as Markdown, verdicts and summary first; at most 60,000 bytes.
 
     GitHub takes 65,536 characters in a comment. Where all would be more, tables and lists are shortened, and the last
-    sections left out; a note says so.
+    blocks left out; a note says so.
     """
     page = build_page(results)
-    blocks: list[str] = []
     for most in _SHORTER:
-        blocks = _blocks(page, most)
+        blocks = list(_blocks(page, most))
         if _size(blocks) <= MAX_BYTES:
             return "\n\n".join(blocks) + "\n"
-    count = len(blocks)
-    while len(blocks) > 1 and _size(blocks) > MAX_BYTES - 200:
+    while len(blocks) > 1 and _size(blocks) > MAX_BYTES - 100:
         blocks.pop()
-    note = f"{counted(count - len(blocks), 'section')} left out, as this would be too long: {_WHOLE}"
-    return "\n\n".join([*blocks, note]) + "\n"
+    return "\n\n".join([*blocks, f"The rest is left out, as this would be too long: {_WHOLE}"]) + "\n"
 
 
 def _size(blocks: Sequence[str]) -> int:
-    return sum(len(block.encode()) + 2 for block in blocks) - 1
+    return sum(len(block.encode()) + 2 for block in blocks)
 
 
-def _blocks(page: Page, most: int) -> list[str]:
-    """Return the report's sections, with at most `most` rows of each table and list."""
-    blocks = [f"# {escape(page.title)}"]
-    if page.verdicts is not None:
-        rows = [(f"{_SIGNS[row[0]]} {row[0]}", *row[1:]) for row in page.verdicts.rows]
-        blocks.append(_section(replace(page.verdicts, rows=tuple(rows)), most))
-    blocks.append(_bullets(page.summary, most))
+def _blocks(page: Page, most: int) -> Iterator[str]:
+    """Yield headings, lists and tables, with at most `most` rows and sentences each."""
+    yield f"# {escape(page.title)}"
+    yield _bullets(page.lead, most)
     if page.warnings:
-        blocks.append(f"## Warnings\n\n{_bullets(page.warnings, most)}")
-    facts = [[escape(name), escape(value)] for name, value in page.facts]
-    blocks.append(f"## What was measured\n\n{_lines(('', ''), (':--', ':--'), facts)}")
-    return blocks + [_section(table, most) for table in page.tables]
+        yield f"## Warnings\n\n{_bullets(page.warnings, most)}"
+    for section in page.sections:
+        sentences = section.sentences[section.brief :]
+        if sentences:
+            yield f"## {escape(section.title)}\n\n{_bullets(sentences, most)}"
+        for table in section.tables:
+            if not table.folded:
+                yield f"## {escape(table.title)}\n\n{_table(table, most)}"
 
 
 def escape(text: str) -> str:
@@ -68,31 +64,27 @@ def escape(text: str) -> str:
     return _BLOCK_START.sub(lambda start: f"{start[0]}\\" if start[0][-1].isdigit() else f"\\{start[0]}", escaped)
 
 
-def _section(table: Table, most: int) -> str:
-    """Return a table's first rows, and the marked one."""
-    shown = list(range(len(table.rows)))[:most]
-    notes = list(table.notes)
-    if len(shown) < len(table.rows):
-        notes.insert(0, f"{len(shown):,} of {len(table.rows):,} rows shown: {_WHOLE}")
-        if table.marked is not None and table.marked >= most:
-            shown[-1] = table.marked
-    rows = []
-    for index in shown:
-        cells = [escape(cell) for cell in table.rows[index]]
+def _table(table: Table, most: int) -> str:
+    """Return a table's first rows, and the marked one, with a note if these are not all."""
+    alignment = [":--" if column in table.left else "--:" for column in table.columns]
+    lines = [_line(map(escape, table.columns)), _line(alignment)]
+    for index, row in enumerate(table.rows):
+        cells = [escape(cell) for cell in row]
+        if row[0] in _SIGNS:
+            cells[0] = f"{_SIGNS[row[0]]} {cells[0]}"
         if index == table.marked:
             cells = [f"**{cell}**" for cell in cells]
             cells[0] = f"▶ {cells[0]}"
-        rows.append(cells)
-    header = [escape(column.title) for column in table.columns]
-    alignment = ["--:" if column.numeric else ":--" for column in table.columns]
-    blocks = [f"## {escape(table.title)}", _lines(header, alignment, rows)]
-    if notes:
-        blocks.append(" ".join(escape(note) for note in notes))
-    return "\n\n".join(blocks)
+        if index < most or index == table.marked:
+            lines.append(_line(cells))
+    notes = [table.note] if table.note else []
+    if most < len(table.rows):
+        notes.append(f"{len(lines) - 2:,} of {len(table.rows):,} rows shown: {_WHOLE}")
+    return "\n".join(lines) + "".join(f"\n\n{escape(note)}" for note in notes)
 
 
-def _lines(header: Iterable[str], alignment: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, alignment, *rows))
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _bullets(sentences: Sequence[str], most: int) -> str:

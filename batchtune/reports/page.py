@@ -1,37 +1,30 @@
-"""A report's content, in the words and numbers that a reader sees, before any format.
+"""Pages: all that a report says, in the order of its sections, before any format; and what a machine offers.
 
-The formats for people (terminal, Markdown, HTML) all render a `Page`, so they say the same. Each kind of result has a
-`Section`; this module knows only their order.
+To add a kind of result: a function that returns its `Section`, and a line in `SECTIONS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from batchtune.reports.loaders import LoaderSection
-from batchtune.reports.probes import ProbeSection, describe_device
+from batchtune.reports.loaders import loader_section
+from batchtune.reports.measured import probe_section, verification_section
 from batchtune.reports.run import RunResults
-from batchtune.reports.section import Section
-from batchtune.reports.streams import StreamSection
-from batchtune.reports.sweeps import SweepSection
-from batchtune.reports.table import Fact, Table, clean, make_table
-from batchtune.reports.verification import (
-    verification_facts,
-    verification_sentences,
-    verification_tables,
-    verification_warnings,
-)
-from batchtune.results import Drift, LengthsSummary, Row, Verdict
-from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
+from batchtune.reports.section import Section, Table, clean, known, make_table
+from batchtune.reports.streams import stream_section
+from batchtune.reports.sweeps import sweep_section
+from batchtune.results import Doctor, DoctorCpu, DoctorGpu, DoctorTorch, Drift, Verdict
+from batchtune.trust import busy_with
+from batchtune.units import counted, format_length, format_percent, format_seconds, format_size
 
-# Field of `RunResults` → the section on it, in the order of sentences and tables. To add one: a subclass, and a line.
-SECTIONS: dict[str, type[Section[Any]]] = {
-    "sweep": SweepSection,
-    "stream": StreamSection,
-    "probe": ProbeSection,
-    "loader": LoaderSection,
+# Field of `RunResults` → what makes its section. The first that a run has is its main result.
+SECTIONS: dict[str, Callable[[RunResults], Section]] = {
+    "sweep": sweep_section,
+    "stream": stream_section,
+    "probe": probe_section,
+    "loader": loader_section,
 }
 _WORST_FIRST = ("error", "fails", "holds")
 
@@ -41,223 +34,212 @@ class Page:
     """A report's content; all strings are cleaned: one line, no control characters.
 
     Attributes:
-        verdicts: The verdict on each rule, before all else; None without rules.
-        lead: The first sentences, all that a brief report shows. The first of them is the title of everything.
-        details: All other sentences.
-        facts: Name and value of what was measured, where and how.
-        tables: A brief report shows those that are `brief`.
-        warnings: Each with its remedy.
-        next_steps: A command or a file, and its purpose; only a brief report shows them.
+        next_steps: A command, or a file, and its purpose, in the order to take them; only a brief report shows them.
     """
 
     title: str
-    verdicts: Table | None = None
-    lead: Sequence[str]
-    details: Sequence[str] = ()
-    facts: Sequence[Fact] = ()
-    tables: Sequence[Table] = ()
-    warnings: Sequence[str] = ()
-    next_steps: Sequence[Fact] = ()
+    sections: Sequence[Section]
+    next_steps: Sequence[tuple[str, str]] = ()
+
+    @property
+    def lead(self) -> list[str]:
+        """The first sentences of the sections, all that a brief report shows; the first of them is the headline."""
+        lead: list[str] = []
+        for section in self.sections:
+            lead += section.sentences[: section.brief]
+        return lead
 
     @property
     def summary(self) -> list[str]:
-        """All sentences, most important first."""
-        return [*self.lead, *self.details]
+        """All sentences, the lead first."""
+        summary = self.lead
+        for section in self.sections:
+            summary += section.sentences[section.brief :]
+        return summary
+
+    @property
+    def warnings(self) -> list[str]:
+        """All warnings, each once."""
+        warnings: dict[str, None] = {}
+        for section in self.sections:
+            warnings |= dict.fromkeys(section.warnings)
+        return list(warnings)
 
 
-def clean_facts(facts: Iterable[Fact]) -> list[Fact]:
-    """Clean each name and value."""
-    return [(clean(name), clean(value)) for name, value in facts]
+def build_page(run: RunResults) -> Page:
+    """Lay out a run's results: what went wrong first, then the main result, then what supports it."""
+    main, *others = [make(run) for name, make in SECTIONS.items() if getattr(run, name) is not None]
+    sections = [main]
+    for section in others:  # beside a sweep, the limit that was probed is no news
+        brief = 0 if section.title == "Probe" else 1
+        sections.append(replace(section, brief=brief))
+    if run.verification is not None:
+        verification = verification_section(run)
+        if run.verification.holds:
+            sections.insert(1, verification)
+        else:  # what the recommended batches save is no news then
+            sections = [verification, *(replace(section, brief=0) for section in sections)]
+    if run.lengths is not None:
+        sections.append(_data_section(run))
+    if run.verdicts:
+        sections.insert(0, verdict_section(run.verdicts))
+    next_steps: list[tuple[str, str]] = []
+    for section in sections:
+        next_steps += section.next_steps
+    next_steps.append((f"batchtune report{run.as_argument} --full", "all tables (-o report.html: charts)"))
+    page = make_page(f"batchtune report: {run.name}", sections)
+    return replace(page, next_steps=[(clean(command), purpose) for command, purpose in next_steps])
 
 
-def sections(results: RunResults) -> list[Section[Any]]:
-    """Return the sections on a run's results, the main one first."""
-    made = []
-    for name, section in SECTIONS.items():
-        result = getattr(results, name)
-        if result is not None:
-            made.append(section(results, result))
-    return made
+def build_verification_page(run: RunResults) -> Page:
+    """Lay out a run's verification alone."""
+    sections = [verification_section(run)]
+    if run.lengths is not None:
+        sections.append(_data_section(run))
+    return replace(make_page(f"batchtune verify: {run.name}", sections), next_steps=build_page(run).next_steps)
 
 
-def build_page(results: RunResults) -> Page:
-    """Lay out a run's results."""
-    lead, details = _sentences(results)
-    return Page(
-        title=clean(f"batchtune report: {results.name}"),
-        verdicts=verdict_table(results.verdicts),
-        lead=_cleaned(lead),
-        details=_cleaned(details),
-        facts=clean_facts(_facts(results)),
-        tables=report_tables(results),
-        warnings=_cleaned(warning_sentences(results)),
-        next_steps=clean_facts(next_steps(results)),
+def make_page(title: str, sections: Iterable[Section]) -> Page:
+    """Return a page whose strings can do nothing to the place where they are shown."""
+    return Page(title=clean(title), sections=[_cleaned(section) for section in sections])
+
+
+def _cleaned(section: Section) -> Section:
+    """Return a section with clean sentences and warnings; its tables are clean."""
+    return replace(
+        section,
+        sentences=[clean(sentence) for sentence in section.sentences],
+        warnings=[clean(warning) for warning in section.warnings],
     )
 
 
-def build_verification_page(results: RunResults) -> Page:
-    """Lay out a run's verification alone.
-
-    Raises:
-        ValueError: The run has not been verified.
-    """
-    verification = results.verification
-    if verification is None:
-        raise ValueError("this run has not been verified")
-    facts = [
-        ("Data", _describe_data(verification.lengths)),
-        ("Device", describe_device(verification.device)),
-        ("Workload", verification.workload.words),
-        *verification_facts(verification),
-    ]
-    return Page(
-        title=clean(f"batchtune verify: {results.name}"),
-        lead=_cleaned(verification_sentences(verification)),
-        facts=clean_facts(facts),
-        tables=verification_tables(verification),
-        warnings=_cleaned(verification_warnings(results)),
-        next_steps=clean_facts(next_steps(results)),
-    )
-
-
-def summary_sentences(results: RunResults) -> list[str]:
-    """Say what to set and what it saves, most important first; the same in every format.
-
-    The first is a headline: short, and enough if there is room for only one sentence.
-    """
-    lead, details = _sentences(results)
-    return lead + details
-
-
-def _sentences(results: RunResults) -> tuple[list[str], list[str]]:
-    """Return the sentences that a brief report shows, and all others.
-
-    A section's first sentence says what to set: those of all sections precede what supports them.
-    """
-    headlines: list[str] = []
-    support: list[str] = []
-    details: list[str] = []
-    for section in sections(results):
-        sentences = list(section.sentences())
-        count = section.leading_sentences
-        headlines += sentences[: min(1, count)]
-        rest = sentences[min(1, count) :]
-        if section.title and not section.is_main:
-            rest = [f"{section.title}: {sentence}" for sentence in rest]
-        support += rest[: max(0, count - 1)]
-        details += rest[max(0, count - 1) :]
-    if results.drift is not None:
-        headlines += drift_sentences(results.drift, results.sweep.recommended_row if results.sweep else None)
-    verdicts = [verdict_sentence(results.verdicts)] if results.verdicts else []
-    if results.verification is None:
-        return verdicts + headlines + support, details
-    verified = verification_sentences(results.verification)
-    if results.verification.holds:
-        return verdicts + headlines + verified + support, details
-    return verdicts + verified, headlines + support + details
-
-
-def report_tables(results: RunResults) -> list[Table]:
-    """Lay out all that a run's results hold."""
-    tables: list[Table] = []
-    for section in sections(results):
-        tables += section.tables()
-    if results.verification is None:
-        return tables
-    if not results.verification.holds:  # what the recommended batches save is no news then
-        tables = [replace(table, brief=False) for table in tables]
-    return tables + verification_tables(results.verification)
-
-
-def warning_sentences(results: RunResults) -> list[str]:
-    """Return all warnings, each once: what was measured before what was made of it."""
-    warnings = list(verification_warnings(results))
-    for section in reversed(sections(results)):
-        warnings += section.warnings()
-    return list(dict.fromkeys(warnings))
-
-
-def next_steps(results: RunResults) -> Iterator[Fact]:
-    """Pair each command, or file, with its purpose, in the order to take them."""
-    for section in sections(results):
-        yield from section.steps()
-    yield f"batchtune report{results.as_argument} --full", "all tables (-o report.html: charts)"
-
-
-def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
-    """Lay out one row for each rule, the worst first; its first column holds the outcome. None without rules."""
+def verdict_section(verdicts: Sequence[Verdict]) -> Section:
+    """Return the gate's verdicts, in a sentence and in a table with the worst first."""
     ordered = sorted(verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.outcome))
     rows = [{"verdict": verdict.outcome, "fails if": verdict.rule, "found": verdict.message} for verdict in ordered]
-    return make_table("Rules", rows, names=["verdict"], texts=["fails if", "found"]) if rows else None
+    outcomes = Counter(verdict.outcome for verdict in verdicts)
+    sentence = f"Rules: {outcomes['holds']} of {len(verdicts)} hold."
+    if outcomes["error"]:
+        sentence += f" {outcomes['error']} can't be judged."
+    return Section(
+        title="Rules",
+        sentences=[sentence],
+        tables=[make_table("Rules", rows, left=["verdict", "fails if", "found"], brief=True)],
+    )
 
 
-def verdict_sentence(verdicts: Sequence[Verdict]) -> str:
-    """Say how the run stands up to all rules, in one sentence."""
-    outcomes = [verdict.outcome for verdict in verdicts]
-    fails = outcomes.count("fails")
-    errors = outcomes.count("error")
-    if len(verdicts) == 1:
-        words = {"holds": "The rule holds.", "fails": "The rule fails.", "error": "The rule can't be judged."}
-        return words[outcomes[0]]
-    parts = []
-    if fails:
-        parts.append(f"{fails} {'fails' if fails == 1 else 'fail'}")
-    if errors:
-        parts.append(f"{errors} can't be judged")
-    if not parts:
-        return f"All {len(verdicts)} rules hold."
-    return f"Of {counted(len(verdicts), 'rule')}, {' and '.join(parts)}."
-
-
-def drift_sentences(drift: Drift, row: Row | None = None) -> list[str]:
-    """Say how the other lengths differ from those of the run, and what that costs with the recommended row."""
-    examples = counted(drift.lengths.count, "example")
-    if not drift.changed:
-        return [f"The manifest has the same lengths as the run: {examples}."]
-    beyond = "none is"
-    if drift.beyond:
-        beyond = f"{counted(drift.beyond, 'example')} {'is' if drift.beyond == 1 else 'are'}"
-    costs = "the table costs"
-    retuned = "a newly tuned one"
-    if row is not None and row.pool_size is not None:
-        costs = "the pools cost"
-        retuned = "newly tuned ones of that size"
-    times = ""
-    if drift.epoch_seconds is not None and drift.retuned_epoch_seconds is not None:
-        times = (
-            f"{format_seconds(drift.epoch_seconds)} against {format_seconds(drift.retuned_epoch_seconds)} an epoch, "
-        )
-    return [
-        f"The lengths of the manifest ({examples}) differ from those of the run: {beyond} beyond the last boundary.",
-        f"On them {costs} {format_percent(drift.stale)} more than {retuned}: {times}"
-        f"{drift.batches:,} batches against {drift.retuned_batches:,}.",
-    ]
-
-
-def _facts(results: RunResults) -> Iterator[Fact]:
-    if results.lengths is not None:
-        yield "Data", _describe_data(results.lengths)
-    for section in reversed(sections(results)):  # what was measured before what was made of it
-        yield from section.facts()
-    if results.verification is not None:
-        yield from verification_facts(results.verification)
-
-
-def _describe_data(lengths: LengthsSummary) -> str:
+def _data_section(run: RunResults) -> Section:
+    """Return what to report on the lengths, and on how other lengths differ from them."""
+    lengths = run.lengths
+    assert lengths is not None
     unit = lengths.unit
-    examples = "1 example" if lengths.count == 1 else f"{format_number(lengths.count)} examples"
+    news: list[str] = []
+    if run.drift is not None:
+        news += drift_sentences(run.drift)
+    if lengths.truncated:
+        longest = format_length(lengths.max, unit)
+        news.append(
+            f"{counted(lengths.truncated, 'example')} longer than {longest} (--truncate) count as that long: truncate "
+            "in training, too."
+        )
     total = format_length(lengths.total, unit)
     if unit == "s" and lengths.total >= 60:
         total += f" ({format_seconds(lengths.total)})"
     described = (
-        f"{examples} of {format_length(lengths.min, unit)} to {format_length(lengths.max, unit)}, {total} in all"
+        f"{counted(lengths.count, 'example')} of {format_length(lengths.min, unit)} to "
+        f"{format_length(lengths.max, unit)}, {total} in all"
     )
     if not unit:
         described += "; the unit is unknown"
-    if lengths.truncated:
-        described += f"; {format_number(lengths.truncated)} truncated (--truncate)"
-    return described
+    return Section(title="Data", sentences=[*news, f"{described}."], brief=len(news))
 
 
-def _cleaned(sentences: Iterable[str]) -> list[str]:
-    return [clean(sentence) for sentence in sentences]
+def drift_sentences(drift: Drift) -> list[str]:
+    """Say how the other lengths differ from those of the run, and what that costs with the recommended row."""
+    examples = counted(drift.lengths.count, "example")
+    if not drift.changed:
+        return [f"The manifest has the same lengths as the run: {examples}."]
+    costs = f"{drift.batches:,} batches against {drift.retuned_batches:,}"
+    if drift.epoch_seconds is not None and drift.retuned_epoch_seconds is not None:
+        seconds = format_seconds(drift.retuned_epoch_seconds)
+        costs = f"{format_seconds(drift.epoch_seconds)} against {seconds} an epoch, {costs}"
+    return [
+        f"The lengths of the manifest ({examples}) differ from those of the run: {counted(drift.beyond, 'example')} "
+        "lie beyond the last boundary.",
+        f"On them the recommendation costs {format_percent(drift.stale)} more than if newly tuned: {costs}.",
+    ]
+
+
+def doctor_page(doctor: Doctor) -> Page:
+    """Return versions, devices, settings, packages and warnings."""
+    devices = [gpu.device for gpu in doctor.gpus if gpu.device]
+    versions = {
+        "batchtune": doctor.meta.batchtune,
+        "Python": f"{doctor.python} on {doctor.system}",
+        "PyTorch": _torch(doctor.torch),
+        "Driver": known(doctor.driver, lambda version: f"NVIDIA {version}"),
+        "NVML": doctor.nvml_problem,
+        "GPUs": str(len(doctor.gpus)),
+        "--device auto": f"takes {devices[0] if devices else 'cpu'}",
+    }
+    tables = [_facts("Software", versions)]
+    tables += [_facts(gpu.device or f"GPU {gpu.uuid}, which PyTorch does not see", _gpu(gpu)) for gpu in doctor.gpus]
+    tables.append(_facts("cpu", _cpu(doctor.cpu)))
+    if doctor.environment:
+        tables.append(_facts("Settings", doctor.environment))
+    packages = {name: version or "not installed" for name, version in doctor.packages.items()}
+    tables.append(_facts("Packages", packages))
+    return make_page("batchtune doctor", [Section(title="", sentences=[], tables=tables, warnings=doctor.warnings)])
+
+
+def _facts(title: str, facts: Mapping[str, str | None]) -> Table:
+    """Lay out names and values; None is unknown."""
+    return make_table(title, [{"name": name, "value": value} for name, value in facts.items()], left=["name", "value"])
+
+
+def _torch(torch: DoctorTorch) -> str:
+    versions = {"": torch.version, "CUDA ": torch.cuda, "ROCm ": torch.hip, "cuDNN ": torch.cudnn}
+    words = [f"{name}{version}" for name, version in versions.items() if version is not None]
+    if torch.problem is not None:
+        words.append(f"does not work: {torch.problem}")
+    return ", ".join(words)
+
+
+def _gpu(gpu: DoctorGpu) -> dict[str, str | None]:
+    users = None
+    if gpu.processes is not None:
+        users = busy_with(gpu.processes) or "nobody, or only processes that hold almost nothing"
+    clock = known(gpu.sm_clock_mhz, lambda mhz: f"{mhz:,} MHz")
+    if clock is not None and gpu.max_sm_clock_mhz:
+        clock += f" of at most {gpu.max_sm_clock_mhz:,} MHz"
+    if clock is not None and gpu.throttle_reasons:
+        clock += f", lowered now: {', '.join(gpu.throttle_reasons)}"
+    switch = {None: None, True: "on", False: "off"}
+    return {
+        "name": gpu.name,
+        "compute capability": gpu.capability,
+        "UUID": gpu.uuid,
+        "memory": known(gpu.total_bytes, format_size),
+        "free": known(gpu.free_bytes, format_size),
+        "used by": users,
+        "a probe": _probe(gpu.probe_process),
+        "MIG": switch[gpu.mig],
+        "ECC": switch[gpu.ecc],
+        "clock": clock,
+        "NVML": known(gpu.nvml_problem, lambda problem: f"does not answer everything: {problem}"),
+    }
+
+
+def _cpu(cpu: DoctorCpu) -> dict[str, str | None]:
+    return {
+        "name": f"{cpu.name}, {counted(cpu.processors, 'processor')}",
+        "memory": format_size(cpu.total_bytes),
+        "available": known(cpu.available_bytes, format_size),
+        "memory limit": known(cpu.limit_problem, lambda problem: f"does not work: {problem}") or "works",
+        "load average": known(cpu.load_average, lambda load: f"{load:.1f} in the last minute"),
+        "a probe": _probe(cpu.probe_process),
+    }
+
+
+def _probe(process: int | None) -> str:
+    return known(process, lambda pid: f"process {pid} is running one") or "none is running"

@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, TypeVar
 
 import msgspec
 
+from batchtune.reports.measured import mismatch
 from batchtune.reports.run import KINDS, RunResults
-from batchtune.reports.verification import MISMATCHES, mismatch
-from batchtune.results import Drift, LoaderRow, LowerBound, Record, Row, Shards, StreamRow, Verification
+from batchtune.results import (
+    Drift,
+    LoaderRow,
+    LowerBound,
+    Probe,
+    Record,
+    Row,
+    Shards,
+    StreamRow,
+    StreamSweep,
+    Sweep,
+    Verification,
+)
 
 T = TypeVar("T")
 Value = float | int | bool
 
 # Fields of `results.Drift` that rules can name.
-DRIFT_FIELDS = ("stale", "beyond", "changed")
+_DRIFT_FIELDS = ("stale", "beyond", "changed")
 # Fields of a row that a bucket table has none of.
 _OF_POOLS = {"pool_size", "batch_overhead", "simulated_epochs", "batches_deviation", "epoch_seconds_deviation"}
-# Why a field may be null where its record can't say.
-_SHARDS_ARE_FINE = "the shards do as they are"
-_NOT_CHECKED = "run `batchtune tune-loader` with --check-reproducible"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleInputs:
-    """The results that rules are judged by; `missing` says why the baseline, or the drift, can't be read."""
+    """The results that rules are judged by."""
 
     results: RunResults
     baseline: RunResults | None = None
-    missing: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def of_kind(self, name: str) -> Any:
         """Return the run's result of a kind in `KINDS`. Raises NotKnownError without one."""
@@ -69,7 +76,7 @@ class Field:
     """
 
     name: str
-    kind: str
+    kind: str = ""
     record: Callable[[RuleInputs], Any]
     path: tuple[str, ...]
     is_flag: bool = False
@@ -88,90 +95,81 @@ class Field:
 @cache
 def all_fields() -> dict[str, Field]:
     """Name → field, of everything that rules can name."""
-    sweep = partial(RuleInputs.of_kind, name="sweep")
-    stream = partial(RuleInputs.of_kind, name="stream")
-    probe = partial(RuleInputs.of_kind, name="probe")
-    loader = partial(RuleInputs.of_kind, name="loader")
-    shards = _fields("shards.", "stream", Shards, lambda inputs: stream(inputs).shards)
-    fields = {
-        **_named(_of_rows("", "sweep", Row)),
-        **_named(_of_rows("stream.", "stream", StreamRow)),
-        **_named(
-            Field(name=f"stream.{name}", kind="stream", record=stream, path=(name,))
-            for name in ("batches_per_rank", "max_batch_length", "simulated_examples")
-        ),
-        **_named(replace(field, unknown=_SHARDS_ARE_FINE) for field in shards),
-        **_named(_fields("verify.", "", Verification, _verification)),
-        **_named(_fields("bound.", "sweep", LowerBound, lambda inputs: sweep(inputs).lower_bound)),
-        **_named(_fields("loader.", "loader", LoaderRow, partial(RuleInputs.recommended, name="loader"), of_row=True)),
-        **_named(field for field in _fields("", "", Drift, _drift) if field.name in DRIFT_FIELDS),
-    }
-    others = [
-        Field(name="probe.unfinished", kind="probe", record=probe, path=("unfinished",), is_flag=True),
-        Field(name="max_batch_length", kind="sweep", record=sweep, path=("max_batch_length",)),
-        replace(fields["loader.gpu_idle"], name="gpu_idle", record=_held_against_step),
-        Field(
-            name="loader.reproducible",
-            kind="loader",
-            record=loader,
-            path=("reproducible",),
-            is_flag=True,
-            unknown=_NOT_CHECKED,
-        ),
+    results = {name: partial(RuleInputs.of_kind, name=name) for name in KINDS}
+    fields = [
+        *_of_rows("", "sweep", Row),
+        *_of_rows("stream.", "stream", StreamRow),
+        *_fields("loader.", LoaderRow, partial(RuleInputs.recommended, name="loader"), kind="loader", of_row=True),
+        *_fields("bound.", LowerBound, lambda inputs: inputs.of_kind("sweep").lower_bound),
+        *_fields("verify.", Verification, _verification),
+        *_fields("probe.", Probe, results["probe"]),
     ]
-    return fields | _named(others)
-
-
-def _named(fields: Iterable[Field]) -> dict[str, Field]:
-    return {field.name: field for field in fields}
+    shards = _fields("shards.", Shards, lambda inputs: inputs.of_kind("stream").shards)
+    fields += [replace(field, unknown="the shards do as they are") for field in shards]
+    fields += [field for field in _fields("", Drift, _drift) if field.name in _DRIFT_FIELDS]
+    fields += [field for field in _fields("", Sweep, results["sweep"]) if field.name == "max_batch_length"]
+    in_stream = ("stream.batches_per_rank", "stream.max_batch_length", "stream.simulated_examples")
+    fields += [field for field in _fields("stream.", StreamSweep, results["stream"]) if field.name in in_stream]
+    reproducible = Field(
+        name="loader.reproducible",
+        record=results["loader"],
+        path=("reproducible",),
+        is_flag=True,
+        unknown="run `batchtune tune-loader` with --check-reproducible",
+    )
+    named = {field.name: field for field in [*fields, reproducible]}
+    named["gpu_idle"] = replace(named["loader.gpu_idle"], name="gpu_idle", record=_held_against_step)
+    return named
 
 
 def _of_rows(prefix: str, kind: str, row: type[Record]) -> Iterator[Field]:
     """Yield the fields of a sweep's recommended row, then those of the user's own."""
-    recommended = partial(RuleInputs.recommended, name=kind)
-    current = partial(_current, kind=kind)
-    yield from _fields(prefix, kind, row, recommended, of_row=True)
-    yield replace(_randomness(prefix, kind, recommended), of_row=True)
-    yield from _fields(f"{prefix}current.", kind, row, current)
-    yield _randomness(f"{prefix}current.", kind, current)
-    compared = partial(_compared_with_current, kind=kind)
-    yield Field(name=f"{prefix}current.fits", kind=kind, record=compared, path=("current_fits",), is_flag=True)
-
-
-def _randomness(prefix: str, kind: str, find: Callable[[RuleInputs], Any]) -> Field:
-    """Return the field of a row's randomness, which no file holds: it follows from `mates_again`."""
-    return Field(
-        name=f"{prefix}randomness",
-        kind=kind,
-        record=find,
-        path=("randomness",),
-        better="more",
-        is_share=True,
-        is_ratio=True,
-    )
+    of_current = partial(_current, kind=kind)
+    for named, find, of_row in (
+        (prefix, partial(RuleInputs.recommended, name=kind), True),
+        (f"{prefix}current.", lambda inputs: of_current(inputs).current, False),
+    ):
+        yield from _fields(named, row, find, kind=kind, of_row=of_row)
+        # No file holds it: it follows from `mates_again`.
+        yield Field(
+            name=f"{named}randomness",
+            kind=kind,
+            record=find,
+            path=("randomness",),
+            of_row=of_row,
+            better="more",
+            is_share=True,
+            is_ratio=True,
+        )
+    yield Field(name=f"{prefix}current.fits", record=of_current, path=("current_fits",), is_flag=True)
 
 
 def _fields(
-    prefix: str, kind: str, record: type[msgspec.Struct], find: Callable[[RuleInputs], Any], *, of_row: bool = False
+    prefix: str,
+    record: type[msgspec.Struct],
+    find: Callable[[RuleInputs], Any],
+    *,
+    kind: str = "",
+    of_row: bool = False,
 ) -> Iterator[Field]:
     """Yield the numbers and flags of a record and of the records in it, in their order."""
     described = msgspec.inspect.type_info(record)
     assert isinstance(described, msgspec.inspect.StructType)
     for part in described.fields:
-        union = part.type.types if isinstance(part.type, msgspec.inspect.UnionType) else (part.type,)
-        types = [member for member in union if not isinstance(member, msgspec.inspect.NoneType)]
         declared: dict[str, Any] = {}
+        types = [part.type]
+        if isinstance(part.type, msgspec.inspect.UnionType):
+            types = [member for member in part.type.types if not isinstance(member, msgspec.inspect.NoneType)]
         part_type = types[0]
         if isinstance(part_type, msgspec.inspect.Metadata):
             declared = part_type.extra or {}
             part_type = part_type.type
         is_flag = isinstance(part_type, msgspec.inspect.BoolType)
+        is_float = isinstance(part_type, msgspec.inspect.FloatType)
         if isinstance(part_type, msgspec.inspect.StructType) and part.name != "meta":
-            for inner in _fields(f"{prefix}{part.name}.", kind, part_type.cls, find):
+            for inner in _fields(f"{prefix}{part.name}.", part_type.cls, find, kind=kind):
                 yield replace(inner, path=(part.name, *inner.path))
-        elif len(types) == 1 and (
-            is_flag or isinstance(part_type, (msgspec.inspect.IntType, msgspec.inspect.FloatType))
-        ):
+        elif len(types) == 1 and (is_flag or is_float or isinstance(part_type, msgspec.inspect.IntType)):
             is_share = isinstance(part_type, msgspec.inspect.FloatType) and (part_type.ge, part_type.le) == (0, 1)
             yield Field(
                 name=prefix + part.name,
@@ -212,18 +210,15 @@ def _held_against_step(inputs: RuleInputs) -> Any:
 
 
 def _current(inputs: RuleInputs, kind: str) -> Any:
-    how = f"run `batchtune {KINDS[kind].command}` with --current"
-    return _known(inputs.of_kind(kind).current, f"{KINDS[kind].words} knows no current config: {how}")
-
-
-def _compared_with_current(inputs: RuleInputs, kind: str) -> Any:
     """Return the result whose rows are compared with a current config. Raises NotKnownError without one."""
-    _current(inputs, kind)
-    return inputs.of_kind(kind)
+    result = inputs.of_kind(kind)
+    how = f"run `batchtune {KINDS[kind].command}` with --current"
+    _known(result.current, f"{KINDS[kind].words} knows no current config: {how}")
+    return result
 
 
 def _drift(inputs: RuleInputs) -> Drift:
-    return _known(inputs.results.drift, inputs.missing.get("drift", "no other lengths are given: use --manifest"))
+    return _known(inputs.results.drift, "no other lengths are given: use --manifest")
 
 
 def compared_with(inputs: RuleInputs, field: Field) -> tuple[Any, bool]:
@@ -236,7 +231,7 @@ def compared_with(inputs: RuleInputs, field: Field) -> tuple[Any, bool]:
         theirs = getattr(inputs.baseline, field.kind)
         why = f"the baseline has no {kind.file}: run `batchtune {kind.command}` there"
     if theirs is None:
-        raise NotKnownError(inputs.missing.get("baseline", why))
+        raise NotKnownError(why)
     row = _known(theirs.recommended_row, "the baseline recommends no row")
     if ours.lengths is None or theirs.lengths is None:
         return row, True
@@ -253,5 +248,5 @@ def _verification(inputs: RuleInputs) -> Verification:
         inputs.recommended("sweep")
     difference = mismatch(inputs.results)
     if difference is not None:
-        raise NotKnownError(MISMATCHES[difference])
+        raise NotKnownError(difference)
     return verification

@@ -84,20 +84,31 @@ class RunResults:
         assert main is not None
         return main
 
-    def verified(self, *, of_stream: bool) -> Verification | None:
-        """Return the verification, if it is of a stream's batches, or if it is not."""
-        verification = self.verification
-        return verification if verification is not None and verification.of_stream == of_stream else None
-
     @property
     def as_argument(self) -> str:
         """The folder as the argument of a proposed command, with a space before it; empty for the default one."""
-        return "" if self.folder == DEFAULT_FOLDER else f" {shlex.quote(str(self.folder))}"
+        if self.folder == DEFAULT_FOLDER:
+            return ""
+        return f" {shlex.quote(str(self.folder))}"
 
     @property
     def as_option(self) -> str:
         """The same as an option: ` --run FOLDER`."""
         return f" --run{self.as_argument}" if self.as_argument else ""
+
+    @property
+    def workload_flags(self) -> str:
+        """The flags that name the user's own training step, which `verify` runs only if the user names it.
+
+        A result file from a stranger may name any function: only a Python file's name is repeated.
+        """
+        if self.probe is None or self.probe.workload.spec.startswith("builtin:"):
+            return ""
+        spec = "W"
+        if ".py:" in self.probe.workload.spec:
+            spec = shlex.quote(self.probe.workload.spec)
+        options = " --set ..." if self.probe.workload.options else ""
+        return f" --workload {spec}{options}"
 
     @property
     def lengths(self) -> LengthsSummary | None:

@@ -1,193 +1,154 @@
-"""The interface of a report's sections: one for each kind of result that a run folder may hold."""
+"""Sections: what a report says on one result, before any format. A format knows nothing else."""
 
 from __future__ import annotations
 
-import shlex
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+import unicodedata
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from batchtune.reports.rows import current_words, time_error, truncated_words
-from batchtune.reports.run import RunResults
-from batchtune.reports.table import UNKNOWN, Fact, Table
-from batchtune.results import LoaderTuning, Probe, StreamSweep, Sweep
-from batchtune.units import format_length, format_percent, with_full_stop
+from batchtune.errors import without_commands
+from batchtune.units import format_length, format_number, format_ratio
 
-R = TypeVar("R", Probe, Sweep, StreamSweep, LoaderTuning)
-S = TypeVar("S", Sweep, StreamSweep)
+V = TypeVar("V")
+Cells = Mapping[str, str | None]
+"""A row of a table: title of the column → cell; None is unknown."""
 
-# A max_batch_length below this share of the one that fits is worth a warning; a rounded one is not.
-_LOW_LIMIT = 0.95
-# Times with a larger error say nothing about which batches are faster.
-_MOST_TIME_ERROR = 0.3
+UNKNOWN = "\u2013"  # an en dash: unknown, or no question here; never 0
+TIMES = "\u00d7"  # the multiplication sign
+_MAX_TEXT = 400
+_MAX_ROWS = 100
 
 
-class Section(ABC, Generic[R]):
-    """The part of a report on one result of a run; the run's main result comes first.
-
-    Attributes:
-        title: Begins the sentences and heads the tables of a result that is not the main one.
-    """
-
-    title: ClassVar[str] = ""
-
-    def __init__(self, run: RunResults, result: R) -> None:
-        self.run = run
-        self.result: R = result
-        self.is_main = run.main is result
-
-    @abstractmethod
-    def sentences(self) -> Iterator[str]:
-        """Say what to set, then what supports it, most important first."""
-
-    @property
-    def leading_sentences(self) -> int:
-        """How many of the sentences a brief report shows."""
-        return 3 if self.is_main else 1
-
-    @abstractmethod
-    def tables(self) -> Iterator[Table]:
-        """Lay out everything that the result holds."""
-
-    @abstractmethod
-    def facts(self) -> Iterator[Fact]:
-        """Name what was measured, where and how."""
-
-    def warnings(self) -> Iterator[str]:
-        """Yield all warnings, each with its remedy; first those of batches that are not safe."""
-        yield from ()
-
-    def steps(self) -> Iterator[Fact]:
-        """Pair each next command, or file, with its purpose, in order."""
-        yield from ()
-
-    @abstractmethod
-    def settings(self) -> dict[str, list[Fact]]:
-        """Return all settings that the result records, by the title of their list."""
-
-    @property
-    def workload_flags(self) -> str:
-        """The flags that name the user's own training step, which `verify` runs only if the user names it.
-
-        A result file from a stranger may name any function: only a Python file's name is repeated.
-        """
-        workload = self.run.probe.workload if self.run.probe else None
-        if workload is None or workload.spec.startswith("builtin:"):
-            return ""
-        spec = shlex.quote(workload.spec) if ".py:" in workload.spec else "W"
-        return f" --workload {spec}{' --set ...' if workload.options else ''}"
-
-
-class SweptSection(Section[S]):
-    """A section on a sweep, of bucket tables or of a stream.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table of clean strings.
 
     Attributes:
-        subject: Its name at the start of a sentence.
-        command: How a warning says to run it again.
+        columns: The title of each.
+        rows: One tuple a row, as long as `columns`.
+        left: The columns that hold names or sentences; the others hold numbers, set to the right.
+        marked: Index of the row to set off from the others, or None.
+        note: Says how many rows are not shown; empty if all are.
+        brief: Whether a brief report shows it, too.
+        folded: Whether it is so long that only a page that can fold it shows it.
     """
 
-    subject: ClassVar[str]
-    command: ClassVar[str]
-
-    @property
-    def time_error(self) -> float | None:
-        """The relative error of the estimated times, of two standard errors; None if it is unknown."""
-        row = self.result.recommended_row
-        errors = []
-        if row is not None:
-            errors.append(time_error(row))
-        if self.run.probe is not None and self.run.probe.models.step_seconds is not None:
-            errors.append(self.run.probe.models.step_seconds.relative_error)
-        return max((error for error in errors if error is not None), default=None)
-
-    @property
-    def has_reliable_times(self) -> bool:
-        """Whether rows can be compared by their estimated times; otherwise their batches are compared."""
-        error = self.time_error
-        return self.result.has_times and (error is None or error <= _MOST_TIME_ERROR)
-
-    @property
-    def leading_sentences(self) -> int:
-        """As for every section; a brief report also says how many examples were truncated."""
-        if not self.is_main:
-            return 1
-        return 3 if self.result.lengths.truncated else 2
-
-    def doubts(self, kinds: str) -> Iterator[str]:
-        """Say why batches of the swept `kinds` are compared and not times, if so."""
-        row = self.result.recommended_row
-        if row is None or self.has_reliable_times:
-            return
-        if row.estimated_epoch_seconds is None:
-            yield f"Step times are not known, so {kinds} are compared by batches; the time saved may be much less."
-        else:
-            error = format_percent(self.time_error or 0.0)
-            yield (
-                f"The estimated times are not reliable: their error is {error}. Batches are compared here; the time "
-                "saved may be much less. Probe again with --force on a machine that does nothing else."
-            )
-
-    def truncation(self) -> Iterator[str]:
-        """Say how many examples were truncated, as training must truncate them, too."""
-        truncated = truncated_words(self.result.lengths)
-        if truncated and self.is_main:
-            yield f"{truncated}: truncate in training, too."
-
-    def facts(self) -> Iterator[Fact]:
-        """As for every section."""
-        swept = self.result
-        if self.is_main:
-            if self.run.probe is None and swept.device_name is not None:
-                yield "Device", swept.device_name
-            yield limit_fact(swept, self.limit_note)
-        for text in current_words(swept):
-            yield f"Current {self.title.lower()}".rstrip(), text
-
-    def warnings(self) -> Iterator[str]:
-        """Warn of another max_batch_length than was measured; unproven sizes have a warning already."""
-        swept = self.result
-        row = swept.recommended_row
-        if self.run.probe is not None and (row is None or not row.unproven):
-            used = swept.max_batch_length
-            measured = self.run.probe.max_batch_length
-            unit = swept.lengths.unit
-            differs = (
-                f"{self.subject} took max_batch_length = {format_length(used, unit)}, but the probe measured that "
-                f"{format_length(measured, unit)} fits"
-            )
-            if used > measured * (1 + 1e-9):
-                yield f"{differs}: training may run out of memory. {self.command} again without --max-batch-length."
-            elif used < measured * _LOW_LIMIT:
-                yield f"{differs}: memory is left unused. {self.command} again without --max-batch-length to use it."
-        for warning in swept.warnings:
-            yield with_full_stop(warning)
-
-    @property
-    def limit_note(self) -> str:
-        """A note that follows max_batch_length."""
-        return ""
-
-    def settings(self) -> dict[str, list[Fact]]:
-        """As for every section, with the user's own settings."""
-        of_stream = f" of the {self.title.lower()}" if self.title else ""
-        current = settings_facts(self.result.current_settings or {})
-        return {self.title or "Sweep": settings_facts(self.result.settings), f"Current settings{of_stream}": current}
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: frozenset[str] = frozenset()
+    marked: int | None = None
+    note: str = ""
+    brief: bool = False
+    folded: bool = False
 
 
-def limit_fact(result: Probe | Sweep | StreamSweep, note: str = "") -> Fact:
-    """Return max_batch_length as a fact."""
-    return "Limit", f"max_batch_length = {format_length(result.max_batch_length, result.lengths.unit)}{note}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """What a report says on one result.
+
+    Attributes:
+        sentences: Say what to set, then what supports it, most important first.
+        brief: How many of the sentences a brief report shows; with 0 it shows none of the tables either.
+        warnings: Each with its remedy; first those of batches that are not safe.
+        next_steps: A command, or a file, and its purpose, in the order to take them.
+    """
+
+    title: str
+    sentences: Sequence[str]
+    brief: int = 1
+    tables: Sequence[Table] = ()
+    warnings: Sequence[str] = ()
+    next_steps: Sequence[tuple[str, str]] = ()
 
 
-def settings_facts(settings: Mapping[str, Any]) -> list[Fact]:
-    """Return settings as a file records them, in words."""
-    return [(name, value_words(value)) for name, value in settings.items()]
+def make_table(
+    title: str,
+    rows: Sequence[Cells],
+    *,
+    left: Collection[str] = (),
+    marked: int | None = None,
+    file: str = "",
+    most: int = _MAX_ROWS,
+    of: int = 0,
+    brief: bool = False,
+    folded: bool = False,
+) -> Table:
+    """Return a table of clean strings, of at most `most` rows and the marked one.
+
+    Args:
+        title: Shown above it.
+        rows: At least one, each with the same columns; a column without a known cell is left out.
+        left: The columns that hold names or sentences.
+        marked: Index of the row to set off.
+        file: Holds the rows that are not shown.
+        most: How many rows to show, evenly spaced.
+        of: How many rows the file has, if these are chosen from them.
+        brief: Whether a brief report shows it.
+        folded: Whether only a page that can fold it shows it.
+    """
+    columns = [column for column in rows[0] if any(row[column] is not None for row in rows)]
+    shown = spread(len(rows), most, marked)
+    note = ""
+    total = max(of, len(rows))
+    if len(shown) < total:
+        note = f"{len(shown):,} of {total:,} rows shown; all are in {file}."
+    return Table(
+        title=clean(title),
+        columns=tuple(map(clean, columns)),
+        rows=tuple(tuple(clean(rows[index][column] or UNKNOWN) for column in columns) for index in shown),
+        left=frozenset(map(clean, left)),
+        marked=None if marked is None else shown.index(marked),
+        note=note,
+        brief=brief,
+        folded=folded,
+    )
 
 
-def value_words(value: Any) -> str:
-    """Return a setting's value in words: `yes`, `10, 20`."""
-    if value is None:
-        return UNKNOWN
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ", ".join(map(value_words, value)) if isinstance(value, list) else str(value)
+def settings_table(title: str, settings: Mapping[str, Any]) -> Table:
+    """Return settings as a file records them, as a folded table."""
+    rows = [{"name": name, "value": str(value)} for name, value in settings.items()]
+    return make_table(title, rows, left=["name", "value"], folded=True)
+
+
+def spread(count: int, most: int, keep: int | None = None) -> list[int]:
+    """Return at most `most` of `count` indices, evenly spaced, both ends in; and the one to `keep`."""
+    if count <= most:
+        return list(range(count))
+    chosen = {round(step * (count - 1) / (most - 1)) for step in range(most)}
+    if keep is not None:
+        chosen.add(keep)
+    return sorted(chosen)
+
+
+def clean(text: str) -> str:
+    """Return one line of text that can do nothing to the place where it is shown.
+
+    Result files may come from anywhere: white space of any kind becomes one space, control and formatting
+    characters (terminal escapes, changes of writing direction) become U+FFFD, text that GitHub would take for a
+    command is parted, and text longer than 400 characters is cut with an ellipsis.
+    """
+    line = without_commands(" ".join(text.split()))
+    line = "".join("\ufffd" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char for char in line)
+    return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
+
+
+def known(value: V | None, words: Callable[[V], str]) -> str | None:
+    """Return a value in words; None where it is unknown."""
+    return None if value is None else words(value)
+
+
+def format_times(cost: float | None, reference: float | None) -> str | None:
+    """Return a cost as a multiple of a reference, `1.34×`; None where one is unknown or 0."""
+    return f"{format_ratio(cost / reference)}{TIMES}" if cost and reference else None
+
+
+def format_share(share: float) -> str:
+    """Return a share, which may be small, as per cent with 3 significant digits: `12.9%`, `0.0946%`."""
+    return "less than 0.001%" if 0 < share < 1e-5 else f"{100 * share:.3g}%"
+
+
+def format_shape(batch_size: float, length: float, unit: str | None) -> str:
+    """Return a batch shape: `165 × 10.5 s`."""
+    return f"{format_number(batch_size)} {TIMES} {format_length(length, unit)}"

@@ -1,25 +1,26 @@
-"""The section on a sweep of bucket tables and pools: what to set, what that saves, and why batches may not fit."""
+"""The section on a sweep of bucket tables and pools: what to set, what proves that it fits, what it costs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from batchtune.buckets.strategies import STRATEGIES
 from batchtune.lengths import SPEECH_UNITS
-from batchtune.reports.rows import (
+from batchtune.reports.run import RunResults
+from batchtune.reports.section import UNKNOWN, Section, Table, format_shape, known, make_table
+from batchtune.reports.swept import (
+    CURRENT,
+    Times,
     advantage,
-    batches_words,
-    compared,
-    fixed_baseline,
-    is_better,
-    padding,
-    savings,
-    swept_kinds,
+    better_current,
+    comparison_table,
+    cost_cells,
+    current_name,
+    described_current,
+    sizes_table,
+    swept_warnings,
 )
-from batchtune.reports.section import SweptSection
-from batchtune.reports.sweep_tables import comparison_table, sweep_tables
-from batchtune.reports.table import Fact, Table
-from batchtune.reports.trade_offs import pool_sentences, trade_off_sentences
-from batchtune.results import SAMPLER_FILE, Probe, Row, Sweep, unproven_sizes
+from batchtune.results import SAMPLER_FILE, Baseline, LowerBound, Row, Sweep, cost_of, unproven_sizes
 from batchtune.units import (
     counted,
     format_length,
@@ -30,183 +31,295 @@ from batchtune.units import (
     with_full_stop,
 )
 
-_PROBE_AGAIN = "Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`."
+_FIXED = "fixed-random"
+_LENGTH_GROUPED = "length-grouped"
 
 
-class SweepSection(SweptSection[Sweep]):
-    """The section on `sweep.json`."""
-
-    subject = "The sweep"
-    command = "Sweep"
-
-    def sentences(self) -> Iterator[str]:
-        """Say what to set, what proves that it fits, why it is recommended, and what it saves."""
-        sweep = self.result
-        row = sweep.recommended_row
-        if row is None:
-            yield from self._nothing_recommended()
-            return
-        yield self._headline(row)
-        yield from self.doubts(swept_kinds(sweep))
-        yield from self.truncation()
-        yield from self._proof(row)
-        yield from self._current_is_better(row)
-        if sweep.reason:
-            yield f"Why: {with_full_stop(sweep.reason)}"
-        yield from savings(sweep, row, compared(sweep), timed=self.has_reliable_times)
-        yield _above_bound(sweep, row)
-        yield padding(row, compared(sweep))
-        if row.pool_size is not None:
-            yield from pool_sentences(sweep, row)
-        yield from trade_off_sentences(sweep, row)
-
-    def _nothing_recommended(self) -> Iterator[str]:
-        sweep = self.result
-        if swept_kinds(sweep) == "pools":
-            yield with_full_stop(sweep.reason[:1].upper() + sweep.reason[1:]) or "No pools are recommended."
-        elif sweep.reason:
-            yield f"No bucket table is recommended: {with_full_stop(sweep.reason)}"
-        else:
-            yield "No bucket table is recommended."
-        fixed = fixed_baseline(sweep)
-        if fixed is not None:
-            size = format_number(fixed.batch_size)
-            yield f"A fixed batch size of {size} needs {batches_words(fixed.batches)} for an epoch."
-        yield from self.truncation()
-
-    def _headline(self, row: Row) -> str:
-        """Say what to set, and compare it with the first alternative: `: 1.34 times faster than NAME`."""
-        sweep = self.result
-        what = row.name
-        if row.pool_size is None:
-            what = f"{counted(len(row.boundaries), 'bucket')} ({row.strategy})"
-        sizes = f"max_batch_length = {format_length(sweep.max_batch_length, sweep.lengths.unit)}"
-        if row.sizing == "frontier":  # its batches go beyond max_batch_length, which is what fits at every length
-            sizes = "measured batch sizes"
-        return f"Set {what} with {sizes}{advantage(row, compared(sweep), timed=self.has_reliable_times)}."
-
-    def _proof(self, row: Row) -> Iterator[str]:
-        """Say whether the batches were run, and how much memory that leaves."""
-        probe = self.run.probe
-        unproven = unproven_sizes(row)
-        if unproven is not None:
-            yield f"{_capital(unproven)}: the warnings say why."
-        elif row.unproven is not None:
-            left = "; how much memory that leaves free is not known"
-            if probe is not None and probe.margin is not None and probe.margin.bytes:
-                share = format_percent(probe.margin.bytes / probe.device.limit_bytes)
-                left = f", and leaves {format_size(probe.margin.bytes)} ({share} of the limit) free"
-            yield f"Every batch size was run, or is no larger than one that was{left}."
-
-    def _current_is_better(self, row: Row) -> Iterator[str]:
-        current = self.result.current
-        if current is None or self.result.current_fits is False:  # if it does not fit, a warning says so
-            return
-        timed = self.has_reliable_times
-        is_equal = timed and row.equal_to_best and current.equal_to_best  # the headline says so
-        if not is_equal and is_better(current, row, timed=timed):
-            kind = "table" if row.pool_size is None else "pools"
-            yield f"Your current config is better than the recommended {kind}: keep it."
-
-    @property
-    def limit_note(self) -> str:
-        """Which samplers need max_batch_length, if the recommended one does not."""
-        row = self.result.recommended_row
-        return ", for samplers without a batch size per bucket" if row and row.sizing == "frontier" else ""
-
-    def tables(self) -> Iterator[Table]:
-        """As for every section."""
-        row = self.result.recommended_row
-        if row is not None:
-            yield comparison_table(self.result, row, timed=self.has_reliable_times)
-        yield from sweep_tables(self.result, self.run.probe)
-
-    def warnings(self) -> Iterator[str]:
-        """As for every section on a sweep; first whether batch sizes are not proven, and why."""
-        row = self.result.recommended_row
-        unproven = None if row is None else unproven_sizes(row)
-        if row is not None and unproven is not None:
-            yield f"{_capital(unproven)}: {_why_unproven(self.result, row, self.run.probe)}"
-        yield from super().warnings()
-
-    def steps(self) -> Iterator[Fact]:
-        """As for every section."""
-        run = self.run
-        row = self.result.recommended_row
-        verified = run.verified(of_stream=False)
-        verify = f"batchtune verify{run.as_argument} MANIFEST{self.workload_flags}"
-        if row is None:
-            if swept_kinds(self.result) == "pools":
-                yield f"batchtune sweep-buckets MANIFEST{run.as_option}", "compare bucket tables, too"
-            else:
-                command = f"batchtune sweep-buckets MANIFEST --num-buckets 2:60{run.as_option}"
-                yield command, "compare other numbers of buckets"
-            return
-        if verified is not None and not verified.holds:
-            if verified.failures:  # otherwise the reasons say what to do
-                yield f"batchtune tune MANIFEST --workload W --force{run.as_option}", "probe again"
-            yield verify, "run these batches again"
-            return
-        yield str(run.folder / SAMPLER_FILE), f"the config, for {'Pooled' if row.pool_size else 'Bucket'}BatchSampler"
-        if run.probe is None:
-            yield f"batchtune probe-oom MANIFEST --workload W{run.as_option}", "measure what fits"
-        elif verified is None:
-            yield verify, "run these batches for real"
-        export = f"batchtune export{run.as_argument} --to FRAMEWORK"
-        if row.pool_size is not None:
-            yield export, "pools, or the best table for others"
-        elif self.result.lengths.unit in SPEECH_UNITS:
-            yield export, "the same for SpeechBrain, NeMo, ..."
-        else:
-            yield export, "the same for fairseq, PyTorch, ..."
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
-def _above_bound(sweep: Sweep, row: Row) -> str:
-    """Say how far the recommended row is from the cost that nothing can beat."""
-    bound = sweep.lower_bound
-    above = format_percent(max(0.0, row.batches / bound.batches - 1))
-    text = f"Lower bound: {batches_words(bound.batches)}; this needs {above} more."
-    if not bound.estimated_epoch_seconds or not row.estimated_epoch_seconds:
-        return text
-    above_time = format_percent(max(0.0, row.estimated_epoch_seconds / bound.estimated_epoch_seconds - 1))
-    return f"{text} In time: {format_seconds(bound.estimated_epoch_seconds)}; this takes {above_time} more."
-
-
-def _why_unproven(sweep: Sweep, row: Row, probe: Probe | None) -> str:
-    """Say why batch sizes of the recommended row are not proven, and what to do."""
-    if probe is None or not probe.frontier:
-        return f"no batch as large was run, alone and in turns with the others. {_PROBE_AGAIN}"
-    if not probe.is_proven:
-        return (
-            "the probe was interrupted before its batches ran in turns. The same `batchtune probe-oom` continues it; "
-            "then run `batchtune sweep-buckets` again."
+def sweep_section(run: RunResults) -> Section:
+    """Return what to report on `sweep.json`."""
+    sweep = run.sweep
+    assert sweep is not None
+    row = sweep.recommended_row
+    times = Times(run, sweep)
+    if row is None:
+        return Section(
+            title="Sweep",
+            sentences=list(_nothing_recommended(sweep)),
+            brief=2,
+            tables=_rows_table(sweep, timed=times.are_reliable),
+            warnings=list(swept_warnings(run, sweep, "sweep-buckets")),
+            next_steps=[_sweep_again(run, sweep)],
         )
-    unit = sweep.lengths.unit
-    longest = probe.frontier[-1].length
-    last_boundary = row.boundaries[-1]
-    most_examples = probe.settings.get("max_batch_size")
-    if isinstance(most_examples, int) and max(row.batch_sizes) > most_examples:
-        return (
-            f"no batch of more than {most_examples:,} examples was run (--max-batch-size). Sweep with --max-batch-size "
-            f"{most_examples} too, or run `batchtune probe-oom` without it, with --force."
-        )
-    if row.sizing == "length" and sweep.max_batch_length > probe.max_batch_length * (1 + 1e-9):
-        return (
-            f"max_batch_length = {format_length(sweep.max_batch_length, unit)} is more than the "
-            f"{format_length(probe.max_batch_length, unit)} that was measured to fit. Sweep again without "
-            "--max-batch-length."
-        )
-    if last_boundary > longest:
-        return (
-            f"batches are up to {format_length(last_boundary, unit)} long, and none longer than "
-            f"{format_length(longest, unit)} was run. Leave longer examples out with --max-length, give the probe more "
-            "memory, or, with --multiple-of, run `batchtune tune` with --force: it probes batches as they are padded."
-        )
-    return (
-        "the probe ran no batch as large, alone and in turns with the others. Run `batchtune sweep-buckets` again; if "
-        "that does not help, `batchtune probe-oom` with --force."
+    headline = _headline(sweep, row, timed=times.are_reliable)
+    facts = [
+        *times.doubts(),
+        *_proof(run, row),
+        *better_current(sweep, timed=times.are_reliable),
+        *described_current(sweep),
+    ]
+    return Section(
+        title="Sweep",
+        sentences=[headline, *facts, *_support(sweep, row), *times.accuracy()],
+        brief=1 + len(facts),
+        tables=[
+            _comparison(sweep, row, timed=times.are_reliable),
+            *_rows_table(sweep, timed=times.are_reliable),
+            sizes_table("Batch sizes", row, sweep.lengths.unit, SAMPLER_FILE, _proofs(run, sweep)),
+        ],
+        warnings=[*_unproven(run, row), *swept_warnings(run, sweep, "sweep-buckets")],
+        next_steps=list(_next_steps(run, sweep, row)),
     )
+
+
+def _nothing_recommended(sweep: Sweep) -> Iterator[str]:
+    yield with_full_stop(f"Nothing is recommended: {sweep.reason}")
+    fixed = _baseline(sweep, _FIXED)
+    if fixed is not None:
+        size = format_number(fixed.batch_size)
+        yield f"With a fixed batch size of {size}, an epoch has {format_number(fixed.batches)} batches."
+
+
+def _headline(sweep: Sweep, row: Row, *, timed: bool) -> str:
+    """Say what to set, and compare it with the first alternative: `: 1.34 times faster than NAME`."""
+    what = row.name
+    if row.pool_size is None:
+        what = f"{counted(len(row.boundaries), 'bucket')} ({row.strategy})"
+    sizes = f"max_batch_length = {format_length(sweep.max_batch_length, sweep.lengths.unit)}"
+    if row.sizing == "frontier":  # its batches go beyond max_batch_length, which is what fits at every length
+        sizes = "measured batch sizes"
+    for name, other in alternatives(sweep).items():
+        return f"Set {what} with {sizes}: {advantage(row, name, other, timed=timed)}."
+    return f"Set {what} with {sizes}."
+
+
+def alternatives(sweep: Sweep) -> dict[str, Row | Baseline]:
+    """Return what the recommended row is compared with: the user's config if it fits, and a fixed batch size.
+
+    Without the user's config today's practice takes its place: SpeechBrain's for speech, length-grouped batches for all
+    else.
+    """
+    found: dict[str, Row | Baseline] = {}
+    is_speech = sweep.lengths.unit in SPEECH_UNITS
+    today = today_row(sweep)
+    grouped = _baseline(sweep, _LENGTH_GROUPED)
+    fixed = _baseline(sweep, _FIXED)
+    if sweep.current is not None:
+        if sweep.current_fits is not False:
+            found[CURRENT] = sweep.current
+    elif is_speech and today is not None and today is not sweep.recommended_row:
+        found[str(_practice(today))] = today
+    elif not is_speech and grouped is not None:
+        found[f"Transformers' group_by_length (batch size {format_number(grouped.batch_size)})"] = grouped
+    if fixed is not None:
+        found[f"a fixed batch size of {format_number(fixed.batch_size)}"] = fixed
+    return found
+
+
+def today_row(sweep: Sweep) -> Row | None:
+    """Return the row of today's practice with the most buckets; None if none was swept."""
+    rows = [row for row in sweep.rows if _practice(row) is not None]
+    return max(rows, key=lambda row: row.num_buckets, default=None)
+
+
+def _practice(row: Row) -> str | None:
+    return STRATEGIES[row.strategy].practice(row.num_buckets) if row.strategy in STRATEGIES else None
+
+
+def _baseline(sweep: Sweep, name: str) -> Baseline | None:
+    return next((baseline for baseline in sweep.baselines if baseline.name == name), None)
+
+
+def _proof(run: RunResults, row: Row) -> Iterator[str]:
+    """Say whether the batches were run, and how much memory that leaves."""
+    unproven = unproven_sizes(row)
+    if unproven is not None:
+        yield f"{unproven.capitalize()}: the warnings say what to do."
+    elif row.unproven is not None:
+        left = "; how much memory that leaves free is not known"
+        if run.probe is not None and run.probe.margin is not None and run.probe.margin.bytes:
+            share = format_percent(run.probe.margin.bytes / run.probe.device.limit_bytes)
+            left = f", and leaves {format_size(run.probe.margin.bytes)} ({share} of the limit) free"
+        yield f"Every batch size was run, or is no larger than one that was{left}."
+
+
+def _support(sweep: Sweep, row: Row) -> Iterator[str]:
+    """Say why the row is recommended, and how speed is traded for other things."""
+    if sweep.reason:
+        yield f"Why: {with_full_stop(sweep.reason)}"
+    if row.pool_size is not None:
+        table = "no bucket table is recommended for frameworks that can't take it"
+        if sweep.recommended_table is not None:
+            table = f"frameworks that can't take it get the best table, {sweep.rows[sweep.recommended_table].name}"
+        yield f"Pools need batchtune's own sampler: {table}."
+    yield from _ranks(sweep, row)
+    saturation = sweep.saturation
+    if saturation is not None and row.sizing == "length" and saturation.max_batch_length < sweep.max_batch_length:
+        yield (
+            f"max_batch_length = {format_length(saturation.max_batch_length, sweep.lengths.unit)} already reaches "
+            f"{format_percent(saturation.fraction)} of the best throughput of any max_batch_length, with "
+            f"{format_number(saturation.mean_batch_size)} examples a batch on average: often the better choice for "
+            "training."
+        )
+    sizes = (
+        f"Batches hold {format_number(row.smallest_batch_size)} to {format_number(row.largest_batch_size)} examples, "
+        f"{format_number(row.mean_batch_size)} on average"
+    )
+    hint = sweep.learning_rate
+    if hint is not None:
+        sizes += (
+            f"; a learning rate tuned for {hint.from_batch_size:.4g} ({hint.relative_to}) scales by {hint.linear:.2f} "
+            f"(linear) or {hint.square_root:.2f} (square root), as a hint"
+        )
+    yield f"{sizes}."
+    if sweep.two_dimensional:
+        best = min(sweep.two_dimensional, key=lambda row: row.batches / row.one_dimensional_batches)
+        gain = best.one_dimensional_batches / best.batches
+        if best.estimated_epoch_seconds and best.one_dimensional_epoch_seconds:
+            gain = best.one_dimensional_epoch_seconds / best.estimated_epoch_seconds
+        yield (
+            f"{best.num_buckets} buckets over both lengths, as NeMo takes them, would be {gain:.2f} times as fast as "
+            "over the first alone, on one rank (sweep.json has the table)."
+        )
+
+
+def _ranks(sweep: Sweep, row: Row) -> Iterator[str]:
+    """Say how many examples are dealt twice, and how long ranks wait."""
+    if sweep.world_size > 1 and row.repeated_examples:
+        verb = "is" if row.repeated_examples == 1 else "are"
+        yield (
+            f"{counted(row.repeated_examples, 'example')} {verb} dealt twice, so that each of the "
+            f"{format_number(sweep.world_size)} ranks has as many batches; the second time counts as padding."
+        )
+    ranks = row.ranks
+    if ranks is None or not ranks.without_waiting_epoch_seconds:
+        return
+    alike = "of the same bucket" if row.pool_size is None else "that lie next to each other in a pool"
+    without = ranks.without_waiting_epoch_seconds
+    yield (
+        f"On {sweep.world_size} ranks an epoch takes {_waiting(ranks.independent_epoch_seconds, without)} if each rank "
+        f"takes any batch, {_waiting(ranks.same_bucket_epoch_seconds, without)} if all take batches {alike} "
+        "(--same-bucket)."
+    )
+
+
+def _waiting(seconds: float, seconds_without: float) -> str:
+    return f"{format_seconds(seconds)} ({format_percent(max(0.0, seconds / seconds_without - 1))} of waiting)"
+
+
+def _comparison(sweep: Sweep, row: Row, *, timed: bool) -> Table:
+    """Compare the recommended row with its alternatives, and with the user's own config even if it can't fit."""
+    compared: dict[str, Row | Baseline | LowerBound] = {"recommended": row}
+    for name, other in alternatives(sweep).items():
+        compared[name.removeprefix("a ")] = other
+    if sweep.current is not None and sweep.current_fits is False:
+        compared[current_name(sweep)] = sweep.current
+    if sweep.recommended_table is not None:
+        table = sweep.rows[sweep.recommended_table]
+        if table is not row:
+            compared[f"best table ({counted(len(table.boundaries), 'bucket')})"] = table
+    compared["lower bound"] = sweep.lower_bound
+    title = "What an epoch costs"
+    if sweep.world_size > 1:
+        title += f" on {format_number(sweep.world_size)} ranks"
+    cells = {name: (other, _cells(sweep, other)) for name, other in compared.items()}
+    return comparison_table(title, cells, timed=timed)
+
+
+def _cells(sweep: Sweep, costed: Row | Baseline | LowerBound) -> dict[str, str | None]:
+    """Return what an epoch costs; nothing is padded at the bound, and examples of a fixed batch meet by chance."""
+    padding = None
+    again = None
+    if isinstance(costed, Row):
+        again = costed.mates_again
+    elif isinstance(costed, Baseline) and costed.name == _FIXED:
+        again = (min(costed.batch_size, sweep.lengths.count) - 1) / max(1, sweep.lengths.count - 1)
+    if not isinstance(costed, LowerBound):
+        padding = costed.padding_ratio
+    return cost_cells(costed, padding=padding, again=again)
+
+
+def _rows_table(sweep: Sweep, *, timed: bool) -> list[Table]:
+    """Lay out the fastest row of each strategy, and those that trade speed for randomness best; no table of no row."""
+    best: dict[str, int] = {}
+    for index, row in enumerate(sweep.rows):
+        fastest = sweep.rows[best.setdefault(series_name(row), index)]
+        if (cost_of(row, timed=timed) or 0.0) < (cost_of(fastest, timed=timed) or 0.0):
+            best[series_name(row)] = index
+    chosen = {*best.values(), *sweep.trade_off, sweep.recommended, sweep.recommended_table} - {None}
+    shown = sorted(index for index in chosen if index is not None)
+    rows = []
+    for index in shown:
+        row = sweep.rows[index]
+        rows.append(
+            {
+                "strategy": series_name(row),
+                "buckets": str(len(row.boundaries)) if row.pool_size is None else None,
+                "pool": known(row.pool_size, format_number),
+                "mean batch": format_number(row.mean_batch_size),
+                **_cells(sweep, row),
+                "unproven": known(row.unproven, str),
+            }
+        )
+    if not rows:
+        return []
+    marked = None if sweep.recommended is None else shown.index(sweep.recommended)
+    total = len(sweep.rows)
+    return [
+        make_table(
+            "Bucket tables and pools compared", rows, left=["strategy"], marked=marked, file="sweep.json", of=total
+        )
+    ]
+
+
+def series_name(row: Row) -> str:
+    """Return what tables and charts call a row's strategy and sizing: `optimal (frontier)`."""
+    return row.strategy if row.sizing == "length" else f"{row.strategy} ({row.sizing})"
+
+
+def _proofs(run: RunResults, sweep: Sweep) -> list[str]:
+    """Return the trial that proves each bucket's batch size, which is no larger; empty if none is known."""
+    if all(use.proven_by is None for use in sweep.buckets):
+        return []
+    proofs = []
+    for use in sweep.buckets:
+        proof = "not proven" if use.examples else UNKNOWN
+        if use.proven_by is not None:
+            proof = f"trial {use.proven_by}"
+            if run.probe is not None and use.proven_by < len(run.probe.trials):
+                trial = run.probe.trials[use.proven_by]
+                proof += f": {format_shape(trial.batch_size, trial.length, sweep.lengths.unit)}"
+        proofs.append(proof)
+    return proofs
+
+
+def _unproven(run: RunResults, row: Row) -> Iterator[str]:
+    """Warn of batch sizes that are not proven."""
+    unproven = unproven_sizes(row)
+    if unproven is None:
+        return
+    remedy = "Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`."
+    if run.probe is not None and not run.probe.is_proven:
+        remedy = "The same `batchtune probe-oom`, which was interrupted, continues; then run `batchtune sweep-buckets`."
+    yield f"{unproven.capitalize()}: no batch as large was run, alone and in turns with the others. {remedy}"
+
+
+def _sweep_again(run: RunResults, sweep: Sweep) -> tuple[str, str]:
+    if all(row.pool_size is not None for row in sweep.rows):
+        return f"batchtune sweep-buckets MANIFEST{run.as_option}", "compare bucket tables, too"
+    return f"batchtune sweep-buckets MANIFEST --num-buckets 2:60{run.as_option}", "compare other numbers"
+
+
+def _next_steps(run: RunResults, sweep: Sweep, row: Row) -> Iterator[tuple[str, str]]:
+    verified = run.verification
+    verify = f"batchtune verify{run.as_argument} MANIFEST{run.workload_flags}"
+    if verified is not None and not verified.of_stream and not verified.holds:
+        if verified.failures:  # otherwise the reasons say what to do
+            yield f"batchtune tune MANIFEST --workload W --force{run.as_option}", "probe again"
+        yield verify, "run these batches again"
+        return
+    yield str(run.folder / SAMPLER_FILE), f"the config, for {'Pooled' if row.pool_size else 'Bucket'}BatchSampler"
+    if run.probe is None:
+        yield f"batchtune probe-oom MANIFEST --workload W{run.as_option}", "measure what fits"
+    elif verified is None or verified.of_stream:
+        yield verify, "run these batches for real"
+    yield f"batchtune export{run.as_argument} --to FRAMEWORK", "the same for SpeechBrain, NeMo, ..."

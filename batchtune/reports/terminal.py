@@ -3,204 +3,140 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from rich import box
-from rich.align import VerticalAlignMethod
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from batchtune.reports.page import Page, build_page, build_verification_page
+from batchtune.reports.page import Page, build_page
 from batchtune.reports.run import RunResults
-from batchtune.reports.table import TIMES, UNKNOWN, Fact, Table
+from batchtune.reports.section import TIMES, UNKNOWN, Table
 from batchtune.units import counted
 
-_WIDTH = 80
 # The most lines of a brief report at 80 columns; its first warning is always shown.
 _BRIEF_LINES = 20
-# Tables of more columns are set close, with the words of their titles below each other.
-_AIRY_COLUMNS = 6
+_MARK = "▶"
 # A longer word, such as a path in an error message, may be broken.
-_MOST_UNBROKEN = 24
+_MOST_UNBROKEN = 20
+# Columns for a command; the purpose of a longer one follows it.
+_COMMAND = 42
 # Styles of the gate's verdicts, by their first cell.
 _OUTCOME_STYLES = {"holds": "green", "fails": "bold red", "error": "bold yellow"}
 # For a terminal whose encoding lacks our own signs.
-_PLAIN = str.maketrans(
-    {"▶": ">", TIMES: "x", UNKNOWN: "-", "…": "...", "µ": "u", "±": "+-", "“": '"', "”": '"', "\ufffd": "?"}
-)
+_PLAIN = str.maketrans({_MARK: ">", TIMES: "x", UNKNOWN: "-", "…": ".", "µ": "u", "±": "~", "█": "#", "\ufffd": "?"})
 
 
 def render(results: RunResults, *, full: bool = True) -> str:
     """Return the report as plain text, 80 columns wide, whatever the environment says of colours and widths."""
-    stream = io.StringIO()
-    console = Console(
-        file=stream, width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False, _environ={}
-    )
-    render_terminal(results, console, full=full)
-    return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
+    console = Console(file=io.StringIO(), width=80, color_system=None, force_terminal=False, _environ={})
+    return text_of(build_page(results), console, full=full)
 
 
-def render_terminal(results: RunResults, console: Console, *, full: bool) -> None:
-    """Print the report; colours and width are the console's."""
-    _Layout(console).print(build_page(results), full=full)
+def text_of(page: Page, console: Console, *, full: bool) -> str:
+    """Return a page as text of the console's width, colours and encoding; no line ends in spaces."""
+    parts = _whole(page, console)
+    if not full:
+        parts = _brief(page, console)
+    text = _printed(parts, console)
+    try:
+        text.encode(console.encoding)
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN).encode(console.encoding, "replace").decode(console.encoding)
+    return text
 
 
-def render_verification(results: RunResults, console: Console, *, full: bool) -> None:
-    """Print what the run's verification showed; colours and width are the console's."""
-    _Layout(console).print(build_verification_page(results), full=full)
+def _printed(parts: Sequence[RenderableType], console: Console) -> str:
+    with console.capture() as capture:
+        console.print(Group(*parts), crop=False)
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().split("\n")[:-1])
 
 
-def render_facts(groups: Mapping[str, Sequence[Fact]], console: Console) -> None:
-    """Print lists of facts, each under its title."""
-    layout = _Layout(console)
-    parts: list[RenderableType] = []
-    for title, facts in groups.items():
-        if parts:
-            parts.append("")
-        if title:
-            parts.append(layout.text(title, "bold"))
-        parts.append(layout.facts(facts, indent=2 if title else 0))
-    console.print(Group(*parts), crop=False)
+def _whole(page: Page, console: Console) -> list[RenderableType]:
+    """Lay out all but what is folded."""
+    parts: list[RenderableType] = [Text(page.title, "bold")]
+    if page.lead:
+        parts += ["", Text(page.lead[0], "bold"), "", _bullets(page.lead[1:], "-")]
+    for section in page.sections:
+        sentences = section.sentences[section.brief :]
+        if sentences:
+            parts += ["", Text(section.title, "bold"), _bullets(sentences, "-")]
+        for table in section.tables:
+            if not table.folded:
+                parts += ["", *_table(table, console)]
+    if page.warnings:
+        parts += ["", Text("Warnings", "bold yellow"), _bullets(page.warnings, "!")]
+    return parts
 
 
-class _Layout:
-    """Lays out the parts of a page for a console's width and encoding."""
+def _brief(page: Page, console: Console) -> list[RenderableType]:
+    """Lay out what fits on a screen: the headline, its tables, a few sentences, the first warnings, what to do next."""
+    headline, *others = page.lead
+    before: list[RenderableType] = [Text(headline, "bold"), ""]
+    for section in page.sections:
+        for table in section.tables:
+            if table.brief and section.brief:
+                before += [*_table(table, console)[1:], ""]
+    if others:
+        before.append(_bullets(others, "-"))
+    after: list[RenderableType] = [""]
+    for command, purpose in page.next_steps:  # unbroken, so that it can be copied
+        line = Text.assemble((command.ljust(_COMMAND), "bold"), "  ", (purpose, "dim"), no_wrap=True, overflow="ignore")
+        after.append(line)
+    room = _BRIEF_LINES - _height([*before, *after], console)
+    return [*before, *_first_warnings(page.warnings, room, console), *after]
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
 
-    def print(self, page: Page, *, full: bool) -> None:
-        parts = self.whole(page) if full else self.brief(page)
-        self.console.print(Group(*parts), crop=False)
+def _first_warnings(warnings: Sequence[str], room: int, console: Console) -> list[RenderableType]:
+    """Lay out the first warning, the next ones while there is room, and the number of the others."""
+    for count in range(len(warnings), 0, -1):
+        texts = list(warnings[:count])
+        if count < len(warnings):
+            texts.append(f"{counted(len(warnings) - count, 'more warning')}: --full shows all.")
+        bullets = _bullets(texts, "!")
+        if count == 1 or _height([bullets], console) <= room:
+            return [bullets]
+    return []
 
-    def whole(self, page: Page) -> list[RenderableType]:
-        parts: list[RenderableType] = [self.text(page.title, "bold"), "", *self.verdicts(page)]
-        parts += [self.text(page.lead[0], "bold"), "", self.bullets([*page.lead[1:], *page.details], "-")]
-        parts += ["", self.facts(page.facts)]
-        for table in page.tables:
-            parts += ["", *self.table(table)]
-        if page.warnings:
-            parts += ["", self.text("Warnings", "bold yellow"), self.bullets(page.warnings, "!")]
-        return parts
 
-    def brief(self, page: Page) -> list[RenderableType]:
-        """Lay out what fits on a screen: a headline, a table, a few sentences, the first warnings, what to do next."""
-        before: list[RenderableType] = [*self.verdicts(page), self.text(page.lead[0], "bold"), ""]
-        tables = [table for table in page.tables if table.brief]
-        for table in tables:
-            title = table.title if len(tables) > 1 else ""
-            before += [*self.table(replace(table, title=title)), ""]
-        if page.lead[1:]:
-            before.append(self.bullets(page.lead[1:], "-"))
-        after: list[RenderableType] = []
-        if page.lead[1:] or page.warnings:
-            after.append("")
-        after += self.steps(page.next_steps)
-        room = _BRIEF_LINES - self.height([*before, *after])
-        return [*before, *self.first_warnings(page.warnings, room), *after]
+def _height(parts: Sequence[RenderableType], console: Console) -> int:
+    return _printed(parts, console).count("\n")
 
-    def height(self, parts: Iterable[RenderableType]) -> int:
-        return sum(len(self.console.render_lines(part, pad=False)) for part in parts)
 
-    def first_warnings(self, warnings: Sequence[str], room: int) -> list[RenderableType]:
-        """Lay out the first warning, the next ones while there is room, and the number of the others."""
-        for count in range(len(warnings), 0, -1):
-            texts = list(warnings[:count])
-            left = len(warnings) - count
-            if left:
-                texts.append(f"{counted(left, 'more warning')}: --full shows {'it' if left == 1 else 'them'}.")
-            shown = self.bullets(texts, "!", "yellow")
-            if count == 1 or self.height([shown]) <= room:
-                return [shown]
-        return []
+def _bullets(sentences: Sequence[str], bullet: str) -> RichTable:
+    grid = RichTable.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True, style="bold")
+    grid.add_column(overflow="fold")
+    for sentence in sentences:
+        grid.add_row(bullet, Text(sentence))
+    return grid
 
-    def steps(self, steps: Sequence[Fact]) -> list[RenderableType]:
-        """Lay out commands, unbroken so that they can be copied, each with its purpose to the right, or below it."""
-        width = max(len(command) for command, _ in steps) + 2
-        if width + max(len(purpose) for _, purpose in steps) > self.console.width:
-            width = 0
-        lines: list[RenderableType] = []
-        for command, purpose in steps:
-            shown = Text(command, "bold", no_wrap=True, overflow="ignore")
-            gap = max(2, width - len(command))
-            if len(command) + gap + len(purpose) <= self.console.width:
-                lines.append(shown + " " * gap + self.text(purpose, "dim"))
-            else:
-                lines += [shown, Padding(self.text(purpose, "dim"), (0, 0, 0, 2))]
-        return lines
 
-    def verdicts(self, page: Page) -> list[RenderableType]:
-        if page.verdicts is None:
-            return []
-        rich_table = self.laid_out(page.verdicts)
-        for row, cells in zip(rich_table.rows, page.verdicts.rows, strict=True):
-            row.style = _OUTCOME_STYLES[cells[0]]
-        return [rich_table, ""]
-
-    def facts(self, facts: Sequence[Fact], indent: int = 0) -> RenderableType:
-        grid = RichTable.grid(padding=(0, 2, 0, 0))
-        grid.add_column(no_wrap=True, style="dim")
-        grid.add_column(overflow="fold")
-        for name, value in facts:
-            grid.add_row(self.text(name), self.text(value))
-        return Padding(grid, (0, 0, 0, indent))
-
-    def bullets(self, sentences: Sequence[str], bullet: str, style: str = "") -> RichTable:
-        grid = RichTable.grid(padding=(0, 1, 0, 0))
-        grid.add_column(no_wrap=True, style=style)
-        grid.add_column(overflow="fold")
-        for sentence in sentences:
-            grid.add_row(bullet, self.text(sentence))
-        return grid
-
-    def text(self, text: str, style: str = "") -> Text:
-        """Return text without markup, and without what the terminal's encoding can't write."""
-        try:
-            text.encode(self.console.encoding)
-        except UnicodeEncodeError:
-            text = text.translate(_PLAIN).encode(self.console.encoding, "replace").decode(self.console.encoding)
-        return Text(text, style=style, overflow="fold")
-
-    def table(self, table: Table) -> list[RenderableType]:
-        """Lay out a table, with its title above and its notes below."""
-        title = [self.text(table.title, "bold")] if table.title else []
-        return [*title, self.laid_out(table), *(self.text(note, "dim") for note in table.notes)]
-
-    def laid_out(self, table: Table) -> RichTable:
-        is_wide = len(table.columns) > _AIRY_COLUMNS
-        padding = 0 if is_wide else 1
-        rich_table = RichTable(box=box.SIMPLE_HEAD, padding=(0, padding, 0, 0), pad_edge=False, show_edge=False)
-        rows = [list(row) for row in table.rows]
-        if table.marked is not None:
-            for index, row in enumerate(rows):
-                row[0] = f"{'▶' if index == table.marked else ' '} {row[0]}"
-        vertical: VerticalAlignMethod = "top" if any(column.wraps for column in table.columns) else "bottom"
-        least_width = 0
-        for column, *cells in zip(table.columns, *rows, strict=True):
-            # Only between words may a cell be broken: a number without its end is another number.
-            words = column.title.split()
-            parts = [*words, *cells] if column.numeric else " ".join([*words, *cells]).split()
-            min_width = min(_MOST_UNBROKEN, max(map(len, parts), default=1))
-            if table.marked is not None and not rich_table.columns:
-                min_width += 2
-            least_width += min_width + 1 + padding
-            rich_table.add_column(
-                self.text("\n".join(words) if is_wide else column.title),
-                justify="right" if column.numeric else "left",
-                vertical=vertical,
-                no_wrap=is_wide and column.numeric,
-                overflow="fold",
-                min_width=min_width,
-            )
-        least_width -= 1 + padding  # the last column has no gap
-        if least_width > self.console.width:  # lines are wider than the terminal then
-            rich_table.width = least_width
-        for index, row in enumerate(rows):
-            if index == table.break_before:
-                rich_table.add_section()
-            style = "bold green" if index == table.marked else ""
-            rich_table.add_row(*(self.text(cell) for cell in row), style=style)
-        return rich_table
+def _table(table: Table, console: Console) -> list[RenderableType]:
+    """Lay out a table, with its title above and its note below."""
+    rich_table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    marks = [""] * len(table.rows)
+    if table.marked is not None:
+        marks = ["  "] * len(table.rows)
+        marks[table.marked] = f"{_MARK} "
+    rows = [(mark + first, *others) for mark, (first, *others) in zip(marks, table.rows, strict=True)]
+    for column, *cells in zip(table.columns, *rows, strict=True):
+        if column in table.left:
+            longest = max(map(len, " ".join([column, *cells]).split()), default=0)
+            rich_table.add_column(Text(column), overflow="fold", min_width=min(_MOST_UNBROKEN, longest + 2))
+        else:
+            rich_table.add_column(Text(column.replace(" ", "\n")), justify="right", no_wrap=True)
+    for index, row in enumerate(rows):
+        style = _OUTCOME_STYLES.get(row[0], "")
+        if index == table.marked:
+            style = "bold green"
+        rich_table.add_row(*map(Text, row), style=style)
+    least = Measurement.get(console, console.options.update(max_width=1000), rich_table).minimum
+    if least > console.width:  # lines are wider than the terminal then
+        rich_table.width = least
+    parts: list[RenderableType] = [Text(table.title, "bold"), rich_table]
+    if table.note:
+        parts.append(Text(table.note, "dim"))
+    return parts

@@ -43,7 +43,7 @@ def test_it_is_readable_and_all_on_stdout(batchtune: Run, tmp_path: Path) -> Non
     assert (ran.returncode, ran.stderr) == (0, "")
     assert max(map(len, ran.stdout.splitlines())) <= 100
     assert ran.stdout.startswith("batchtune ")
-    for words in ("\ncpu\n", "  memory limit", "\nSettings\n", "\nPackages\n"):
+    for words in ("\ncpu\n", "\nmemory limit", "\nSoftware\n", "\nPackages\n"):
         assert words in ran.stdout
 
 
@@ -89,7 +89,7 @@ def test_a_gpu_is_shown_and_does_nothing_to_the_terminal(batchtune: Run, tmp_pat
     assert "\x1b" not in shown
     for words in (
         "which PyTorch does not see",
-        "80 GiB, 79 GiB free",
+        "80 GiB",
         "1 other process (4711 with 5 GiB)",
         "1,500 MHz of at most 1,980 MHz, lowered now: power cap",
     ):

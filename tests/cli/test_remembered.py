@@ -78,9 +78,8 @@ def test_truncation_is_remembered_and_reported(batchtune: Run, tmp_path: Path) -
     (tmp_path / "train.csv").write_text("num_tokens\n" + "".join(f"{5 + index % 90}\n" for index in range(180)))
     options = ("--max-batch-length", 2000, "--num-buckets", "2:4")
     ran = batchtune("sweep-buckets", "train.csv", "--truncate", 64, *options)
-    assert "Truncated: 60 examples are longer than 64 tokens (--truncate), and count as that long." in ran.stderr
-    said = "60 examples are longer than 64 tokens (--truncate), and count as that long: truncate in training, too."
+    assert "Truncated: 60 examples count as 64 tokens long." in ran.stderr
+    said = "60 examples longer than 64 tokens (--truncate) count as that long: truncate in training, too."
     assert said in " ".join(ran.stdout.split())
     assert "Options taken from the run in batchtune-run: --truncate 64." in again(batchtune).stderr
-    page = batchtune("report", "--format", "html").stdout
-    assert said in page and "60 truncated (--truncate)" in page
+    assert said in batchtune("report", "--format", "html").stdout

@@ -30,7 +30,7 @@ def test_the_result_fits_on_a_screen_and_full_shows_all_tables(batchtune: Run, m
     sweep = ["sweep-buckets", manifest, "--max-batch-length", 60, "--num-buckets", "2:6"]
     brief, full = batchtune(*sweep, "--force").stdout, batchtune(*sweep, "--force", "--full").stdout
     assert len(brief.splitlines()) <= 20 and "batchtune probe-oom MANIFEST --workload W" in brief
-    assert "Bucket tables compared" in full and "Bucket tables compared" not in brief
+    assert "Bucket tables and pools compared" in full and "Bucket tables" not in brief
     assert batchtune("report").stdout == brief and batchtune("report", "--full").stdout == full
     assert batchtune("report", "-o", "report.txt").returncode == 0
     assert batchtune("report", "--format", "terminal", "-o", "-", "--full").stdout == full

@@ -17,8 +17,8 @@ from batchtune.loaders.recommend import reason_for, warnings_for
 from batchtune.loaders.runner import Measurement
 from batchtune.loaders.settings import LoaderSettings
 from batchtune.loaders.tuner import LoaderProgress, run_loader_tuning
-from batchtune.reports import summary_sentences
-from batchtune.reports.loaders import LoaderSection
+from batchtune.reports.page import build_page
+from batchtune.reports.terminal import render
 from batchtune.results import BUSY_IDLE, Arguments, Demand, LoaderTuning, Reproduced
 
 BATCHES = 40
@@ -105,9 +105,9 @@ def test_a_setting_that_delivers_enough_is_no_bottleneck(tuned: Any, step: float
     found, _ = tuned(sweep={"num_workers": [0]}, step_ms=1000 * step)
     assert found.recommended_row.gpu_idle > BUSY_IDLE
     assert found.is_bottleneck == bottleneck == found.reason.startswith("The loader is the bottleneck")
-    headline = summary_sentences(loaded(found))[0]
+    headline = build_page(loaded(found)).lead[0]
     assert headline.startswith("The loader is the bottleneck") == bottleneck
-    assert bottleneck or ("keeps" not in headline and "the step takes" in headline)
+    assert "the step waits for data" in headline
 
 
 def test_a_quick_tuning_measures_few_settings_and_names_others(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,12 +142,6 @@ def test_dali_has_reader_threads_and_no_pinned_memory() -> None:
     waits = replace(made, rows=rows, demand=demand)
     waits = replace(waits, reason=reason_for(waits), warnings=list(warnings_for(waits, 2)))
     for tuning in (made, waits):
-        said = " ".join([*summary_sentences(loaded(tuning)), *tuning.warnings, *tables_of(tuning)])
+        said = render(loaded(tuning))
         assert "pin_memory" not in said and "worker" not in said
-    assert "reader threads" in " ".join(tables_of(waits))
-
-
-def tables_of(tuning: LoaderTuning) -> list[str]:
-    section = LoaderSection(loaded(tuning), tuning)
-    tables = list(section.tables())
-    return [str(table) for table in tables]
+    assert "reader threads" in " ".join(render(loaded(waits)).split())

@@ -24,7 +24,7 @@ from report_records import (
 from batchtune.errors import ResultError, UsageError
 from batchtune.reports import load_run
 from batchtune.reports.gate import exit_code, judge, not_judged, parse_rules
-from batchtune.reports.page import drift_sentences, verdict_sentence, verdict_table
+from batchtune.reports.page import drift_sentences, verdict_section
 from batchtune.reports.rule_fields import RuleInputs, all_fields
 from batchtune.results import Sweep, Verdict, write_result
 
@@ -190,7 +190,7 @@ CAN_NOT_TELL = {
     "a verification of another table": (
         "verify.holds == false",
         {"verification": replace(made_verification(), bucket_batch_sizes=[1] * 13)},
-        "another bucket table",
+        "ran other batches",
     ),
     "a verification of other lengths": (
         "verify.holds == false",
@@ -198,7 +198,6 @@ CAN_NOT_TELL = {
         "other lengths",
     ),
     "no manifest": ("stale > 2%", {}, "--manifest"),
-    "a manifest that can't be read": ("stale > 2%", {"missing": {"drift": "x.csv is empty"}}, "x.csv is empty"),
     "no baseline": ("batches worse 2%", {}, "--baseline"),
     "a baseline that recommends nothing": (
         "batches worse 2%",
@@ -212,6 +211,7 @@ CAN_NOT_TELL = {
         "in the baseline",
     ),
     "a field without a direction": ("num_buckets worse 2%", {"baseline": made_sweep()}, "can't be worse"),
+    "a field that no baseline has": ("current.batches worse 2%", {"baseline": made_sweep()}, "can't be worse"),
     "a flag that is held to a number": ("verify.holds == 1", {}, "true or false"),
     "a count in per cent": ("batches > 8%", {}, "not a ratio"),
     "a share above 1": ("padding_ratio > 8", {}, "from 0 to 1"),
@@ -226,45 +226,26 @@ def test_what_can_not_be_told_is_never_a_pass(name: str) -> None:
     assert words in verdict.message
 
 
-TYPOS = {
-    "": None,
-    "padding_ratio": 13,
-    "padding_ratio => 0.08": 14,
-    "padding_ratio >": 15,
-    "padding_ratio > nan": 16,
-    "padding_ratio > 8 percent": 18,
-    "padding_ratio > 0,08": 17,
-    "batches > 1_000": 11,
-    "batches > 1e999": 10,
-    "batches > \u0661": 10,
-    "batches > 600 and fill < 1": 14,
-    "padding ratio > 8%": 8,
-    "5 > batches": 0,
-    "batches worse 2": 14,
-    "batches worse -2%": 14,
-    "batches worsethan 2%": 8,
-    "current.batches worse 2%": 0,
-    "verify.holds > true": 13,
-    "verify.holds == truely": 16,
-    "verify. holds == true": 6,
-}
+NOT_RULES = [
+    *("", "padding_ratio", "padding_ratio => 0.08", "padding_ratio >", "padding_ratio > nan", "5 > batches"),
+    *("padding_ratio > 8 percent", "padding_ratio > 0,08", "batches > 1_000", "batches > 1e999", "batches > \u0661"),
+    *(
+        "batches > 600 and fill < 1",
+        "padding ratio > 8%",
+        "batches worse 2",
+        "batches worse -2%",
+        "verify.holds > true",
+    ),
+    *("batches worsethan 2%", "verify.holds == truely", "verify. holds == true", "x" * 100_000),
+]
 
 
-@pytest.mark.parametrize("text", TYPOS)
-def test_a_typo_is_shown_with_its_place_and_an_example(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
+@pytest.mark.parametrize("text", NOT_RULES, ids=lambda text: text[:30])
+def test_a_typo_is_shown_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError, match="--fail-if: ") as caught:
         parse_rules([text])
     assert "padding_ratio > 8%" in str(caught.value.hint)
-    place = TYPOS[text]
-    if place is not None:
-        shown, caret = caught.value.message.splitlines()[1:]
-        assert (shown, caret) == (f"  {text}", f"  {' ' * place}^")
-
-
-def test_a_rule_without_end_is_not_shown_whole() -> None:
-    with pytest.raises(UsageError, match="100,000 characters") as caught:
-        parse_rules(["x" * 100_000])
-    assert len(caught.value.message) < 200
+    assert text in caught.value.message or len(caught.value.message) < 200
 
 
 @given(st.text(max_size=40) | st.from_regex(r"[a-z_.]{1,6} ?(>=|<|worse|==) ?[-0-9.e%a-z]{1,8}"))
@@ -331,29 +312,17 @@ def test_what_a_rule_may_do_is_declared_on_the_records() -> None:
     assert not fields["loader.batches"].is_comparable and not fields["current.batches"].is_comparable
 
 
-@pytest.mark.parametrize(
-    ("rules", "sentence"),
-    [
-        (["batches > 1"], "The rule fails."),
-        (["batchs > 1"], "The rule can't be judged."),
-        (["batches > 1000", "fill < 0"], "All 2 rules hold."),
-        (["batches > 1", "fill > 0", "batchs > 1"], "Of 3 rules, 2 fail and 1 can't be judged."),
-    ],
-)
-def test_the_verdicts_in_one_sentence(rules: list[str], sentence: str) -> None:
-    assert verdict_sentence(judge(parse_rules(rules), rule_inputs(sweep=made_sweep()))) == sentence
-
-
-def test_what_went_wrong_comes_first_in_the_table() -> None:
-    verdicts = judge(parse_rules(["fill < 0", "batches > 1", "batchs > 1"]), rule_inputs(sweep=made_sweep()))
-    assert [row[0] for row in verdict_table(verdicts).rows] == ["error", "fails", "holds"]
+def test_verdicts_are_counted_and_the_worst_comes_first() -> None:
+    section = verdict_section(judge(parse_rules(["fill < 0", "batches > 1", "batchs > 1"]), rule_inputs(sweep=SWEEP)))
+    assert section.sentences == ["Rules: 1 of 3 hold. 1 can't be judged."]
+    assert [row[0] for row in section.tables[0].rows] == ["error", "fails", "holds"]
 
 
 def test_drift_is_told_with_what_it_costs() -> None:
     assert drift_sentences(made_drift()) == [
-        "The lengths of the manifest (28,539 examples) differ from those of the run: 12 examples are "
-        "beyond the last boundary.",
-        "On them the table costs 3.3% more than a newly tuned one: 655 batches against 634.",
+        "The lengths of the manifest (28,539 examples) differ from those of the run: 12 examples lie beyond the last "
+        "boundary.",
+        "On them the recommendation costs 3.3% more than if newly tuned: 655 batches against 634.",
     ]
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from report_records import made_probe, made_sweep, made_verification
 
-from batchtune.reports import RunResults, summary_sentences
+from batchtune.reports import RunResults
 from batchtune.reports.json_format import Report, render
-from batchtune.reports.terminal import render as render_text
+from batchtune.reports.page import build_page
 from batchtune.results import read_result
 
 RESULTS = RunResults(name="run", probe=made_probe(), sweep=made_sweep(), verification=made_verification())
@@ -34,12 +34,9 @@ def test_meta_comes_first_and_names_format_and_version() -> None:
 
 
 def test_the_summary_is_the_same_as_in_the_other_formats() -> None:
-    assert json.loads(render(RESULTS))["summary"] == summary_sentences(RESULTS)
-
-
-def test_the_warnings_are_those_that_the_terminal_shows() -> None:
-    warnings = json.loads(render(RESULTS))["warnings"]
-    assert warnings and all(warning in " ".join(render_text(RESULTS).split()) for warning in warnings)
+    document = json.loads(render(RESULTS))
+    page = build_page(RESULTS)
+    assert (document["summary"], document["warnings"]) == (page.summary, page.warnings)
 
 
 def test_the_bytes_do_not_depend_on_where_the_run_lies() -> None:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.reports.junit import clean_xml, render_junit
+from batchtune.reports.gate import clean_xml, render_junit
 from batchtune.results import Verdict
 
 HOLDS = Verdict(rule="padding_ratio > 8%", outcome="holds", value=0.03, limit=0.08, message="padding_ratio is 3%")

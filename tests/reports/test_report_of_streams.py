@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from report_records import brief_tables, made_probe, made_sweep, rule_inputs, whole_sweep
+from report_records import made_probe, made_sweep, rule_inputs, summary_of, tables_of, warnings_of, whole_sweep
 from streamed_records import made_stream, streamed, whole_stream
 
 from batchtune.errors import ResultError
-from batchtune.reports import RunResults, load_run, summary_sentences
+from batchtune.reports import RunResults, load_run
 from batchtune.reports.gate import judge, parse_rules
-from batchtune.reports.page import build_page, next_steps, report_tables, warning_sentences
-from batchtune.reports.table import UNKNOWN
+from batchtune.reports.page import build_page
+from batchtune.reports.section import UNKNOWN
 from batchtune.results import StreamRow, StreamSweep, Verdict, write_result
 
 
-def alone(stream: StreamSweep, **others: Any) -> RunResults:
-    return RunResults(name="run", **{"probe": None, "sweep": None, **others}, stream=stream)
+def alone(stream: StreamSweep) -> RunResults:
+    return RunResults(name="run", stream=stream)
 
 
-def said(stream: StreamSweep, **others: Any) -> str:
-    return " ".join(summary_sentences(alone(stream, **others)))
+def said(stream: StreamSweep) -> str:
+    return " ".join(summary_of(stream=stream))
 
 
 def with_row(stream: StreamSweep, **changes: Any) -> StreamSweep:
@@ -40,7 +40,7 @@ def verdict_of(rule: str, stream: StreamSweep | None, **evidence: Any) -> Verdic
 # Reading
 
 
-@pytest.mark.parametrize("others", [{}, {"probe": made_probe()}, {"sweep": whole_sweep()}, {"probe": made_probe()}])
+@pytest.mark.parametrize("others", [{}, {"probe": made_probe()}, {"sweep": whole_sweep()}])
 def test_a_stream_is_a_run_alone_and_beside_others(tmp_path: Path, others: dict[str, Any]) -> None:
     for name, result in {**others, "stream": whole_stream()}.items():
         write_result(tmp_path / f"{name}.json", result)
@@ -71,7 +71,7 @@ def test_a_row_with_more_sizes_than_boundaries_is_damage(tmp_path: Path, place: 
 
 
 def test_what_to_set_comes_first_as_one_would_type_it() -> None:
-    assert summary_sentences(alone(whole_stream()))[0] == (
+    assert summary_of(stream=whole_stream())[0] == (
         'Set BucketedStream(algorithm="pool", buffer_size=4096) with max_batch_length = 600 s: 1.35 times faster than '
         "your current config."
     )
@@ -93,7 +93,7 @@ def test_speechbrains_own_call_is_typed_with_its_defaults() -> None:
         '"max_padding_ratio": 0.2}) (numbers in s).'
     ) in said(stream)
     rows = [replace(row, max_padding_ratio=None, max_batch_size=32) for row in stream.rows]
-    headline = summary_sentences(alone(replace(stream, rows=rows, recommended=2)))[0]
+    headline = summary_of(stream=(replace(stream, rows=rows, recommended=2)))[0]
     assert headline == (
         'Set dynamic_bucketed_batch(buffersize=4096, sampler_kwargs={"target_batch_numel": 540, "max_batch_numel": '
         '600, "max_batch_size": 32, "max_padding_ratio": None}): 37.7% fewer batches than with your current config.'
@@ -101,104 +101,80 @@ def test_speechbrains_own_call_is_typed_with_its_defaults() -> None:
     assert "len_key has to give lengths in s, too." in said(replace(stream, recommended=2))
 
 
-def test_sentences_on_a_stream_are_told_from_those_on_tables() -> None:
-    sentences = summary_sentences(streamed(sweep=True))
-    assert [text.partition(" ")[0] for text in sentences[:2]] == ["Set", "Set"]
-    assert [text for text in sentences if text.startswith("Stream: An epoch on 2 ranks needs 632 batches")]
-    assert not any(text.startswith("Stream:") for text in summary_sentences(streamed()))
+def test_beside_a_sweep_a_brief_report_shows_its_headline_alone() -> None:
+    page = build_page(streamed(sweep=True))
+    assert [text.split("(")[0] for text in page.lead] == ["Set 13 buckets ", "Set BucketedStream"]
+    assert list(tables_of(streamed(sweep=True), brief=True)) == [
+        "What an epoch costs on 8 ranks",
+        "What an epoch of the stream costs",
+    ]
 
 
-def test_what_streaming_costs_is_told() -> None:
-    start = "With random access to all examples, the best bucket table (optimal with 13 buckets) needs "
-    assert f"{start}an estimated 3 min 20 s: the stream costs 1.3% less." in said(made_stream())
-    slower = with_row(made_stream(timed=False), batches=697)
-    assert f"{start}634 batches: the stream costs 9.9% more." in said(slower)
-    assert "random access" not in said(made_stream(map_style=None))
-
-
-def test_others_are_compared_where_they_are_known() -> None:
-    text = said(made_stream(timed=False))
-    assert (
-        "An epoch on 2 ranks needs 632 batches; SpeechBrain's best setting needs 811 and a map-style bucket table "
-        "needs 634."
-    ) in text
-    assert "Step times are not known, so ways to batch are compared by batches; the time saved may be much" in text
-    assert "your current config" not in text
-    assert said(made_stream(timed=False, map_style=None, recommended_speechbrain=None)).startswith(
-        'Set BucketedStream(algorithm="pool", buffer_size=4096) with max_batch_length = 600 s. Step times'
-    )
-
-
-def test_mixing_the_buffer_and_the_epoch_are_told() -> None:
-    text = said(made_stream())
-    for sentence in (
-        "Batch mates are stored 2900 examples apart on average, 30.5% of the distance between any two; 6.8% are mates "
-        "again in the next epoch, against 4.1% with a map-style bucket table.",
-        "A worker holds at most 4096 examples, 52,019 s in all (3.1 GiB); an example waits while 1966 others are read",
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Every batch of the simulated epochs was run, or is no larger than one that was.",
         "looped_nominal_epoch=316 in SpeechBrain, .with_epoch(316) in WebDataset.",
-    ):
-        assert sentence in text
-    assert "14,270 of 28,539 examples were simulated" in said(whole_stream())
-    assert "An epoch leaves out 37 examples at its end" in said(with_row(made_stream(), dropped_examples=37))
+        "write 64 shards: ShardWriter(pattern, maxcount=446, maxsize=400000000).",
+        "Your current config is dynamic_bucketed_batch with buffersize 1024 (train.yaml).",
+        "Shards: 6 of 0 to 9000 examples (median 600), 1800 s to 7802 s in all.",
+        "A worker holds at most 4096 examples, 52,019 s in all (3.1 GiB).",
+        "An epoch leaves out 37 examples at its end",
+        "Figures are means of 3 simulated epochs, whose batches differ by 0.2% (standard deviation).",
+        "14,270 of 28,539 examples were simulated",
+        "The measured steps give the time to within 2.5% (two standard errors).",
+    ],
+)
+def test_what_else_a_stream_knows_is_said(sentence: str) -> None:
+    assert sentence in said(with_row(whole_stream(), dropped_examples=37, batches_deviation=1.5))
+
+
+def test_without_times_batches_are_compared_where_they_are_known() -> None:
+    bare = made_stream(timed=False, map_style=None, recommended_speechbrain=None)
+    first, second, *_ = summary_of(stream=bare)
+    assert first == 'Set BucketedStream(algorithm="pool", buffer_size=4096) with max_batch_length = 600 s.'
+    assert second.startswith("Step times are not known: ")
+    assert said(made_stream(timed=False)).startswith(f"{first[:-1]}: 22.1% fewer batches than with SpeechBrain's best")
+
+
+def test_shards_that_are_made_up_are_told_as_such() -> None:
+    made = made_stream()
+    assumed = replace(made, shards=replace(made.shards, assumed=True))
+    assert "Shards: 48 of 600 examples each, assumed: the source is not a set of shards." in said(assumed)
 
 
 def test_a_better_current_config_is_kept() -> None:
     stream = made_stream(timed=False)
     stream = replace(stream, current=replace(stream.rows[11], batches=600), current_fits=True)
-    assert "Your current config is better than the recommended one: keep it." in said(stream)
+    assert "Your current config is better than what is recommended: keep it." in said(stream)
     unfit = replace(stream, current_fits=False)
     assert "keep it" not in said(unfit) and "your current config" not in said(unfit)
-    assert any(text.startswith("Your current config does not fit") for text in warning_sentences(alone(unfit)))
+    assert warnings_of(stream=unfit)[0].startswith("Your current config does not fit")
 
 
 def test_without_a_recommendation_the_reason_is_given() -> None:
-    stream = whole_stream()
-    none = replace(stream, recommended=None, reason="the stream holds one example")
-    assert summary_sentences(alone(none)) == [
-        "No way to batch the stream is recommended: the stream holds one example."
-    ]
-    assert brief_tables(alone(none)) == []
-    assert next(iter(next_steps(alone(none)))) == (
-        "batchtune sweep-stream SOURCE",
-        "compare other buffers and settings",
-    )
+    none = replace(whole_stream(), recommended=None, reason="the stream holds one example")
+    page = build_page(alone(none))
+    assert page.lead == ["Nothing is recommended for the stream: the stream holds one example."]
+    assert tables_of(alone(none), brief=True) == {}
+    assert page.next_steps[0] == ("batchtune sweep-stream SOURCE", "compare other buffers and settings")
 
 
 def test_batches_that_are_not_proven_are_a_warning() -> None:
-    warnings = warning_sentences(alone(with_row(made_stream(), unproven=3), probe=made_probe()))
-    assert warnings[-2] == (
-        "3 of 632 batches are larger than what is proven to fit. Run `batchtune probe-oom` again with --force, then "
+    assert warnings_of(stream=with_row(made_stream(), unproven=3))[0] == (
+        "3 of 632 batches of an epoch are not proven to fit. Run `batchtune probe-oom` again with --force, then "
         "`batchtune sweep-stream`."
     )
-    assert "Every batch of the simulated epoch was run" not in said(with_row(made_stream(), unproven=3))
+    assert "simulated epochs was run" not in said(with_row(made_stream(), unproven=3))
     other = made_stream(max_batch_length=700.0)
-    assert any(text.startswith("The stream's sweep took max_batch_length = 700 s") for text in warnings_of(other))
-
-
-def warnings_of(stream: StreamSweep) -> list[str]:
-    return warning_sentences(alone(stream, probe=made_probe()))
-
-
-def test_the_shards_and_their_problems_are_facts() -> None:
-    facts = dict(build_page(alone(whole_stream())).facts)
-    assert facts["Shards"] == (
-        "6 of 0 to 9000 examples (median 600), 1800 s to 7802 s in all; 1 damaged; 2 without examples; 12 repeated "
-        "keys; 2 workers without a shard; in order of length"
-    )
-    assert facts["Stream"].startswith("world_size 2, workers of a rank 4, shardshuffle 100")
-    assert "ShardWriter(pattern, maxcount=446, maxsize=400000000)" in said(whole_stream())
-    made = made_stream()
-    assumed = replace(made, shards=replace(made.shards, assumed=True))
-    assert dict(build_page(alone(assumed)).facts)["Shards"] == (
-        "48 of 600 examples each, assumed: the source is not a set of shards"
-    )
+    assert warnings_of(stream=other, probe=made_probe())[0].startswith("max_batch_length is 700 s here")
 
 
 # Tables
 
 
 def test_the_brief_table_has_the_best_of_each_algorithm() -> None:
-    (table,) = brief_tables(alone(whole_stream()))
+    (table,) = tables_of(alone(whole_stream()), brief=True).values()
     assert [row[:3] for row in table.rows] == [
         ("recommended (pool)", "4096", "632"),
         ("your current config", "1024", "1302"),
@@ -208,30 +184,22 @@ def test_the_brief_table_has_the_best_of_each_algorithm() -> None:
         ("map-style bucket table", UNKNOWN, "634"),
     ]
     assert table.marked == 0
-    both = brief_tables(streamed(sweep=True))
-    assert [one.title for one in both] == ["What it saves", "Stream: what it saves"]
 
 
 def test_the_best_of_an_algorithm_is_proven_first() -> None:
     stream = made_stream()
     rows = [replace(row, unproven=int(row.algorithm == "bucket" and row.buffer_size == 4096)) for row in stream.rows]
-    (table,) = brief_tables(alone(replace(stream, rows=rows)))
+    (table,) = tables_of(alone(replace(stream, rows=rows)), brief=True).values()
     assert ("bucket, best", "1024", "672") in [row[:3] for row in table.rows]
 
 
 def test_the_full_table_has_every_row() -> None:
-    _, rows, sizes = report_tables(alone(whole_stream()))
-    assert rows.title == "Ways to batch the stream" and len(rows.rows) == 20 + 2
-    assert rows.marked is not None
-    assert rows.rows[rows.marked][0] == "pool" and rows.break_before == 20
-    cells = {row[:4] for row in rows.rows}
-    assert {
-        ("SpeechBrain", "540 of 600", "20.0%", UNKNOWN),
-        ("bucket", UNKNOWN, UNKNOWN, "13"),
-        ("map-style", UNKNOWN, UNKNOWN, "13"),
-    } < cells
-    assert sizes.title == "Largest batch size in the stream, by longest example (pool with a buffer of 4096)"
-    assert sizes.notes == ("24 of 40 lengths shown; all are in stream.yaml.",)
+    tables = tables_of(alone(whole_stream()))
+    rows = tables["Ways to batch the stream"]
+    assert len(rows.rows) == 20 and rows.marked is not None and rows.rows[rows.marked][:2] == ("pool", "4096")
+    ways = {row[0] for row in rows.rows}
+    assert {"SpeechBrain, target 540, padding to 20%", "bucket, 13 buckets", "pivot, padding to 20%"} < ways
+    assert len(tables["Batch sizes of the stream (pool with a buffer of 4096)"].rows) == 40
 
 
 # The gate

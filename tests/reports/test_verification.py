@@ -11,10 +11,10 @@ from report_records import failed_verification, made_probe, made_sweep, made_ver
 from streamed_records import made_stream
 
 from batchtune.errors import ResultError
-from batchtune.reports import RunResults, load_run, summary_sentences
+from batchtune.reports import RunResults, load_run
 from batchtune.reports.gate import judge, parse_rules
-from batchtune.reports.page import build_verification_page, next_steps, warning_sentences
-from batchtune.reports.verification import verification_facts, verification_sentences
+from batchtune.reports.measured import verification_section
+from batchtune.reports.page import build_page, build_verification_page
 from batchtune.results import Device, Probe, StreamSweep, Sweep, Verification, WorkloadRecord, write_result
 
 replace = msgspec.structs.replace
@@ -25,89 +25,91 @@ def run_with(verification: Verification, probe: Probe | None = None, sweep: Swee
     return RunResults(name="run", probe=probe or made_probe(), sweep=sweep, verification=verification)
 
 
+def warnings_in(results: RunResults) -> list[str]:
+    return build_page(results).warnings
+
+
+def said_of(verification: Verification) -> list[str]:
+    return list(verification_section(run_with(verification)).sentences)
+
+
 def test_what_holds_is_one_sentence_with_the_times() -> None:
-    assert verification_sentences(made_verification()) == [
+    assert said_of(made_verification())[0] == (
         "Verified: 500 shuffled steps without running out of memory; an epoch takes 3 min 24 s measured against "
         "3 min 20 s estimated (1.02 ± 0.02 times)."
-    ]
-
-
-def test_without_an_estimate_that_is_said() -> None:
+    )
     untimed = replace(made_verification(), estimated_epoch_seconds=None, time_ratio=None)
-    assert verification_sentences(untimed)[0].endswith("takes 3 min 24 s measured, and no estimate is known.")
+    assert said_of(untimed)[0].endswith("takes 3 min 24 s measured, and no estimate is known.")
 
 
 def test_what_does_not_hold_is_told_with_why_and_what_instead() -> None:
-    assert verification_sentences(failed_verification()) == [
+    assert said_of(failed_verification())[:3] == [
         "The verification does not hold.",
         "A batch of 24 × 24.52 s ran out of memory (bucket 13 of 13, up to 24.52 s).",
         "Probe again with --force, or give more memory.",
     ]
 
 
-def test_a_verification_that_holds_follows_what_to_set() -> None:
-    assert summary_sentences(run_with(made_verification()))[1].startswith("Verified: 500")
-
-
-def test_one_that_does_not_comes_first() -> None:
-    assert summary_sentences(run_with(failed_verification()))[0].startswith("The verification does not hold.")
+def test_only_a_verification_that_fails_comes_first() -> None:
+    assert build_page(run_with(made_verification())).lead[1].startswith("Verified: 500")
+    lead = build_page(run_with(failed_verification())).lead
+    assert lead[0] == "The verification does not hold." and not any(text.startswith("Set") for text in lead)
 
 
 def test_a_verification_of_this_run_gives_no_warning() -> None:
-    assert warning_sentences(run_with(made_verification())) == []
+    assert warnings_in(run_with(made_verification())) == []
 
 
 def test_its_own_warnings_are_told() -> None:
     told = replace(made_verification(), warnings=["look out"])
-    assert warning_sentences(run_with(told)) == ["look out."]
+    assert warnings_in(run_with(told)) == ["look out."]
 
 
 def test_a_table_that_is_not_the_recommended_one_is_told() -> None:
     other = with_recommended(SWEEP, "optimal", 10)
-    assert "ran another bucket table" in warning_sentences(run_with(made_verification(), sweep=other))[0]
+    assert "ran other batches" in warnings_in(run_with(made_verification(), sweep=other))[0]
 
 
 def test_pools_that_are_not_the_recommended_ones_are_told() -> None:
     assert SWEEP.recommended is not None
     rows = [replace(row, pool_size=20_000) for row in SWEEP.rows]
     pooled, other = (replace(made_verification(), pool_size=size) for size in (20_000, 1000))
-    assert warning_sentences(run_with(pooled, sweep=replace(SWEEP, rows=rows))) == []
-    assert "ran other pools" in warning_sentences(run_with(other, sweep=replace(SWEEP, rows=rows)))[0]
+    assert warnings_in(run_with(pooled, sweep=replace(SWEEP, rows=rows))) == []
+    assert "ran other batches" in warnings_in(run_with(other, sweep=replace(SWEEP, rows=rows)))[0]
 
 
 def test_other_lengths_are_told_and_nothing_else() -> None:
     lengths = replace(made_verification().lengths, fingerprint="0" * 64)
-    warnings = warning_sentences(run_with(replace(made_verification(), lengths=lengths)))
+    warnings = warnings_in(run_with(replace(made_verification(), lengths=lengths)))
     assert len(warnings) == 1 and "used other lengths" in warnings[0]
 
 
 def test_another_workload_than_the_probes_is_told() -> None:
     other = replace(made_verification(), workload=WorkloadRecord(spec="mine.py:Step", options={}))
-    assert "ran the workload mine.py:Step" in warning_sentences(run_with(other))[0]
+    assert warnings_in(run_with(other))[0].startswith("The verification ran mine.py:Step, the probe builtin:conformer")
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"name": "NVIDIA A100"}, "ran on NVIDIA A100"),
-        ({"limit_bytes": 1 << 30}, "had a memory limit of 1 GiB"),
+        ({"name": "NVIDIA A100"}, "ran NVIDIA A100, limited to"),
+        ({"limit_bytes": 1 << 30}, "limited to 1 GiB of 140 GiB, the probe NVIDIA H200, limited to 126 GiB"),
         ({"torch": "2.99"}, "PyTorch was 2.13.0, and 2.99 later"),
     ],
     ids=["device", "limit", "torch"],
 )
 def test_other_conditions_than_the_probes_are_told(changes: dict[str, object], said: str) -> None:
     device: Device = replace(made_verification().device, **changes)
-    assert said in warning_sentences(run_with(replace(made_verification(), device=device)))[0]
+    assert said in warnings_in(run_with(replace(made_verification(), device=device)))[0]
 
 
 def test_the_verification_has_a_page_of_its_own() -> None:
     page = build_verification_page(run_with(made_verification()))
-    assert [name for name, _ in page.facts] == ["Data", "Device", "Workload", "Verification", "Memory", "Time"]
-
-
-def test_a_page_of_its_own_takes_a_verification() -> None:
-    with pytest.raises(ValueError, match="not been verified"):
-        build_verification_page(RunResults(name="run", probe=made_probe(), sweep=None))
+    assert [section.title for section in page.sections] == ["Verification", "Data"]
+    assert page.summary[2:4] == [
+        "Measured: builtin:conformer-ctc layers=12 precision=bf16 on NVIDIA H200, limited to 126 GiB of 140 GiB.",
+        "Memory: 121 GiB in use, 125 GiB held by the allocator, 0 B more in use at the end than at first.",
+    ]
 
 
 def test_the_run_folders_verification_is_read(tmp_path: Path) -> None:
@@ -141,8 +143,8 @@ def of_stream(stream: StreamSweep, **changes: object) -> Verification:
 
 def test_a_streams_verification_says_so() -> None:
     verified = of_stream(made_stream())
-    assert verification_sentences(verified)[0].startswith("Verified: 500 steps of the stream without running out")
-    ran = dict(verification_facts(verified))["Verification"]
+    outcome, ran, *_ = said_of(verified)
+    assert outcome.startswith("Verified: 500 steps of the stream without running out")
     assert "then 500 of 500 of the stream (pool with a buffer of 4096)" in ran
 
 
@@ -151,7 +153,7 @@ def test_it_is_compared_with_the_streams_sweep_alone() -> None:
     for changes, said in (({}, False), ({"buffer_size": 17}, True)):
         verified = of_stream(stream, **changes)
         results = dataclasses.replace(run_with(verified), stream=stream)
-        assert any("The verification ran" in warning for warning in warning_sentences(results)) == said
+        assert any("The verification ran" in warning for warning in warnings_in(results)) == said
         inputs = rule_inputs(sweep=SWEEP, stream=stream, verification=verified)
         (verdict,) = judge(parse_rules(["verify.holds == false"]), inputs)
         assert verdict.outcome == ("error" if said else "holds")
@@ -164,5 +166,5 @@ def test_next_is_the_streams_verification_then_the_same_again() -> None:
         (of_stream(stream, holds=False), "run these batches again"),
     ):
         results = dataclasses.replace(run_with(made_verification()), sweep=None, stream=stream, verification=verified)
-        steps = {what: step for step, what in next_steps(results)}
+        steps = {what: step for step, what in build_page(results).next_steps}
         assert steps[what].startswith("batchtune verify --stream")

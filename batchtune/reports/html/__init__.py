@@ -12,23 +12,14 @@ import base64
 import gzip
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
 import msgspec
 
-from batchtune.reports.html.data_figures import frontier_figure, histogram_figure
-from batchtune.reports.html.figure import Figure
-from batchtune.reports.html.loader_figures import loader_figures
-from batchtune.reports.html.stream_figures import stream_figures
-from batchtune.reports.html.sweep_figures import cost_figures
-from batchtune.reports.page import build_page, clean_facts, sections
-from batchtune.reports.probes import trial_log
-from batchtune.reports.run import KINDS, RunResults
-from batchtune.reports.section import settings_facts
-from batchtune.reports.table import Fact, clean
-from batchtune.results import VERIFY_FILE
+from batchtune.reports.html.charts import figures
+from batchtune.reports.page import build_page
+from batchtune.reports.run import RunResults
 
 # These, and `<`, could end or open something inside a script element; all are inside JSON's strings.
 _ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
@@ -54,38 +45,28 @@ def render(results: RunResults, configs: Mapping[str, str] | None = None) -> str
     ).get_template("page.html.j2")
     drawn = figures(results)
     script = _asset("page.js")
-    plotly, *sources = _plotly() if drawn else ("",)
-    data = {figure.name: [{"data": v.data, "layout": v.layout} for v in figure.views] for figure in drawn}
+    plotly = ""
+    sources = [_source(script)]
+    if drawn:
+        plotly, source = _plotly()
+        sources.insert(0, source)
+    data = {figure.name: {"data": figure.data, "layout": figure.layout} for figure in drawn}
     # Nothing may be loaded, and no script may run but these. Plotly.js styles elements in place, and before its
     # version 4 decodes an image that it holds in itself.
     policy = (
-        f"default-src 'none'; script-src {' '.join([*sources, _source(script)])}; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src {' '.join(sources)}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     return template.render(
         page=build_page(results),
         figures=drawn,
         configs=configs or {},
-        trial_log=trial_log(results.probe) if results.probe is not None else None,
-        environment=_environment(results),
         policy=policy,
         style=Markup(_asset("page.css")),
         data=Markup(msgspec.json.encode(data).decode().translate(_ESCAPES)),
         plotly=plotly,
         script=Markup(script),
     )
-
-
-def figures(results: RunResults) -> list[Figure]:
-    """Return the charts of a run, in the order to show them."""
-    sweep = results.sweep
-    probe = results.probe
-    costs = cost_figures(sweep) if sweep is not None else []
-    data = [histogram_figure(sweep)] if sweep is not None else []
-    streams = stream_figures(results.stream) if results.stream is not None else []
-    loaders = loader_figures(results.loader) if results.loader is not None else []
-    drawn = [*costs[:1], *data, *costs[1:], *streams, frontier_figure(probe) if probe is not None else None, *loaders]
-    return [replace(figure, caption=clean(figure.caption)) for figure in drawn if figure is not None]
 
 
 @cache
@@ -104,21 +85,3 @@ def _asset(name: str) -> str:
 def _source(script: str) -> str:
     """Return the hash by which a policy knows a script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
-def _environment(results: RunResults) -> list[tuple[str, list[Fact]]]:
-    """Return lists of names and values, each with its title: the device, the settings, what wrote the files."""
-    groups: dict[str, list[Fact]] = {}
-    for section in reversed(sections(results)):
-        groups |= section.settings()
-    if results.verification is not None:
-        groups["Verification"] = settings_facts(results.verification.settings)
-    groups["Files"] = []
-    if results.lengths is not None:
-        groups["Files"].append(("data fingerprint", results.lengths.fingerprint))
-    written = {kind.file: getattr(results, name) for name, kind in KINDS.items()}
-    written[VERIFY_FILE] = results.verification
-    for file, result in written.items():
-        if result is not None:
-            groups["Files"].append((file, f"batchtune {result.meta.batchtune}"))
-    return [(title, clean_facts(facts)) for title, facts in groups.items() if facts]

@@ -6,7 +6,6 @@
   const root = document.documentElement;
   const holder = document.getElementById("figures");
   const figures = holder ? JSON.parse(holder.textContent) : {};
-  const shown = new Map();
 
   function coloured(value, style) {
     if (Array.isArray(value)) return value.map((item) => coloured(item, style));
@@ -45,9 +44,9 @@
   };
 
   function draw(name) {
-    const view = figures[name][shown.get(name)];
+    const figure = figures[name];
     const style = getComputedStyle(root);
-    const { data, layout } = coloured({ data: view.data, layout: { ...view.layout, template } }, style);
+    const { data, layout } = coloured({ data: figure.data, layout: { ...figure.layout, template } }, style);
     // A finger that drags scrolls the page; a mouse that drags zooms.
     layout.dragmode = matchMedia("(pointer: coarse)").matches ? false : "zoom";
     const config = { responsive: true, displayModeBar: false, displaylogo: false, showTips: false };
@@ -88,20 +87,6 @@
     }
   }
 
-  for (const name of Object.keys(figures)) shown.set(name, 0);
-  for (const group of document.querySelectorAll("[data-views]")) {
-    const name = group.dataset.views;
-    if (!(name in figures)) continue;
-    group.hidden = false;
-    const buttons = [...group.querySelectorAll("button")];
-    buttons.forEach((button, index) => {
-      button.addEventListener("click", () => {
-        shown.set(name, index);
-        press(buttons, button);
-        if (root.dataset.drawn) draw(name);
-      });
-    });
-  }
   scheme.addEventListener("change", () => { if (root.dataset.drawn) Object.keys(figures).forEach(draw); });
 
   // Configs: one at a time, and a button that copies it.
@@ -150,26 +135,6 @@
       if (!copied) getSelection().selectAllChildren(pre);
       setTimeout(() => { button.textContent = "Copy"; }, 2000);
     });
-  }
-
-  // The log: rows that hold all words of the filter.
-  for (const filter of document.querySelectorAll(".filter")) {
-    const rows = [...filter.parentElement.querySelectorAll("tbody tr")];
-    const input = filter.querySelector("input");
-    const count = filter.querySelector("output");
-    const apply = () => {
-      const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
-      let left = 0;
-      for (const row of rows) {
-        const text = row.textContent.toLowerCase();
-        row.hidden = !words.every((word) => text.includes(word));
-        left += !row.hidden;
-      }
-      count.textContent = `${left} of ${rows.length}`;
-    };
-    filter.hidden = false;
-    input.addEventListener("input", apply);
-    apply();
   }
 
   if (holder) drawAll();

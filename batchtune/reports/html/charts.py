@@ -1,0 +1,304 @@
+"""The charts of the HTML report: what plotly.js is to draw, as data.
+
+Result files may come from anywhere. Every string that reaches plotly.js goes through `label`, because plotly.js
+reads a few HTML tags (links among them) in names and hover texts. Colours are the names of the page's CSS variables;
+the page's script puts the colours in, so that one figure serves the light and the dark page.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, cycle
+from typing import Any
+
+from batchtune.loaders import kind_of
+from batchtune.reports.loaders import row_cells, setting_name
+from batchtune.reports.run import RunResults
+from batchtune.reports.section import clean, format_shape, spread
+from batchtune.reports.streams import MAP_STYLE, algorithm_name
+from batchtune.reports.sweeps import series_name
+from batchtune.reports.swept import Times, current_name
+from batchtune.results import Costed, LoaderTuning, Probe, Row, StreamRow, StreamSweep, Sweep, cost_of
+from batchtune.units import counted, format_length, format_number, format_seconds, format_size
+
+# Traces and layouts are as plotly.js takes them.
+Trace = dict[str, Any]
+Layout = dict[str, Any]
+Point = tuple[float, float, str]
+"""x, y and what the pointer shows."""
+
+# The page has this many colours for series.
+_HUES = 7
+# More points make no chart clearer, and the page larger.
+_MOST_POINTS = 400
+_DASHES = ("dash", "dot", "dashdot", "longdash")
+# A level above this multiple of the most expensive row would press all rows flat.
+_HIGHEST = 1.5
+# How an outcome is drawn: name in the legend, colour, symbol, outcomes.
+_OUTCOMES = (
+    ("passed", "--hue-1", "circle", ("ok",)),
+    ("out of memory", "--hue-0", "x", ("oom",)),
+    ("failed otherwise", "--hue-5", "triangle-up", ("timeout", "crash", "error")),
+)
+# Bins that widen by more are spaced by their logarithm.
+_WIDENING = 1.5
+_STAR = {"symbol": "star", "size": 16, "line": {"color": "--paper", "width": 1.5}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """An interactive chart.
+
+    Attributes:
+        name: Distinguishes its elements on the page.
+        caption: Describes the chart in a sentence, also for those who can't see it.
+    """
+
+    name: str
+    title: str
+    caption: str
+    data: list[Trace]
+    layout: Layout
+
+
+def figures(run: RunResults) -> list[Figure]:
+    """Return the charts of a run, in the order to show them."""
+    drawn = []
+    if run.sweep is not None and run.sweep.rows:
+        drawn.append(_sweep_figure(run, run.sweep))
+    if run.sweep is not None and run.sweep.histogram:
+        drawn.append(_lengths_figure(run.sweep))
+    if run.stream is not None and run.stream.rows:
+        drawn.append(_stream_figure(run, run.stream))
+    if run.probe is not None and run.probe.frontier:
+        drawn.append(_frontier_figure(run.probe))
+    if run.loader is not None and run.loader.working_rows:
+        drawn.append(_loader_figure(run.loader))
+    return drawn
+
+
+def label(text: str) -> str:
+    """Return one line of text that plotly.js shows unchanged: it reads tags and entities, and these are neither."""
+    return html.escape(clean(text), quote=False)
+
+
+def _trace(name: str, points: Iterable[Point], color: str, **looks: Any) -> Trace:
+    """Return a trace of points in the order to connect them; the colour is a CSS variable's name."""
+    listed = list(points)
+    shown = [listed[index] for index in spread(len(listed), _MOST_POINTS)]
+    trace: Trace = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": label(name),
+        "x": [_short(x) for x, _, _ in shown],
+        "y": [_short(y) for _, y, _ in shown],
+        "hovertext": [label(text) for _, _, text in shown],
+    }
+    trace |= looks
+    for part in ("line", "marker"):
+        trace[part] = {"color": color, **trace.get(part, {})}
+    return trace
+
+
+def _short(value: float) -> float:
+    """Return a number with 6 significant digits: a chart shows no more, and the page stays small."""
+    return float(f"{value:.6g}")
+
+
+def _axis(title: str, unit: str | None = None, **settings: Any) -> Layout:
+    return {"title": {"text": label(f"{title} ({unit})" if unit else title)}, **settings}
+
+
+def _sweep_figure(run: RunResults, sweep: Sweep) -> Figure:
+    """Draw what an epoch costs with each number of buckets; pools have none, and are a level if recommended."""
+    timed = Times(run, sweep).are_reliable
+    places = [(series_name(row), row.num_buckets, row) for row in sweep.rows if row.pool_size is None]
+    levels: dict[str, Costed] = {baseline.name: baseline for baseline in sweep.baselines}
+    levels["lower bound"] = sweep.lower_bound
+    if sweep.current is not None:
+        levels[current_name(sweep)] = sweep.current
+    chosen = sweep.recommended_row
+    if chosen is not None and chosen.pool_size is not None:
+        levels[f"recommended: {chosen.name}"] = chosen
+    data, y_axis = _cost_traces(places, chosen, levels, timed=timed)
+    return Figure(
+        name="sweep",
+        title="What an epoch costs, by number of buckets",
+        caption="Each line is a strategy; lower is better. Levels are what it is compared with.",
+        data=data,
+        layout={"xaxis": _axis("number of buckets"), "yaxis": y_axis},
+    )
+
+
+def _stream_figure(run: RunResults, stream: StreamSweep) -> Figure:
+    """Draw what an epoch of a stream costs, by the size of the buffer."""
+    timed = Times(run, stream).are_reliable
+    places = [(algorithm_name(row), row.buffer_size, row) for row in stream.rows]
+    levels: dict[str, Costed] = {}
+    if stream.map_style is not None:
+        levels[MAP_STYLE] = stream.map_style
+    if stream.current is not None:
+        levels[current_name(stream)] = stream.current
+    data, y_axis = _cost_traces(places, stream.recommended_row, levels, timed=timed)
+    return Figure(
+        name="stream",
+        title="What an epoch of the stream costs, by buffer size",
+        caption="Of each algorithm and buffer the best row is drawn; lower is better.",
+        data=data,
+        layout={"xaxis": _axis("examples in the buffer of a worker", type="log"), "yaxis": y_axis},
+    )
+
+
+def _cost_traces(
+    places: Sequence[tuple[str, int, Row | StreamRow]],
+    chosen: Row | StreamRow | None,
+    levels: Mapping[str, Costed],
+    *,
+    timed: bool,
+) -> tuple[list[Trace], Layout]:
+    """Return a line of the best row at each place of each series, the levels, and the axis of costs.
+
+    Levels that would press all rows flat are only named in the legend, where a click shows them.
+    """
+    best: dict[str, dict[int, Row | StreamRow]] = {}
+    for name, place, row in places:
+        series = best.setdefault(name, {})
+        other = series.setdefault(place, row)
+        if row is chosen or (other is not chosen and _cost(row, timed) < _cost(other, timed)):
+            series[place] = row
+    highest = max((_cost(row, timed) for _, _, row in places), default=0.0)
+    divisor = 1.0
+    title = "batches of one epoch"
+    if timed:
+        divisor, unit = _time_unit(highest)
+        title = f"estimated time of one epoch ({unit})"
+    data = []
+    ends = [place for _, place, _ in places] or [0, 1]
+    for dash, (name, level) in zip(cycle(_DASHES), levels.items(), strict=False):
+        cost = _cost(level, timed)
+        text = f"{name}: {_cost_words(level)}"
+        line = [(min(ends), cost / divisor, text), (max(ends), cost / divisor, text)]
+        visible = True if cost <= _HIGHEST * highest else "legendonly"
+        data.append(_trace(name, line, "--faint", mode="lines", line={"dash": dash}, visible=visible))
+    for hue, (name, series) in zip(count(), best.items(), strict=False):
+        points = []
+        for place in sorted(series):
+            row = series[place]
+            points.append((place, _cost(row, timed) / divisor, f"{row.name}: {_cost_words(row)}"))
+        data.append(_trace(name, points, f"--hue-{hue % _HUES}"))
+    for _, place, row in places:
+        if row is chosen:
+            point = (place, _cost(row, timed) / divisor, f"recommended: {row.name}, {_cost_words(row)}")
+            data.append(_trace("recommended", [point], "--accent", mode="markers", marker=_STAR))
+    return data, _axis(title)
+
+
+def _cost(costed: Costed, timed: bool) -> float:
+    return cost_of(costed, timed=timed) or 0.0
+
+
+def _cost_words(costed: Costed) -> str:
+    batches = f"{format_number(costed.batches)} batches"
+    if costed.estimated_epoch_seconds is None:
+        return batches
+    return f"{batches}, {format_seconds(costed.estimated_epoch_seconds)}"
+
+
+def _time_unit(seconds: float) -> tuple[float, str]:
+    """Return the unit of a time axis that ends there, in seconds, and its name."""
+    if seconds >= 7200:
+        return 3600.0, "h"
+    if seconds >= 120:
+        return 60.0, "min"
+    return 1.0, "s"
+
+
+def _lengths_figure(sweep: Sweep) -> Figure:
+    """Draw how many examples have which length, and the recommended batch size for each."""
+    unit = sweep.lengths.unit
+    bars = []
+    for bin_ in sweep.histogram:
+        text = f"{format_length(bin_.from_, unit)} to {format_length(bin_.to, unit)}: {counted(bin_.count, 'example')}"
+        bars.append(((bin_.from_ + bin_.to) / 2, bin_.count, text))
+    widths = [_short(bin_.to - bin_.from_) for bin_ in sweep.histogram]
+    scale = "linear"
+    if widths[-1] > _WIDENING * widths[0]:  # bins of even ratio
+        scale = "log"
+    data = [_trace("examples", bars, "--hue-1", type="bar", width=widths)]
+    row = sweep.recommended_row
+    if row is not None:
+        steps = []
+        for boundary, size in zip(row.boundaries, row.batch_sizes, strict=True):
+            steps.append((boundary, size, f"up to {format_length(boundary, unit)}: batch size {format_number(size)}"))
+        steps.insert(0, (sweep.lengths.min, row.batch_sizes[0], steps[0][2]))
+        # Up or down at each boundary, then level to the next one.
+        data.append(_trace("batch size", steps, "--accent", line={"shape": "vh"}, yaxis="y2"))
+    return Figure(
+        name="lengths",
+        title="Lengths, boundaries and batch sizes",
+        caption=f"{counted(sweep.lengths.count, 'example')}. The line is the recommended batch size.",
+        data=data,
+        layout={
+            "xaxis": _axis("length", unit, type=scale),
+            "yaxis": _axis("examples", rangemode="tozero"),
+            "yaxis2": _axis("batch size", overlaying="y", side="right", rangemode="tozero", showgrid=False),
+        },
+    )
+
+
+def _frontier_figure(probe: Probe) -> Figure:
+    """Draw the largest batch that fits at each length, and the trials by their outcome."""
+    unit = probe.lengths.unit
+    points = []
+    for point in probe.frontier:
+        text = f"largest: {format_shape(point.batch_size, point.length, unit)}, closed by {point.closed_by}"
+        points.append((point.length, point.batch_size, text))
+    data = [_trace("largest that fits", points, "--hue-4")]
+    for name, color, symbol, outcomes in _OUTCOMES:
+        points = []
+        for trial in probe.trials:
+            if trial.outcome in outcomes:
+                text = f"trial {trial.index}: {format_shape(trial.batch_size, trial.length, unit)}, {trial.outcome}"
+                if trial.peak_bytes is not None:
+                    text += f", peak {format_size(trial.peak_bytes)}"
+                if trial.step_seconds is not None:
+                    text += f", step {format_seconds(trial.step_seconds)}"
+                points.append((trial.length, trial.batch_size, text))
+        if points:
+            data.append(_trace(name, points, color, mode="markers", marker={"symbol": symbol, "size": 8}))
+    oom = sum(trial.outcome == "oom" for trial in probe.trials)
+    return Figure(
+        name="frontier",
+        title="Frontier: the largest batch, by length",
+        caption=f"Found in {counted(len(probe.trials), 'trial')}, {oom} of them out of memory.",
+        data=data,
+        layout={"xaxis": _axis("length", unit, type="log"), "yaxis": _axis("batch size", type="log")},
+    )
+
+
+def _loader_figure(loader: LoaderTuning) -> Figure:
+    """Draw what each setting of the loader delivers, by its workers, and what the step takes."""
+    points = []
+    stars = []
+    for row in loader.working_rows:
+        cells = row_cells(row).items()
+        text = ", ".join(f"{title} {cell}" for title, cell in cells if cell is not None)
+        points.append((row.workers, row.rate, f"{setting_name(loader, row)}: {text}"))
+        if row is loader.recommended_row:
+            stars.append(points[-1])
+    data = [_trace("settings", points, "--hue-0", mode="markers")]
+    if loader.demanded is not None:
+        text = f"the step takes {format_number(loader.demanded)} examples/s"
+        ends = [min(points)[0], max(points)[0]]
+        data.append(_trace(text, [(end, loader.demanded, text) for end in ends], "--faint", mode="lines"))
+    data.append(_trace("recommended", stars, "--accent", mode="markers", marker=_STAR))
+    workers = kind_of(loader.kind).WORKERS_ARE
+    return Figure(
+        name="loader",
+        title=f"What the loader delivers, by its {workers}",
+        caption="Each point is a setting of the loader.",
+        data=data,
+        layout={"xaxis": _axis(workers), "yaxis": _axis("examples per second", rangemode="tozero")},
+    )

@@ -1,0 +1,329 @@
+"""The sections on a probe (what fits, how it was measured, every trial) and on a verification (whether batches ran)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+from msgspec.structs import asdict
+
+from batchtune.reports.run import RunResults
+from batchtune.reports.section import (
+    UNKNOWN,
+    Section,
+    Table,
+    format_shape,
+    known,
+    make_table,
+    settings_table,
+)
+from batchtune.results import (
+    CostModel,
+    Device,
+    Outcome,
+    Probe,
+    Row,
+    StreamRow,
+    StreamSweep,
+    Trial,
+    Verification,
+    VerifyFailure,
+)
+from batchtune.trust import settings_differences
+from batchtune.units import (
+    counted,
+    format_length,
+    format_number,
+    format_percent,
+    format_seconds,
+    format_size,
+    with_full_stop,
+)
+
+# A fit that misses its own measurements by more can't be trusted between them.
+_POOR_FIT = 0.1
+# Enough trials for any search; they bound the size of the HTML page.
+_MAX_TRIALS = 1000
+_AGAIN = "Run `batchtune verify` again as it was probed, or probe again with --force."
+
+
+def probe_section(run: RunResults) -> Section:
+    """Return what to report on `probe.json`."""
+    probe = run.probe
+    assert probe is not None
+    failed = [trial for trial in probe.trials if trial.outcome not in ("ok", "oom")]
+    tables = [_frontier_table(probe)] if probe.frontier else []
+    tables += failures_table("Trials that failed, but not for lack of memory", failed, probe.lengths.unit, "probe.json")
+    if probe.trials:
+        tables.append(_trials_table(probe))
+    tables.append(settings_table("Device and settings", {**asdict(probe.device), **probe.settings}))
+    next_steps = []
+    if run.main is probe:
+        next_steps = [(f"batchtune sweep-buckets MANIFEST{run.as_option}", "find the buckets that waste least")]
+    return Section(
+        title="Probe",
+        sentences=list(_sentences(probe)),
+        brief=3,
+        tables=tables,
+        warnings=list(_warnings(probe, failed)),
+        next_steps=next_steps,
+    )
+
+
+def _sentences(probe: Probe) -> Iterator[str]:
+    """Say what fits, and how that was confirmed and measured."""
+    unit = probe.lengths.unit
+    limit = format_length(probe.max_batch_length, unit)
+    device = describe_device(probe.device)
+    if probe.unfinished:
+        yield f"At least max_batch_length = {limit} fits, by an unfinished probe, measured on {device}."
+    else:
+        yield f"max_batch_length = {limit} is the most that fits at every length, measured on {device}."
+    if probe.frontier:
+        longest = probe.frontier[-1]
+        largest = max(probe.frontier, key=lambda point: point.batch_size)
+        yield (
+            f"A batch holds from {counted(longest.batch_size, 'example')} of {format_length(longest.length, unit)} to "
+            f"{format_number(largest.batch_size)} of {format_length(largest.length, unit)}."
+        )
+    confirmation = probe.confirmation
+    if confirmation is not None and confirmation.shapes:
+        yield (
+            f"Batches at the limit ran once more in turns, {counted(confirmation.shapes, 'shape')} in "
+            f"{counted(confirmation.steps, 'step')} of {counted(confirmation.workers, 'worker')}; "
+            f"{format_number(confirmation.given_up)} did not fit then."
+        )
+    if any(point.target_length is not None for point in probe.frontier):
+        yield "Each length was measured with the longest target that occurs at or below it."
+    if probe.margin is not None:
+        yield (
+            f"{format_size(probe.margin.bytes)} are kept free: equal batches differ by up to "
+            f"{format_size(probe.margin.spread_bytes)} in {counted(probe.margin.repetitions, 'repetition')}."
+        )
+    outcomes = Counter(trial.outcome for trial in probe.trials)
+    ended = ", ".join(f"{outcomes[name]} {name}" for name in get_args(Outcome) if outcomes[name])
+    driver = f", driver {probe.device.driver}" if probe.device.driver else ""
+    yield (
+        f"Measured: {probe.workload.words} with torch {probe.device.torch}{driver}, allocator "
+        f"{probe.device.allocator}, in {counted(len(probe.trials), 'trial')} ({ended})."
+    )
+    fits = [f"{name} to within {format_percent(model.relative_error)}" for name, model in _models(probe)]
+    if fits:
+        yield f"The models fit the trials: {', '.join(fits)}."
+
+
+def _models(probe: Probe) -> Iterator[tuple[str, CostModel]]:
+    """Yield the fitted models with their names in sentences."""
+    if probe.models.peak_bytes is not None:
+        yield "peak memory", probe.models.peak_bytes
+    if probe.models.step_seconds is not None:
+        yield "step time", probe.models.step_seconds
+
+
+def describe_device(device: Device) -> str:
+    """Return the device and the limit that was enforced: `NVIDIA H200, limited to 126 GiB of 140 GiB`."""
+    return f"{device.name}, limited to {format_size(device.limit_bytes)} of {format_size(device.total_bytes)}"
+
+
+def _warnings(probe: Probe, failed: list[Trial]) -> Iterator[str]:
+    """Yield the probe's own warnings, then what its frontier and its models leave in doubt."""
+    if failed:
+        trials = f"{counted(len(failed), 'trial')} failed, but not for lack of memory"
+        yield f"{trials} ({failed[0].outcome}): --full lists them with their messages."
+    for warning in probe.warnings:
+        yield with_full_stop(warning)
+    if probe.frontier and probe.frontier[-1].length < probe.lengths.max * (1 - 1e-9):
+        unit = probe.lengths.unit
+        yield (
+            f"The frontier ends at {format_length(probe.frontier[-1].length, unit)}, but the longest example has "
+            f"{format_length(probe.lengths.max, unit)}. Leave longer examples out with --max-length, or give the "
+            "probe more memory."
+        )
+    for name, model in _models(probe):
+        if model.relative_error > _POOR_FIT:
+            yield (
+                f"The model of {name} misses the trials by {format_percent(model.relative_error)}: take figures that "
+                "build on it as rough. Probe again with --force on a machine that does nothing else."
+            )
+
+
+def _frontier_table(probe: Probe) -> Table:
+    rows = []
+    for point in probe.frontier:
+        closed_by: str = point.closed_by
+        if point.oom_batch_size is not None:
+            closed_by += f" at {format_number(point.oom_batch_size)}"
+        rows.append(
+            {
+                "length": format_length(point.length, probe.lengths.unit),
+                "target length": known(point.target_length, format_number),
+                "batch size": format_number(point.batch_size),
+                "closed by": closed_by,
+                "peak memory": known(point.peak_bytes, format_size),
+                "step time": known(point.step_seconds, format_seconds),
+                "trial": known(point.trial, str),
+            }
+        )
+    return make_table("Frontier: the largest batch, by length", rows, left=["closed by"], file="probe.json")
+
+
+def _trials_table(probe: Probe) -> Table:
+    rows = [
+        {
+            "trial": str(trial.index),
+            "batch shape": format_shape(trial.batch_size, trial.length, probe.lengths.unit),
+            "target length": known(trial.target_length, format_number),
+            "outcome": trial.outcome,
+            "step time": known(trial.step_seconds, format_seconds),
+            "peak memory": known(trial.peak_bytes, format_size),
+            "held": known(trial.reserved_bytes, format_size),
+            "took": format_seconds(trial.elapsed_seconds),
+            "message": trial.error or ", ".join(trial.throttle_reasons or ()),
+        }
+        for trial in probe.trials
+    ]
+    left = ["batch shape", "outcome", "message"]
+    return make_table("Every trial", rows, left=left, file="probe.json", most=_MAX_TRIALS, folded=True)
+
+
+def failures_table(title: str, failures: list[Trial] | list[VerifyFailure], unit: str | None, file: str) -> list[Table]:
+    """Lay out the batches that failed; no table without any."""
+    rows = [
+        {
+            "batch shape": format_shape(failure.batch_size, failure.length, unit),
+            "outcome": failure.outcome,
+            "message": failure.error or UNKNOWN,
+        }
+        for failure in failures
+    ]
+    if not rows:
+        return []
+    return [make_table(title, rows, left=["batch shape", "outcome", "message"], file=file, most=10)]
+
+
+def verification_section(run: RunResults) -> Section:
+    """Return what to report on `verify.json`."""
+    verification = run.verification
+    assert verification is not None
+    outcome = list(_outcome(verification))
+    title = "Batches that failed in the verification"
+    return Section(
+        title="Verification",
+        sentences=[*outcome, *_verification_facts(verification)],
+        brief=len(outcome),
+        tables=failures_table(title, verification.failures, verification.lengths.unit, "verify.json"),
+        warnings=list(_verification_warnings(run, verification)),
+    )
+
+
+def _outcome(verification: Verification) -> Iterator[str]:
+    """Say whether it holds and why, most important first, and if not, what to do instead."""
+    if verification.holds:
+        steps = counted(verification.steps, "shuffled step")
+        if verification.of_stream:
+            steps = f"{counted(verification.steps, 'step')} of the stream"
+        yield f"Verified: {steps} without running out of memory; {_time(verification)}."
+        return
+    yield "The verification does not hold."
+    for reason in verification.reasons or ["No reason is given"]:
+        yield with_full_stop(reason)
+    if verification.failures:
+        yield "Probe again with --force, or give more memory."
+
+
+def _time(verification: Verification) -> str:
+    if verification.measured_epoch_seconds is None:
+        return "times were not measured"
+    takes = f"an epoch takes {format_seconds(verification.measured_epoch_seconds)} measured"
+    if verification.estimated_epoch_seconds is None or verification.time_ratio is None:
+        return f"{takes}, and no estimate is known"
+    error = ""
+    if verification.time_ratio_error is not None:
+        error = f" ± {verification.time_ratio_error:.2f}"
+    estimated = format_seconds(verification.estimated_epoch_seconds)
+    return f"{takes} against {estimated} estimated ({verification.time_ratio:.2f}{error} times)"
+
+
+def _verification_facts(verification: Verification) -> Iterator[str]:
+    """Say what was run where, and what it showed of the memory."""
+    kind = "shuffled ones"
+    if verification.buffer_size is not None:
+        kind = f"of the stream ({verification.algorithm} with a buffer of {format_number(verification.buffer_size)})"
+    yield (
+        f"Ran {counted(verification.worst_steps, 'step')} with the worst batches, then "
+        f"{format_number(verification.steps)} of {format_number(verification.planned_steps)} {kind}; an epoch has "
+        f"{format_number(verification.epoch_batches)}."
+    )
+    yield f"Measured: {verification.workload.words} on {describe_device(verification.device)}."
+    memory = {
+        "in use": verification.peak_bytes,
+        "held by the allocator": verification.reserved_bytes,
+        "more in use at the end than at first": verification.rest_growth_bytes,
+    }
+    measured = [f"{format_size(size)} {what}" for what, size in memory.items() if size is not None]
+    if measured:
+        yield f"Memory: {', '.join(measured)}."
+
+
+def mismatch(run: RunResults) -> str | None:
+    """Say how the verification's batches differ from the recommended ones, and what to do.
+
+    None if they agree, or if nothing is known of one of them. Any row that `stream.yaml` can hold will do if the
+    recommended one is SpeechBrain's, which it can't.
+    """
+    verified = run.verification
+    if verified is None:
+        return None
+    swept = run.stream if verified.of_stream else run.sweep
+    if swept is None:
+        return None
+    if verified.lengths.fingerprint != swept.lengths.fingerprint:
+        return (
+            "The verification used other lengths than the sweep, so it says nothing about these. Run `batchtune "
+            "verify` again."
+        )
+    row = swept.recommended_row
+    rows: Sequence[Row | StreamRow] = [row] if row is not None else []
+    if isinstance(swept, StreamSweep) and (swept.recommended_row is None or swept.recommended_row.by_speechbrain):
+        rows = swept.rows
+    if any(_ran(verified, row) for row in rows):
+        return None
+    command = "sweep-stream" if verified.of_stream else "sweep-buckets"
+    return (
+        "The verification ran other batches than the sweep recommends: those of an earlier sweep, or of an edited "
+        f"config. Train with what was verified, or run `batchtune {command}` and `batchtune verify` again."
+    )
+
+
+def _ran(verified: Verification, row: Row | StreamRow) -> bool:
+    """Whether a row's batches are those that were verified."""
+    if row.boundaries != verified.bucket_boundaries or row.batch_sizes != verified.bucket_batch_sizes:
+        return False
+    if isinstance(row, Row):
+        return row.pool_size == verified.pool_size and row.batch_overhead == verified.batch_overhead
+    return (
+        row.algorithm == verified.algorithm
+        and row.buffer_size == verified.buffer_size
+        and row.max_padding_ratio == verified.max_padding_ratio
+    )
+
+
+def _verification_warnings(run: RunResults, verified: Verification) -> Iterator[str]:
+    """Yield the verification's own warnings, and how it differs from the rest of the run."""
+    for warning in verified.warnings:
+        yield with_full_stop(warning)
+    difference = mismatch(run)
+    if difference is not None:
+        yield difference
+    probe = run.probe
+    if probe is None:
+        return
+    compared = {
+        verified.workload.words: probe.workload.words,
+        describe_device(verified.device): describe_device(probe.device),
+    }
+    for now, before in compared.items():
+        if now != before:
+            yield f"The verification ran {now}, the probe {before}: one says little about the other. {_AGAIN}"
+    yield from settings_differences(probe.device, verified.device)
