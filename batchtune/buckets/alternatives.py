@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from batchtune.buckets.epoch_cost import EpochCost, Pricing
+from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.optimal import few_ends, optimal_boundaries
 from batchtune.buckets.two_dimensional import optimal_table_2d
 from batchtune.epochs import batch_order
@@ -130,31 +130,35 @@ def two_dimensional_rows(
     tables_compared = []
     for row, unsized in zip(compared, tables, strict=True):
         table = replace(unsized, batch_sizes=sizes(*unsized.pairs))
-        one_dimensional = _simulated(BucketTable.of(row.boundaries, row.batch_sizes), pricing)
-        both = _simulated(table, pricing)
+        flat_batches, flat_seconds = _simulated(BucketTable.of(row.boundaries, row.batch_sizes), pricing)
+        batches, seconds = _simulated(table, pricing)
         proven = costs.joint_proven and costs.joint_proven(*table.pairs)
         tables_compared.append(
             TwoDimensionalRow(
                 num_buckets=row.num_buckets,
                 buckets=list(zip(*(edges.tolist() for edges in table.pairs), strict=True)),
                 batch_sizes=table.batch_sizes.tolist(),
-                batches=both.batches,
-                estimated_epoch_seconds=both.seconds,
-                one_dimensional_batches=one_dimensional.batches,
-                one_dimensional_epoch_seconds=one_dimensional.seconds,
+                batches=batches,
+                estimated_epoch_seconds=seconds,
+                one_dimensional_batches=flat_batches,
+                one_dimensional_epoch_seconds=flat_seconds,
                 unproven=None if proven is None else int(np.count_nonzero(table.batch_sizes > proven)),
             )
         )
     return tables_compared
 
 
-def _simulated(table: BucketTable, pricing: Pricing) -> EpochCost:
+def _simulated(table: BucketTable, pricing: Pricing) -> tuple[int, float | None]:
+    """Return the number of batches of an epoch on one rank, and its mean time over a few shuffles."""
     lengths = pricing.lengths
     batcher = Batching(table).batcher(lengths.values, lengths.targets)
-    drawings = [batch_order.Drawing(epoch=epoch) for epoch in range(_SHUFFLES)]
-    cuts = [(batcher.cut(drawing, ON_ONE_RANK), drawing) for drawing in drawings]
-    shapes = [batch_order.simulate(cut, drawing, lengths.values, lengths.targets) for cut, drawing in cuts]
-    return replace(pricing, ranks=ONE_RANK).of_shapes(shapes)
+    shapes = []
+    for epoch in range(_SHUFFLES):
+        drawing = batch_order.Drawing(epoch=epoch)
+        cut = batcher.cut(drawing, ON_ONE_RANK)
+        shapes.append(batch_order.simulate(cut, drawing, lengths.values, lengths.targets))
+    _, seconds = replace(pricing, ranks=ONE_RANK).mean_cost(shapes)
+    return len(shapes[0]), seconds
 
 
 def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
@@ -168,28 +172,30 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
     lengths = pricing.lengths
     longest = lengths.histogram.lengths[-1:]
     table = BucketTable(longest, limits.batch_sizes(longest, limits.sizings[-1]))
-    layout = lay_out(np.array([lengths.count]), table.batch_sizes, Dealing(world_size=pricing.ranks.world_size))
-    targets = None if lengths.targets is None else np.maximum.reduceat(lengths.targets, layout.starts)
-    in_order = batch_order.EpochShapes(layout.batch_sizes, lengths.values[layout.starts], targets, layout.buckets)
-
-    independent = replace(pricing, ranks=replace(pricing.ranks, same_bucket=False))
     size = int(table.batch_sizes[0])
+    independent = replace(pricing, ranks=replace(pricing.ranks, same_bucket=False))
+    shuffled = independent.of_table("fixed", "length", 1, table).row
+    layout = lay_out(np.array([lengths.count]), table.batch_sizes, Dealing(world_size=pricing.ranks.world_size))
+    targets = None
+    if lengths.targets is not None:
+        targets = np.maximum.reduceat(lengths.targets, layout.starts)
+    in_order = batch_order.EpochShapes(layout.batch_sizes, lengths.values[layout.starts], targets, layout.buckets)
     scale, grouped = simulate_length_grouped(lengths, size, pricing.ranks, pricing.seed)
-    costs: dict[str, EpochCost] = {
-        "fixed-random": independent.of_table(table),
-        "fixed-sorted": pricing.of_shapes([in_order]),
-        "length-grouped": replace(pricing.of_shapes(grouped, scale), batches=len(layout.starts)),
+    costs = {
+        "fixed-random": (shuffled.padded_length, shuffled.estimated_epoch_seconds),
+        "fixed-sorted": pricing.mean_cost([in_order]),
+        "length-grouped": pricing.mean_cost(grouped, scale),
     }
     return [
         Baseline(
             name=name,
             batch_size=size,
-            batches=cost.batches,
-            padded_length=cost.padded_length,
-            padding_ratio=pricing.padding_ratio(cost.padded_length),
-            estimated_epoch_seconds=cost.seconds,
+            batches=len(layout.starts),
+            padded_length=padded_length,
+            padding_ratio=pricing.padding_ratio(padded_length),
+            estimated_epoch_seconds=seconds,
         )
-        for name, cost in costs.items()
+        for name, (padded_length, seconds) in costs.items()
     ]
 
 

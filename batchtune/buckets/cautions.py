@@ -9,7 +9,7 @@ import numpy as np
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.epochs.table import Limits
 from batchtune.lengths import Lengths
-from batchtune.results import Row
+from batchtune.results import Row, SweepSettings
 from batchtune.units import format_length
 
 # Sources: `DynamicBatchSampler` of SpeechBrain 1.1 (batch size at least 1, and 1 beyond the last boundary);
@@ -27,7 +27,7 @@ _TO_SECONDS = {"ms": "1/1000", "samples": "1/16000", "frames": "1/100"}
 _LONG_SECONDS = 1000.0
 
 
-def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows: Sequence[Row]) -> Iterator[str]:
+def cautions(lengths: Lengths, limits: Limits, settings: SweepSettings, rows: Sequence[Row]) -> Iterator[str]:
     """Yield the warnings of a sweep, each at most once however many rows it concerns."""
     limit = limits.max_batch_length
     distinct = lengths.histogram.lengths.size
@@ -42,8 +42,14 @@ def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows:
             "every row has batch sizes that are not proven to fit, the recommended one too: run its batches with "
             "`batchtune verify` before you train with them"
         )
-    if max(num_buckets) > distinct and any(row.pool_size is None for row in rows):
-        yield f"up to {max(num_buckets)} buckets were asked for, but there are only {distinct:,} different lengths"
+    most = max(settings.num_buckets)
+    if most > distinct and any(row.pool_size is None for row in rows):
+        yield f"up to {most} buckets were asked for, but there are only {distinct:,} different lengths"
+    if settings.world_size > 1 and rows and rows[0].ranks is None:
+        yield (
+            f"what it costs that {settings.world_size:,} ranks wait for each other is not known without step times: "
+            "`batchtune probe-oom` measures them"
+        )
 
 
 def longer_than(lengths: Lengths, limit: float, name: str, consequence: str) -> Iterator[str]:

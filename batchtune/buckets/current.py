@@ -21,7 +21,7 @@ from batchtune.buckets.current_settings import (
     Sizes,
     read_settings,
 )
-from batchtune.buckets.strategies.speechbrain import capped_by_num_buckets
+from batchtune.buckets.strategies import capped_by_num_buckets
 from batchtune.configs import LIMITS, Block, Recipe, entries
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.samplers import speechbrain_table

@@ -55,8 +55,8 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
     # Examples beyond its boundaries make batches of one.
     table = BucketTable.of(row.boundaries, row.batch_sizes).extended_to(pricing.lengths.longest)
     batching = Batching(table, row.pool_size, row.batch_overhead)
-    cost = pricing.cost_of(batching)
-    best = now = pricing.row(row.strategy, row.sizing, row.num_buckets, batching, cost)
+    now = pricing.priced(row.strategy, row.sizing, batching).row
+    best = now
     if changed:
         retuned = sweep(lengths, tuned.max_batch_length, settings, as_swept)
         best = next(other for other in retuned.rows if other.sizing == row.sizing)

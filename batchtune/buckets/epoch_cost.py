@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from msgspec import structs
 
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.batch_order import EpochShapes
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.cost import StepTimes
@@ -21,7 +20,7 @@ from batchtune.epochs.randomness import Mates, mates_in_buckets
 from batchtune.epochs.simulation import SimulatedEpochs, simulate_epochs, with_overhead
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import RankTimes, Row, Sizing, StreamRow
+from batchtune.results import RankTimes, Row, Sizing, StreamRow, SweepSettings
 
 AnyRow = TypeVar("AnyRow", Row, StreamRow)
 
@@ -66,45 +65,11 @@ class EpochTime:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EpochCost:
-    """The cost of one epoch over all ranks, whichever way it was worked out.
+class Priced(NamedTuple):
+    """A row of a sweep, and its time; None without step times."""
 
-    Attributes:
-        batches: Number of batches; of simulated pools their mean, a multiple of the ranks.
-        padded_length: All cells of its batches, no less than the true length.
-        time: None without step times.
-    """
-
-    batches: int
-    padded_length: float
-    time: EpochTime | None = None
-
-    @property
-    def seconds(self) -> float | None:
-        """The time of the epoch; None if it is not known."""
-        if self.time is None:
-            return None
-        return self.time.seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SamplerCost(EpochCost):
-    """The cost of an epoch of a sampler that shuffles.
-
-    Attributes:
-        tally: The number of batches by size and bucket; of pools, as if of one bucket.
-        repeated_examples: Examples that are dealt a second time.
-        mates: How random the batches are.
-        simulated_epochs: The number of simulated epochs, for means and their deviations; None: all is exact.
-    """
-
-    tally: Tally
-    repeated_examples: int
-    mates: Mates
-    effective_buckets: float
-    simulated_epochs: int | None = None
-    batches_deviation: float | None = None
+    row: Row
+    time: EpochTime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -132,7 +97,9 @@ class Pricing:
     @classmethod
     def of(cls, lengths: Lengths, max_batch_length: float, settings: SweepSettings, costs: Costs) -> Pricing:
         """Return the pricing of a sweep."""
-        padded = lengths if settings.multiple_of is None else lengths.padded_to(settings.multiple_of)
+        padded = lengths
+        if settings.multiple_of is not None:
+            padded = lengths.padded_to(settings.multiple_of)
         return cls(
             lengths=padded,
             total=lengths.total,
@@ -156,152 +123,159 @@ class Pricing:
         cost = batch_seconds(self.step_seconds, self.targets, expected.table.lower_edges)
         return expected.sum_of(cost) / self.ranks.world_size
 
-    def of_table(self, table: BucketTable) -> SamplerCost:
-        """Return the cost of an epoch with a table that holds all lengths, on average over shuffles.
+    def mean_cost(self, epochs: Sequence[EpochShapes], scale: float = 1.0) -> tuple[float, float | None]:
+        """Return the mean padded length and time of epochs whose batches are `1 / scale` of all, in their order."""
+        padded = float(np.mean([epoch.padded_length for epoch in epochs]))
+        seconds = None
+        if self.step_seconds is not None:
+            times = [epoch.epoch_seconds(self.step_seconds, self.ranks) for epoch in epochs]
+            seconds = float(np.mean(times)) * scale
+        return max(padded * scale, self.total), seconds
+
+    def priced(self, strategy: str, sizing: Sizing, batching: Batching) -> Priced:
+        """Return the row of batches that hold all lengths: exactly in buckets, by simulation in pools."""
+        if batching.pool_size is None:
+            return self.of_table(strategy, sizing, batching.table.num_buckets, batching.table)
+        return self.of_epochs(strategy, sizing, self.simulated(batching))
+
+    def of_table(self, strategy: str, sizing: Sizing, num_buckets: int, table: BucketTable) -> Priced:
+        """Return the row of a table that holds all lengths, on average over shuffles.
 
         It is exact, but for the time that several ranks take: epochs are simulated.
         """
         histogram = self.lengths.histogram
         expected = expected_batches(histogram, table, self.ranks.dealing)
         counts = table.counts(histogram)
-        return SamplerCost(
-            tally=expected.tally,
+        time = None
+        if self.step_seconds is not None:
+            time = self._table_time(expected, self.step_seconds)
+        return self._priced(
+            Batching(table),
+            expected.tally,
+            mates_in_buckets(histogram, table, expected.tally),
+            time,
+            strategy=strategy,
+            sizing=sizing,
+            num_buckets=num_buckets,
             batches=expected.tally.batches,
-            repeated_examples=expected.tally.examples - self.lengths.count,
             padded_length=max(expected.padded_length, self.total),
-            mates=mates_in_buckets(histogram, table, expected.tally),
+            repeated_examples=expected.tally.examples - self.lengths.count,
             effective_buckets=1 / float(np.sum((counts / counts.sum()) ** 2)),
-            time=self._table_time(table, expected),
         )
 
-    def _table_time(self, table: BucketTable, expected: ExpectedBatches) -> EpochTime | None:
-        step = self.step_seconds
-        if step is None:
-            return None
-        if self.ranks.world_size > 1:
-            return replace(self._simulated_time(self._simulated(Batching(table)), step), deviation=None)
-        seconds = self.table_seconds(expected)
-        return EpochTime(seconds=seconds, errors=time_errors(expected, step, self.targets, seconds))
-
-    def of_shapes(self, epochs: Sequence[EpochShapes], scale: float = 1.0) -> EpochCost:
-        """Return the mean cost of epochs that have as many batches of each size; ranks take them in their order.
-
-        The batches are `1 / scale` of all that the padded length and the time are of.
-        """
-        step = self.step_seconds
-        padded = sum(epoch.padded_length for epoch in epochs) / len(epochs)
-        time = None
-        if step is not None:
-            seconds = sum(epoch.epoch_seconds(step, self.ranks) for epoch in epochs) / len(epochs)
-            time = EpochTime(seconds=seconds * scale)
-        padded_length = max(padded * scale, self.total)
-        return EpochCost(batches=len(epochs[0]), padded_length=padded_length, time=time)
-
-    def cost_of(self, batching: Batching) -> SamplerCost:
-        """Return the cost of an epoch that holds all lengths: exactly in buckets, by simulation in pools."""
-        if batching.pool_size is None:
-            return self.of_table(batching.table)
-        return self._of_epochs(self._simulated(batching))
-
-    def best_cut(self, batching: Batching) -> tuple[Batching, SamplerCost]:
-        """Return pools as they are, or cut for the least cost if that gains more than 0.3%, with their cost."""
-        filled = self._simulated(batching)
-        if self.step_seconds is not None:
-            costed = with_overhead(filled, self.step_seconds)
-            if costed is not None:
-                cheapest = self._simulated(costed)
-                filled_seconds = filled.seconds(self.step_seconds, self.ranks).mean()
-                if cheapest.seconds(self.step_seconds, self.ranks).mean() < filled_seconds * (1 - _LEAST_GAIN):
-                    return costed, self._of_epochs(cheapest)
-        return batching, self._of_epochs(filled)
-
-    def _simulated(self, batching: Batching) -> SimulatedEpochs:
-        return simulate_epochs(batching, self.lengths, self.ranks.dealing, self.seed)
-
-    def _of_epochs(self, simulated: SimulatedEpochs) -> SamplerCost:
-        """Return the mean cost of simulated epochs in pools."""
+    def of_epochs(self, strategy: str, sizing: Sizing, simulated: SimulatedEpochs) -> Priced:
+        """Return the row of pools: means over simulated epochs."""
         ranks = self.ranks.world_size
-        scale = simulated.scale
         numbers = np.array([len(shapes) for shapes in simulated.shapes])
         padded = float(np.mean([shapes.padded_length for shapes in simulated.shapes]))
+        sizes = simulated.shapes[0].batch_sizes
         time = None
         if self.step_seconds is not None:
             time = self._simulated_time(simulated, self.step_seconds)
-        return SamplerCost(
-            tally=Tally.of(np.zeros_like(simulated.shapes[0].batch_sizes), simulated.shapes[0].batch_sizes),
-            batches=ranks * max(1, round(float(numbers.mean()) * scale / ranks)),
+        return self._priced(
+            simulated.batching,
+            Tally.of(np.zeros_like(sizes), sizes),
+            simulated.mates,
+            time,
+            strategy=strategy,
+            sizing=sizing,
+            num_buckets=simulated.batching.table.num_buckets,
+            batches=ranks * max(1, round(float(numbers.mean()) * simulated.scale / ranks)),
+            padded_length=max(padded * simulated.scale, self.total),
             repeated_examples=simulated.repeated_examples,
-            padded_length=max(padded * scale, self.total),
-            mates=simulated.mates,
             effective_buckets=simulated.effective_buckets,
             simulated_epochs=len(simulated.shapes),
-            batches_deviation=float(numbers.std(ddof=1)) * math.sqrt(scale),
-            time=time,
+            batches_deviation=float(numbers.std(ddof=1)) * math.sqrt(simulated.scale),
         )
 
-    def _simulated_time(self, simulated: SimulatedEpochs, step: StepSeconds) -> EpochTime:
-        ranks = self.ranks.world_size
-        times = simulated.seconds(step, self.ranks)
+    def simulated(self, batching: Batching) -> SimulatedEpochs:
+        """Return the first epochs with these batches."""
+        return simulate_epochs(batching, self.lengths, self.ranks.dealing, self.seed)
+
+    def best_cut(self, batching: Batching) -> SimulatedEpochs:
+        """Return epochs in pools as they are, or cut for the least cost if that gains more than 0.3%."""
+        filled = self.simulated(batching)
+        if self.step_seconds is None:
+            return filled
+        costed = with_overhead(filled, self.step_seconds)
+        if costed is None:
+            return filled
+        cheapest = self.simulated(costed)
+        filled_seconds = filled.seconds(self.step_seconds, self.ranks).mean()
+        if cheapest.seconds(self.step_seconds, self.ranks).mean() < filled_seconds * (1 - _LEAST_GAIN):
+            return cheapest
+        return filled
+
+    def _table_time(self, expected: ExpectedBatches, step_seconds: StepSeconds) -> EpochTime:
+        if self.ranks.world_size > 1:
+            time = self._simulated_time(self.simulated(Batching(expected.table)), step_seconds)
+            return replace(time, deviation=None)
+        sizes = expected.batch_sizes
+        lengths = expected.lengths
+        targets = None
+        if self.targets is not None:
+            targets = self.targets(sizes, lengths, expected.table.lower_edges(lengths))
+        seconds = self.table_seconds(expected)
+        errors = time_errors(step_seconds, sizes, lengths, targets, expected.numbers, seconds)
+        return EpochTime(seconds=seconds, errors=errors)
+
+    def _simulated_time(self, simulated: SimulatedEpochs, step_seconds: StepSeconds) -> EpochTime:
+        times = simulated.seconds(step_seconds, self.ranks)
         seconds = float(times.mean())
-        # An epoch has as many times the batches that were simulated, which are independent.
-        deviation = float(times.std(ddof=1)) / math.sqrt(simulated.scale)
-        by_dealing = None
-        if ranks > 1:
+        spread = float(times.std(ddof=1))
+        ranks = None
+        if self.ranks.world_size > 1:
             other = replace(self.ranks, same_bucket=not self.ranks.same_bucket)
             dealt = simulate_epochs(simulated.batching, self.lengths, other.dealing, self.seed)
-            other_seconds = float(dealt.seconds(step, other).mean())
-            by_same_bucket = {self.ranks.same_bucket: seconds, other.same_bucket: other_seconds}
-            all_steps = float(np.mean([shapes.seconds(step).sum() for shapes in simulated.shapes]))
-            by_dealing = RankTimes(
-                without_waiting_epoch_seconds=all_steps * simulated.scale / ranks,
+            by_same_bucket = {
+                self.ranks.same_bucket: seconds,
+                other.same_bucket: float(dealt.seconds(step_seconds, other).mean()),
+            }
+            all_steps = float(np.mean([shapes.seconds(step_seconds).sum() for shapes in simulated.shapes]))
+            ranks = RankTimes(
+                without_waiting_epoch_seconds=all_steps * simulated.scale / self.ranks.world_size,
                 independent_epoch_seconds=by_same_bucket[False],
                 same_bucket_epoch_seconds=by_same_bucket[True],
             )
         return EpochTime(
             seconds=seconds,
-            errors=shape_errors(step, simulated.shapes[0], seconds),
-            chance=float(times.std(ddof=1)) / math.sqrt(times.size),
-            deviation=deviation,
-            ranks=by_dealing,
+            errors=shape_errors(step_seconds, simulated.shapes[0], seconds),
+            chance=spread / math.sqrt(times.size),
+            # An epoch has as many times the batches that were simulated, which are independent.
+            deviation=spread / math.sqrt(simulated.scale),
+            ranks=ranks,
         )
 
-    def row(self, strategy: str, sizing: Sizing, num_buckets: int, batching: Batching, cost: SamplerCost) -> Row:
-        """Return the row of a sweep for these batches and their cost."""
-        table = batching.table
-        histogram = self.lengths.histogram
-        tally = cost.tally
-        largest, longest = batching.largest_batches(histogram)
+    def _priced(self, batching: Batching, tally: Tally, mates: Mates, time: EpochTime | None, **figures: Any) -> Priced:
+        """Return the row with these figures, and those that follow from them."""
+        batches: int = figures["batches"]
+        largest, longest = batching.largest_batches(self.lengths.histogram)
+        unproven = None
+        if self.proven is not None:
+            unproven = int(np.count_nonzero(largest > self.proven(longest)))
         row = Row(
-            strategy=strategy,
-            sizing=sizing,
-            num_buckets=num_buckets,
+            **figures,
             used_buckets=longest.size,
-            boundaries=table.boundaries.tolist(),
-            batch_sizes=table.batch_sizes.tolist(),
-            batches=cost.batches,
-            padded_length=cost.padded_length,
-            padding_ratio=self.padding_ratio(cost.padded_length),
-            fill=self.total / (cost.batches * self.max_batch_length),
-            mean_batch_size=(self.lengths.count + cost.repeated_examples) / cost.batches,
+            boundaries=batching.table.boundaries.tolist(),
+            batch_sizes=batching.table.batch_sizes.tolist(),
+            padding_ratio=self.padding_ratio(figures["padded_length"]),
+            fill=self.total / (batches * self.max_batch_length),
+            mean_batch_size=(self.lengths.count + figures["repeated_examples"]) / batches,
             largest_padded_length=float((largest * longest).max()),
-            effective_buckets=cost.effective_buckets,
-            estimated_epoch_seconds=cost.seconds,
+            estimated_epoch_seconds=None,
             smallest_batch_size=int(tally.batch_sizes.min()),
             largest_batch_size=int(tally.batch_sizes.max()),
             batch_size_variation=tally.batch_size_variation,
-            steps=self.ranks.steps(cost.batches),
-            unproven=None if self.proven is None else int(np.count_nonzero(largest > self.proven(longest))),
-            repeated_examples=cost.repeated_examples,
-            mates_again=cost.mates.again,
-            length_correlation=cost.mates.correlation,
+            steps=self.ranks.steps(batches),
+            unproven=unproven,
+            mates_again=mates.again,
+            length_correlation=mates.correlation,
             pool_size=batching.pool_size,
             batch_overhead=batching.batch_overhead,
-            simulated_epochs=cost.simulated_epochs,
-            batches_deviation=cost.batches_deviation,
         )
-        if cost.time is None:
-            return row
-        return structs.replace(row, ranks=cost.time.ranks, **cost.time.fields())
+        if time is not None:
+            row = structs.replace(row, ranks=time.ranks, **time.fields())
+        return Priced(row, time)
 
 
 def estimated_epoch_seconds(
@@ -313,19 +287,21 @@ def estimated_epoch_seconds(
 
 
 def time_errors(
-    expected: ExpectedBatches, step_seconds: StepSeconds, targets: TypicalTargets | None, seconds: float
+    step_seconds: StepSeconds,
+    sizes: FloatArray,
+    lengths: FloatArray,
+    targets: FloatArray | None,
+    counts: FloatArray,
+    seconds: float,
 ) -> FloatArray | None:
-    """Return the errors of an epoch's time, to first order in those of the measured step times.
+    """Return the errors of the time of an epoch with so many batches of each shape, whose steps take `seconds`.
 
-    None if `step_seconds` knows no errors.
+    They are of first order in those of the measured step times; None if `step_seconds` knows no errors.
     """
-    sizes = expected.batch_sizes
-    lengths = expected.lengths
-    counts = expected.numbers
-    if targets is None:
-        return _errors(step_seconds, (sizes, lengths), counts, seconds)
-    typical = targets(sizes, lengths, expected.table.lower_edges(lengths))
-    return _errors(step_seconds, (sizes, lengths, typical), counts, seconds)
+    if not isinstance(step_seconds, StepTimes):
+        return None
+    total, gradient = step_seconds.sensitivities(sizes, lengths, targets, counts)
+    return gradient * (seconds / total) * step_seconds.sigmas
 
 
 def shape_errors(step_seconds: StepSeconds, shapes: EpochShapes, seconds: float) -> FloatArray | None:
@@ -335,21 +311,11 @@ def shape_errors(step_seconds: StepSeconds, shapes: EpochShapes, seconds: float)
     """
     by_length = np.argsort(shapes.lengths, kind="stable")
     chosen = by_length[np.linspace(0, by_length.size - 1, _REPRESENTATIVES).astype(np.int64)]
-    of_chosen = [shapes.batch_sizes[chosen].astype(np.float64), shapes.lengths[chosen]]
+    targets = None
     if shapes.targets is not None:
-        of_chosen.append(shapes.targets[chosen])
-    return _errors(step_seconds, tuple(of_chosen), np.ones(chosen.size), seconds)
-
-
-def _errors(
-    step_seconds: StepSeconds, shapes: tuple[FloatArray, ...], counts: FloatArray, seconds: float
-) -> FloatArray | None:
-    """Return the errors of the time of an epoch with so many of each shape (sizes, lengths and maybe targets)."""
-    if not isinstance(step_seconds, StepTimes):
-        return None
-    sizes, lengths, *targets = shapes
-    total, gradient = step_seconds.sensitivities(sizes, lengths, targets[0] if targets else None, counts)
-    return gradient * (seconds / total) * step_seconds.sigmas
+        targets = shapes.targets[chosen]
+    sizes = shapes.batch_sizes[chosen].astype(np.float64)
+    return time_errors(step_seconds, sizes, shapes.lengths[chosen], targets, np.ones(chosen.size), seconds)
 
 
 def with_equals(timed: Sequence[tuple[AnyRow, EpochTime | None]]) -> list[AnyRow]:

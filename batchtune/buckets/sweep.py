@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -17,10 +16,10 @@ from batchtune.buckets.cautions import cautions, limit_unit_hint
 from batchtune.buckets.current import Current, current_batching
 from batchtune.buckets.current_settings import YOURS
 from batchtune.buckets.distribution import bucket_uses, histogram_of, quantiles_of
-from batchtune.buckets.epoch_cost import EpochTime, Pricing, SamplerCost, with_equals
-from batchtune.buckets.recommend import learning_rate_hint, recommend, trade_off
-from batchtune.buckets.strategies import STRATEGIES, Problem, ProblemCosts
-from batchtune.buckets.sweep_settings import SweepSettings, sizes_up_to
+from batchtune.buckets.epoch_cost import Priced, Pricing, with_equals
+from batchtune.buckets.recommend import recommend, trade_off
+from batchtune.buckets.strategies import STRATEGIES, Problem
+from batchtune.buckets.sweep_settings import sizes_up_to
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.measured_costs import Costs, batch_seconds, capped, costs_of
@@ -34,7 +33,9 @@ from batchtune.results import (
     LearningRate,
     Probe,
     Row,
+    Sizing,
     Sweep,
+    SweepSettings,
     epoch_costs,
     meta_of,
     read_result,
@@ -45,8 +46,6 @@ from batchtune.run_folder import clear_run, holds_other_lengths
 # So many sizes of pools are compared, from this many examples to all.
 _POOL_SIZES = 8
 _SMALLEST_POOL = 1000
-# Aim pools at this part of the largest allowed share of mates that meet again, as chance may add to it.
-_BELOW = 0.97
 
 
 def run_sweep(
@@ -82,10 +81,7 @@ def costs_in(
     if not foreign and (folder / PROBE_FILE).exists():
         probe = read_result(folder / PROBE_FILE, Probe)
     if max_batch_length is not None:
-        if probe is None:
-            costs = Costs()
-        else:
-            costs = costs_of(probe)
+        costs = Costs() if probe is None else costs_of(probe)
         return foreign, capped(costs, max_batch_length), max_batch_length
     if probe is None:
         raise ResultError(
@@ -105,42 +101,33 @@ def sweep(
 ) -> Sweep:
     """Work out the cost of an epoch with every strategy and bucket count, and recommend one.
 
-    Padded lengths and times of bucket tables are exact expectations over shuffles; those of pools, and times on several
+    Padded lengths and times of bucket tables are expectations over shuffles; those of pools, and times on several
     ranks, are means over simulated epochs, which the seed decides. Calls `on_row` as `run_sweep` does. Raises
     UsageError if `max_batch_length` is not positive and finite.
     """
-    settings = structs.replace(settings, strategies=settings.strategies or tuple(STRATEGIES))
     if not (math.isfinite(max_batch_length) and max_batch_length > 0):
         raise UsageError(f"max_batch_length must be positive and finite, got {max_batch_length:g}")
+    settings = structs.replace(settings, strategies=settings.strategies or tuple(STRATEGIES))
     is_padded = settings.multiple_of is not None
-    limits = _limits(lengths, max_batch_length, settings, costs)
+    limits = Limits(max_batch_length=max_batch_length, max_batch_size=settings.max_batch_size, frontier=costs.frontier)
+    if is_padded:
+        limits = replace(limits, frontier=costs.continued_frontier or costs.frontier, measured_up_to=lengths.longest)
     pricing = Pricing.of(lengths, max_batch_length, settings, costs)
     priced = []
-    for row, cost in _rows(pricing, limits, settings):
-        priced.append((row, cost.time))
-        on_row(row)
-    baselines = fixed_baselines(pricing, limits)
-    if not settings.pool_sizes and not is_padded:
-        pools = _pools_between(pricing, [row for row, _ in priced], baselines, settings)
-        if pools is not None:
-            row, cost = pools
-            priced.append((row, cost.time))
-            on_row(row)
+    for one in _rows(pricing, limits, settings):
+        priced.append(one)
+        on_row(one.row)
     rows = with_equals(priced)
-    current_row = None
-    if current is not None:
-        current_row = _CurrentRow.of(current, lengths, pricing, limits, priced)
-    index, reason, best_table = recommend(rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded)
-    recommended = None if index is None else rows[index]
-    if recommended is None:
+    baselines = fixed_baselines(pricing, limits)
+    recommendation = recommend(rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded)
+    recommended = None
+    reason = recommendation.reason
+    if recommendation.row is not None:
+        recommended = rows[recommendation.row]
+    else:
         wrong_unit = limit_unit_hint(lengths, max_batch_length)
         if wrong_unit is not None:
             reason = f"{wrong_unit}. As it is, {reason}"
-    warnings = [*cautions(lengths, limits, settings.num_buckets, rows), *_ranks_cautions(pricing)]
-    compared: list[Row | Baseline] = [*rows, *baselines]
-    if current_row is not None:
-        warnings += current_row.cautions(lengths)
-        compared.append(current_row.row)
     most_buckets = max(settings.num_buckets)
     if recommended is not None and recommended.pool_size is None:
         most_buckets = len(recommended.boundaries)
@@ -152,119 +139,38 @@ def sweep(
         device_name=costs.device_name,
         rows=rows,
         baselines=baselines,
-        lower_bound=lower_bound(pricing, limits, compared),
-        recommended=index,
-        recommended_table=best_table,
+        lower_bound=lower_bound(pricing, limits, [*rows, *baselines]),
+        recommended=recommendation.row,
+        recommended_table=recommendation.portable,
         reason=reason,
-        warnings=warnings,
-        trade_off=trade_off(epoch_costs(rows), [row.mates_again or 0.0 for row in rows]),
+        warnings=list(cautions(lengths, limits, settings, rows)),
+        trade_off=trade_off(epoch_costs(rows), [row.mates_again for row in rows]),
         saturation=saturation(pricing, limits, most_buckets, settings.throughput_fraction),
         two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),
         histogram=histogram_of(lengths),
         quantiles=quantiles_of(lengths),
     )
-    if current_row is not None:
-        swept = structs.replace(
-            swept,
-            current=current_row.row,
-            current_fits=current_row.fits,
-            current_settings=current_row.settings.record(
-                current_row.settings.settings.describe(lengths.unit), current_row.settings.settings.record()
-            ),
-        )
-    if recommended is not None:
-        swept = structs.replace(
-            swept,
-            learning_rate=_learning_rate(current_row, baselines[0], recommended),
-            buckets=bucket_uses(lengths, pricing, recommended, costs.proven_by),
-        )
-    return swept
-
-
-def _limits(lengths: Lengths, max_batch_length: float, settings: SweepSettings, costs: Costs) -> Limits:
-    if settings.multiple_of is None:
-        return Limits(
-            max_batch_length=max_batch_length, max_batch_size=settings.max_batch_size, frontier=costs.frontier
-        )
-    return Limits(
-        max_batch_length=max_batch_length,
-        max_batch_size=settings.max_batch_size,
-        frontier=costs.continued_frontier or costs.frontier,
-        measured_up_to=lengths.longest,
+    if current is not None:
+        swept = _with_current(swept, current, lengths, pricing, limits, priced)
+    if recommended is None:
+        return swept
+    return structs.replace(
+        swept,
+        learning_rate=_learning_rate(swept.current, baselines[0], recommended),
+        buckets=bucket_uses(lengths, pricing, recommended, costs.proven_by),
     )
 
 
-def _learning_rate(current: _CurrentRow | None, baseline: Baseline, recommended: Row) -> LearningRate:
-    """Return how to scale a learning rate from the user's settings, or from a fixed batch size."""
-    if current is not None:
-        return learning_rate_hint("current", current.row.mean_batch_size, recommended.mean_batch_size)
-    return learning_rate_hint(baseline.name, float(baseline.batch_size), recommended.mean_batch_size)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _CurrentRow:
-    """The user's own settings as a row.
-
-    Attributes:
-        fits: Whether its batches stay within the limits.
-    """
-
-    settings: Current
-    row: Row
-    fits: bool
-
-    @classmethod
-    def of(
-        cls,
-        settings: Current,
-        lengths: Lengths,
-        pricing: Pricing,
-        limits: Limits,
-        priced: Sequence[tuple[Row, EpochTime | None]],
-    ) -> _CurrentRow:
-        """Return what the settings cost next to the rows; their batches are padded as they come."""
-        batching = current_batching(settings, lengths)
-        unpadded = replace(pricing, lengths=lengths, total=lengths.total)
-        cost = unpadded.cost_of(batching)
-        row = unpadded.row("current", settings.settings.SIZING, batching.table.num_buckets, batching, cost)
-        fits = all_fit(limits, *batching.largest_batches(lengths.histogram))
-        return cls(settings, with_equals([*priced, (row, cost.time)])[-1], fits)
-
-    def cautions(self, lengths: Lengths) -> Iterator[str]:
-        """Yield warnings about the settings, each without a full stop."""
-        if not self.fits:
-            yield (
-                f"{YOURS} makes batches that are larger than what was found to fit (or than the max_batch_length that "
-                "was given): its times are extrapolated, and it may run out of memory"
-            )
-        yield from self.settings.settings.cautions(lengths, self.row)
-
-
-def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator[tuple[Row, SamplerCost]]:
-    histogram = pricing.lengths.histogram
-    step_seconds = pricing.step_seconds
-    problem_costs = None
-    if step_seconds is not None:
-        problem_costs = ProblemCosts(
-            of_batch=batch_seconds(step_seconds, pricing.targets),
-            of_epoch=lambda some, table: pricing.table_seconds(expected_batches(some, table, pricing.ranks.dealing)),
-        )
-    problems = {
-        sizing: Problem(
-            histogram=histogram,
-            max_batch_length=limits.max_batch_length,
-            batch_sizes=limits.batch_sizes(histogram.lengths, sizing),
-            costs=problem_costs,
-        )
-        for sizing in limits.sizings
-    }
+def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator[Priced]:
+    problems = {sizing: _problem(pricing, limits, sizing) for sizing in limits.sizings}
     for name in settings.strategies:
         strategy = STRATEGIES[name]
         numbers = settings.num_buckets
-        if strategy.in_pools:
-            numbers = _pool_sizes(settings, pricing.lengths.count)
-        sizings = limits.sizings if strategy.depends_on_sizes else limits.sizings[:1]
+        sizings = limits.sizings[:1]
+        if strategy.depends_on_sizes:
+            sizings = limits.sizings
         if strategy.in_pools:  # a sampler of our own runs them, which takes whatever is known to fit
+            numbers = _pool_sizes(settings, pricing.lengths.count)
             sizings = limits.sizings[-1:]
         for sizing in sizings:
             tables = strategy.boundaries(problems[sizing], numbers)
@@ -273,11 +179,26 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
                     boundaries = np.unique(padded_to(boundaries, settings.multiple_of))
                 table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
                 if strategy.in_pools:  # the table says how many examples fit, `number` how large pools are
-                    batching, cost = pricing.best_cut(Batching(table, number))
-                    yield pricing.row(name, sizing, table.num_buckets, batching, cost), cost
+                    yield pricing.of_epochs(name, sizing, pricing.best_cut(Batching(table, number)))
                 else:
-                    cost = pricing.of_table(table)
-                    yield pricing.row(name, sizing, number, Batching(table), cost), cost
+                    yield pricing.of_table(name, sizing, number, table)
+
+
+def _problem(pricing: Pricing, limits: Limits, sizing: Sizing) -> Problem:
+    histogram = pricing.lengths.histogram
+    step_seconds = pricing.step_seconds
+    problem = Problem(
+        histogram=histogram,
+        max_batch_length=limits.max_batch_length,
+        batch_sizes=limits.batch_sizes(histogram.lengths, sizing),
+    )
+    if step_seconds is None:
+        return problem
+
+    def epoch_cost(table: BucketTable) -> float:
+        return pricing.table_seconds(expected_batches(histogram, table, pricing.ranks.dealing))
+
+    return replace(problem, batch_cost=batch_seconds(step_seconds, pricing.targets), epoch_cost=epoch_cost)
 
 
 def _pool_sizes(settings: SweepSettings, count: int) -> tuple[int, ...]:
@@ -292,55 +213,53 @@ def _pool_sizes(settings: SweepSettings, count: int) -> tuple[int, ...]:
     return tuple(sorted({-(-count // size): size for size in sizes}.values()))
 
 
-def _pools_between(
-    pricing: Pricing, swept: Sequence[Row], baselines: list[Baseline], settings: SweepSettings
-) -> tuple[Row, SamplerCost] | None:
-    """Price the largest pools that are random enough to be recommended, if they lie between two that were swept.
+def _with_current(
+    swept: Sweep, current: Current, lengths: Lengths, pricing: Pricing, limits: Limits, priced: Sequence[Priced]
+) -> Sweep:
+    """Return the sweep with the user's own settings as a row, whose batches are padded as they come."""
+    batching = current_batching(current, lengths)
+    own = replace(pricing, lengths=lengths).priced("current", current.settings.SIZING, batching)
+    row = with_equals([*priced, own])[-1]
+    fits = all_fit(limits, *batching.largest_batches(lengths.histogram))
+    warnings = [*swept.warnings]
+    if not fits:
+        warnings.append(
+            f"{YOURS} makes batches that are larger than what was found to fit (or than the max_batch_length that was "
+            "given): its times are extrapolated, and it may run out of memory"
+        )
+    return structs.replace(
+        swept,
+        current=row,
+        current_fits=fits,
+        current_settings=current.record(current.settings.describe(lengths.unit), current.settings.record()),
+        warnings=[*warnings, *current.settings.cautions(lengths, row)],
+        lower_bound=lower_bound(pricing, limits, [*swept.rows, *swept.baselines, row]),
+    )
 
-    From one size to the next, mates meet again about in proportion to a power of the pool size.
+
+def _learning_rate(current: Row | None, baseline: Baseline, recommended: Row) -> LearningRate:
+    """Return how to scale a learning rate from the user's settings, or from a fixed batch size, by the rules in use.
+
+    Linear: Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour" (arXiv:1706.02677), for
+    SGD. Square root: Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks"
+    (arXiv:1404.5997), which keeps the variance of the update; Malladi et al. 2022, "On the SDEs and Scaling Rules for
+    Adaptive Gradient Algorithms" (arXiv:2205.10287), derive it for Adam and RMSprop.
     """
-    table = recommend(swept, baselines, min_randomness=settings.min_randomness).portable
-    if settings.min_randomness is not None:
-        most_again = 1 - settings.min_randomness
-    elif table is not None:
-        most_again = swept[table].mates_again or 0.0
-    else:
-        return None
-    pools = sorted((row for row in swept if row.pool_size), key=lambda row: row.pool_size or 0)
-    aim = most_again * _BELOW
-    count = pricing.lengths.count
-    for low, high in itertools.pairwise(pools):
-        size = low.pool_size or 1
-        again = low.mates_again or 0.0
-        next_size = high.pool_size or 1
-        next_again = high.mates_again or 0.0
-        if not 0 < again < aim < most_again < next_again:
-            continue
-        part = math.log(aim / again) / math.log(next_again / again)
-        # Only the number of pools matters: all are of one size.
-        number = math.ceil(count / (size * (next_size / size) ** part))
-        if -(-count // next_size) < number < -(-count // size):
-            table_of_sizes = BucketTable.of(low.boundaries, low.batch_sizes)
-            batching = Batching(table_of_sizes, -(-count // number))
-            if low.batch_overhead is not None:
-                batching, cost = pricing.best_cut(batching)
-            else:  # where cutting smaller pools for the least cost gains too little, it gains less here
-                cost = pricing.cost_of(batching)
-            return pricing.row(low.strategy, low.sizing, low.num_buckets, batching, cost), cost
-    return None
+    relative_to = baseline.name
+    before = float(baseline.batch_size)
+    if current is not None:
+        relative_to = "current"
+        before = current.mean_batch_size
+    ratio = recommended.mean_batch_size / before
+    return LearningRate(
+        relative_to=relative_to,
+        from_batch_size=before,
+        to_batch_size=recommended.mean_batch_size,
+        linear=ratio,
+        square_root=math.sqrt(ratio),
+    )
 
 
 def all_fit(limits: Limits, batch_sizes: IntArray, longest: FloatArray) -> bool:
     """Return whether all these batches stay within the limits; a batch of one always does."""
     return bool(((batch_sizes == 1) | (batch_sizes <= limits.batch_sizes(longest, limits.sizings[-1]))).all())
-
-
-def _ranks_cautions(pricing: Pricing) -> Iterator[str]:
-    ranks = pricing.ranks
-    if ranks.same_bucket and ranks.world_size == 1:
-        yield "--same-bucket says nothing about one rank: give their number with --world-size"
-    if pricing.step_seconds is None and ranks.world_size > 1:
-        yield (
-            f"what it costs that {ranks.world_size:,} ranks wait for each other is not known without step times: "
-            "`batchtune probe-oom` measures them"
-        )

@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from batchtune.buckets.optimal import optimal_boundaries
-from batchtune.buckets.strategies import STRATEGIES, Problem, ProblemCosts
+from batchtune.buckets.strategies import STRATEGIES, Problem
 from batchtune.buckets.two_dimensional import optimal_table_2d
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.table import BucketTable, batch_sizes_for
@@ -76,14 +76,14 @@ def as_reported(histogram: Histogram, max_batch_length: float) -> dict[str, floa
     """Seconds to find the boundaries, and what an epoch takes with them and with those of the cost per example."""
     sizes = batch_sizes_for(histogram.lengths, max_batch_length)
 
-    def epoch(of: Histogram, table: BucketTable) -> float:
-        return expected_batches(of, table).sum_of(step_seconds)
+    def epoch(table: BucketTable) -> float:
+        return expected_batches(histogram, table).sum_of(step_seconds)
 
     def table_of(boundaries: FloatArray) -> BucketTable:
         return BucketTable(boundaries, batch_sizes_for(boundaries, max_batch_length))
 
     counted = Problem(histogram=histogram, max_batch_length=max_batch_length, batch_sizes=sizes)
-    timed_by = replace(counted, costs=ProblemCosts(of_batch=step_seconds, of_epoch=epoch))
+    timed_by = replace(counted, batch_cost=step_seconds, epoch_cost=epoch)
     seconds_of_counts, fewest = timed(lambda: STRATEGIES["optimal"].boundaries(counted, NUM_BUCKETS))
     seconds_of_times, fastest = timed(lambda: STRATEGIES["optimal"].boundaries(timed_by, NUM_BUCKETS))
     relaxed = optimal_boundaries(histogram, 1 / sizes, NUM_BUCKETS)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from batchtune.buckets.distribution import bucket_uses, histogram_of, quantiles_of
 from batchtune.buckets.epoch_cost import Pricing
-from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import Ranks
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import Lengths
@@ -40,7 +39,7 @@ def test_the_buckets_together_are_the_row(ranks: Ranks) -> None:
     lengths = Lengths.of(np.random.default_rng(0).gamma(4, 3, 500).round(1) + 0.1)
     table = BucketTable(np.array([5.0, 12.0, 30.0, 80.0]), np.array([20, 9, 4, 1]))
     pricing = Pricing(lengths=lengths, total=lengths.total, max_batch_length=100, ranks=ranks)
-    row = pricing.row("made", "length", 4, Batching(table), pricing.of_table(table))
+    row = pricing.of_table("made", "length", 4, table).row
     uses = bucket_uses(lengths, pricing, row)
     assert [use.examples for use in uses] == table.counts(lengths.histogram).tolist()
     assert sum(use.length for use in uses) == pytest.approx(lengths.total)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from timed_trials import timed_trial
 
-from batchtune.buckets.epoch_cost import EpochTime, equal_to_best, time_errors
+from batchtune.buckets.epoch_cost import EpochTime, Pricing, equal_to_best
 from batchtune.epochs.cost import StepTimes, predict
 from batchtune.epochs.expectation import ExpectedBatches, expected_batches
 from batchtune.epochs.measured_costs import StepSeconds, TypicalTargets, batch_seconds
@@ -55,8 +55,11 @@ def cost_of(seconds: float, errors: FloatArray | None) -> EpochTime:
 
 
 def timed(buckets: int, times: StepSeconds = TIMES) -> EpochTime:
-    seconds = exact_seconds(TIMES, buckets)
-    return cost_of(seconds, time_errors(expected(buckets), times, TARGETS, seconds))
+    lengths = WITH_TARGETS
+    pricing = Pricing(lengths=lengths, total=lengths.total, max_batch_length=300, step_seconds=times, targets=TARGETS)
+    time = pricing.of_table("made", "length", buckets, table(buckets)).time
+    assert time is not None
+    return time
 
 
 def perturbed(logs: FloatArray) -> StepTimes:
@@ -64,14 +67,6 @@ def perturbed(logs: FloatArray) -> StepTimes:
     named = ("floor", "constant", "linear", "quadratic", "target_linear", "target_quadratic", "cross")
     model = msgspec.structs.replace(MODEL, **{name: getattr(MODEL, name) * factor for name in named})
     return replace(TIMES, model=model, ratios=TIMES.ratios + logs[:-2] - logs[-2])
-
-
-def test_the_standard_error_is_the_spread_if_perturbed() -> None:
-    random = np.random.default_rng(11)
-    draws = random.normal(size=(120, TIMES.sigmas.size)) * TIMES.sigmas
-    seconds = [exact_seconds(perturbed(logs), 6) for logs in draws]
-    # A standard deviation of 120 has a standard error of 6%.
-    assert timed(6).standard_error == pytest.approx(np.std(seconds), rel=0.15)
 
 
 def test_the_error_of_a_difference_is_its_spread_if_perturbed() -> None:
@@ -84,18 +79,6 @@ def test_the_error_of_a_difference_is_its_spread_if_perturbed() -> None:
     assert many.errors is not None
     error = float(np.linalg.norm(few.errors - many.errors))
     assert error == pytest.approx(np.std(differences), rel=0.18)
-
-
-def test_a_few_lengths_stand_for_all_in_the_gradient() -> None:
-    errors = timed(6).errors
-    assert errors is not None
-    found = errors / TIMES.sigmas
-    for source in range(found.size):
-        logs = np.zeros(found.size)
-        logs[source] = 1e-5
-        more = exact_seconds(perturbed(logs), 6)
-        less = exact_seconds(perturbed(-logs), 6)
-        assert found[source] == pytest.approx((more - less) / 2e-5, rel=0.02, abs=1e-3 * np.abs(found).max())
 
 
 def test_made_step_times_have_no_error() -> None:

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.buckets.optimal import _lower_hull, _lower_hull_one_by_one, optimal_boundaries
-from batchtune.epochs.table import batch_sizes_for
-from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
+from batchtune.lengths import FloatArray, Histogram, IntArray
 
 
 def histogram_of(counts: list[int]) -> Histogram:
@@ -67,26 +66,6 @@ def test_no_boundaries_cost_less_and_fewer_buckets_win_a_tie(
         assert found == by_brute_force(histogram, costs, min(most, costs.size))
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 50), st.floats(1e-3, 1e3)), min_size=1, max_size=60),
-    st.integers(1, 12),
-    st.booleans(),
-)
-@settings(deadline=None, max_examples=25)
-def test_it_agrees_with_the_plain_program_on_uneven_costs(
-    cells: list[tuple[int, float]], most: int, rising: bool
-) -> None:
-    histogram = histogram_of([count for count, _ in cells])
-    costs = np.array([cost for _, cost in cells])
-    if rising:
-        costs = np.cumsum(costs)
-    (boundaries,) = optimal_boundaries(histogram, costs, [most])
-    assert boundaries.size <= most
-    assert cost_of(histogram, costs, boundaries) == pytest.approx(
-        by_plain_programme(costs, histogram.counts, most), rel=1e-10
-    )
-
-
 HARD = {
     "rising": lambda u: u,
     "rising by a hair": lambda u: 1 + 1e-9 * u,
@@ -111,57 +90,8 @@ def test_hard_costs_and_counts_agree_with_the_plain_programme(costs_of: Callable
         assert cost_of(histogram, costs, boundaries) == pytest.approx(by_plain_programme(costs, counts, 6), rel=1e-12)
 
 
-def test_equal_costs_need_one_bucket() -> None:
-    (boundaries,) = optimal_boundaries(histogram_of([3, 1, 7, 2, 9]), np.full(5, 1 / 3), [4])
-    assert boundaries.tolist() == [5]
-
-
 # Lengths, and a max_batch_length.
 EXAMPLES = st.tuples(st.lists(st.integers(1, 400), min_size=1, max_size=80), st.integers(1, 2000))
-
-
-@given(case=EXAMPLES)
-@settings(deadline=None, max_examples=25)
-def test_boundaries_are_lengths_and_more_buckets_cost_no_more(
-    case: tuple[list[int], int],
-) -> None:
-    histogram = Lengths.of(case[0]).histogram
-    costs = 1 / batch_sizes_for(histogram.lengths, case[1])
-    asked = range(1, 12)
-    found = optimal_boundaries(histogram, costs, asked)
-    for most, boundaries in zip(asked, found, strict=True):
-        assert boundaries.size <= most
-        assert np.all(np.diff(boundaries) > 0)
-        assert set(boundaries) <= set(case[0])
-        assert boundaries[-1] == max(case[0])
-    totals = np.array([cost_of(histogram, costs, b) for b in found])
-    assert np.all(np.diff(totals) <= 1e-12 * totals[:-1])
-
-
-@given(case=EXAMPLES, power=st.integers(-20, 20), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=25)
-def test_order_changes_nothing_and_scaling_scales_boundaries(
-    case: tuple[list[int], int], power: int, seed: int
-) -> None:
-    values = np.array(case[0], dtype=float)
-    scale = 2.0**power
-
-    def boundaries(lengths: FloatArray, max_batch_length: float) -> list[list[float]]:
-        histogram = Lengths.of(lengths).histogram
-        costs = 1 / batch_sizes_for(histogram.lengths, max_batch_length)
-        return [b.tolist() for b in optimal_boundaries(histogram, costs, [1, 3, 8])]
-
-    shuffled = np.random.default_rng(seed).permutation(values)
-    scaled = boundaries(shuffled * scale, case[1] * scale)
-    assert scaled == [[b * scale for b in each] for each in boundaries(values, case[1])]
-
-
-@given(st.lists(st.integers(-50, 50), min_size=1, max_size=300))
-@settings(deadline=None, max_examples=30)
-def test_the_hull_by_passes_is_the_hull_point_by_point(heights: list[int]) -> None:
-    x = np.arange(len(heights), dtype=float)
-    y = np.array(heights, dtype=float)
-    assert _lower_hull(x, y).tolist() == _lower_hull_one_by_one(x.tolist(), y.tolist()).tolist()
 
 
 @pytest.mark.parametrize("dents", [1, 400])
@@ -171,11 +101,3 @@ def test_few_dents_in_a_long_curve_are_found(dents: int) -> None:
     y = (x - 5000) ** 2
     y[rng.integers(0, x.size, dents)] -= rng.integers(1, 100_000, dents)
     assert _lower_hull(x, y).tolist() == _lower_hull_one_by_one(x.tolist(), y.tolist()).tolist()
-
-
-def test_a_hull_that_unravels_from_one_point_is_found() -> None:
-    x = np.arange(500.0)
-    for deep in (0, 63, 64, 250, 498, 499):
-        y = x * x
-        y[deep] = -1e9
-        assert _lower_hull(x, y).tolist() == sorted({0, deep, 499})

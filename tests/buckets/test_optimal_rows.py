@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from itertools import combinations
 from typing import Any
 
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings
-from batchtune.epochs.batchers import Batching
 from batchtune.epochs.measured_costs import Costs, TypicalTargets
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
@@ -44,7 +42,7 @@ def with_targets(sizes: Any, lengths: Any, targets: Any = None) -> FloatArray:
     return constant_and_cells(sizes, lengths) + (0 if targets is None else 1e-3 * np.asarray(sizes) * targets)
 
 
-TIMES: list[Seconds] = [cells, constant_and_cells, quadratic, in_tiles]
+TIMES: list[Seconds] = [cells, constant_and_cells, quadratic, in_tiles, with_targets]
 
 
 def optimal_rows(
@@ -79,7 +77,7 @@ def least_by_brute_force(lengths: Lengths, sizes: IntArray, seconds: Seconds | N
         for inner in combinations(range(ends.size - 1), buckets - 1):
             chosen = [*inner, ends.size - 1]
             table = BucketTable(ends[chosen], sizes[chosen])
-            row = pricing.row("any", "frontier", buckets, Batching(table), pricing.of_table(table))
+            row = pricing.of_table("any", "frontier", buckets, table).row
             found = [*found[: buckets - 1], min([*found[-1:], cost(row)])]
     return found
 
@@ -97,7 +95,8 @@ def test_no_other_table_costs_less_whatever_the_sizes(
     rng = np.random.default_rng(seed)
     ends = np.cumsum(rng.integers(1, 9, len(counts))).astype(np.float64)
     sizes = rng.integers(1, 16, len(counts)) if not steps else np.repeat(rng.integers(1, 16, 3), 2)[: len(counts)]
-    lengths = Lengths.of(np.repeat(ends, counts))
+    targets = rng.integers(0, 40, sum(counts)) if seconds is with_targets else None
+    lengths = Lengths.of(np.repeat(ends, counts), targets)
     costs = Costs(frontier=lambda of: sizes[np.searchsorted(ends, of)], step_seconds=seconds)
     asked = tuple(range(1, ends.size + 1))
     rows = optimal_rows(lengths, asked, costs)
@@ -126,14 +125,6 @@ def test_optimal_is_never_slower_than_others_at_equal_sizes(values: FloatArray, 
         assert cost(optimal) <= min(map(cost, others)) * 1.001
 
 
-def test_buckets_are_chosen_by_the_longest_of_real_batches() -> None:
-    """As if batches were as long as their boundaries, the best two take 10.6 s, and those of `quantile` 9.7."""
-    values = np.random.default_rng(0).gamma(1, 10, 5000).round(1) + 0.1
-    chosen = SweepSettings(strategies=("quantile", "optimal"), num_buckets=(2,))
-    quantile, optimal = sweep(Lengths.of(values), 500, chosen, Costs(step_seconds=cells)).rows
-    assert cost(optimal) < 0.92 * cost(quantile)
-
-
 CASES = {
     "batches": (Lengths.of(SPEECH), Costs()),
     "cells": (Lengths.of(SPEECH), Costs(step_seconds=cells)),
@@ -147,30 +138,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", ["batches", "targets", "frontier"])
-def test_a_row_does_not_depend_on_other_bucket_counts(case: str) -> None:
-    lengths, costs = CASES[case]
-    (alone,) = optimal_rows(lengths, (12,), costs)
-    together = optimal_rows(lengths, (10, 11, 12, 16, 20), costs)
-    assert alone.boundaries == together[2].boundaries
-    assert cost(alone) == cost(together[2])
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_more_buckets_allowed_never_cost_more(case: str) -> None:
     lengths, costs = CASES[case]
     reported = [cost(row) for row in optimal_rows(lengths, (*range(1, 11), 12, 16, 20), costs)]
     assert reported == sorted(reported, reverse=True)
     assert reported[-1] < reported[0]
-
-
-def test_of_too_many_lengths_groups_give_the_same_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = Lengths.of(np.random.default_rng(5).gamma(6, 2, 3000) + 0.5)
-    asked = (3, 8, 15)
-    whole = optimal_rows(lengths, asked, Costs(step_seconds=constant_and_cells))
-    monkeypatch.setattr(import_module("batchtune.buckets.strategies.optimal"), "_MOST_SUMMED", 800)
-    grouped = optimal_rows(lengths, asked, Costs(step_seconds=constant_and_cells))
-    assert [row.boundaries for row in grouped] == [row.boundaries for row in whole]
 
 
 def test_few_ends_stand_for_thousands_of_lengths() -> None:

@@ -12,7 +12,7 @@ from batchtune.buckets.drift import drift
 from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings, parse_sizes
-from batchtune.epochs import batchers, simulation
+from batchtune.epochs import simulation
 from batchtune.epochs.batch_order import Drawing, drawn
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import ON_ONE_RANK
@@ -21,7 +21,7 @@ from batchtune.epochs.randomness import mates_in_cuts
 from batchtune.epochs.simulation import simulate_epochs
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import UsageError
-from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import Row, Sweep
 
 SPEECH = Lengths.of(np.random.default_rng(5).gamma(6, 2, 1500).round(1) + 0.5, unit="s")
@@ -105,45 +105,6 @@ def test_mates_meet_again_as_often_as_in_real_epochs(
     assert np.mean(estimates) == pytest.approx(np.mean(real), rel=0.015)
 
 
-def test_a_sweep_cuts_few_epochs_for_the_least_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut: list[int] = []
-    cheapest = batchers._cheapest
-
-    def counted(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
-        cut.append(lengths.size)
-        return cheapest(lengths, fits, overhead)
-
-    monkeypatch.setattr(batchers, "_cheapest", counted)
-    lengths = Lengths.of(LONG_TAILED[:20_000])
-    sweep(lengths, 423, SweepSettings(strategies=("pooled",), pool_sizes=(1000, 2000)), TIMED)
-    assert 0 < sum(cut) <= 2 * 3 * lengths.count
-
-
-def test_epochs_of_many_examples_are_simulated_three_times() -> None:
-    row = row_of(Lengths.of(LONG_TAILED), 2000, costs=Costs())
-    assert row.simulated_epochs == 3
-
-
-@pytest.mark.parametrize("examples", [1 << 19, 600])
-def test_the_error_covers_the_chance_of_few_epochs(monkeypatch: pytest.MonkeyPatch, examples: int) -> None:
-    monkeypatch.setattr(simulation, "_EXAMPLES", examples)
-    monkeypatch.setattr(simulation, "_OF_A_RANK", 0)
-    table = row_of(SPEECH, 100)
-    batching = Batching(BucketTable.of(table.boundaries, table.batch_sizes), 100)
-    found = []
-    for seed in range(16):
-        pricing = Pricing(
-            lengths=SPEECH, total=SPEECH.total, max_batch_length=300, step_seconds=step_seconds, seed=seed
-        )
-        time = pricing.cost_of(batching).time
-        assert time is not None and time.chance > 0
-        found.append((time.seconds, time.chance))
-    seconds, errors = np.array(found).T
-    spread = np.std(seconds, ddof=1)
-    assert np.sqrt(np.mean(errors**2)) == pytest.approx(spread, rel=0.4)
-    assert np.mean(np.abs(seconds - seconds.mean()) <= 2 * errors) >= 0.75
-
-
 def test_every_rank_has_as_many_batches_and_waits() -> None:
     independent = row_of(SPEECH, 400, world_size=4)
     same = row_of(SPEECH, 400, world_size=4, same_bucket=True)
@@ -167,9 +128,9 @@ def test_small_pools_are_cut_for_the_least_time() -> None:
     assert small.batch_overhead == pytest.approx(20, rel=0.01)  # 0.02 s of 0.001 s for each second of speech
     assert large.batch_overhead is None
     filled = Pricing(lengths=SPEECH, total=SPEECH.total, max_batch_length=300, step_seconds=step_seconds, seed=7)
-    other = filled.cost_of(Batching(BucketTable.of(small.boundaries, small.batch_sizes), 60))
-    assert other.seconds is not None and small.estimated_epoch_seconds is not None
-    assert small.estimated_epoch_seconds < 0.997 * other.seconds
+    other = filled.priced("pooled", "length", Batching(BucketTable.of(small.boundaries, small.batch_sizes), 60)).row
+    assert other.estimated_epoch_seconds is not None and small.estimated_epoch_seconds is not None
+    assert small.estimated_epoch_seconds < 0.997 * other.estimated_epoch_seconds
     assert row_of(SPEECH, 60, costs=Costs()).batch_overhead is None
 
 
@@ -208,17 +169,6 @@ def test_pools_go_from_a_thousand_to_all_unless_asked_for() -> None:
     assert [row.pool_size for row in swept(SPEECH, 10**9, 20, 10**15).rows] == [20, 1500]
 
 
-@pytest.mark.parametrize("least", [0.935, 0.905])
-def test_one_more_size_is_as_random_as_is_asked(least: float) -> None:
-    settings = SweepSettings(strategies=("optimal", "pooled"), num_buckets=(12,), min_randomness=least)
-    *given, more = (row for row in sweep(MANY, 300, settings, Costs()).rows if row.pool_size is not None)
-    known = {row.pool_size or 0: row.randomness or 0.0 for row in given}
-    enough = {size: randomness >= least for size, randomness in known.items()}
-    largest = max(size for size in known if enough[size])
-    assert largest < (more.pool_size or 0) < min(size for size in known if not enough[size])
-    assert least < (more.randomness or 0.0) < known[largest]
-
-
 @pytest.mark.parametrize(
     ("text", "sizes"),
     [("20000", (20_000,)), ("1000, 50", (1000, 50)), ("all,7", ("all", 7))],
@@ -231,13 +181,6 @@ def test_pool_sizes_are_read(text: str, sizes: tuple[int | str, ...]) -> None:
 def test_a_pool_size_that_is_no_number_of_examples_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--pool-size must be a number of examples"):
         parse_sizes(text, "--pool-size")
-
-
-def test_pools_that_fill_no_batch_are_warned_of() -> None:
-    (warning,) = [one for one in swept(SPEECH, 2, 10, 400, costs=Costs()).warnings if "pools" in one]
-    assert warning == ("pools of 10 examples or fewer can't fill batches: 24 examples of the median length fit in one")
-    assert not [one for one in swept(SPEECH, 400, costs=Costs()).warnings if "pools" in one]
-    assert not swept(Lengths.of([1.0, 2.0])).warnings  # there are no more examples
 
 
 def test_other_lengths_are_compared_in_pools_of_one_size() -> None:

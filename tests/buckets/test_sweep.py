@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -10,14 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timed_trials import timed_trial
 
 from batchtune import BucketBatchSampler
 from batchtune.buckets.current import read_current
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings
-from batchtune.epochs.cost import Frontier, StepTimes, fit_step_seconds
+from batchtune.epochs.cost import Frontier
 from batchtune.epochs.layout import Ranks
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import UsageError
@@ -71,12 +69,6 @@ def test_with_a_frontier_only_optimal_is_swept_both_ways() -> None:
 def test_frontier_rows_take_the_largest_batch_that_fits() -> None:
     row = swept(SPEECH, costs=PROBED, strategies=("optimal",), num_buckets=(5,)).rows[1]
     assert row.batch_sizes == frontier(np.array(row.boundaries)).tolist()
-
-
-def test_each_row_is_told_as_soon_as_it_is_known() -> None:
-    told: list[Row] = []
-    result = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(4,)), NONE_KNOWN, on_row=told.append)
-    assert told == result.rows
 
 
 def test_a_row_says_what_its_table_costs() -> None:
@@ -214,26 +206,6 @@ def test_speechbrains_traps_are_no_news_for_text() -> None:
     assert not any("speechbrain" in warning for warning in found.warnings)
 
 
-def test_a_cap_by_max_batch_size_is_not_blamed_on_speechbrain() -> None:
-    values = np.linspace(1, 20, 500)
-    result = swept(values, 600, strategies=("speechbrain",), num_buckets=(10,), max_batch_size=5)
-    assert result.warnings == []
-
-
-def timed_by(trial_seconds: float = 1e-3) -> StepTimes:
-    """Step times that know their errors: 30 shapes, timed to within 5%."""
-    random = np.random.default_rng(2)
-    sizes = random.integers(1, 60, 30)
-    lengths = random.uniform(1, 40, 30).round(1)
-    trials = [
-        timed_trial(size, length, (0.02 + trial_seconds * size * length) * random.lognormal(0, 0.03), spread=0.001)
-        for size, length in zip(sizes.tolist(), lengths.tolist(), strict=True)
-    ]
-    model = fit_step_seconds(trials)
-    assert model is not None
-    return StepTimes.of(trials, model)
-
-
 def test_every_strategy_rounds_boundaries_up_to_multiples() -> None:
     chosen = SweepSettings(num_buckets=(3, 8), multiple_of=0.5)
     lengths = Lengths.of(SPEECH, unit="s")
@@ -311,20 +283,6 @@ def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size: int, same_buc
         assert row.fill == pytest.approx(values.sum() / (row.batches * 150))
 
 
-@pytest.mark.parametrize("ranks", [Ranks(world_size=8), Ranks(world_size=8, same_bucket=True)])
-def test_baselines_and_bound_have_as_many_ranks_as_the_rows(ranks: Ranks) -> None:
-    one = sweep(Lengths.of(SPEECH), 150, SweepSettings(num_buckets=(7,)), NONE_KNOWN)
-    several = sweep(Lengths.of(SPEECH), 150, SweepSettings(num_buckets=(7,), **asdict(ranks)), NONE_KNOWN)
-    of_one = (*one.baselines, one.lower_bound)
-    of_several = (*several.baselines, several.lower_bound)
-    for alone, together in zip(of_one, of_several, strict=True):
-        assert together.batches == 8 * math.ceil(alone.batches / 8)
-        # Accelerate completes the last length-grouped batches, so that all ranks have as many.
-        most = 1.01 if getattr(alone, "name", None) == "length-grouped" else 1.0
-        assert alone.padded_length * 0.98 < together.padded_length <= alone.padded_length * most
-    assert several.lower_bound.batches <= min(row.batches for row in several.rows)
-
-
 @pytest.mark.parametrize(
     ("config", "fits"),
     [
@@ -347,19 +305,6 @@ def test_several_ranks_wait_for_each_other() -> None:
         assert row.ranks.without_waiting_epoch_seconds < row.ranks.independent_epoch_seconds
         assert row.estimated_epoch_seconds == row.ranks.independent_epoch_seconds
         assert row.steps == -(-row.batches // 8)
-    one = swept(SPEECH, costs=PROBED, strategies=("linear",), num_buckets=(8,))
-    for baseline, alone in zip(result.baselines, one.baselines, strict=True):
-        assert baseline.estimated_epoch_seconds is not None and alone.estimated_epoch_seconds is not None
-        assert alone.estimated_epoch_seconds / 8 < baseline.estimated_epoch_seconds < alone.estimated_epoch_seconds
-
-
-def test_a_table_less_random_than_asked_for_is_not_recommended() -> None:
-    free = swept(SPEECH, strategies=TABLES, num_buckets=(2, 4, 8)).recommended_row
-    assert free is not None and free.randomness is not None
-    chosen = SweepSettings(strategies=TABLES, num_buckets=(2, 4, 8), min_randomness=(1 + free.randomness) / 2)
-    held = sweep(Lengths.of(SPEECH), 300, chosen, NONE_KNOWN).recommended_row
-    assert held is not None and held.randomness is not None and chosen.min_randomness is not None
-    assert free.randomness < chosen.min_randomness <= held.randomness
 
 
 def test_the_current_config_is_a_row_beside_the_others() -> None:
@@ -385,30 +330,7 @@ def test_the_learning_rate_starts_from_the_fixed_batch_size() -> None:
     row = found.recommended_row
     assert hint is not None and row is not None
     assert (hint.relative_to, hint.to_batch_size) == ("fixed-random", row.mean_batch_size)
-
-
-def test_rows_within_the_error_of_the_fastest_are_equal_to_it() -> None:
-    result = swept(SPEECH, costs=Costs(step_seconds=timed_by()), num_buckets=tuple(range(1, 21)))
-    fastest = min(result.rows, key=lambda row: row.estimated_epoch_seconds or 0)
-    slowest = max(result.rows, key=lambda row: row.estimated_epoch_seconds or 0)
-    assert fastest.equal_to_best is True and slowest.equal_to_best is False
-    assert all((row.estimated_epoch_error_seconds or 0) > 0 for row in result.rows)
-
-
-def test_the_curve_is_of_rows_of_the_sweep() -> None:
-    result = swept(SPEECH, costs=PROBED, num_buckets=tuple(range(1, 21)))
-    seconds = [result.rows[index].estimated_epoch_seconds for index in result.trade_off]
-    again = [result.rows[index].mates_again for index in result.trade_off]
-    assert seconds == sorted(seconds, key=lambda each: each or 0)
-    assert again == sorted(again, key=lambda each: each or 0, reverse=True)
-
-
-def test_saturation_needs_times() -> None:
-    assert swept(SPEECH, strategies=TABLES).saturation is None
-    saturation = swept(SPEECH, costs=PROBED, strategies=TABLES).saturation
-    assert saturation is not None
-    assert saturation.fraction == 0.95
-    assert saturation.max_batch_length < 300
+    assert hint.linear == hint.square_root**2 == row.mean_batch_size / found.baselines[0].batch_size
 
 
 def test_joint_tables_are_compared_if_memory_depends_on_targets() -> None:
@@ -440,25 +362,3 @@ def test_neither_order_nor_unit_of_the_data_changes_a_table(values: list[float],
         assert scaled.batch_sizes == row.batch_sizes
         assert scaled.batches == row.batches
         assert scaled.boundaries == pytest.approx([boundary * scale for boundary in row.boundaries])
-
-
-@pytest.mark.parametrize(
-    "values",
-    [[3.0], [3.0] * 20 + [7.0]],
-    ids=["one example", "two distinct lengths"],
-)
-@pytest.mark.parametrize(("costs", "multiple_of"), [(NONE_KNOWN, None), (PROBED, 5.0)])
-def test_the_smallest_data_sets_are_swept(values: list[float], costs: Costs, multiple_of: float | None) -> None:
-    chosen = SweepSettings(num_buckets=(1, 2, 30), multiple_of=multiple_of, world_size=4, accumulate=2)
-    result = sweep(Lengths.of(values), 20, chosen, costs, read_current("batch_size=2"))
-    assert all(row.batches >= 1 and 0 <= row.padding_ratio < 1 for row in result.rows)
-    assert result.current is not None
-
-
-def test_costs_that_fall_with_length_need_one_bucket() -> None:
-    cheaper = Costs(
-        frontier=lambda lengths: np.full(lengths.shape, 10),
-        step_seconds=lambda sizes, lengths: 1 / np.broadcast_arrays(sizes, lengths)[1],
-    )
-    rows = [row for row in swept(np.arange(1.0, 400), 4000, cheaper).rows if row.sizing == "frontier"]
-    assert all(row.used_buckets == 1 for row in rows)

@@ -165,24 +165,6 @@ def test_two_dimensions_never_cost_more_than_the_best_of_one(
         assert cost_of(table, data.values, data.targets, costs) <= flat_cost * (1 + 1e-12)
 
 
-@given(examples=EXAMPLES, resolution=RESOLUTIONS, budget=st.integers(1, 500))
-@settings(deadline=None, max_examples=25)
-def test_more_buckets_cost_no_more_and_boundaries_are_lengths(
-    examples: FloatArray, resolution: int, budget: int
-) -> None:
-    lengths, targets = examples
-    costs = costs_up_to(budget)
-    asked = range(1, 9)
-    tables = optimal_table_2d(lengths, targets, costs, asked, resolution=resolution)
-    for most, table in zip(asked, tables, strict=True):
-        assert table.num_buckets <= most
-        assert set(table.boundaries) <= set(lengths)
-        assert set(table.pairs[1]) <= set(targets)
-        assert table.boundaries[-1] == lengths.max()
-    totals = np.array([cost_of(table, lengths, targets, costs) for table in tables])
-    assert np.all(np.diff(totals) <= 1e-12 * totals[:-1])
-
-
 @given(examples=EXAMPLES, resolution=RESOLUTIONS, budget=st.integers(1, 500), most=st.integers(1, 9))
 @settings(deadline=None, max_examples=25)
 def test_every_example_has_its_bucket_in_nemos_strict_mode_too(
@@ -193,41 +175,6 @@ def test_every_example_has_its_bucket_in_nemos_strict_mode_too(
     pairs = pairs_of(table)
     strict = [strictly(pairs, *example) for example in examples.T.tolist()]
     assert table.assign(lengths, targets).tolist() == strict
-
-
-@given(examples=EXAMPLES, budget=st.integers(1, 500), power=st.integers(-20, 20), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=20)
-def test_order_changes_nothing_and_scaling_scales_boundaries(
-    examples: FloatArray, budget: int, power: int, seed: int
-) -> None:
-    scale = 2.0**power
-    shuffled = np.random.default_rng(seed).permutation(examples, axis=1)
-
-    def pairs(lengths: FloatArray, targets: FloatArray, limit: float) -> list[list[Pair]]:
-        asked = [1, 3, 8]
-        tables = optimal_table_2d(lengths, targets, costs_up_to(limit), asked, resolution=9)
-        return [pairs_of(table) for table in tables]
-
-    scaled = pairs(*(shuffled * scale), budget * scale)
-    assert scaled == [[(of * scale, by * scale) for of, by in each] for each in pairs(*examples, budget)]
-
-
-def test_bins_may_have_different_numbers_of_sub_bins() -> None:
-    lengths = np.array([1.0] * 10 + [2.0] * 10)
-    targets = np.array([5.0] * 10 + [1.0] * 5 + [9.0] * 5)
-    (table,) = optimal_table_2d(lengths, targets, lambda of, by: of * by, [3])
-    assert pairs_of(table) == [(1, 5), (2, 1), (2, 9)]
-
-
-def test_a_candidate_between_two_lengths_stands_for_the_shorter() -> None:
-    lengths = np.arange(1.0, 10)
-    targets = np.zeros(9)
-    (table,) = optimal_table_2d(
-        *(lengths, targets, lambda of, by: np.where(of <= 3, 1.0, 2.0), [2]),
-        candidates=np.array([0.5, 3.5, 99.0]),
-        resolution=1,
-    )
-    assert pairs_of(table) == [(3, 0), (9, 0)]
 
 
 def test_more_targets_than_are_told_apart_leave_no_example_out() -> None:

@@ -52,7 +52,7 @@ def test_data_without_a_use_for_pools_recommend_none(batchtune: Run, tmp_path: P
     assert ran.returncode == 0
     found = sweep_of(tmp_path)
     assert (found["recommended"], found["recommended_table"]) == (None, None)
-    assert found["reason"].startswith("no pools can be recommended: none needs fewer batches than a fixed batch size")
+    assert found["reason"].startswith("no row needs fewer batches than a fixed batch size")
     assert not (tmp_path / "batchtune-run" / "sampler.yaml").exists()
 
 

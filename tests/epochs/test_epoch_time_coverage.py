@@ -17,7 +17,6 @@ from timed_trials import timed_trial
 
 from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.optimal import optimal_boundaries
-from batchtune.epochs.batchers import Batching
 from batchtune.epochs.cost import StepTimes, fit_step_seconds
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.table import BucketTable, batch_sizes_for
@@ -149,7 +148,7 @@ def run(make: Callable[[np.random.Generator, float], Law], noise: Noise, seed: i
     pricing = Pricing(
         lengths=LENGTHS, total=LENGTHS.total, max_batch_length=MOST, step_seconds=StepTimes.of(trials, model)
     )
-    row = pricing.row("quantile", "length", TABLE.boundaries.size, Batching(TABLE), pricing.of_table(TABLE))
+    row = pricing.of_table("quantile", "length", TABLE.num_buckets, TABLE).row
     assert row.estimated_epoch_seconds is not None and row.estimated_epoch_error_seconds is not None
     expected = noise.mean * expected_batches(LENGTHS.histogram, TABLE).sum_of(law)
     sizes, longest = one_epoch()
