@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from batchtune.epochs.layout import ON_ONE_RANK, ONE_RANK, Dealing, lay_out
 from batchtune.epochs.measured_costs import Costs, batch_seconds
 from batchtune.epochs.simulation import simulate_length_grouped
 from batchtune.epochs.table import BucketTable, Limits
-from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
+from batchtune.lengths import FloatArray, Histogram, IntArray
 from batchtune.results import Baseline, LowerBound, Row, Saturation, TwoDimensionalRow
 
 # Values of max_batch_length to compare; fewer where rounding makes some equal.
@@ -40,55 +40,33 @@ def saturation(pricing: Pricing, limits: Limits, num_buckets: int, fraction: flo
     """
     if pricing.step_seconds is None:
         return None
-    histogram = _at_most(pricing.lengths.histogram, _MOST_LENGTHS)
-    candidates = [
-        _best_under(max_batch_length, histogram, pricing, limits, num_buckets)
-        for max_batch_length in _values(pricing.lengths, limits.max_batch_length)
-    ]
-    longest_allowed = min(candidate.epoch_seconds for candidate in candidates) / fraction
-    chosen = next(candidate for candidate in candidates if candidate.epoch_seconds <= longest_allowed)
-    return Saturation(
-        fraction=fraction, max_batch_length=chosen.max_batch_length, mean_batch_size=chosen.mean_batch_size
-    )
-
-
-class _Candidate(NamedTuple):
-    max_batch_length: float
-    mean_batch_size: float
-    epoch_seconds: float
-
-
-def _best_under(
-    max_batch_length: float, histogram: Histogram, pricing: Pricing, limits: Limits, num_buckets: int
-) -> _Candidate:
-    """Return what the optimal table costs under this max_batch_length; step times must be known."""
-    assert pricing.step_seconds is not None
-    sizes = replace(limits, max_batch_length=max_batch_length).batch_sizes(histogram.lengths, "length")
-    if limits.frontier is not None:
-        sizes = np.minimum(sizes, limits.batch_sizes(histogram.lengths, "frontier"))
+    whole = pricing.lengths.histogram
+    ends = few_ends(whole, np.ones(whole.lengths.size, dtype=np.int64), _MOST_LENGTHS)
+    histogram = Histogram(whole.lengths[ends], np.diff(whole.cumulative[ends], prepend=0))
     cost = batch_seconds(pricing.step_seconds, pricing.targets)
-    seconds = np.asarray(cost(sizes.astype(np.float64), histogram.lengths), dtype=np.float64)
-    (boundaries,) = optimal_boundaries(histogram, seconds / sizes, [num_buckets])
-    table = BucketTable(boundaries, sizes[np.searchsorted(histogram.lengths, boundaries)])
-    expected = expected_batches(histogram, table, pricing.ranks.dealing)
-    return _Candidate(max_batch_length, expected.tally.mean_batch_size, pricing.table_seconds(expected))
+    candidates = []
+    for max_batch_length in _values(pricing.lengths.longest, limits.max_batch_length):
+        sizes = replace(limits, max_batch_length=max_batch_length).batch_sizes(histogram.lengths, "length")
+        if limits.frontier is not None:
+            sizes = np.minimum(sizes, limits.batch_sizes(histogram.lengths, "frontier"))
+        seconds = np.asarray(cost(sizes.astype(np.float64), histogram.lengths), dtype=np.float64)
+        (boundaries,) = optimal_boundaries(histogram, seconds / sizes, [num_buckets])
+        table = BucketTable(boundaries, sizes[np.searchsorted(histogram.lengths, boundaries)])
+        expected = expected_batches(histogram, table, pricing.ranks.dealing)
+        candidate = Saturation(
+            fraction=fraction, max_batch_length=max_batch_length, mean_batch_size=expected.tally.mean_batch_size
+        )
+        candidates.append((pricing.table_seconds(expected), candidate))
+    longest_allowed = min(seconds for seconds, _ in candidates) / fraction
+    return next(candidate for seconds, candidate in candidates if seconds <= longest_allowed)
 
 
-def _values(lengths: Lengths, largest: float) -> list[float]:
-    """Return values of max_batch_length, ascending: between the ends in four digits, or whole if all lengths are."""
-    if lengths.longest >= largest:
+def _values(longest: float, largest: float) -> list[float]:
+    """Return values of max_batch_length, ascending: between the ends in four digits."""
+    if longest >= largest:
         return [largest]
-    between = [float(f"{value:.4g}") for value in np.geomspace(lengths.longest, largest, _POINTS)[1:-1]]
-    if (lengths.histogram.lengths % 1 == 0).all():
-        between = [float(round(value)) for value in between]
-    inside = {value for value in between if lengths.longest < value < largest}
-    return [lengths.longest, *sorted(inside), largest]
-
-
-def _at_most(histogram: Histogram, most: int) -> Histogram:
-    """Return at most so many distinct lengths: each group of neighbours as long as its longest."""
-    ends = few_ends(histogram, np.ones(histogram.lengths.size, dtype=np.int64), most)
-    return Histogram(histogram.lengths[ends], np.diff(histogram.cumulative[ends], prepend=0))
+    between = {float(f"{value:.4g}") for value in np.geomspace(longest, largest, _POINTS)}
+    return [longest, *sorted(value for value in between if longest < value < largest), largest]
 
 
 def two_dimensional_rows(
@@ -209,7 +187,6 @@ def lower_bound(pricing: Pricing, limits: Limits, found: Sequence[Row | Baseline
     """
     histogram = pricing.lengths.histogram
     ranks = pricing.ranks.world_size
-    step_seconds = pricing.step_seconds
     sizes = [limits.batch_sizes(histogram.lengths, sizing) for sizing in limits.sizings]
     whole = np.max(sizes, axis=0).astype(np.float64)
     # A batch can't be filled better than to max_batch_length exactly; whole examples reach that only by luck.
@@ -218,20 +195,18 @@ def lower_bound(pricing: Pricing, limits: Limits, found: Sequence[Row | Baseline
         capacity = np.minimum(capacity, limits.max_batch_size)
     shares = float(np.sum(histogram.counts / _greatest_from_here_on(capacity)))
     seconds = [other.estimated_epoch_seconds for other in found if other.estimated_epoch_seconds is not None]
-    if step_seconds is not None:
-        size = _greatest_from_here_on(whole)
+    if pricing.step_seconds is not None:
+        largest = _greatest_from_here_on(whole)
+        halvings = np.arange(np.ceil(np.log2(largest.max())) + 1)[:, np.newaxis]
+        size = np.maximum(1.0, np.floor(largest / 2**halvings))
+        shapes = [size, np.broadcast_to(histogram.lengths, size.shape)]
         targets = pricing.lengths.targets
         if targets is not None:  # a batch's longest is at least the mean of its examples' targets
             starts = np.concatenate(([0], np.cumsum(histogram.counts[::-1])[:-1]))
-            targets = np.add.reduceat(targets, starts)[::-1] / histogram.counts
-        lowest_seconds: FloatArray = np.full(size.shape, np.inf)
-        while True:
-            given = (size, histogram.lengths) if targets is None else (size, histogram.lengths, targets)
-            lowest_seconds = np.minimum(lowest_seconds, np.asarray(step_seconds(*given), dtype=np.float64) / size)
-            if (size == 1).all():
-                break
-            size = np.maximum(1.0, np.floor(size / 2))
-        seconds.append(float(np.sum(histogram.counts * -_greatest_from_here_on(-lowest_seconds))) / ranks)
+            mean = np.add.reduceat(targets, starts)[::-1] / histogram.counts
+            shapes.append(np.broadcast_to(mean, size.shape))
+        lowest = np.min(np.asarray(pricing.step_seconds(*shapes)) / size, axis=0)
+        seconds.append(float(np.sum(histogram.counts * -_greatest_from_here_on(-lowest))) / ranks)
     return LowerBound(
         # Rounding must not make it one too many.
         batches=ranks * max(1, math.ceil(shares / ranks * (1 - 1e-12))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from batchtune.buckets.epoch_cost import Pricing
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.measured_costs import ProvenBy
 from batchtune.epochs.table import BucketTable
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import Lengths
 from batchtune.results import BucketUse, HistogramBin, Row
 
 QUANTILES = 1000
@@ -29,19 +30,16 @@ def histogram_of(lengths: Lengths, bins: int = _BINS) -> list[HistogramBin]:
     edges = spaced(shortest, longest, bins + 1)
     edges[0] = math.nextafter(shortest, 0)
     edges[-1] = longest
-    up_to = np.searchsorted(lengths.values[::-1], edges, side="right")
-    counts = np.diff(up_to)
-    return [
-        HistogramBin(from_=float(low), to=float(high), count=int(count))
-        for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
-    ]
+    counts = np.diff(np.searchsorted(lengths.values[::-1], edges, side="right")).tolist()
+    spans = pairwise(edges.tolist())
+    return [HistogramBin(from_=low, to=high, count=count) for (low, high), count in zip(spans, counts, strict=True)]
 
 
 def quantiles_of(lengths: Lengths) -> list[float]:
     """Shape (1001,): quantile i / 1000 at position i, by nearest rank, so that each occurs; ascending."""
     ranks = np.ceil(np.arange(QUANTILES + 1) / QUANTILES * lengths.count).astype(np.int64)
-    quantiles: FloatArray = lengths.values[::-1][np.maximum(ranks, 1) - 1]
-    return list(map(float, quantiles))
+    quantiles: list[float] = lengths.values[::-1][np.maximum(ranks, 1) - 1].tolist()
+    return quantiles
 
 
 def bucket_uses(lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenBy | None = None) -> list[BucketUse]:
@@ -54,31 +52,30 @@ def bucket_uses(lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenB
         return []
     table = BucketTable.of(row.boundaries, row.batch_sizes)
     histogram = pricing.lengths.histogram
-    edges = table.edges(histogram)
-    counts = table.counts(histogram)
     expected = expected_batches(histogram, table, pricing.ranks.dealing)
+    ends = table.edges(histogram)[1:]
+    counts = table.counts(histogram)
     cells = expected.numbers * expected.batch_sizes * expected.lengths
     padded = np.bincount(expected.buckets, cells, table.num_buckets)
     batches = np.bincount(expected.tally.buckets, expected.tally.numbers, table.num_buckets)
-    ends = np.cumsum(counts)
     totals = np.concatenate(([0.0], np.cumsum(lengths.values[::-1])))
-    true = np.diff(totals[ends], prepend=0.0)
-
-    def proof(bucket: int) -> int | None:
-        if proven_by is None or not counts[bucket]:
-            return None
-        longest = histogram.lengths[edges[bucket + 1] - 1]
-        return proven_by(float(longest), int(min(table.batch_sizes[bucket], counts[bucket])))
-
-    return [
-        BucketUse(
-            boundary=float(table.boundaries[bucket]),
-            batch_size=int(table.batch_sizes[bucket]),
-            examples=int(counts[bucket]),
-            batches=int(batches[bucket]),
-            length=float(true[bucket]),
-            padded_length=max(float(padded[bucket]), float(true[bucket])),
-            proven_by=proof(bucket),
+    true = np.diff(totals[np.cumsum(counts)], prepend=0.0)
+    buckets = []
+    for bucket in range(table.num_buckets):
+        examples = int(counts[bucket])
+        proof = None
+        if proven_by is not None and examples:
+            longest = float(histogram.lengths[ends[bucket] - 1])
+            proof = proven_by(longest, min(row.batch_sizes[bucket], examples))
+        buckets.append(
+            BucketUse(
+                boundary=row.boundaries[bucket],
+                batch_size=row.batch_sizes[bucket],
+                examples=examples,
+                batches=int(batches[bucket]),
+                length=float(true[bucket]),
+                padded_length=max(float(padded[bucket]), float(true[bucket])),
+                proven_by=proof,
+            )
         )
-        for bucket in range(table.num_buckets)
-    ]
+    return buckets

@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from batchtune.buckets import alternatives
 from batchtune.buckets.alternatives import saturation
 from batchtune.buckets.epoch_cost import Pricing, estimated_epoch_seconds
 from batchtune.buckets.optimal import optimal_boundaries
@@ -59,11 +58,6 @@ def test_the_smallest_that_reaches_the_fraction_is_returned(fraction: float) -> 
     assert best / epoch_seconds(result.max_batch_length * (SPEECH.longest / 2000) ** (1 / 23)) < fraction
 
 
-def test_whole_lengths_give_a_whole_limit() -> None:
-    lengths = Lengths.of(np.random.default_rng(1).integers(1, 30, 500))
-    assert found(lengths, Limits(max_batch_length=200), 0.8).max_batch_length % 1 == 0
-
-
 def test_what_the_frontier_does_not_allow_brings_nothing() -> None:
     limits = Limits(max_batch_length=2000, frontier=frontier)
     assert found(limits=limits, fraction=1.0).max_batch_length <= 330
@@ -77,10 +71,3 @@ def test_max_batch_size_holds() -> None:
 @pytest.mark.parametrize("largest", [SPEECH.longest, 0.5 * SPEECH.longest])
 def test_where_the_longest_fills_a_batch_there_is_one_value(largest: float) -> None:
     assert found(limits=Limits(max_batch_length=largest)).max_batch_length == largest
-
-
-def test_few_lengths_stand_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = Lengths.of(np.random.default_rng(8).gamma(6, 2, 20_000))
-    about = found(many)
-    monkeypatch.setattr(alternatives, "_MOST_LENGTHS", many.count)
-    assert about.max_batch_length == found(many).max_batch_length

@@ -98,7 +98,7 @@ def least_by_brute_force(
         """By number of sub-bins: the least cost of the lengths in (low, high]."""
         inside = targets[(lengths > low) & (lengths <= high)]
         found: dict[int, float] = {}
-        for inner in subsets([cut for cut in cuts(inside.tolist(), resolution) if cut < inside.max()]):
+        for inner in subsets(sorted(set(targets[targets < inside.max()].tolist()))):
             tops = np.array([*inner, inside.max()])
             each = costs(np.full(tops.size, high), tops)[np.searchsorted(tops, inside)]
             found[tops.size] = min(found.get(tops.size, np.inf), float(each.sum()))
