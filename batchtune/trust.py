@@ -9,7 +9,8 @@ from typing import Any
 from batchtune.results import Device, DeviceProcess, Trial
 from batchtune.units import counted, format_size
 
-_PROCESSES_NAMED = 3
+# A process that holds less computes nothing, as a CUDA context alone takes more: a desktop or a monitor.
+_CONTEXT_BYTES = 64 << 20
 _LARGE_SPREAD = 0.15  # of the times of a trial's steps: interquartile range / median
 
 WORST_TIME_ERROR = 1.0
@@ -19,18 +20,24 @@ WORST_TIME_ERROR = 1.0
 def trust_warnings(device: Device, trials: Sequence[Trial]) -> list[str]:
     """Return why the figures of a probe may be wrong, each with its remedy; `device` is as it was when it began."""
     passed = [trial for trial in trials if trial.outcome == "ok"]
-    found = _about_gpu(device, trials, passed) if device.processors is None else _about_cpu(device, passed)
-    # If steps take long, only one is timed: such a trial counts, but shows no spread.
-    timed = [(trial.step_seconds, trial.step_seconds_spread or 0.0) for trial in passed if trial.step_seconds]
-    disturbed = sum(spread > _LARGE_SPREAD * seconds for seconds, spread in timed)
-    times = []
-    if disturbed > 0.25 * len(timed):  # else the median of many is still good
-        times.append(
-            f"The times of a trial's steps differ by more than {_LARGE_SPREAD:.0%} of their median in {disturbed} of "
+    about = _about_gpu(device, trials, passed) if device.processors is None else _about_cpu(device, passed)
+    return [*about, *_scatter(passed), *recompile_warnings(trials), *settings_warnings(device.settings)]
+
+
+def _scatter(passed: Sequence[Trial]) -> Iterator[str]:
+    """Yield that the times of steps scatter, if they do in so many trials that the median of all is no good."""
+    timed = [trial for trial in passed if trial.step_seconds]
+    scattered = 0
+    for trial in timed:
+        # If steps take long, only one is timed: such a trial counts, but shows no spread.
+        if (trial.step_seconds_spread or 0.0) > _LARGE_SPREAD * (trial.step_seconds or 0.0):
+            scattered += 1
+    if scattered > 0.25 * len(timed):
+        yield (
+            f"The times of a trial's steps differ by more than {_LARGE_SPREAD:.0%} of their median in {scattered} of "
             f"the {counted(len(timed), 'trial')} that passed: treat step times as rough. Probe again on a machine that "
             "does nothing else."
         )
-    return [*found, *times, *recompile_warnings(trials), *settings_warnings(device.settings)]
 
 
 def recompile_warnings(trials: Sequence[Trial]) -> list[str]:
@@ -48,15 +55,13 @@ def recompile_warnings(trials: Sequence[Trial]) -> list[str]:
 
 def busy_with(processes: Sequence[DeviceProcess] | None) -> str | None:
     """Return `2 other processes (4711 with 3.2 GiB, 815)`; None if none of them matters."""
-    # A process that holds less computes nothing, as a CUDA context alone takes more: a desktop or a monitor.
-    busy = [one for one in processes or () if one.used_bytes is None or one.used_bytes >= 64 << 20]
-    if not busy:
-        return None
-    busy.sort(key=lambda one: -(one.used_bytes or 0))
-    named = [f"{one.pid}" + (f" with {format_size(one.used_bytes)}" if one.used_bytes else "") for one in busy]
-    if len(busy) > _PROCESSES_NAMED:
-        named[_PROCESSES_NAMED:] = ["..."]
-    return f"{_other_processes(len(busy))} ({', '.join(named)})"
+    named = []
+    for process in processes or ():
+        if process.used_bytes is None:
+            named.append(f"{process.pid}")
+        elif process.used_bytes >= _CONTEXT_BYTES:
+            named.append(f"{process.pid} with {format_size(process.used_bytes)}")
+    return f"{_other_processes(len(named))} ({', '.join(named)})" if named else None
 
 
 def settings_warnings(settings: Mapping[str, Any]) -> list[str]:
@@ -84,22 +89,18 @@ def settings_warnings(settings: Mapping[str, Any]) -> list[str]:
 
 def settings_differences(before: Device, now: Device) -> list[str]:
     """Return the differences between two measurements in settings that affect memory and time, as sentences."""
-    versions = (("PyTorch", before.torch, now.torch), ("The driver", before.driver, now.driver))
-    changed = [(name, old, new) for name, old, new in versions if None not in (old, new)]
     names = sorted({*before.settings, *now.settings})
-    changed += [(name, before.settings.get(name), now.settings.get(name)) for name in names]
+    values = {name: (before.settings.get(name, "not set"), now.settings.get(name, "not set")) for name in names}
+    if before.torch and now.torch:
+        values["PyTorch"] = (before.torch, now.torch)
+    if before.driver and now.driver:
+        values["The driver"] = (before.driver, now.driver)
     return [
-        f"{name} was {_worded(old)}, and {_worded(new)} later: memory and times may differ. Measure both again with "
-        "the settings of your training."
-        for name, old, new in changed
+        f"{name} was {old}, and {new} later: memory and times may differ. Measure both again with the settings of your "
+        "training."
+        for name, (old, new) in values.items()
         if old != new
     ]
-
-
-def _worded(value: Any) -> str:
-    if value is None:
-        return "not set"
-    return str(value) if not isinstance(value, bool) else "on" if value else "off"
 
 
 def _about_cpu(device: Device, passed: Sequence[Trial]) -> Iterator[str]:
@@ -147,22 +148,15 @@ def _about_gpu(device: Device, trials: Sequence[Trial], passed: Sequence[Trial])
                 f"{format_size(outside)} during the probe: with the limit it is {format_size(missing)} more than the "
                 f"device had free. Leave more with --reserve {reserve_mib}MiB, and --force."
             )
-    timed = [trial.throttle_reasons for trial in passed if trial.throttle_reasons is not None]
     reasons: Counter[str] = Counter()
-    for reasons_of_trial in timed:
-        reasons.update(reasons_of_trial)
+    for trial in passed:
+        reasons.update(trial.throttle_reasons or ())
     if reasons:
         named = ", ".join(f"{reason} in {count}" for reason, count in reasons.most_common())
         yield (
-            f"The GPU's clock was held down while steps were timed, in {sum(map(bool, timed))} of "
-            f"{counted(len(timed), 'trial')} ({named}): the times hold only for training that is held down too. Check "
-            "its cooling and power limit, or treat the times as rough."
-        )
-    clocks = [trial.sm_clock_mhz for trial in passed if trial.sm_clock_mhz]
-    if clocks and max(clocks) - min(clocks) > 0.1 * max(clocks):  # clocks always differ by a few steps
-        yield (
-            f"The GPU's clock varied from {min(clocks):,} to {max(clocks):,} MHz between trials: their times don't "
-            "compare well. Lock the clock for the probe (nvidia-smi --lock-gpu-clocks), or treat the times as rough."
+            f"The GPU's clock was held down while steps were timed ({named} of {counted(len(passed), 'trial')}): the "
+            "times hold only for training that is held down too. Check its cooling and power limit, or treat the times "
+            "as rough."
         )
 
 

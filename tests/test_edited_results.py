@@ -7,7 +7,6 @@ import copy
 import json
 import random
 import re
-import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,7 +47,6 @@ EVIL = ("\x1b]0;PWNED\x07", "\n::error::PWNED", "x" * 90 + " ::add-mask::PWNED",
 NUMBERS = (0, -1, 1, 2, 0.5, -0.5, 1e-300, 1e300, -1e300, 10**6, 10**15, 10**18, 2**62, 2**63, 2**64, 10**40, 10**400)
 VALUES = (None, True, False, [], [1], [[]], {}, {"a": [None]}, "", "cuda:1", "builtin:conformer-ctc", *EVIL, *NUMBERS)
 MANY = pytest.param(range(1, 21), marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
-GIB = 1 << 30
 
 
 @pytest.fixture(scope="session")
@@ -132,17 +130,12 @@ def repeat(draw: random.Random, container: Any, key: Any) -> None:
         container[f"{key}_"] = container[key]
 
 
-def exchange(draw: random.Random, container: Any, key: Any) -> None:
-    other = draw.choice(places(container))
-    container[key], container[other] = container[other], container[key]
-
-
 def nest(draw: random.Random, container: Any, key: Any) -> None:
     for _ in range(draw.choice((1, 300))):
         container[key] = [container[key]]
 
 
-EDITS: tuple[Callable[[random.Random, Any, Any], None], ...] = (put, put, scale, scale, remove, repeat, exchange, nest)
+EDITS: tuple[Callable[[random.Random, Any, Any], None], ...] = (put, put, scale, scale, remove, repeat, nest)
 
 
 def edited(draw: random.Random, path: Path) -> None:
@@ -226,42 +219,20 @@ def harmless(text: str, *, own_commands: bool) -> None:
     assert all(own_commands and re.match(r"::(error|warning) title=batchtune", line) for line in began), began
 
 
-@contextlib.contextmanager
-def little_memory() -> Iterator[None]:
-    """Let nothing take GBs."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    used = int(re.search(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text())[1]) * 1024  # type: ignore[index]
-    resource.setrlimit(resource.RLIMIT_DATA, (used + GIB, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def sample(recorded: Path, folder: Path, kind: str, file: str, seeds: range) -> None:
-    for seed in seeds:
-        draw = random.Random(f"{kind} {file} {seed}")
-        run = folder / "run"
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(recorded / kind, run)
-        for _ in range(draw.choice((1, 1, 1, 2, 3))):
-            with contextlib.suppress(IndexError):  # nothing is left to edit
-                edited(draw, run / file)
-        try:
-            hold(recorded, kind, run, file)
-        except BaseException:
-            print(f"kind {kind}, file {file}, seed {seed}")
-            raise
-
-
 @pytest.mark.parametrize("seeds", [range(1), MANY], ids=["one", "many"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("file", FILES)
 def test_an_edited_file_gives_a_result_or_one_message(
     recorded: Path, tmp_path: Path, kind: str, file: str, seeds: range
 ) -> None:
-    with little_memory():
-        sample(recorded, tmp_path / "edited", kind, file, seeds)
+    for seed in seeds:
+        draw = random.Random(f"{kind} {file} {seed}")
+        run = tmp_path / str(seed) / "run"
+        shutil.copytree(recorded / kind, run)
+        for _ in range(draw.choice((1, 1, 1, 2, 3))):
+            with contextlib.suppress(IndexError):  # nothing is left to edit
+                edited(draw, run / file)
+        hold(recorded, kind, run, file)
 
 
 def test_what_is_recorded_is_no_edit(recorded: Path, tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ from batchtune.manifests import load_lengths
 from batchtune.results import CostModel, FrontierPoint, Models, write_result
 
 if sys.version_info >= (3, 11):
-    import tomllib
+    pass
 else:
-    import tomli as tomllib
+    pass
 
 ROOT = Path(__file__).parents[1]
 WORKFLOW: dict[str, Any] = YAML(typ="safe").load(ROOT / "examples" / "ci" / "batchtune.yml")
@@ -131,55 +131,12 @@ def test_the_steps_of_the_job_without_a_gpu_run_without_torch(checkout: Path) ->
     assert "padding_ratio" in (checkout / "summary.md").read_text()
 
 
-def test_changed_lengths_fail_and_say_so(checkout: Path) -> None:
-    with (checkout / WORKFLOW["env"]["MANIFEST"]).open("a") as manifest:
-        manifest.write("another,9\n" * 3)
-    ran = run_step(checkout, step_named("buckets", "Compare the bucket tables")["run"])
-    assert ran.returncode == 1
-    assert "holds a run of other lengths" in ran.stderr
-
-
-def test_changed_measurements_are_committed_to_a_branch(checkout: Path) -> None:
-    git = ["git", "-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
-    step = step_named("probe", "Commit the run folder to a branch")["run"]
-
-    def told(*arguments: str) -> str:
-        return subprocess.run([*git, *arguments], cwd=checkout, capture_output=True, text=True, check=True).stdout
-
-    told("init", "--bare", "origin.git")
-    told("init")
-    told("remote", "add", "origin", "origin.git")
-    told("add", "examples")
-    told("commit", "-m", "Before")
-    assert run_step(checkout, step).returncode == 0
-    assert "batchtune-7" in told("ls-remote", "origin")
-    assert "batchtune-run/probe.json" in told("ls-tree", "-r", "--name-only", "HEAD")
-    again = run_step(checkout, step.replace("git switch -c", "git switch"))
-    assert again.returncode == 0 and "Nothing has changed" in again.stdout
-
-
 def test_every_command_of_every_job_is_one_with_these_options() -> None:
     for _, step in RUNS:
         for name, *arguments in commands_of(step["run"]):
             load_command(name).make_context(name, arguments)  # raises where one is unknown
 
 
-def test_only_a_manual_run_uses_the_gpu_and_may_write() -> None:
-    assert set(WORKFLOW["on"]) == {"pull_request", "workflow_dispatch"}
-    assert JOBS["probe"]["if"] == "github.event_name == 'workflow_dispatch'"
-    assert JOBS["buckets"]["if"] == "github.event_name == 'pull_request'"
-    assert WORKFLOW["permissions"] == {"contents": "read"}
-    assert "permissions" not in JOBS["buckets"]
-
-
 def test_no_script_has_anything_put_into_its_text() -> None:
     # What GitHub puts into a script's text could be anybody's commands; variables can't.
     assert [step["name"] for _, step in RUNS if "${{" in step["run"]] == []
-
-
-def test_the_install_without_torch_has_all_other_dependencies() -> None:
-    text = step_named("buckets", "Install batchtune without torch")["run"]
-    installed = set(text.splitlines()[1].split()[4:])
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = {re.match(r"[\w.-]+", name)[0] for name in project["dependencies"]}  # type: ignore[index]
-    assert installed == needed - {"torch", "pandas", "nvidia-ml-py", "tomli"}

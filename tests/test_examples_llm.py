@@ -11,11 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchtune import sampler_from_config
-from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
-from batchtune.epochs.measured_costs import Costs
-from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.shapes import BatchShape
 from batchtune.workloads import load_workload
@@ -39,15 +34,6 @@ def test_chats_are_counted_as_transformers_renders_them(chats: Path) -> None:
     rendered = [tokenizer.apply_chat_template(json.loads(line)["messages"], return_dict=False) for line in lines]
     found = load_lengths(chats / "chats.jsonl", ReadOptions(tokenizer=chats))
     assert found.values.tolist() == sorted(map(len, rendered), reverse=True)
-
-
-def test_the_sampler_reads_them_as_an_export_says(chats: Path, tmp_path: Path) -> None:
-    lengths = load_lengths(chats / "chats.jsonl", ReadOptions(tokenizer=chats, truncate=200.0))
-    found = sweep(lengths, 2000.0, SweepSettings(num_buckets=(3,)), Costs())
-    (tmp_path / "sampler.yaml").write_text(render_sampler_yaml(sampler_config(found)), encoding="utf-8")
-    # `tokenizer` is a text there; that lengths are truncated is in the file.
-    sampler = sampler_from_config(tmp_path / "sampler.yaml", chats / "chats.jsonl", tokenizer=str(chats))
-    assert sorted(index for batch in sampler for index in batch) == list(range(60))
 
 
 @pytest.mark.slow

@@ -92,29 +92,3 @@ def test_loaders_deliver_the_same_features(tmp_path: Path) -> None:
             assert sum(sizes) == CLIPS
         else:
             assert sizes == [16, 16, 16 if name == "dali" else 8]  # DALI fills up the last
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(not all(map(installed, PACKAGES.values())), reason="WebDataset and DALI are not both installed")
-def test_each_loader_is_tuned_by_the_command(tmp_path: Path) -> None:
-    small = ["--clips", "96", "--seconds", "0.3", "--trials", "1", "--workers", "1", "--out", str(tmp_path / "out")]
-    printed = ran(["tune_loaders.py", *small], tmp_path)
-    lines = printed[printed.index("clips/s") :].splitlines()
-    for name in ("torch", "WebDataset", "DALI", "DALI eager", "DALI sync_cpu"):
-        line = next(line for line in lines if line.startswith(f"{name} ") and line.split(name)[1].split()[0].isdigit())
-        rate, idle, *_ = line.removeprefix(name).split()
-        assert int(rate) > 0
-        assert idle == "-" or 0 <= float(idle.rstrip("%")) <= 100
-    for name in ("torch", "webdataset", "dali"):
-        tuning = json.loads((tmp_path / "out" / f"run-{name}" / "loader.json").read_text())
-        assert tuning["epoch_examples"] in (96, None)  # known only if an epoch came to its end
-        assert tuning["kind"] == ("dali" if name == "dali" else "torch")
-        assert {row["outcome"] for row in tuning["rows"]} == {"ok"}
-        stages = [stage["name"] for stage in tuning["stages"]]
-        if name == "torch":
-            assert stages == ["Clips.__getitem__", "collate (padded)"]
-        elif name == "webdataset":
-            assert stages[-4:] == ["Decoder", "augmented", "log_mel", "padded"]
-        else:
-            assert not stages

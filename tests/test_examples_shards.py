@@ -58,20 +58,3 @@ def test_lengths_are_those_that_webdataset_and_soundfile_decode(tmp_path: Path) 
     assert by_headers(paths, "wav") == {key: seconds for key, (_, seconds, _) in decoded.items()}
     assert by_headers(paths, "json.duration") == {key: seconds for key, (_, seconds, _) in decoded.items()}
     assert by_headers(paths, "txt") == {key: text for key, (_, _, text) in decoded.items()}
-
-
-def test_shards_of_webdatasets_own_writer_are_read(tmp_path: Path) -> None:
-    paths = make(tmp_path / "made", 1, 20)
-    rewritten = tmp_path / "rewritten.tar.gz"
-    with webdataset.TarWriter(str(rewritten)) as writer:
-        for sample in webdataset.WebDataset(str(paths[0]), shardshuffle=False):
-            writer.write(
-                {"__key__": sample["__key__"], **{suffix: sample[suffix] for suffix in ("txt", "wav", "json")}}
-            )
-    assert by_headers([rewritten], "wav") == by_headers(paths, "wav")
-    assert by_headers([rewritten], "txt") == by_headers(paths, "txt")
-
-
-def test_the_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:
-    first, second = (make(tmp_path / name, 2, 5) for name in ("first", "second"))
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]

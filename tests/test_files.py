@@ -8,11 +8,6 @@ from batchtune.errors import ResultError
 from batchtune.files import write_whole
 
 
-def test_the_folder_is_made(tmp_path: Path) -> None:
-    write_whole(tmp_path / "a" / "b" / "file", "text")
-    assert (tmp_path / "a" / "b" / "file").read_text() == "text"
-
-
 def test_a_file_that_cant_be_written_keeps_its_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     write_whole(path, "old")

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batchtune.errors import UsageError
-from batchtune.units import counted, format_length, format_number, format_seconds, format_size, parse_size
+from batchtune.units import counted, format_number, format_seconds, format_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -82,15 +82,6 @@ def test_a_shown_size_is_within_half_a_percent_or_a_byte(size_bytes: int) -> Non
 )
 def test_a_number_is_shown_with_four_digits_or_in_groups(value: float, text: str) -> None:
     assert format_number(value) == text
-
-
-def test_a_length_of_unknown_unit_is_a_bare_number() -> None:
-    assert (format_length(24.5, "s"), format_length(24.5, None)) == ("24.5 s", "24.5")
-
-
-def test_one_word_is_singular() -> None:
-    assert [format_length(1, unit) for unit in ("words", "s", "ms")] == ["1 word", "1 s", "1 ms"]
-    assert format_length(2, "words") == "2 words"
 
 
 @pytest.mark.parametrize(

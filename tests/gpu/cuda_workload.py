@@ -77,17 +77,6 @@ class Leaks(Known):
         self.kept.append(torch.ones(8 * MIB, dtype=torch.uint8, device=self.device))
 
 
-class Holds(Known):
-    """Takes memory in its setup already, in MiB."""
-
-    def __init__(self, mib: int = 1024) -> None:
-        self.mib = mib
-
-    def setup(self, device: torch.device) -> None:
-        super().setup(device)
-        self.held = torch.ones(self.mib, MIB, dtype=torch.uint8, device=device)
-
-
 class Benchmarks(Known):
     """Turns on what a careful probe records."""
 

@@ -18,16 +18,13 @@ in `--from` first. So where a machine is lent for a few minutes and starts bare,
     tests-truth          tests/gpu/test_truth_on_cuda.py, and so on
     whole                the frontier of `speech` on the whole device, at four lengths
     tests-surroundings
-    verify               `batchtune tune --verify` and `batchtune report`, as a user runs them
-    language             a transformer of 335 million parameters on two lengths, with checkpointing and without
     tests-loaders
     tests-dali
 
 All but `whole` get `--memory` (16GiB) of the device, so that steps are short. `epoch` uses the probe of `speech`.
 
-Parts share `--manifest`: lengths of utterances for all but `language`, which takes two lengths, of prompts and answers.
-Anything that batchtune reads will do; what needs options is first made a Parquet file by `batchtune scan ... -o
-lengths.parquet`. Without a manifest lengths are made, and every figure says so.
+Parts share `--manifest`: lengths of utterances. Anything that batchtune reads will do; what needs options is first made
+a Parquet file by `batchtune scan ... -o lengths.parquet`. Without a manifest lengths are made; every figure says so.
 
 Needs, besides Python 3.10 and torch: typer, rich, numpy, scipy, pandas, pyarrow, jinja2, psutil, nvidia-ml-py
 and pytest, and as wheels, all pure Python or small: msgspec, plotly, ruamel.yaml, and for the tests hypothesis and
@@ -60,30 +57,24 @@ from batchtune.probe.doctor import examine
 from batchtune.results import Doctor
 
 
-def checked_machine(device: str) -> tuple[Doctor, list[str]]:
-    """What this machine is, and what makes figures taken on it doubtful.
+def checked_machine(device: str) -> Doctor:
+    """What this machine is.
 
     Raises:
         BatchtuneError: The device that is asked for is not there.
     """
     found = examine(120)
     if device.startswith("cpu"):
-        return found, []
+        return found
     if not [gpu for gpu in found.gpus if gpu.device is not None]:
         reason = found.torch.problem or found.nvml_problem or "PyTorch sees none"
         raise BatchtuneError(
             f"there is no CUDA device: {reason}", "Try the harness with --device cpu --memory 700MiB --quick."
         )
-    return found, [
-        f"another process uses {gpu.name}: process {one.pid}; figures taken now are doubtful"
-        for gpu in found.gpus
-        for one in gpu.processes or []
-    ]
+    return found
 
 
-def run_part(
-    name: str, options: argparse.Namespace, machine: Doctor, warnings: Sequence[str], command: str, deadline: float
-) -> bool:
+def run_part(name: str, options: argparse.Namespace, machine: Doctor, command: str, deadline: float) -> bool:
     """Runs what earlier calls left of a part, and writes its file, whatever happens; whether it is complete."""
     part, path = PARTS[name], options.out / f"{name}.json"
     earlier = earlier_evidence(path, machine, options.device)
@@ -97,7 +88,7 @@ def run_part(
         command=command,
         device=options.device,
         machine=msgspec.to_builtins(machine),
-        notes=list(warnings) + (["Tried with --quick: tiny models, few examples."] if options.quick else []),
+        notes=["Tried with --quick: tiny models, few examples."] if options.quick else [],
         earlier=earlier,
     )
     seconds_left = min(seconds_left, deadline - time.monotonic())
@@ -180,7 +171,7 @@ def main(argv: Sequence[str]) -> int:
     if options.parts[:1] == ["summarise"]:
         return summarise([Path(folder) for folder in options.parts[1:]] or [options.out])
     try:
-        machine, warnings = checked_machine(options.device)
+        machine = checked_machine(options.device)
         options.out.mkdir(parents=True, exist_ok=True)
         copy_earlier(options.earlier, options.out)
         for part in PARTS:
@@ -192,8 +183,6 @@ def main(argv: Sequence[str]) -> int:
     on_cpu = options.device.startswith("cpu")
     if options.quick and on_cpu:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other crawl on a busy machine
-    for warning in warnings:
-        print(f"Warning: {warning}", file=sys.stderr)
     flags = [one for one in argv if one not in options.parts]
     complete = []
     try:
@@ -201,7 +190,7 @@ def main(argv: Sequence[str]) -> int:
             if on_cpu and not options.parts and part.startswith("tests-"):
                 continue
             command = f"python tests/gpu/evidence.py {shlex.join([part, *flags])}"
-            complete.append(run_part(part, options, machine, warnings, command, deadline))
+            complete.append(run_part(part, options, machine, command, deadline))
     except KeyboardInterrupt:
         return 130
     print(f"{sum(complete)} of {len(complete)} parts are complete")

@@ -16,15 +16,16 @@ import msgspec
 import numpy as np
 from gpu.evidence_record import Missing, Record
 
-from batchtune.errors import BatchtuneError
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.units import parse_size
 
 ROOT = Path(__file__).parents[2]
 # With --quick: so few examples, lengths and steps, and so much of the memory, that a tiny model takes seconds.
-QUICK_EXAMPLES, QUICK_PAIRS, QUICK_LENGTHS, QUICK_FRACTION = 200, 50, 3, 0.46
-QUICK_SPEECH_SECONDS, QUICK_TOKENS = 6.0, 96
+QUICK_EXAMPLES = 200
+QUICK_LENGTHS = 3
+QUICK_FRACTION = 0.46
+QUICK_SPEECH_SECONDS = 6.0
 
 
 class Bench:
@@ -57,47 +58,36 @@ class Bench:
         """Until the deadline, at least 0."""
         return max(0.0, self.deadline - time.monotonic())
 
-    def lengths(self, *, targets: bool = False) -> Lengths:
-        """The data set; a sample of short examples with --quick."""
+    def lengths(self) -> Lengths:
+        """The data set; few short examples with --quick."""
         if self.manifest is None:
-            lengths = made_tokens() if targets else made_utterances()
+            lengths = made_utterances()
             self.record.note("Its lengths are made, not those of a data set.")
         else:
             lengths = load_lengths([self.manifest], ReadOptions())
-            if targets and lengths.targets is None:
-                raise BatchtuneError(f"{self.manifest} has no target lengths", "Scan it anew with --target-key.")
-        lengths = _quick(lengths) if self.quick else lengths
+        if self.quick:
+            values = np.random.default_rng(0).permutation(lengths.values)[:QUICK_EXAMPLES]
+            lengths = Lengths.of(values * (QUICK_SPEECH_SECONDS / values.max()), unit=lengths.unit)
         self.record.data["lengths"] = msgspec.to_builtins(lengths.summary())
         return lengths
 
     def manifest_of(self, lengths: Lengths) -> list[str]:
         """Arguments that give the same lengths to a command: a file of them in DIR, and its unit."""
         path = self.out / f"{self.part}-lengths.csv"
-        targets = [] if lengths.targets is None else [lengths.targets]
-        np.savetxt(
-            path,
-            np.column_stack([lengths.values, *targets]),
-            fmt="%.17g",
-            delimiter=",",
-            header="length,target" if targets else "length",
-            comments="",
-        )
+        np.savetxt(path, lengths.values, fmt="%.17g", header="length", comments="")
         unit = [] if lengths.unit is None else ["--unit", lengths.unit]
-        return [str(path), "--length-key", "length", *unit, *(["--target-key", "target"] if targets else [])]
+        return [str(path), "--length-key", "length", *unit]
 
     def probe_flags(self, workload: str, **options: object) -> list[str]:
         """The device, its memory and a built-in workload, for a command."""
-        memory = [] if self.memory is None else ["--memory", self.memory]
-        chosen = [f"--set={name}={value}" for name, value in options.items()]
-        few = [
-            f"--num-lengths={QUICK_LENGTHS}",
-            f"--max-lengths={QUICK_LENGTHS}",
-            f"--memory-fraction={QUICK_FRACTION}",
-        ]
-        return [
-            *("--device", self.device, *memory, "--workload", f"builtin:{workload}", *chosen),
-            *(few if self.quick else []),
-        ]
+        flags = ["--device", self.device, "--workload", f"builtin:{workload}"]
+        flags += [f"--set={name}={value}" for name, value in options.items()]
+        if self.memory is not None:
+            flags += ["--memory", self.memory]
+        if self.quick:
+            flags += [f"--num-lengths={QUICK_LENGTHS}", f"--max-lengths={QUICK_LENGTHS}"]
+            flags.append(f"--memory-fraction={QUICK_FRACTION}")
+        return flags
 
     def batchtune(self, *arguments: str, seconds: float | None = None, **environment: str) -> str:
         """Runs a command of batchtune's as a user would, until the deadline, and returns what it printed.
@@ -144,23 +134,3 @@ class Bench:
 def made_utterances(count: int = 20_000) -> Lengths:
     """Durations of 1 to 30 s, many short and few long."""
     return Lengths.of(np.random.default_rng(7).gamma(3.0, 3.5, count).clip(1, 30).round(2), unit="s")
-
-
-def made_tokens(count: int = 20_000) -> Lengths:
-    """Prompts and answers of 1 to 2,048 tokens each, heavy-tailed."""
-    drawn = np.random.default_rng(7).lognormal(5.5, 1.0, (2, count)).clip(1, 2048).round()
-    return Lengths.of(drawn[0], drawn[1], unit="tokens")
-
-
-def _quick(lengths: Lengths) -> Lengths:
-    """Few examples, scaled down so that the longest takes a tiny model little time."""
-    few = QUICK_EXAMPLES if lengths.targets is None else QUICK_PAIRS
-    chosen = np.random.default_rng(0).permutation(lengths.count)[:few]
-    longest = QUICK_SPEECH_SECONDS if lengths.targets is None else QUICK_TOKENS
-    values = lengths.values[chosen]
-    if lengths.unit in ("s", "tokens"):
-        values = values * (longest / values.max())
-    targets = None if lengths.targets is None else lengths.targets[chosen]
-    if targets is not None:
-        values, targets = np.ceil(values), np.ceil(targets * (longest / max(1.0, targets.max())))
-    return Lengths.of(values, targets, unit=lengths.unit)

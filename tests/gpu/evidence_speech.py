@@ -16,7 +16,6 @@ from batchtune.lengths import Lengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
-    CostModel,
     Probe,
     read_result,
 )
@@ -103,8 +102,6 @@ def _probe_figures(bench: Bench, ours: Searched, found: Probe, confirming: float
         wall_seconds=confirming,
         time_ratio=confirmation.time_ratio,
     )
-    for what, model in (("memory", found.models.peak_bytes), ("step times", found.models.step_seconds)):
-        _model_figure(bench, what, model)
 
 
 SEARCHED = "trials, of them out of memory, wall time"
@@ -134,17 +131,4 @@ def _peer_figure(bench: Bench, other: Searched, ours: Searched, asked: int) -> N
         times_the_time=seconds,
         batch_sizes=other.found,
         batchtune_batch_sizes=ours.found,
-    )
-
-
-def _model_figure(bench: Bench, what: str, model: CostModel | None) -> None:
-    if model is None:
-        bench.record.miss(f"no model of {what}: too few trials passed")
-        return
-    largest = "" if model.largest_error is None else f", {model.largest_error:.1%}"
-    bench.record.figure(
-        f"error of its model of {what} over all trials: root mean square{', largest' if largest else ''}",
-        f"{model.relative_error:.1%}{largest}",
-        relative_error=model.relative_error,
-        largest_error=model.largest_error,
     )

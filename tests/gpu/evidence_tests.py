@@ -16,7 +16,7 @@ NOTHING_LEFT = 5  # pytest's exit code if it collected no test
 
 
 def run_tests(bench: Bench, file: Path) -> None:
-    """Runs a file of tests; tells failures that batchtune raised from those of a test's own assertions."""
+    """Runs a file of tests; a failure is named with where it was raised."""
     report = bench.out / f"{bench.part}.jsonl"
     earlier = read_report(report)
     pytest = [sys.executable, "-m", "pytest", str(file), "-q", "-p", "no:cacheprovider"]
@@ -38,7 +38,7 @@ def run_tests(bench: Bench, file: Path) -> None:
     )
     for name, test in tests.items():
         if test["outcome"] == "failed":
-            bench.record.miss(f"{name} failed in {_folder_of(test['raised_in'])}: {test['message']}")
+            bench.record.miss(f"{name} failed in {test['raised_in']}: {test['message']}")
     if not counts["passed"]:
         bench.record.miss("no test passed")
 
@@ -54,11 +54,3 @@ def read_report(path: Path) -> dict[str, dict[str, Any]]:
             continue
         tests[test["test"]] = test
     return tests
-
-
-def _folder_of(raised_in: str) -> str:
-    """`batchtune` (the product's own code) or `tests`, with the place; `elsewhere` for a library."""
-    for folder in ("batchtune", "tests"):
-        if f"{folder}/" in raised_in:
-            return f"{folder}/ ({raised_in})"
-    return f"elsewhere ({raised_in})"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "loaders"))
 
@@ -59,21 +58,3 @@ def test_batches_are_the_same_in_all_modes(clips: str) -> None:
             loader = opened(f"{EXAMPLE}:make_batches", clips, eval_mode=mode, reader_threads=threads)
             found.append(digests(loader))
         assert found[0] == found[1] == found[2] == found[3]
-
-
-def test_the_example_makes_on_the_gpu_what_it_makes_on_the_cpu(clips: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
-    import dali_loader as example
-
-    paths = sorted(map(str, Path(clips).glob("*.wav")))
-    for encoded, _ in example.ndd.readers.File(files=paths).next_epoch(batch_size=FILES):
-        samples, _ = example.ndd.decoders.audio(encoded, dtype=example.ndd.float32, downmix=True)
-        on_cpu, on_gpu = (example.padded(example.log_mel(where)) for where in (samples, samples.gpu()))
-    assert on_gpu["log_mel"].device.type == "cuda"
-    torch.testing.assert_close(on_gpu["log_mel"].cpu(), on_cpu["log_mel"], rtol=0, atol=1e-2)
-
-
-def test_an_epoch_can_be_broken_off(clips: str) -> None:
-    loader = opened(f"{EXAMPLE}:make_batches", clips, reader_threads=2, batch_size=2)
-    assert len(digests(loader, 1)) == 1
-    assert sum(loader.facts(batch).examples or 0 for batch in loader.epoch()) == FILES

@@ -1,48 +1,17 @@
 """The probe on a CUDA device, under the allocator's own limit."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from msgspec.structs import replace
+from gpu.on_cuda import GIB, settings, supervise
 
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.probing import run_probe
-from batchtune.probe.settings import ProbeSettings
-from batchtune.probe.supervisor import Supervisor
 from batchtune.shapes import BatchShape
 
-WORKLOADS = Path(__file__).parent / "cuda_workload.py"
-GIB = 1 << 30
 pytestmark = pytest.mark.usefixtures("one_nursery")
 LENGTHS = Lengths.of([10.0, 20.0, 40.0] * 30)
-
-
-def supervise(name: str, options: dict[str, Any] | None = None, memory_bytes: int = 2 * GIB) -> Supervisor:
-    return Supervisor(replace(settings(name, memory_bytes, **(options or {})), trial_timeout_seconds=120))
-
-
-def settings(name: str, memory_bytes: int = 2 * GIB, **options: Any) -> ProbeSettings:
-    return ProbeSettings(
-        workload=name if ":" in name else f"{WORKLOADS}:{name}",
-        options=options,
-        device="cuda",
-        memory_bytes=memory_bytes,
-        memory_fraction=1.0,
-        num_lengths=3,
-    )
-
-
-def test_the_device_is_described() -> None:
-    import torch
-
-    with supervise("Known") as supervisor:
-        device = supervisor.start()
-    assert (device.kind, device.limit_bytes) == ("cuda", 2 * GIB)
-    assert device.name == torch.cuda.get_device_name()
-    assert device.total_bytes > 2 * GIB
-    assert device.allocator.startswith(("native", "cudaMallocAsync"))
 
 
 def test_the_limit_is_real_and_the_worker_lives_on() -> None:
@@ -58,8 +27,8 @@ def test_the_limit_is_real_and_the_worker_lives_on() -> None:
 
 @pytest.mark.parametrize("memory_gib", [1, 3])
 def test_the_probe_finds_what_a_brute_force_finds(tmp_path: Path, memory_gib: int) -> None:
-    probe = run_probe(LENGTHS, settings("Known", memory_gib * GIB), tmp_path)
-    with supervise("Known", memory_bytes=memory_gib * GIB) as supervisor:
+    probe = run_probe(LENGTHS, settings(memory_bytes=memory_gib * GIB), tmp_path)
+    with supervise(memory_bytes=memory_gib * GIB) as supervisor:
         supervisor.start()
         for point in probe.frontier:
             # Below and above the answer: memory grows with each example.
@@ -109,24 +78,7 @@ def test_a_disguised_oom_bounds_the_frontier_if_smaller_pass(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["conformer-ctc", "transformer-lm"])
 def test_the_built_in_workloads_train(name: str, dtype: str, checkpoint: bool) -> None:
     options = {"size": "tiny", "dtype": dtype, "checkpoint": checkpoint}
-    with supervise(f"builtin:{name}", options, 8 * GIB) as supervisor:
+    with supervise(f"builtin:{name}", options, memory_bytes=8 * GIB) as supervisor:
         supervisor.start()
         for shape in (BatchShape(2, 4.0), BatchShape(4, 2.0)):
             assert supervisor.measure(shape, 0).trial.outcome == "ok"
-
-
-@pytest.mark.parametrize("name", ["conformer-ctc", "transformer-lm"])
-def test_the_memory_of_a_real_model_follows_the_model_of_it(tmp_path: Path, name: str) -> None:
-    scale = 1.0 if name == "conformer-ctc" else 30.0
-    lengths = Lengths.of([scale * (1 + number % 16) for number in range(4000)])
-    chosen = ProbeSettings(
-        workload=f"builtin:{name}",
-        options={"size": "small", "dtype": "bf16"},
-        device="cuda",
-        memory_bytes=6 * GIB,
-        num_lengths=6,
-    )
-    probe = run_probe(lengths, chosen, tmp_path)
-    assert probe.models.peak_bytes is not None
-    assert probe.models.peak_bytes.relative_error < 0.1
-    assert len(probe.trials) <= 60

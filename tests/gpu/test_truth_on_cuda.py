@@ -79,19 +79,6 @@ def test_the_frontiers_shapes_fit_in_turns_with_any_allocator(
     assert set(run_in_turns(probe, 20, LANGUAGE_MODEL, options, GIB)) == {"ok"}
 
 
-@pytest.mark.timeout(1200)
-@pytest.mark.usefixtures("a_nursery_of_its_own")
-def test_segments_that_grow_fit_no_less_than_those_that_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fragmentation takes from the one what it leaves to the other: that is measured, and so seen."""
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    fits = {}
-    for expandable in (False, True):
-        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", f"expandable_segments:{expandable}")
-        chosen = settings(LANGUAGE_MODEL, {"size": "tiny"}, memory_bytes=GIB, num_lengths=3)
-        fits[expandable] = run_probe(TOKENS, chosen, tmp_path / str(expandable)).max_batch_length
-    assert fits[True] >= NEARLY * fits[False]
-
-
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("compile", "bf16"), [(True, False), (True, True), (False, True)], ids=["compiled", "compiled bf16", "eager bf16"]
