@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -215,18 +211,3 @@ def test_wrong_options_are_refused(tuning: Run, arguments: list[str], expected: 
     ran = tuning("tune-loader", "loaders.py:make", *arguments)
     assert ran.returncode == 2
     assert expected in ran.stderr
-
-
-@pytest.mark.slow
-def test_interrupted_it_keeps_what_it_has_measured(tuning: Run, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "batchtune", "tune-loader", "loaders.py:make", "--seconds", "0.3"]
-    started = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ)
-    try:
-        time.sleep(8)
-        started.send_signal(signal.SIGINT)
-        said, _ = started.communicate(timeout=60)
-    finally:
-        started.kill()
-    assert started.returncode == 130, said
-    found = written(tmp_path)
-    assert found["rows"] and found["interrupted"] and found["reason"].startswith("Interrupted after")

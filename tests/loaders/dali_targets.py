@@ -28,9 +28,7 @@ def mels(
     num_shards: int = 1,
     rng: Any = None,
     seed: int = 0,
-    shuffled_by: str = "seed",
 ) -> Iterator[dict[str, Any]]:
-    given = {"seed": seed} if shuffled_by == "seed" else {}
     reader = reader_of(
         folder,
         random_shuffle=True,
@@ -38,10 +36,10 @@ def mels(
         shard_id=shard_id,
         num_shards=num_shards,
         stick_to_shard=True,
-        **given,
+        seed=seed,
     )
     for encoded, labels in reader.next_epoch(batch_size=batch_size):
-        mel = log_mel(encoded, rng if shuffled_by == "seed" else None)
+        mel = log_mel(encoded, rng)
         yield {"mel": mel, "label": labels}
 
 
@@ -66,17 +64,6 @@ class Labels:
             yield labels
 
 
-class Captured:
-    """Keeps a reader that captures the operators in a pipeline."""
-
-    def __init__(self, folder: str, shard_id: int = 0, num_shards: int = 1) -> None:
-        self.reader = reader_of(folder, shard_id=shard_id, num_shards=num_shards, stick_to_shard=True)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for encoded, labels in self.reader.next_epoch(batch_size=4, capture=True):
-            yield {"mel": log_mel(encoded), "label": labels}
-
-
 def fails(folder: str, shard_id: int = 0, num_shards: int = 1) -> Iterator[Any]:
     reader = reader_of(folder, shard_id=shard_id, num_shards=num_shards)
     for number, (encoded, _) in enumerate(reader.next_epoch(batch_size=2)):
@@ -86,30 +73,14 @@ def fails(folder: str, shard_id: int = 0, num_shards: int = 1) -> Iterator[Any]:
         yield mel
 
 
-def decodes_early(folder: str) -> list[Any]:
-    """Needs what an operator made of the result of another one, before the first epoch."""
-    return list(decodes(folder))
-
-
 def decodes(folder: str) -> Iterator[Any]:
     """Decodes what is no audio."""
     for encoded, _ in reader_of(folder).next_epoch(batch_size=2):
         yield log_mel(encoded).torch(pad=True)
 
 
-def raises(folder: str, shard_id: int = 0, num_shards: int = 1) -> Iterator[Any]:
-    for number, mel in enumerate(fails(folder, 0, num_shards + 1)):
-        if number == 1 and shard_id == num_shards - 1:
-            raise ValueError("no such speaker")
-        yield mel
-
-
 def no_files(folder: str) -> Iterator[Any]:
     yield from ndd.readers.File(file_list=f"{folder}/missing.txt").next_epoch(batch_size=2)
-
-
-def nothing() -> Iterator[Any]:
-    yield from ()
 
 
 def a_number() -> int:

@@ -1,17 +1,15 @@
 """Data sets and loaders as users write them, good and bad. Example i is a clip of 100 + i samples, all of them i."""
 
-import contextlib
 import os
 import signal
 import sys
 import threading
 import time
-import types
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 COUNT = 40
 
@@ -57,22 +55,6 @@ def arguments(bad: int = -1, what: str = "", count: int = COUNT, drop_last: bool
     return {"dataset": made, "batch_size": 8, "shuffle": True, "drop_last": drop_last, "collate_fn": pad, "timeout": 30}
 
 
-class Swallowing(BatchSampler):
-    """Swallows what a signal handler raises in the training process while a worker dies."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        yield [17]
-        with contextlib.suppress(BaseException):
-            time.sleep(1.0)
-        yield from ([0] for _ in range(9))
-
-
-def swallowed() -> dict[str, Any]:
-    made = Clips(bad=17, what="SIGKILL")
-    sampler = Swallowing(range(COUNT), 1, False)
-    return {"dataset": made, "batch_sampler": sampler}
-
-
 def with_lengths(batch_size: int | None = None, count: int = COUNT) -> dict[str, Any]:
     lengths = [(100 + index) / 10 for index in range(count)]
     return {"dataset": Clips(), "lengths": lengths, "collate_fn": pad, "batch_size": batch_size}
@@ -92,18 +74,6 @@ def thinned() -> dict[str, Any]:
     return {"dataset": Clips(), "batch_size": 8, "collate_fn": half_of}
 
 
-def of_speechbrain() -> dict[str, Any]:
-    """Its import reads no audio: where torchaudio does not load, an empty module takes its place."""
-    try:
-        import torchaudio  # noqa: F401
-    except (ImportError, OSError):
-        sys.modules["torchaudio"] = types.ModuleType("torchaudio")
-    from speechbrain.dataio.batch import PaddedBatch
-
-    clips = [{"id": str(index), "wav": Clips()[index]} for index in range(COUNT)]
-    return {"dataset": clips, "batch_size": 8, "collate_fn": PaddedBatch}
-
-
 def without_data() -> dict[str, Any]:
     return {"batch_size": 4}
 
@@ -118,10 +88,6 @@ class Batches(IterableDataset[torch.Tensor]):
             yield torch.ones(3, 50 + number)
 
 
-def loader() -> DataLoader[torch.Tensor]:
-    return DataLoader(Clips(), batch_size=4, shuffle=True, collate_fn=pad)
-
-
 class FolderLoader(DataLoader[torch.Tensor]):
     def __init__(self, folder: str) -> None:
         super().__init__(Clips(), batch_size=4, collate_fn=pad)
@@ -131,9 +97,9 @@ def own_class() -> DataLoader[torch.Tensor]:
     return FolderLoader("clips")
 
 
-def generator(rows: int = 3) -> Iterator[torch.Tensor]:
+def generator() -> Iterator[torch.Tensor]:
     for number in range(5):
-        yield torch.ones(rows, 7 + number)
+        yield torch.ones(3, 7 + number)
 
 
 class Endless(Dataset[torch.Tensor]):
@@ -149,25 +115,14 @@ def missing_dali() -> None:
     import nvidia.dali_that_is_not_there  # noqa: F401
 
 
-def shards(folder: str, count: int = 2) -> list[str]:
+def web_loader(folder: str, num_workers: int, prefetch_factor: int | None) -> Any:
     import webdataset as wds  # slow to import: only where it is used
 
-    names = [f"{folder}/{number}.tar" for number in range(count)]
+    names = [f"{folder}/{number}.tar" for number in range(2)]
     for number, name in enumerate(names):
         with wds.TarWriter(name) as writer:
             for index in range(10):
                 writer.write({"__key__": f"{number}{index:03d}", "clip.npy": Clips()[index].numpy()})
-    return names
-
-
-def pipeline(folder: str, splits: bool = True) -> Any:
-    import webdataset as wds
-
-    clips = wds.WebDataset(shards(folder), shardshuffle=False, empty_check=splits).decode().to_tuple("clip.npy")
-    return clips.batched(5, collation_fn=lambda made: pad([torch.as_tensor(clip) for (clip,) in made]))
-
-
-def web_loader(folder: str, num_workers: int, prefetch_factor: int | None) -> Any:
-    import webdataset as wds
-
-    return wds.WebLoader(pipeline(folder), batch_size=None, num_workers=num_workers, prefetch_factor=prefetch_factor)
+    clips = wds.WebDataset(names, shardshuffle=False).decode().to_tuple("clip.npy")
+    batches = clips.batched(5, collation_fn=lambda made: pad([torch.as_tensor(clip) for (clip,) in made]))
+    return wds.WebLoader(batches, batch_size=None, num_workers=num_workers, prefetch_factor=prefetch_factor)

@@ -49,12 +49,10 @@ def wavs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def opened(wavs: str) -> Iterator[Callable[..., OpenLoader]]:
-    """`opened(name, options, **arguments)`: a loader, closed when the test ends."""
-    loaders: list[OpenLoader] = []
+    """`opened(name, options, **arguments)`: a loader of a target, in all threads again when the test ends."""
 
     def open_loader(name: str, options: dict[str, Any] | None = None, **arguments: Any) -> OpenLoader:
-        loaders.append(DaliKind().open(target_of(name, {"folder": wavs, **(options or {})}), arguments))
-        return loaders[-1]
+        return DaliKind().open(target_of(name, {"folder": wavs, **(options or {})}), arguments)
 
     yield open_loader
     if ndd := sys.modules.get(DYNAMIC):
@@ -79,35 +77,18 @@ def digests(loader: OpenLoader, batches: int | None = None) -> list[dict[str, st
 
 @needs_dali
 def test_functions_that_use_the_dynamic_mode_are_recognised(tmp_path: Path) -> None:
-    (tmp_path / "other.py").write_text("import torch\ndef make(): return torch.zeros(1)\n")
-    (tmp_path / "names.py").write_text(f"from {DYNAMIC} import readers\ndef make(): raise AssertionError\n")
-    (tmp_path / "pipelines.py").write_text("from nvidia.dali import fn, pipeline_def\ndef make(): return fn\n")
-    (tmp_path / "late.py").write_text(
-        f"class Make:\n    def __iter__(self):\n        from {DYNAMIC} import readers\n        yield readers\n"
-    )
-    found = {
-        spec: DaliKind().recognises(target_of(f"{tmp_path / spec}", {}))
-        for spec in ("other.py:make", "names.py:make", "pipelines.py:make", "late.py:Make")
-    }
-    assert found == {"other.py:make": False, "names.py:make": True, "pipelines.py:make": False, "late.py:Make": True}
+    imports = {"torch": False, f"{DYNAMIC} as ndd": True, "nvidia.dali.fn": False}
+    for number, (name, is_recognised) in enumerate(imports.items()):
+        (tmp_path / f"made{number}.py").write_text(f"def make():\n    import {name}\n")
+        assert DaliKind().recognises(target_of(f"{tmp_path}/made{number}.py:make", {})) is is_recognised
     assert DaliKind().recognises(target_of("mels", {"folder": ""}))
 
 
-def test_the_settings_are_few_and_none_is_the_same_twice() -> None:
-    kind = DaliKind()
-    for processors in (1, 2, 16, 200):
-        for accelerator in (False, True):
-            axes = kind.axes(processors, accelerator=accelerator, takes=frozenset({"shard_id", "num_shards"}))
-            every = kind.settings(axes)
-            assert len(every) <= 18 + 6 * accelerator
-            assert every[0] == {"eval_mode": "eager", "num_threads": 1, "reader_threads": 0, "queue_depth": None}
-            assert {kind.workers(one) for one in every} == {0, 1, 2}
-            assert ("sync_full" in axes["eval_mode"]) == accelerator
-            assert max(axes["num_threads"]) == processors
-    alone = kind.axes(2, accelerator=False, takes=frozenset({"shard_id"}))
-    assert alone["reader_threads"] == [0, 1]
-    swept = kind.settings({"reader_threads": [0, 1], "queue_depth": [1, 2, 4], "batch_size": [8]})
-    assert [(one["reader_threads"], one["queue_depth"]) for one in swept] == [(0, None), (1, 1), (1, 2), (1, 4)]
+def test_functions_with_shards_are_read_by_two_threads() -> None:
+    axes = DaliKind().axes(16, accelerator=False, takes=frozenset({"shard_id", "num_shards"}))
+    assert (axes["num_threads"], axes["reader_threads"]) == ([1, 16], [0, 1, 2])
+    assert DaliKind().axes(2, accelerator=True, takes=frozenset({"shard_id"}))["reader_threads"] == [0, 1]
+    assert len(DaliKind().settings({"reader_threads": [0, 1], "queue_depth": [1, 2]})) == 3
 
 
 # What is delivered
@@ -166,38 +147,11 @@ def test_equal_seeds_give_equal_batches_in_all_modes(opened: Callable[..., OpenL
 
 
 @needs_dali
-def test_without_a_seed_the_reader_shuffles_as_ever(opened: Callable[..., OpenLoader], wavs: str) -> None:
-    options = {"folder": wavs, "shuffled_by": "default"}
-    loaders = [DaliKind().open(target_of("mels", options, seed=seed), {}) for seed in (1, 2)]
-    one, other = map(digests, loaders)
-    assert [batch["label"] for batch in one] == [batch["label"] for batch in other]
-    assert [batch["mel"] for batch in one] != [batch["mel"] for batch in other]  # the default generator is seeded
-    assert [batch["label"] for batch in one] != [batch["label"] for batch in digests(opened("mels"))]
-
-
-@needs_dali
 def test_an_epoch_can_be_broken_off_and_begun_again(opened: Callable[..., OpenLoader]) -> None:
     for threads in (0, 1, 2):
         loader = opened("mels", reader_threads=threads, queue_depth=1)
         assert len(digests(loader, 1)) == 1
         assert len(digests(loader)) == 3 + (threads == 2)
-
-
-@needs_dali
-def test_a_captured_pipeline_is_measured_too(opened: Callable[..., OpenLoader]) -> None:
-    for threads, wanted in ((0, [4, 4, 3]), (2, [4, 4, 1, 2])):
-        loader = opened("Captured", reader_threads=threads)
-        for _ in range(2):
-            assert [loader.facts(batch).examples for batch in loader.epoch()] == wanted
-        assert len(digests(loader, 1)) == 1
-        assert [loader.facts(batch).examples for batch in loader.epoch()] == wanted
-
-
-@needs_dali
-def test_the_argument_batch_size_reaches_the_function(opened: Callable[..., OpenLoader]) -> None:
-    loader = opened("mels", batch_size=5)
-    assert [loader.facts(batch).examples for batch in loader.epoch()] == [5, 5, 1]
-    assert list(opened("nothing").epoch()) == []
 
 
 @needs_dali
@@ -223,26 +177,14 @@ def test_an_operators_error_names_the_line_of_the_user(
 
 
 @needs_dali
-@pytest.mark.parametrize("name", ["decodes", "decodes_early"])
 @pytest.mark.parametrize("mode", ["eager", "deferred"])
 def test_an_error_that_passed_through_operators_is_dalis(
-    opened: Callable[..., OpenLoader], tmp_path: Path, mode: str, name: str
+    opened: Callable[..., OpenLoader], tmp_path: Path, mode: str
 ) -> None:
     for number in range(2):
         (tmp_path / f"{number}.wav").write_bytes(b"no audio" * 20)
     with pytest.raises(RuntimeError, match="Format not recognised"):
-        list(opened(name, {"folder": str(tmp_path)}, eval_mode=mode).epoch())
-
-
-@needs_dali
-@pytest.mark.parametrize("threads", [0, 1, 2])
-def test_an_error_of_the_users_own_reaches_training(opened: Callable[..., OpenLoader], threads: int) -> None:
-    delivered = 0
-    with pytest.raises(ValueError, match="no such speaker") as caught:
-        for _ in opened("raises", reader_threads=threads).epoch():
-            delivered += 1
-    assert delivered == (3 if threads == 2 else 1)  # in turns, and the last thread's second one fails
-    assert 'raise ValueError("no such speaker")' in user_traceback(caught.value)
+        list(opened("decodes", {"folder": str(tmp_path)}, eval_mode=mode).epoch())
 
 
 @needs_dali

@@ -11,6 +11,7 @@ import pytest
 from loader_records import loaded, made_dali
 from msgspec.structs import replace
 
+from batchtune.loaders import read_tuning
 from batchtune.loaders import tuner as loader_tuner
 from batchtune.loaders.protocol import BatchFacts, Opened, Take, Taken
 from batchtune.loaders.recommend import reason_for, warnings_for
@@ -145,3 +146,17 @@ def test_dali_has_reader_threads_and_no_pinned_memory() -> None:
         said = render(loaded(tuning))
         assert "pin_memory" not in said and "worker" not in said
     assert "reader threads" in " ".join(render(loaded(waits)).split())
+
+
+def test_interrupted_it_keeps_what_it_has_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(arguments: Arguments) -> float:
+        if arguments["num_workers"] == 2:
+            raise KeyboardInterrupt
+        return 0.01
+
+    monkeypatch.setattr(loader_tuner, "LoaderRunner", MadeRunner(0.0, 0, interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        run_loader_tuning(LoaderSettings(target="a.py:make", sweep={"num_workers": [0, 1, 2]}), tmp_path)
+    found = read_tuning(tmp_path / "loader.json")
+    assert found.interrupted and found.reason.startswith("Interrupted after")
+    assert {row.workers for row in found.rows} == {0, 1}

@@ -6,7 +6,7 @@ import pytest
 
 from batchtune.loaders.dataloader import TorchKind
 from batchtune.loaders.protocol import BatchFacts, Taken
-from batchtune.loaders.recommend import equal_to_best, ranked
+from batchtune.loaders.recommend import ranked
 from batchtune.loaders.rows import idle_share, row_of
 from batchtune.loaders.runner import Measurement, repeated_batches
 from batchtune.results import Demand, LoaderRow
@@ -41,11 +41,6 @@ def test_the_fewest_workers_of_the_best_come_first(
     rows: list[LoaderRow], demand: Demand | None, order: list[int]
 ) -> None:
     assert [row.workers for row in ranked(rows, demand)] == order
-
-
-def test_rows_within_two_points_of_the_best_are_equal() -> None:
-    rows = [row(1, 100, 0.05), row(2, 100, 0.035), row(4, 100, 0.02)]
-    assert equal_to_best(rows, STEP) == {"num_workers=2", "num_workers=4"}
 
 
 def measurement(waits: list[float], workers: int, step: float = 0.0) -> Measurement:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from collections.abc import Iterator
@@ -10,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from verify.made_stepper import made_config
 
 from batchtune.exports.run_configs import render_sampler_yaml
-from batchtune.lengths import Lengths
 from batchtune.loaders.failures import failed
 from batchtune.loaders.protocol import Open, Opened, Reply, Take, Taken
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
-from batchtune.results import Arguments, SamplerConfig, SamplerEvidence
+from batchtune.results import Arguments
 
 USERS = Path(__file__).parent / "loaders_of_users.py"
 TWO: Arguments = {"num_workers": 2, "prefetch_factor": 2}
@@ -60,10 +59,6 @@ def examples(taken: Taken) -> list[int | None]:
     return [batch.examples for batch in taken.batches]
 
 
-def total_length(taken: Taken) -> float:
-    return sum(batch.total_length or 0.0 for batch in taken.batches)
-
-
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Asker]:
     asker = Asker()
@@ -80,28 +75,14 @@ def asker(nursery: Asker) -> Iterator[Asker]:
 # What it opens.
 
 
-def test_a_map_style_data_set_alone(asker: Asker) -> None:
-    opened = asker.open("Clips", options={"count": 5})
-    assert isinstance(opened, Opened)
-    assert (opened.kind, opened.batches, opened.device_name) == ("torch", 5, "CPU")
-    assert opened.takes == ["bad", "count", "what"]
-    taken = asker.take()
-    assert isinstance(taken, Taken) and taken.complete
-    assert [(batch.examples, batch.size_bytes) for batch in taken.batches] == [(1, 4 * (100 + i)) for i in range(5)]
-
-
 @pytest.mark.parametrize("swept", [{}, TWO, {**TWO, "in_order": False}, {**TWO, "persistent_workers": True}])
 def test_a_dict_of_arguments_delivers_each_example_once(asker: Asker, swept: Arguments) -> None:
     taken = asker.epoch("arguments", swept)
     assert taken.complete and examples(taken) == [8] * 5
-    # Padded to the longest of each batch.
-    assert total_length(taken) == sum(batch.size_bytes - 64 for batch in taken.batches) / 4 >= sum(range(100, 140))
+    for batch in taken.batches:  # 32-bit numbers, padded to the longest; 64-bit lengths
+        assert batch.total_length == (batch.size_bytes - 64) / 4
     assert taken.words is not None and re.fullmatch(r"8 × 1\d\d \(wav\)", taken.words)
     assert len(taken.waits) == len(taken.steps) == len(taken.digests) == 5
-
-
-def test_the_users_own_loader_is_measured_with_other_workers(asker: Asker) -> None:
-    assert examples(asker.epoch("loader", TWO)) == [4] * 10
 
 
 def test_a_class_that_cant_be_made_anew_is_named(asker: Asker) -> None:
@@ -110,35 +91,16 @@ def test_a_class_that_cant_be_made_anew_is_named(asker: Asker) -> None:
 
 @pytest.mark.parametrize(("name", "workers", "batches"), [("Batches", 0, 6), ("Batches", 2, 12), ("generator", 0, 5)])
 def test_iterables_deliver_their_own_batches_each_epoch(asker: Asker, name: str, workers: int, batches: int) -> None:
-    opened = asker.open(name, {"num_workers": workers} if workers else {})
-    assert isinstance(opened, Opened)
-    assert opened.kind == ("iterable" if name == "generator" else "torch")
+    asker.open(name, {"num_workers": workers} if workers else {})
     for _ in range(2):
         taken = asker.take()
         assert isinstance(taken, Taken) and taken.complete
         assert examples(taken) == [3] * batches
 
 
-def test_what_the_function_takes_is_passed_to_it(asker: Asker) -> None:
-    assert examples(asker.epoch("generator", {"rows": 9})) == [9] * 5
-
-
-def test_a_pipeline_of_shards(asker: Asker, tmp_path: Path) -> None:
-    taken = asker.epoch("pipeline", TWO, options={"folder": str(tmp_path)})
-    assert examples(taken) == [5] * 4
-
-
 def test_a_web_loader_starts_its_workers_itself(asker: Asker, tmp_path: Path) -> None:
     folder = {"folder": str(tmp_path)}
-    opened = asker.open("web_loader", options=folder)
-    assert isinstance(opened, Opened) and opened.kind == "iterable"
-    asker.nursery.end_worker()
     assert examples(asker.epoch("web_loader", TWO, options=folder)) == [5] * 4
-
-
-def test_more_workers_than_shards_are_webdatasets_error(asker: Asker, tmp_path: Path) -> None:
-    failure = asker.failure("pipeline", {"num_workers": 4}, options={"folder": str(tmp_path)})
-    assert failure.outcome == "error" and "fewer shards than workers" in failure.message
 
 
 # The batches that a run recommends.
@@ -146,25 +108,7 @@ def test_more_workers_than_shards_are_webdatasets_error(asker: Asker, tmp_path: 
 
 @pytest.fixture
 def config(tmp_path: Path) -> str:
-    lengths = Lengths.of([(100 + index) / 10 for index in range(40)])
-    evidence = SamplerEvidence(
-        fingerprint=lengths.fingerprint, device=None, batches=10, padding_ratio=0.1, estimated_epoch_seconds=None
-    )
-    made = SamplerConfig(
-        format=SamplerConfig.FORMAT,
-        version=SamplerConfig.VERSION,
-        unit="s",
-        max_batch_length=100.0,
-        max_batch_size=7,
-        num_buckets=2,
-        bucket_boundaries=[12.0, 14.0],
-        bucket_batch_sizes=[7, 4],
-        shuffle=True,
-        batch_ordering="random",
-        drop_last=False,
-        seed=11,
-        evidence=evidence,
-    )
+    made = made_config([12.0, 14.0], [7, 4], unit="s", seed=11)
     (tmp_path / "sampler.yaml").write_text(render_sampler_yaml(made), encoding="utf-8")
     return str(tmp_path / "sampler.yaml")
 
@@ -177,7 +121,7 @@ def test_lengths_give_the_recommended_batches_and_exact_shapes(asker: Asker, con
     assert isinstance(taken, Taken)
     assert sorted(filter(None, examples(taken))) == [3, 4, 4, 4, 4, 7, 7, 7]
     assert {batch.length for batch in taken.batches} < {(100 + index) / 10 for index in range(40)}
-    assert total_length(taken) == pytest.approx(sum(range(100, 140)) / 10)
+    assert sum(batch.total_length or 0 for batch in taken.batches) == pytest.approx(sum(range(100, 140)) / 10)
 
 
 @pytest.mark.parametrize(
@@ -204,10 +148,6 @@ def test_a_part_of_an_epoch_ends_where_it_was_asked_to(asker: Asker) -> None:
         taken = asker.take(batches=3)
         assert isinstance(taken, Taken) and not taken.complete
         assert examples(taken) == [8] * 3
-    asker.nursery.end_worker()
-    asker.open("arguments")
-    taken = asker.take(seconds=0.0)
-    assert isinstance(taken, Taken) and len(taken.waits) == 1
 
 
 def test_the_consumer_is_busy_for_each_step(asker: Asker) -> None:
@@ -264,18 +204,6 @@ def test_the_probes_messages_mean_out_of_memory(asker: Asker, workers: Arguments
     assert (failure.hint is None) == (outcome == "error")
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
-def test_a_death_gets_past_code_that_swallows_exceptions(asker: Asker, context: str) -> None:
-    asker.open("swallowed", {**TWO, "multiprocessing_context": context})
-    # torch looks every 5 s whether its workers live; those of a fork server import torch before.
-    failure = asker.take(timeout=10.0 if context == "fork" else 30.0)
-    assert isinstance(failure, Failed) and failure.message.startswith("DataLoader worker (pid")
-
-
-def test_an_item_that_exits_is_named_without_workers(asker: Asker) -> None:
-    assert asker.failure("arguments", {}, options={"bad": 17, "what": "leave"}).message == "SystemExit: 4"
-
-
 def test_a_worker_that_hangs_shows_where(asker: Asker) -> None:
     asker.open("arguments", TWO, options={"bad": 17, "what": "hang"})
     with pytest.raises(WorkerLost) as lost:
@@ -315,22 +243,3 @@ def test_a_gpu_that_is_not_there(asker: Asker) -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there may be one")
     assert asker.failure("Clips", device="cuda:0").message == "--device cuda:0: torch can use no GPUs here"
-
-
-@pytest.mark.slow
-def test_speechbrains_own_batches(asker: Asker) -> None:
-    if importlib.util.find_spec("speechbrain") is None:
-        pytest.skip("speechbrain is not installed")
-    taken = asker.epoch("of_speechbrain")
-    assert examples(taken) == [8] * 5
-    assert taken.words == "8 × 107 (wav.data)"
-    assert set(taken.digests[0]) == {"id", "wav.data", "wav.lengths"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_workers_that_are_not_forked_import_the_users_file(asker: Asker, context: str) -> None:
-    taken = asker.epoch("arguments", {**TWO, "multiprocessing_context": context})
-    assert taken.complete and examples(taken) == [8] * 5
-    failure = asker.failure("arguments", {**TWO, "multiprocessing_context": context}, options={"bad": 17})
-    assert failure.message == "ValueError: no such clip"
