@@ -309,10 +309,9 @@ class Tuner:
             interrupted=interrupted,
             warnings=self._notes,
         )
-        if self._repeats:
+        if self._repeats:  # the most important comes first
             workers = self._kind.WORKERS_ARE.capitalize()
-            tuning.warnings.append(
-                f"{workers} repeat each other: settings with several are left out. {self._kind.SPLIT}"
-            )
+            repeats = f"{workers} repeat each other: settings with several are left out. {self._kind.SPLIT}"
+            tuning.warnings.insert(0, repeats)
         tuning.warnings.extend(warnings_for(tuning, len(self._settings.processors)))
         return replace(tuning, reason=reason_for(tuning))
