@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from batchtune.epochs.samplers import speechbrain_boundaries
+from batchtune.epochs.table import speechbrain_boundaries
 from batchtune.lengths import FloatArray
 
 # Lhotse chooses the buckets from a generator of this seed, the same in every epoch.

@@ -24,8 +24,7 @@ from batchtune.buckets.current_settings import (
 from batchtune.buckets.strategies import capped_by_num_buckets
 from batchtune.configs import LIMITS, Block, Recipe, entries
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.samplers import speechbrain_table
-from batchtune.epochs.table import BucketTable
+from batchtune.epochs.table import BucketTable, speechbrain_table
 from batchtune.lengths import Lengths
 from batchtune.results import Row, Sizing
 from batchtune.units import counted, format_length

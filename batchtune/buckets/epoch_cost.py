@@ -12,12 +12,12 @@ from msgspec import structs
 
 from batchtune.epochs.batch_order import EpochShapes
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.cost import StepTimes
 from batchtune.epochs.expectation import ExpectedBatches, expected_batches
 from batchtune.epochs.layout import ONE_RANK, Dealing, Ranks, Tally
 from batchtune.epochs.measured_costs import Costs, StepSeconds, TypicalTargets, batch_seconds
 from batchtune.epochs.randomness import Mates, mates_in_buckets
 from batchtune.epochs.simulation import SimulatedEpochs, simulate_epochs, with_overhead
+from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import RankTimes, Row, Sizing, StreamRow, SweepSettings
@@ -300,8 +300,7 @@ def time_errors(
     """
     if not isinstance(step_seconds, StepTimes):
         return None
-    total, gradient = step_seconds.sensitivities(sizes, lengths, targets, counts)
-    return gradient * (seconds / total) * step_seconds.sigmas
+    return seconds * step_seconds.errors(sizes, lengths, targets, counts)
 
 
 def shape_errors(step_seconds: StepSeconds, shapes: EpochShapes, seconds: float) -> FloatArray | None:

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.epochs.cost import Frontier, JointFrontier, StepTimes, scaled
 from batchtune.epochs.expectation import BatchCost
+from batchtune.epochs.frontier import Frontier
+from batchtune.epochs.step_times import StepTimes
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import Probe
 from batchtune.trust import WORST_TIME_ERROR
 
-# Examples, evenly taken in order of length, that say what is typical; more would only be slower.
-_SAMPLE = 1 << 17
-# Targets are told apart by so many quantiles, and as many even steps: few of them may make up most of the mean.
+# Targets are told apart by so many even steps of their logarithm.
 _LEVELS = 64
 # Groups of examples next to each other in length; a bucket is taken to hold whole groups.
 _GROUPS = 1024
-# Batches whose targets are worked out together, few enough to stay in the cache.
-_AT_ONCE = 4096
 # Without a known bucket, a batch is taken to be of one of this many, with as many examples each.
 _BUCKETS = 16
 Sizes: TypeAlias = Callable[[FloatArray], IntArray]
@@ -72,9 +70,8 @@ def costs_of(probe: Probe) -> Costs:
         times = StepTimes.of(probe.trials, model)
         # Steps in turns with other shapes, as in training. Corrections are ratios to the model: this scales all times.
         if probe.confirmation is not None and probe.confirmation.time_ratio is not None:
-            times = replace(times, model=scaled(times.model, probe.confirmation.time_ratio))
+            times = times.scaled(probe.confirmation.time_ratio)
     frontier = Frontier.of(probe.frontier)
-    joint = JointFrontier.of([*probe.frontier, *probe.joint_frontier]) if probe.joint_frontier else None
 
     def proven_by(longest: float, batch_size: int) -> int | None:
         if batch_size > int(frontier.proven(longest)):
@@ -82,35 +79,33 @@ def costs_of(probe: Probe) -> Costs:
         fitting = (point for point in probe.frontier if point.length >= longest and point.batch_size >= batch_size)
         return next(fitting).trial
 
-    return Costs(
+    costs = Costs(
         frontier=frontier,
         continued_frontier=frontier.continued,
-        joint_frontier=joint,
-        joint_proven=joint and joint.proven,
-        joint_lengths=np.unique(joint.lengths) if joint else np.empty(0),
         proven=frontier.proven if probe.is_proven else lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
         proven_by=proven_by,
         step_seconds=times,
         device_name=probe.device.name,
     )
+    if not probe.joint_frontier:
+        return costs
+    joint = Frontier.of_pairs([*probe.frontier, *probe.joint_frontier])
+    return replace(costs, joint_frontier=joint, joint_proven=joint.proven, joint_lengths=np.unique(joint.lengths))
 
 
 def capped(costs: Costs, max_batch_length: float) -> Costs:
     """Return the same costs, but no batch longer than the user wants."""
+    sizes = {name: getattr(costs, name) for name in ("frontier", "continued_frontier", "joint_frontier")}
+    capped_sizes: dict[str, Any] = {
+        name: partial(_capped, uncapped, max_batch_length) for name, uncapped in sizes.items() if uncapped
+    }
+    return replace(costs, **capped_sizes)
 
-    def cap(sizes: Callable[..., IntArray] | None) -> Callable[..., IntArray] | None:
-        def capped_sizes(lengths: FloatArray, *targets: FloatArray) -> IntArray:
-            assert sizes is not None
-            return np.minimum(sizes(lengths, *targets), np.maximum(1, (max_batch_length / lengths).astype(np.int64)))
 
-        return sizes and capped_sizes
-
-    return replace(
-        costs,
-        frontier=cap(costs.frontier),
-        continued_frontier=cap(costs.continued_frontier),
-        joint_frontier=cap(costs.joint_frontier),
-    )
+def _capped(
+    sizes: Callable[..., IntArray], max_batch_length: float, lengths: FloatArray, *targets: FloatArray
+) -> IntArray:
+    return np.minimum(sizes(lengths, *targets), np.maximum(1, (max_batch_length / lengths).astype(np.int64)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +113,7 @@ class TypicalTargets:
     """The longest target that a batch has on average, by its size and its longest length.
 
     Attributes:
-        lengths: Shape (n,), ascending, of examples that stand for all.
+        lengths: Shape (examples,), ascending.
         levels: Shape (levels,), ascending: the targets to tell apart.
         examples_up_to: Shape (groups + 1, levels): how many of the examples in the first groups, from the shortest
             length on, have targets up to each level. All groups have as many examples, to within one.
@@ -126,29 +121,23 @@ class TypicalTargets:
 
     lengths: FloatArray
     levels: FloatArray
-    examples_up_to: FloatArray
+    examples_up_to: IntArray
 
     @classmethod
     def of(cls, lengths: Lengths) -> TypicalTargets | None:
         """Return those of a data set; None without targets."""
         if lengths.targets is None:
             return None
-        # The middles of as many equal parts, in ascending order.
-        taken = min(lengths.count, _SAMPLE)
-        chosen = lengths.count - 1 - ((2 * np.arange(taken) + 1) * lengths.count) // (2 * taken)
-        targets = lengths.targets[chosen]
-        quantiles = np.quantile(targets, np.linspace(0, 1, _LEVELS))
-        even = np.linspace(targets.min(), targets.max(), _LEVELS)
-        edges = np.unique(np.concatenate((quantiles, even)))
-        level = np.searchsorted(edges, targets).clip(max=edges.size - 1)  # interpolated quantiles may round
-        present, level = np.unique(level, return_inverse=True)
-        groups = min(taken, _GROUPS)
-        group = np.arange(taken) * groups // taken
-        counts = np.bincount(group * present.size + level, minlength=groups * present.size)
-        up_to = np.zeros((groups + 1, present.size))
-        up_to[1:] = counts.reshape(groups, present.size).cumsum(axis=0).cumsum(axis=1)
-        means = np.bincount(level, targets) / np.bincount(level)
-        return cls(lengths.values[chosen], means, up_to)
+        targets = lengths.targets[::-1]
+        edges = np.expm1(np.linspace(np.log1p(targets.min()), np.log1p(targets.max()), _LEVELS))
+        level = np.searchsorted(edges[:-1], targets)
+        groups = min(lengths.count, _GROUPS)
+        group = np.arange(lengths.count) * groups // lengths.count
+        counts = np.bincount(group * _LEVELS + level, minlength=groups * _LEVELS).reshape(groups, _LEVELS)
+        up_to = np.concatenate((np.zeros((1, _LEVELS), dtype=np.int64), counts.cumsum(axis=0).cumsum(axis=1)))
+        in_level = counts.sum(axis=0)
+        means = np.bincount(level, targets, _LEVELS) / np.maximum(in_level, 1)
+        return cls(lengths.values[::-1], np.where(in_level > 0, means, edges), up_to)
 
     def __call__(
         self, batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, above: npt.ArrayLike | None = None
@@ -159,30 +148,20 @@ class TypicalTargets:
         twice). All examples are longer than `above`, the boundary of the bucket before; without it the sixteenth of the
         data that is nearest in length is taken. Arguments are broadcast against each other.
         """
-        size, length = np.broadcast_arrays(
-            np.asarray(batch_sizes, dtype=np.float64), np.asarray(lengths, dtype=np.float64)
-        )
+        length = np.asarray(lengths, dtype=np.float64)
         end = np.maximum(np.searchsorted(self.lengths, length, side="right"), 1)
         if above is None:
             start = end - max(1, self.lengths.size // _BUCKETS)
         else:
-            start = np.searchsorted(self.lengths, np.broadcast_to(above, length.shape), side="right")
-        groups = self.examples_up_to.shape[0] - 1
-        last = np.ceil(end * (groups / self.lengths.size)).astype(np.int64)
-        first = np.round(start * (groups / self.lengths.size)).astype(np.int64).clip(0, last - 1)
-        longest = np.empty(size.size)
-        for offset in range(0, size.size, _AT_ONCE):
-            chunk = slice(offset, offset + _AT_ONCE)
-            longest[chunk] = self._mean_longest(size.ravel()[chunk], first.ravel()[chunk], last.ravel()[chunk])
-        return longest.reshape(size.shape)
-
-    def _mean_longest(self, batch_sizes: FloatArray, first: IntArray, last: IntArray) -> FloatArray:
-        """Return the mean longest target of batches drawn from these groups; all arrays have the shape (batches,)."""
+            start = np.searchsorted(self.lengths, np.asarray(above, dtype=np.float64), side="right")
+        groups_each = (self.examples_up_to.shape[0] - 1) / self.lengths.size
+        last = np.ceil(end * groups_each).astype(np.int64)
+        first = np.round(start * groups_each).astype(np.int64).clip(0, last - 1)
         examples = self.examples_up_to[last] - self.examples_up_to[first]
-        within = (examples / examples[:, -1:]) ** batch_sizes[:, np.newaxis]
-        longest = float(self.levels[-1])
-        below: FloatArray = np.sum(within[:, :-1] * np.diff(self.levels), axis=1)
-        return longest - below
+        sizes = np.asarray(batch_sizes, dtype=np.float64)[..., np.newaxis]
+        within = (examples / examples[..., -1:]) ** sizes
+        below: FloatArray = np.sum(within[..., :-1] * np.diff(self.levels), axis=-1)
+        return float(self.levels[-1]) - below
 
 
 def batch_seconds(

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from batchtune.epochs.cost.fitting import needs_targets
+from batchtune.epochs.cost_model import needs_targets
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.lengths import FloatArray
 from batchtune.loaders.base import LoaderKind

@@ -11,8 +11,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from batchtune.buckets.sweep_settings import SweepSettings
-from batchtune.epochs.cost import Frontier, fit_cost, fit_step_seconds, largest_max_batch_length
+from batchtune.epochs.cost_model import fit_cost
+from batchtune.epochs.frontier import Frontier, largest_max_batch_length
 from batchtune.epochs.measured_costs import TypicalTargets
+from batchtune.epochs.step_times import StepTimes
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.probe import messages
@@ -378,6 +380,7 @@ class _Probing:
         if turns is not None and points[-1].length < self.lengths.longest:
             raise messages.longest_not_proven(self.lengths, points[-1].length, self.device, margin)
         unfinished = turns is None or self.out_of_time
+        times = StepTimes.fit(self.trials)
         equal = self.search.equal_batches(self.trials) if unfinished else None
         return Probe(
             meta=meta_of(Probe),
@@ -387,7 +390,7 @@ class _Probing:
             settings=self.settings.recorded(),
             trials=self.trials,
             frontier=points,
-            models=Models(peak_bytes=known.fit.model, step_seconds=fit_step_seconds(self.trials)),
+            models=Models(peak_bytes=known.fit.model, step_seconds=None if times is None else times.model),
             max_batch_length=largest_max_batch_length(
                 Frontier.of(points), self.lengths.histogram, self.settings.max_batch_size
             ),

@@ -18,7 +18,7 @@ import numpy as np
 from batchtune.epochs import batch_order
 from batchtune.epochs.batch_order import EpochShapes
 from batchtune.epochs.batchers import Batcher, Batching
-from batchtune.epochs.cost import predict
+from batchtune.epochs.cost_model import predict
 from batchtune.epochs.layout import Dealing
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError, UsageError

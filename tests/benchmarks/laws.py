@@ -23,7 +23,7 @@ from memory_laws import LAWS, TARGET_LAWS, Law, LawDevice, made_lengths
 
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import ALL_STRATEGIES, SweepSettings
-from batchtune.epochs.cost import Frontier
+from batchtune.epochs.frontier import Frontier
 from batchtune.epochs.measured_costs import Costs, costs_of
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import Lengths

@@ -12,8 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from batchtune.buckets.current import Current, current_batching, read_current
-from batchtune.epochs.samplers import speechbrain_table
-from batchtune.epochs.table import BucketTable
+from batchtune.epochs.table import BucketTable, speechbrain_table
 from batchtune.errors import BatchtuneError, ResultError, UsageError
 from batchtune.lengths import Lengths
 

@@ -42,7 +42,7 @@ def with_targets(sizes: Any, lengths: Any, targets: Any = None) -> FloatArray:
     return constant_and_cells(sizes, lengths) + (0 if targets is None else 1e-3 * np.asarray(sizes) * targets)
 
 
-TIMES: list[Seconds] = [cells, constant_and_cells, quadratic, in_tiles, with_targets]
+TIMES: list[Seconds] = [cells, constant_and_cells, quadratic, in_tiles]
 
 
 def optimal_rows(
@@ -95,8 +95,7 @@ def test_no_other_table_costs_less_whatever_the_sizes(
     rng = np.random.default_rng(seed)
     ends = np.cumsum(rng.integers(1, 9, len(counts))).astype(np.float64)
     sizes = rng.integers(1, 16, len(counts)) if not steps else np.repeat(rng.integers(1, 16, 3), 2)[: len(counts)]
-    targets = rng.integers(0, 40, sum(counts)) if seconds is with_targets else None
-    lengths = Lengths.of(np.repeat(ends, counts), targets)
+    lengths = Lengths.of(np.repeat(ends, counts))
     costs = Costs(frontier=lambda of: sizes[np.searchsorted(ends, of)], step_seconds=seconds)
     asked = tuple(range(1, ends.size + 1))
     rows = optimal_rows(lengths, asked, costs)

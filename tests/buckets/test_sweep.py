@@ -15,7 +15,7 @@ from batchtune.buckets.current import read_current
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings
-from batchtune.epochs.cost import Frontier
+from batchtune.epochs.frontier import Frontier
 from batchtune.epochs.layout import Ranks
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import UsageError

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.epochs.cost import fit_cost, needs_targets, predict
-from batchtune.epochs.cost.fitting import FloatArray
+from batchtune.epochs.cost_model import fit_cost, needs_targets, predict
+from batchtune.lengths import FloatArray
 from batchtune.results import CostModel
 
 MEASURED = json.loads((Path(__file__).parent / "measured_shapes.json").read_text())

@@ -17,8 +17,8 @@ from timed_trials import timed_trial
 
 from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.optimal import optimal_boundaries
-from batchtune.epochs.cost import StepTimes, fit_step_seconds
 from batchtune.epochs.expectation import expected_batches
+from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.probe.session import enough, interquartile_range
@@ -143,11 +143,8 @@ def run(make: Callable[[np.random.Generator, float], Law], noise: Noise, seed: i
         drawn_trial(size, length, float(law(np.array(float(size)), np.array(length))), noise, random)
         for size, length in SHAPES
     ]
-    model = fit_step_seconds(trials)
-    assert model is not None
-    pricing = Pricing(
-        lengths=LENGTHS, total=LENGTHS.total, max_batch_length=MOST, step_seconds=StepTimes.of(trials, model)
-    )
+    times = StepTimes.fit(trials)
+    pricing = Pricing(lengths=LENGTHS, total=LENGTHS.total, max_batch_length=MOST, step_seconds=times)
     row = pricing.of_table("quantile", "length", TABLE.num_buckets, TABLE).row
     assert row.estimated_epoch_seconds is not None and row.estimated_epoch_error_seconds is not None
     expected = noise.mean * expected_batches(LENGTHS.histogram, TABLE).sum_of(law)
@@ -195,9 +192,8 @@ def least_of_all(named: str, seed: int) -> float:
     trials = []
     for size, length in zip(batch_sizes_for(measured, MOST), measured, strict=True):
         trials.append(drawn_trial(int(size), float(length), float(law(size, length)), noise, random))
-    model = fit_step_seconds(trials)
-    assert model is not None
-    times = StepTimes.of(trials, model)
+    times = StepTimes.fit(trials)
+    assert times is not None
     lengths = LENGTHS.histogram.lengths
     sizes = batch_sizes_for(measured[np.searchsorted(measured, lengths)], MOST)
     (ends,) = optimal_boundaries(LENGTHS.histogram, times(sizes, lengths) / sizes, [10])

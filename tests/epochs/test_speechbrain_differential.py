@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reproduced import speechbrain_batches
 
 from batchtune.epochs.expectation import expected_batches
-from batchtune.epochs.samplers import speechbrain_boundaries, speechbrain_table
+from batchtune.epochs.table import speechbrain_boundaries, speechbrain_table
 from batchtune.lengths import Lengths
 
 VALUES = st.lists(st.floats(0.01, 100), min_size=1, max_size=80)

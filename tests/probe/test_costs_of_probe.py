@@ -11,7 +11,7 @@ from report_records import made_probe
 
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings
-from batchtune.epochs.cost import predict
+from batchtune.epochs.cost_model import predict
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.lengths import Lengths
 from batchtune.results import CostModel, Models, Probe

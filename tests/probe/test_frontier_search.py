@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from probe.made_device import MadeDevice, quadratic_peak
 
-from batchtune.epochs.cost import fit_cost
+from batchtune.epochs.cost_model import fit_cost
 from batchtune.lengths import Lengths
 from batchtune.probe.search import FrontierSearch, NothingFits, SingleFails, TooLong
 from batchtune.probe.settings import ProbeSettings

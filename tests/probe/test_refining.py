@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from probe.made_device import MadeDevice, Peak, quadratic_peak
 
-from batchtune.epochs.cost import fit_cost
+from batchtune.epochs.cost_model import fit_cost
 from batchtune.lengths import Lengths
 from batchtune.probe.refining import Refinement
 from batchtune.probe.search import FrontierSearch

@@ -7,7 +7,7 @@ import pytest
 from probe.made_device import MadeDevice, Peak, quadratic_peak
 from probe.peer_searches import each_length_anew, from_the_last_answer
 
-from batchtune.epochs.cost import fit_cost
+from batchtune.epochs.cost_model import fit_cost
 from batchtune.lengths import Lengths
 from batchtune.probe.search import FrontierSearch
 from batchtune.probe.settings import ProbeSettings

@@ -21,7 +21,7 @@ from verify.made_stepper import (
     made_probe,
 )
 
-from batchtune.epochs.cost import predict
+from batchtune.epochs.cost_model import predict
 from batchtune.errors import ResultError, UsageError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.protocol import Ran
