@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 from cli.conftest import Run
-from probe.made_nvml import GIB, LOST, NO_PERMISSION, MadeGpu, MadeNvml
-
-from batchtune.probe.doctor import merge_gpus
-from batchtune.results import DeviceProcess, DoctorGpu
+from probe.made_nvml import GIB, MadeGpu, MadeNvml
 
 TESTS = Path(__file__).parents[1]
 
@@ -71,18 +68,6 @@ NO_TORCH = "raise ImportError('no torch here')"
 MADE_GPU = MadeGpu(name="Made \x1b[31mGPU", compute=[(4711, 5 * GIB)], mig=False, reasons=4)
 
 
-def test_what_nvml_denies_is_said_of_each_gpu(batchtune: Run, tmp_path: Path) -> None:
-    denied = dict.fromkeys(("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetClockInfo"), NO_PERMISSION)
-    gpus = [MadeGpu(), MadeGpu(uuid="GPU-b", name="Other GPU", fails=denied), MadeGpu(fails={"handle": LOST})]
-    env = put_first(tmp_path / "first", torch=NO_TORCH) | MadeNvml(gpus).environment()
-    found = doctor(batchtune, env)
-    assert [gpu["nvml_problem"] for gpu in found["gpus"]] == [
-        None,
-        "Insufficient Permissions (nvmlDeviceGetMemoryInfo, nvmlDeviceGetClockInfo)",
-    ]
-    assert found["nvml_problem"] == "GPU is lost"
-
-
 def test_a_gpu_is_shown_and_does_nothing_to_the_terminal(batchtune: Run, tmp_path: Path) -> None:
     env = put_first(tmp_path / "first", torch=NO_TORCH) | MadeNvml([MADE_GPU]).environment()
     shown = batchtune("doctor", env=env).stdout
@@ -94,20 +79,3 @@ def test_a_gpu_is_shown_and_does_nothing_to_the_terminal(batchtune: Run, tmp_pat
         "1,500 MHz of at most 1,980 MHz, lowered now: power cap",
     ):
         assert words in shown
-
-
-def gpu(**known: Any) -> DoctorGpu:
-    return DoctorGpu(**{**dict.fromkeys(DoctorGpu.__struct_fields__), **known})
-
-
-def test_facts_of_torch_and_the_driver_on_one_gpu_are_merged() -> None:
-    by_torch = [gpu(name="A", uuid="GPU-1", total_bytes=79, device="cuda:0", capability="9.0")]
-    who = [DeviceProcess(pid=1, used_bytes=2)]
-    by_driver = [
-        gpu(name="A by the driver", uuid="GPU-1", total_bytes=80, free_bytes=70, processes=who, ecc=True),
-        gpu(name="B", uuid="GPU-2", total_bytes=40, free_bytes=30),
-    ]
-    first, second = merge_gpus(by_driver, by_torch)
-    assert (first.name, first.device, first.total_bytes, first.free_bytes) == ("A", "cuda:0", 79, 70)
-    assert (first.processes, first.ecc, first.capability) == (who, True, "9.0")
-    assert (second.name, second.device, second.free_bytes) == ("B", None, 30)

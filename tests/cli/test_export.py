@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli.conftest import Run
 from exports.stream_runs import made_stream
-from report_records import made_sweep, without_recommendation
+from report_records import made_sweep
 
 from batchtune.exports import FRAMEWORKS, Tuned, export_of
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
@@ -37,13 +37,6 @@ def run_folder(tmp_path: Path) -> Path:
 
 def expected(framework: str, config: str = "batchtune-run/sampler.yaml") -> str:
     return export_of(framework).render(Tuned(sweep=made_sweep(), config=config))
-
-
-@pytest.mark.usefixtures("run_folder")
-@pytest.mark.parametrize("given", ["batchtune-run", "./batchtune-run", "{here}/batchtune-run"])
-def test_the_config_is_named_from_the_working_folder(batchtune: Run, tmp_path: Path, given: str) -> None:
-    ran = batchtune("export", given.format(here=tmp_path), "--to", "pytorch")
-    assert ran.stdout == expected("pytorch")
 
 
 @pytest.mark.usefixtures("run_folder")
@@ -80,14 +73,6 @@ def test_wrong_usage(batchtune: Run, arguments: list[str], message: str) -> None
     ran = batchtune("export", *arguments)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert message in ran.stderr
-
-
-def test_nothing_recommended(batchtune: Run, run_folder: Path) -> None:
-    write_result(run_folder / SWEEP_FILE, without_recommendation(made_sweep()))
-    ran = batchtune("export", "--to", "pytorch", "-o", "x.py")
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert "recommends nothing" in ran.stderr
-    assert not (run_folder.parent / "x.py").exists()
 
 
 # --patch
@@ -166,14 +151,3 @@ def test_a_run_of_a_stream_is_exported(batchtune: Run) -> None:
     assert ran.stdout == export_of("webdataset").render(Tuned(stream=made_stream()))
     listed = json.loads(batchtune("export", "--to", "nemo-tarred", "--json").stdout)
     assert (listed["title"], listed["file"]) == ("NeMo with tarred data", "tarred_train_ds.yaml")
-
-
-@pytest.mark.usefixtures("stream_folder")
-def test_a_recipe_of_a_stream_is_patched_in_place(batchtune: Run, tmp_path: Path) -> None:
-    recipe = tmp_path / "train.yaml"
-    recipe.write_text("sample_rate: 16000\nbatch:\n  sampler_kwargs:\n    target_batch_numel: 720000 # 45 s\n")
-    ran = batchtune("export", "--to", "speechbrain-stream", "--patch", "train.yaml")
-    assert (ran.returncode, ran.stdout) == (0, "")
-    assert "+    target_batch_numel: 8960000 # 45 s" in ran.stderr
-    assert "Give make_dataloader looped_nominal_epoch=395" in ran.stderr
-    assert "  buffersize: 1024\n" in recipe.read_text()

@@ -39,17 +39,12 @@ def said_by(folder: Path, *arguments: object) -> str:
     return ran.stdout
 
 
-def assert_an_epoch_holds(folder: Path, seed: int) -> None:
-    """Runs one whole shuffled epoch with the recommended batches."""
-    asked = ["--workload", SPEECH, "--set", "dim=32", "--epoch", "--seed", seed]
-    found = json.loads(said_by(folder, "verify", "lengths.csv", *asked, "--json", *ANY_TIME))
-    sweep = json.loads((folder / "batchtune-run" / "sweep.json").read_text())
-    assert (found["holds"], found["failures"]) == (True, [])
-    assert found["steps"] == sweep["rows"][sweep["recommended"]]["batches"]
-
-
 def test_after_tune_alone_an_epoch_runs_without_oom(tmp_path: Path) -> None:
     manifest = write_speech_manifest(tmp_path / "lengths.csv")
     said_by(tmp_path, "tune", manifest, *WORKLOAD, *MEMORY)
     said_by(tmp_path, "report", "--fail-if", "unproven > 0")
-    assert_an_epoch_holds(tmp_path, seed=3)
+    asked = ["--workload", SPEECH, "--set", "dim=32", "--epoch", "--seed", 3, "--json", *ANY_TIME]
+    found = json.loads(said_by(tmp_path, "verify", "lengths.csv", *asked))
+    sweep = json.loads((tmp_path / "batchtune-run" / "sweep.json").read_text())
+    assert (found["holds"], found["failures"]) == (True, [])
+    assert found["steps"] == sweep["rows"][sweep["recommended"]]["batches"]

@@ -72,14 +72,3 @@ def test_what_the_file_says_is_checked(batchtune: Run, swept: Path) -> None:
     (swept / "sweep.json").write_text(json.dumps(sweep))
     ran = again(batchtune)
     assert ran.returncode == 1 and "how the run's manifest was read is damaged" in ran.stderr
-
-
-def test_truncation_is_remembered_and_reported(batchtune: Run, tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text("num_tokens\n" + "".join(f"{5 + index % 90}\n" for index in range(180)))
-    options = ("--max-batch-length", 2000, "--num-buckets", "2:4")
-    ran = batchtune("sweep-buckets", "train.csv", "--truncate", 64, *options)
-    assert "Truncated: 60 examples count as 64 tokens long." in ran.stderr
-    said = "60 examples longer than 64 tokens (--truncate) count as that long: truncate in training, too."
-    assert said in " ".join(ran.stdout.split())
-    assert "Options taken from the run in batchtune-run: --truncate 64." in again(batchtune).stderr
-    assert said in batchtune("report", "--format", "html").stdout

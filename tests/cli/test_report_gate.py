@@ -82,12 +82,6 @@ def test_the_exit_code_says_what_became_of_the_rules(
     )
 
 
-def test_a_rule_can_not_be_forgotten_by_its_spelling(batchtune: Run, swept: Path) -> None:
-    ran = batchtune("report", swept, "--fail-if", "padding_ratio => 8%")
-    assert_usage(ran, "'padding_ratio => 8%' is not a rule")
-    assert "--fail-if 'padding_ratio > 8%'" in ran.stderr
-
-
 def test_rules_are_taken_from_the_environment_before_the_project(batchtune: Run, swept: Path, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(f'[tool.batchtune.report]\nfail-if = "{UNKNOWN}"\n')
     env = {"BATCHTUNE_FAIL_IF": f"{HOLDS}; {FAILS}\n fill < 0"}
@@ -149,12 +143,6 @@ def test_options_that_make_no_sense_together_are_wrong_usage(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_junit_can_go_to_stdout(batchtune: Run, swept: Path) -> None:
-    ran = batchtune("report", swept, "--fail-if", FAILS, "--junit-xml", "-", "-o", "report.html")
-    assert ran.returncode == 3
-    assert ElementTree.fromstring(ran.stdout.encode()).get("failures") == "1"
-
-
 def test_github_gets_a_summary_and_annotations(batchtune: Run, swept: Path, tmp_path: Path) -> None:
     (tmp_path / "summary.md").write_text("before\n", encoding="utf-8")
     env = {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
@@ -172,16 +160,6 @@ def test_github_gets_a_summary_and_annotations(batchtune: Run, swept: Path, tmp_
 @pytest.mark.parametrize("env", [{}, {"GITHUB_STEP_SUMMARY": ""}])
 def test_elsewhere_than_on_github_its_option_is_wrong_usage(batchtune: Run, swept: Path, env: dict[str, str]) -> None:
     assert_usage(batchtune("report", swept, "--github", env={"GITHUB_STEP_SUMMARY": "", **env}), "GITHUB_STEP_SUMMARY")
-
-
-@pytest.mark.parametrize("setting", ["environment", "project"])
-def test_the_run_folder_comes_from_the_settings(batchtune: Run, swept: Path, tmp_path: Path, setting: str) -> None:
-    shutil.copytree(swept, tmp_path / "kept")
-    env = {"BATCHTUNE_RUN": "kept"} if setting == "environment" else None
-    if setting == "project":
-        (tmp_path / "pyproject.toml").write_text('[tool.batchtune]\nrun = "kept"\n')
-    assert batchtune("report", "--fail-if", FAILS, env=env).returncode == 3
-    assert "kept/sampler.yaml" in batchtune("export", "--to", "pytorch", env=env).stdout
 
 
 def test_what_was_read_and_what_a_run_needs_is_not_overwritten(batchtune: Run, swept: Path, tmp_path: Path) -> None:
@@ -205,12 +183,6 @@ def test_what_was_read_and_what_a_run_needs_is_not_overwritten(batchtune: Run, s
 def test_an_environment_that_holds_no_rule_is_no_open_gate(batchtune: Run, swept: Path) -> None:
     ran = batchtune("report", swept, env={"BATCHTUNE_FAIL_IF": " ; "})
     assert (ran.returncode, "is not a rule" in ran.stderr) == (2, True)
-
-
-def test_what_can_not_be_written_does_not_hide_what_fails(batchtune: Run, swept: Path) -> None:
-    ran = batchtune("report", swept, "--fail-if", FAILS, "--junit-xml", "/dev/full")
-    assert ran.returncode == 1
-    assert f"Fails: {FAILS}" in ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -63,16 +63,6 @@ def test_what_was_written_is_a_manifest_with_unit_and_targets(batchtune: Run, sh
     assert written["lengths"]["unit"] == "s"
 
 
-def test_several_processes_find_the_same(batchtune: Run, shards: Path, tmp_path: Path) -> None:
-    for number in range(4):  # large enough to be worth other processes
-        with (shards / f"train-{number}.tar").open("ab") as stream:
-            stream.truncate(20_000_000)
-    one = json.loads(batchtune("scan", shards, "--json", "--jobs", 1).stdout)
-    two = json.loads(batchtune("scan", shards, "--json", "--jobs", 2).stdout)
-    assert one["lengths"] == two["lengths"]
-    assert one["lengths"]["count"] == 12
-
-
 def test_a_broken_shard_is_named_and_only_it_is_read_again(batchtune: Run, shards: Path, tmp_path: Path) -> None:
     whole = (shards / "train-2.tar").read_bytes()
     (shards / "train-2.tar").write_bytes(whole[: len(whole) // 3])
@@ -88,15 +78,6 @@ def test_a_broken_shard_is_named_and_only_it_is_read_again(batchtune: Run, shard
     assert "3 of 4 sources were read before" in again.stderr
     assert len(rows(tmp_path / "lengths.parquet")) == 12
     assert not (tmp_path / "lengths.parquet.parts").exists()
-
-
-def test_a_broken_shard_is_read_up_to_there_on_request(batchtune: Run, shards: Path, tmp_path: Path) -> None:
-    whole = (shards / "train-3.tar").read_bytes()
-    (shards / "train-3.tar").write_bytes(whole[: len(whole) * 2 // 3])
-    ran = batchtune("scan", shards, "-o", "lengths.parquet", "--skip-invalid")
-    assert ran.returncode == 0, ran.stderr
-    assert 9 <= len(rows(tmp_path / "lengths.parquet")) < 12
-    assert "train-3.tar" in ran.stdout
 
 
 def test_an_interrupted_scan_leaves_no_process_and_goes_on(batchtune: Run, tmp_path: Path) -> None:

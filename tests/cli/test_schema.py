@@ -21,14 +21,11 @@ from typing import Any
 import pytest
 from cli.conftest import Run, run_here
 from jsonschema import Draft202012Validator
-from loader_records import all_failed, made_dali, made_iterable, made_loader
 from made_once import MadeOnce
-from report_records import failed_verification, made_probe, made_sweep, made_verification, without_recommendation
+from report_records import made_sweep
 from ruamel.yaml import YAML
-from streamed_records import made_stream, streamed, whole_stream
+from streamed_records import made_stream, whole_stream
 
-from batchtune.exports.run_configs import render_loader_yaml
-from batchtune.reports import RunResults, render
 from batchtune.results import StreamSweep, encode
 from batchtune.schemas import SCHEMAS, schema_of
 
@@ -109,40 +106,12 @@ def test_a_stream_holds_to_its_schema(stream: StreamSweep) -> None:
     assert errors("stream", {**document, "shards": {**document["shards"], "broken": -1}})
 
 
-def test_a_loader_holds_to_its_schema() -> None:
-    for loader in (made_loader(), made_dali(), made_iterable(), all_failed()):
-        document = json.loads(encode(loader))
-        assert errors("loader", document) == []
-        assert errors("loader", {**document, "rows": [{**document["rows"][0], "gpu_idle": 1.5}]})
-    config = YAML(typ="safe").load(render_loader_yaml(made_loader()))
-    assert errors("loader-config", config) == []
-    assert errors("loader-config", {**config, "more": 1})
-
-
 def test_another_format_or_a_newer_version_does_not_hold() -> None:
     document = json.loads(encode(made_sweep()))
     assert errors("sweep", document) == []
     assert errors("probe", document)
     assert errors("sweep", {**document, "meta": {**document["meta"], "format": "batchtune/probe"}})
     assert errors("sweep", {**document, "meta": {**document["meta"], "version": 99}})
-
-
-@pytest.mark.parametrize(
-    "results",
-    [
-        RunResults(name="a", probe=made_probe(), sweep=None),
-        RunResults(name="b", probe=None, sweep=made_sweep(timed=False)),
-        RunResults(name="c", probe=made_probe(), sweep=made_sweep(), verification=made_verification()),
-        RunResults(name="d", probe=made_probe(), sweep=made_sweep(), verification=failed_verification()),
-        RunResults(name="e", probe=None, sweep=without_recommendation(made_sweep())),
-        streamed(sweep=True),
-        RunResults(name="f", probe=None, sweep=None, stream=made_stream(timed=False)),
-        RunResults(name="g", probe=None, sweep=None, loader=made_iterable()),
-    ],
-    ids=lambda results: results.name,
-)
-def test_reports_of_every_kind_hold_to_theirs(results: RunResults) -> None:
-    assert errors("report", json.loads(render("json", results))) == []
 
 
 def test_the_schemas_are_as_in_their_snapshots() -> None:

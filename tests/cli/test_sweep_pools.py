@@ -45,17 +45,6 @@ def test_pool_sizes_come_from_flag_environment_or_project(batchtune: Run, speech
     assert sizes(tmp_path) == [20, 3000]
 
 
-@pytest.mark.parametrize("values", [["3.5"], ["3.5", "7"], ["4"] * 200])
-def test_data_without_a_use_for_pools_recommend_none(batchtune: Run, tmp_path: Path, values: list[str]) -> None:
-    (tmp_path / "few.csv").write_text("duration\n" + "\n".join(values) + "\n")
-    ran = batchtune("sweep-buckets", "few.csv", *POOLED, "--world-size", 8)
-    assert ran.returncode == 0
-    found = sweep_of(tmp_path)
-    assert (found["recommended"], found["recommended_table"]) == (None, None)
-    assert found["reason"].startswith("no row needs fewer batches than a fixed batch size")
-    assert not (tmp_path / "batchtune-run" / "sampler.yaml").exists()
-
-
 def test_pools_are_current_settings_like_tables(batchtune: Run, speech: Path, tmp_path: Path) -> None:
     assert batchtune("sweep-buckets", speech, *POOLED, "--pool-size", 700).returncode == 0
     (row,) = sweep_of(tmp_path)["rows"]

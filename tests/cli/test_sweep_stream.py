@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from cli.conftest import Run
 from manifests.samples import shard
 from ruamel.yaml import YAML
@@ -78,20 +77,3 @@ def test_a_damaged_shard_is_an_error_or_counted(batchtune: Run, tmp_path: Path) 
     ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, "--skip-invalid")
     assert ran.returncode == 0, ran.stderr
     assert written(tmp_path)["shards"]["broken"] == 1
-
-
-def test_another_run_is_not_overwritten(batchtune: Run, tmp_path: Path) -> None:
-    write_shards(tmp_path)
-    assert batchtune("sweep-stream", "train-{000..003}.tar", *SMALL).returncode == 0
-    ran = batchtune("sweep-stream", "train-{000..002}.tar", *SMALL)
-    assert ran.returncode == 1 and "other lengths" in ran.stderr
-    assert batchtune("sweep-stream", "train-{000..002}.tar", *SMALL, "--force").returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"), [("--workers", 5000), ("--buffer-size", "0"), ("--world-size", 0), ("--shard-size", 0)]
-)
-def test_numbers_out_of_range_are_wrong_usage(batchtune: Run, tmp_path: Path, flag: str, value: object) -> None:
-    ran = batchtune("sweep-stream", *write_shards(tmp_path, 1), *LIMIT, flag, value)
-    assert ran.returncode == 2
-    assert flag in ran.stderr

@@ -65,56 +65,6 @@ def test_tune_makes_a_config_that_a_dataloader_runs(tuned: Path) -> None:
     assert all(len(batch) <= frontier[max(batch)] for batch in batches)
 
 
-@pytest.mark.slow
-def test_reused_trials_and_a_changed_workload_are_reported(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
-    workload = tmp_path / "mine.py"
-    workload.write_text(Path(KNOWN.rpartition(":")[0]).read_text())
-    arguments = ["probe-oom", manifest, "--workload", "mine.py:Known", *WORKLOAD[2:], *MEMORY]
-    assert "are reused" not in batchtune(*arguments).stderr
-    workload.write_text(workload.read_text() + "# edited\n")
-    again = batchtune(*arguments).stderr
-    assert "Warning: mine.py has changed since this run began" in again
-    assert "mine.py has changed" in json.loads((tmp_path / "batchtune-run" / "probe.json").read_text())["warnings"][0]
-
-
-def test_the_ending_of_the_file_tells_the_reports_format(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
-    assert batchtune("sweep-buckets", manifest, "--max-batch-length", 60).returncode == 0
-    assert batchtune("report", "-o", "report.html").returncode == 0
-    assert (tmp_path / "report.html").read_text().lower().startswith("<!doctype html")
-
-
-@pytest.mark.slow
-def test_a_run_is_continued_and_quiet_says_nothing(batchtune: Run, manifest: Path, run: Path) -> None:
-    told = batchtune("tune", manifest, *WORKLOAD, *MEMORY).stderr
-    assert "of an earlier run" in told
-    assert "has changed" not in told
-    ran = batchtune("tune", manifest, *WORKLOAD, *MEMORY, "--quiet")
-    assert (ran.returncode, ran.stderr) == (0, "")
-
-
-def test_without_a_terminal_there_is_no_bar_and_no_colour(tuned: Path) -> None:
-    stdout, stderr = (tuned / "stdout").read_text(), (tuned / "stderr").read_text()
-    assert "\x1b" not in stdout + stderr
-    assert "\r" not in stderr
-
-
-@pytest.mark.slow
-def test_the_steps_one_by_one_give_the_same_as_tune(
-    batchtune: Run, manifest: Path, tmp_path: Path, tuned: Path
-) -> None:
-    (tmp_path / "steps").mkdir()
-    for name in ("run.json", "trials.jsonl"):
-        shutil.copy(tuned / "batchtune-run" / name, tmp_path / "steps")
-    assert batchtune("probe-oom", manifest, *WORKLOAD, *MEMORY, "--run", "steps").returncode == 0
-    # The confirmation ran anew, and its peaks are measurements too: the margin may be a little different.
-    assert frontier(tmp_path / "steps") == frontier(tuned / "batchtune-run")
-    shutil.copy(tuned / "batchtune-run" / "probe.json", tmp_path / "steps")
-    assert batchtune("probe-oom", manifest, *WORKLOAD, *MEMORY, "--run", "steps").returncode == 0
-    assert batchtune("sweep-buckets", manifest, "--run", "steps").returncode == 0
-    for name in ("probe.json", "sweep.json", "sampler.yaml", "trials.jsonl"):
-        assert (tmp_path / "steps" / name).read_bytes() == (tuned / "batchtune-run" / name).read_bytes()
-
-
 def test_interrupted_and_started_again_it_repeats_no_trial(
     batchtune: Run, manifest: Path, tmp_path: Path, tuned: Path
 ) -> None:

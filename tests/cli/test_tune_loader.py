@@ -155,15 +155,6 @@ def test_workers_that_repeat_each_other_are_no_gain(tuning: Run, tmp_path: Path,
     assert (two["workers"], two["outcome"], two["examples_per_second"]) == (2, "repeats", None)
 
 
-@pytest.mark.parametrize("constant", ["false", "true"])
-def test_workers_with_parts_of_their_own_are_compared(tuning: Run, tmp_path: Path, constant: str) -> None:
-    swept = [*PLAIN, "--sweep", "num_workers=0,2", "--sweep", "prefetch_factor=2", "--set", f"constant={constant}"]
-    ran = tuning("tune-loader", "loaders.py:stream", *swept, *QUICK, "--set", "split=true")
-    assert ran.returncode == 0, ran.stderr
-    assert "repeat each other" not in ran.stdout
-    assert [row["outcome"] for row in written(tmp_path)["rows"]] == ["ok", "ok"]
-
-
 def test_two_epochs_from_one_seed_are_compared(tuning: Run, tmp_path: Path) -> None:
     alike = tuning("tune-loader", "loaders.py:noisy", *ALONE, *QUICK, "--check-reproducible")
     assert alike.returncode == 0, alike.stderr

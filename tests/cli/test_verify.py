@@ -72,14 +72,6 @@ def test_too_large_batches_end_with_3(batchtune: Run, run: Path) -> None:
     assert "ran out of memory" in ran.stdout
 
 
-@pytest.mark.slow
-def test_a_leak_ends_with_3_and_is_reported_as_one(batchtune: Run, run: Path) -> None:
-    edited(run, bucket_batch_sizes=[5] * len(sampler(run)["bucket_batch_sizes"]))
-    ran = batchtune("verify", "lengths.csv", *OWN, "--steps", 60, *ANY_TIME, env={"LEAK_BYTES": str(1 << 19)})
-    assert ran.returncode == 3
-    assert "the workload leaks" in " ".join(ran.stdout.split())
-
-
 def test_a_command_that_the_record_names_is_not_run(batchtune: Run, run: Path, tmp_path: Path) -> None:
     probe = json.loads((run / "probe.json").read_text())
     probe["workload"] = {"spec": "subprocess:run", "options": {"args": "id > X", "shell": True}}
@@ -96,13 +88,6 @@ def test_the_workloads_own_error_ends_with_1_and_its_traceback(batchtune: Run, r
     assert "raise IndexError" in ran.stderr
     assert "did not run out of memory" in ran.stderr
     assert not (run / "verify.json").exists()
-
-
-def test_a_table_that_ends_too_early_is_refused(batchtune: Run, run: Path) -> None:
-    edited(run, bucket_boundaries=[12.0], bucket_batch_sizes=[3], num_buckets=1)
-    ran = batchtune("verify", "lengths.csv", *OWN)
-    assert ran.returncode == 1
-    assert "200 of 600 examples are longer, up to 20 s" in ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -36,15 +36,6 @@ def run(swept: Path, tmp_path: Path) -> Path:
     return tmp_path / "batchtune-run"
 
 
-@pytest.mark.parametrize(("option", "file"), [([], "sampler.yaml"), (["--stream"], "stream.yaml")])
-def test_the_option_decides_where_there_are_both(batchtune: Run, run: Path, option: list[str], file: str) -> None:
-    for name in ("sampler.yaml", "stream.yaml"):
-        (run / name).write_text("format: none\n")
-    ran = batchtune("verify", *option, run, "lengths.csv", *OWN)
-    assert ran.returncode == 1
-    assert f"{file} has the format 'none'" in ran.stderr
-
-
 def test_a_stream_alone_needs_no_option(batchtune: Run, run: Path) -> None:
     (run / "sampler.yaml").unlink()
     ran = batchtune("verify", "lengths.csv", *OWN)
@@ -56,17 +47,6 @@ def test_a_stream_alone_needs_no_option(batchtune: Run, run: Path) -> None:
     assert (found["buffer_size"], found["epoch_batches"]) == (32, config.evidence.batches)
     # On one rank, both are the time of all steps.
     assert found["estimated_epoch_seconds"] == pytest.approx(config.evidence.estimated_epoch_seconds)
-
-
-@pytest.mark.parametrize(
-    ("missing", "said"),
-    [("stream.yaml", "`batchtune sweep-stream` writes it"), ("stream.json", "says how shards come to workers")],
-)
-def test_a_missing_file_is_named(batchtune: Run, run: Path, missing: str, said: str) -> None:
-    (run / missing).unlink()
-    ran = batchtune("verify", "--stream", "lengths.csv", *OWN)
-    assert ran.returncode == 1
-    assert f"{missing} does not exist" in ran.stderr and said in ran.stderr
 
 
 def test_other_lengths_or_shards_are_refused(batchtune: Run, run: Path, tmp_path: Path) -> None:
