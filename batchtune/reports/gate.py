@@ -50,6 +50,8 @@ _COMPARE = {
     "==": operator.eq,
     "!=": operator.ne,
 }
+# Outcome → its element of JUnit.
+_CASES = {"fails": "failure", "error": "error"}
 # Characters that XML 1.0 can't hold even escaped (https://www.w3.org/TR/xml/#charsets), and all control characters.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -125,27 +127,26 @@ def exit_code(verdicts: Sequence[Verdict]) -> int:
     outcomes = {verdict.outcome for verdict in verdicts}
     if "error" in outcomes:
         return 1
-    return 3 if "fails" in outcomes else 0
+    if "fails" in outcomes:
+        return 3
+    return 0
 
 
 def _judge(rule: Rule, inputs: RuleInputs) -> Verdict:
+    other = None
     try:
         field = _field(rule)
         value = value_in(field.record(inputs), field)
-        other = None
-        if rule.operator != "worse":
-            ours = _exact(value)
-            limit = _exact(rule.limit)
-            fails = bool(_COMPARE[rule.operator](ours, limit))
-            shown = f"{_distinct(ours * 100, limit * 100)}%" if rule.is_percent else _distinct(ours, limit)
-            if isinstance(value, int) and not rule.is_percent:
-                shown = str(value).lower()
-            found = f"{shown}, {'which is' if fails else 'not'} {rule.operator} {rule.written}"
-        else:
-            row, same_lengths = compared_with(inputs, field)
+        if rule.operator == "worse":
+            row, differs = compared_with(inputs, field)
             other = value_in(row, field, " in the baseline")
-            fails, how = _how_much_worse(rule, field, value, other, same_lengths=same_lengths)
-            found = f"{_digits(value)}, {how}"
+            fails = _is_worse(value, other, _exact(rule.limit), field.better)
+            answer = "worse" if fails else "not worse"
+            found = f"{value}, and {other} in the baseline{differs}: {answer} by more than {rule.written}"
+        else:
+            fails = bool(_COMPARE[rule.operator](_exact(value), _exact(rule.limit)))
+            answer = "which is" if fails else "not"
+            found = f"{str(value).lower()}, {answer} {rule.operator} {rule.written}"
     except NotKnownError as error:
         return _verdict(rule, "error", str(error))
     return _verdict(rule, "fails" if fails else "holds", f"{rule.field} is {found}", value, other)
@@ -158,20 +159,12 @@ def _verdict(
     return Verdict(rule=rule.text, outcome=outcome, value=value, limit=limit, baseline=other, message=message)
 
 
-def _how_much_worse(rule: Rule, field: Field, value: Value, other: Value, *, same_lengths: bool) -> tuple[bool, str]:
-    """Compare with a baseline; return whether the rule fails, and in words how much worse the value is."""
-    in_baseline = f"{_digits(other)} in the baseline{'' if same_lengths else ' (which has other lengths)'}"
-    ours = _exact(value)
-    theirs = _exact(other)
-    allowed = _exact(rule.limit)
-    more = theirs - ours if field.better == "more" else ours - theirs
-    fails = more > allowed * abs(theirs)
-    if more <= 0:
-        return fails, f"no worse than {in_baseline}"
-    if theirs == 0:
-        return fails, f"worse than {in_baseline}"
-    share = _distinct(more / abs(theirs) * 100, allowed * 100)
-    return fails, f"{share}% worse than {in_baseline}, {'above' if fails else 'within'} {rule.written}"
+def _is_worse(value: Value, other: Value, allowed: Fraction, better: str) -> bool:
+    """Return whether a value is worse than that of a baseline by more than the share that is allowed."""
+    more = _exact(value) - _exact(other)
+    if better == "more":
+        more = -more
+    return more > allowed * abs(_exact(other))
 
 
 def _exact(value: Value | Fraction) -> Fraction:
@@ -179,39 +172,20 @@ def _exact(value: Value | Fraction) -> Fraction:
     return Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
 
 
-def _digits(value: Value) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.6g}"
-
-
-def _distinct(value: Fraction, limit: Fraction) -> str:
-    """Return a number with the fewest digits that keep it on its side of the limit."""
-    for digits in (4, 6, 9, 12, 15, 17):
-        text = f"{float(value):.{digits}g}"
-        if (Fraction(text) > limit, Fraction(text) == limit) == (value > limit, value == limit):
-            return text
-    return repr(float(value))
-
-
 def _field(rule: Rule) -> Field:
     """Return the field that the rule names, which has to fit its limit. Raises NotKnownError."""
     field = all_fields().get(rule.field)
     if field is None:
-        near = difflib.get_close_matches(rule.field, all_fields(), n=1)
-        also = f"did you mean {near[0]}?" if near else f"some that are: {', '.join(list(all_fields())[:8])}, ..."
-        raise NotKnownError(f"{rule.field} is not a number that a rule can name; {also}")
+        (near,) = difflib.get_close_matches(rule.field, all_fields(), n=1, cutoff=0.0)
+        raise NotKnownError(f"{rule.field} is not a number that a rule can name; did you mean {near}?")
     if field.is_flag != isinstance(rule.limit, bool):
-        wanted = "true or false" if field.is_flag else "a number"
-        raise NotKnownError(f"{rule.field} is {wanted}, and can't be compared with {rule.written}")
-    if rule.operator == "worse" and not field.is_comparable:
-        of = rule.field.rpartition(".")[0]
-        comparable = (name for name, one in all_fields().items() if one.is_comparable)
-        named = ", ".join(sorted(name for name in comparable if name.rpartition(".")[0] == of))
-        raise NotKnownError(f"{rule.field} can't be worse; {named} can")
+        raise NotKnownError(f"{rule.field} can't be compared with {rule.written}: one of them is true or false")
     if rule.operator == "worse":
-        return field
-    if rule.is_percent and not field.is_ratio:
+        if not field.of_row or not field.better:
+            raise NotKnownError(f"{rule.field} can't be worse: only a figure of a recommended row can")
+    elif rule.is_percent and not field.is_ratio:
         raise NotKnownError(f"{rule.field} is not a ratio, and can't be compared with {rule.written}")
-    if field.is_share and not 0 <= rule.limit <= 1:
+    elif field.is_share and not 0 <= rule.limit <= 1:
         raise NotKnownError(f"{rule.field} is from 0 to 1, and {rule.written} is not: write 8% or 0.08")
     return field
 
@@ -221,9 +195,15 @@ def render_junit(verdicts: Sequence[Verdict], name: str) -> str:
 
     `time` is 0 throughout: rules take none, and the same verdicts give the same bytes. Their rules differ.
     """
-    found = Counter(verdict.outcome for verdict in verdicts)
-    counts = {"tests": len(verdicts), "failures": found["fails"], "errors": found["error"], "skipped": 0, "time": 0}
-    shared = {"name": clean_xml(f"batchtune report: {name}"), **{key: str(count) for key, count in counts.items()}}
+    outcomes = Counter(verdict.outcome for verdict in verdicts)
+    shared = {
+        "name": clean_xml(f"batchtune report: {name}"),
+        "tests": str(len(verdicts)),
+        "failures": str(outcomes["fails"]),
+        "errors": str(outcomes["error"]),
+        "skipped": "0",
+        "time": "0",
+    }
     root = Element("testsuites", shared)
     suite = SubElement(root, "testsuite", shared)
     for verdict in verdicts:
@@ -232,10 +212,9 @@ def render_junit(verdicts: Sequence[Verdict], name: str) -> str:
         case = SubElement(suite, "testcase", {"classname": "batchtune.report", "name": title, "time": "0"})
         if verdict.outcome == "holds":
             SubElement(case, "system-out").text = message
-        else:
-            kind = "failure" if verdict.outcome == "fails" else "error"
-            about = {"message": message, "type": f"batchtune.{verdict.outcome}"}
-            SubElement(case, kind, about).text = f"{title}\n{message}"
+            continue
+        about = {"message": message, "type": f"batchtune.{verdict.outcome}"}
+        SubElement(case, _CASES[verdict.outcome], about).text = f"{title}\n{message}"
     indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="unicode") + "\n"
 

@@ -86,11 +86,6 @@ class Field:
     is_ratio: bool = False
     unknown: str = ""
 
-    @property
-    def is_comparable(self) -> bool:
-        """Whether a rule may compare it with a baseline."""
-        return self.of_row and bool(self.better)
-
 
 @cache
 def all_fields() -> dict[str, Field]:
@@ -221,24 +216,22 @@ def _drift(inputs: RuleInputs) -> Drift:
     return _known(inputs.results.drift, "no other lengths are given: use --manifest")
 
 
-def compared_with(inputs: RuleInputs, field: Field) -> tuple[Any, bool]:
-    """Return the baseline's recommended row, and whether it is of the same lengths. Raises NotKnownError."""
+def compared_with(inputs: RuleInputs, field: Field) -> tuple[Any, str]:
+    """Return the baseline's recommended row, and whether it is of other lengths, in words. Raises NotKnownError."""
+    baseline = _known(inputs.baseline, "no other run to compare with is given: use --baseline")
     kind = KINDS[field.kind]
-    ours = inputs.of_kind(field.kind)
-    theirs = None
-    why = "no other run to compare with is given: use --baseline"
-    if inputs.baseline is not None:
-        theirs = getattr(inputs.baseline, field.kind)
-        why = f"the baseline has no {kind.file}: run `batchtune {kind.command}` there"
-    if theirs is None:
-        raise NotKnownError(why)
+    why = f"the baseline has no {kind.file}: run `batchtune {kind.command}` there"
+    theirs = _known(getattr(baseline, field.kind), why)
     row = _known(theirs.recommended_row, "the baseline recommends no row")
+    ours = inputs.of_kind(field.kind)
     if ours.lengths is None or theirs.lengths is None:
-        return row, True
-    units = ours.lengths.unit, theirs.lengths.unit
-    if None not in units and units[0] != units[1]:
-        raise NotKnownError(f"the baseline's lengths count {units[1]}, this run's count {units[0]}")
-    return row, ours.lengths.fingerprint == theirs.lengths.fingerprint
+        return row, ""
+    units = {ours.lengths.unit, theirs.lengths.unit} - {None}
+    if len(units) > 1:
+        raise NotKnownError(f"the baseline's lengths count {theirs.lengths.unit}, this run's {ours.lengths.unit}")
+    if ours.lengths.fingerprint != theirs.lengths.fingerprint:
+        return row, " (of other lengths)"
+    return row, ""
 
 
 def _verification(inputs: RuleInputs) -> Verification:

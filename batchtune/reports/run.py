@@ -37,16 +37,15 @@ class Kind(NamedTuple):
     record: type[Probe | Sweep | StreamSweep | LoaderTuning]
     file: str
     command: str
-    arguments: str
     words: str
 
 
 # Field of `RunResults` → the kind of result that it holds.
 KINDS = {
-    "probe": Kind(Probe, PROBE_FILE, "probe-oom", "MANIFEST --workload W", "the probe"),
-    "sweep": Kind(Sweep, SWEEP_FILE, "sweep-buckets", "MANIFEST", "the sweep"),
-    "stream": Kind(StreamSweep, STREAM_FILE, "sweep-stream", "SOURCE", "the sweep of the stream"),
-    "loader": Kind(LoaderTuning, LOADER_FILE, "tune-loader", "TARGET", "the tuning of the loader"),
+    "probe": Kind(Probe, PROBE_FILE, "probe-oom", "the probe"),
+    "sweep": Kind(Sweep, SWEEP_FILE, "sweep-buckets", "the sweep"),
+    "stream": Kind(StreamSweep, STREAM_FILE, "sweep-stream", "the sweep of the stream"),
+    "loader": Kind(LoaderTuning, LOADER_FILE, "tune-loader", "the tuning of the loader"),
 }
 
 
@@ -72,10 +71,6 @@ class RunResults:
     folder: Path = DEFAULT_FOLDER
     stream: StreamSweep | None = None
     loader: LoaderTuning | None = None
-
-    def __post_init__(self) -> None:
-        if not any((self.sweep, self.stream, self.probe, self.loader)):
-            raise ValueError("a run without a probe, a sweep and a loader's tuning has no results")
 
     @property
     def main(self) -> Sweep | StreamSweep | Probe | LoaderTuning:
@@ -123,14 +118,10 @@ def load_run(folder: Path) -> RunResults:
         ResultError: The folder is missing or holds none of `probe.json`, `sweep.json`, `stream.json` and
             `loader.json`; one of them can't be read, or is edited or damaged; or they are of different data.
     """
-    commands = [
-        f"`batchtune {kind.command} {kind.arguments} --run {folder}` writes {kind.file}" for kind in KINDS.values()
-    ]
-    hint = f"{', '.join(commands)}, and `batchtune tune MANIFEST --workload W --run {folder}` writes the first two."
-    if not folder.exists():
-        raise ResultError(f"There is no run folder {folder}", hint)
+    commands = ", ".join(f"`batchtune {kind.command}` writes {kind.file}" for kind in KINDS.values())
+    hint = f"With --run {folder}, {commands}, and `batchtune tune MANIFEST --workload W` the first two."
     if not folder.is_dir():
-        raise ResultError(f"{folder} is a file; a run folder is needed here", "Give the folder that holds it.")
+        raise ResultError(f"There is no run folder {folder}", hint)
     results: dict[str, Any] = {}
     for name, kind in KINDS.items():
         path = folder / kind.file

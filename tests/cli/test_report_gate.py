@@ -108,7 +108,7 @@ def test_a_run_is_compared_with_a_baseline(batchtune: Run, swept: Path, tmp_path
     assert batchtune("sweep-buckets", "shorter.csv", *SWEEP, "--run", "other").returncode == 0
     ran = batchtune("report", swept, "--baseline", "other", "--fail-if", "batches worse 2%")
     assert ran.returncode == 3
-    assert "in the baseline (which has other lengths), above 2%" in ran.stderr
+    assert "in the baseline (of other lengths): worse by more than 2%" in ran.stderr
 
 
 @pytest.mark.parametrize("damage", ["gone", "batches"])

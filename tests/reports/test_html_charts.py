@@ -9,7 +9,7 @@ from html_records import full_results, with_data
 from loader_records import all_failed, loaded, made_iterable
 from msgspec.structs import replace
 from pooled_records import pooled_sweep
-from report_records import made_probe, made_sweep, whole_sweep, without_recommendation
+from report_records import made_probe, made_sweep, without_recommendation
 from streamed_records import BUFFERS, empty_stream, made_stream, whole_stream
 
 from batchtune.reports import RunResults
@@ -40,19 +40,6 @@ def test_every_row_is_a_point_at_its_buckets_and_batches() -> None:
     strategies = {"speechbrain", "quantile", "linear", "exponential", "optimal", "optimal (frontier)"}
     assert set(traces) == strategies | {"fixed-random", "fixed-sorted", "lower bound", "recommended"}
     assert list(traces)[-1] == "recommended"  # nothing covers it
-
-
-def test_times_are_drawn_where_they_are_known() -> None:
-    figure = figures(RunResults(name="run", sweep=made_sweep()))[0]
-    assert figure.layout["yaxis"]["title"]["text"] == "estimated time of one epoch (min)"
-
-
-@pytest.mark.parametrize(
-    ("fits", "name"), [(True, "your current config"), (False, "your current config (does not fit)")]
-)
-def test_the_users_settings_are_among_what_is_compared(fits: bool, name: str) -> None:
-    assert name in drawn("sweep", sweep=replace(whole_sweep(), current_fits=fits))
-    assert name in drawn("stream", stream=replace(whole_stream(), current_fits=fits))
 
 
 def test_a_level_far_above_all_rows_is_shown_by_a_click() -> None:

@@ -136,13 +136,6 @@ def test_the_page_loads_nothing_and_complains_of_nothing(light: Opened) -> None:
     assert light.complaints == []
 
 
-def test_a_point_tells_its_row_where_the_pointer_is(light: Opened) -> None:
-    light.page.locator("#plot-lengths").scroll_into_view_if_needed()
-    light.page.locator("#plot-lengths .barlayer .point").nth(10).hover(force=True)
-    text = light.page.locator("#plot-lengths .hoverlayer .hovertext").first.text_content()
-    assert text is not None and "example" in text
-
-
 def test_the_button_copies_the_config_without_a_clipboard_too(opened: Open) -> None:
     forbid = """() => {
         navigator.clipboard.writeText = () => Promise.reject(new Error("forbidden"));
@@ -193,27 +186,6 @@ def test_the_policy_stops_what_escaping_would_have_let_through(opened: Open) -> 
         assert any("Content Security Policy" in complaint for complaint in report.complaints)
 
 
-def test_page_and_charts_follow_the_readers_colour_scheme(light: Opened) -> None:
-    seen = {}
-    for scheme, paper in (("dark", "rgb(21, 23, 26)"), ("light", "rgb(252, 252, 251)")):
-        light.page.emulate_media(color_scheme=scheme)
-        light.page.locator(f"#plot-frontier .main-svg[style*='{paper}']").first.wait_for(state="attached")
-        seen[scheme] = colours(light.page)
-        assert seen[scheme]["page"] == seen[scheme]["chart"] == paper
-    assert seen["dark"]["series"] != seen["light"]["series"]
-
-
-def colours(page: Page) -> dict[str, str]:
-    return {
-        name: page.evaluate(f"getComputedStyle(document.querySelector({selector!r})).{what}")
-        for name, selector, what in (
-            ("page", "body", "backgroundColor"),
-            ("chart", "#plot-sweep .main-svg", "backgroundColor"),
-            ("series", "#plot-sweep .scatterlayer .point", "fill"),
-        )
-    }
-
-
 @pytest.mark.parametrize("width", [390, 960])
 def test_nothing_is_wider_than_the_window(light: Opened, width: int) -> None:
     light.page.set_viewport_size({"width": width, "height": 800})
@@ -225,13 +197,6 @@ def test_nothing_is_wider_than_the_window(light: Opened, width: int) -> None:
         drawn = light.page.locator(f"#plot-{figure.name} .main-svg[width='{room['width']:g}']").first
         drawn.wait_for(state="attached")
     assert light.page.evaluate("document.scrollingElement.scrollWidth") <= width
-
-
-def test_the_heading_has_at_most_two_lines(light: Opened) -> None:
-    light.page.set_viewport_size({"width": 960, "height": 900})
-    heading = light.page.locator("h1")
-    box, line_height = heading.bounding_box(), heading.evaluate("one => parseFloat(getComputedStyle(one).lineHeight)")
-    assert box is not None and box["height"] <= 2.1 * line_height
 
 
 def test_without_scripts_everything_but_the_charts_can_be_read(opened: Open) -> None:

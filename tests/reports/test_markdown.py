@@ -54,14 +54,6 @@ def test_an_address_is_not_made_a_link() -> None:
     assert escape("see https://example.org") == "see https\\://example.org"
 
 
-def test_words_with_underscores_stay_readable_in_the_source() -> None:
-    assert escape("max_batch_length = 600.5 s") == "max_batch_length = 600.5 s"
-
-
-def test_the_summary_comes_before_everything_else() -> None:
-    assert render(RESULTS).splitlines()[2].startswith("- Set 13 buckets (optimal)")
-
-
 def test_the_recommended_row_is_marked_and_bold() -> None:
     cells = ["optimal", "13", "45.01", "634", "3.1%", "4.09%", "3 min 20 s"]
     row = " | ".join(f"**{cell}**" for cell in cells)

@@ -3,100 +3,113 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
-from report_records import made_probe, made_sweep, proven_probe, proven_sweep
+from loader_records import made_iterable, made_loader
+from msgspec.structs import replace
+from report_records import made_probe, made_sweep, made_verification, proven_probe, proven_sweep, whole_sweep
+from streamed_records import made_stream, whole_stream
 
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
-from batchtune.reports import RunResults, load_run
-from batchtune.results import Probe, Sweep, write_result
+from batchtune.reports import load_run
+from batchtune.results import write_result
+
+OTHER = {"fingerprint": "0" * 64}
 
 
-def write_run(folder: Path, probe: Probe | None = None, sweep: Sweep | None = None) -> Path:
-    if probe is not None:
-        write_result(folder / "probe.json", probe)
-    if sweep is not None:
-        write_result(folder / "sweep.json", sweep)
+def write_run(folder: Path, **results: Any) -> Path:
+    for name, result in results.items():
+        write_result(folder / f"{name}.json", result)
     return folder
 
 
-def test_both_results_are_read(tmp_path: Path) -> None:
-    results = load_run(write_run(tmp_path / "run", proven_probe(), proven_sweep()))
-    assert (results.probe, results.sweep) == (proven_probe(), proven_sweep())
-
-
-def test_the_name_is_the_folders_without_the_path_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(write_run(tmp_path / "my-run", made_probe()))
-    assert load_run(Path(".")).name == "my-run"
-
-
-def test_a_probe_alone_is_a_run(tmp_path: Path) -> None:
-    assert load_run(write_run(tmp_path, probe=made_probe())).sweep is None
-
-
-def test_on_several_ranks_examples_are_dealt_twice(tmp_path: Path) -> None:
-    lengths = Lengths.of([1.0, 2, 3, 9, 9, 30])
-    swept = sweep(
-        lengths, 40, SweepSettings(strategies=("linear",), num_buckets=(1, 2), world_size=4, same_bucket=True), Costs()
-    )
-    assert any(row.repeated_examples for row in swept.rows)
-    for index in range(len(swept.rows)):
-        chosen = msgspec.structs.replace(swept, recommended=index, buckets=[])
-        assert load_run(write_run(tmp_path, sweep=chosen)).sweep == chosen
-
-
-def test_a_sweep_alone_is_a_run(tmp_path: Path) -> None:
-    assert load_run(write_run(tmp_path, sweep=made_sweep())).probe is None
-
-
-def test_a_missing_folder_is_named_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(ResultError, match=r"no run folder .*absent") as caught:
-        load_run(tmp_path / "absent")
-    assert "batchtune tune MANIFEST" in str(caught.value.hint)
-
-
-def test_a_file_in_the_folders_place_is_named(tmp_path: Path) -> None:
-    (tmp_path / "sweep.json").write_text("{}")
-    with pytest.raises(ResultError, match=r"sweep\.json is a file"):
-        load_run(tmp_path / "sweep.json")
-
-
-def test_an_empty_folder_tells_which_command_makes_which_file(tmp_path: Path) -> None:
-    with pytest.raises(ResultError, match=r"neither probe\.json nor sweep\.json nor stream\.json") as caught:
-        load_run(tmp_path)
-    hint = str(caught.value.hint)
-    assert all(command in hint for command in ("probe-oom", "sweep-buckets", "sweep-stream"))
-
-
-def test_results_of_different_data_are_refused(tmp_path: Path) -> None:
-    sweep = made_sweep()
-    other = msgspec.structs.replace(sweep, lengths=msgspec.structs.replace(sweep.lengths, fingerprint="0" * 64))
-    with pytest.raises(ResultError, match="different data"):
-        load_run(write_run(tmp_path, made_probe(), other))
+def with_row(result: Any, place: int, **changes: Any) -> Any:
+    """A result with other values in one row."""
+    rows = list(result.rows)
+    rows[place] = replace(rows[place], **changes)
+    return replace(result, rows=rows)
 
 
 @pytest.mark.parametrize(
-    ("recommended", "said"), [(66, "recommended is 66, but rows are 0 to 65"), (-1, "recommended")]
+    ("main", "results"),
+    [
+        ("probe", {"probe": made_probe()}),
+        ("sweep", {"sweep": made_sweep()}),
+        ("sweep", {"probe": proven_probe(), "sweep": proven_sweep()}),
+        ("stream", {"stream": whole_stream()}),
+        ("stream", {"probe": made_probe(), "stream": whole_stream()}),
+        ("sweep", {"sweep": whole_sweep(), "stream": whole_stream()}),
+        ("loader", {"loader": made_loader()}),
+        ("probe", {"probe": made_probe(), "loader": made_iterable()}),
+    ],
 )
-def test_a_recommended_row_that_is_not_there_is_damage(tmp_path: Path, recommended: int, said: str) -> None:
-    damaged = msgspec.structs.replace(made_sweep(), recommended=recommended)
-    with pytest.raises(ResultError, match=rf"sweep\.json is edited or damaged: .*{said}"):
-        load_run(write_run(tmp_path, sweep=damaged))
+def test_any_result_is_a_run_alone_and_beside_others(tmp_path: Path, main: str, results: dict[str, Any]) -> None:
+    run = load_run(write_run(tmp_path, **results, verify=made_verification()))
+    assert {name: getattr(run, name) for name in results} == results
+    assert run.main is getattr(run, main)
+    assert run.verification == made_verification()
+    assert run.lengths == results[main].lengths
 
 
-def test_a_row_with_more_sizes_than_boundaries_is_damage(tmp_path: Path) -> None:
-    sweep = made_sweep()
-    row = msgspec.structs.replace(sweep.rows[3], batch_sizes=[1, 2])
-    damaged = msgspec.structs.replace(sweep, rows=[*sweep.rows[:3], row, *sweep.rows[4:]])
-    with pytest.raises(ResultError, match="rows, entry 3: it has 13 boundaries and 2 batch sizes"):
-        load_run(write_run(tmp_path, sweep=damaged))
+def test_the_name_is_the_folders_without_the_path_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(write_run(tmp_path / "my-run", probe=made_probe()))
+    assert load_run(Path(".")).name == "my-run"
 
 
-def test_results_without_probe_and_sweep_are_a_misuse() -> None:
-    with pytest.raises(ValueError, match="no results"):
-        RunResults(name="run", probe=None, sweep=None)
+def test_on_several_ranks_examples_are_dealt_twice(tmp_path: Path) -> None:
+    settings = SweepSettings(strategies=("linear",), num_buckets=(1, 2), world_size=4, same_bucket=True)
+    swept = sweep(Lengths.of([1.0, 2, 3, 9, 9, 30]), 40, settings, Costs())
+    assert any(row.repeated_examples for row in swept.rows)
+    for index in range(len(swept.rows)):
+        chosen = replace(swept, recommended=index, buckets=[])
+        assert load_run(write_run(tmp_path, sweep=chosen)).sweep == chosen
+
+
+def test_a_folder_without_results_tells_what_makes_them(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match=r"no run folder .*absent"):
+        load_run(tmp_path / "absent")
+    with pytest.raises(ResultError, match=r"neither probe\.json nor sweep\.json nor stream\.json") as caught:
+        load_run(tmp_path)
+    commands = ("probe-oom", "sweep-buckets", "sweep-stream", "tune-loader", "tune MANIFEST")
+    assert all(f"batchtune {command}" in str(caught.value.hint) for command in commands)
+
+
+@pytest.mark.parametrize("result", [made_sweep(), made_stream(), made_loader()], ids=["sweep", "stream", "loader"])
+def test_results_of_different_data_are_refused(tmp_path: Path, result: Any) -> None:
+    name = result.FORMAT.removeprefix("batchtune/")
+    other = replace(result, lengths=replace(result.lengths, **OTHER))
+    with pytest.raises(ResultError, match=rf"probe\.json and .*{name}\.json are of different data: 28,539"):
+        load_run(write_run(tmp_path, probe=made_probe(), **{name: other}))
+
+
+DAMAGED = [
+    (replace(made_sweep(), recommended=66), "recommended is 66, but rows are 0 to 65"),
+    (replace(made_sweep(), recommended=-1), "recommended"),
+    (with_row(made_sweep(), 3, batch_sizes=[1, 2]), "rows, entry 3: it has 13 boundaries and 2 batch sizes"),
+    (with_row(made_sweep(), 3, boundaries=[2.0] * 13), "rows, entry 3: boundaries do not ascend"),
+    (with_row(made_sweep(), 3, batches=0), r"`\$\.rows\[3\]\.batches`"),
+    (with_row(made_sweep(), 3, padding_ratio=1.5), r"`\$\.rows\[3\]\.padding_ratio`"),
+    (with_row(made_sweep(), 47, batches=300), "row 47: batches is 300"),
+    (with_row(made_sweep(), 47, padding_ratio=0.01), "row 47: padding_ratio is 0.01"),
+    (with_row(made_stream(), 2, batch_sizes=[1, 2]), "rows, entry 2: it has 0 boundaries and 2 batch sizes"),
+    (with_row(made_loader(), 5, arguments={"num_workers": -1}), "arguments: num_workers: Expected `int` >= 0"),
+    (replace(made_loader(), recommended=10), "recommended is 10, whose outcome is shared_memory"),
+]
+
+
+@pytest.mark.parametrize(("damaged", "said"), DAMAGED)
+def test_what_can_not_be_is_damage_and_named(tmp_path: Path, damaged: Any, said: str) -> None:
+    name = damaged.FORMAT.removeprefix("batchtune/")
+    with pytest.raises(ResultError, match=rf"{name}\.json is edited or damaged: .*{said}"):
+        load_run(write_run(tmp_path, **{name: damaged}))
+
+
+def test_a_damaged_verification_is_named(tmp_path: Path) -> None:
+    damaged = replace(made_verification(), bucket_batch_sizes=[1])
+    with pytest.raises(ResultError, match=r"verify\.json is edited or damaged: it has 13 boundaries and 1 batch sizes"):
+        load_run(write_run(tmp_path, sweep=made_sweep(), verify=damaged))

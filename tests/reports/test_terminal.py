@@ -23,7 +23,6 @@ from report_records import (
     hostile_results,
     made_probe,
     made_sweep,
-    made_trial,
     made_verification,
     partly_proven_sweep,
     proven_probe,
@@ -119,12 +118,6 @@ def test_a_command_that_comes_next_is_never_broken(tmp_path: Path) -> None:
     assert any(line.startswith(f"batchtune verify {long.folder} MANIFEST") for line in text.splitlines())
 
 
-def test_the_recommended_row_is_bold_where_there_are_colours() -> None:
-    console = Console(file=io.StringIO(), width=100, color_system="standard", force_terminal=True, _environ={})
-    marked = next(line for line in printed(RUNS["both"], console).splitlines() if "▶" in line and "optimal" in line)
-    assert marked.startswith("\x1b[1")
-
-
 def test_what_looks_like_markup_is_shown_as_it_is() -> None:
     assert "[bold]text[/bold]" in render(hostile_results("[bold]text[/bold]"))
 
@@ -136,10 +129,3 @@ def test_an_encoding_without_our_signs_gets_other_ones() -> None:
     console = Console(file=AsciiStream(), width=80, color_system=None, _environ={})
     text = printed(RUNS["both"], console)
     assert text.isascii() and "> optimal" in text
-
-
-def test_a_failed_trials_long_message_is_shown_whole() -> None:
-    message = " ".join(f"word{number}" for number in range(40))
-    probe = msgspec.structs.replace(made_probe(), trials=[made_trial(0, "crash", error=message)])
-    crash = RunResults(name="run", probe=probe, sweep=None)
-    assert message in " ".join(render(crash).split())

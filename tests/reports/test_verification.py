@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import msgspec
 import pytest
 from report_records import failed_verification, made_probe, made_sweep, made_verification, rule_inputs, with_recommended
 from streamed_records import made_stream
 
-from batchtune.errors import ResultError
-from batchtune.reports import RunResults, load_run
+from batchtune.reports import RunResults
 from batchtune.reports.gate import judge, parse_rules
 from batchtune.reports.measured import verification_section
 from batchtune.reports.page import build_page, build_verification_page
-from batchtune.results import Device, Probe, StreamSweep, Sweep, Verification, WorkloadRecord, write_result
+from batchtune.results import Device, Probe, StreamSweep, Sweep, Verification, WorkloadRecord
 
 replace = msgspec.structs.replace
 SWEEP = replace(made_sweep(), warnings=[])
@@ -56,26 +54,9 @@ def test_only_a_verification_that_fails_comes_first() -> None:
     assert lead[0] == "The verification does not hold." and not any(text.startswith("Set") for text in lead)
 
 
-def test_a_verification_of_this_run_gives_no_warning() -> None:
-    assert warnings_in(run_with(made_verification())) == []
-
-
-def test_its_own_warnings_are_told() -> None:
-    told = replace(made_verification(), warnings=["look out"])
-    assert warnings_in(run_with(told)) == ["look out."]
-
-
 def test_a_table_that_is_not_the_recommended_one_is_told() -> None:
     other = with_recommended(SWEEP, "optimal", 10)
     assert "ran other batches" in warnings_in(run_with(made_verification(), sweep=other))[0]
-
-
-def test_pools_that_are_not_the_recommended_ones_are_told() -> None:
-    assert SWEEP.recommended is not None
-    rows = [replace(row, pool_size=20_000) for row in SWEEP.rows]
-    pooled, other = (replace(made_verification(), pool_size=size) for size in (20_000, 1000))
-    assert warnings_in(run_with(pooled, sweep=replace(SWEEP, rows=rows))) == []
-    assert "ran other batches" in warnings_in(run_with(other, sweep=replace(SWEEP, rows=rows)))[0]
 
 
 def test_other_lengths_are_told_and_nothing_else() -> None:
@@ -110,19 +91,6 @@ def test_the_verification_has_a_page_of_its_own() -> None:
         "Measured: builtin:conformer-ctc layers=12 precision=bf16 on NVIDIA H200, limited to 126 GiB of 140 GiB.",
         "Memory: 121 GiB in use, 125 GiB held by the allocator, 0 B more in use at the end than at first.",
     ]
-
-
-def test_the_run_folders_verification_is_read(tmp_path: Path) -> None:
-    write_result(tmp_path / "sweep.json", made_sweep())
-    write_result(tmp_path / "verify.json", made_verification())
-    assert load_run(tmp_path).verification == made_verification()
-
-
-def test_more_sizes_than_boundaries_are_damage(tmp_path: Path) -> None:
-    write_result(tmp_path / "sweep.json", made_sweep())
-    write_result(tmp_path / "verify.json", replace(made_verification(), bucket_batch_sizes=[1]))
-    with pytest.raises(ResultError, match=r"verify\.json is edited or damaged: it has 13 boundaries and 1 batch sizes"):
-        load_run(tmp_path)
 
 
 # Of a stream

@@ -42,6 +42,7 @@ _OUTCOMES = (
     ("out of memory", "--hue-0", "x", ("oom",)),
     ("failed otherwise", "--hue-5", "triangle-up", ("timeout", "crash", "error")),
 )
+_MANY_SECONDS = 120.0  # more are counted in minutes
 # Bins that widen by more are spaced by their logarithm.
 _WIDENING = 1.5
 _STAR = {"symbol": "star", "size": 16, "line": {"color": "--paper", "width": 1.5}}
@@ -172,8 +173,10 @@ def _cost_traces(
     divisor = 1.0
     title = "batches of one epoch"
     if timed:
-        divisor, unit = _time_unit(highest)
-        title = f"estimated time of one epoch ({unit})"
+        title = "estimated time of one epoch (s)"
+        if highest >= _MANY_SECONDS:
+            divisor = 60.0
+            title = "estimated time of one epoch (min)"
     data = []
     ends = [place for _, place, _ in places] or [0, 1]
     for dash, (name, level) in zip(cycle(_DASHES), levels.items(), strict=False):
@@ -204,15 +207,6 @@ def _cost_words(costed: Costed) -> str:
     if costed.estimated_epoch_seconds is None:
         return batches
     return f"{batches}, {format_seconds(costed.estimated_epoch_seconds)}"
-
-
-def _time_unit(seconds: float) -> tuple[float, str]:
-    """Return the unit of a time axis that ends there, in seconds, and its name."""
-    if seconds >= 7200:
-        return 3600.0, "h"
-    if seconds >= 120:
-        return 60.0, "min"
-    return 1.0, "s"
 
 
 def _lengths_figure(sweep: Sweep) -> Figure:
