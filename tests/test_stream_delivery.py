@@ -19,9 +19,7 @@ from msgspec import structs
 from batchtune.exports.run_configs import read_stream_yaml, render_stream_yaml
 from batchtune.manifests import load_stream
 from batchtune.results import StreamSweep, read_result, write_result
-from batchtune.streams.sharding import sample_random
-from batchtune.streams.shards import stored_stream
-from batchtune.streams.simulated import stream_epoch
+from batchtune.streams.simulated import sample_random, stored_stream, stream_epoch
 
 SHARDS, EXAMPLES, SEED, SHARDS_SHUFFLED = 12, 15, 3, 4
 SIZES = {4: 15, 8: 8, 12: 5, 20: 3, 30: 2}

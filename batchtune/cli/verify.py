@@ -174,7 +174,7 @@ def _plan(
     """Return the plan for a config, with the probe next to it; raise ResultError if either is of other lengths."""
     from batchtune.results import PROBE_FILE, Probe, read_result
     from batchtune.run_folder import check_lengths, lengths_of
-    from batchtune.streams.shards import stored_stream
+    from batchtune.streams.simulated import stored_stream
     from batchtune.verify.plan import VerifyPlan
 
     check_lengths(lengths, config.evidence.fingerprint, path, lengths_of(path.parent))

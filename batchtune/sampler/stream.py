@@ -97,8 +97,8 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
             example at most, a batch leaves. None: any.
         bytes_of: A function of an example that returns its size in memory.
         max_padding_ratio: For `pivot`: the most of a batch that may be padding; None: any.
-        shuffle: Whether chance decides which examples of the buffer go together. If not, a `bucket` leaves as soon as
-            it is full, examples in their order; pools are cut, and pivots chosen, in the order of the stream.
+        shuffle: Whether chance decides which examples of the buffer go together. If not, the examples of a bucket leave
+            in the order of the stream, in which pools are cut, too, and pivots chosen.
         drop_last: Whether to leave out the examples at the end of the stream that fill no batch.
         seed, epoch: At least 0; the epoch is the first.
         rank, world_size: This process, from 0 on, and the number of processes; by default those of `torch.distributed`.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from bisect import bisect_left, insort
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import repeat
-from operator import truediv
 from random import Random
 
 import numpy as np
@@ -16,12 +15,8 @@ from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
 from batchtune.results import StreamAlgorithm
 
-# Without shuffle, this many examples are read at once: a full bucket leaves after them.
-_AHEAD = 32
 # A bucket that gives no batch while this many buffers are read has its turn, full or not.
 _PATIENCE = 16
-# If fewer than one example in this many is new, they are inserted; else the buffer is sorted.
-_FEW = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -108,11 +103,11 @@ def batched(reader: Reader, batching: StreamBatching, random: Random) -> Iterato
 def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Iterator[list[int]]:
     """Yield batches of one bucket each.
 
-    With shuffle the buffer fills up, then as many random examples as a batch takes leave the bucket that holds most
-    relative to its batch size: so all buckets hold the same multiple of their batch sizes, and the choice of mates is
-    as wide as the buffer allows. Without, a bucket leaves when it is full, in the order of the stream. If the buffer is
-    full before any bucket is, the fullest leaves; a bucket so rare that it does not fill has its turn in the end, lest
-    an epoch that stops early never sees its examples. Such a batch is filled from the next shorter buckets.
+    The buffer fills up, then as many examples as a batch takes leave the bucket that holds most relative to its batch
+    size: so all buckets hold the same multiple of their batch sizes, and the choice of mates is as wide as the buffer
+    allows. With shuffle random ones leave, else the first. A bucket so rare that it does not fill has its turn in the
+    end, lest an epoch that stops early never sees its examples. A batch that leaves before its bucket is full is filled
+    from the next shorter buckets.
     """
     edges = batching.table.boundaries.tolist()
     sizes = batching.table.batch_sizes.tolist()
@@ -123,42 +118,30 @@ def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Itera
     waited = [0] * len(sizes)  # looks at each bucket since a batch of it left
 
     while True:
-        room = batching.buffer_size - held
-        if chance is None:
-            room = min(room, _AHEAD)
-        lengths = reader.read(room)
+        lengths = reader.read(batching.buffer_size - held)
         held += len(lengths)
-        placed = enumerate(map(bisect_left, repeat(edges), lengths), reader.count - len(lengths))
-        waits = len(lengths) == room and held < batching.buffer_size
-        if chance is None:
-            for place, bucket in placed:
-                buckets[bucket].append(place)
-                if len(buckets[bucket]) == sizes[bucket]:
-                    batch = buckets[bucket]
-                    buckets[bucket] = []
-                    waited[bucket] = 0
-                    waits = True
-                    held -= len(batch)
-                    yield batch
-        else:
-            for place, bucket in placed:
-                buckets[bucket].append(place)
+        for place, length in enumerate(lengths, reader.count - len(lengths)):
+            buckets[bisect_left(edges, length)].append(place)
         if reader.ended:
             break
         while reader.count >= next_look:
             next_look += batching.buffer_size
-            waited = [looks + 1 if bucket else 0 for looks, bucket in zip(waited, buckets, strict=True)]
+            waited = [looks + bool(bucket) for looks, bucket in zip(waited, buckets, strict=True)]
         leaving = waited.index(max(waited))
         if waited[leaving] <= _PATIENCE or not buckets[leaving]:
-            if waits:
-                continue
-            fullness = list(map(truediv, map(len, buckets), sizes))
+            fullness = [len(bucket) / size for bucket, size in zip(buckets, sizes, strict=True)]
             leaving = fullness.index(max(fullness))
         waited[leaving] = 0
         batch = _filled(buckets, sizes, leaving, chance)
         held -= len(batch)
         yield batch
-    # The last batches: full ones of each bucket, then the remaining examples in a row, the longest first.
+    yield from _last_batches(buckets, sizes, batching, chance)
+
+
+def _last_batches(
+    buckets: list[list[int]], sizes: list[int], batching: StreamBatching, chance: Random | None
+) -> list[list[int]]:
+    """Take the last batches: full ones of each bucket, then the remaining examples in a row, the longest first."""
     batches = []
     for bucket, size in enumerate(sizes):
         while len(buckets[bucket]) >= size:
@@ -170,7 +153,7 @@ def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Itera
                 batches.append(batch)
     if chance is not None:
         chance.shuffle(batches)
-    yield from batches
+    return batches
 
 
 def _filled(buckets: list[list[int]], sizes: list[int], bucket: int, chance: Random | None) -> list[int]:
@@ -185,27 +168,17 @@ def _filled(buckets: list[list[int]], sizes: list[int], bucket: int, chance: Ran
 
 def _taken(held: list[int], size: int, chance: Random | None) -> list[int]:
     """Take `size` examples, or all, out of those held: random ones, or without `chance` the first."""
-    count = len(held)
-    if count <= size:
-        batch = held.copy()
-        held.clear()
-    elif chance is None:
+    size = min(size, len(held))
+    if chance is None:
         batch = held[:size]
         del held[:size]
-    else:
-        # Draw those that leave to the end or those that stay to the front, whichever are fewer.
-        draw = chance.random
-        stay = count - size
-        if size < stay:
-            for last in range(count - 1, stay - 1, -1):
-                drawn = int(draw() * (last + 1))
-                held[last], held[drawn] = held[drawn], held[last]
-        else:
-            for first in range(stay):
-                drawn = first + int(draw() * (count - first))
-                held[first], held[drawn] = held[drawn], held[first]
-        batch = held[stay:]
-        del held[stay:]
+        return batch
+    stay = len(held) - size
+    for last in range(len(held) - 1, stay - 1, -1):
+        drawn = int(chance.random() * (last + 1))
+        held[last], held[drawn] = held[drawn], held[last]
+    batch = held[stay:]
+    del held[stay:]
     return batch
 
 
@@ -292,80 +265,99 @@ def _cut_ascending(descending: list[float], edges: list[float], sizes: list[int]
     return cuts
 
 
+class SortedBuffer:
+    """The examples that are held, in order of length; of equal lengths the earlier first."""
+
+    def __init__(self) -> None:
+        self.lengths: list[float] = []
+        self.places: list[int] = []
+
+    def fill(self, reader: Reader, size: int) -> None:
+        """Read until so many examples are held, or the stream ends."""
+        lengths = reader.read(size - len(self.lengths))
+        for place, length in enumerate(lengths, reader.count - len(lengths)):
+            index = bisect_right(self.lengths, length)
+            self.lengths.insert(index, length)
+            self.places.insert(index, place)
+
+    def take(self, first: int, last: int) -> list[int]:
+        """Take out the places from `first` to before `last`."""
+        batch = self.places[first:last]
+        del self.lengths[first:last]
+        del self.places[first:last]
+        return batch
+
+
+def around_pivot(
+    lengths: list[float],
+    pivot: int,
+    admits: Callable[[int, float], bool],
+    max_padding_ratio: float,
+    grows: Callable[[int, float], bool] = lambda count, longest: True,
+) -> tuple[int, int]:
+    """Return where the batch begins and ends that grows around a pivot in ascending lengths.
+
+    It takes the neighbour that pads it less, of equal ones the shorter, while `grows` says so of its size and longest
+    length, and `admits` says that they may be what they become. `speechbrain.dataio.iterators`, SpeechBrain 1.1, does
+    the same in `indices_around_random_pivot`; it raises a ZeroDivisionError too if two lengths are 0.
+    """
+    first = pivot
+    last = pivot + 1
+    longest = lengths[pivot]
+    taken = [longest]  # in the order in which they join, as it decides how their sum is rounded
+    count = 1
+    while grows(count, longest):
+        count += 1
+        shorter = math.inf
+        longer = math.inf
+        if first > 0 and admits(count, longest):
+            shorter = 1.0 - sum(taken, lengths[first - 1]) / (count * longest)
+        if last < len(lengths) and admits(count, lengths[last]):
+            longer = 1.0 - sum(taken, lengths[last]) / (count * lengths[last])
+        if shorter > max_padding_ratio:
+            shorter = math.inf
+        if longer > max_padding_ratio:
+            longer = math.inf
+        if shorter == longer == math.inf:
+            break
+        if shorter <= longer:
+            first -= 1
+            taken.append(lengths[first])
+        else:
+            longest = lengths[last]
+            last += 1
+            taken.append(longest)
+    return first, last
+
+
 def _pivoted(reader: Reader, batching: StreamBatching, random: Random) -> Iterator[list[int]]:
     """Yield batches of neighbours in the sorted buffer, around a random one, or without shuffle the oldest.
 
-    A batch takes the neighbour that pads it less, as `speechbrain.dataio.iterators.indices_around_random_pivot` does,
-    of equal ones the shorter, as long as its longest example's batch size and max_padding_ratio allow.
+    What is left when the stream ends is cut from the longest on.
     """
     edges = batching.table.boundaries.tolist()
     sizes = batching.table.batch_sizes.tolist()
     ratio = 1.0 if batching.max_padding_ratio is None else batching.max_padding_ratio
-    held: list[tuple[float, int]] = []  # ascending lengths with their places
+
+    def admits(count: int, longest: float) -> bool:
+        return count <= int(sizes[bisect_left(edges, longest)])
+
+    held = SortedBuffer()
     while True:
-        lengths = reader.read(batching.buffer_size - len(held))
-        read = zip(lengths, range(reader.count - len(lengths), reader.count), strict=True)
-        if len(lengths) * _FEW < len(held):
-            for example in read:
-                insort(held, example)
-        else:
-            held.extend(read)
-            held.sort()
+        held.fill(reader, batching.buffer_size)
         if reader.ended:
             break
         if batching.shuffle:
-            pivot = int(random.random() * len(held))
+            pivot = int(random.random() * len(held.places))
         else:
-            pivot = min(range(len(held)), key=[place for _, place in held].__getitem__)
-        first, last = _around(held, pivot, edges, sizes, ratio)
-        batch = [place for _, place in held[first:last]]
-        del held[first:last]
-        yield batch
-    held.reverse()
-    descending = [length for length, _ in held]
-    apart = 0
-    if batching.shuffle and not batching.drop_last and held:  # cut elsewhere in each epoch
-        apart = min(int(random.random() * sizes[bisect_left(edges, descending[0])]), len(held))
-    cuts = _cut_descending(descending[:apart], edges, sizes, ratio)
-    for first, last in _cut_descending(descending[apart:], edges, sizes, ratio):
-        cuts.append((apart + first, apart + last))
-    batches: list[list[int]] = []
-    for first, last in cuts:
+            pivot = held.places.index(min(held.places))
+        yield held.take(*around_pivot(held.lengths, pivot, admits, ratio))
+    batches = []
+    places = held.places[::-1]
+    descending = held.lengths[::-1]
+    for first, last in _cut_descending(descending, edges, sizes, ratio):
         if not batching.drop_last or last - first == sizes[bisect_left(edges, descending[first])]:
-            batches.append([place for _, place in held[first:last]])
+            batches.append(places[first:last])
     if batching.shuffle:
         random.shuffle(batches)
     yield from batches
-
-
-def _around(
-    held: list[tuple[float, int]], pivot: int, edges: list[float], sizes: list[int], max_padding_ratio: float
-) -> tuple[int, int]:
-    """Return where the batch around the pivot begins and ends."""
-    first = pivot
-    last = pivot + 1
-    longest = held[pivot][0]
-    total = longest
-    size = sizes[bisect_left(edges, longest)]
-    while True:
-        count = last - first + 1
-        # The true share of the batch with one more, × count.
-        shorter = 0.0
-        longer = 0.0
-        if first and count <= size:
-            shorter = (total + held[first - 1][0]) / longest
-        if last < len(held):
-            length = held[last][0]
-            if count <= (size if length == longest else sizes[bisect_left(edges, length)]):
-                longer = (total + length) / length
-        share = max(shorter, longer)
-        if share == 0 or 1 - share / count > max_padding_ratio:
-            return first, last
-        if shorter >= longer:
-            first -= 1
-            total += held[first][0]
-        else:
-            longest = held[last][0]
-            size = sizes[bisect_left(edges, longest)]
-            total += longest
-            last += 1

@@ -1,9 +1,12 @@
-"""Simulates epochs of a stream: each worker's batches, made by the very code that training runs."""
+"""Simulates epochs of a stream: what each worker reads, and its batches, made by the very code that training runs."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -13,13 +16,15 @@ from batchtune.epochs.batch_order import Cut, EpochShapes
 from batchtune.epochs.layout import Dealing, Layout, positions
 from batchtune.epochs.measured_costs import StepSeconds
 from batchtune.epochs.table import BucketTable
+from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray
 from batchtune.manifests import StreamLengths
-from batchtune.results import StreamConfig
+from batchtune.results import STREAM_FILE, StreamConfig, StreamSweep, read_result
 from batchtune.streams.bucketed import StreamBatches, StreamBatching, stream_batches, stream_random
 from batchtune.streams.pivot import PivotSettings, speechbrain_batches
-from batchtune.streams.sharding import Sharding
 
+# WebDataset's default `initial` of both shuffles.
+_INITIAL = 100
 # This many examples stand for more: each worker's first shards that hold its part of them. Against all of a million
 # examples, batches and cells of made-up speech and text came within 0.9% with one worker and 1.1% with eight, with
 # buffers of 256 to 4,096 examples. Half as many: 0.8% with one worker, 1.1% with eight; a quarter: 0.8% and 3.2%.
@@ -27,16 +32,92 @@ _MOST_SIMULATED = 1 << 17
 # The distance of mates is averaged over batches that hold about this many examples.
 _MEASURED_APART = 1 << 20
 
+AnyBatching: TypeAlias = PivotSettings | StreamBatching
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """How WebDataset deals shards to ranks and workers, and shuffles.
+
+    It is `WebDataset(urls, shardshuffle=shuffle_shards, detshuffle=True, seed=seed, nodesplitter=split_by_node)`, then
+    `.shuffle(shuffle_buffer)`. Three of its habits are easily missed:
+
+    - It deals the shards before it shuffles them: a worker reads the same shards in every epoch.
+    - A worker without a shard raises a ValueError (`empty_check`), or gives nothing if that is off.
+    - Without `detshuffle`, shards come in the same order in every epoch. With it they do so too unless the DataLoader
+      has `persistent_workers`, since each new worker counts epochs from 0.
+    """
+
+    world_size: int = 1
+    workers: int = 1  # of each rank's DataLoader; 1 also if it reads in the process itself
+    shuffle_shards: int = 0  # how many shards its `shardshuffle` holds; 0: they stay in order
+    shuffle_buffer: int = 0  # how many examples `.shuffle` holds; 0: they stay in order
+
+    def streams(self, sizes: Sequence[int], *, seed: int, epoch: int) -> list[list[IntArray]]:
+        """Return what each worker reads: [rank][worker], the indices of examples as stored, in its order.
+
+        The order of the shards is WebDataset's own with this seed, to the shard. Within a worker examples are shuffled
+        as by `.shuffle(shuffle_buffer, rng=sample_random(seed, epoch, rank, worker))`. Without `rng` and `seed`,
+        WebDataset shuffles by the time of day. `sizes` are the examples of each shard, by URL.
+        """
+        starts = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
+        by_rank: list[list[IntArray]] = []
+        for rank in range(self.world_size):
+            of_rank = np.arange(rank, len(sizes), self.world_size)
+            streams: list[IntArray] = []
+            for worker in range(self.workers):
+                dealt = of_rank[worker :: self.workers]
+                shards = shuffled(dealt, self.shuffle_shards, random.Random(seed + epoch))
+                stored = positions(starts[shards], starts[shards + 1] - starts[shards])
+                streams.append(shuffled(stored, self.shuffle_buffer, sample_random(seed, epoch, rank, worker)))
+            by_rank.append(streams)
+        return by_rank
+
+
+def sample_random(seed: int, epoch: int, rank: int, worker: int) -> random.Random:
+    """Return the random numbers by which `Sharding.streams` shuffles one worker's examples."""
+    return random.Random(f"samples {seed} {epoch} {rank} {worker}")  # not the numbers by which batches are made
+
+
+def shuffled(stream: IntArray, buffer_size: int, random: random.Random) -> IntArray:
+    """Return a stream in the order in which WebDataset's `.shuffle(buffer_size, rng=random)` gives it.
+
+    It fills a buffer by two examples for each that it gives, chosen from the buffer at random. `random` ends in the
+    same state. Source: `webdataset.filters._shuffle`, WebDataset 1.0.
+    """
+    if buffer_size < 1:
+        return stream
+    initial = min(_INITIAL, buffer_size)
+    source = iter(stream.tolist())
+    result: list[int] = []
+    held: list[int] = []
+    for example in source:
+        held.append(example)
+        if len(held) < buffer_size:
+            held.extend(islice(source, 1))
+        if len(held) >= initial:
+            result.append(_drawn(held, random))
+    while held:
+        result.append(_drawn(held, random))
+    return np.array(result, dtype=np.int64)
+
+
+def _drawn(held: list[int], random: random.Random) -> int:
+    """Take a random example out of the buffer; the last one takes its place."""
+    index = random.randint(0, len(held) - 1)
+    drawn = held[index]
+    held[index] = held[-1]
+    held.pop()
+    return drawn
+
 
 def shard_sizes(stream: StreamLengths, shard_size: int) -> list[int]:
     """Return the examples of each shard; a source that is not a set of shards is cut into shards of `shard_size`."""
     if stream.shards:
         return [shard.count for shard in stream.shards]
-    whole, rest = divmod(stream.lengths.count, shard_size)
-    return [shard_size] * whole + [rest] * bool(rest)
-
-
-AnyBatching: TypeAlias = PivotSettings | StreamBatching
+    edges = [*range(0, stream.lengths.count, shard_size), stream.lengths.count]
+    sizes: list[int] = np.diff(edges).tolist()
+    return sizes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,19 +144,17 @@ class StoredStream:
     ) -> StoredStream:
         """Take all examples, or the first shards, as many of each worker, that hold 131,072 or more."""
         readers = sharding.world_size * sharding.workers
-        counts = np.array(sizes, dtype=np.int64)
         # Shard i goes to rank i % ranks, there to worker i // ranks % workers: whole rounds stay dealt as they are.
-        rounds = np.add.reduceat(counts, np.arange(0, counts.size, readers))
-        enough_rounds = int(np.searchsorted(np.cumsum(rounds), _MOST_SIMULATED)) + 1
-        simulated = counts[: enough_rounds * readers]
-        of_all = np.bincount(np.arange(counts.size) % readers, weights=counts, minlength=readers)
-        of_simulated = np.bincount(np.arange(simulated.size) % readers, weights=simulated, minlength=readers)
-        scale = np.divide(of_all, of_simulated, out=np.ones(readers), where=of_simulated > 0)
+        rounds = np.zeros((-(-len(sizes) // readers), readers))
+        rounds.flat[: len(sizes)] = sizes
+        enough = int(np.searchsorted(np.cumsum(rounds.sum(axis=1)), _MOST_SIMULATED)) + 1
+        read = rounds[:enough].sum(axis=0)
+        scale = np.divide(rounds.sum(axis=0), read, out=np.ones(readers), where=read > 0)
         by_rank = scale.reshape(sharding.workers, sharding.world_size).T.ravel()
-        examples = int(simulated.sum())
+        examples = int(read.sum())
         if targets is not None:
             targets = targets[:examples]
-        return cls(lengths[:examples], targets, simulated.tolist(), sharding, by_rank, seed)
+        return cls(lengths[:examples], targets, sizes[: enough * readers], sharding, by_rank, seed)
 
     def read_in(self, epoch: int) -> list[list[IntArray]]:
         """Return what each worker reads in an epoch, [rank][worker], as `Sharding.streams` does; worked out once."""
@@ -84,12 +163,42 @@ class StoredStream:
         return self._read_by_epoch[epoch]
 
 
+def stored_stream(stream: StreamLengths, folder: Path, seed: int) -> StoredStream:
+    """Take all shards, dealt to workers as for the folder's `stream.json`; ResultError without one, or of others."""
+    path = folder / STREAM_FILE
+    if not path.exists():
+        raise ResultError(
+            f"{path} does not exist, which says how shards come to workers",
+            "`batchtune sweep-stream` writes it, with stream.yaml.",
+        )
+    swept = read_result(path, StreamSweep)
+    streamed = swept.streamed
+    sizes = shard_sizes(stream, streamed.shard_size)
+    shards = swept.shards
+    expected = (shards.count, shards.smallest_count, shards.median_count, shards.largest_count)
+    if expected != (len(sizes), min(sizes), float(np.median(sizes)), max(sizes)):
+        raise ResultError(
+            f"{path} is of {shards.count:,} shards of {shards.smallest_count:,} to {shards.largest_count:,} examples; "
+            f"these are {len(sizes):,} shards of {min(sizes):,} to {max(sizes):,} examples",
+            "Give the same shards, or run `batchtune sweep-stream` again: batches depend on them.",
+        )
+    sharding = Sharding(
+        world_size=streamed.world_size,
+        workers=max(1, streamed.workers),
+        shuffle_shards=streamed.shuffle_shards,
+        shuffle_buffer=streamed.shuffle_buffer,
+    )
+    scale = np.ones(sharding.world_size * sharding.workers)
+    return StoredStream(stream.values, stream.targets, sizes, sharding, scale, seed)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamEpoch:
     """The batches of one simulated epoch, worker after worker, those of a rank's workers together.
 
     Attributes:
         batches_by_worker: Shape (workers of all ranks,).
+        weights: Shape (batches,): how many batches of an epoch of all examples each stands for.
         waits: Shape (examples in batches,): how many examples were read between each one's reading and its batch.
         most_held: The most that any worker held at once, as true length.
     """
@@ -97,8 +206,13 @@ class StreamEpoch:
     cut: Cut
     shapes: EpochShapes
     batches_by_worker: IntArray
+    weights: FloatArray
     waits: IntArray
     most_held: float
+
+    def total(self, values: FloatArray) -> float:
+        """Return the sum of a value of each batch for an epoch of all examples."""
+        return float(np.sum(values * self.weights))
 
 
 def simulate_stream(stored: StoredStream, batching: AnyBatching, epoch: int) -> StreamEpoch:
@@ -109,22 +223,23 @@ def simulate_stream(stored: StoredStream, batching: AnyBatching, epoch: int) -> 
     for rank, streams in enumerate(stored.read_in(epoch)):
         for worker, stream in enumerate(streams):
             lengths = stored.lengths[stream]
-            random = stream_random(stored.seed, epoch, rank, worker)
+            chance = stream_random(stored.seed, epoch, rank, worker)
             if isinstance(batching, PivotSettings):
-                batches = speechbrain_batches(lengths, batching, random)
+                batches = speechbrain_batches(lengths, batching, chance)
                 lengths = np.where(batching.keeps(lengths), lengths, 0.0)  # what it leaves out is never held
             else:
-                batches = stream_batches(lengths, batching, random)
+                batches = stream_batches(lengths, batching, chance)
             made.append(batches)
             examples.append(stream[batches.examples])
             largest_hold = max(largest_hold, most_held(batches, lengths))
     sizes = np.concatenate([np.diff(batches.ends, prepend=0) for batches in made])
     starts = np.cumsum(sizes) - sizes
     order = np.concatenate(examples)
+    buckets = np.zeros(sizes.size, dtype=np.int64)
     layout = Layout(
         starts=starts,
         batch_sizes=sizes,
-        buckets=np.zeros(sizes.size, dtype=np.int64),
+        buckets=buckets,
         rest=np.zeros(sizes.size, dtype=np.bool_),
         dealing=Dealing(drop_last=True),
         count=stored.lengths.size,
@@ -133,10 +248,12 @@ def simulate_stream(stored: StoredStream, batching: AnyBatching, epoch: int) -> 
     longest_targets = None
     if stored.targets is not None:
         longest_targets = _longest(stored.targets[order], starts)
+    batches_by_worker = np.array([batches.ends.size for batches in made], dtype=np.int64)
     return StreamEpoch(
         cut=Cut(order, layout),
-        shapes=EpochShapes(sizes, _longest(stored.lengths[order], starts), longest_targets, layout.buckets),
-        batches_by_worker=np.array([batches.ends.size for batches in made], dtype=np.int64),
+        shapes=EpochShapes(sizes, _longest(stored.lengths[order], starts), longest_targets, buckets),
+        batches_by_worker=batches_by_worker,
+        weights=np.repeat(stored.scale, batches_by_worker),
         waits=np.concatenate([waits(batches) for batches in made]),
         most_held=largest_hold,
     )
@@ -167,29 +284,25 @@ def _longest(values: FloatArray, starts: IntArray) -> FloatArray:
 def distance_apart(epoch: StreamEpoch) -> float:
     """Return how far two examples of one batch are stored apart, relative to the (n + 1) / 3 of a random draw."""
     layout = epoch.cut.layout
-    measured = np.arange(0, layout.starts.size, max(1, layout.count // _MEASURED_APART))
-    sizes = layout.batch_sizes[measured].astype(np.int64)
-    starts = np.cumsum(sizes) - sizes
-    batch = np.repeat(np.arange(measured.size), sizes)
-    stored = epoch.cut.examples[positions(layout.starts[measured], sizes)].astype(np.float64)
-    ascending = stored[np.lexsort((stored, batch))]
-    # For ascending places p_0 … p_(n-1) the distances of all pairs add up to Σ p_k (2k - n + 1).
-    rank_in_batch = np.arange(ascending.size) - np.repeat(starts, sizes)
-    distances = float(np.sum(ascending * (2 * rank_in_batch - np.repeat(sizes, sizes) + 1)))
-    pairs = float(np.sum(sizes * (sizes - 1) / 2))
+    total = 0.0
+    pairs = 0
+    for batch in range(0, layout.starts.size, max(1, layout.count // _MEASURED_APART)):
+        size = int(layout.batch_sizes[batch])
+        start = layout.starts[batch]
+        ascending = np.sort(epoch.cut.examples[start : start + size])
+        # For ascending places p_0 … p_(n-1) the distances of all pairs add up to Σ p_k (2k - n + 1).
+        total += float(ascending @ (2.0 * np.arange(size) - size + 1))
+        pairs += size * (size - 1) // 2
     if pairs == 0:
         return 0.0
-    return distances / pairs / ((layout.count + 1) / 3)
+    return total / pairs / ((layout.count + 1) / 3)
 
 
 def _batches_by_rank(epoch: StreamEpoch, sharding: Sharding) -> list[IntArray]:
     """Return each rank's batches in the order in which it takes them: those of its workers in turn."""
-    by_rank: list[IntArray] = []
-    start = 0
-    for batches_by_worker in epoch.batches_by_worker.reshape(sharding.world_size, sharding.workers):
-        by_rank.append(start + _in_turn(batches_by_worker))
-        start += int(batches_by_worker.sum())
-    return by_rank
+    ends = np.cumsum(epoch.batches_by_worker).reshape(sharding.world_size, sharding.workers)
+    by_worker = epoch.batches_by_worker.reshape(sharding.world_size, sharding.workers)
+    return [_in_turn(numbers) + end[-1] - numbers.sum() for numbers, end in zip(by_worker, ends, strict=True)]
 
 
 def _in_turn(numbers: Sequence[int] | IntArray) -> IntArray:
@@ -232,6 +345,4 @@ def epoch_seconds(stored: StoredStream, epoch: StreamEpoch, step_seconds: StepSe
     if steps == 0:
         return 0.0
     ranks = [np.resize(seconds[batches], steps) for batches in _batches_by_rank(epoch, stored.sharding) if batches.size]
-    slowest = np.max(ranks, axis=0)
-    scale = float(np.sum(epoch.batches_by_worker * stored.scale)) / float(epoch.batches_by_worker.sum())
-    return float(slowest.sum()) * scale
+    return float(np.max(ranks, axis=0).sum() * epoch.weights.mean())

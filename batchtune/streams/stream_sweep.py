@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import structs
 
 from batchtune.buckets.cautions import longer_than
 from batchtune.buckets.epoch_cost import EpochTime, Pricing, shape_errors, with_equals
@@ -25,10 +24,9 @@ from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.manifests import StreamLengths
 from batchtune.results import STREAM_FILE, Row, StreamRow, StreamSweep, meta_of, write_result
 from batchtune.run_folder import clear_run
+from batchtune.streams.advice import recommend_stream, row_cautions, shards_of, stream_cautions
 from batchtune.streams.bucketed import StreamBatching
 from batchtune.streams.pivot import PivotSettings
-from batchtune.streams.recommend_stream import recommend_stream
-from batchtune.streams.shards import mates_cautions, row_cautions, shards_of, stream_cautions
 from batchtune.streams.simulated import (
     AnyBatching,
     StoredStream,
@@ -39,7 +37,7 @@ from batchtune.streams.simulated import (
     simulate_stream,
 )
 from batchtune.streams.stream_settings import StreamSettings
-from batchtune.units import counted, rounded_down
+from batchtune.units import rounded_down
 
 # The most padding of a batch to compare. SpeechBrain's target_batch_numel is always its maximum: on made-up speech and
 # text, targets of 80% and 90% made 2% to 25% more batches, and saved at most 0.1% of the time.
@@ -48,8 +46,6 @@ _PADDING_RATIOS = (0.05, 0.1, 0.2, 0.4)
 # says: the seed decides which examples meet in training, not which way to make batches is the best.
 _EPOCHS = 3
 _SEED = 0
-# Caps of the batch size to try for a larger maximum.
-_CAPS = 64
 # Bytes of a unit of length as samples are held in memory: float32 at 16 kHz, 80 float32 features, 64-bit tokens.
 _BYTES = {"s": 64_000.0, "ms": 64.0, "samples": 4.0, "frames": 320.0, "tokens": 8.0, "words": 8.0}
 
@@ -82,7 +78,7 @@ def sweep_stream(
     costs: Costs,
     on_row: Callable[[StreamRow, int], None] = lambda row, rows: None,
 ) -> StreamSweep:
-    """Simulate an epoch of each worker's stream with every way to make batches, and recommend one.
+    """Simulate epochs of each worker's stream with every way to make batches, and recommend one.
 
     Raises UsageError if `max_batch_length` is not positive and finite, or the current settings make no batch.
     """
@@ -98,39 +94,42 @@ def sweep_stream(
         world_size=settings.world_size,
     )
     as_map = sweep(lengths, max_batch_length, of_map, costs)
+    tables = [row for row in as_map.rows if row.sizing == limits.sizings[-1]]
     sizes = shard_sizes(stream, settings.shard_size)
     stored = StoredStream.of(stream.values, stream.targets, sizes, settings.sharding, _SEED)
     pricing = Pricing.of(lengths, max_batch_length, of_map, costs)
-    # The user's settings first, as they may have to be corrected.
-    current = None
-    current_fits = None
-    if settings.current is not None:
-        epochs = _epochs(settings.current.batching, stored)
-        if not all(epoch.batches_by_worker.any() for epoch in epochs):
-            raise UsageError(
-                f"--current: these settings make no batch of {counted(lengths.count, 'example')}",
-                "drop_end and drop_last drop what the buffer holds when the stream ends: everything, if a worker reads "
-                "no more than the buffer holds. min_sample_len and max_sample_len may leave out everything, too.",
-            )
-        current = _priced(settings.current.batching, epochs, stored, pricing, settings)
-        current_fits = all(all_fit(limits, epoch.shapes.batch_sizes, epoch.shapes.lengths) for epoch in epochs)
-    tables = [row for row in as_map.rows if row.sizing == limits.sizings[-1]]
     ways = list(_ways(tables, lengths, limits, settings))
-    priced = []
+    current = settings.current
+    # The user's settings first, as they may have to be corrected.
+    if current is not None:
+        ways.insert(0, current.batching)
+    priced: list[tuple[StreamRow, EpochTime | None]] = []
+    current_fits = None
     for way in ways:
-        row, time = _priced(way, _epochs(way, stored), stored, pricing, settings)
+        epochs = [simulate_stream(stored, way, epoch) for epoch in range(_EPOCHS)]
+        if current is not None and not priced:
+            current_fits = _fit(epochs, limits)
+        row, time = _priced(way, epochs, stored, pricing, settings)
         priced.append((row, time))
         on_row(row, len(ways))
-    rows = with_equals(priced)
     current_row = None
     if current is not None:
-        current_row = with_equals([*priced, current])[-1]
+        current_row = with_equals(priced)[0]
+        del priced[0]
+    rows = with_equals(priced)
     # Sized as the stream's tables are, so that only the stream makes a difference.
     best_table = recommend(tables, as_map.baselines).portable
     map_style = None if best_table is None else tables[best_table]
     found = recommend_stream(rows, map_style, min_randomness=settings.min_randomness)
     chosen = None if found.row is None else rows[found.row]
     shards = shards_of(stream, sizes, settings)
+    warnings = [
+        *stream_cautions(shards, settings),
+        *longer_than(lengths, max_batch_length, "max_batch_length", "{each} becomes a batch of one"),
+        *row_cautions(shards, chosen, map_style),
+    ]
+    if current is not None:
+        warnings += current.notes
     return StreamSweep(
         meta=meta_of(StreamSweep),
         lengths=lengths.summary(),
@@ -145,27 +144,32 @@ def sweep_stream(
         recommended_speechbrain=found.portable,
         batches_per_rank=None if chosen is None else -(-chosen.batches // settings.world_size),
         reason=found.reason,
-        warnings=[
-            *mates_cautions(chosen, map_style),
-            *stream_cautions(stream, shards, settings),
-            *longer_than(lengths, max_batch_length, "max_batch_length", "{each} becomes a batch of one"),
-            *row_cautions(stream, shards, chosen, settings),
-            *(settings.current.notes if settings.current else ()),
-        ],
+        warnings=warnings,
         current=current_row,
         current_fits=current_fits,
-        current_settings=settings.current.settings if settings.current else None,
+        current_settings=None if current is None else current.settings,
     )
+
+
+def _fit(epochs: Sequence[StreamEpoch], limits: Limits) -> bool:
+    """Return whether the batches of the current settings stay within the limits; UsageError if there are none."""
+    if not all(epoch.batches_by_worker.any() for epoch in epochs):
+        raise UsageError(
+            "--current: these settings make no batch of the stream",
+            "drop_end and drop_last drop what the buffer holds when the stream ends: everything, if a worker reads "
+            "no more than the buffer holds. min_sample_len and max_sample_len may leave out everything, too.",
+        )
+    return all(all_fit(limits, epoch.shapes.batch_sizes, epoch.shapes.lengths) for epoch in epochs)
 
 
 def _ways(tables: Sequence[Row], lengths: Lengths, limits: Limits, settings: StreamSettings) -> Iterator[AnyBatching]:
     """Yield the ways to make batches that are compared, for each size of the buffer."""
     pooled = next(strategy for strategy in STRATEGIES.values() if strategy.in_pools)
-    distinct = lengths.histogram.lengths
-    fitting = limits.batch_sizes(distinct, limits.sizings[-1])
+    fitting = limits.batch_sizes(lengths.histogram.lengths, limits.sizings[-1])
     problem = Problem(histogram=lengths.histogram, max_batch_length=limits.max_batch_length, batch_sizes=fitting)
     (edges,) = pooled.boundaries(problem, [1])
     all_sizes = BucketTable(edges, limits.batch_sizes(edges, limits.sizings[-1]))
+    limit = speechbrain_limit(lengths, limits)
     # Each set of boundaries once.
     different = {tuple(row.boundaries): BucketTable.of(row.boundaries, row.batch_sizes) for row in tables}
     for buffer_size in sizes_up_to(lengths.count, settings.buffer_sizes):
@@ -174,62 +178,30 @@ def _ways(tables: Sequence[Row], lengths: Lengths, limits: Limits, settings: Str
         yield StreamBatching(algorithm="pool", table=all_sizes, buffer_size=buffer_size)
         for ratio in _PADDING_RATIOS:
             yield StreamBatching(algorithm="pivot", table=all_sizes, buffer_size=buffer_size, max_padding_ratio=ratio)
-        for limit, most in speechbrain_limits(lengths, limits):
-            for ratio in _PADDING_RATIOS:
-                yield PivotSettings(
-                    target_batch_numel=limit,
-                    max_batch_numel=limit,
-                    max_batch_size=most,
-                    max_padding_ratio=ratio,
-                    buffersize=buffer_size,
-                )
+        for ratio in _PADDING_RATIOS:
+            yield PivotSettings(
+                target_batch_numel=limit,
+                max_batch_numel=limit,
+                max_batch_size=limits.max_batch_size,
+                max_padding_ratio=ratio,
+                buffersize=buffer_size,
+            )
 
 
-def speechbrain_limits(lengths: Lengths, limits: Limits) -> list[tuple[float, int | None]]:
-    """Return pairs (max_batch_numel, max_batch_size) with which every batch that can occur fits.
+def speechbrain_limit(lengths: Lengths, limits: Limits) -> float:
+    """Return the max_batch_numel with which every batch that can occur fits.
 
-    A batch whose longest example is u holds at most min(S, ⌊M / u⌋) examples, and B(u) fit: so M < (B(u) + 1) u for all
-    u with B(u) < S, unless there are no more than B(u) examples up to u. Without a cap but the user's, M is at most
-    max_batch_length. If memory grows otherwise than in proportion to the padded length, a cap allows a larger M: the
-    one that makes the fewest batches is tried, too.
+    A batch whose longest example is u holds at most min(S, ⌊M / u⌋) examples, S the largest batch size, and B(u) fit:
+    so M < (B(u) + 1) u for all u with B(u) < S, unless there are no more than B(u) examples up to u. M is at most
+    max_batch_length.
     """
-    distinct = lengths.histogram.lengths
-    counts = lengths.histogram.counts
-    fitting = limits.batch_sizes(distinct, limits.sizings[-1])
-
-    def largest(cap: float) -> float:
-        bounded = fitting < np.minimum(cap, lengths.histogram.cumulative)  # there are no more examples
-        if not bounded.any():
-            return math.inf
-        return rounded_down(((fitting + 1) * distinct)[bounded].min() * (1 - 1e-9), 6)
-
-    plain = (min(limits.max_batch_length, largest(limits.max_batch_size or math.inf)), limits.max_batch_size)
-    if limits.frontier is None:
-        return [plain]
-    fewest = _batches(*plain, distinct, counts) * 0.99
-    best = None
-    caps = np.unique(fitting)
-    for cap in caps[np.unique(np.linspace(0, caps.size - 1, _CAPS).astype(np.int64))].tolist():
-        limit = min(largest(cap), float(distinct[-1] * cap))
-        batches = _batches(limit, cap, distinct, counts)
-        if batches < fewest:
-            best = (limit, cap)
-            fewest = batches
-    if best is None:
-        return [plain]
-    return [plain, best]
-
-
-def _batches(limit: float, cap: int | None, distinct: FloatArray, counts: IntArray) -> float:
-    """Return about how many batches these limits make of examples with these lengths."""
-    sizes = np.maximum(1, np.floor(limit / distinct))
-    if cap is not None:
-        sizes = np.minimum(cap, sizes)
-    return float(np.sum(counts / sizes))
-
-
-def _epochs(way: AnyBatching, stored: StoredStream) -> list[StreamEpoch]:
-    return [simulate_stream(stored, way, epoch) for epoch in range(_EPOCHS)]
+    histogram = lengths.histogram
+    fitting = limits.batch_sizes(histogram.lengths, limits.sizings[-1])
+    most = np.minimum(limits.max_batch_size or np.inf, histogram.cumulative)
+    too_large = ((fitting + 1) * histogram.lengths)[fitting < most]
+    if too_large.size == 0:
+        return limits.max_batch_length
+    return min(limits.max_batch_length, rounded_down(too_large.min() * (1 - 1e-9), 6))
 
 
 def _priced(
@@ -243,22 +215,27 @@ def _priced(
     first = epochs[0]
     sizes = first.shapes.batch_sizes.astype(np.float64)
     longest = first.shapes.lengths
-    batches_by_epoch = np.array([_total(epoch, stored, np.ones(len(epoch.shapes))) for epoch in epochs])
-    padded_by_epoch = [_total(epoch, stored, epoch.shapes.batch_sizes * epoch.shapes.lengths) for epoch in epochs]
+    batches_by_epoch = np.array([epoch.weights.sum() for epoch in epochs])
     batches = max(1, round(float(batches_by_epoch.mean())))
-    padded_length = float(np.mean(padded_by_epoch))
-    true_length = float(np.mean([_total(epoch, stored, _true_lengths(epoch, stored)) for epoch in epochs]))
+    padded_length = float(np.mean([epoch.total(epoch.shapes.batch_sizes * epoch.shapes.lengths) for epoch in epochs]))
+    true_length = float(np.mean([epoch.total(_true_lengths(epoch, stored)) for epoch in epochs]))
     count = pricing.lengths.count
-    dropped = max(0, count - round(_total(first, stored, sizes)))
+    dropped = max(0, count - round(first.total(sizes)))
     mates = mates_in_cuts([epoch.cut for epoch in epochs], stored.lengths)
     mixing = distance_apart(first)
     workers = (first.batches_by_worker * stored.scale).reshape(settings.world_size, -1)
+    ranks = workers.sum(axis=1)
     most_held = max(epoch.most_held for epoch in epochs)
     unproven = None
     if pricing.proven is not None:
         unproven = max(_unproven(epoch, pricing.proven) for epoch in epochs)
+    time = None
+    fields = _parameters(way)
+    if pricing.step_seconds is not None:
+        time = _time(epochs, stored, pricing.step_seconds)
+        fields |= time.fields()
     row = StreamRow(
-        **_parameters(way),
+        **fields,
         batches=batches,
         dropped_examples=dropped,
         padded_length=padded_length,
@@ -274,8 +251,8 @@ def _priced(
         wait_p99=float(np.percentile(first.waits, 99)),
         buffer_length=most_held,
         buffer_bytes=most_held * (settings.bytes_per_length or 0.0),
-        worker_imbalance=_imbalance(workers.ravel()),
-        rank_imbalance=_imbalance(workers.sum(axis=1)),
+        worker_imbalance=float(workers.max() / workers.mean()),
+        rank_imbalance=float(ranks.max() / ranks.mean()),
         mate_distance=mixing * (count + 1) / 3,
         mixing=mixing,
         mates_again=mates.again,
@@ -285,10 +262,7 @@ def _priced(
         batches_deviation=float(batches_by_epoch.std(ddof=1)),
         unproven=unproven,
     )
-    if pricing.step_seconds is None:
-        return row, None
-    time = _time(epochs, stored, pricing.step_seconds)
-    return structs.replace(row, **time.fields()), time
+    return row, time
 
 
 def _time(epochs: Sequence[StreamEpoch], stored: StoredStream, step_seconds: StepSeconds) -> EpochTime:
@@ -331,11 +305,6 @@ def _filled(way: AnyBatching, sizes: FloatArray, longest: FloatArray) -> FloatAr
     return sizes / way.table.batch_sizes[way.table.assign(longest)]
 
 
-def _total(epoch: StreamEpoch, stored: StoredStream, values: FloatArray) -> float:
-    """Return the sum of a value of each batch for an epoch of all examples."""
-    return float(np.sum(values * np.repeat(stored.scale, epoch.batches_by_worker)))
-
-
 def _true_lengths(epoch: StreamEpoch, stored: StoredStream) -> FloatArray:
     """Return the true length of each batch."""
     return np.add.reduceat(stored.lengths[epoch.cut.examples], epoch.cut.layout.starts)
@@ -343,7 +312,3 @@ def _true_lengths(epoch: StreamEpoch, stored: StoredStream) -> FloatArray:
 
 def _unproven(epoch: StreamEpoch, proven: Callable[[FloatArray], IntArray]) -> int:
     return int(np.count_nonzero(epoch.shapes.batch_sizes > proven(epoch.shapes.lengths)))
-
-
-def _imbalance(numbers: FloatArray) -> float:
-    return float(numbers.max() / numbers.mean())

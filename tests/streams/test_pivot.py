@@ -115,46 +115,6 @@ def test_two_examples_of_length_0_fail_as_in_speechbrain(real_dynamic_bucketed_b
         our_batches(lengths, keywords, 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("target_batch_numel", None),
-        ("target_batch_numel", "16000"),
-        ("max_batch_numel", "16000"),
-        ("max_batch_size", "4"),
-        ("max_padding_ratio", "20%"),
-        ("min_sample_len", "1"),
-        ("max_sample_len", [9]),
-    ],
-)
-def test_what_speechbrain_fails_on_is_refused_by_name(real_dynamic_bucketed_batch: Any, name: str, value: Any) -> None:
-    keywords = {"target_batch_numel": 20, "buffersize": 4, name: value}
-    with pytest.raises(TypeError):
-        real_batches(real_dynamic_bucketed_batch, [3, 4, 3, 5, 4, 3], keywords, 0)
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        PivotSettings(**keywords)
-
-
-@pytest.mark.parametrize("value", ["1024", 10.5, None, float("nan")])
-def test_a_buffersize_that_never_fills_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="buffersize must be a whole number"):
-        PivotSettings(target_batch_numel=20, buffersize=value)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ([[1, 2]], "one-dimensional"),
-        ([1, -2], "not negative"),
-        ([1, float("nan")], "finite"),
-        ([1, 2**52, 2**52 + 1], "not exact"),
-    ],
-)
-def test_lengths_that_make_no_sense_are_refused(lengths: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        speechbrain_batches(lengths, PivotSettings(target_batch_numel=20), random.Random(0))
-
-
 STREAMS = st.lists(st.integers(1, 40), max_size=60)
 
 

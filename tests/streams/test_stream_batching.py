@@ -81,25 +81,6 @@ def test_a_pivots_batch_keeps_the_padding_ratio(
     assert all(1 - lengths[batch].mean() / lengths[batch].max() <= ratio + 1e-9 for batch in batches)
 
 
-@settings(deadline=None)
-@given(LENGTHS, tables())
-def test_in_order_a_bucket_leaves_when_it_is_full(lengths: np.ndarray, table: BucketTable) -> None:
-    queues: list[list[int]] = [[] for _ in range(table.num_buckets)]
-    expected = []
-    for place, bucket in enumerate(table.assign(lengths).tolist()):
-        queues[bucket].append(place)
-        if len(queues[bucket]) == table.batch_sizes[bucket]:
-            expected.append(queues[bucket])
-            queues[bucket] = []
-    way = batching("bucket", table, 1000, shuffle=False)
-    batches = lists(stream_batches(lengths, way, stream_random(0, 0)))
-    assert batches[: len(expected)] == expected
-    # What is left comes longest first, and fills batches across buckets.
-    left = [place for queue in reversed(queues) for place in queue]
-    assert list(chain(*batches[len(expected) :])) == left
-    assert all(len(batch) == fits(table, lengths, batch) for batch in batches[:-1])
-
-
 @pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
 def test_epochs_differ_and_come_again(algorithm: str) -> None:
     table = speech_table(8)
@@ -178,11 +159,3 @@ def test_tiny_streams(algorithm: str, lengths: list[float]) -> None:
     assert sorted(chain(*batches)) == list(range(len(lengths)))
     if lengths == [5.0] * 7 and algorithm != "pivot":
         assert sorted(map(len, batches)) == [1, 3, 3]
-
-
-def test_a_pivots_buffer_of_the_whole_stream_is_recut_each_epoch() -> None:
-    lengths = np.random.default_rng(0).gamma(6, 2, 200).round(1) + 1
-    way = batching("pivot", BucketTable.of([60], [8]), 1000)
-    epochs = [lists(stream_batches(lengths, way, stream_random(0, epoch))) for epoch in range(3)]
-    assert all(25 <= len(batches) <= 26 for batches in epochs)
-    assert len({frozenset(map(frozenset, batches)) for batches in epochs}) > 1

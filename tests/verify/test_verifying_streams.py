@@ -14,8 +14,7 @@ from verify.made_stepper import MadeStepper, made_config, made_probe
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.results import StreamConfig, Verification, WorkloadRecord
-from batchtune.streams.sharding import Sharding
-from batchtune.streams.simulated import StoredStream, stream_epoch
+from batchtune.streams.simulated import Sharding, StoredStream, stream_epoch
 from batchtune.verify.plan import PlannedBatch, VerifyPlan, VerifySettings
 from batchtune.verify.verifying import verify
 

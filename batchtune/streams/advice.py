@@ -1,0 +1,239 @@
+"""Recommends one way to batch a stream, and says why; describes its shards, and warns of what they can't do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from batchtune.buckets.recommend import Recommendation
+from batchtune.lengths import FloatArray
+from batchtune.manifests import StreamLengths
+from batchtune.results import Row, ShardAdvice, Shards, StreamRow, cost_of, have_times
+from batchtune.streams.stream_settings import StreamSettings
+from batchtune.units import counted, format_number, format_percent, format_seconds
+
+# Costs within this share of the lowest are equal to it, as are those within the spread of the simulated epochs.
+_EQUAL = 0.01
+# Mates that meet again more often by less than this share meet as often: simulations differ by as much.
+_EQUAL_AGAIN = 0.05
+# A rank correlation of position and length above this: the shards are sorted.
+_SORTED = 0.9
+# A worker with this many times the mean of batches is worth a warning.
+_UNEVEN = 1.1
+# So is this share of batches under half of what they could hold,
+_MANY_SMALL = 0.2
+# and this share of batch mates that meet again.
+_MANY_AGAIN = 0.2
+# Shards of a worker, so that their order is worth shuffling, but no smaller and no larger than this on average.
+_SHARDS_OF_A_WORKER = 4
+_EXAMPLES_OF_A_SHARD = 100
+_BYTES_OF_A_SHARD = 10**9
+
+
+def recommend_stream(
+    rows: Sequence[StreamRow], map_style: Row | None, *, min_randomness: float | None = None
+) -> Recommendation:
+    """Recommend the smallest buffer among the best rows.
+
+    They must have only proven batches (unless no row has) and be as random as asked for, or else as the best row with
+    buckets. Rows are equal if they cost at most 1% more than the best of them, or no more than the spread of simulated
+    epochs explains. Among rows with as large a buffer, a percent of mates that meet again weighs as much as a percent
+    of the cost: the time, or without step times the batches.
+    """
+    timed = have_times(rows)
+    allowed = [row for row in rows if min_randomness is None or row.randomness >= min_randomness]
+    if not allowed:
+        most_random = max(rows, key=lambda row: row.randomness)
+        reason = (
+            f"no way is as random as --min-randomness {min_randomness:g} asks; the most random is {most_random.name}, "
+            f"with {most_random.randomness:.3g}"
+        )
+        return Recommendation(None, reason, None)
+    allowed = [row for row in allowed if not row.unproven] or allowed
+    random_enough = allowed
+    in_buckets = [row for row in allowed if row.algorithm == "bucket"]
+    if min_randomness is None and in_buckets:
+        most_again = _best_of(in_buckets, timed=timed).mates_again * (1 + _EQUAL_AGAIN)
+        random_enough = [row for row in allowed if row.algorithm == "bucket" or row.mates_again <= most_again]
+    row = _best_of(random_enough, timed=timed)
+    # SpeechBrain's own at its best: of the same buffer and as random, if there are such.
+    same_buffer = [other for other in random_enough if other.buffer_size == row.buffer_size]
+    speechbrain = None
+    for candidates in (allowed, random_enough, same_buffer):
+        by_speechbrain = [other for other in candidates if other.by_speechbrain]
+        if by_speechbrain:
+            speechbrain = _best_of(by_speechbrain, timed=timed)
+
+    reason = f"{row.name} takes {_described(row, timed=timed)}"
+    if speechbrain is not None and speechbrain is not row:
+        difference = _difference(row, speechbrain, timed=timed)
+        reason += f", {difference} than {speechbrain.name} at its best ({_described(speechbrain, timed=timed)})"
+    if map_style is not None and (not timed or map_style.estimated_epoch_seconds is not None):
+        reason += (
+            f", and {_difference(row, map_style, timed=timed)} than a bucket table over all examples "
+            f"({_described(map_style, timed=timed)}), which needs random access"
+        )
+    cheapest = min(allowed, key=lambda other: _cost(other, timed=timed))
+    saves = _cost(cheapest, timed=timed) < _cost(row, timed=timed) * (1 - _EQUAL)
+    if saves and cheapest.mates_again > row.mates_again:
+        reason += (
+            f"; {cheapest.name} takes {_difference(cheapest, row, timed=timed)}, but batch mates meet again in "
+            f"{format_percent(cheapest.mates_again)} of cases, not {format_percent(row.mates_again)} (--min-randomness)"
+        )
+    return Recommendation(_index(rows, row), reason, None if speechbrain is None else _index(rows, speechbrain))
+
+
+def _index(rows: Sequence[StreamRow], row: StreamRow) -> int:
+    return next(index for index, other in enumerate(rows) if other is row)
+
+
+def _cost(row: StreamRow | Row, *, timed: bool) -> float:
+    return cost_of(row, timed=timed) or 0.0
+
+
+def _best_of(rows: Sequence[StreamRow], *, timed: bool) -> StreamRow:
+    """Return the best of some rows: of those that are equal to the cheapest, with the smallest buffer."""
+    cheapest = min(rows, key=lambda row: _cost(row, timed=timed))
+
+    def is_equal(row: StreamRow) -> bool:
+        deviations = [row.batches_deviation, cheapest.batches_deviation]
+        if timed:
+            deviations = [row.epoch_seconds_deviation, cheapest.epoch_seconds_deviation]
+        spread = sum(deviation or 0.0 for deviation in deviations)
+        lowest = _cost(cheapest, timed=timed)
+        return bool(row.equal_to_best) or _cost(row, timed=timed) - lowest <= max(_EQUAL * lowest, spread)
+
+    equal = list(filter(is_equal, rows))
+    smallest = min(row.buffer_size for row in equal)
+    return min(
+        (row for row in equal if row.buffer_size == smallest),
+        key=lambda row: _cost(row, timed=timed) * (1 + row.mates_again),
+    )
+
+
+def _described(row: StreamRow | Row, *, timed: bool) -> str:
+    """Return the cost of a row in words."""
+    batches = f"{format_number(row.batches)} batches"
+    if not timed:
+        return batches
+    return f"{format_seconds(_cost(row, timed=True))} an epoch ({batches})"
+
+
+def _difference(row: StreamRow, other: StreamRow | Row, *, timed: bool) -> str:
+    """Return by how much a row costs more or less than another: `3.0% less`."""
+    part = _cost(row, timed=timed) / (_cost(other, timed=timed) or 1.0) - 1
+    return f"{format_percent(abs(part))} {'more' if part >= 0 else 'less'}"
+
+
+def advised_shards(count: int, total_bytes: int | None, readers: int) -> ShardAdvice:
+    """Return how to write examples as shards for this many workers of all ranks: a multiple of them, of equal size.
+
+    There are 4 for each worker, or as many as leave 100 examples in each; more if they would be larger than 1 GB on
+    average: large files read well, and smaller ones copy well. ShardWriter's `maxcount` can't give every number: then
+    the next smaller multiple is advised. `maxsize` is twice the mean size of a shard: it closes only a shard of
+    unusually long examples. `total_bytes` are those of all examples, as stored; None if unknown.
+    """
+    each = max(1, min(_SHARDS_OF_A_WORKER, count // (_EXAMPLES_OF_A_SHARD * readers)))
+    if total_bytes is not None:
+        each = max(each, -(-total_bytes // (_BYTES_OF_A_SHARD * readers)))
+    maxcount = max(1, count // readers)
+    for number in range(each, 0, -1):
+        size = -(-count // (readers * number))
+        if -(-count // size) == readers * number:
+            maxcount = size
+            break
+    shards = -(-count // maxcount)
+    maxsize = None if total_bytes is None else max(1, -(-2 * total_bytes // shards))
+    return ShardAdvice(shards=shards, maxcount=maxcount, maxsize_bytes=maxsize)
+
+
+def shards_of(stream: StreamLengths, sizes: Sequence[int], settings: StreamSettings) -> Shards:
+    """Describe the shards, which hold so many examples each."""
+    counts = np.array(sizes, dtype=np.int64)
+    edges = np.concatenate(([0], np.cumsum(counts)))
+    length_before = np.concatenate(([0.0], np.cumsum(stream.values)))
+    totals = np.diff(length_before[edges])
+    median = float(np.median(counts))
+    readers = settings.readers
+    idle = max(0, readers - int(np.count_nonzero(counts)))
+    is_fine = bool(stream.shards) and not idle and len(sizes) % readers == 0 and counts.max() <= 1.5 * max(1, median)
+    advice = None
+    if not is_fine and stream.lengths.count >= readers:
+        total_bytes = sum(shard.size for shard in stream.shards) if stream.shards else None
+        advice = advised_shards(stream.lengths.count, total_bytes, readers)
+    return Shards(
+        count=len(sizes),
+        assumed=not stream.shards,
+        broken=sum(shard.broken for shard in stream.shards),
+        empty=int(np.count_nonzero(counts == 0)),
+        smallest_count=int(counts.min()),
+        median_count=median,
+        largest_count=int(counts.max()),
+        smallest_length=float(totals.min()),
+        largest_length=float(totals.max()),
+        sorted=_are_sorted(stream.values),
+        repeated_ids=stream.repeated_ids,
+        idle_workers=idle,
+        advice=advice,
+    )
+
+
+def _are_sorted(lengths: FloatArray) -> bool:
+    """Return whether length goes with the place in the stream: the rank correlation of both is nearly 1 or -1."""
+    sample = lengths[np.linspace(0, lengths.size - 1, min(lengths.size, 10_000)).astype(np.int64)]
+    if sample.size < 3 or np.ptp(sample) == 0:
+        return False
+    _, ranks = np.unique(sample, return_inverse=True)
+    return abs(float(np.corrcoef(ranks, np.arange(sample.size))[0, 1])) > _SORTED
+
+
+def stream_cautions(shards: Shards, settings: StreamSettings) -> Iterator[str]:
+    """Yield what is wrong with the shards."""
+    readers = settings.readers
+    if shards.assumed:
+        yield (
+            f"the source is not a set of shards: it is taken to lie in {counted(shards.count, 'shard')} of up to "
+            f"{settings.shard_size:,} examples, in its order (--shard-size)"
+        )
+    if shards.broken:
+        yield f"{counted(shards.broken, 'shard')} can't be read to the end: WebDataset stops there with an error"
+    if shards.idle_workers:
+        yield (
+            f"{counted(shards.count - shards.empty, 'shard')} for {counted(readers, 'worker')}: "
+            f"{shards.idle_workers:,} get none, and WebDataset stops with an error there"
+        )
+    if shards.sorted:
+        yield (
+            "the shards hold the examples in order of length: no buffer can mix them. Shuffle the examples before you "
+            "write the shards"
+        )
+    if shards.repeated_ids:
+        yield f"keys repeat: an earlier example has the same in {counted(shards.repeated_ids, 'case')}"
+    if readers > 1 and not shards.idle_workers:
+        yield (
+            "WebDataset deals the shards before it shuffles them: each worker reads the same shards in every epoch, so "
+            "examples of two workers never meet. resampled=True, or a shuffle of the list before each epoch, mixes them"
+        )
+
+
+def row_cautions(shards: Shards, row: StreamRow | None, map_style: Row | None) -> Iterator[str]:
+    """Yield what is wrong with the recommended row."""
+    if row is None:
+        return
+    usual = 0.0 if map_style is None else map_style.mates_again
+    if row.mates_again > max(_MANY_AGAIN, 1.5 * usual):
+        yield (
+            f"batch mates of one epoch are mates again in the next in {format_percent(row.mates_again)} of cases: "
+            "larger shuffle buffers, or a recommendation held to --min-randomness, mix them better"
+        )
+    if not shards.idle_workers and max(row.worker_imbalance, row.rank_imbalance) > _UNEVEN:
+        yield (
+            f"the shards give one worker {row.worker_imbalance:.2f} times and one rank {row.rank_imbalance:.2f} times "
+            "as many batches as the mean: others wait for it, or see the same examples more often"
+        )
+    if row.under_half > _MANY_SMALL:
+        yield (
+            f"{format_percent(row.under_half)} of the batches hold less than half of what they could: a buffer of "
+            f"{format_number(row.buffer_size)} is too small (--buffer-size), or a worker reads too few examples"
+        )
