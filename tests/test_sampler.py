@@ -74,7 +74,7 @@ def examples(batches: list[list[int]]) -> list[int]:
         ({"shuffle": None}, "shuffle must be True or False, got None"),
         ({"same_bucket": 2}, "same_bucket must be True or False, got 2"),
         ({"rank": 1}, "rank and world_size go together"),
-        ({"rank": 2, "world_size": 2}, "below world_size, got rank 2 of 2"),
+        ({"rank": 2, "world_size": 2}, "rank must be at most 1, got 2"),
     ],
 )
 def test_a_bad_argument_is_told(options: dict[str, Any], message: str) -> None:
@@ -227,62 +227,11 @@ def test_it_can_be_pickled(made: Make) -> None:
 def test_an_epoch_without_a_batch_warns(made: Make) -> None:
     sampler = made([3.0], drop_last=True)
     with pytest.warns(
-        UserWarning, match="drop_last leaves out all 1 examples, as they don't fill a batch: set"
+        UserWarning, match="drop_last leaves out all 1 examples, as they don't fill a batch on each of 1 ranks: set"
     ) as told:
         assert list(sampler) == []
     assert told[0].filename == __file__
     assert (len(sampler), sampler.dropped_examples) == (0, 1)
-
-
-def test_a_bucket_that_fills_no_step_of_all_ranks_warns() -> None:
-    sampler = in_buckets([3.0] * 20, drop_last=True, same_bucket=True, rank=0, world_size=3)
-    with pytest.warns(
-        UserWarning, match="all 20 examples, as they don't fill a batch on each of 3 ranks from one bucket"
-    ):
-        assert list(sampler) == []
-
-
-@given(
-    st.lists(st.integers(1, 30), min_size=1, max_size=80),
-    st.integers(1, 100),
-    st.sampled_from([None, 0.0, 8.0]),
-    st.integers(1, 4),
-    st.booleans(),
-    st.booleans(),
-)
-@settings(deadline=None, max_examples=50)
-@pytest.mark.filterwarnings("ignore:drop_last leaves out all")
-def test_all_epochs_in_pools_have_as_many_batches_that_fit(
-    lengths: list[int], pool_size: int, overhead: float | None, world_size: int, drop_last: bool, same_bucket: bool
-) -> None:
-    dealt = {"rank": 0, "world_size": world_size, "drop_last": drop_last, "same_bucket": same_bucket}
-    sampler = in_pools(lengths, pool_size=pool_size, batch_overhead=overhead, **dealt)
-    count, values = len(sampler), np.array(lengths)
-    for _ in range(5):
-        batches = list(sampler)
-        assert len(batches) == count == len(sampler)
-        for batch in batches:
-            fits = TABLE["bucket_batch_sizes"][np.searchsorted(TABLE["bucket_boundaries"], values[batch].max())]
-            assert len(batch) <= min(fits, pool_size)
-
-
-@pytest.mark.parametrize("pool_size", [1, 7, LENGTHS.size, 10**9])
-def test_an_unshuffled_epoch_goes_pool_by_pool_from_the_longest(pool_size: int) -> None:
-    batches = list(in_pools(pool_size=pool_size, shuffle=False))
-    order = [example for batch in batches for example in batch]
-    pools = np.array_split(np.arange(LENGTHS.size), -(-LENGTHS.size // pool_size))
-    assert order == [int(pool[at]) for pool in pools for at in np.argsort(-LENGTHS[pool], kind="stable")]
-
-
-def test_a_sampler_for_pools_makes_other_batches_in_each_epoch() -> None:
-    sampler = in_pools()
-    epochs = [{frozenset(batch) for batch in sampler} for _ in range(2)]
-    assert len(epochs[0] & epochs[1]) < len(sampler) / 4
-
-
-def test_float32_lengths_belong_below_the_boundary_they_round_to() -> None:
-    lengths = np.full(60, 0.1, np.float32)
-    assert len(in_pools(lengths, bucket_boundaries=[0.1, 1, 2])) == 8
 
 
 # Resuming.
@@ -301,13 +250,6 @@ def test_a_loaded_state_goes_on_batch_for_batch(made: Make, position: int | None
     assert list(resumed) == list(made(epoch=3, batch_ordering=batch_ordering))
 
 
-def test_a_state_before_an_epochs_first_batch_is_that_epochs(made: Make) -> None:
-    sampler = made()
-    next(iter(sampler))
-    iter(sampler)
-    assert (sampler.state_dict()["epoch"], sampler.state_dict()["position"]) == (1, 0)
-
-
 def test_only_set_epoch_of_another_epoch_leaves_the_place(made: Make) -> None:
     sampler, resumed = made(), made()
     next(iter(sampler))
@@ -322,12 +264,12 @@ def test_only_set_epoch_of_another_epoch_leaves_the_place(made: Make) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lengths": LENGTHS + 1e-9, "overlong": "single"}, "other lengths"),
-        ({"bucket_batch_sizes": [8, 4, 2]}, "batch sizes or options"),
-        ({"batch_ordering": "ascending"}, "batch sizes or options"),
-        ({"drop_last": True}, "batch sizes or options"),
-        ({"seed": 4}, "has seed 0, this sampler 4"),
-        ({"rank": 0, "world_size": 2}, "has world_size 1, this sampler 2"),
+        ({"lengths": LENGTHS + 1e-9, "overlong": "single"}, "its digest is"),
+        ({"bucket_batch_sizes": [8, 4, 2]}, "its digest is"),
+        ({"batch_ordering": "ascending"}, "its digest is"),
+        ({"drop_last": True}, "its digest is"),
+        ({"seed": 4}, "its seed is 0, not 4"),
+        ({"rank": 0, "world_size": 2}, "its world_size is 1, not 2"),
     ],
 )
 def test_the_state_of_another_sampler_is_refused(made: Make, options: dict[str, Any], message: str) -> None:
@@ -337,13 +279,13 @@ def test_the_state_of_another_sampler_is_refused(made: Make, options: dict[str, 
 
 @pytest.mark.parametrize("other", [in_pools(pool_size=29), in_pools(batch_overhead=1.0), in_buckets()])
 def test_the_state_of_other_pools_is_refused(other: BucketBatchSampler | PooledBatchSampler) -> None:
-    with pytest.raises(ValueError, match="boundaries, batch sizes or options"):
+    with pytest.raises(ValueError, match="its digest is"):
         in_pools().load_state_dict(other.state_dict())
 
 
 def test_a_damaged_state_is_refused(made: Make) -> None:
     state = made().state_dict()
-    with pytest.raises(ValueError, match="position missing"):
+    with pytest.raises(ValueError, match=r"not a state of a .*: it has digest, epoch, position"):
         made().load_state_dict({name: value for name, value in state.items() if name != "position"})
     with pytest.raises(ValueError, match="at batch 999, but its epoch has"):
         made().load_state_dict({**state, "position": 999})
@@ -391,28 +333,6 @@ def test_a_plain_loader_resumes_behind_what_it_delivered(options: dict[str, Any]
         assert (before + after)[: 2 * len(batches)] == batches + list(in_buckets(epoch=1))
 
 
-@LOADERS
-def test_a_plain_loader_resumes_a_resumed_epoch(options: dict[str, Any]) -> None:
-    sampler = in_buckets()
-    sampler.load_state_dict({**sampler.state_dict(), "position": 3})
-    running = iter(loader_of(sampler, **options))
-    next(running)
-    resumed = in_buckets()
-    resumed.load_state_dict(sampler.state_dict())
-    assert list(loader_of(resumed, **options)) == list(in_buckets())[4:]
-
-
-def test_a_plain_loader_over_pools_has_workers_and_resumes() -> None:
-    sampler, batches = in_pools(), list(in_pools())
-    loader = loader_of(sampler, num_workers=2)
-    running = iter(loader)
-    before = [next(running) for _ in range(3)]
-    assert len(loader) == len(batches)
-    resumed = in_pools()
-    resumed.load_state_dict(sampler.state_dict())
-    assert before + list(loader_of(resumed, num_workers=2)) == batches
-
-
 def test_a_reader_ahead_may_say_how_many_batches_were_trained_on(made: Make) -> None:
     sampler, resumed = made(), made()
     running = iter(sampler)
@@ -422,13 +342,6 @@ def test_a_reader_ahead_may_say_how_many_batches_were_trained_on(made: Make) -> 
     assert list(resumed) == list(made())[4:]
     with pytest.raises(ValueError, match="batches is 7, but the sampler has handed out 6"):
         sampler.state_dict(batches=7)
-
-
-def test_a_sampler_in_a_loader_can_be_copied() -> None:
-    sampler = in_buckets()
-    running = iter(loader_of(sampler, num_workers=1))
-    next(running)
-    assert list(pickle.loads(pickle.dumps(sampler))) == list(in_buckets(epoch=1))
 
 
 def test_a_torch_that_counts_no_deliveries_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,25 +421,11 @@ def test_lengths_may_be_those_of_a_data_set(made: Make, config: Path) -> None:
     assert list(sampler) == list(made(seed=11))
 
 
-def test_examples_without_length_of_are_refused(config: Path) -> None:
-    for dataset in ([{"text": "x"}] * 3, [[1, 2], [3]], ["x", "yy"]):
-        with pytest.raises(ValueError, match="give it length_of="):
-            sampler_from_config(config, dataset)
-
-
 @pytest.mark.parametrize("length", [None, "abc", [1, 2]])
 def test_a_length_of_that_returns_no_number_is_an_error(config: Path, length: Any) -> None:
     lengths = [3, 4, length]
     with pytest.raises(ValueError, match="length_of must return a number, but for example 2 it returned"):
         sampler_from_config(config, range(3), length_of=lambda index: lengths[index])
-
-
-def test_an_option_of_pools_is_refused_for_buckets(tmp_path: Path) -> None:
-    path = tmp_path / "sampler.yaml"
-    path.write_text(render_sampler_yaml(config_of(Lengths.of(LENGTHS))), encoding="utf-8")
-    for option in ("pool_size", "batch_overhead"):
-        with pytest.raises(ValueError, match=rf"{option} is for pools, but .*sampler\.yaml describes buckets"):
-            sampler_from_config(path, LENGTHS, **{option: 100})
 
 
 def test_a_config_is_run_by_its_own_class(made: Make, config: Path) -> None:
@@ -546,16 +445,6 @@ def test_other_lengths_than_those_tuned_on_are_a_warning(config: Path) -> None:
         assert told[0].filename == __file__
 
 
-def test_examples_beyond_the_tunings_limit_are_reported_with_it(tmp_path: Path) -> None:
-    path = tmp_path / "sampler.yaml"
-    config = config_of(Lengths.of(LENGTHS))
-    limited = msgspec.structs.replace(config.evidence, max_length=float(LENGTHS.max()))
-    path.write_text(render_sampler_yaml(msgspec.structs.replace(config, evidence=limited)), encoding="utf-8")
-    said = rf"example {LENGTHS.size} has the length 82\.5, .* 1 of .* was tuned with --max-length {LENGTHS.max():g}"
-    with pytest.raises(ValueError, match=said):
-        sampler_from_config(path, np.append(LENGTHS, 82.5))
-
-
 def test_target_lengths_belong_to_what_was_tuned_on(tmp_path: Path) -> None:
     targets = np.arange(1.0, LENGTHS.size + 1)
     path = tmp_path / "sampler.yaml"
@@ -564,7 +453,7 @@ def test_target_lengths_belong_to_what_was_tuned_on(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         sampler_from_config(path, LENGTHS, targets=targets)
         sampler_from_config(path, manifest(tmp_path), target_key="words")
-    with pytest.warns(UserWarning, match="together with target lengths"):
+    with pytest.warns(UserWarning, match="or with target lengths"):
         sampler_from_config(path, LENGTHS)
 
 
@@ -576,11 +465,6 @@ def test_a_manifest_in_another_unit_is_refused(config: Path, tmp_path: Path) -> 
 def test_options_of_a_manifest_need_one(config: Path) -> None:
     with pytest.raises(TypeError, match="length_key: these are for the path of a manifest"):
         sampler_from_config(config, LENGTHS, length_key="duration")
-
-
-def test_an_unknown_option_is_refused(config: Path) -> None:
-    with pytest.raises(TypeError, match="lenght_key"):
-        sampler_from_config(config, LENGTHS, lenght_key="duration")
 
 
 def test_a_missing_config_is_told(tmp_path: Path) -> None:

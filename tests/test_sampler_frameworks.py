@@ -105,16 +105,6 @@ def test_a_stateful_loader_goes_on_in_mid_epoch(options: dict[str, Any], taken: 
 
 
 @pytest.mark.parametrize("options", WORKERS)
-def test_a_stateful_loader_goes_on_between_two_epochs(options: dict[str, Any]) -> None:
-    loader = stateful(**options)
-    assert [indices(batch) for batch in loader] == epoch(0)
-    resumed = stateful(**options)
-    resumed.load_state_dict(loader.state_dict())
-    assert [indices(batch) for batch in resumed] == epoch(1)
-    assert [indices(batch) for batch in resumed] == epoch(2)
-
-
-@pytest.mark.parametrize("options", WORKERS)
 def test_a_stateful_loader_goes_on_after_an_abandoned_epoch(options: dict[str, Any]) -> None:
     loader = stateful(**options)
     next(iter(loader))
@@ -144,9 +134,6 @@ def lightning_module() -> Any:
         def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
             self.seen[-1].append(indices(batch))
             return self.layer(batch / 100).mean()
-
-        def predict_step(self, batch: torch.Tensor, _: int) -> list[int]:
-            return indices(batch)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), 1e-3)
@@ -215,22 +202,7 @@ def test_lightning_with_a_plain_loader_keeps_the_samplers_place(tmp_path: Path, 
     assert found == list(range(1, 2 * count + 1))
 
 
-def test_lightning_predicts(tmp_path: Path) -> None:
-    module = lightning_module()
-    loader = DataLoader(Examples(), batch_sampler=made(shuffle=False))
-    assert trainer(tmp_path).predict(module, loader) == list(made(shuffle=False))
-
-
 # accelerate
-
-
-def test_accelerate_skips_the_first_batches() -> None:
-    accelerate = pytest.importorskip("accelerate")
-    accelerator = accelerate.Accelerator(cpu=True)
-    loader = accelerator.prepare(DataLoader(Examples(), batch_sampler=made()))
-    loader.set_epoch(2)
-    skipped = accelerator.skip_first_batches(loader, 3)
-    assert [indices(batch) for batch in skipped] == epoch(2)[3:]
 
 
 @pytest.mark.usefixtures("kind")
@@ -267,14 +239,6 @@ def test_accelerate_with_a_plain_loader_resumes_by_batch_count(workers: int) -> 
         resumed = made()
         resumed.load_state_dict(sampler.state_dict(batches=count))
         assert [*resumed, *resumed][: len(made())] == [*epoch(0), *epoch(1)][count:][: len(made())]
-
-
-def test_accelerate_gathers_every_example_once() -> None:
-    accelerate = pytest.importorskip("accelerate")
-    accelerator = accelerate.Accelerator(cpu=True)
-    loader = accelerator.prepare(DataLoader(Examples(), batch_sampler=made()))
-    found = [index for batch in loader for index in indices(accelerator.gather_for_metrics(batch))]
-    assert sorted(found) == list(range(LENGTHS.size))
 
 
 @pytest.mark.usefixtures("kind")

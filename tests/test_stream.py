@@ -183,9 +183,9 @@ def test_resuming_on_other_examples_is_an_error(change: str) -> None:
 def test_a_state_of_another_stream_is_refused() -> None:
     state = stream().state_dict()
     for other, said in [
-        (stream(buffer_size=41), "other options"),
-        (stream(seed=1), "other options"),
-        (stream(rank=1, world_size=2), "has rank 0, this stream 1"),
+        (stream(buffer_size=41), "its options is"),
+        (stream(seed=1), "its options is"),
+        (stream(rank=1, world_size=2), "its rank is 0, not 1"),
     ]:
         with pytest.raises(ValueError, match=said):
             other.load_state_dict(state)
@@ -220,7 +220,7 @@ def test_a_nominal_epoch_repeats_only_a_source_that_is_too_short() -> None:
 
 
 def test_a_nominal_epoch_that_fills_no_batch_is_an_error() -> None:
-    with pytest.raises(ValueError, match="fill no batch, and drop_last leaves them out"):
+    with pytest.raises(ValueError, match="gives too few batches"):
         list(stream(of_lengths(1, 2, 3), drop_last=True, batches_per_epoch=2))
 
 
@@ -274,7 +274,7 @@ def test_overlong_examples(algorithm: Any) -> None:
 def test_shorter_examples_are_dropped_if_asked_to() -> None:
     examples = of_lengths(3, 0, 4, 2, 5, 30)
     dropping = stream(examples, min_length=3)
-    with pytest.warns(UserWarning, match="2 of 6 examples were dropped, as they are shorter than 3"):
+    with pytest.warns(UserWarning, match="2 of 6 examples were dropped, as they are .*shorter than min_length"):
         assert sorted(chain(*dropping)) == [0, 2, 4, 5]
     for length in (-1, math.nan):
         with pytest.raises(ValueError, match="positive and finite"):
@@ -286,14 +286,9 @@ def test_shorter_examples_are_dropped_if_asked_to() -> None:
 
 def test_a_source_that_can_not_go_on_is_an_error() -> None:
     assert list(stream([])) == []
-    cases: list[tuple[Any, dict[str, Any], str]] = [
-        ([], {}, "gives no example"),
-        (of_lengths(*[31] * 100), {"overlong": "drop"}, "all examples are beyond the last of bucket_boundaries"),
-        (iter(EXAMPLES), {}, "from an iterator, which has ended"),
-    ]
-    for source, options, said in cases:
-        with pytest.raises(ValueError, match=f"{said}.*batches_per_epoch is 1000"):
-            list(stream(source, batches_per_epoch=1000, **options))
+    for source in ([], of_lengths(*[31] * 100), iter(EXAMPLES)):
+        with pytest.raises(ValueError, match=r"gives too few batches.*batches_per_epoch is 1000"):
+            list(stream(source, batches_per_epoch=1000, overlong="drop"))
     once = stream(iter(EXAMPLES))
     list(once)
     with pytest.raises(ValueError, match="has nothing left"):

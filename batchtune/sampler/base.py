@@ -20,7 +20,7 @@ from batchtune.epochs import batch_order
 from batchtune.epochs.batch_order import ORDERINGS, Drawing, Ordering
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import Dealing
-from batchtune.epochs.table import BucketTable, OverlongError, checked_lengths, holding_all
+from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
 from batchtune.errors import shortened
 from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.lengths import Lengths
@@ -39,9 +39,7 @@ from batchtune.sampler.common import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_AT_ONCE = 1 << 18
 _OF_ALL = ("bucket_boundaries", "bucket_batch_sizes", "shuffle", "batch_ordering", "drop_last", "seed")
-OF_POOLS = ("pool_size", "batch_overhead")
 _READING = {option.name for option in fields(ReadOptions)}
 
 
@@ -74,8 +72,10 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             raise ValueError(f"batch_ordering must be one of {', '.join(ORDERINGS)}, got {shortened(batch_ordering)}")
         if overlong not in ("error", "single"):
             raise ValueError(f"overlong must be error or single, got {shortened(overlong)}")
-        self.seed, self.batch_ordering = whole("seed", seed, most=MOST_SEED), batch_ordering
-        self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
+        self.seed = whole("seed", seed, most=MOST_SEED)
+        self.batch_ordering = batch_ordering
+        self.shuffle = flag("shuffle", shuffle)
+        self.drop_last = flag("drop_last", drop_last)
         self.same_bucket = flag("same_bucket", same_bucket)
         self._ranks = checked_ranks(rank, world_size)
         values = checked_lengths(lengths)
@@ -83,13 +83,16 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         self._batcher = Batching(table, self.pool_size, self.batch_overhead).batcher(values)
         # A copy, as the caller may change theirs between two epochs.
         self._lengths = None if batch_ordering == "random" else np.array(values)
-        options: list[Any] = [self.shuffle, self.batch_ordering, self.drop_last, self.same_bucket]
-        if self.pool_size is not None:
-            options += [self.pool_size, self.batch_overhead]
-        identity = [[table.boundaries.tolist(), table.batch_sizes.tolist()], options]
+        options = [self.shuffle, self.batch_ordering, self.drop_last, self.same_bucket]
+        identity = [
+            table.boundaries.tolist(),
+            table.batch_sizes.tolist(),
+            *options,
+            self.pool_size,
+            self.batch_overhead,
+        ]
         digest = hashlib.blake2b(json.dumps(identity).encode(), digest_size=16)
-        for start in range(0, values.size, _AT_ONCE):
-            digest.update(np.ascontiguousarray(values[start : start + _AT_ONCE], dtype="<f8").data)
+        digest.update(np.ascontiguousarray(values, dtype="<f8").data)
         self._digest = digest.hexdigest()
         # The epoch and batch that the next pass begins with, and the last pass that gave a batch.
         self._next = (whole("epoch", epoch), 0)
@@ -142,12 +145,6 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             )
         kinds = {one.KIND: one for one in EpochBatchSampler.__subclasses__()}
         made_by = cls if cls.KIND is not None else cast("type[Self]", kinds[config.sampler])
-        for name in OF_POOLS:
-            if name in overrides and name not in made_by.OPTIONS:
-                raise ValueError(
-                    f"{name} is for pools, but {path} describes buckets: leave it out, or make pools with "
-                    "batchtune.PooledBatchSampler"
-                )
         reading = {name: overrides.pop(name) for name in sorted(_READING & overrides.keys())}
         if isinstance(lengths, (str, Path)):
             if reading.get("length_scale") is not None:
@@ -161,7 +158,8 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
                     f"{lengths} counts lengths in {unit}, {path} in {config.unit}: say the length_scale (and the "
                     "unit) that it was tuned with"
                 )
-            lengths, targets = found.values, found.targets
+            lengths = found.values
+            targets = found.targets
         elif reading:
             raise TypeError(f"{', '.join(reading)}: these are for the path of a manifest")
         elif length_of is not None:
@@ -171,18 +169,10 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         evidence = config.evidence
         if evidence.truncate is not None:
             lengths = np.minimum(checked_lengths(lengths), evidence.truncate)
-        try:
-            made = made_by(lengths, **{**options, **overrides})
-        except OverlongError as error:
-            if evidence.max_length is None:
-                raise
-            limit = f"{path} was tuned with --max-length {evidence.max_length:.15g}"
-            raise OverlongError(f"{error}, whose memory nothing has measured: {limit}") from None
+        made = made_by(lengths, **{**options, **overrides})
         if Lengths.of(lengths, targets).fingerprint != evidence.fingerprint:
-            known = "" if targets is not None else " (or together with target lengths, which `targets` can give)"
-            limits = f", with {evidence.filters}" if evidence.filters else ""
             warnings.warn(
-                f"{path} was tuned on other lengths than these{known}{limits}: "
+                f"{path} was tuned on other lengths than these (or with target lengths, which `targets` can give): "
                 "it works, but batches may be smaller, or padding larger, than necessary. Run `batchtune tune` again.",
                 stacklevel=2,
             )
@@ -229,11 +219,9 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         cut = self._batcher.cut(drawing, dealing)
         batches = batch_order.drawn(cut, drawing, self._lengths)[self.rank :: self.world_size]
         if not batches.size:
-            all_ranks = f" on each of {self.world_size} ranks" if self.world_size > 1 else ""
-            one_bucket = " from one bucket" if all_ranks and self.same_bucket else ""
             warnings.warn(
-                f"drop_last leaves out all {cut.layout.count:,} examples, as they don't fill a batch{all_ranks}"
-                f"{one_bucket}: set drop_last=False, or lower bucket_batch_sizes.",
+                f"drop_last leaves out all {cut.layout.count:,} examples, as they don't fill a batch on each of "
+                f"{self.world_size} ranks: set drop_last=False, or lower bucket_batch_sizes.",
                 stacklevel=2,
             )
         for now.handed_out, batch in enumerate(cut.lists(batches[first:]), first + 1):
@@ -278,15 +266,17 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
 
         Raises ValueError if the state is of another sampler: other lengths, options, seed or number of ranks.
         """
-        if not isinstance(state_dict, Mapping):
-            raise ValueError(f"not a state of a {type(self).__name__}: {type(state_dict).__name__} instead of a dict")
-        if missing := {"epoch", "position", *self._identity} - state_dict.keys():
-            raise ValueError(f"not a state of a {type(self).__name__}: {', '.join(sorted(missing))} missing")
-        check_identity("sampler", state_dict, self._identity, "other lengths, boundaries, batch sizes or options")
-        epoch, position = whole("epoch", state_dict["epoch"]), whole("position", state_dict["position"])
-        if position > (most := self._batcher.batches_per_rank(*self._plan(epoch))):
+        names = {"epoch", "position", *self._identity}
+        if not isinstance(state_dict, Mapping) or names - state_dict.keys():
+            raise ValueError(f"not a state of a {type(self).__name__}: it has {', '.join(sorted(names))}")
+        check_identity("sampler", state_dict, self._identity, "lengths, boundaries, batch sizes and options")
+        epoch = whole("epoch", state_dict["epoch"])
+        position = whole("position", state_dict["position"])
+        most = self._batcher.batches_per_rank(*self._plan(epoch))
+        if position > most:
             raise ValueError(f"the state is at batch {position}, but its epoch has {most}")
-        self._next, self._pass = (epoch, position), None
+        self._next = (epoch, position)
+        self._pass = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the view of a running loader, which can't be copied to another process."""
@@ -301,7 +291,9 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         now = self._pass
         if now is not None and now.delivered is not None:
             return self._after(now.delivered)
-        return (now.epoch, now.handed_out) if now is not None and now.running else self._next
+        if now is not None and now.running:
+            return now.epoch, now.handed_out
+        return self._next
 
     def _after(self, batches: int) -> tuple[int, int]:
         """Return epoch and position after this many batches of the last pass; raise ValueError if it gave fewer."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 
 from batchtune.errors import shortened
-from batchtune.sampler.base import OF_POOLS, EpochBatchSampler
+from batchtune.sampler.base import EpochBatchSampler
 from batchtune.sampler.common import is_number, whole
 
 
@@ -98,7 +98,7 @@ class PooledBatchSampler(EpochBatchSampler):
     """
 
     KIND = "pooled"
-    OPTIONS = (*EpochBatchSampler.OPTIONS, *OF_POOLS)
+    OPTIONS = (*EpochBatchSampler.OPTIONS, "pool_size", "batch_overhead")
 
     def __init__(
         self, lengths: npt.ArrayLike, *, pool_size: int, batch_overhead: float | None = None, **options: Any

@@ -5,17 +5,27 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch.distributed  # noqa: TID253  # this module is torch's: the package imports it only when its class is used
 
+from batchtune.configs import parse_yaml, plain_value, read_text
 from batchtune.errors import shortened
+from batchtune.exports.run_configs import read_sampler_yaml, read_stream_yaml
+from batchtune.results import SamplerConfig, StreamConfig
 
 _MOST_RANKS = 1_000_000
 # Counters have 64 bits, and there are further epochs and batches after the largest.
 _LARGEST = 2**62
 MOST_SEED = 2**128  # twice the bits of any that torch or NumPy draw
+
+# What is shorter is of length 0.
+SHORTEST_LENGTH = math.ulp(0.0)
+_OF_BOTH = ("bucket_boundaries", "bucket_batch_sizes", "shuffle", "drop_last", "seed")
+_OF_STREAM = ("algorithm", "buffer_size", "max_padding_ratio", "batches_per_epoch")
 
 TEXT = (str, bytes, bytearray)
 """Types that float() reads, but that are no lengths."""
@@ -53,13 +63,9 @@ def checked_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] |
     if rank is None and world_size is None:
         return None
     if rank is None or world_size is None:
-        given = f"rank {shortened(rank)} and world_size {shortened(world_size)}"
-        raise ValueError(f"rank and world_size go together, got {given}: give both")
-    processes = whole("world_size", world_size, most=_MOST_RANKS)
-    process = whole("rank", rank)
-    if process >= processes:
-        raise ValueError(f"rank must be below world_size, got rank {process} of {processes}")
-    return process, processes
+        raise ValueError("rank and world_size go together: give both")
+    processes = whole("world_size", world_size, 1, most=_MOST_RANKS)
+    return whole("rank", rank, most=processes - 1), processes
 
 
 def whole(name: str, value: float, least: int = 0, *, most: int = _LARGEST) -> int:
@@ -110,18 +116,15 @@ def as_bytes(value: Any, example: int) -> float:
     return size
 
 
-def check_identity(what: str, state: Mapping[str, Any], ours: Mapping[str, Any], others: str) -> None:
-    """Raise ValueError if a state is of another sampler or stream; `others` says what a digest covers."""
+def check_identity(what: str, state: Mapping[str, Any], ours: Mapping[str, Any], covered: str) -> None:
+    """Raise ValueError if a state is of another sampler or stream; `covered` says what its digest is of."""
     for name, value in ours.items():
-        if not isinstance(state[name], (int, str, np.integer)):  # a tensor may compare to several values
-            raise ValueError(f"not a state of a {what}: its {name} is {shortened(state[name])}")
-        if state[name] != value:
-            differs = f"has {name} {shortened(state[name])}, this {what} {shortened(value)}"
-            if name in ("digest", "options"):
-                differs = f"is of a {what} with {others}"
+        theirs = state[name]
+        # A tensor may compare to several values.
+        if not isinstance(theirs, (int, str, np.integer)) or theirs != value:
             raise ValueError(
-                f"the state {differs}, so its batches differ. Make the {what} as it was, or start the epoch again with "
-                "set_epoch."
+                f"the state is of another {what}: its {name} is {shortened(theirs)}, not {shortened(value)} (a digest "
+                f"is of {covered}). Make the {what} as it was, or start the epoch again with set_epoch."
             )
 
 
@@ -132,3 +135,31 @@ def truncated(length_of: Callable[[Any], Any], longest: float, example: Any) -> 
         with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
             return min(float(length), longest)
     return length  # refused by the caller, who knows which example it is
+
+
+def stream_options(path: Path, length_of: Callable[[Any], float]) -> dict[str, Any]:
+    """Return the arguments of a `stream.yaml`, or of a `sampler.yaml`; ResultError if it is missing or damaged."""
+    config: SamplerConfig | StreamConfig
+    if _is_sampler_yaml(path):
+        config = read_sampler_yaml(path)
+        options = {name: getattr(config, name) for name in _OF_BOTH}
+        if config.pool_size is not None:
+            options["algorithm"] = "pool"
+            options["buffer_size"] = config.pool_size
+    else:
+        config = read_stream_yaml(path)
+        options = {name: getattr(config, name) for name in (*_OF_BOTH, *_OF_STREAM)}
+    evidence = config.evidence
+    options["length_of"] = length_of
+    if evidence.truncate is not None:
+        options["length_of"] = partial(truncated, length_of, evidence.truncate)
+    options["min_length"] = evidence.min_length or SHORTEST_LENGTH
+    options["overlong"] = "drop"
+    return options
+
+
+def _is_sampler_yaml(path: Path) -> bool:
+    if not path.exists():
+        return False
+    document = plain_value(parse_yaml(read_text(path, str(path)), str(path)))
+    return isinstance(document, dict) and document.get("format") == SamplerConfig.FORMAT

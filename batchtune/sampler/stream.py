@@ -25,9 +25,9 @@ from batchtune.sampler.common import (
     checked_ranks,
     flag,
     is_number,
+    stream_options,
     whole,
 )
-from batchtune.sampler.stream_config import read_stream_options
 from batchtune.sampler.worker import ExampleLimits, Held, NextEpochs, Place, Position, Source, at_epoch
 from batchtune.streams.bucketed import StreamBatching, batched, stream_random
 
@@ -220,7 +220,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
 
         Raises ResultError if the file is missing or damaged, ValueError if an option breaks its rule.
         """
-        configured = read_stream_options(Path(path), length_of)
+        configured = stream_options(Path(path), length_of)
         if source is None:
             configured.pop("batches_per_epoch", None)
         return cls(source, **{**configured, **options})
@@ -316,13 +316,11 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
                 raise ValueError("the source is an iterator and has nothing left: give an iterable for further passes")
             if self.batches_per_epoch is None:
                 return
-            problem = held.problem_since(seen, made)
-            if problem is None and reading is source:
-                problem = "the examples come from an iterator, which has ended and can't be read again"
-            if problem is not None:
+            if held.batches == made or reading is source:
                 raise ValueError(
-                    f"{problem} ({place}), but batches_per_epoch is {self.batches_per_epoch}: use fewer workers or "
-                    "more shards, or give the stream a source that can be read again"
+                    f"the source gives too few batches ({place}) and can't be read again for more, but "
+                    f"batches_per_epoch is {self.batches_per_epoch}: use fewer workers or more shards, or a "
+                    "source that is no iterator"
                 )
 
     def set_epoch(self, epoch: int) -> None:
@@ -357,7 +355,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         names = {*Position(0).state(), *self._identity}
         if not isinstance(state_dict, Mapping) or names - state_dict.keys():
             raise ValueError(f"not a state of a BucketedStream: it has {', '.join(sorted(names))}")
-        check_identity("stream", state_dict, self._identity, "other options")
+        check_identity("stream", state_dict, self._identity, "all options")
         position = Position.of_state(state_dict, self._place)
         self._epochs.set(self.rank, position.epoch + position.finished)
         self._position = position

@@ -16,7 +16,7 @@ from torch.utils.data import get_worker_info  # noqa: TID253  # as in common.py
 
 from batchtune.epochs.table import OverlongError
 from batchtune.errors import shortened
-from batchtune.sampler.common import TEXT, as_bytes, as_number, check_function, flag, is_number, whole
+from batchtune.sampler.common import SHORTEST_LENGTH, TEXT, as_bytes, as_number, check_function, flag, is_number, whole
 from batchtune.streams.bucketed import Reader
 
 Source: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
@@ -25,10 +25,6 @@ Source: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
 _END = object()
 # This many ranks and workers of one machine have an epoch of their own.
 _RANKS, _WORKERS = 16, 256
-
-
-# What is shorter is of length 0.
-SHORTEST_LENGTH = math.ulp(0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +56,8 @@ class ExampleLimits:
 
     @property
     def dropped(self) -> str:
-        """Which examples are dropped, as the end of a sentence."""
-        limits: list[str] = []
-        if self.min_length == SHORTEST_LENGTH:
-            limits.append("of length 0")
-        elif self.min_length is not None:
-            limits.append(f"shorter than {self.min_length}")
-        if self.overlong == "drop":
-            limits.append(f"beyond the last of bucket_boundaries, {self.last_boundary}")
-        return " or ".join(limits)
+        """Which examples may be dropped, as the end of a sentence."""
+        return f"of length 0, shorter than min_length, or beyond the last of bucket_boundaries, {self.last_boundary}"
 
 
 class Held(Reader):
@@ -181,16 +170,6 @@ class Held(Reader):
             else:
                 kept.append(index)
         return kept
-
-    def problem_since(self, seen: int, batches: int) -> str | None:
-        """Return why a pass gave no batch, from the examples seen and batches left before it; None if it gave some."""
-        if self.seen == seen:
-            return "the source gives no example"
-        if self.seen == self.dropped:
-            return f"all examples are {self._limits.dropped}"
-        if self.batches == batches:
-            return "the examples fill no batch, and drop_last leaves them out"
-        return None
 
     def taken(self, places: list[int]) -> list[Any]:
         """Return the examples at these places, which leave as a batch."""
