@@ -6,17 +6,17 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, cast, get_args
+from typing import cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from batchtune.results import LengthsSummary, ReadingRecord
+from batchtune.results import Unit as Unit
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-Unit = Literal["s", "ms", "samples", "frames", "tokens", "words", "characters", "bytes"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 # The units of speech; its frameworks make bucket tables, those of text don't.
 SPEECH_UNITS: tuple[Unit, ...] = ("s", "ms", "samples", "frames")

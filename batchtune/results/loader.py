@@ -10,10 +10,14 @@ import msgspec
 from batchtune.results.shared import (
     LESS_IS_BETTER,
     MORE_IS_BETTER,
-    PER_CENT,
     Amount,
     Bytes,
+    Cost,
+    CostBytes,
+    CostCount,
+    CostRatio,
     Count,
+    Gain,
     LengthsSummary,
     Record,
     Result,
@@ -22,6 +26,7 @@ from batchtune.results.shared import (
     StepSeconds,
     WorkloadRecord,
     unknown,
+    wrong_rows,
     wrong_settings,
 )
 from batchtune.units import format_number
@@ -103,29 +108,29 @@ class LoaderRow(Record, frozen=True, kw_only=True):
     """
 
     arguments: Arguments
-    workers: Annotated[Count, LESS_IS_BETTER]
+    workers: CostCount
     outcome: LoaderOutcome
     error: str | None = None
     rounds: Count = 1
     trials: Count = 0
     batches: Count = 0
     examples: Count = 0
-    examples_per_second: Annotated[Amount, MORE_IS_BETTER] | None = None
-    batches_per_second: Annotated[Amount, MORE_IS_BETTER] | None = None
+    examples_per_second: Gain | None = None
+    batches_per_second: Gain | None = None
     length_per_second: Annotated[Amount, MORE_IS_BETTER, unknown("the lengths of the batches are not known")] | None = (
         None
     )
-    examples_per_second_spread: Annotated[Amount, LESS_IS_BETTER, PER_CENT] | None = None
-    first_batch_seconds: Annotated[Amount, LESS_IS_BETTER] | None = None
-    wait_p50_seconds: Annotated[Amount, LESS_IS_BETTER] | None = None
-    wait_p99_seconds: Annotated[Amount, LESS_IS_BETTER] | None = None
-    processors: Annotated[Amount, LESS_IS_BETTER] | None = None
+    examples_per_second_spread: CostRatio | None = None
+    first_batch_seconds: Cost | None = None
+    wait_p50_seconds: Cost | None = None
+    wait_p99_seconds: Cost | None = None
+    processors: Cost | None = None
     other_processors: Amount | None = None
-    memory_bytes: Annotated[Bytes, LESS_IS_BETTER] | None = None
-    worker_bytes: Annotated[Bytes, LESS_IS_BETTER] | None = None
-    shared_bytes: Annotated[Bytes, LESS_IS_BETTER] | None = None
+    memory_bytes: CostBytes | None = None
+    worker_bytes: CostBytes | None = None
+    shared_bytes: CostBytes | None = None
     batch_bytes: Bytes | None = None
-    growth_bytes_per_batch: Annotated[Amount, LESS_IS_BETTER] | None = None
+    growth_bytes_per_batch: Cost | None = None
     gpu_idle: (
         Annotated[
             Share,
@@ -152,13 +157,11 @@ class LoaderRow(Record, frozen=True, kw_only=True):
 
     @property
     def rate_words(self) -> str:
-        """Its rate with the unit: `870.7 examples/s`."""
-        return f"{format_number(self.rate)} {self.rate_unit}"
-
-    @property
-    def rate_unit(self) -> str:
-        """What its rate counts: examples, or batches where these can't be counted."""
-        return "batches/s" if self.examples_per_second is None else "examples/s"
+        """Its rate with what it counts: `870.7 examples/s`, or batches where examples can't be counted."""
+        unit = "examples/s"
+        if self.examples_per_second is None:
+            unit = "batches/s"
+        return f"{format_number(self.rate)} {unit}"
 
     def problems(self) -> Iterator[str]:
         """As for every record."""
@@ -243,13 +246,9 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
     def problems(self) -> Iterator[str]:
         """As for every record."""
         yield from wrong_settings(self.settings, MeasuredWith)
-        if not self.rows:
-            yield "rows is empty"
-        if self.recommended is None:
-            return
-        if self.recommended >= len(self.rows):
-            yield f"recommended is {self.recommended}, but rows are 0 to {len(self.rows) - 1}"
-        elif self.rows[self.recommended].outcome != "ok":
+        missing = list(wrong_rows(self.rows, recommended=self.recommended))
+        yield from missing
+        if not missing and self.recommended is not None and self.rows[self.recommended].outcome != "ok":
             yield f"recommended is {self.recommended}, whose outcome is {self.rows[self.recommended].outcome}"
 
     @property
@@ -275,14 +274,6 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
         if self.demand is None or not self.demand.step_seconds or not examples or not batches:
             return None
         return examples / batches / self.demand.step_seconds
-
-    @property
-    def keeps_up(self) -> bool:
-        """Whether the recommended row delivers clearly more than the step takes."""
-        row = self.recommended_row
-        if row is None or not row.workers or self.demanded is None:
-            return False
-        return (row.examples_per_second or 0.0) > MORE_THAN_NEEDED * self.demanded
 
     @property
     def is_bottleneck(self) -> bool:

@@ -102,10 +102,16 @@ class Trial(Record, frozen=True, kw_only=True):
     @classmethod
     def of(cls, shape: BatchShape, outcome: Outcome, error: str | None = None, **facts: Any) -> Trial:
         """Record an outcome; facts that are not given are unknown. The supervisor fills in its index and wall time."""
-        made: dict[str, Any] = dict.fromkeys(("step_seconds", "peak_bytes", "reserved_bytes", "alloc_retries"))
-        made |= {"index": 0, "steps": 0, "elapsed_seconds": 0.0, **facts}
-        size, length, target_length = shape.batch_size, shape.length, shape.target_length
-        return cls(batch_size=size, length=length, target_length=target_length, outcome=outcome, error=error, **made)
+        unknown = dict.fromkeys(("step_seconds", "peak_bytes", "reserved_bytes", "alloc_retries"))
+        made: dict[str, Any] = {"index": 0, "steps": 0, "elapsed_seconds": 0.0, **unknown, **facts}
+        return cls(
+            batch_size=shape.batch_size,
+            length=shape.length,
+            target_length=shape.target_length,
+            outcome=outcome,
+            error=error,
+            **made,
+        )
 
     @property
     def shape(self) -> BatchShape:
@@ -265,7 +271,7 @@ class Probe(Measured, frozen=True, kw_only=True):
     FORMAT: ClassVar[str] = "batchtune/probe"
 
     trials: list[Trial]
-    frontier: list[FrontierPoint]
+    frontier: Annotated[list[FrontierPoint], msgspec.Meta(min_length=1)]
     models: Models
     max_batch_length: Length
     confirmation: Confirmation | None = None
@@ -281,17 +287,12 @@ class Probe(Measured, frozen=True, kw_only=True):
         for index, trial in enumerate(self.trials):
             if trial.index != index:
                 yield f"trials, entry {index}: the index {trial.index} can't be right here"
-        if not self.frontier:
-            yield "frontier is empty"
         for before, after in itertools.pairwise(self.frontier):
             if before.length >= after.length:
                 yield f"frontier: the length {after.length} follows {before.length}"
         points = (*self.frontier, *self.joint_frontier)
-        with_targets = {point.target_length is not None for point in points}
-        if len(with_targets) > 1:
+        if len({point.target_length is None for point in points}) > 1:
             yield "frontier: only some points have a target_length"
-        if self.joint_frontier and with_targets == {False}:
-            yield "joint_frontier has no target_length"
         for point in points:
             if point.trial is not None and point.trial >= len(self.trials):
                 yield f"frontier: trial {point.trial} of {len(self.trials)} proves {point.batch_size} × {point.length}"

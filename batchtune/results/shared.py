@@ -22,9 +22,13 @@ ByteChange = Annotated[int, msgspec.Meta(ge=-(2**60), le=2**60)]
 Length = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 TargetLength = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e40)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e40)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 StepSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+# What lengths count.
+Unit = Literal["s", "ms", "samples", "frames", "tokens", "words", "characters", "bytes"]
 
 # What a rule of the CI gate may do with a field of a record; `batchtune.reports.rule_fields` reads it.
 LESS_IS_BETTER = msgspec.Meta(extra={"better": "less"})
@@ -33,12 +37,22 @@ PER_CENT = msgspec.Meta(extra={"percent": True})
 """Limits may be written in per cent, as those of every `Share` may."""
 
 
+Cost = Annotated[Amount, LESS_IS_BETTER]
+CostRatio = Annotated[Cost, PER_CENT]
+CostShare = Annotated[Share, LESS_IS_BETTER]
+CostCount = Annotated[Count, LESS_IS_BETTER]
+CostSize = Annotated[Size, LESS_IS_BETTER]
+CostBytes = Annotated[Bytes, LESS_IS_BETTER]
+Gain = Annotated[Amount, MORE_IS_BETTER]
+GainRatio = Annotated[Gain, PER_CENT]
+
+
 def unknown(why: str) -> msgspec.Meta:
     """Return what a rule on a field says where the field is null."""
     return msgspec.Meta(extra={"unknown": why})
 
 
-Unproven = Annotated[Count, LESS_IS_BETTER, unknown("only a sweep of batches that were probed knows it")]
+Unproven = Annotated[CostCount, unknown("only a sweep of batches that were probed knows it")]
 Correlation = Annotated[
     float,
     msgspec.Meta(ge=-1, le=1),
@@ -130,7 +144,7 @@ class LengthsSummary(Record, frozen=True, kw_only=True):
     total: Amount
     min: Length
     max: Length
-    unit: str | None
+    unit: Unit | None
     fingerprint: str
     reading: ReadingRecord | None = None
     left_out: dict[str, Count] = {}
@@ -257,8 +271,16 @@ STREAM_CONFIG_FILE = "stream.yaml"
 LOADER_FILE = "loader.json"
 LOADER_CONFIG_FILE = "loader.yaml"
 RUN_FILES = (
-    *(RUN_FILE, TRIALS_FILE, PROBE_FILE, SWEEP_FILE, SAMPLER_FILE, VERIFY_FILE),
-    *(STREAM_FILE, STREAM_CONFIG_FILE, LOADER_FILE, LOADER_CONFIG_FILE),
+    RUN_FILE,
+    TRIALS_FILE,
+    PROBE_FILE,
+    SWEEP_FILE,
+    SAMPLER_FILE,
+    VERIFY_FILE,
+    STREAM_FILE,
+    STREAM_CONFIG_FILE,
+    LOADER_FILE,
+    LOADER_CONFIG_FILE,
 )
 
 R = TypeVar("R", bound=Result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,14 +10,19 @@ import msgspec
 from batchtune.results.sampler import SamplerEvidence
 from batchtune.results.shared import (
     LESS_IS_BETTER,
-    MORE_IS_BETTER,
-    PER_CENT,
-    ROUNDING,
     Amount,
     Correlation,
+    Cost,
+    CostCount,
+    CostRatio,
+    CostShare,
+    CostSize,
     Count,
+    Gain,
+    GainRatio,
     Length,
     LengthsSummary,
+    Positive,
     Record,
     Result,
     Seed,
@@ -81,41 +85,41 @@ class StreamRow(Record, frozen=True, kw_only=True):
     """
 
     algorithm: Algorithm
-    buffer_size: Annotated[Size, LESS_IS_BETTER]
+    buffer_size: CostSize
     target_batch_numel: Annotated[Length, unknown("only SpeechBrain's own algorithm has it")] | None = None
     max_batch_numel: Annotated[Length, unknown("only SpeechBrain's own algorithm has it")] | None = None
     max_batch_size: Annotated[Size, unknown("this way to batch has no such limit")] | None = None
     max_padding_ratio: Annotated[Share, unknown("this way to batch has no such limit")] | None = None
     boundaries: list[Length] = msgspec.field(default_factory=list)
     batch_sizes: list[Size] = msgspec.field(default_factory=list)
-    batches: Annotated[Size, LESS_IS_BETTER]
-    dropped_examples: Annotated[Count, LESS_IS_BETTER]
-    padded_length: Annotated[Amount, LESS_IS_BETTER]
-    padding_ratio: Annotated[Share, LESS_IS_BETTER]
-    fill: Annotated[Amount, MORE_IS_BETTER, PER_CENT]
-    mean_batch_size: Annotated[Amount, MORE_IS_BETTER]
+    batches: CostSize
+    dropped_examples: CostCount
+    padded_length: Annotated[Positive, LESS_IS_BETTER]
+    padding_ratio: CostShare
+    fill: GainRatio
+    mean_batch_size: Gain
     smallest_batch_size: Size
     largest_batch_size: Size
-    batch_size_variation: Annotated[Amount, LESS_IS_BETTER, PER_CENT]
+    batch_size_variation: CostRatio
     largest_padded_length: Amount
-    under_half: Annotated[Share, LESS_IS_BETTER]
-    wait_median: Annotated[Amount, LESS_IS_BETTER]
-    wait_p99: Annotated[Amount, LESS_IS_BETTER]
-    buffer_length: Annotated[Amount, LESS_IS_BETTER]
-    buffer_bytes: Annotated[Amount, LESS_IS_BETTER]
-    worker_imbalance: Annotated[Amount, LESS_IS_BETTER, PER_CENT]
-    rank_imbalance: Annotated[Amount, LESS_IS_BETTER, PER_CENT]
-    mate_distance: Annotated[Amount, MORE_IS_BETTER]
-    mixing: Annotated[Amount, MORE_IS_BETTER, PER_CENT]
-    mates_again: Annotated[Share, LESS_IS_BETTER]
+    under_half: CostShare
+    wait_median: Cost
+    wait_p99: Cost
+    buffer_length: Cost
+    buffer_bytes: Cost
+    worker_imbalance: CostRatio
+    rank_imbalance: CostRatio
+    mate_distance: Gain
+    mixing: GainRatio
+    mates_again: CostShare
     length_correlation: Correlation | None
-    effective_buckets: Annotated[Amount, LESS_IS_BETTER]
-    estimated_epoch_seconds: Annotated[Amount, LESS_IS_BETTER] | None = None
-    estimated_epoch_error_seconds: Annotated[Amount, LESS_IS_BETTER] | None = None
+    effective_buckets: Cost
+    estimated_epoch_seconds: Cost | None = None
+    estimated_epoch_error_seconds: Cost | None = None
     equal_to_best: bool | None = None
     simulated_epochs: Count
-    batches_deviation: Annotated[Amount, LESS_IS_BETTER] | None = None
-    epoch_seconds_deviation: Annotated[Amount, LESS_IS_BETTER] | None = None
+    batches_deviation: Cost | None = None
+    epoch_seconds_deviation: Cost | None = None
     unproven: Unproven | None = None
 
     @property
@@ -143,13 +147,11 @@ class StreamRow(Record, frozen=True, kw_only=True):
         return 1 - self.mates_again
 
     def problems(self) -> Iterator[str]:
-        """Check the table, which only SpeechBrain's algorithm lacks, and the padded length."""
+        """Check the table, which only SpeechBrain's algorithm lacks."""
         if self.by_speechbrain and self.target_batch_numel is None:
             yield "algorithm is speechbrain, but target_batch_numel is missing"
         if not self.by_speechbrain or self.boundaries or self.batch_sizes:
             yield from wrong_table(self.boundaries, self.batch_sizes)
-        if self.padded_length <= 0:
-            yield f"padded_length is {self.padded_length}"
 
 
 class ShardAdvice(Record, frozen=True, kw_only=True):
@@ -246,7 +248,7 @@ class StreamSweep(Result, frozen=True, kw_only=True):
     current_settings: dict[str, Any] | None = None
 
     def problems(self) -> Iterator[str]:
-        """Check the settings, the indices of rows, and each row's count of examples."""
+        """Check the settings, and the indices of rows."""
         yield from wrong_settings(self.settings, StreamedWith)
         yield from wrong_limit(self.max_batch_length, self.lengths)
         wrong = list(
@@ -256,11 +258,6 @@ class StreamSweep(Result, frozen=True, kw_only=True):
         row = None if wrong else self.speechbrain_row
         if row is not None and not row.by_speechbrain:
             yield f"recommended_speechbrain is {self.recommended_speechbrain}, whose algorithm is {row.algorithm}"
-        for index, row in enumerate(self.rows):
-            count = self.lengths.count - row.dropped_examples
-            if not math.isclose(row.mean_batch_size * row.batches, count, rel_tol=ROUNDING):
-                size = f"batches is {row.batches} and mean_batch_size {row.mean_batch_size}"
-                yield f"row {index}: {size}, for {count:,} examples"
 
     @property
     def recommended_row(self) -> StreamRow | None:
@@ -285,8 +282,7 @@ class StreamSweep(Result, frozen=True, kw_only=True):
     @property
     def streamed(self) -> StreamedWith:
         """How the examples reach workers, and the seed."""
-        known = StreamedWith.__struct_fields__
-        return StreamedWith(**{name: value for name, value in self.settings.items() if name in known})
+        return msgspec.convert(self.settings, StreamedWith)
 
 
 class StreamConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,15 +11,21 @@ import msgspec
 
 from batchtune.results.shared import (
     LESS_IS_BETTER,
-    MORE_IS_BETTER,
-    PER_CENT,
     ROUNDING,
     Amount,
     Correlation,
+    Cost,
+    CostCount,
     Costed,
+    CostRatio,
+    CostShare,
+    CostSize,
     Count,
+    Gain,
+    GainRatio,
     Length,
     LengthsSummary,
+    Positive,
     RankTimes,
     Record,
     Result,
@@ -109,34 +115,34 @@ class Row(Record, frozen=True, kw_only=True):
     strategy: str
     sizing: Sizing
     num_buckets: Size
-    used_buckets: Annotated[Count, LESS_IS_BETTER]
+    used_buckets: CostCount
     boundaries: list[Length]
     batch_sizes: list[Size]
-    batches: Annotated[Size, LESS_IS_BETTER]
-    padded_length: Annotated[Amount, LESS_IS_BETTER]
-    padding_ratio: Annotated[Share, LESS_IS_BETTER]
-    fill: Annotated[Amount, MORE_IS_BETTER, PER_CENT]
-    mean_batch_size: Annotated[Amount, MORE_IS_BETTER]
+    batches: CostSize
+    padded_length: Annotated[Positive, LESS_IS_BETTER]
+    padding_ratio: CostShare
+    fill: GainRatio
+    mean_batch_size: Gain
     largest_padded_length: Amount
-    effective_buckets: Annotated[Amount, LESS_IS_BETTER]
-    estimated_epoch_seconds: Annotated[Amount, LESS_IS_BETTER] | None
-    estimated_epoch_error_seconds: Annotated[Amount, LESS_IS_BETTER] | None = None
+    effective_buckets: Cost
+    estimated_epoch_seconds: Cost | None
+    estimated_epoch_error_seconds: Cost | None = None
     equal_to_best: bool | None = None
     smallest_batch_size: Size
     largest_batch_size: Size
-    batch_size_variation: Annotated[Amount, LESS_IS_BETTER, PER_CENT]
-    steps: Annotated[Count, LESS_IS_BETTER]
+    batch_size_variation: CostRatio
+    steps: CostCount
     ranks: RankTimes | None = None
     unproven: Unproven | None = None
-    repeated_examples: Annotated[Count, LESS_IS_BETTER] = 0
-    mates_again: Annotated[Share, LESS_IS_BETTER]
+    repeated_examples: CostCount = 0
+    mates_again: CostShare
     length_correlation: Correlation | None = None
     pool_size: Size | None = None
     batch_overhead: Annotated[Amount, unknown("these pools are cut into batches of as many examples as fit")] | None = (
         None
     )
     simulated_epochs: Count | None = None
-    batches_deviation: Annotated[Amount, LESS_IS_BETTER] | None = None
+    batches_deviation: Cost | None = None
     epoch_seconds_deviation: Annotated[Amount, LESS_IS_BETTER, unknown("no step times are known")] | None = None
 
     @property
@@ -162,10 +168,8 @@ class Row(Record, frozen=True, kw_only=True):
         return self.used_buckets
 
     def problems(self) -> Iterator[str]:
-        """Check the table, the padded length, and that pools have the fields of pools."""
+        """Check the table, and that pools have the fields of pools."""
         yield from wrong_table(self.boundaries, self.batch_sizes)
-        if self.padded_length <= 0:
-            yield f"padded_length is {self.padded_length}"
         if (self.pool_size is None) != (self.simulated_epochs is None):
             yield f"pool_size is {self.pool_size} and simulated_epochs {self.simulated_epochs}"
 
@@ -183,14 +187,9 @@ class Baseline(Record, frozen=True, kw_only=True):
     name: str
     batch_size: Size
     batches: Size
-    padded_length: Amount
+    padded_length: Positive
     padding_ratio: Share
     estimated_epoch_seconds: Amount | None
-
-    def problems(self) -> Iterator[str]:
-        """Check the padded length."""
-        if self.padded_length <= 0:
-            yield f"padded_length is {self.padded_length}"
 
 
 class LowerBound(Record, frozen=True, kw_only=True):
@@ -343,25 +342,25 @@ class Sweep(Result, frozen=True, kw_only=True):
         """Check the settings, the indices of rows, the quantiles, and the recommended row's figures."""
         yield from wrong_settings(self.settings, SweepSettings)
         yield from wrong_limit(self.max_batch_length, self.lengths)
-        table, trade_off = self.recommended_table, max(self.trade_off, default=None)
-        chosen = {"recommended": self.recommended, "recommended_table": table}
-        missing = list(wrong_rows(self.rows, **chosen, trade_off=trade_off))
+        table = self.recommended_table
+        last_of_curve = max(self.trade_off, default=None)
+        missing = list(
+            wrong_rows(self.rows, recommended=self.recommended, recommended_table=table, trade_off=last_of_curve)
+        )
         yield from missing
         if not missing and table is not None and self.rows[table].pool_size is not None:
             yield f"recommended_table is {table}, which is of pools"
         if any(low > high for low, high in itertools.pairwise(self.quantiles)):
             yield "quantiles do not ascend"
-        row, count, total = None if missing else self.recommended_row, self.lengths.count, self.lengths.total
-        if row is None:
+        if missing or self.recommended is None:
             return
-        it = f"row {self.recommended}: "
-        if not math.isclose(row.mean_batch_size * row.batches, count + row.repeated_examples, rel_tol=ROUNDING):
-            yield f"{it}batches is {row.batches} and mean_batch_size {row.mean_batch_size}, for {count:,} examples"
-        if not math.isclose(row.padding_ratio, 1 - total / row.padded_length, rel_tol=ROUNDING, abs_tol=ROUNDING):
-            yield f"{it}padding_ratio is {row.padding_ratio} and padded_length {row.padded_length}, for {total:,}"
-        batches = sum(bucket.batches for bucket in self.buckets)
-        if self.buckets and batches != row.batches:
-            yield f"{it}batches is {row.batches}, but those of its buckets are {batches}"
+        row = self.rows[self.recommended]
+        examples = row.mean_batch_size * row.batches - row.repeated_examples
+        if not math.isclose(examples, self.lengths.count, rel_tol=ROUNDING):
+            yield f"row {self.recommended}: batches is {row.batches}, for {self.lengths.count:,} examples"
+        true_length = (1 - row.padding_ratio) * row.padded_length
+        if not math.isclose(true_length, self.lengths.total, rel_tol=ROUNDING):
+            yield f"row {self.recommended}: padding_ratio is {row.padding_ratio}, for {self.lengths.total:,}"
 
     @property
     def recommended_row(self) -> Row | None:
@@ -376,8 +375,7 @@ class Sweep(Result, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         """Number of ranks whose batches are counted; 1 if the settings do not say."""
-        world_size: int = self.settings.get("world_size", 1)
-        return world_size
+        return msgspec.convert(self.settings, SweepSettings).world_size
 
 
 def cost_of(costed: Costed, *, timed: bool) -> float | None:
