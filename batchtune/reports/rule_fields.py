@@ -176,7 +176,6 @@ def _fields(
                 better=declared.get("better", ""),
                 is_share=is_share,
                 is_ratio=is_share or "percent" in declared,
-                unknown=declared.get("unknown", ""),
             )
 
 

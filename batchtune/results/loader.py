@@ -8,14 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import msgspec
 
 from batchtune.results.shared import (
-    LESS_IS_BETTER,
-    MORE_IS_BETTER,
     Amount,
     Bytes,
     Cost,
     CostBytes,
     CostCount,
     CostRatio,
+    CostShare,
     Count,
     Gain,
     LengthsSummary,
@@ -25,7 +24,6 @@ from batchtune.results.shared import (
     Size,
     StepSeconds,
     WorkloadRecord,
-    unknown,
     wrong_rows,
     wrong_settings,
 )
@@ -117,9 +115,7 @@ class LoaderRow(Record, frozen=True, kw_only=True):
     examples: Count = 0
     examples_per_second: Gain | None = None
     batches_per_second: Gain | None = None
-    length_per_second: Annotated[Amount, MORE_IS_BETTER, unknown("the lengths of the batches are not known")] | None = (
-        None
-    )
+    length_per_second: Gain | None = None
     examples_per_second_spread: CostRatio | None = None
     first_batch_seconds: Cost | None = None
     wait_p50_seconds: Cost | None = None
@@ -131,15 +127,8 @@ class LoaderRow(Record, frozen=True, kw_only=True):
     shared_bytes: CostBytes | None = None
     batch_bytes: Bytes | None = None
     growth_bytes_per_batch: Cost | None = None
-    gpu_idle: (
-        Annotated[
-            Share,
-            LESS_IS_BETTER,
-            unknown("no step times are known, or the tuning ended before the loader was run with a step"),
-        ]
-        | None
-    ) = None
-    estimated_epoch_seconds: Annotated[Amount, LESS_IS_BETTER, unknown("its epoch has no known end")] | None = None
+    gpu_idle: CostShare | None = None
+    estimated_epoch_seconds: Cost | None = None
     equal_to_best: bool | None = None
 
     @property

@@ -47,18 +47,11 @@ Gain = Annotated[Amount, MORE_IS_BETTER]
 GainRatio = Annotated[Gain, PER_CENT]
 
 
-def unknown(why: str) -> msgspec.Meta:
-    """Return what a rule on a field says where the field is null."""
-    return msgspec.Meta(extra={"unknown": why})
-
-
-Unproven = Annotated[CostCount, unknown("only a sweep of batches that were probed knows it")]
 Correlation = Annotated[
     float,
     msgspec.Meta(ge=-1, le=1),
     LESS_IS_BETTER,
     PER_CENT,
-    unknown("all lengths, or no two examples of any batch, are alike"),
 ]
 
 ROUNDING = 1e-6  # relative tolerance between numbers that follow from each other

@@ -9,9 +9,7 @@ import msgspec
 
 from batchtune.results.sampler import SamplerEvidence
 from batchtune.results.shared import (
-    LESS_IS_BETTER,
     Amount,
-    Correlation,
     Cost,
     CostCount,
     CostRatio,
@@ -22,28 +20,25 @@ from batchtune.results.shared import (
     GainRatio,
     Length,
     LengthsSummary,
-    Positive,
     Record,
     Result,
     Seed,
     Share,
     Size,
     StreamAlgorithm,
-    Unproven,
-    unknown,
     wrong_limit,
     wrong_rows,
     wrong_settings,
     wrong_table,
 )
-from batchtune.results.sweep import Row, have_times
+from batchtune.results.sweep import EpochFigures, Row, have_times
 from batchtune.units import counted, format_number
 
 Algorithm = Literal["speechbrain", "bucket", "pool", "pivot"]
 """How batches are made from a buffer: by SpeechBrain's `dynamic_bucketed_batch`, or by `BucketedStream`."""
 
 
-class StreamRow(Record, frozen=True, kw_only=True):
+class StreamRow(EpochFigures, frozen=True, kw_only=True):
     """One way to batch a stream, and the cost of an epoch over all ranks and workers.
 
     Figures are those of simulated epochs, each worker's stream by itself: batches, cells, times and mates_again are
@@ -86,22 +81,11 @@ class StreamRow(Record, frozen=True, kw_only=True):
 
     algorithm: Algorithm
     buffer_size: CostSize
-    target_batch_numel: Annotated[Length, unknown("only SpeechBrain's own algorithm has it")] | None = None
-    max_batch_numel: Annotated[Length, unknown("only SpeechBrain's own algorithm has it")] | None = None
-    max_batch_size: Annotated[Size, unknown("this way to batch has no such limit")] | None = None
-    max_padding_ratio: Annotated[Share, unknown("this way to batch has no such limit")] | None = None
-    boundaries: list[Length] = msgspec.field(default_factory=list)
-    batch_sizes: list[Size] = msgspec.field(default_factory=list)
-    batches: CostSize
+    target_batch_numel: Length | None = None
+    max_batch_numel: Length | None = None
+    max_batch_size: Size | None = None
+    max_padding_ratio: Share | None = None
     dropped_examples: CostCount
-    padded_length: Annotated[Positive, LESS_IS_BETTER]
-    padding_ratio: CostShare
-    fill: GainRatio
-    mean_batch_size: Gain
-    smallest_batch_size: Size
-    largest_batch_size: Size
-    batch_size_variation: CostRatio
-    largest_padded_length: Amount
     under_half: CostShare
     wait_median: Cost
     wait_p99: Cost
@@ -111,16 +95,7 @@ class StreamRow(Record, frozen=True, kw_only=True):
     rank_imbalance: CostRatio
     mate_distance: Gain
     mixing: GainRatio
-    mates_again: CostShare
-    length_correlation: Correlation | None
-    effective_buckets: Cost
-    estimated_epoch_seconds: Cost | None = None
-    estimated_epoch_error_seconds: Cost | None = None
-    equal_to_best: bool | None = None
     simulated_epochs: Count
-    batches_deviation: Cost | None = None
-    epoch_seconds_deviation: Cost | None = None
-    unproven: Unproven | None = None
 
     @property
     def name(self) -> str:
@@ -140,11 +115,6 @@ class StreamRow(Record, frozen=True, kw_only=True):
     def num_buckets(self) -> int | None:
         """How many buckets there are; None if batches are not made in buckets."""
         return len(self.boundaries) if self.algorithm == "bucket" else None
-
-    @property
-    def randomness(self) -> float:
-        """The probability that two mates are not mates again in the next epoch."""
-        return 1 - self.mates_again
 
     def problems(self) -> Iterator[str]:
         """Check the table, which only SpeechBrain's algorithm lacks."""

@@ -33,8 +33,6 @@ from batchtune.results.shared import (
     Share,
     Size,
     TargetLength,
-    Unproven,
-    unknown,
     wrong_limit,
     wrong_rows,
     wrong_settings,
@@ -77,7 +75,37 @@ class SweepSettings(Record, frozen=True, kw_only=True):
     min_randomness: _Part | None = None
 
 
-class Row(Record, frozen=True, kw_only=True):
+class EpochFigures(Record, frozen=True, kw_only=True):
+    """The figures of an epoch's batches, whichever way they are made; `Row` and `StreamRow` describe them."""
+
+    boundaries: list[Length] = msgspec.field(default_factory=list)
+    batch_sizes: list[Size] = msgspec.field(default_factory=list)
+    batches: CostSize
+    padded_length: Annotated[Positive, LESS_IS_BETTER]
+    padding_ratio: CostShare
+    fill: GainRatio
+    mean_batch_size: Gain
+    smallest_batch_size: Size
+    largest_batch_size: Size
+    batch_size_variation: CostRatio
+    largest_padded_length: Amount
+    effective_buckets: Cost
+    mates_again: CostShare
+    length_correlation: Correlation | None = None
+    estimated_epoch_seconds: Cost | None = None
+    estimated_epoch_error_seconds: Cost | None = None
+    equal_to_best: bool | None = None
+    batches_deviation: Cost | None = None
+    epoch_seconds_deviation: Cost | None = None
+    unproven: CostCount | None = None
+
+    @property
+    def randomness(self) -> float:
+        """The probability that two mates are not mates again in the next epoch."""
+        return 1 - self.mates_again
+
+
+class Row(EpochFigures, frozen=True, kw_only=True):
     """One bucket table of a sweep, or one size of pools, and the cost of an epoch with it.
 
     For pools the table says how many examples fit with the longest of a batch; their figures are means of simulated
@@ -116,34 +144,12 @@ class Row(Record, frozen=True, kw_only=True):
     sizing: Sizing
     num_buckets: Size
     used_buckets: CostCount
-    boundaries: list[Length]
-    batch_sizes: list[Size]
-    batches: CostSize
-    padded_length: Annotated[Positive, LESS_IS_BETTER]
-    padding_ratio: CostShare
-    fill: GainRatio
-    mean_batch_size: Gain
-    largest_padded_length: Amount
-    effective_buckets: Cost
-    estimated_epoch_seconds: Cost | None
-    estimated_epoch_error_seconds: Cost | None = None
-    equal_to_best: bool | None = None
-    smallest_batch_size: Size
-    largest_batch_size: Size
-    batch_size_variation: CostRatio
     steps: CostCount
     ranks: RankTimes | None = None
-    unproven: Unproven | None = None
     repeated_examples: CostCount = 0
-    mates_again: CostShare
-    length_correlation: Correlation | None = None
     pool_size: Size | None = None
-    batch_overhead: Annotated[Amount, unknown("these pools are cut into batches of as many examples as fit")] | None = (
-        None
-    )
+    batch_overhead: Amount | None = None
     simulated_epochs: Count | None = None
-    batches_deviation: Cost | None = None
-    epoch_seconds_deviation: Annotated[Amount, LESS_IS_BETTER, unknown("no step times are known")] | None = None
 
     @property
     def name(self) -> str:
@@ -156,11 +162,6 @@ class Row(Record, frozen=True, kw_only=True):
     def sized_name(self) -> str:
         """The same, and where a table's batch sizes come from: `optimal with 12 buckets sized by the frontier`."""
         return self.name + (" sized by the frontier" if self.pool_size is None and self.sizing == "frontier" else "")
-
-    @property
-    def randomness(self) -> float:
-        """The probability that two mates are not mates again in the next epoch."""
-        return 1 - self.mates_again
 
     @property
     def sizes_in_use(self) -> int:

@@ -163,7 +163,7 @@ CAN_NOT_TELL = {
         "no table needs fewer batches",
     ),
     "an unknown value": ("estimated_epoch_seconds > 1", {"sweep": made_sweep(timed=False)}, "not known"),
-    "sizes that were not probed": ("unproven > 0", {}, "only a sweep of batches that were probed knows it"),
+    "sizes that were not probed": ("unproven > 0", {}, "unproven is not known (null)"),
     "a record that is null": ("ranks.independent_epoch_seconds > 1", {}, "not known"),
     "no current config": ("current.batches > 600", {}, "--current"),
     "no current config that could fit": ("current.fits == false", {}, "--current"),
