@@ -376,7 +376,7 @@ class Sweep(Result, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         """Number of ranks whose batches are counted; 1 if the settings do not say."""
-        return msgspec.convert(self.settings, SweepSettings).world_size
+        return int(self.settings.get("world_size", 1))
 
 
 def cost_of(costed: Costed, *, timed: bool) -> float | None:
