@@ -83,7 +83,6 @@ class LoaderKind(ABC):
     Attributes:
         GIVEN: Parameters that a function may have without a default: the kind gives them, besides what is swept.
         IS_DATALOADER: Whether its arguments are those of torch's DataLoader.
-        DEFAULTS: Arguments that go without saying when they have these values.
         ARGUMENTS: Name → type of all that it can be swept by.
         WORKERS: The argument that is the number of processes or threads that make batches.
         WORKERS_ARE: What the kind calls what makes batches, in the plural.
@@ -92,7 +91,6 @@ class LoaderKind(ABC):
 
     GIVEN: ClassVar[tuple[str, ...]] = ()
     IS_DATALOADER: ClassVar[bool] = False
-    DEFAULTS: ClassVar[Arguments] = {}
     ARGUMENTS: ClassVar[Mapping[str, Any]] = {}
     WORKERS: ClassVar[str]
     WORKERS_ARE: ClassVar[str] = "workers"

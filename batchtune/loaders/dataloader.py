@@ -89,7 +89,6 @@ class TorchKind(IterableKind):
     """A DataLoader over a data set, with a dict of arguments, or the user's own: which, its call shows."""
 
     IS_DATALOADER: ClassVar[bool] = True
-    DEFAULTS: ClassVar[Arguments] = _DEFAULTS
     ARGUMENTS: ClassVar[Mapping[str, Any]] = TORCH_TYPES
 
     def open(self, target: Target, arguments: Arguments) -> OpenLoader:

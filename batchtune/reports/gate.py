@@ -149,14 +149,27 @@ def _judge(rule: Rule, inputs: RuleInputs) -> Verdict:
             found = f"{str(value).lower()}, {answer} {rule.operator} {rule.written}"
     except NotKnownError as error:
         return _verdict(rule, "error", str(error))
-    return _verdict(rule, "fails" if fails else "holds", f"{rule.field} is {found}", value, other)
+    return _verdict(
+        rule,
+        "fails" if fails else "holds",
+        f"{rule.field} is {found}",
+        value,
+        other,
+    )
 
 
 def _verdict(
     rule: Rule, outcome: Answer, message: str, value: Value | None = None, other: Value | None = None
 ) -> Verdict:
     limit = rule.limit if isinstance(rule.limit, bool) else float(rule.limit)
-    return Verdict(rule=rule.text, outcome=outcome, value=value, limit=limit, baseline=other, message=message)
+    return Verdict(
+        rule=rule.text,
+        outcome=outcome,
+        value=value,
+        limit=limit,
+        baseline=other,
+        message=message,
+    )
 
 
 def _is_worse(value: Value, other: Value, allowed: Fraction, better: str) -> bool:
@@ -176,7 +189,12 @@ def _field(rule: Rule) -> Field:
     """Return the field that the rule names, which has to fit its limit. Raises NotKnownError."""
     field = all_fields().get(rule.field)
     if field is None:
-        (near,) = difflib.get_close_matches(rule.field, all_fields(), n=1, cutoff=0.0)
+        (near,) = difflib.get_close_matches(
+            rule.field,
+            all_fields(),
+            n=1,
+            cutoff=0.0,
+        )
         raise NotKnownError(f"{rule.field} is not a number that a rule can name; did you mean {near}?")
     if field.is_flag != isinstance(rule.limit, bool):
         raise NotKnownError(f"{rule.field} can't be compared with {rule.written}: one of them is true or false")
@@ -209,7 +227,11 @@ def render_junit(verdicts: Sequence[Verdict], name: str) -> str:
     for verdict in verdicts:
         title = clean_xml(f"fails if {verdict.rule}")
         message = clean_xml(verdict.message)
-        case = SubElement(suite, "testcase", {"classname": "batchtune.report", "name": title, "time": "0"})
+        case = SubElement(
+            suite,
+            "testcase",
+            {"classname": "batchtune.report", "name": title, "time": "0"},
+        )
         if verdict.outcome == "holds":
             SubElement(case, "system-out").text = message
             continue

@@ -116,7 +116,13 @@ def _comparison(loader: LoaderTuning, chosen: LoaderRow) -> Table:
     if alone is not None and alone is not chosen and alone is not fastest:
         compared[f"without {workers}"] = alone
     rows = [{"": name, workers: str(row.workers), **row_cells(row)} for name, row in compared.items()]
-    return make_table("The loader's rate", rows, left=[""], marked=0, brief=True)
+    return make_table(
+        "The loader's rate",
+        rows,
+        left=[""],
+        marked=0,
+        brief=True,
+    )
 
 
 def _rows_table(loader: LoaderTuning) -> Table:
@@ -125,7 +131,13 @@ def _rows_table(loader: LoaderTuning) -> Table:
     marked = None
     if loader.recommended_row is not None:
         marked = working.index(loader.recommended_row)
-    return make_table("Settings of the loader", rows, left=["setting"], marked=marked, file="loader.json")
+    return make_table(
+        "Settings of the loader",
+        rows,
+        left=["setting"],
+        marked=marked,
+        file="loader.json",
+    )
 
 
 def row_cells(row: LoaderRow) -> dict[str, str | None]:
@@ -153,7 +165,13 @@ def _failed_table(loader: LoaderTuning) -> list[Table]:
     if not rows:
         return []
     return [
-        make_table("Settings that failed", rows, left=["setting", "outcome", "message"], file="loader.json", most=20)
+        make_table(
+            "Settings that failed",
+            rows,
+            left=["setting", "outcome", "message"],
+            file="loader.json",
+            most=20,
+        )
     ]
 
 
@@ -166,7 +184,12 @@ def _stages_table(loader: LoaderTuning) -> Table:
         }
         for stage in loader.stages
     ]
-    return make_table("Stages of making a batch, each measured alone", rows, left=["stage"], file="loader.json")
+    return make_table(
+        "Stages of making a batch, each measured alone",
+        rows,
+        left=["stage"],
+        file="loader.json",
+    )
 
 
 def _warnings(loader: LoaderTuning) -> Iterator[str]:

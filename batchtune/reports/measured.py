@@ -54,7 +54,12 @@ def probe_section(run: RunResults) -> Section:
     assert probe is not None
     failed = [trial for trial in probe.trials if trial.outcome not in ("ok", "oom")]
     tables = [_frontier_table(probe)] if probe.frontier else []
-    tables += failures_table("Trials that failed, but not for lack of memory", failed, probe.lengths.unit, "probe.json")
+    tables += failures_table(
+        "Trials that failed, but not for lack of memory",
+        failed,
+        probe.lengths.unit,
+        "probe.json",
+    )
     if probe.trials:
         tables.append(_trials_table(probe))
     tables.append(settings_table("Device and settings", {**asdict(probe.device), **probe.settings}))
@@ -165,7 +170,12 @@ def _frontier_table(probe: Probe) -> Table:
                 "trial": known(point.trial, str),
             }
         )
-    return make_table("Frontier: the largest batch, by length", rows, left=["closed by"], file="probe.json")
+    return make_table(
+        "Frontier: the largest batch, by length",
+        rows,
+        left=["closed by"],
+        file="probe.json",
+    )
 
 
 def _trials_table(probe: Probe) -> Table:
@@ -184,7 +194,14 @@ def _trials_table(probe: Probe) -> Table:
         for trial in probe.trials
     ]
     left = ["batch shape", "outcome", "message"]
-    return make_table("Every trial", rows, left=left, file="probe.json", most=_MAX_TRIALS, folded=True)
+    return make_table(
+        "Every trial",
+        rows,
+        left=left,
+        file="probe.json",
+        most=_MAX_TRIALS,
+        folded=True,
+    )
 
 
 def failures_table(title: str, failures: list[Trial] | list[VerifyFailure], unit: str | None, file: str) -> list[Table]:
@@ -199,7 +216,15 @@ def failures_table(title: str, failures: list[Trial] | list[VerifyFailure], unit
     ]
     if not rows:
         return []
-    return [make_table(title, rows, left=["batch shape", "outcome", "message"], file=file, most=10)]
+    return [
+        make_table(
+            title,
+            rows,
+            left=["batch shape", "outcome", "message"],
+            file=file,
+            most=10,
+        )
+    ]
 
 
 def verification_section(run: RunResults) -> Section:
@@ -212,7 +237,12 @@ def verification_section(run: RunResults) -> Section:
         title="Verification",
         sentences=[*outcome, *_verification_facts(verification)],
         brief=len(outcome),
-        tables=failures_table(title, verification.failures, verification.lengths.unit, "verify.json"),
+        tables=failures_table(
+            title,
+            verification.failures,
+            verification.lengths.unit,
+            "verify.json",
+        ),
         warnings=list(_verification_warnings(run, verification)),
     )
 
@@ -261,7 +291,7 @@ def _verification_facts(verification: Verification) -> Iterator[str]:
         "held by the allocator": verification.reserved_bytes,
         "more in use at the end than at first": verification.rest_growth_bytes,
     }
-    measured = [f"{format_size(size)} {what}" for what, size in memory.items() if size is not None]
+    measured = [f"{format_size(size)} {what}" for what, size in memory.items() if size is not None and size > 0]
     if measured:
         yield f"Memory: {', '.join(measured)}."
 

@@ -124,7 +124,14 @@ def verdict_section(verdicts: Sequence[Verdict]) -> Section:
     return Section(
         title="Rules",
         sentences=[sentence],
-        tables=[make_table("Rules", rows, left=["verdict", "fails if", "found"], brief=True)],
+        tables=[
+            make_table(
+                "Rules",
+                rows,
+                left=["verdict", "fails if", "found"],
+                brief=True,
+            )
+        ],
     )
 
 
@@ -189,12 +196,26 @@ def doctor_page(doctor: Doctor) -> Page:
         tables.append(_facts("Settings", doctor.environment))
     packages = {name: version or "not installed" for name, version in doctor.packages.items()}
     tables.append(_facts("Packages", packages))
-    return make_page("batchtune doctor", [Section(title="", sentences=[], tables=tables, warnings=doctor.warnings)])
+    return make_page(
+        "batchtune doctor",
+        [
+            Section(
+                title="",
+                sentences=[],
+                tables=tables,
+                warnings=doctor.warnings,
+            )
+        ],
+    )
 
 
 def _facts(title: str, facts: Mapping[str, str | None]) -> Table:
     """Lay out names and values; None is unknown."""
-    return make_table(title, [{"name": name, "value": value} for name, value in facts.items()], left=["name", "value"])
+    return make_table(
+        title,
+        [{"name": name, "value": value} for name, value in facts.items()],
+        left=["name", "value"],
+    )
 
 
 def _torch(torch: DoctorTorch) -> str:

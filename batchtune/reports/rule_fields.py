@@ -94,7 +94,13 @@ def all_fields() -> dict[str, Field]:
     fields = [
         *_of_rows("", "sweep", Row),
         *_of_rows("stream.", "stream", StreamRow),
-        *_fields("loader.", LoaderRow, partial(RuleInputs.recommended, name="loader"), kind="loader", of_row=True),
+        *_fields(
+            "loader.",
+            LoaderRow,
+            partial(RuleInputs.recommended, name="loader"),
+            kind="loader",
+            of_row=True,
+        ),
         *_fields("bound.", LowerBound, lambda inputs: inputs.of_kind("sweep").lower_bound),
         *_fields("verify.", Verification, _verification),
         *_fields("probe.", Probe, results["probe"]),
@@ -102,9 +108,25 @@ def all_fields() -> dict[str, Field]:
     shards = _fields("shards.", Shards, lambda inputs: inputs.of_kind("stream").shards)
     fields += [replace(field, unknown="the shards do as they are") for field in shards]
     fields += [field for field in _fields("", Drift, _drift) if field.name in _DRIFT_FIELDS]
-    fields += [field for field in _fields("", Sweep, results["sweep"]) if field.name == "max_batch_length"]
+    fields += [
+        field
+        for field in _fields(
+            "",
+            Sweep,
+            results["sweep"],
+        )
+        if field.name == "max_batch_length"
+    ]
     in_stream = ("stream.batches_per_rank", "stream.max_batch_length", "stream.simulated_examples")
-    fields += [field for field in _fields("stream.", StreamSweep, results["stream"]) if field.name in in_stream]
+    fields += [
+        field
+        for field in _fields(
+            "stream.",
+            StreamSweep,
+            results["stream"],
+        )
+        if field.name in in_stream
+    ]
     reproducible = Field(
         name="loader.reproducible",
         record=results["loader"],
@@ -124,7 +146,13 @@ def _of_rows(prefix: str, kind: str, row: type[Record]) -> Iterator[Field]:
         (prefix, partial(RuleInputs.recommended, name=kind), True),
         (f"{prefix}current.", lambda inputs: of_current(inputs).current, False),
     ):
-        yield from _fields(named, row, find, kind=kind, of_row=of_row)
+        yield from _fields(
+            named,
+            row,
+            find,
+            kind=kind,
+            of_row=of_row,
+        )
         # No file holds it: it follows from `mates_again`.
         yield Field(
             name=f"{named}randomness",
@@ -136,7 +164,12 @@ def _of_rows(prefix: str, kind: str, row: type[Record]) -> Iterator[Field]:
             is_share=True,
             is_ratio=True,
         )
-    yield Field(name=f"{prefix}current.fits", record=of_current, path=("current_fits",), is_flag=True)
+    yield Field(
+        name=f"{prefix}current.fits",
+        record=of_current,
+        path=("current_fits",),
+        is_flag=True,
+    )
 
 
 def _fields(
@@ -162,7 +195,12 @@ def _fields(
         is_flag = isinstance(part_type, msgspec.inspect.BoolType)
         is_float = isinstance(part_type, msgspec.inspect.FloatType)
         if isinstance(part_type, msgspec.inspect.StructType) and part.name != "meta":
-            for inner in _fields(f"{prefix}{part.name}.", part_type.cls, find, kind=kind):
+            for inner in _fields(
+                f"{prefix}{part.name}.",
+                part_type.cls,
+                find,
+                kind=kind,
+            ):
                 yield replace(inner, path=(part.name, *inner.path))
         elif len(types) == 1 and (is_flag or is_float or isinstance(part_type, msgspec.inspect.IntType)):
             is_share = isinstance(part_type, msgspec.inspect.FloatType) and (part_type.ge, part_type.le) == (0, 1)

@@ -44,8 +44,18 @@ class Kind(NamedTuple):
 KINDS = {
     "probe": Kind(Probe, PROBE_FILE, "probe-oom", "the probe"),
     "sweep": Kind(Sweep, SWEEP_FILE, "sweep-buckets", "the sweep"),
-    "stream": Kind(StreamSweep, STREAM_FILE, "sweep-stream", "the sweep of the stream"),
-    "loader": Kind(LoaderTuning, LOADER_FILE, "tune-loader", "the tuning of the loader"),
+    "stream": Kind(
+        StreamSweep,
+        STREAM_FILE,
+        "sweep-stream",
+        "the sweep of the stream",
+    ),
+    "loader": Kind(
+        LoaderTuning,
+        LOADER_FILE,
+        "tune-loader",
+        "the tuning of the loader",
+    ),
 }
 
 
@@ -142,7 +152,12 @@ def load_run(folder: Path) -> RunResults:
             )
     verify = folder / VERIFY_FILE
     verification = read_result(verify, Verification) if verify.exists() else None
-    return RunResults(name=folder.resolve().name or "run", folder=folder, verification=verification, **results)
+    return RunResults(
+        name=folder.resolve().name or "run",
+        folder=folder,
+        verification=verification,
+        **results,
+    )
 
 
 def _described(lengths: LengthsSummary) -> str:

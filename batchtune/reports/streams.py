@@ -42,9 +42,10 @@ def stream_section(run: RunResults) -> Section:
     rows = [_rows_table(stream)] if stream.rows else []
     warnings = [*_warnings(stream), *swept_warnings(run, stream, "sweep-stream")]
     if row is None:
+        reason = with_full_stop(stream.reason or "no reason is given")
         return Section(
             title="Stream",
-            sentences=[with_full_stop(f"Nothing is recommended for the stream: {stream.reason}")],
+            sentences=[f"Nothing is recommended for the stream: {reason}"],
             tables=rows,
             warnings=warnings,
             next_steps=[(f"batchtune sweep-stream SOURCE{run.as_option}", "compare other buffers and settings")],
@@ -55,7 +56,14 @@ def stream_section(run: RunResults) -> Section:
     facts += better_current(stream, timed=times.are_reliable)
     facts += described_current(stream)
     if row.boundaries:
-        rows.append(sizes_table("Batch sizes of the stream", row, stream.lengths.unit, STREAM_CONFIG_FILE))
+        rows.append(
+            sizes_table(
+                "Batch sizes of the stream",
+                row,
+                stream.lengths.unit,
+                STREAM_CONFIG_FILE,
+            )
+        )
     return Section(
         title="Stream",
         sentences=[
@@ -205,7 +213,13 @@ def _comparison(stream: StreamSweep, chosen: StreamRow, *, timed: bool) -> Table
 
 def _rows_table(stream: StreamSweep) -> Table:
     rows = [{"way": _way(row), **_cells(row), "unproven": known(row.unproven, format_number)} for row in stream.rows]
-    return make_table("Ways to batch the stream", rows, left=["way"], marked=stream.recommended, file="stream.json")
+    return make_table(
+        "Ways to batch the stream",
+        rows,
+        left=["way"],
+        marked=stream.recommended,
+        file="stream.json",
+    )
 
 
 def _way(row: StreamRow) -> str:

@@ -138,8 +138,8 @@ def _histogram(scan: Scan) -> Table:
     largest = max(bin_.count for bin_ in scan.histogram)
     rows = [
         {
-            "longer than": format_length(bin_.from_, unit),
-            "up to": format_length(bin_.to, unit),
+            "from": format_length(bin_.from_, unit),
+            "to": format_length(bin_.to, unit),
             "examples": f"{bin_.count:,}",
             "share": format_percent(bin_.count / scan.lengths.count),
             "": "█" * math.ceil(_BAR * bin_.count / largest),

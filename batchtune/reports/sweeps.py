@@ -64,7 +64,13 @@ def sweep_section(run: RunResults) -> Section:
         tables=[
             _comparison(sweep, row, timed=times.are_reliable),
             *_rows_table(sweep, timed=times.are_reliable),
-            sizes_table("Batch sizes", row, sweep.lengths.unit, SAMPLER_FILE, _proofs(run, sweep)),
+            sizes_table(
+                "Batch sizes",
+                row,
+                sweep.lengths.unit,
+                SAMPLER_FILE,
+                _proofs(run, sweep),
+            ),
         ],
         warnings=[*_unproven(run, row), *swept_warnings(run, sweep, "sweep-buckets")],
         next_steps=list(_next_steps(run, sweep, row)),
@@ -72,7 +78,7 @@ def sweep_section(run: RunResults) -> Section:
 
 
 def _nothing_recommended(sweep: Sweep) -> Iterator[str]:
-    yield with_full_stop(f"Nothing is recommended: {sweep.reason}")
+    yield with_full_stop(f"Nothing is recommended: {sweep.reason or 'no reason is given'}")
     fixed = _baseline(sweep, _FIXED)
     if fixed is not None:
         size = format_number(fixed.batch_size)
@@ -245,7 +251,7 @@ def _rows_table(sweep: Sweep, *, timed: bool) -> list[Table]:
         fastest = sweep.rows[best.setdefault(series_name(row), index)]
         if (cost_of(row, timed=timed) or 0.0) < (cost_of(fastest, timed=timed) or 0.0):
             best[series_name(row)] = index
-    chosen = {*best.values(), *sweep.trade_off, sweep.recommended, sweep.recommended_table} - {None}
+    chosen = {sweep.recommended, sweep.recommended_table, *best.values(), *sweep.trade_off}
     shown = sorted(index for index in chosen if index is not None)
     rows = []
     for index in shown:

@@ -131,7 +131,13 @@ def comparison_table(title: str, compared: Mapping[str, tuple[Costed, dict[str, 
         if not timed:
             row["estimated epoch"] = None
         rows.append(row)
-    return make_table(title, rows, left=[""], marked=0, brief=True)
+    return make_table(
+        title,
+        rows,
+        left=[""],
+        marked=0,
+        brief=True,
+    )
 
 
 def sizes_table(title: str, row: AnyRow, unit: str | None, file: str, proofs: Sequence[str] = ()) -> Table:

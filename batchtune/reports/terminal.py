@@ -31,7 +31,13 @@ _PLAIN = str.maketrans({_MARK: ">", TIMES: "x", UNKNOWN: "-", "…": ".", "µ": 
 
 def render(results: RunResults, *, full: bool = True) -> str:
     """Return the report as plain text, 80 columns wide, whatever the environment says of colours and widths."""
-    console = Console(file=io.StringIO(), width=80, color_system=None, force_terminal=False, _environ={})
+    console = Console(
+        file=io.StringIO(),
+        width=80,
+        color_system=None,
+        force_terminal=False,
+        _environ={},
+    )
     return text_of(build_page(results), console, full=full)
 
 
@@ -83,7 +89,13 @@ def _brief(page: Page, console: Console) -> list[RenderableType]:
         before.append(_bullets(others, "-"))
     after: list[RenderableType] = [""]
     for command, purpose in page.next_steps:  # unbroken, so that it can be copied
-        line = Text.assemble((command.ljust(_COMMAND), "bold"), "  ", (purpose, "dim"), no_wrap=True, overflow="ignore")
+        line = Text.assemble(
+            (command.ljust(_COMMAND), "bold"),
+            "  ",
+            (purpose, "dim"),
+            no_wrap=True,
+            overflow="ignore",
+        )
         after.append(line)
     room = _BRIEF_LINES - _height([*before, *after], console)
     return [*before, *_first_warnings(page.warnings, room, console), *after]
@@ -116,7 +128,12 @@ def _bullets(sentences: Sequence[str], bullet: str) -> RichTable:
 
 def _table(table: Table, console: Console) -> list[RenderableType]:
     """Lay out a table, with its title above and its note below."""
-    rich_table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    rich_table = RichTable(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
     marks = [""] * len(table.rows)
     if table.marked is not None:
         marks = ["  "] * len(table.rows)
@@ -125,7 +142,11 @@ def _table(table: Table, console: Console) -> list[RenderableType]:
     for column, *cells in zip(table.columns, *rows, strict=True):
         if column in table.left:
             longest = max(map(len, " ".join([column, *cells]).split()), default=0)
-            rich_table.add_column(Text(column), overflow="fold", min_width=min(_MOST_UNBROKEN, longest + 2))
+            rich_table.add_column(
+                Text(column),
+                overflow="fold",
+                min_width=min(_MOST_UNBROKEN, longest + 2),
+            )
         else:
             rich_table.add_column(Text(column.replace(" ", "\n")), justify="right", no_wrap=True)
     for index, row in enumerate(rows):

@@ -27,7 +27,12 @@ UNTIMED_PROBE = msgspec.structs.replace(
     made_probe(unit=None),
     trials=[],
     frontier=[
-        msgspec.structs.replace(point, step_seconds=None, peak_bytes=None, target_length=80.0)
+        msgspec.structs.replace(
+            point,
+            step_seconds=None,
+            peak_bytes=None,
+            target_length=80.0,
+        )
         for point in made_probe().frontier
     ],
 )
@@ -37,17 +42,35 @@ CRASHED = msgspec.structs.replace(
 HOSTILE = "\x1b[31m<script>|`\n"
 RUNS = {
     "both": RunResults(name="run", probe=made_probe(), sweep=made_sweep()),
-    "verified": RunResults(name="run", probe=made_probe(), sweep=made_sweep(), verification=made_verification()),
-    "does not hold": RunResults(name="run", probe=made_probe(), sweep=made_sweep(), verification=failed_verification()),
+    "verified": RunResults(
+        name="run",
+        probe=made_probe(),
+        sweep=made_sweep(),
+        verification=made_verification(),
+    ),
+    "does not hold": RunResults(
+        name="run",
+        probe=made_probe(),
+        sweep=made_sweep(),
+        verification=failed_verification(),
+    ),
     "probe": RunResults(name="run", probe=made_probe(), sweep=None),
     "crashed": RunResults(name="run", probe=CRASHED, sweep=None),
     "sweep": RunResults(name="run", probe=None, sweep=made_sweep()),
     "untimed": RunResults(name="run", probe=UNTIMED_PROBE, sweep=made_sweep(timed=False, unit=None)),
-    "nothing recommended": RunResults(name="run", probe=None, sweep=without_recommendation(made_sweep())),
+    "nothing recommended": RunResults(
+        name="run",
+        probe=None,
+        sweep=without_recommendation(made_sweep()),
+    ),
     "no rows": RunResults(
         name="run", probe=None, sweep=msgspec.structs.replace(made_sweep(), rows=[], recommended=None)
     ),
-    "no frontier": RunResults(name="run", probe=msgspec.structs.replace(made_probe(), frontier=[]), sweep=None),
+    "no frontier": RunResults(
+        name="run",
+        probe=msgspec.structs.replace(made_probe(), frontier=[]),
+        sweep=None,
+    ),
     "zeros": RunResults(
         name="run",
         probe=None,
@@ -72,17 +95,36 @@ RUNS = {
             lower_bound=LowerBound(batches=1, padded_length=0.0, estimated_epoch_seconds=0.0),
         ),
     ),
-    "stream": RunResults(name="run", probe=None, sweep=None, stream=made_stream(timed=False, unit=None)),
+    "stream": RunResults(
+        name="run",
+        probe=None,
+        sweep=None,
+        stream=made_stream(timed=False, unit=None),
+    ),
     "stream and all": streamed(sweep=True),
-    "no stream recommended": RunResults(name="run", probe=None, sweep=None, stream=made_stream(recommended=None)),
+    "no stream recommended": RunResults(
+        name="run",
+        probe=None,
+        sweep=None,
+        stream=made_stream(recommended=None),
+    ),
     "loader": loaded(bottleneck()),
     "loader and sweep": loaded(sweep=True),
     "loader of DALI": loaded(made_dali()),
     "one loader": loaded(made_iterable()),
     "loader failed": loaded(all_failed()),
     "no settings of a loader": loaded(made_loader(rows=[], recommended=None)),
-    "no rows of a stream": RunResults(name="run", probe=None, sweep=None, stream=empty_stream()),
-    "hostile": replace(hostile_results(HOSTILE), stream=hostile_stream(HOSTILE), loader=hostile_loader(HOSTILE)),
+    "no rows of a stream": RunResults(
+        name="run",
+        probe=None,
+        sweep=None,
+        stream=empty_stream(),
+    ),
+    "hostile": replace(
+        hostile_results(HOSTILE),
+        stream=hostile_stream(HOSTILE),
+        loader=hostile_loader(HOSTILE),
+    ),
 }
 
 
@@ -116,5 +158,10 @@ def test_the_same_results_give_the_same_text(name: str) -> None:
 def test_reports_start_without_the_libraries_that_render_them() -> None:
     slow = {"torch", "jinja2", "rich", "pandas", "ruamel.yaml"}
     code = f"import sys, batchtune.reports; print(sorted({slow} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == "[]\n"

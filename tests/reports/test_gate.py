@@ -56,7 +56,14 @@ def test_limits_may_have_an_exponent() -> None:
 @pytest.mark.parametrize(("count", "expected"), [(0, "holds"), (1, "fails")])
 def test_sizes_that_were_not_run_fail_a_rule(count: int, expected: str) -> None:
     assert outcome("unproven > 0", with_row(unproven=count)) == expected
-    assert outcome("unproven worse 0%", with_row(unproven=count), baseline=with_row(unproven=0)) == expected
+    assert (
+        outcome(
+            "unproven worse 0%",
+            with_row(unproven=count),
+            baseline=with_row(unproven=0),
+        )
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -239,7 +246,11 @@ def test_any_text_is_a_rule_or_wrong_usage(text: str) -> None:
     assert judge(rules, rule_inputs(sweep=SWEEP))[0].message
 
 
-@given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from([">", ">=", "<", "<=", "==", "!="]))
+@given(
+    st.integers(0, 10**6),
+    st.integers(0, 10**6),
+    st.sampled_from([">", ">=", "<", "<=", "==", "!="]),
+)
 @settings(deadline=None, max_examples=50)
 def test_a_rule_fails_exactly_where_its_comparison_is_true(value: int, limit: int, operator: str) -> None:
     failed = outcome(f"batches {operator} {limit}", with_row(batches=value)) == "fails"

@@ -44,7 +44,14 @@ def test_every_row_is_a_point_at_its_buckets_and_batches() -> None:
 
 def test_a_level_far_above_all_rows_is_shown_by_a_click() -> None:
     sweep = made_sweep()
-    far = [replace(baseline, batches=400_000, estimated_epoch_seconds=9e4) for baseline in sweep.baselines]
+    far = [
+        replace(
+            baseline,
+            batches=400_000,
+            estimated_epoch_seconds=9e4,
+        )
+        for baseline in sweep.baselines
+    ]
     assert drawn("sweep", sweep=sweep)["fixed-random"]["visible"] is True
     assert drawn("sweep", sweep=replace(sweep, baselines=far))["fixed-random"]["visible"] == "legendonly"
 

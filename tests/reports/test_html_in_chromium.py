@@ -57,7 +57,16 @@ def chromium() -> str | None:
     """An installed Chromium that starts; a stub that asks to install another package does not."""
     for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
         path = shutil.which(name)
-        if path and subprocess.run([path, "--version"], capture_output=True, check=False, timeout=60).returncode == 0:
+        if (
+            path
+            and subprocess.run(
+                [path, "--version"],
+                capture_output=True,
+                check=False,
+                timeout=60,
+            ).returncode
+            == 0
+        ):
             return path
     return None
 

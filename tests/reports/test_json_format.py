@@ -13,7 +13,12 @@ from batchtune.reports.json_format import Report, render
 from batchtune.reports.page import build_page
 from batchtune.results import read_result
 
-RESULTS = RunResults(name="run", probe=made_probe(), sweep=made_sweep(), verification=made_verification())
+RESULTS = RunResults(
+    name="run",
+    probe=made_probe(),
+    sweep=made_sweep(),
+    verification=made_verification(),
+)
 
 
 def test_the_document_is_read_back_as_the_same_records(tmp_path: Path) -> None:

@@ -10,9 +10,27 @@ from hypothesis import strategies as st
 from batchtune.reports.gate import clean_xml, render_junit
 from batchtune.results import Verdict
 
-HOLDS = Verdict(rule="padding_ratio > 8%", outcome="holds", value=0.03, limit=0.08, message="padding_ratio is 3%")
-FAILS = Verdict(rule="batches > 600", outcome="fails", value=634, limit=600.0, message="batches is 634, which is > 600")
-ERROR = Verdict(rule="verify.holds == false", outcome="error", value=None, limit=False, message="no verify.json")
+HOLDS = Verdict(
+    rule="padding_ratio > 8%",
+    outcome="holds",
+    value=0.03,
+    limit=0.08,
+    message="padding_ratio is 3%",
+)
+FAILS = Verdict(
+    rule="batches > 600",
+    outcome="fails",
+    value=634,
+    limit=600.0,
+    message="batches is 634, which is > 600",
+)
+ERROR = Verdict(
+    rule="verify.holds == false",
+    outcome="error",
+    value=None,
+    limit=False,
+    message="no verify.json",
+)
 
 
 def parsed(*verdicts: Verdict, name: str = "run") -> ElementTree.Element:
@@ -56,7 +74,13 @@ def test_cases_are_named_by_their_rules() -> None:
 @given(st.text(max_size=40), st.sampled_from(["holds", "fails", "error"]))
 @settings(deadline=None, max_examples=50)
 def test_any_text_gives_well_formed_xml(text: str, outcome: str) -> None:
-    verdict = Verdict(rule=f"batches > 1 {text}", outcome=outcome, value=1, limit=1.0, message=text)  # type: ignore[arg-type]
+    verdict = Verdict(
+        rule=f"batches > 1 {text}",
+        outcome=outcome,
+        value=1,
+        limit=1.0,
+        message=text,
+    )  # type: ignore[arg-type]
     case = parsed(verdict, name=text).find("testsuite/testcase")
     assert case is not None
     assert case.get("name") == f"fails if batches > 1 {clean_xml(text)}"

@@ -55,10 +55,24 @@ def test_the_headline_says_what_to_set_and_if_the_step_waits(loader: LoaderTunin
 
 def test_a_row_is_named_by_what_tells_it_apart() -> None:
     rows = [
-        LoaderRow(arguments={"num_workers": 2, **more}, workers=2, outcome="ok", examples_per_second=3.0)
+        LoaderRow(
+            arguments={"num_workers": 2, **more},
+            workers=2,
+            outcome="ok",
+            examples_per_second=3.0,
+        )
         for more in ({"pin_memory": False}, {"pin_memory": True})
     ]
-    assert "Set pin_memory=true for" in summary_of(loader=replace(made_iterable(), rows=rows, recommended=1))[0]
+    assert (
+        "Set pin_memory=true for"
+        in summary_of(
+            loader=replace(
+                made_iterable(),
+                rows=rows,
+                recommended=1,
+            )
+        )[0]
+    )
     only = replace(made_iterable(), rows=rows[1:], recommended=0)
     assert "Measured num_workers=2 pin_memory=true: 3 examples/s." in summary_of(loader=only)[0]
 
@@ -94,7 +108,12 @@ def test_failed_settings_are_counted_and_quoted() -> None:
 
 
 def test_workers_that_repeat_each_other_have_no_rate() -> None:
-    repeated = with_row(made_loader(recommended=0), 10, outcome="repeats", error="each delivers the whole data set")
+    repeated = with_row(
+        made_loader(recommended=0),
+        10,
+        outcome="repeats",
+        error="each delivers the whole data set",
+    )
     repeated = with_row(repeated, 9, outcome="ok", first_batch_seconds=1.0)
     assert not any("failed" in text for text in warnings_of(loader=repeated))
     assert tables_of(loaded(repeated))["Settings that failed"].rows[0][1] == "workers repeat each other"

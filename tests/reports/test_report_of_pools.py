@@ -35,7 +35,14 @@ def test_pools_alone_that_are_not_recommended_say_why() -> None:
     sweep = pooled_sweep()
     pools = [row for row in sweep.rows if row.pool_size is not None]
     reason = "no pools can be recommended: none has only sizes that were run"
-    alone = replace(sweep, rows=pools, recommended=None, recommended_table=None, trade_off=[], reason=reason)
+    alone = replace(
+        sweep,
+        rows=pools,
+        recommended=None,
+        recommended_table=None,
+        trade_off=[],
+        reason=reason,
+    )
     page = build_page(RunResults(name="run", sweep=alone))
     assert page.lead[0] == f"Nothing is recommended: {reason}."
     assert page.next_steps[0] == ("batchtune sweep-buckets MANIFEST", "compare bucket tables, too")

@@ -127,7 +127,13 @@ def test_a_verification_of_other_pools_judges_nothing(size: int | None) -> None:
     row = chosen(pooled_sweep())
     ran = {"bucket_boundaries": row.boundaries, "bucket_batch_sizes": row.batch_sizes}
     verdict = verdict_of(
-        "verify.holds == false", **POOLS, verification=replace(made_verification(), **ran, pool_size=size)
+        "verify.holds == false",
+        **POOLS,
+        verification=replace(
+            made_verification(),
+            **ran,
+            pool_size=size,
+        ),
     )
     assert verdict.outcome == ("holds" if size == 10_000 else "error")
     assert size == 10_000 or "ran other batches than the sweep recommends" in verdict.message

@@ -62,7 +62,12 @@ def test_the_name_is_the_folders_without_the_path_to_it(tmp_path: Path, monkeypa
 
 
 def test_on_several_ranks_examples_are_dealt_twice(tmp_path: Path) -> None:
-    settings = SweepSettings(strategies=("linear",), num_buckets=(1, 2), world_size=4, same_bucket=True)
+    settings = SweepSettings(
+        strategies=("linear",),
+        num_buckets=(1, 2),
+        world_size=4,
+        same_bucket=True,
+    )
     swept = sweep(Lengths.of([1.0, 2, 3, 9, 9, 30]), 40, settings, Costs())
     assert any(row.repeated_examples for row in swept.rows)
     for index in range(len(swept.rows)):
@@ -79,7 +84,11 @@ def test_a_folder_without_results_tells_what_makes_them(tmp_path: Path) -> None:
     assert all(f"batchtune {command}" in str(caught.value.hint) for command in commands)
 
 
-@pytest.mark.parametrize("result", [made_sweep(), made_stream(), made_loader()], ids=["sweep", "stream", "loader"])
+@pytest.mark.parametrize(
+    "result",
+    [made_sweep(), made_stream(), made_loader()],
+    ids=["sweep", "stream", "loader"],
+)
 def test_results_of_different_data_are_refused(tmp_path: Path, result: Any) -> None:
     name = result.FORMAT.removeprefix("batchtune/")
     other = replace(result, lengths=replace(result.lengths, **OTHER))
@@ -90,14 +99,35 @@ def test_results_of_different_data_are_refused(tmp_path: Path, result: Any) -> N
 DAMAGED = [
     (replace(made_sweep(), recommended=66), "recommended is 66, but rows are 0 to 65"),
     (replace(made_sweep(), recommended=-1), "recommended"),
-    (with_row(made_sweep(), 3, batch_sizes=[1, 2]), "rows, entry 3: it has 13 boundaries and 2 batch sizes"),
+    (
+        with_row(
+            made_sweep(),
+            3,
+            batch_sizes=[1, 2],
+        ),
+        "rows, entry 3: it has 13 boundaries and 2 batch sizes",
+    ),
     (with_row(made_sweep(), 3, boundaries=[2.0] * 13), "rows, entry 3: boundaries do not ascend"),
     (with_row(made_sweep(), 3, batches=0), r"`\$\.rows\[3\]\.batches`"),
     (with_row(made_sweep(), 3, padding_ratio=1.5), r"`\$\.rows\[3\]\.padding_ratio`"),
     (with_row(made_sweep(), 47, batches=300), "row 47: batches is 300"),
     (with_row(made_sweep(), 47, padding_ratio=0.01), "row 47: padding_ratio is 0.01"),
-    (with_row(made_stream(), 2, batch_sizes=[1, 2]), "rows, entry 2: it has 0 boundaries and 2 batch sizes"),
-    (with_row(made_loader(), 5, arguments={"num_workers": -1}), "arguments: num_workers: Expected `int` >= 0"),
+    (
+        with_row(
+            made_stream(),
+            2,
+            batch_sizes=[1, 2],
+        ),
+        "rows, entry 2: it has 0 boundaries and 2 batch sizes",
+    ),
+    (
+        with_row(
+            made_loader(),
+            5,
+            arguments={"num_workers": -1},
+        ),
+        "arguments: num_workers: Expected `int` >= 0",
+    ),
     (replace(made_loader(), recommended=10), "recommended is 10, whose outcome is shared_memory"),
 ]
 

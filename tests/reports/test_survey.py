@@ -112,7 +112,13 @@ def test_a_unit_that_does_not_fit_the_median_is_told(median: float, unit: Unit, 
 
 
 def test_a_scans_record_survives_its_file(tmp_path: Path) -> None:
-    lengths = Lengths.of([1, 2, 3, 4], [0, 1, 1, 2], unit="tokens", left_out={"longer": 3}, notes=("Read twice.",))
+    lengths = Lengths.of(
+        [1, 2, 3, 4],
+        [0, 1, 1, 2],
+        unit="tokens",
+        left_out={"longer": 3},
+        notes=("Read twice.",),
+    )
     scan = survey(lengths, ["train.csv", "more.csv"])
     write_result(tmp_path / "scan.json", scan)
     assert read_result(tmp_path / "scan.json", Scan) == scan
@@ -139,7 +145,13 @@ def test_the_first_line_says_how_many_how_long_and_how_much(values: list[float],
 
 def test_the_next_lines_say_the_spread_and_what_was_left_out() -> None:
     left_out = {"shorter than --min-length 1": 1, "empty": 2}
-    lengths = Lengths.of([4, 3, 2], [10, 0, 12000], unit="tokens", left_out=left_out, notes=("Read twice.",))
+    lengths = Lengths.of(
+        [4, 3, 2],
+        [10, 0, 12000],
+        unit="tokens",
+        left_out=left_out,
+        notes=("Read twice.",),
+    )
     assert list(survey_sentences(survey(lengths)))[1:] == [
         "Percentiles: median 3, p95 4, p99 4, p99.9 4; 3 different lengths.",
         "Targets: 12,000 to 0; median 10, p95 12,000, p99 12,000, p99.9 12,000.",

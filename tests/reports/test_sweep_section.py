@@ -63,10 +63,25 @@ def with_error_of_model(error: float) -> Probe:
         (made_sweep(timed=False), f": 37.9% fewer batches than with {SPEECHBRAIN}."),
         (with_rows(made_sweep(), equal_to_best=True), f" than {SPEECHBRAIN}, but the estimates may be off by as much."),
         (whole_sweep(), ": 1.34 times faster than your current config."),
-        (with_recommended(made_sweep(), "speechbrain", 20), ": 1.05 times faster than a fixed batch size of 24."),
+        (
+            with_recommended(
+                made_sweep(),
+                "speechbrain",
+                20,
+            ),
+            ": 1.05 times faster than a fixed batch size of 24.",
+        ),
         (with_recommended(made_sweep(), "speechbrain", 10), f": 1.30 times slower than {SPEECHBRAIN}."),
         (replace(made_sweep(), recommended=55), "Set 10 buckets (optimal) with measured batch sizes: "),
-        (replace(made_sweep(), rows=made_sweep().rows[44:], recommended=0, baselines=[]), "max_batch_length = 600 s."),
+        (
+            replace(
+                made_sweep(),
+                rows=made_sweep().rows[44:],
+                recommended=0,
+                baselines=[],
+            ),
+            "max_batch_length = 600 s.",
+        ),
     ],
 )
 def test_the_first_sentence_says_what_to_set_and_what_it_saves(sweep: Sweep, headline: str) -> None:
@@ -224,7 +239,13 @@ def test_each_bucket_tells_the_trial_that_proves_it() -> None:
 
 
 def test_a_long_table_is_thinned_and_says_so() -> None:
-    table = make_table("t", [{"n": str(n), "none": None} for n in range(200)], marked=7, file="probe.json", most=10)
+    table = make_table(
+        "t",
+        [{"n": str(n), "none": None} for n in range(200)],
+        marked=7,
+        file="probe.json",
+        most=10,
+    )
     assert (table.columns, table.rows[0], table.rows[-1], len(table.rows)) == (("n",), ("0",), ("199",), 11)
     assert table.marked is not None and table.rows[table.marked] == ("7",)
     assert table.note == "11 of 200 rows shown; all are in probe.json."

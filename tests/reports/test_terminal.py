@@ -41,7 +41,11 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 RUNS = {
     "both": RunResults(name="librispeech-100", probe=made_probe(), sweep=made_sweep()),
     "proven": RunResults(name="librispeech-100", probe=proven_probe(), sweep=proven_sweep()),
-    "partly-proven": RunResults(name="librispeech-100", probe=proven_probe(), sweep=partly_proven_sweep()),
+    "partly-proven": RunResults(
+        name="librispeech-100",
+        probe=proven_probe(),
+        sweep=partly_proven_sweep(),
+    ),
     "verified": RunResults(
         name="librispeech-100", probe=made_probe(), sweep=made_sweep(), verification=made_verification()
     ),
@@ -61,7 +65,11 @@ RUNS = {
     "loader-failed": loaded(all_failed()),
     "probe": RunResults(name="librispeech-100", probe=made_probe(), sweep=None),
     "sweep-untimed": RunResults(name="librispeech-100", probe=None, sweep=made_sweep(timed=False)),
-    "nothing-recommended": RunResults(name="librispeech-100", probe=None, sweep=without_recommendation(made_sweep())),
+    "nothing-recommended": RunResults(
+        name="librispeech-100",
+        probe=None,
+        sweep=without_recommendation(made_sweep()),
+    ),
 }
 
 
@@ -106,7 +114,15 @@ def test_the_environment_changes_nothing_in_a_rendered_report(monkeypatch: pytes
 
 @pytest.mark.parametrize("width", [20, 60])
 def test_a_narrow_terminal_folds_names_and_breaks_no_number(width: int) -> None:
-    text = printed(RUNS["both"], Console(file=io.StringIO(), width=width, color_system=None, _environ={}))
+    text = printed(
+        RUNS["both"],
+        Console(
+            file=io.StringIO(),
+            width=width,
+            color_system=None,
+            _environ={},
+        ),
+    )
     for name in ("speechbrain", "quantile", "exponential", "(frontier)"):
         assert name in text
     assert "45.01      634     3.1%" in text
@@ -114,7 +130,16 @@ def test_a_narrow_terminal_folds_names_and_breaks_no_number(width: int) -> None:
 
 def test_a_command_that_comes_next_is_never_broken(tmp_path: Path) -> None:
     long = replace(RUNS["both"], folder=tmp_path / ("long" * 20))
-    text = printed(long, Console(file=io.StringIO(), width=40, color_system=None, _environ={}), full=False)
+    text = printed(
+        long,
+        Console(
+            file=io.StringIO(),
+            width=40,
+            color_system=None,
+            _environ={},
+        ),
+        full=False,
+    )
     assert any(line.startswith(f"batchtune verify {long.folder} MANIFEST") for line in text.splitlines())
 
 

@@ -142,7 +142,12 @@ def _stream_figure(run: RunResults, stream: StreamSweep) -> Figure:
         levels[MAP_STYLE] = stream.map_style
     if stream.current is not None:
         levels[current_name(stream)] = stream.current
-    data, y_axis = _cost_traces(places, stream.recommended_row, levels, timed=timed)
+    data, y_axis = _cost_traces(
+        places,
+        stream.recommended_row,
+        levels,
+        timed=timed,
+    )
     return Figure(
         name="stream",
         title="What an epoch of the stream costs, by buffer size",
@@ -184,7 +189,16 @@ def _cost_traces(
         text = f"{name}: {_cost_words(level)}"
         line = [(min(ends), cost / divisor, text), (max(ends), cost / divisor, text)]
         visible = True if cost <= _HIGHEST * highest else "legendonly"
-        data.append(_trace(name, line, "--faint", mode="lines", line={"dash": dash}, visible=visible))
+        data.append(
+            _trace(
+                name,
+                line,
+                "--faint",
+                mode="lines",
+                line={"dash": dash},
+                visible=visible,
+            )
+        )
     for hue, (name, series) in zip(count(), best.items(), strict=False):
         points = []
         for place in sorted(series):
@@ -194,7 +208,15 @@ def _cost_traces(
     for _, place, row in places:
         if row is chosen:
             point = (place, _cost(row, timed) / divisor, f"recommended: {row.name}, {_cost_words(row)}")
-            data.append(_trace("recommended", [point], "--accent", mode="markers", marker=_STAR))
+            data.append(
+                _trace(
+                    "recommended",
+                    [point],
+                    "--accent",
+                    mode="markers",
+                    marker=_STAR,
+                )
+            )
     return data, _axis(title)
 
 
@@ -220,7 +242,15 @@ def _lengths_figure(sweep: Sweep) -> Figure:
     scale = "linear"
     if widths[-1] > _WIDENING * widths[0]:  # bins of even ratio
         scale = "log"
-    data = [_trace("examples", bars, "--hue-1", type="bar", width=widths)]
+    data = [
+        _trace(
+            "examples",
+            bars,
+            "--hue-1",
+            type="bar",
+            width=widths,
+        )
+    ]
     row = sweep.recommended_row
     if row is not None:
         steps = []
@@ -228,7 +258,15 @@ def _lengths_figure(sweep: Sweep) -> Figure:
             steps.append((boundary, size, f"up to {format_length(boundary, unit)}: batch size {format_number(size)}"))
         steps.insert(0, (sweep.lengths.min, row.batch_sizes[0], steps[0][2]))
         # Up or down at each boundary, then level to the next one.
-        data.append(_trace("batch size", steps, "--accent", line={"shape": "vh"}, yaxis="y2"))
+        data.append(
+            _trace(
+                "batch size",
+                steps,
+                "--accent",
+                line={"shape": "vh"},
+                yaxis="y2",
+            )
+        )
     return Figure(
         name="lengths",
         title="Lengths, boundaries and batch sizes",
@@ -237,7 +275,13 @@ def _lengths_figure(sweep: Sweep) -> Figure:
         layout={
             "xaxis": _axis("length", unit, type=scale),
             "yaxis": _axis("examples", rangemode="tozero"),
-            "yaxis2": _axis("batch size", overlaying="y", side="right", rangemode="tozero", showgrid=False),
+            "yaxis2": _axis(
+                "batch size",
+                overlaying="y",
+                side="right",
+                rangemode="tozero",
+                showgrid=False,
+            ),
         },
     )
 
@@ -261,7 +305,15 @@ def _frontier_figure(probe: Probe) -> Figure:
                     text += f", step {format_seconds(trial.step_seconds)}"
                 points.append((trial.length, trial.batch_size, text))
         if points:
-            data.append(_trace(name, points, color, mode="markers", marker={"symbol": symbol, "size": 8}))
+            data.append(
+                _trace(
+                    name,
+                    points,
+                    color,
+                    mode="markers",
+                    marker={"symbol": symbol, "size": 8},
+                )
+            )
     oom = sum(trial.outcome == "oom" for trial in probe.trials)
     return Figure(
         name="frontier",
@@ -286,8 +338,23 @@ def _loader_figure(loader: LoaderTuning) -> Figure:
     if loader.demanded is not None:
         text = f"the step takes {format_number(loader.demanded)} examples/s"
         ends = [min(points)[0], max(points)[0]]
-        data.append(_trace(text, [(end, loader.demanded, text) for end in ends], "--faint", mode="lines"))
-    data.append(_trace("recommended", stars, "--accent", mode="markers", marker=_STAR))
+        data.append(
+            _trace(
+                text,
+                [(end, loader.demanded, text) for end in ends],
+                "--faint",
+                mode="lines",
+            )
+        )
+    data.append(
+        _trace(
+            "recommended",
+            stars,
+            "--accent",
+            mode="markers",
+            marker=_STAR,
+        )
+    )
     workers = kind_of(loader.kind).WORKERS_ARE
     return Figure(
         name="loader",
