@@ -17,7 +17,7 @@ from batchtune.epochs.table import BucketTable
 from batchtune.manifests import ReadOptions, load_stream
 from batchtune.streams.bucketed import StreamBatching
 from batchtune.streams.pivot import PivotSettings
-from batchtune.streams.simulated import AnyBatching, StoredStream, simulate_stream
+from batchtune.streams.simulated import AnyBatching, Sharding, StoredStream, simulate_stream
 from batchtune.streams.stream_sweep import StreamSettings
 
 pytest.importorskip("webdataset")
@@ -76,7 +76,7 @@ def simulated(folder: Path, way: AnyBatching, workers: int) -> Iterator[list[str
     stream = load_stream(str(folder / "shards" / "*.tar"), ReadOptions(length_key="wav.num_samples"))
     settings = StreamSettings(workers=workers, shuffle_buffer=0)
     sizes = [shard.count for shard in stream.shards]
-    stored = StoredStream.of(stream.values, None, sizes, settings.sharding, settings.seed)
+    stored = StoredStream.of(stream.values, None, sizes, Sharding.of(settings), settings.seed)
     cut = simulate_stream(stored, way, 0).cut
     for batch in np.split(cut.examples, cut.layout.starts[1:]):
         yield [f"utterance{place:06}" for place in batch]

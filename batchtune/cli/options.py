@@ -408,14 +408,13 @@ class StreamOptions:
         from batchtune.buckets.sweep_settings import parse_num_buckets, parse_sizes
         from batchtune.streams.stream_settings import StreamSettings
 
-        return StreamSettings(
+        return StreamSettings.checked(
             **given(
                 StreamSettings,
                 self,
                 run,
                 buffer_sizes=parse_sizes(self.buffer_size, "--buffer-size"),
                 num_buckets=parse_num_buckets(self.num_buckets),
-                current=None,
             )
         )
 

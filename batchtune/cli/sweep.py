@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,11 +78,18 @@ def sweep_stream(
     settings = stream.settings(run)
     found = source.load_stream(quiet=run.quiet, as_in=None if run.force else run.run)
     _check_limit(max_batch_length, found.lengths, quiet=run.quiet)
+    current = None
     if stream.current is not None:
-        settings = replace(settings, current=stream_current(stream.current, found.lengths))
+        current = stream_current(stream.current, found.lengths)
     with row_bar("Simulating", 0, quiet=run.quiet) as on_row:
         swept = run_stream_sweep(
-            found, settings, run.run, max_batch_length=max_batch_length, force=run.force, on_row=on_row
+            found,
+            settings,
+            run.run,
+            max_batch_length=max_batch_length,
+            current=current,
+            force=run.force,
+            on_row=on_row,
         )
     config = run.run / STREAM_CONFIG_FILE
     _write_config(swept, config, lambda probe: render_stream_yaml(stream_config(swept, probe)))

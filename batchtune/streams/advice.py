@@ -31,9 +31,7 @@ _EXAMPLES_OF_A_SHARD = 100
 _BYTES_OF_A_SHARD = 10**9
 
 
-def recommend_stream(
-    rows: Sequence[StreamRow], map_style: Row | None, *, min_randomness: float | None = None
-) -> Recommendation:
+def recommend_stream(rows: Sequence[StreamRow], *, min_randomness: float | None = None) -> Recommendation:
     """Recommend the smallest buffer among the best rows.
 
     They must have only proven batches (unless no row has) and be as random as asked for, or else as the best row with
@@ -69,11 +67,6 @@ def recommend_stream(
     if speechbrain is not None and speechbrain is not row:
         difference = _difference(row, speechbrain, timed=timed)
         reason += f", {difference} than {speechbrain.name} at its best ({_described(speechbrain, timed=timed)})"
-    if map_style is not None and (not timed or map_style.estimated_epoch_seconds is not None):
-        reason += (
-            f", and {_difference(row, map_style, timed=timed)} than a bucket table over all examples "
-            f"({_described(map_style, timed=timed)}), which needs random access"
-        )
     cheapest = min(allowed, key=lambda other: _cost(other, timed=timed))
     saves = _cost(cheapest, timed=timed) < _cost(row, timed=timed) * (1 - _EQUAL)
     if saves and cheapest.mates_again > row.mates_again:

@@ -192,45 +192,43 @@ def _pooled(reader: Reader, batching: StreamBatching, random: Random) -> Iterato
     """
     edges = batching.table.boundaries.tolist()
     sizes = batching.table.batch_sizes.tolist()
-    shuffle = batching.shuffle
     pool_size = batching.buffer_size
-    if shuffle:
+    if batching.shuffle:
         pool_size -= int(batching.buffer_size / 2 * random.random())
     ascending = False
-    places: list[int] = []  # of the pool that fills, and their lengths
-    lengths: list[float] = []
+    held: list[tuple[float, int]] = []  # lengths and places of the pool that fills
     batches: list[list[int]] = []
     waiting = 0  # examples in batches
     while True:
-        read = reader.read(pool_size - waiting - len(places))
-        places += range(reader.count - len(read), reader.count)
-        lengths += read
-        if not batches:
-            if not places:
-                return
-            pool_size = batching.buffer_size
-            ascending = random.random() < 0.5 if shuffle else not ascending
-            order = sorted(range(len(places)), key=lengths.__getitem__, reverse=True)
-            descending = [lengths[index] for index in order]
-            cut = _cut_ascending if ascending else _cut_descending
-            cuts = cut(descending, edges, sizes)
-            rest: list[int] = []  # joins the next pool
-            first, last = cuts[-1]
-            may_be_left = batching.drop_last if reader.ended else len(cuts) > 1
-            if may_be_left and last - first < sizes[bisect_left(edges, descending[first])]:
-                cuts.pop()
-                if not reader.ended:
-                    rest = sorted(order[first:last])
-            batches = [[places[index] for index in order[first:last]] for first, last in reversed(cuts)]
-            if shuffle:
-                random.shuffle(batches)
-            places = [places[index] for index in rest]
-            lengths = [lengths[index] for index in rest]
-            waiting = sum(map(len, batches))
+        read = reader.read(pool_size - waiting - len(held))
+        held += zip(read, range(reader.count - len(read), reader.count), strict=True)
+        if batches:
+            batch = batches.pop()
+            waiting -= len(batch)
+            yield batch
             continue
-        batch = batches.pop()
-        waiting -= len(batch)
-        yield batch
+        if not held:
+            return
+        pool_size = batching.buffer_size
+        ascending = not ascending
+        if batching.shuffle:
+            ascending = random.random() < 0.5
+        held.sort(key=lambda example: (-example[0], example[1]))
+        descending = [length for length, _ in held]
+        cut = _cut_ascending if ascending else _cut_descending
+        cuts = cut(descending, edges, sizes)
+        first, last = cuts[-1]
+        rest: list[tuple[float, int]] = []  # joins the next pool
+        may_be_left = batching.drop_last if reader.ended else len(cuts) > 1
+        if may_be_left and last - first < sizes[bisect_left(edges, descending[first])]:
+            cuts.pop()
+            if not reader.ended:
+                rest = held[first:last]
+        batches = [[place for _, place in held[first:last]] for first, last in reversed(cuts)]
+        if batching.shuffle:
+            random.shuffle(batches)
+        held = rest
+        waiting = sum(map(len, batches))
 
 
 def _cut_descending(

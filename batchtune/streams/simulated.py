@@ -19,7 +19,7 @@ from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray
 from batchtune.manifests import StreamLengths
-from batchtune.results import STREAM_FILE, StreamConfig, StreamSweep, read_result
+from batchtune.results import STREAM_FILE, StreamConfig, StreamedWith, StreamSweep, read_result
 from batchtune.streams.bucketed import StreamBatches, StreamBatching, stream_batches, stream_random
 from batchtune.streams.pivot import PivotSettings, speechbrain_batches
 
@@ -52,6 +52,16 @@ class Sharding:
     workers: int = 1  # of each rank's DataLoader; 1 also if it reads in the process itself
     shuffle_shards: int = 0  # how many shards its `shardshuffle` holds; 0: they stay in order
     shuffle_buffer: int = 0  # how many examples `.shuffle` holds; 0: they stay in order
+
+    @classmethod
+    def of(cls, settings: StreamedWith) -> Sharding:
+        """Return how the settings of a sweep have shards dealt."""
+        return cls(
+            world_size=settings.world_size,
+            workers=max(1, settings.workers),
+            shuffle_shards=settings.shuffle_shards,
+            shuffle_buffer=settings.shuffle_buffer,
+        )
 
     def streams(self, sizes: Sequence[int], *, seed: int, epoch: int) -> list[list[IntArray]]:
         """Return what each worker reads: [rank][worker], the indices of examples as stored, in its order.
@@ -182,12 +192,7 @@ def stored_stream(stream: StreamLengths, folder: Path, seed: int) -> StoredStrea
             f"these are {len(sizes):,} shards of {min(sizes):,} to {max(sizes):,} examples",
             "Give the same shards, or run `batchtune sweep-stream` again: batches depend on them.",
         )
-    sharding = Sharding(
-        world_size=streamed.world_size,
-        workers=max(1, streamed.workers),
-        shuffle_shards=streamed.shuffle_shards,
-        shuffle_buffer=streamed.shuffle_buffer,
-    )
+    sharding = Sharding.of(streamed)
     scale = np.ones(sharding.world_size * sharding.workers)
     return StoredStream(stream.values, stream.targets, sizes, sharding, scale, seed)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -23,19 +22,16 @@ from batchtune.buckets.current_settings import (
     read_settings,
 )
 from batchtune.configs import STREAM_LIMITS, Block, Recipe, entries
-from batchtune.errors import UsageError
+from batchtune.errors import UsageError, invalid_field
 from batchtune.lengths import Lengths
-from batchtune.results import Share, StreamAlgorithm
+from batchtune.results import Share, StreamAlgorithm, StreamedWith
 from batchtune.streams.bucketed import StreamBatching
 from batchtune.streams.pivot import PivotSettings
-from batchtune.streams.simulated import AnyBatching, Sharding
+from batchtune.streams.simulated import AnyBatching
 from batchtune.units import PER_SECOND, counts_samples, format_length, format_number
 
-# Arguments of `indices_around_random_pivot`, and those of `dynamic_bucketed_batch` itself.
-_SAMPLER_KEYS = (*STREAM_LIMITS, "max_batch_size", "max_padding_ratio")
 _SAMPLE_LENGTHS = ("min_sample_len", "max_sample_len")
 _PIVOT = "indices_around_random_pivot"
-_MOST_RANKS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,69 +47,32 @@ class CurrentStream:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSettings:
-    """The settings of a stream's sweep, of shards as in `Sharding`; UsageError if a number is out of range.
+class StreamSettings(StreamedWith, frozen=True, kw_only=True):
+    """The settings of a stream's sweep, from the command line to `stream.json`.
 
     Attributes:
         buffer_sizes: The most examples that a worker holds to make batches of; no more than there are.
-        shard_size: Examples of each shard, for a source that is not a set of shards.
         bytes_per_length: The memory that a unit of length takes in the buffer; None: by the unit.
     """
 
-    world_size: int = 1
-    workers: int = 1
-    shuffle_shards: int = 100
-    shuffle_buffer: int = 1000
-    buffer_sizes: tuple[int | Literal["all"], ...] = (256, 1024, 4096)
-    num_buckets: tuple[int, ...] = (4, 8, 12, 16, 20)
-    max_batch_size: int | None = None
-    shard_size: int = 1000
-    bytes_per_length: float | None = None
-    min_randomness: float | None = None
-    seed: int = 0
-    current: CurrentStream | None = None
+    buffer_sizes: tuple[Size | Literal["all"], ...] = (256, 1024, 4096)
+    num_buckets: tuple[Size, ...] = (4, 8, 12, 16, 20)
+    max_batch_size: Size | None = None
+    bytes_per_length: Annotated[float, msgspec.Meta(gt=0, le=1e12)] | None = None
+    min_randomness: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
 
-    def __post_init__(self) -> None:
-        _check_whole("--world-size", self.world_size, 1, _MOST_RANKS)
-        _check_whole("--workers", self.workers, 0, 1024)
-        _check_whole("--shuffle-shards", self.shuffle_shards, 0, 10**9)
-        _check_whole("--shuffle-buffer", self.shuffle_buffer, 0, 10**9)
-        _check_whole("--shard-size", self.shard_size, 1, 10**12)
-        if self.max_batch_size is not None:
-            _check_whole("--max-batch-size", self.max_batch_size, 1, 10**18)
-        _check_positive("--bytes-per-length", self.bytes_per_length, 1e12)
-        _check_positive("--min-randomness", self.min_randomness, 1)
+    @classmethod
+    def checked(cls, **values: Any) -> StreamSettings:
+        """Return the settings; UsageError if a number is out of range."""
+        try:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"--{invalid_field(error).replace('_', '-', 2)}") from error
 
     @property
     def readers(self) -> int:
         """Number of workers of all ranks."""
         return self.world_size * max(1, self.workers)
-
-    @property
-    def sharding(self) -> Sharding:
-        """How shards come to workers."""
-        return Sharding(
-            world_size=self.world_size,
-            workers=max(1, self.workers),
-            shuffle_shards=self.shuffle_shards,
-            shuffle_buffer=self.shuffle_buffer,
-        )
-
-    def record(self) -> dict[str, Any]:
-        """Return them as `stream.json` holds them."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "current"}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-def _check_whole(name: str, number: int, least: int, most: int) -> None:
-    if not least <= number <= most:
-        raise UsageError(f"{name} must be from {least} to {most:,}, got {number:,}")
-
-
-def _check_positive(name: str, number: float | None, most: float) -> None:
-    if number is not None and not 0 < number <= most:
-        raise UsageError(f"{name} must be above 0 and at most {most:g}, got {number:g}")
 
 
 class CurrentSettings(Settings, frozen=True, kw_only=True):
@@ -149,13 +108,8 @@ class PivotArguments(CurrentSettings, frozen=True, kw_only=True):
 
     @classmethod
     def check_block(cls, recipe: Recipe, block: Block) -> None:
-        """Refuse unknown `sampler_kwargs`, as the function would, and another `sampler_fn`."""
+        """Refuse another `sampler_fn`."""
         recipe.check_block(block)
-        if block.keys[-1:] == (cls.INNER,):
-            for key, node in block.settings.items():
-                if key not in _SAMPLER_KEYS:
-                    problem = f"{block.path}: unknown argument {key[:60]!r}"
-                    raise recipe.wrong(node, problem, f"Known: {', '.join(_SAMPLER_KEYS)}.")
         for mapping in block.chain:
             function = entries(mapping).get("sampler_fn")
             if function is not None and _PIVOT not in f"{function.tag}{function.value}":
@@ -176,17 +130,16 @@ class PivotArguments(CurrentSettings, frozen=True, kw_only=True):
                     arguments[name] *= PER_SECOND[lengths.unit] / rate
             notes.append(f"{YOURS} counts samples, read as {format_number(rate)} a second (sample_rate)")
         batching = PivotSettings(**arguments)
-        notes += self._notes(batching, lengths)
+        if batching.max_batch_numel is not None:
+            consequence = "SpeechBrain makes {each} a batch of one, however long"
+            notes += longer_than(lengths, batching.max_batch_numel, f"max_batch_numel of {YOURS},", consequence)
         if given.from_file and self.buffersize is None:
             default = batching.buffersize
             notes.append(f"buffersize is not in {given.source}: SpeechBrain's default, {default}, is assumed")
-        describe = "SpeechBrain's dynamic_bucketed_batch"
-        for name in STREAM_LIMITS:
-            if arguments[name] is not None:
-                describe += f", {name}={format_length(arguments[name], lengths.unit)}"
-        describe += f", buffersize={batching.buffersize}"
-        if batching.drop_end:
-            describe += ", drop_end=True"
+        target = format_length(batching.target_batch_numel, lengths.unit)
+        describe = (
+            f"SpeechBrain's dynamic_bucketed_batch, target_batch_numel={target}, buffersize={batching.buffersize}"
+        )
         values = asdict(batching)
         if rate is not None:
             values["sample_rate"] = rate
@@ -214,20 +167,6 @@ class PivotArguments(CurrentSettings, frozen=True, kw_only=True):
                 "Add sample_rate=16000 to the settings, or give the limits in the unit of the lengths.",
             )
         return rate
-
-    def _notes(self, batching: PivotSettings, lengths: Lengths) -> Iterator[str]:
-        target = batching.target_batch_numel
-        limit = batching.max_batch_numel
-        if limit is None:
-            yield "without max_batch_numel, batches overshoot their target by up to one example"
-        else:
-            consequence = "SpeechBrain makes {each} a batch of one, however long"
-            yield from longer_than(lengths, limit, f"max_batch_numel of {YOURS},", consequence)
-            if target > limit:
-                yield "target_batch_numel is above max_batch_numel, so that no batch reaches it"
-        if target <= lengths.shortest:
-            shown = format_length(target, lengths.unit)
-            yield f"target_batch_numel is {shown}, no more than the shortest example: all batches hold one example"
 
 
 class OwnStream(CurrentSettings, frozen=True, kw_only=True):
@@ -264,8 +203,6 @@ class OwnStream(CurrentSettings, frozen=True, kw_only=True):
         )
         buffer = format_number(batching.buffer_size)
         describe = f"batchtune's BucketedStream, {batching.algorithm} with a buffer of {buffer}"
-        if batching.drop_last:
-            describe += ", drop_last=True"
         return CurrentStream(batching, given.record(describe, msgspec.to_builtins(self)))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import structs, to_builtins
 
 from batchtune.buckets.cautions import longer_than
 from batchtune.buckets.epoch_cost import EpochTime, Pricing, shape_errors, with_equals
@@ -29,6 +29,7 @@ from batchtune.streams.bucketed import StreamBatching
 from batchtune.streams.pivot import PivotSettings
 from batchtune.streams.simulated import (
     AnyBatching,
+    Sharding,
     StoredStream,
     StreamEpoch,
     distance_apart,
@@ -36,7 +37,7 @@ from batchtune.streams.simulated import (
     shard_sizes,
     simulate_stream,
 )
-from batchtune.streams.stream_settings import StreamSettings
+from batchtune.streams.stream_settings import CurrentStream, StreamSettings
 from batchtune.units import rounded_down
 
 # The most padding of a batch to compare. SpeechBrain's target_batch_numel is always its maximum: on made-up speech and
@@ -56,6 +57,7 @@ def run_stream_sweep(
     folder: Path,
     *,
     max_batch_length: float | None = None,
+    current: CurrentStream | None = None,
     force: bool = False,
     on_row: Callable[[StreamRow, int], None] = lambda row, rows: None,
 ) -> StreamSweep:
@@ -64,7 +66,7 @@ def run_stream_sweep(
     `on_row` is called with each row as soon as it is known, and the number of all.
     """
     foreign, costs, limit = costs_in(folder, stream.lengths, max_batch_length, force=force)
-    found = sweep_stream(stream, limit, settings, costs, on_row)
+    found = sweep_stream(stream, limit, settings, costs, current, on_row)
     if foreign:
         clear_run(folder)
     write_result(folder / STREAM_FILE, found)
@@ -76,6 +78,7 @@ def sweep_stream(
     max_batch_length: float,
     settings: StreamSettings,
     costs: Costs,
+    current: CurrentStream | None = None,
     on_row: Callable[[StreamRow, int], None] = lambda row, rows: None,
 ) -> StreamSweep:
     """Simulate epochs of each worker's stream with every way to make batches, and recommend one.
@@ -84,7 +87,7 @@ def sweep_stream(
     """
     lengths = stream.lengths
     if settings.bytes_per_length is None:
-        settings = replace(settings, bytes_per_length=_BYTES.get(lengths.unit or "", 1.0))
+        settings = structs.replace(settings, bytes_per_length=_BYTES.get(lengths.unit or "", 1.0))
     limits = Limits(max_batch_length=max_batch_length, max_batch_size=settings.max_batch_size, frontier=costs.frontier)
     of_map = SweepSettings(
         strategies=tuple(name for name, strategy in STRATEGIES.items() if strategy.depends_on_sizes),
@@ -96,10 +99,9 @@ def sweep_stream(
     as_map = sweep(lengths, max_batch_length, of_map, costs)
     tables = [row for row in as_map.rows if row.sizing == limits.sizings[-1]]
     sizes = shard_sizes(stream, settings.shard_size)
-    stored = StoredStream.of(stream.values, stream.targets, sizes, settings.sharding, _SEED)
+    stored = StoredStream.of(stream.values, stream.targets, sizes, Sharding.of(settings), _SEED)
     pricing = Pricing.of(lengths, max_batch_length, of_map, costs)
     ways = list(_ways(tables, lengths, limits, settings))
-    current = settings.current
     # The user's settings first, as they may have to be corrected.
     if current is not None:
         ways.insert(0, current.batching)
@@ -120,7 +122,7 @@ def sweep_stream(
     # Sized as the stream's tables are, so that only the stream makes a difference.
     best_table = recommend(tables, as_map.baselines).portable
     map_style = None if best_table is None else tables[best_table]
-    found = recommend_stream(rows, map_style, min_randomness=settings.min_randomness)
+    found = recommend_stream(rows, min_randomness=settings.min_randomness)
     chosen = None if found.row is None else rows[found.row]
     shards = shards_of(stream, sizes, settings)
     warnings = [
@@ -134,7 +136,7 @@ def sweep_stream(
         meta=meta_of(StreamSweep),
         lengths=lengths.summary(),
         max_batch_length=max_batch_length,
-        settings=settings.record(),
+        settings=to_builtins(settings),
         device_name=costs.device_name,
         simulated_examples=stored.lengths.size,
         shards=shards,
