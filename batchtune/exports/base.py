@@ -145,7 +145,7 @@ def _choose(
     """Choose the recommended row if the framework can express it, else the next best if it can express that.
 
     If it can't, prefer rows whose batch sizes are all proven, then the lowest estimated time (number of batches, if a
-    time is unknown), then the fewest buckets or the smallest buffer. Raises ResultError if the sweep recommends
+    time is unknown), then the fewest buckets. Raises ResultError if the sweep recommends
     nothing, or holds no row that the framework can express.
     """
     recommended = recommended_row(sweep)
@@ -160,16 +160,16 @@ def _choose(
     timed = sweep.has_times
 
     def preference(row: Row | StreamRow) -> tuple[bool, float, int]:
-        size = row.buffer_size if isinstance(row, StreamRow) else len(row.boundaries)
-        return bool(row.unproven), cost_of(row, timed=timed) or 0.0, size
+        return bool(row.unproven), cost_of(row, timed=timed) or 0.0, len(row.boundaries)
 
     row = min(expressed, key=preference)
     if next_best is not None and expresses(next_best):
         row = next_best
     more = (cost_of(row, timed=timed) or 0.0) / (cost_of(recommended, timed=timed) or 1.0) - 1
+    what = "time" if timed else "batches"
     remark = (
         f"batchtune recommends {_described(recommended)}, which {framework} can't express: {why}; this is "
-        f"{_described(row)}, {more:+.1%} {'time' if timed else 'batches'}"
+        f"{_described(row)}, {more:+.1%} {what}"
     )
     return Chosen(row, (remark,))
 
@@ -181,14 +181,9 @@ def batches_per_rank(row: StreamRow, sweep: StreamSweep) -> int:
     return max(1, row.batches // sweep.world_size)
 
 
-def row_name(row: Row | StreamRow) -> str:
-    """Return a row's name in sentences, and where a table's batch sizes come from."""
-    return row.sized_name if isinstance(row, Row) else row.name
-
-
 def _described(row: Row | StreamRow) -> str:
     """Return a row's name and what an epoch costs: `bucket with a buffer of 1024 (120 batches, 3 s an epoch)`."""
     cost = f"{format_number(row.batches)} batches"
     if row.estimated_epoch_seconds:
         cost += f", {format_seconds(row.estimated_epoch_seconds)} an epoch"
-    return f"{row_name(row)} ({cost})"
+    return f"{row.sized_name} ({cost})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from batchtune.exports.base import Chosen, Tuned, batches_per_rank, row_name
+from batchtune.exports.base import Chosen, Tuned, batches_per_rank
 from batchtune.loaders import kind_of
 from batchtune.results import (
     LOADER_CONFIG_FILE,
@@ -120,13 +120,10 @@ class Loading(NamedTuple):
         return cls({name: arguments[name] for name in expresses if name in arguments}, tuple(remarks))
 
 
-def table_fields(
-    chosen: Chosen[Row], tuned: Tuned, expresses: Collection[str] = TORCH_ARGUMENTS, *, pads: bool = True
-) -> dict[str, Any]:
+def table_fields(chosen: Chosen[Row], tuned: Tuned, expresses: Collection[str] = TORCH_ARGUMENTS) -> dict[str, Any]:
     """Return what the templates of bucket tables have in common.
 
-    `expresses` are the arguments of the DataLoader that the framework can set; `pads` says whether it pads batches to
-    their longest example itself.
+    `expresses` are the arguments of the DataLoader that the framework can set.
     """
     sweep = tuned.needed_sweep
     row = chosen.row
@@ -137,7 +134,7 @@ def table_fields(
     loading = Loading.of(tuned, expresses)
     return {
         "about_row": about,
-        **_sweep_fields(chosen, sweep, pads=pads),
+        **_sweep_fields(chosen, sweep),
         "limits": LengthLimits.of(sweep),
         "seed": sweep.settings.get("seed", 0),
         "loader": loading.arguments,
@@ -159,7 +156,7 @@ def stream_fields(
     loading = Loading.of(tuned, expresses)
     return {
         "about_row": about,
-        **_sweep_fields(chosen, sweep, pads=True),
+        **_sweep_fields(chosen, sweep),
         "limits": LengthLimits.of_stream(sweep),
         "batches": batches_per_rank(row, sweep),
         "memory": format_size(row.buffer_bytes),
@@ -171,7 +168,7 @@ def stream_fields(
     }
 
 
-def _sweep_fields(chosen: Chosen[Row] | Chosen[StreamRow], sweep: Sweep | StreamSweep, *, pads: bool) -> dict[str, Any]:
+def _sweep_fields(chosen: Chosen[Row] | Chosen[StreamRow], sweep: Sweep | StreamSweep) -> dict[str, Any]:
     lengths = sweep.lengths
     about = (
         f"Tuned by batchtune for {counted(lengths.count, 'example')} with lengths in "
@@ -182,17 +179,16 @@ def _sweep_fields(chosen: Chosen[Row] | Chosen[StreamRow], sweep: Sweep | Stream
     remarks = list(chosen.remarks)
     multiple = sweep.settings.get("multiple_of")
     if multiple is not None:
-        padding = "the framework pads to the longest example only" if pads else "collate_fn must pad to them"
         remarks.append(
             f"Batches were counted as padded to multiples of {format_length(multiple, lengths.unit)} (--multiple-of): "
-            f"{padding}"
+            "the collate function must pad to them"
         )
     return {"about_data": about, "row": chosen.row, "remarks": remarks, "unit": lengths.unit}
 
 
 def _about(row: Row | StreamRow, ranks: int) -> str:
     """Return a row's name and what an epoch costs with it."""
-    text = f"{row_name(row)}: {format_number(row.batches)} batches an epoch"
+    text = f"{row.sized_name}: {format_number(row.batches)} batches an epoch"
     if ranks > 1:
         text += f" on {counted(ranks, 'rank')}"
     if row.estimated_epoch_seconds:

@@ -103,7 +103,6 @@ def _lhotse_fields(shared: dict[str, Any]) -> dict[str, Any]:
         "framework": "Lhotse",
         "buffer": least_buffer(shared["row"].batch_sizes),
         "measure": measure,
-        "constraint": "BatchSizes" if measure else "FixedBucketBatchSizeConstraint",
     }
 
 
@@ -164,13 +163,12 @@ def _nemo_fields(shared: dict[str, Any]) -> dict[str, Any]:
     """Return what the templates need, with bins and limits in seconds."""
     fields = _timed_fields(shared, "NeMo")
     bins = fields["boundaries"]
-    longest = fields["limits"].longest
     return {
         **fields,
         "framework": "NeMo",
         "buffer": least_buffer(fields["row"].batch_sizes),
         "bins": bins,
-        "longest": bins[-1] if longest is None else min(bins[-1], longest),
+        "longest": min(bins[-1], fields["limits"].longest or bins[-1]),
     }
 
 

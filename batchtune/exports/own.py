@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchtune.exports.base import Chosen, Export, Tuned, choose_stream, recommended_row
-from batchtune.exports.fields import LengthLimits, stream_fields, table_fields
+from batchtune.exports.fields import stream_fields, table_fields
 from batchtune.exports.run_configs import OWN_STREAM
 from batchtune.exports.text import from_template
 from batchtune.results import STREAM_ALGORITHMS, ReadingRecord
@@ -12,16 +12,14 @@ from batchtune.results import STREAM_ALGORITHMS, ReadingRecord
 def _of_sampler(name: str, title: str, file: str) -> Export:
     def render(tuned: Tuned) -> str:
         sweep = tuned.needed_sweep
-        limits = LengthLimits.of(sweep)
         reading = sweep.lengths.reading or ReadingRecord()
         values = {option: getattr(reading, option) for option in reading.__struct_fields__}
         return from_template(
             f"{name}.py.j2",
             title=title,
-            kept=limits.condition("length") if limits.known else None,
             reading={option: value for option, value in values.items() if isinstance(value, str)},
             config=tuned.config,
-            **table_fields(Chosen(recommended_row(sweep)), tuned, pads=False),
+            **table_fields(Chosen(recommended_row(sweep)), tuned),
         )
 
     return Export(name=name, title=title, file=file, render=render)

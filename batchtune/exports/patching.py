@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,8 +45,10 @@ class RecipePatch:
         self.wanted: dict[Keys, Value] = {}
         self._removed: set[Keys] = set()
 
-    def block_at(self, key_path: str) -> Block:
-        """Return the block at a path with dots between keys; raise ResultError without one."""
+    def block(self, key_path: str | None, find: Callable[[str], Block | None]) -> Block | None:
+        """Return the block at a path with dots between keys, else the one that `find` returns; ResultError without."""
+        if key_path is None:
+            return find("--key-path ")
         block = self.recipe.block_at(tuple(key_path.split(".")))
         if block is None:
             raise ResultError(
@@ -58,7 +60,9 @@ class RecipePatch:
     def number_at(self, block: Block, key: str) -> float | None:
         """Return the number that a key has in a block or around it; None without one."""
         nearest = block.nearest(key)
-        value = None if nearest is None else self._value(nearest[0])
+        if nearest is None:
+            return None
+        value = self._value(nearest[0])
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return value
         return None
@@ -76,11 +80,13 @@ class RecipePatch:
         self.wanted[path] = value
         pairs = block.node.value
         names = [name.value for name, _ in pairs]
-        if key not in names and replaces not in names:
-            index = names.index(before) if before in names else 0
-            pairs.insert(index, (_node_of(key), _node_of(value)))
+        if key in names:
+            index = names.index(key)
+        elif replaces in names:
+            index = names.index(replaces)
+        else:
+            pairs.insert([*names, before].index(before), (_node_of(key), _node_of(value)))
             return
-        index = names.index(key if key in names else replaces)
         name, old = pairs[index]
         if is_mapping(old) or (is_scalar(old) and old.style in ("|", ">")):
             problem = f"{name.value} is not a number or a list that could be replaced"

@@ -208,9 +208,10 @@ def _render_yaml(document: dict[str, Any], header: str) -> str:
     stream = io.StringIO()
     yaml.dump(document, stream)
     lines = [(_HEADERS / f"{header}.txt").read_text(encoding="utf-8")]
-    for line in stream.getvalue().splitlines():
-        is_list = line.startswith(_LISTS)
-        lines.append(f"{broken(line, '  ') if is_list else line}\n")
+    for line in stream.getvalue().splitlines(keepends=True):
+        if line.startswith(_LISTS):
+            line = f"{broken(line, '  ')}\n"
+        lines.append(line)
     return "".join(lines)
 
 

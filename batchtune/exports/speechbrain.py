@@ -14,7 +14,6 @@ from batchtune.exports.base import (
     choose_stream,
     choose_table,
     recommended_row,
-    row_name,
 )
 from batchtune.exports.fields import LengthLimits, stream_fields, table_fields
 from batchtune.exports.patching import RecipePatch, Value
@@ -104,7 +103,7 @@ def _render_sampler(tuned: Tuned) -> str:
         leaving_out=_leaving_out(sweep),
         cap=_needed_cap(sweep, chosen.row),
         max_batch_length=sweep.max_batch_length,
-        pools=row_name(recommended) if recommended.pool_size is not None else None,
+        recommended=recommended,
         length_key=_length_key(sweep),
         config=tuned.config,
     )
@@ -157,7 +156,7 @@ def _sampler_block(patch: RecipePatch, key_path: str | None) -> Block:
     """Return the settings of the DynamicBatchSampler; raise ResultError without any."""
     recipe = patch.recipe
     problem = "has no settings of a DynamicBatchSampler (max_batch_length)"
-    block = recipe.training_block("--key-path ") if key_path is None else patch.block_at(key_path)
+    block = patch.block(key_path, recipe.training_block)
     if block is None:
         raise ResultError(f"{recipe.name} {problem}", patch.paste_in)
     recipe.check_block(block)
@@ -176,7 +175,9 @@ def _sampler_block(patch: RecipePatch, key_path: str | None) -> Block:
 def _put_cap(patch: RecipePatch, block: Block, sweep: Sweep, row: Row) -> list[str]:
     """Put the `max_batch_ex` that the row needs, or keep a smaller one, and return what to say of it."""
     needed = _needed_cap(sweep, row)
-    cap = patch.number_at(block, "max_batch_ex") if "max_batch_ex" in block.settings else None
+    cap = None
+    if "max_batch_ex" in block.settings:
+        cap = patch.number_at(block, "max_batch_ex")
     if needed is not None and (cap is None or cap > needed):
         patch.put(block, "max_batch_ex", needed, before=LIMITS[0])
     elif cap is not None and cap < max(row.batch_sizes):
@@ -268,7 +269,7 @@ def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: 
         patch.put(block, key, value, before=STREAM_LIMITS[0])
     outer = block
     if block.keys[-1:] == (_SAMPLER,):
-        outer = patch.block_at(".".join(block.keys[:-1]))
+        outer = Block(block.chain[:-1], block.keys[:-1])
     function: dict[str, Value] = {"buffersize": row.buffer_size}
     # The user's own limits are kept, unless the sweep was given others.
     given = LengthLimits.of(sweep)
@@ -295,12 +296,12 @@ def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: 
 def _stream_block(patch: RecipePatch, key_path: str | None) -> Block:
     """Return the mapping with the sampler's arguments; raise ResultError without one."""
     recipe = patch.recipe
-    block = recipe.stream_block("--key-path ") if key_path is None else patch.block_at(key_path)
-    inner = None if block is None else recipe.block_at((*block.keys, _SAMPLER))
-    for found in (inner, block):
-        if found is not None and found.has_any(STREAM_LIMITS):
-            recipe.check_block(found)
-            return found
+    block = patch.block(key_path, recipe.stream_block)
+    if block is not None:
+        for found in (recipe.block_at((*block.keys, _SAMPLER)), block):
+            if found is not None and found.has_any(STREAM_LIMITS):
+                recipe.check_block(found)
+                return found
     raise ResultError(
         f"{recipe.name} has no settings of dynamic_bucketed_batch (target_batch_numel)",
         patch.paste_in,

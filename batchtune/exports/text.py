@@ -68,7 +68,7 @@ def _comments(text: str) -> str:
         words = " ".join(paragraph.split())
         if words:
             comments += textwrap.wrap(
-                words if words.endswith(":") else with_full_stop(words),
+                with_full_stop(words),
                 _WIDTH,
                 initial_indent="# ",
                 subsequent_indent="# ",
@@ -90,8 +90,10 @@ def broken(line: str, beneath: str = "    ") -> Written:
 
 def _literal(value: object) -> Written:
     """Return a text, number or truth value as a Python literal in ASCII."""
-    plain = isinstance(value, str) and value.isascii() and value.isprintable() and not {'"', "\\"} & set(value)
-    return Written(f'"{value}"' if plain else ascii(value))
+    text = ascii(value)
+    if text == f"'{value}'" and '"' not in text:
+        text = f'"{value}"'
+    return Written(text)
 
 
 def number(value: float) -> str:
@@ -99,7 +101,9 @@ def number(value: float) -> str:
 
     hyperpyyaml rewrites numbers, and ruamel.yaml's round trip drops a digit of those with an exponent.
     """
-    return str(int(value)) if value == int(value) else format(Decimal(repr(float(value))), "f")
+    if value == int(value):
+        return str(int(value))
+    return format(Decimal(repr(float(value))), "f")
 
 
 def list_of_texts(values: Sequence[float]) -> list[str]:

@@ -107,6 +107,11 @@ class StreamRow(EpochFigures, frozen=True, kw_only=True):
         return f"{self.algorithm} with {buckets}{buffer}"
 
     @property
+    def sized_name(self) -> str:
+        """The same: buffers say nothing about where sizes come from."""
+        return self.name
+
+    @property
     def by_speechbrain(self) -> bool:
         """Whether SpeechBrain's own function makes the batches, not `BucketedStream`."""
         return self.algorithm == "speechbrain"
