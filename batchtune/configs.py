@@ -23,8 +23,6 @@ STREAM_LIMITS = ("target_batch_numel", "max_batch_numel")
 # Today's name, then the one before SpeechBrain 1.0.
 LIMITS = ("max_batch_length", "max_batch_len")
 BUCKETS = ("num_buckets", "bucket_boundaries")
-# Bucket rules of old samplers, whose buckets can't be reproduced.
-OLD_RULES = ("left_bucket_length", "left_bucket_len", "bucket_length_multiplier", "multiplier", "num_quantiles")
 
 REFERENCE = re.compile(r"<([^<>]*)>")
 _REFERENCE_TAGS = ("!ref", "!copy")
@@ -74,14 +72,14 @@ def is_mapping(node: Node) -> bool:
     return bool(node.id == "mapping")
 
 
-def is_list(node: Node) -> bool:
-    """Return whether a node is a list."""
-    return bool(node.id == "sequence")
-
-
 def is_scalar(node: Node) -> bool:
     """Return whether a node is a single value."""
     return bool(node.id == "scalar")
+
+
+def is_reference(node: Node) -> bool:
+    """Return whether a node is `!ref` with references to others in its text."""
+    return is_scalar(node) and node.tag in _REFERENCE_TAGS
 
 
 def entries(mapping: Node) -> dict[str, Node]:
@@ -256,7 +254,7 @@ class Recipe:
         Raises ResultError for a mapping, a value made by code, or any other reference.
         """
         target = self.followed(node)
-        if is_list(target) and target.tag.startswith(_STANDARD_TAG):
+        if target.id == "sequence" and target.tag.startswith(_STANDARD_TAG):
             return [self._single_value(self.followed(entry)) for entry in target.value]
         return self._single_value(target)
 
@@ -273,10 +271,10 @@ class Recipe:
         """Return the node to which a chain of whole references leads; the node itself if it is none."""
         target = node
         for _ in range(_MOST_REFERENCES):
-            reference = whole_reference(target)
+            reference = REFERENCE.fullmatch(target.value.strip()) if is_reference(target) else None
             if reference is None:
                 return target
-            target = self.referenced(target, reference)
+            target = self.referenced(target, reference[1])
         raise self.wrong(node, "its references lead around in a circle, or too far", _GIVE)
 
     def wrong(self, node: Node, problem: str, hint: str | None) -> ResultError:
@@ -284,7 +282,7 @@ class Recipe:
         return ResultError(f"{self.name}, line {node.start_mark.line + 1}: {printable(problem)}", hint)
 
     def _single_value(self, node: Node) -> Any:
-        if not is_scalar(node) or node.tag not in _REFERENCE_TAGS:
+        if not is_reference(node):
             return self._plain(node)
         factors: list[Any] = []
         for part in node.value.split("*"):
@@ -305,17 +303,9 @@ class Recipe:
         return scalar_value(node)
 
 
-def whole_reference(node: Node) -> str | None:
-    """Return what a value `!ref <key>` refers to; None for any other value."""
-    if not is_scalar(node) or node.tag not in _REFERENCE_TAGS:
-        return None
-    match = REFERENCE.fullmatch(node.value.strip())
-    return None if match is None else match[1]
-
-
 def references_in(node: Node) -> list[Keys]:
     """Return the paths that a value `!ref` refers to."""
-    if not is_scalar(node) or node.tag not in _REFERENCE_TAGS:
+    if not is_reference(node):
         return []
     return [reference_path(reference) for reference in REFERENCE.findall(node.value)]
 

@@ -14,6 +14,10 @@ QUOTED_CHARACTERS = 80
 _LONG_WORD = re.compile(r"\S{401,}")
 # A long word may be broken anywhere.
 _WORDS_BEGIN = re.compile(r"(?<!\S)::|\S{40,}")
+# What msgspec says of a value, and the same in plain words.
+_EXPECTED = re.compile(r"Expected `(\w+)[\w| ]*`(?: (>=|<=|>|<) ([-+.e\d]+))?")
+_KINDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "array": "a list"}
+_BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
 _LINES_BEGIN = re.compile(r"^\s*::", re.MULTILINE)
 
 
@@ -114,8 +118,17 @@ class ProbeError(BatchtuneError):
 
 
 def invalid_field(error: Exception) -> str:
-    """Return what msgspec finds wrong, with the field first: ``num_buckets: Expected `int` >= 1``."""
+    """Return what msgspec finds wrong in plain words: `num_buckets: must be a whole number of at least 1`."""
     problem, _, place = printable(str(error)).partition(" - at `$.")
+    problem = _EXPECTED.sub(_required, problem)
     if not place:
         return problem
     return f"{place.rstrip('`')}: {problem}"
+
+
+def _required(expected: re.Match[str]) -> str:
+    kind, comparison, bound = expected.groups()
+    required = f"must be {_KINDS.get(kind, kind)}"
+    if comparison is None:
+        return required
+    return f"{required} {_BOUNDS[comparison]} {float(bound):g}"

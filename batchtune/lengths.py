@@ -54,33 +54,27 @@ class Lengths:
         unit: Unit | None = None,
         left_out: dict[str, int] | None = None,
         notes: tuple[str, ...] = (),
-        owned: bool = False,
     ) -> Lengths:
-        """Sort lengths in descending order, with their targets; if `owned`, `values` may be sorted in place.
+        """Sort lengths in descending order, with their targets.
 
         Raises:
             ValueError: No lengths, or one that is not positive and finite; targets of another shape, or one that is
                 negative or not finite.
         """
-        # A copy, to be sorted in place: no more than that, as there may be hundreds of millions.
-        array = np.asarray(values, dtype=np.float64) if owned else np.array(values, dtype=np.float64)
+        array = np.asarray(values, dtype=np.float64)
         if array.ndim != 1 or array.size == 0:
             raise ValueError(f"lengths must be a non-empty one-dimensional array, got shape {array.shape}")
         if not (np.isfinite(array).all() and array.min() > 0):
             raise ValueError("lengths must be positive and finite")
-        left = dict(left_out or {})
         if targets is None:
-            np.negative(array, out=array)
-            array.sort()
-            np.negative(array, out=array)
-            return cls(array, None, unit, left, notes)
+            return cls(np.sort(array)[::-1].copy(), None, unit, left_out or {}, notes)
         target_lengths = np.asarray(targets, dtype=np.float64)
         if target_lengths.shape != array.shape:
             raise ValueError(f"{target_lengths.size} targets for {array.size} lengths")
         if not (np.isfinite(target_lengths).all() and target_lengths.min() >= 0):
             raise ValueError("target lengths must be finite and not negative")
         order = np.lexsort((target_lengths, array))[::-1]
-        return cls(array[order], target_lengths[order], unit, left, notes)
+        return cls(array[order], target_lengths[order], unit, left_out or {}, notes)
 
     @property
     def count(self) -> int:
@@ -105,9 +99,8 @@ class Lengths:
     @cached_property
     def histogram(self) -> Histogram:
         """The distinct lengths in ascending order, and how often each occurs."""
-        ascending = self.values[::-1]
-        firsts = np.flatnonzero(np.concatenate(([True], ascending[1:] != ascending[:-1])))
-        return Histogram(ascending[firsts], np.diff(firsts, append=ascending.size).astype(np.int64))
+        lengths, counts = np.unique(self.values, return_counts=True)
+        return Histogram(lengths, counts.astype(np.int64))
 
     @cached_property
     def fingerprint(self) -> str:

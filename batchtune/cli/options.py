@@ -162,7 +162,7 @@ class ManifestOptions:
         return stream
 
     def _read(self, reader: Callable[..., AnyLengths], *, quiet: bool, as_in: Path | None) -> AnyLengths:
-        from batchtune.cli.progress import reading_bar
+        from batchtune.cli.progress import progress
         from batchtune.manifests.inputs import expand
         from batchtune.run_folder import lengths_of
 
@@ -178,8 +178,8 @@ class ManifestOptions:
             if taken:
                 shown = " ".join(f"{name} {value}".strip() for name, value in taken.items())
                 console.note(f"Options taken from the run in {as_in}: {shown}.", quiet=quiet)
-        with reading_bar(quiet=quiet) as on_progress:
-            return reader(self.manifest, options, jobs=self.processes, on_progress=on_progress)
+        with progress("Reading", quiet=quiet) as bar:
+            return reader(self.manifest, options, jobs=self.processes, on_progress=bar.reading)
 
     @property
     def processes(self) -> int:

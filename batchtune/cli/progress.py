@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -67,6 +67,7 @@ class Progress:
     doing: str
     ends: float | None = None
     bar: Bar | None = None
+    rows: int = 0
     started: float = field(default_factory=time.monotonic)
 
     def update(self, doing: str, done: float, total: float | None, seconds_left: float | None = None) -> None:
@@ -75,6 +76,26 @@ class Progress:
         self.ends = time.monotonic() + seconds_left if seconds_left is not None else None
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], description=f"{doing}{self._left()}", completed=done, total=total)
+
+    def reading(self, share: float, examples: int) -> None:
+        """Show which share of the bytes of a manifest is read."""
+        seconds = time.monotonic() - self.started
+        doing = f"Reading: {counted(examples, 'example')} and {share:.0%} of the bytes"
+        self.update(doing, share, 1.0, seconds * (1 - share) / max(share, 1e-9))
+
+    def row(self, row: Row | StreamRow, rows: int | None = None) -> None:
+        """Show one more row of a sweep, and how many there will be, if known."""
+        self.rows += 1
+        of_all = f" of {rows}" if rows is not None else ""
+        self.update(f"Sweeping: {row.name}, row {self.rows}{of_all}", self.rows, rows)
+
+    def loader(self, tuning: LoaderProgress) -> None:
+        """Show the settings of a loader that are measured."""
+        from batchtune.results import argument_text
+
+        words = [f"{name}={argument_text(value)}" for name, value in tuning.arguments.items()]
+        doing = " ".join([_TUNING[tuning.doing], *words])
+        self.update(f"{doing}, {tuning.done} of {tuning.total}", tuning.done, tuning.total, tuning.seconds)
 
     def say(self, line: str) -> None:
         """Print a line above the bar; there is none in a log."""
@@ -93,50 +114,6 @@ class Progress:
     def _left(self) -> str:
         seconds = (self.ends or 0.0) - time.monotonic()
         return f", about {format_seconds(seconds)} left" if seconds > 0 else ""
-
-
-@contextmanager
-def reading_bar(*, quiet: bool) -> Iterator[Callable[[float, int], None]]:
-    """Show the progress of reading a manifest."""
-    with progress("Reading", quiet=quiet) as bar:
-
-        def show(share: float, examples: int) -> None:
-            seconds = time.monotonic() - bar.started
-            doing = f"Reading: {counted(examples, 'example')} and {share:.0%} of the bytes"
-            bar.update(doing, share, 1.0, seconds * (1 - share) / max(share, 1e-9))
-
-        yield show
-
-
-@contextmanager
-def row_bar(doing: str, rows: int, *, quiet: bool) -> Iterator[Callable[..., None]]:
-    """Show the progress of a sweep of about so many rows, or as many as it says later."""
-    known = 0
-    with progress(doing, quiet=quiet) as bar:
-
-        def show(row: Row | StreamRow, rows: int = rows) -> None:
-            nonlocal known
-            known += 1
-            bar.update(f"{doing}: {row.name}, {known} of {max(known, rows)}", known, rows)
-
-        yield show
-
-
-@contextmanager
-def loader_bar(*, quiet: bool) -> Iterator[Callable[[LoaderProgress], None]]:
-    """Show the settings of a loader that are measured, with a line for each result."""
-    from batchtune.results import argument_text
-
-    with progress("Building the loader", quiet=quiet) as bar:
-
-        def show(tuning: LoaderProgress) -> None:
-            words = [f"{name}={argument_text(value)}" for name, value in tuning.arguments.items()]
-            doing = " ".join([_TUNING[tuning.doing], *words])
-            if tuning.seconds is not None:
-                console.note(f"{doing}, at most {format_seconds(tuning.seconds)}.", quiet=quiet)
-            bar.update(f"{doing}, {tuning.done} of {tuning.total}", tuning.done, tuning.total)
-
-        yield show
 
 
 @contextmanager

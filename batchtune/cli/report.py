@@ -141,7 +141,8 @@ def report(
             f"--github needs ${_SUMMARY_VARIABLE}, which is not set: this is not a step of GitHub Actions",
             "Leave --github out here; --format markdown writes the same.",
         )
-    _check(report_format, new, rules, junit_xml, output)
+    new.read_options()  # an invalid one is reported before anything is read
+    _check(rules, junit_xml, output)
     inputs = tuple(new.manifest)
     if output is not None and str(output) != "-":
         console.refuse_overwriting(output, inputs)
@@ -168,6 +169,8 @@ def report(
 
 def _format_of(given: str | None, output: Path | None, *, as_json: bool) -> str:
     """Return the format by option or by the ending of the file. Raises UsageError if that names none."""
+    if as_json and given is not None:
+        raise UsageError(f"--json and --format {given} are two formats", "Give one of them.")
     if as_json:
         return "json"
     if given is not None:
@@ -187,11 +190,8 @@ def _written_rules(ctx: typer.Context, given: list[str] | None) -> list[str]:
     return given or []
 
 
-def _check(report_format: str, new: NewLengths, rules: Sequence[Rule], junit: Path | None, output: Path | None) -> None:
-    """Raise UsageError for invalid options, and for those that contradict each other."""
-    if report_format != (new.format or report_format):
-        raise UsageError(f"--json and --format {new.format} are two formats", "Give one of them.")
-    new.read_options()
+def _check(rules: Sequence[Rule], junit: Path | None, output: Path | None) -> None:
+    """Raise UsageError for options that contradict each other."""
     if junit is not None and not rules:
         raise UsageError("--junit-xml needs rules: without one there is nothing to test", "Add --fail-if RULE.")
     if junit is not None and junit.resolve() == (output or Path("-")).resolve():

@@ -41,7 +41,7 @@ def scan(
     commands. Keeps the lengths of finished shards next to it until all are written: if interrupted, the same command
     continues where it stopped.
     """
-    from batchtune.cli.progress import reading_bar
+    from batchtune.cli.progress import progress
     from batchtune.manifests import scan as write_scan
     from batchtune.reports.page import make_page
     from batchtune.reports.survey import survey, survey_section
@@ -58,13 +58,13 @@ def scan(
     else:
         _check_output(output)
         stream = io.BytesIO()
-        with reading_bar(quiet=quiet) as on_progress:
+        with progress("Reading", quiet=quiet) as bar:
             lengths = write_scan(
                 source.manifest,
                 source.read_options(),
                 stream if to_stdout else output,
                 jobs=source.processes,
-                on_progress=on_progress,
+                on_progress=bar.reading,
                 on_note=console.note,
             )
         if to_stdout:

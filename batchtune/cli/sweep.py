@@ -69,7 +69,7 @@ def sweep_stream(
     Reads tar shards (only their headers), or any manifest in the order of the stream. max_batch_length and costs come
     from the run folder's probe.json, or from --max-batch-length. Writes stream.json and stream.yaml there.
     """
-    from batchtune.cli.progress import row_bar
+    from batchtune.cli.progress import progress
     from batchtune.exports.run_configs import render_stream_yaml, stream_config
     from batchtune.results import STREAM_CONFIG_FILE
     from batchtune.streams.stream_settings import stream_current
@@ -81,7 +81,7 @@ def sweep_stream(
     current = None
     if stream.current is not None:
         current = stream_current(stream.current, found.lengths)
-    with row_bar("Simulating", 0, quiet=run.quiet) as on_row:
+    with progress("Sweeping", quiet=run.quiet) as bar:
         swept = run_stream_sweep(
             found,
             settings,
@@ -89,7 +89,7 @@ def sweep_stream(
             max_batch_length=max_batch_length,
             current=current,
             force=run.force,
-            on_row=on_row,
+            on_row=bar.row,
         )
     config = run.run / STREAM_CONFIG_FILE
     _write_config(swept, config, lambda probe: render_stream_yaml(stream_config(swept, probe)))
@@ -106,12 +106,11 @@ def sweep_and_write(
 ) -> Sweep:
     """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`, or remove an earlier one."""
     from batchtune.buckets.sweep import run_sweep
-    from batchtune.cli.progress import row_bar
+    from batchtune.cli.progress import progress
     from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
     from batchtune.results import SAMPLER_FILE
 
-    rows = len(settings.strategies) * len(settings.num_buckets)
-    with row_bar("Sweeping", rows, quiet=run.quiet) as on_row:
+    with progress("Sweeping", quiet=run.quiet) as bar:
         swept = run_sweep(
             lengths,
             settings,
@@ -119,7 +118,7 @@ def sweep_and_write(
             max_batch_length=max_batch_length,
             current=current,
             force=run.force,
-            on_row=on_row,
+            on_row=bar.row,
         )
     _write_config(swept, run.run / SAMPLER_FILE, lambda probe: render_sampler_yaml(sampler_config(swept, probe)))
     return swept

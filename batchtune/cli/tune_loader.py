@@ -51,7 +51,7 @@ def tune_loader(
     of the time the training step waits for batches. Recommended are the fewest workers that keep it busy, or the
     fastest setting. Writes loader.json and loader.yaml.
     """
-    from batchtune.cli.progress import loader_bar
+    from batchtune.cli.progress import progress
     from batchtune.errors import LoaderError
     from batchtune.exports.run_configs import render_loader_yaml
     from batchtune.files import check_writable, write_whole
@@ -61,8 +61,8 @@ def tune_loader(
 
     check_writable(run)
     settings = loader.settings(target, run)
-    with loader_bar(quiet=quiet) as on_progress:
-        tuning = run_loader_tuning(settings, run, force=force, on_progress=on_progress)
+    with progress("Building the loader", quiet=quiet) as bar:
+        tuning = run_loader_tuning(settings, run, force=force, on_progress=bar.loader)
     config = run / LOADER_CONFIG_FILE
     if tuning.recommended_row is None:
         config.unlink(missing_ok=True)

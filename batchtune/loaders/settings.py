@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from batchtune.errors import UsageError, did_you_mean
+from batchtune.errors import UsageError, did_you_mean, invalid_field
 from batchtune.loaders import KINDS
 from batchtune.loaders.base import Axes, LoaderKind
 from batchtune.results import Argument, WorkloadRecord, argument_text
@@ -170,5 +170,5 @@ def swept_axes(kind: LoaderKind, axes: Axes, sweep: Axes, takes: Sequence[str]) 
                 try:
                     msgspec.convert(value, kind.ARGUMENTS[name])
                 except msgspec.ValidationError as error:
-                    raise UsageError(f"--sweep {name}: {argument_text(value)} can't be: {error}") from None
+                    raise UsageError(f"--sweep {name}: {argument_text(value)} {invalid_field(error)}") from None
     return {**axes, **sweep}

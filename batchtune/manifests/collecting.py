@@ -95,7 +95,6 @@ class Part:
             unit=plan.unit,
             left_out=dict(self.left_out),
             notes=(*plan.notes, *self.notes),
-            owned=True,
         )
         return replace(lengths, truncated=self.truncated)
 

@@ -20,7 +20,7 @@ import batchtune
 from batchtune.errors import BatchtuneError, OptionError, WorkloadError, did_you_mean
 from batchtune.workloads.registry import BUILTINS, Workload
 
-_FORMS = "Write builtin:NAME, path/to/file.py:NAME or package.module:NAME."
+_FORMS = "Write path/to/file.py:NAME or package.module:NAME."
 _METHODS = ("setup", "make_batch", "step")
 OTHER_NAME = "batchtune_workload_"
 """Begins the name of a user's module whose own name another module has."""
@@ -83,7 +83,8 @@ def load_function(spec: str, options: Mapping[str, Any], *, given: Collection[st
     """
     location, separator, name = spec.rpartition(":")
     if not ((separator and location and name.isidentifier()) or spec.startswith("builtin:")):
-        raise WorkloadError(f"{spec!r} names no class or function", _FORMS)
+        hint = f"Did you mean builtin:{spec}?" if spec in BUILTINS else _FORMS
+        raise WorkloadError(f"{spec!r} names no class or function", hint)
     target = _target(location, name)
     if not callable(target):
         raise WorkloadError(

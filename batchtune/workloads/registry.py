@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
@@ -96,6 +97,8 @@ def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
             options[key] = _WORDS[text.lower()]
         elif _INTEGER.fullmatch(text):
             options[key] = int(text)
+        elif _DECIMAL.fullmatch(text) and math.isinf(float(text)):
+            raise UsageError(f"{pair!r} is larger than any float", "Write a smaller number.")
         else:
             options[key] = float(text) if _DECIMAL.fullmatch(text) else text
     return options

@@ -44,10 +44,10 @@ def test_an_invalid_bucket_count_is_refused_with_the_rule(text: str, rule: str) 
             {"strategies": ("linear",), "pool_sizes": (5,)},
             "--pool-size has no effect: --strategy linear makes no",
         ),
-        ({"max_batch_size": 0}, "--max-batch-size: Expected `int` >= 1"),
-        ({"multiple_of": 0.0}, "--multiple-of: Expected `float` > 0"),
-        ({"world_size": 0}, "--world-size: Expected `int` >= 1"),
-        ({"throughput_fraction": 0.0}, "--throughput-fraction: Expected `float` > 0"),
+        ({"max_batch_size": 0}, "--max-batch-size: must be a whole number of at least 1"),
+        ({"multiple_of": 0.0}, "--multiple-of: must be a number above 0"),
+        ({"world_size": 0}, "--world-size: must be a whole number of at least 1"),
+        ({"throughput_fraction": 0.0}, "--throughput-fraction: must be a number above 0"),
     ],
 )
 def test_settings_out_of_range_are_refused_with_the_rule(wrong: dict[str, object], rule: str) -> None:

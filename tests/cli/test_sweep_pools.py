@@ -60,4 +60,4 @@ def test_pools_are_current_settings_like_tables(batchtune: Run, speech: Path, tm
         assert found[name] == row[name]
     refused = batchtune("sweep-buckets", speech, *POOLED, "--current", current.replace("=700", "=0"))
     assert refused.returncode == 2
-    assert "pool_size: Expected `int` >= 1" in refused.stderr
+    assert "pool_size: must be a whole number of at least 1" in refused.stderr

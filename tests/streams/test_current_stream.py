@@ -125,9 +125,9 @@ def test_batchtunes_own_stage_can_be_written_out() -> None:
         ("max_batch_length=600,num_buckets=20", "num_buckets says nothing about the batches", "Known are"),
         ("buffersize=100", "buffersize says nothing about the batches", "Known are"),
         ("absent.yaml", "neither a file nor key=value settings", "target_batch_numel"),
-        ("target_batch_numel=45,max_padding_ratio=20", "max_padding_ratio: Expected `float` <= 1", ""),
-        ("target_batch_numel=0", "target_batch_numel: Expected `float` >= 1e-09", ""),
-        ("target_batch_numel=45,buffersize=0", "buffersize: Expected `int` >= 1", ""),
+        ("target_batch_numel=45,max_padding_ratio=20", "max_padding_ratio: must be a number of at most 1", ""),
+        ("target_batch_numel=0", "target_batch_numel: must be a number of at least 1e-09", ""),
+        ("target_batch_numel=45,buffersize=0", "buffersize: must be a whole number of at least 1", ""),
         (
             "buffer_size=9,bucket_boundaries=10:30,bucket_batch_sizes=6:2,algorithm=x",
             "algorithm: Invalid enum value",

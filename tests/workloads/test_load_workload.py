@@ -115,14 +115,14 @@ def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "message", "hint"),
     [
-        ("", "'' names no class or function", "Write builtin:NAME, path/to/file.py:NAME or package.module:NAME."),
-        ("workload_under_test.py", "'workload_under_test.py' names no class or function", "Write builtin:NAME"),
-        (":Good", "':Good' names no class or function", "Write builtin:NAME"),
-        ("workload_under_test.py:", "'workload_under_test.py:' names no class or function", "Write builtin:NAME"),
+        ("", "'' names no class or function", "Write path/to/file.py:NAME or package.module:NAME."),
+        ("workload_under_test.py", "'workload_under_test.py' names no class or function", "Write path/to/file.py"),
+        (":Good", "':Good' names no class or function", "Write path/to/file.py"),
+        ("workload_under_test.py:", "'workload_under_test.py:' names no class or function", "Write path/to/file.py"),
         (
             "workload_under_test.py:Good()",
             "'workload_under_test.py:Good()' names no class or function",
-            "Write builtin:NAME",
+            "Write path/to/file.py",
         ),
         (
             "builtin:conformer",
@@ -130,7 +130,7 @@ def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
             "Did you mean 'conformer-ctc'? Built in: conformer-ctc, transformer-lm.",
         ),
         ("builtin:", "unknown built-in workload ''", "Built in: conformer-ctc, transformer-lm."),
-        ("nowhere.py:Good", "nowhere.py does not exist", "Write builtin:NAME"),
+        ("nowhere.py:Good", "nowhere.py does not exist", "Write path/to/file.py"),
         (
             "nowhere.at.all:Good",
             "the module 'nowhere' of nowhere.at.all:Good was not found",
@@ -141,8 +141,8 @@ def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
             "is neither a .py file nor a module",
             "Did you mean ./workload_under_test.py:Good?",
         ),
-        ("a/b:Good", "'a/b' is neither a .py file nor a module", "Write builtin:NAME"),
-        ("..relative:Good", "'..relative' is neither a .py file nor a module", "Write builtin:NAME"),
+        ("a/b:Good", "'a/b' is neither a .py file nor a module", "Write path/to/file.py"),
+        ("..relative:Good", "'..relative' is neither a .py file nor a module", "Write path/to/file.py"),
         (
             "workload_under_test.py:Godo",
             "workload_under_test.py has no 'Godo'",
