@@ -108,6 +108,8 @@ def test_what_the_loader_delivers_is_drawn_with_the_steps_demand() -> None:
 def test_what_there_is_not_is_not_drawn() -> None:
     empty = replace(made_sweep(), rows=[], recommended=None)
     assert figures(RunResults(name="run", sweep=empty)) == []
+    pools = [row for row in pooled_sweep().rows if row.pool_size is not None]
+    assert drawn("sweep", sweep=replace(pooled_sweep(), rows=pools, recommended=2, recommended_table=None)) == {}
     assert figures(RunResults(name="run", stream=empty_stream())) == []
     assert figures(RunResults(name="run", probe=replace(made_probe(), frontier=[]))) == []
     assert figures(loaded(all_failed())) == []

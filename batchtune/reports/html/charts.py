@@ -67,7 +67,7 @@ class Figure:
 def figures(run: RunResults) -> list[Figure]:
     """Return the charts of a run, in the order to show them."""
     drawn = []
-    if run.sweep is not None and run.sweep.rows:
+    if run.sweep is not None and any(row.pool_size is None for row in run.sweep.rows):
         drawn.append(_sweep_figure(run, run.sweep))
     if run.sweep is not None and run.sweep.histogram:
         drawn.append(_lengths_figure(run.sweep))
@@ -174,7 +174,7 @@ def _cost_traces(
         other = series.setdefault(place, row)
         if row is chosen or (other is not chosen and _cost(row, timed) < _cost(other, timed)):
             series[place] = row
-    highest = max((_cost(row, timed) for _, _, row in places), default=0.0)
+    highest = max(_cost(row, timed) for _, _, row in places)
     divisor = 1.0
     title = "batches of one epoch"
     if timed:
@@ -183,7 +183,7 @@ def _cost_traces(
             divisor = 60.0
             title = "estimated time of one epoch (min)"
     data = []
-    ends = [place for _, place, _ in places] or [0, 1]
+    ends = [place for _, place, _ in places]
     for dash, (name, level) in zip(cycle(_DASHES), levels.items(), strict=False):
         cost = _cost(level, timed)
         text = f"{name}: {_cost_words(level)}"
