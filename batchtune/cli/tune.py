@@ -39,7 +39,9 @@ def tune(
     sweep: SweepOptions,
     run: RunOptions,
     verify: Annotated[bool, option("Run the recommended batches at the end, like `batchtune verify`.")] = False,
-    verify_steps: Annotated[int, option("With --verify: number of shuffled steps.", "N")] = 200,
+    verify_steps: Annotated[
+        int | None, option("With --verify: number of shuffled steps (default: an epoch, at most 200 or a minute).", "N")
+    ] = None,
     time_tolerance: TimeTolerance = 0.1,
 ) -> None:
     """Probe, sweep and report, all in one.

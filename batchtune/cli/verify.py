@@ -78,7 +78,9 @@ def verify(
     stream: Annotated[
         bool, option("Run the batches of stream.yaml (default: only if the run folder has no sampler.yaml).")
     ] = False,
-    steps: Annotated[int | None, option("Number of shuffled steps (default: 200).", "N")] = None,
+    steps: Annotated[
+        int | None, option("Number of shuffled steps (default: an epoch, at most 200 or a minute).", "N")
+    ] = None,
     epoch: Annotated[bool, option("Run one whole epoch instead of --steps.")] = False,
     time_tolerance: TimeTolerance = 0.1,
     step_timeout: Annotated[float, option("Time limit of one step.", "SECONDS")] = 300.0,
@@ -103,7 +105,7 @@ def verify(
     from batchtune.files import check_writable
     from batchtune.reports import load_run
     from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE
-    from batchtune.verify.plan import DEFAULT_STEPS, VerifySettings
+    from batchtune.verify.plan import VerifySettings
 
     folder, manifest = source.split(run)
     check_writable(folder)
@@ -112,10 +114,9 @@ def verify(
         console.note(f"Verifying {folder / STREAM_CONFIG_FILE}, as the folder holds no {SAMPLER_FILE}.", quiet=quiet)
     if steps is not None and epoch:
         raise UsageError("how long to verify is not clear", "Give one of --steps and --epoch.")
-    if steps is None and not epoch:
-        steps = DEFAULT_STEPS
     settings = VerifySettings(
         steps=steps,
+        epoch=epoch,
         seed=seed or 0,
         time_tolerance=time_tolerance,
         step_timeout_seconds=step_timeout,
@@ -211,6 +212,8 @@ def verify_with_progress(plan: VerifyPlan, folder: Path, asked: Mapping[str, Any
 
     subject = subject_of(plan.lengths, plan.probe, asked, folder)
     console.notes(subject.notes, quiet=quiet)
+    epoch = len(plan.first_epoch)
+    console.note(f"Running {plan.planned_steps:,} shuffled steps; an epoch has {epoch:,}.", quiet=quiet)
     on_note = partial(console.note, quiet=quiet)
     with worker_bar(plan.lengths.unit, ddp=subject.settings.ddp, quiet=quiet) as bar:
         return run_verify(plan, subject, folder, on_note=on_note, on_progress=bar.verifying)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping
@@ -18,19 +17,16 @@ import numpy as np
 from batchtune.epochs import batch_order
 from batchtune.epochs.batch_order import EpochShapes
 from batchtune.epochs.batchers import Batcher, Batching
-from batchtune.epochs.cost_model import predict
 from batchtune.epochs.layout import Dealing
+from batchtune.epochs.measured_costs import Costs, costs_of
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError, UsageError
-from batchtune.lengths import IntArray, Lengths
+from batchtune.lengths import Lengths
 from batchtune.probe.journal import workload_sha256
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,
-    SAMPLER_FILE,
-    STREAM_CONFIG_FILE,
-    CostModel,
     Probe,
     ProbedWith,
     Run,
@@ -44,7 +40,11 @@ from batchtune.streams.simulated import StoredStream, stream_epoch
 from batchtune.units import format_length, format_size
 from batchtune.workloads import is_builtin, with_unit
 
-DEFAULT_STEPS = 200
+FEWEST_STEPS = 12
+"""With fewer steps growth can't be told from noise."""
+# Unless the user says how many.
+_MOST_STEPS = 200
+_MOST_SECONDS = 60.0
 _OF_THE_LIMIT = ("memory_bytes", "memory_fraction", "reserve_bytes", "ddp")
 
 
@@ -85,49 +85,27 @@ def _workload(probed: WorkloadRecord | None, asked: Mapping[str, Any], folder: P
     """
     spec = asked.get("workload")
     options = asked.get("options")
-    if spec is None:
-        if probed is None:
+    if probed is None:
+        if spec is None:
             raise UsageError(
                 f"no training step to verify: {folder} holds no {PROBE_FILE}",
                 "Name the one that you will train with --workload, such as --workload train.py:MyStep.",
             )
-        spec = probed.spec
-        if not is_builtin(spec):
+    elif spec in (None, probed.spec):
+        if not is_builtin(probed.spec) and (spec is None or (options is None and probed.options)):
             raise UsageError(
-                f"{folder / PROBE_FILE} says that {shlex.quote(spec)} was probed, and batchtune runs no code that "
-                "only a file names",
-                "If that is your training step, name it yourself: "
-                f"--workload {shlex.quote(spec)}{_as_flags(options or probed.options)}",
+                f"{folder / PROBE_FILE} says that {shlex.quote(probed.spec)} was probed, and batchtune runs no code "
+                "that only a file names, and passes it no such options",
+                f"If that is your training step, name it yourself: --workload {shlex.quote(probed.spec)}, and its "
+                "options with --set.",
             )
-    if options is not None:
-        return WorkloadRecord(spec=spec, options=options)
-    if probed is None or spec != probed.spec or not probed.options:
-        return WorkloadRecord(spec=spec, options={})
-    if not is_builtin(spec):
-        raise UsageError(
-            f"{folder / PROBE_FILE} says that {spec} was probed with options, and batchtune passes none to your code "
-            "that only a file names",
-            f"Name them yourself:{_as_flags(probed.options)}",
-        )
-    return probed
-
-
-def _as_flags(options: Mapping[str, Any]) -> str:
-    """Return options as they are given on the command line, quoted for the shell: ` --set layers=12`."""
-
-    def word(value: Any) -> str:
-        if isinstance(value, str):
-            return value
-        if value is None:
-            return "none"
-        return json.dumps(value)
-
-    return "".join(f" --set {shlex.quote(f'{key}={word(value)}')}" for key, value in options.items())
+        spec = probed.spec
+        options = probed.options if options is None else options
+    return WorkloadRecord(spec=str(spec), options=options or {})
 
 
 def _notes(probe: Probe, settings: ProbeSettings, limit_bytes: int | None, folder: Path) -> Iterator[str]:
     now = WorkloadRecord(spec=settings.workload, options=settings.options)
-    file = settings.workload.rpartition(":")[0]
     if now != probe.workload:
         yield (
             f"Warning: this verifies the workload {now.words}, but {probe.workload.words} was probed: batch sizes and "
@@ -135,15 +113,10 @@ def _notes(probe: Probe, settings: ProbeSettings, limit_bytes: int | None, folde
         )
     elif (folder / RUN_FILE).exists():
         was = read_result(folder / RUN_FILE, Run).workload_sha256
-        now_is = workload_sha256(settings)
-        if was is not None and now_is is None:
+        if was != workload_sha256(settings):
             yield (
-                f"Warning: {file} is not here. Run this in the folder in which the probe was run, or name the workload "
-                "with --workload."
-            )
-        elif was != now_is:
-            yield (
-                f"Warning: {file} has changed since it was probed. If the verification fails, probe again with --force."
+                f"Warning: {settings.workload.rpartition(':')[0]} is not here, or has changed since it was probed. If "
+                "the verification fails, probe again with --force."
             )
     if limit_bytes is None:
         yield (
@@ -157,24 +130,26 @@ class VerifySettings:
     """How much to run, and how closely to look; UsageError if a value is out of range.
 
     Attributes:
-        steps: Number of shuffled steps, which may be more than an epoch has; None: one epoch.
+        steps: Number of shuffled steps, which may be more than an epoch has; None: as many as are soon done.
+        epoch: Whether to run one epoch.
         time_tolerance: The largest deviation of the measured time from the estimate, as a fraction of it.
     """
 
-    steps: int | None = DEFAULT_STEPS
+    steps: int | None = None
+    epoch: bool = False
     seed: int = 0
     time_tolerance: float = 0.10
     step_timeout_seconds: float = 300.0
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise UsageError(f"the number of steps must be at least 1, got {self.steps}")
-        if self.seed < 0:
-            raise UsageError(f"the seed of the shuffles must be at least 0, got {self.seed}")
-        if not 0 < self.time_tolerance < math.inf:
-            raise UsageError(f"the time tolerance must be positive and finite, got {self.time_tolerance}")
-        if not self.step_timeout_seconds > 0:
-            raise UsageError(f"the time limit of a step must be positive, got {self.step_timeout_seconds}")
+        numbers = [self.time_tolerance, self.step_timeout_seconds, self.seed + 1]
+        if self.steps is not None:
+            numbers.append(self.steps)
+        if not all(0 < number < math.inf for number in numbers):
+            raise UsageError(
+                f"the number of steps must be at least 1, got {self.steps}; the seed at least 0, got {self.seed}; the "
+                f"time tolerance {self.time_tolerance} and the time limit {self.step_timeout_seconds} positive"
+            )
 
 
 class PlannedBatch(NamedTuple):
@@ -207,15 +182,35 @@ class VerifyPlan:
                 "Add a boundary that is at least as large, or leave out the longer ones with --max-length.",
             )
         if not len(self.first_epoch):
-            group = "bucket" if self.batching.pool_size is None else "pool"
-            file = SAMPLER_FILE
-            if self.stream is not None:
-                group = "worker"
-                file = STREAM_CONFIG_FILE
             raise ResultError(
-                f"drop_last leaves out every batch: no {group} holds enough examples to fill one",
-                f"Set drop_last: false in {file}, or make the batch sizes smaller.",
+                "drop_last leaves out every batch: no bucket, pool or worker holds enough examples to fill one",
+                "Set drop_last: false in the config, or make the batch sizes smaller.",
             )
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What the probe measured; nothing without one."""
+        if self.probe is None:
+            return Costs()
+        return costs_of(self.probe)
+
+    @cached_property
+    def planned_steps(self) -> int:
+        """How many shuffled steps to run.
+
+        Unless the user says so, those of an epoch, but no more than 200, nor than take a minute by the probe's times;
+        no fewer than show whether memory creeps.
+        """
+        epoch = len(self.first_epoch)
+        if self.settings.epoch:
+            return epoch
+        if self.settings.steps is not None:
+            return self.settings.steps
+        most = min(epoch, _MOST_STEPS)
+        if self.costs.step_seconds is not None:
+            mean_seconds = float(self.first_epoch.seconds(self.costs.step_seconds).mean())
+            most = min(most, int(_MOST_SECONDS / mean_seconds))
+        return max(FEWEST_STEPS, most)
 
     @cached_property
     def table(self) -> BucketTable:
@@ -238,11 +233,6 @@ class VerifyPlan:
         return self.lengths.padded_to(multiple)
 
     @cached_property
-    def counts(self) -> IntArray:
-        """Shape (buckets,): how many examples each bucket holds."""
-        return self.table.counts(self.padded.histogram)
-
-    @cached_property
     def first_epoch(self) -> EpochShapes:
         """The shapes of the first epoch's batches."""
         return self._epoch_shapes(0)
@@ -259,43 +249,34 @@ class VerifyPlan:
     def _batcher(self) -> Batcher:
         return self.batching.batcher(self.padded.values)
 
-    def worst_batches(self, memory: CostModel | None = None) -> list[PlannedBatch]:
-        """Return the largest batch of each bucket that these data can form, the one that needs most memory first.
+    def worst_batches(self) -> list[PlannedBatch]:
+        """Return the largest batch of each bucket that these data can form, the largest padded length first.
 
         It has the longest length and the longest target in the bucket, which may belong to two examples: if batches
-        hold a single one, both are tried. Without a model of `memory`, the padded length decides.
+        hold a single one, both are tried.
         """
         lengths = self.padded.values
         targets = self.padded.targets
         sizes, longest = self.batching.largest_batches(self.padded.histogram)
         worst = []
-        for bucket, size, length in zip(
-            self.table.assign(longest).tolist(), sizes.tolist(), longest.tolist(), strict=True
+        for size, length, bucket in zip(
+            sizes.tolist(), longest.tolist(), self.table.assign(longest).tolist(), strict=True
         ):
             if targets is None:
-                shapes = [BatchShape(size, length)]
-            else:
-                start = lengths.size - int(np.searchsorted(lengths[::-1], length, side="right"))  # the values descend
-                end = start + int(self.counts[bucket])
-                if self.batching.pool_size is not None and size > 1:
-                    end = lengths.size  # its others may be shorter than those of the bucket
-                longest_target = start + int(targets[start:end].argmax())
-                pairs = [(start, longest_target)]
-                if size == 1:
-                    pairs = [(start, start), (longest_target, longest_target)]
-                shapes = [
-                    BatchShape(size, float(lengths[longest_example]), float(targets[other]))
-                    for longest_example, other in pairs
-                ]
-            worst += [PlannedBatch(shape, bucket) for shape in dict.fromkeys(shapes)]
-
-        def need(batch: PlannedBatch) -> float:
-            shape = batch.shape
-            if memory is None:
-                return shape.padded_length
-            return float(predict(memory, shape.batch_size, shape.length, shape.target_length))
-
-        return sorted(worst, key=need, reverse=True)
+                worst.append(PlannedBatch(BatchShape(size, length), bucket))
+                continue
+            start = lengths.size - int(np.searchsorted(lengths[::-1], length, side="right"))  # the values descend
+            end = start + int(self.table.counts(self.padded.histogram)[bucket])
+            if self.batching.pool_size is not None and size > 1:
+                end = lengths.size  # its others may be shorter than those of the bucket
+            longest_target = start + int(targets[start:end].argmax())
+            pairs = {(start, longest_target)}
+            if size == 1:
+                pairs = {(start, start), (longest_target, longest_target)}
+            for example, other in pairs:
+                shape = BatchShape(size, float(lengths[example]), float(targets[other]))
+                worst.append(PlannedBatch(shape, bucket))
+        return sorted(worst, key=lambda batch: -batch.shape.padded_length)
 
     def shuffled_batches(self) -> Iterator[PlannedBatch]:
         """Yield epoch after epoch of batches, as the sampler draws them with seed, seed + 1 and so on.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from msgspec import structs
 
-from batchtune.epochs.measured_costs import Costs, costs_of
 from batchtune.errors import ResultError, WorkloadError
 from batchtune.probe.confirmation import alternating
 from batchtune.probe.oom import message_verdict
@@ -90,20 +90,15 @@ def verify(
     the others from being tried. If all pass, the shuffled batches follow, up to the first that fails. Only these are
     timed: the worst shapes are their warm-up. Raises as `run_verify` does.
     """
-    probe = plan.probe
     device = stepper.start()
-    if probe is not None and device.name != probe.device.name:
+    if plan.probe is not None and device.name != plan.probe.device.name:
         raise ResultError(
-            f"the run was measured on {probe.device.name}; this is {device.name}",
+            f"the run was measured on {plan.probe.device.name}; this is {device.name}",
             "Verify on the device that was probed, or probe this one in another folder with --run.",
         )
-    if probe is None:
-        costs = Costs()
-    else:
-        costs = costs_of(probe)
     runner = _Runner(plan, stepper, workload.spec, device, on_progress, clock)
     runner.run()
-    return judge(runner.done, plan, workload, device, costs)
+    return judge(runner.done, plan, workload, device)
 
 
 @dataclass(slots=True)
@@ -122,45 +117,43 @@ class _Runner:
     def run(self) -> None:
         """Run the worst shapes, those that passed in alternation, then shuffled batches until enough or one fails."""
         done = self.done
-        probe = self.plan.probe
-        worst = self.plan.worst_batches(probe.models.peak_bytes if probe else None)
+        worst = self.plan.worst_batches()
         done.first_round = len(worst)
-        started = self.clock()
-        for planned in worst:
-            self._run(planned, "worst", 2 * len(worst), started)
+        self._run("worst", worst, done.worst, 2 * len(worst))
         passed = [batch for batch, trial in zip(worst, done.worst, strict=True) if trial.outcome == "ok"]
-        for planned in alternating(passed):
-            self._run(planned, "worst", len(worst) + len(passed), started)
-        done.planned = self.plan.settings.steps or len(self.plan.first_epoch)
-        started = self.clock()
-        for planned in self.plan.shuffled_batches():
-            if done.failures or len(done.shuffled) == done.planned:
-                break
-            self._run(planned, "shuffled", done.planned, started)
+        self._run("worst", alternating(passed), done.worst, len(worst) + len(passed))
+        planned = self.plan.planned_steps
+        if not done.failures:
+            shuffled = itertools.islice(self.plan.shuffled_batches(), planned)
+            self._run("shuffled", shuffled, done.shuffled, planned)
 
-    def _run(self, planned: PlannedBatch, phase: VerifyPhase, total: int, started: float) -> None:
-        trials = self.done.worst if phase == "worst" else self.done.shuffled
-        shape = planned.shape
-        seconds_left = None
-        if trials:
-            seconds_left = (self.clock() - started) / len(trials) * (total - len(trials))
-        self.on_progress(
-            VerifyProgress(
-                phase=phase,
-                shape=shape,
-                done=len(trials),
-                total=total,
-                seconds_left=seconds_left,
-                device=self.device,
+    def _run(self, phase: VerifyPhase, batches: Iterable[PlannedBatch], trials: list[Trial], total: int) -> None:
+        """Run a phase; `trials` are those of its steps so far. A failure ends the shuffled ones."""
+        began = self.clock()
+        ran = 0
+        for planned in batches:
+            shape = planned.shape
+            seconds_left = (self.clock() - began) / ran * (total - len(trials)) if ran else None
+            self.on_progress(
+                VerifyProgress(
+                    phase=phase,
+                    shape=shape,
+                    done=len(trials),
+                    total=total,
+                    seconds_left=seconds_left,
+                    device=self.device,
+                )
             )
-        )
-        trial = self._take_step(shape)
-        self.release = trial.outcome != "ok"  # a failure may leave the cache full
-        if trial.outcome != "ok":
+            trial = self._take_step(shape)
+            ran += 1
+            self.release = trial.outcome != "ok"  # a failure may leave the cache full
+            trials.append(trial)
+            if trial.outcome == "ok":
+                continue
             self.done.failures.append(
                 VerifyFailure(
                     phase=phase,
-                    step=len(trials),
+                    step=len(trials) - 1,
                     bucket=planned.bucket,
                     batch_size=shape.batch_size,
                     length=shape.length,
@@ -169,16 +162,17 @@ class _Runner:
                     error=trial.error,
                 )
             )
-        trials.append(trial)
+            if phase == "shuffled":
+                return
 
     def _take_step(self, shape: BatchShape) -> Trial:
         """Run one step; what may be an OOM in disguise counts as one only if a smaller batch then passes."""
         ran = self.stepper.step(shape, release=self.release)
+        is_error = ran.trial.outcome == "error"
         if ran.trial.outcome == "oom" and message_verdict(ran.trial.error or "") == "disguised":
             smaller = replace(shape, batch_size=max(1, shape.batch_size // 2))
-            if smaller != shape and self.stepper.step(smaller, release=True).trial.outcome == "ok":
-                return ran.trial
-        elif ran.trial.outcome != "error":
+            is_error = smaller == shape or self.stepper.step(smaller, release=True).trial.outcome != "ok"
+        if not is_error:
             return ran.trial
         raise WorkloadError(
             f"{self.workload} failed in its {ran.stage or 'step'}, with a batch of {shape}: {ran.trial.error}",

@@ -13,8 +13,6 @@ from verify.made_stepper import made_config
 from batchtune.epochs.expectation import expected_batches
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
-from batchtune.probe.confirmation import alternating
-from batchtune.results import CostModel
 from batchtune.shapes import BatchShape
 from batchtune.verify.plan import PlannedBatch, VerifyPlan, VerifySettings
 
@@ -26,7 +24,7 @@ BOUNDARIES = [5.0, 12.0, 30.0]
 def planned(
     lengths: Lengths, sizes: list[int], boundaries: list[float] = BOUNDARIES, seed: int = 0, **changes: object
 ) -> VerifyPlan:
-    chosen = VerifySettings(steps=None, seed=seed)
+    chosen = VerifySettings(epoch=True, seed=seed)
     return VerifyPlan(lengths=lengths, config=made_config(boundaries, sizes, **changes), settings=chosen)  # type: ignore[arg-type]
 
 
@@ -75,14 +73,6 @@ def covers(worst: PlannedBatch, batch: PlannedBatch) -> bool:
     )
 
 
-def test_drop_last_leaves_the_remainders_out() -> None:
-    sizes = [
-        [shape.batch_size for shape in shapes(epoch(planned(Lengths.of([3.0] * 10), [4], [3.0], drop_last=drop)))]
-        for drop in (False, True)
-    ]
-    assert (sorted(sizes[0]), sizes[1]) == ([2, 4, 4], [4, 4])
-
-
 def test_drop_last_that_leaves_nothing_is_an_error() -> None:
     with pytest.raises(ResultError, match="leaves out every batch"):
         planned(Lengths.of([3.0]), [4], [3.0], drop_last=True)
@@ -101,36 +91,14 @@ def test_batches_come_in_the_samplers_order(ordering: str, sign: int) -> None:
     assert (np.diff([sign * shape.length for shape in shapes(epoch(plan))]) >= 0).all()
 
 
-def test_a_batchs_target_is_the_longest_of_its_own_examples() -> None:
-    plan = planned(Lengths.of([1.0, 2.0, 9.0, 10.0], [50, 40, 8, 9]), [2, 2], [5.0, 10.0])
-    assert set(shapes(epoch(plan))) == {BatchShape(2, 2.0, 50.0), BatchShape(2, 10.0, 9.0)}
-
-
 def test_the_worst_batch_is_full_with_its_longest_example() -> None:
     worst = planned(Lengths.of([1.0, 4.0, 4.0, 11.0]), [2, 8, 4]).worst_batches()
     assert worst == [PlannedBatch(BatchShape(1, 11.0), 1), PlannedBatch(BatchShape(2, 4.0), 0)]
 
 
-def test_the_worst_batch_has_the_longest_target_of_its_bucket() -> None:
-    worst = planned(Lengths.of([1.0, 4.0, 4.0], [90, 3, 5]), [2], [5.0]).worst_batches()
-    assert shapes(worst) == [BatchShape(2, 4.0, 90.0)]
-
-
 def test_of_batches_of_one_those_are_tried_that_exist() -> None:
     worst = planned(Lengths.of([1.0, 4.0], [90, 3]), [1], [5.0]).worst_batches()
     assert set(shapes(worst)) == {BatchShape(1, 4.0, 3.0), BatchShape(1, 1.0, 90.0)}
-
-
-def test_the_batch_that_needs_most_comes_first() -> None:
-    plan = planned(Lengths.of([2.0] * 50 + [20.0]), [30, 1], [2.0, 20.0])
-    squares = CostModel(floor=0, constant=0, linear=0, quadratic=1, relative_error=0)
-    assert plan.worst_batches()[0].bucket == 0
-    assert plan.worst_batches(squares)[0].bucket == 1
-
-
-@pytest.mark.parametrize(("count", "order"), [(1, [0]), (5, [0, 4, 1, 3, 2]), (4, [0, 3, 1, 2])])
-def test_large_and_small_alternate(count: int, order: list[int]) -> None:
-    assert alternating(list(range(count))) == order
 
 
 def test_examples_beyond_the_last_boundary_are_an_error() -> None:
