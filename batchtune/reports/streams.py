@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from batchtune.lengths import SPEECH_UNITS
 from batchtune.reports.run import RunResults
-from batchtune.reports.section import Section, Table, known, make_table
+from batchtune.reports.section import Section, Table, format_share, known, make_table
 from batchtune.reports.swept import (
     CURRENT,
     AnyRow,
@@ -39,14 +39,14 @@ def stream_section(run: RunResults) -> Section:
     assert stream is not None
     row = stream.recommended_row
     times = Times(run, stream)
-    rows = [_rows_table(stream)] if stream.rows else []
+    tables = [_rows_table(stream)] if stream.rows else []
     warnings = [*_warnings(stream), *swept_warnings(run, stream, "sweep-stream")]
     if row is None:
         reason = with_full_stop(stream.reason or "no reason is given")
         return Section(
             title="Stream",
             sentences=[f"Nothing is recommended for the stream: {reason}"],
-            tables=rows,
+            tables=tables,
             warnings=warnings,
             next_steps=[(f"batchtune sweep-stream SOURCE{run.as_option}", "compare other buffers and settings")],
         )
@@ -56,7 +56,7 @@ def stream_section(run: RunResults) -> Section:
     facts += better_current(stream, timed=times.are_reliable)
     facts += described_current(stream)
     if row.boundaries:
-        rows.append(
+        tables.append(
             sizes_table(
                 "Batch sizes of the stream",
                 row,
@@ -74,7 +74,7 @@ def stream_section(run: RunResults) -> Section:
             *times.accuracy(),
         ],
         brief=1 + len(facts),
-        tables=[_comparison(stream, row, timed=times.are_reliable), *rows],
+        tables=[_comparison(stream, row, timed=times.are_reliable), *tables],
         warnings=warnings,
         next_steps=list(_next_steps(run)),
     )
@@ -230,7 +230,7 @@ def _way(row: StreamRow) -> str:
     if row.num_buckets is not None:
         words.append(counted(row.num_buckets, "bucket"))
     if row.max_padding_ratio is not None:
-        words.append(f"padding to {row.max_padding_ratio:.0%}")
+        words.append(f"padding to {format_share(row.max_padding_ratio)}")
     return ", ".join(words)
 
 

@@ -33,6 +33,7 @@ class Times:
     Attributes:
         error: The relative error of the recommended row's time, of two standard errors, or that of the probe's model if
             it is larger; None if neither is known.
+        of_row: The recommended row's alone; None if it is not known.
         are_reliable: Whether rows can be compared by their times; otherwise their batches are compared.
     """
 
