@@ -22,18 +22,14 @@ from batchtune.epochs.measured_costs import Costs, costs_of
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import Lengths
-from batchtune.probe.journal import workload_sha256
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
-    RUN_FILE,
     Probe,
     ProbedWith,
-    Run,
     SamplerConfig,
     StreamConfig,
     WorkloadRecord,
-    read_result,
 )
 from batchtune.shapes import BatchShape
 from batchtune.streams.simulated import StoredStream, stream_epoch
@@ -75,7 +71,7 @@ def subject_of(lengths: Lengths, probe: Probe | None, asked: Mapping[str, Any], 
         return Subject(settings=settings, limit_bytes=None, notes=())
     same_limit = all(getattr(settings, name) == getattr(recorded, name) for name in _OF_THE_LIMIT)
     limit = probe.device.limit_bytes if same_limit else None
-    return Subject(settings=settings, limit_bytes=limit, notes=tuple(_notes(probe, settings, limit, folder)))
+    return Subject(settings=settings, limit_bytes=limit, notes=tuple(_notes(probe, settings, limit)))
 
 
 def _workload(probed: WorkloadRecord | None, asked: Mapping[str, Any], folder: Path) -> WorkloadRecord:
@@ -104,20 +100,13 @@ def _workload(probed: WorkloadRecord | None, asked: Mapping[str, Any], folder: P
     return WorkloadRecord(spec=str(spec), options=options or {})
 
 
-def _notes(probe: Probe, settings: ProbeSettings, limit_bytes: int | None, folder: Path) -> Iterator[str]:
+def _notes(probe: Probe, settings: ProbeSettings, limit_bytes: int | None) -> Iterator[str]:
     now = WorkloadRecord(spec=settings.workload, options=settings.options)
     if now != probe.workload:
         yield (
             f"Warning: this verifies the workload {now.words}, but {probe.workload.words} was probed: batch sizes and "
             "times are the other's. If this is the one you train, probe again with --force."
         )
-    elif (folder / RUN_FILE).exists():
-        was = read_result(folder / RUN_FILE, Run).workload_sha256
-        if was != workload_sha256(settings):
-            yield (
-                f"Warning: {settings.workload.rpartition(':')[0]} is not here, or has changed since it was probed. If "
-                "the verification fails, probe again with --force."
-            )
     if limit_bytes is None:
         yield (
             f"Warning: the memory settings differ from the probe's (a limit of "

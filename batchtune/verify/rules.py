@@ -158,7 +158,7 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
 
 
 def _largest(figures: Iterable[int | None]) -> int | None:
-    return max((figure for figure in figures if figure is not None), default=None)
+    return max(filter(None, figures), default=None)
 
 
 def _failures(steps: DoneSteps, plan: VerifyPlan) -> Iterator[str]:

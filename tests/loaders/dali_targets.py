@@ -79,10 +79,6 @@ def decodes(folder: str) -> Iterator[Any]:
         yield log_mel(encoded).torch(pad=True)
 
 
-def no_files(folder: str) -> Iterator[Any]:
-    yield from ndd.readers.File(file_list=f"{folder}/missing.txt").next_epoch(batch_size=2)
-
-
 def a_number() -> int:
     return 7
 

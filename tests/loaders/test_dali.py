@@ -154,12 +154,6 @@ def test_an_epoch_can_be_broken_off_and_begun_again(opened: Callable[..., OpenLo
         assert len(digests(loader)) == 3 + (threads == 2)
 
 
-@needs_dali
-def test_dali_shows_no_stages(opened: Callable[..., OpenLoader]) -> None:
-    with pytest.raises(LoaderError, match="a loader of the kind dali does not show them"):
-        opened("mels").stages(0.05)
-
-
 # What goes wrong
 
 
@@ -196,8 +190,6 @@ def test_bad_arguments_are_named(opened: Callable[..., OpenLoader], wavs: str) -
     for threads in (0, 1):
         with pytest.raises(LoaderError, match="returns a int, but an iterable of batches"):
             opened("a_number", reader_threads=threads)
-    with pytest.raises(RuntimeError, match=r"Cannot open: .*missing\.txt"):
-        list(opened("no_files").epoch())
     with pytest.raises(RuntimeError, match="number of input samples: 11"):
         list(opened("mels", {"folder": wavs}, reader_threads=FILES + 1).epoch())
 
@@ -208,15 +200,3 @@ def test_without_dali_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(LoaderError, match="dynamic mode can't be imported") as caught:
         DaliKind().open(target_of(f"{tmp_path / 'late.py'}:make", {}), {})
     assert "pip install 'batchtune[dali]'" in str(caught.value.hint)
-
-
-# The example
-
-
-@needs_dali
-def test_the_example_delivers_each_clip_once(opened: Callable[..., OpenLoader], wavs: str) -> None:
-    for threads in (0, 2):
-        loader = opened(f"{EXAMPLE}:make_batches", batch_size=4, reader_threads=threads)
-        assert sum(loader.facts(batch).examples or 0 for batch in loader.epoch()) == FILES
-    with pytest.raises(FileNotFoundError, match="make_audio"):
-        opened(f"{EXAMPLE}:make_batches", {"folder": "/nowhere"})

@@ -119,12 +119,6 @@ def test_other_loaders_show_the_stages_that_torch_knows(
     assert list(measured(dataset, arguments, seconds=0.02)) == names
 
 
-def test_costs_of_a_dataset_are_per_example() -> None:
-    found = measured(Slow(), {"batch_size": 4, "collate_fn": pad}, seconds=0.1)
-    assert 2 <= found["Slow.__getitem__"] < 8
-    assert 2 <= found["collate (pad)"] < 8
-
-
 def test_an_error_names_its_stage(wds: Any, shards: list[str]) -> None:
     source = wds.WebDataset(shards, shardshuffle=False)
     with pytest.raises(LoaderError, match=r"stage broken: ValueError: no such speaker in 0000") as raised:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
+import numpy as np
 from made_trials import made_trial, ran
 
 from batchtune.lengths import Lengths
@@ -23,6 +25,7 @@ from batchtune.results import (
     WorkloadRecord,
 )
 from batchtune.shapes import BatchShape
+from batchtune.verify.plan import PlannedBatch, VerifyPlan
 
 MIB = 1 << 20
 BASE_BYTES = 100 * MIB
@@ -58,6 +61,25 @@ def seconds(shape: BatchShape) -> float:
     return CONSTANT_SECONDS + SECONDS_PER_CELL * shape.padded_length
 
 
+def epoch(plan: VerifyPlan, number: int = 0) -> list[PlannedBatch]:
+    batches = len(plan.first_epoch)
+    return list(islice(plan.shuffled_batches(), number * batches, (number + 1) * batches))
+
+
+def check_worst_batches(plan: VerifyPlan) -> None:
+    """Check that no batch of an epoch needs more than a worst one.
+
+    Of batches of one there may be two worst ones, each the longest in one way.
+    """
+    worst = [planned.shape for planned in plan.worst_batches()]
+    for planned in epoch(plan):
+        shape = planned.shape
+        assert plan.table.assign(np.array([shape.length])).tolist() == [planned.bucket]
+        larger = [other for other in worst if other.batch_size >= shape.batch_size]
+        assert any(other.length >= shape.length for other in larger)
+        assert any((other.target_length or 0.0) >= (shape.target_length or 0.0) for other in larger)
+
+
 @dataclass
 class MadeStepper:
     """Runs steps that take what `need` and `seconds` say.
@@ -66,7 +88,6 @@ class MadeStepper:
         limit_bytes: More runs out of memory.
         slower: Every step takes so many times longer.
         leak_bytes: In use between steps, more with each.
-        cached_bytes: The same of something bounded, by the number of steps so far.
         cache_bytes: Held by the allocator, more with each step.
         retries: Of every step.
         fails: What a step does instead, or None; told the shape and the number of steps so far in this worker.
@@ -76,7 +97,6 @@ class MadeStepper:
     device: Device = field(default_factory=made_device)
     slower: float = 1.0
     leak_bytes: int = 0
-    cached_bytes: Callable[[int], int] = lambda steps: 0
     cache_bytes: int = 0
     retries: int = 0
     fails: Callable[[BatchShape, int], Ran | None] = lambda shape, step: None
@@ -97,7 +117,7 @@ class MadeStepper:
         failed = self.fails(shape, self.steps)
         if failed is not None:
             return failed
-        kept = self.leak_bytes * self.steps + self.cached_bytes(self.steps)
+        kept = self.leak_bytes * self.steps
         peak = need(shape) + kept
         if peak > self.limit_bytes:
             return ran(shape, "oom", error="CUDA out of memory")

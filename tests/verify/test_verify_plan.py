@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verify.made_stepper import made_config
+from verify.made_stepper import check_worst_batches, epoch, made_config
 
 from batchtune.epochs.expectation import expected_batches
 from batchtune.errors import ResultError
@@ -28,11 +26,6 @@ def planned(
     return VerifyPlan(lengths=lengths, config=made_config(boundaries, sizes, **changes), settings=chosen)  # type: ignore[arg-type]
 
 
-def epoch(plan: VerifyPlan, number: int = 0) -> list[PlannedBatch]:
-    batches = len(plan.first_epoch)
-    return list(islice(plan.shuffled_batches(), number * batches, (number + 1) * batches))
-
-
 def shapes(batches: list[PlannedBatch]) -> list[BatchShape]:
     return [batch.shape for batch in batches]
 
@@ -40,37 +33,13 @@ def shapes(batches: list[PlannedBatch]) -> list[BatchShape]:
 @given(FEW, SIZES, st.integers(0, 5))
 @settings(deadline=None)
 def test_an_epoch_is_that_of_the_sampler(values: list[int], sizes: list[int], seed: int) -> None:
-    lengths = Lengths.of(values)
+    lengths = Lengths.of(values, [value % 7 for value in values])
     plan = planned(lengths, sizes, seed=seed)
     batches = epoch(plan)
     assert len(batches) == expected_batches(lengths.histogram, plan.table).tally.batches
     for bucket, count in enumerate(plan.table.counts(lengths.histogram)):
         assert sum(batch.shape.batch_size for batch in batches if batch.bucket == bucket) == count
-    longest = np.array([batch.shape.length for batch in batches])
-    assert set(longest) <= set(map(float, values))
-    assert plan.table.assign(longest).tolist() == [batch.bucket for batch in batches]
-
-
-@given(FEW, SIZES)
-@settings(deadline=None)
-def test_no_batch_is_larger_than_the_worst_of_its_bucket(values: list[int], sizes: list[int]) -> None:
-    plan = planned(Lengths.of(values, [value % 7 for value in values]), sizes, seed=3)
-    worst = plan.worst_batches()
-    assert all(any(covers(one, batch) for one in worst) for batch in epoch(plan))
-
-
-def covers(worst: PlannedBatch, batch: PlannedBatch) -> bool:
-    ours = worst.shape
-    theirs = batch.shape
-    assert ours.target_length is not None and theirs.target_length is not None
-    # Of batches of one there may be two worst ones, each the longest in one way.
-    alone = ours.batch_size == theirs.batch_size == 1
-    at_least = (ours.length >= theirs.length, ours.target_length >= theirs.target_length)
-    return (
-        worst.bucket == batch.bucket
-        and ours.batch_size >= theirs.batch_size
-        and (any(at_least) if alone else all(at_least))
-    )
+    check_worst_batches(plan)
 
 
 def test_drop_last_that_leaves_nothing_is_an_error() -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verify.made_stepper import made_config, made_probe
+from verify.made_stepper import check_worst_batches, epoch, made_config, made_probe
 
 from batchtune import PooledBatchSampler
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.shapes import BatchShape
-from batchtune.verify.plan import PlannedBatch, VerifyPlan, VerifySettings
+from batchtune.verify.plan import VerifyPlan, VerifySettings
 
 BOUNDARIES = [5.0, 12.0, 30.0]
 LENGTHS = Lengths.of(np.random.default_rng(0).integers(1, 31, 2000))
@@ -28,10 +26,6 @@ def planned(lengths: Lengths = LENGTHS, sizes: list[int] | None = None, **change
         settings=VerifySettings(epoch=True),
         probe=made_probe(lengths),
     )
-
-
-def epoch(plan: VerifyPlan) -> list[PlannedBatch]:
-    return list(islice(plan.shuffled_batches(), len(plan.first_epoch)))
 
 
 FEW = st.lists(st.integers(1, 30), min_size=1, max_size=60)
@@ -64,14 +58,7 @@ def test_an_epoch_is_that_of_the_sampler(
 @given(FEW, SIZES, st.integers(1, 70))
 @settings(deadline=None, max_examples=50)
 def test_no_batch_needs_more_than_a_worst_one(values: list[int], sizes: list[int], pool_size: int) -> None:
-    plan = planned(Lengths.of(values, [value % 7 for value in values]), sizes, pool_size=pool_size)
-    worst = [one.shape for one in plan.worst_batches()]
-    for shape in (one.shape for one in epoch(plan)):
-        assert shape.target_length is not None
-        larger = [one for one in worst if one.batch_size >= shape.batch_size]
-        # Of batches of one there may be two worst ones, each the longest in one way.
-        assert any(one.length >= shape.length for one in larger)
-        assert any((one.target_length or 0.0) >= shape.target_length for one in larger)
+    check_worst_batches(planned(Lengths.of(values, [value % 7 for value in values]), sizes, pool_size=pool_size))
 
 
 def test_the_worst_batch_holds_no_more_than_a_pool() -> None:

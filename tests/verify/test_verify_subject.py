@@ -8,10 +8,9 @@ import msgspec
 import pytest
 from verify.made_stepper import LIMIT_BYTES, made_probe
 
-from batchtune.errors import ResultError, UsageError
+from batchtune.errors import UsageError
 from batchtune.lengths import Lengths
-from batchtune.results import RUN_FILE, Probe, Run, WorkloadRecord, meta_of, write_result
-from batchtune.run_folder import check_lengths
+from batchtune.results import Probe, WorkloadRecord
 from batchtune.verify.plan import Subject, subject_of
 
 LENGTHS = Lengths.of([1.0, 2.0, 30.0])
@@ -83,23 +82,6 @@ def test_with_other_memory_the_limit_is_new_and_noted(tmp_path: Path, wanted: di
     assert "memory settings differ" in found.notes[0]
 
 
-def test_a_changed_workload_is_noted(tmp_path: Path) -> None:
-    workload = tmp_path / "mine.py"
-    workload.write_text("# now")
-    probe = probed(f"{workload}:Mine")
-    run = Run(
-        meta=meta_of(Run),
-        lengths=probe.lengths,
-        workload=probe.workload,
-        device=probe.device,
-        settings=probe.settings,
-        workload_sha256="0" * 64,
-    )
-    write_result(tmp_path / RUN_FILE, run)
-    found = subject_of(LENGTHS, probe, {"workload": f"{workload}:Mine"}, tmp_path)
-    assert "has changed since it was probed" in found.notes[0]
-
-
 def test_without_a_probe_the_workload_must_be_named(tmp_path: Path) -> None:
     speech = Lengths.of([1.0, 2.0, 30.0], unit="s")
     for lengths in (LENGTHS, speech):
@@ -107,10 +89,3 @@ def test_without_a_probe_the_workload_must_be_named(tmp_path: Path) -> None:
             subject_of(lengths, None, {}, tmp_path)
     found = subject_of(LENGTHS, None, {"workload": "made.py:Made", "memory_bytes": 9}, tmp_path)
     assert (found.settings.memory_bytes, found.limit_bytes) == (9, None)
-
-
-def test_other_lengths_are_refused_with_what_to_do() -> None:
-    check_lengths(LENGTHS, LENGTHS.fingerprint, Path("sampler.yaml"))
-    with pytest.raises(ResultError, match=r"sampler\.yaml is of other lengths") as caught:
-        check_lengths(LENGTHS, "0" * 64, Path("sampler.yaml"))
-    assert "same manifest" in str(caught.value.hint)

@@ -12,7 +12,6 @@ from verify.made_stepper import (
     LIMIT_BYTES,
     MIB,
     MadeStepper,
-    cells,
     made_config,
     made_device,
     made_probe,
@@ -169,15 +168,6 @@ def test_emptied_caches_give_a_warning_but_hold() -> None:
     assert "emptied its cache 63 times" in found.warnings[0]
 
 
-def test_steps_that_run_uncompiled_give_a_warning() -> None:
-    def uncompiled(shape: BatchShape, step: int) -> Ran:
-        return ran(shape, peak_bytes=MIB, rest_bytes=MIB, alloc_retries=0, at_recompile_limit=step > 20)
-
-    found = verified(MadeStepper(fails=uncompiled))
-    assert "recompile limit" in found.warnings[0]
-    assert "46 of the 66 measurements" in found.warnings[0]
-
-
 @pytest.mark.parametrize("slower", [1.2, 0.8])
 def test_another_time_than_estimated_does_not_hold(slower: float) -> None:
     found = verified(MadeStepper(slower=slower), probe=made_probe(LENGTHS))
@@ -191,15 +181,6 @@ def test_without_step_times_the_time_is_not_compared() -> None:
     assert found.holds
     assert found.estimated_epoch_seconds is None and found.measured_epoch_seconds is not None
     assert any("not compared with an estimate" in warning for warning in found.warnings)
-
-
-def test_with_targets_the_worst_batch_is_that_with_the_longest() -> None:
-    lengths = Lengths.of([2.0] * 20 + [10.0] * 20, [30.0] * 20 + [5.0] * 20)
-    stepper = MadeStepper()
-    found = verified(stepper, made_config([2.0, 10.0], [29, 50]), lengths)
-    assert found.holds
-    assert stepper.shapes[0] == BatchShape(20, 10.0, 5.0)
-    assert max(map(cells, stepper.shapes)) == 20 * 32
 
 
 def test_another_device_than_was_probed_is_refused() -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verify.made_stepper import MadeStepper, made_config, made_probe
+from verify.made_stepper import MadeStepper, check_worst_batches, epoch, made_config, made_probe
 
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.results import StreamConfig, Verification, WorkloadRecord
-from batchtune.streams.simulated import Sharding, StoredStream, stream_epoch
-from batchtune.verify.plan import PlannedBatch, VerifyPlan, VerifySettings
+from batchtune.streams.simulated import Sharding, StoredStream
+from batchtune.verify.plan import VerifyPlan, VerifySettings
 from batchtune.verify.verifying import verify
 
 BOUNDARIES = [5.0, 12.0, 30.0]
@@ -61,10 +60,6 @@ def planned(
     )
 
 
-def epoch(plan: VerifyPlan) -> list[PlannedBatch]:
-    return list(islice(plan.shuffled_batches(), len(plan.first_epoch)))
-
-
 def verified(stepper: MadeStepper, plan: VerifyPlan) -> Verification:
     return verify(stepper, plan, WorkloadRecord(spec="made.py:Made", options={}), clock=lambda: 0.0)
 
@@ -79,15 +74,8 @@ def verified(stepper: MadeStepper, plan: VerifyPlan) -> Verification:
 def test_no_batch_needs_more_than_a_worst_one(
     values: list[int], sizes: list[int], buffer_size: int, algorithm: str
 ) -> None:
-    plan = planned(values, sizes, [value % 7 for value in values], buffer_size=buffer_size, algorithm=algorithm)
-    worst = [one.shape for one in plan.worst_batches()]
-    for batch in epoch(plan):
-        shape = batch.shape
-        assert plan.table.assign(np.array([shape.length])).tolist() == [batch.bucket]
-        larger = [one for one in worst if one.batch_size >= shape.batch_size]
-        # Of batches of one there may be two worst ones, each the longest in one way.
-        assert any(one.length >= shape.length for one in larger)
-        assert any((one.target_length or 0.0) >= (shape.target_length or 0.0) for one in larger)
+    targets = [value % 7 for value in values]
+    check_worst_batches(planned(values, sizes, targets, buffer_size=buffer_size, algorithm=algorithm))
 
 
 @pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
@@ -107,17 +95,6 @@ def test_ranks_take_their_workers_batches_in_turn() -> None:
     plan = planned(values, [1, 1, 1], sharding=Sharding(world_size=2, workers=2), buffer_size=1)
     # Shards 0 to 5 are those of rank 0, worker 0; rank 1, worker 0; rank 0, worker 1; rank 1, worker 1; and again.
     assert [batch.shape.length for batch in epoch(plan)][:6] == [1.0, 6.0, 11.0, 16.0, 2.0, 7.0]
-
-
-def test_the_next_epoch_follows() -> None:
-    plan = planned()
-    assert plan.stream is not None and isinstance(plan.config, StreamConfig)
-    expected = stream_epoch(plan.stream, plan.config, 1)
-    batches = iter(plan.shuffled_batches())
-    for _ in range(len(plan.first_epoch)):
-        next(batches)
-    sizes = [next(batches).shape.batch_size for _ in range(len(expected))]
-    assert sizes == expected.batch_sizes.tolist()
 
 
 def test_a_worker_without_a_full_batch_is_an_error() -> None:
