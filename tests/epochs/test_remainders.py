@@ -68,31 +68,11 @@ def test_no_other_buckets_cost_less_whatever_they_cost(distinct: int, seed: int)
         assert sum(costs[pair] for pair in pairwise(ends)) == pytest.approx(total, rel=1e-12)
 
 
-@given(distinct=st.integers(1, 9), seed=st.integers(0, 2**32))
-@settings(deadline=None, max_examples=40)
-def test_batches_are_counted_whatever_the_sizes(distinct: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    counts = rng.integers(1, 12, distinct)
-    sizes = rng.integers(1, 14, distinct)
-    up_to = np.concatenate(([0], np.cumsum(counts)))
-    costs = np.zeros((distinct + 1, distinct + 1))
-    for i, j in combinations(range(distinct + 1), 2):
-        costs[i, j] = len(range(0, up_to[j] - up_to[i], sizes[j - 1]))
-    best = best_buckets(BatchCounts(histogram_of(counts), np.arange(distinct), sizes), distinct)
-    assert best.totals.tolist() == least_by_brute_force(costs)
-
-
 def test_improving_bucket_counts_do_not_depend_on_later_ones() -> None:
     costs = MadeCosts(np.random.default_rng(3).gamma(1.0, 1.0, (61, 61)))
     all_of_them = best_buckets(costs, 60).improving()
     for most in (1, 5, 20, 59):
         assert best_buckets(costs, most).improving() == [buckets for buckets in all_of_them if buckets <= most]
-
-
-def test_equal_costs_are_not_improved_on() -> None:
-    best = best_buckets(BatchCounts(histogram_of(np.array([4, 4])), np.arange(2), np.array([4, 4])), 2)
-    assert best.totals.tolist() == [2, 2]
-    assert best.improving() == [1]
 
 
 def test_a_bucket_whose_only_gain_is_in_full_batches_is_not_made() -> None:
@@ -104,15 +84,6 @@ def test_a_bucket_whose_only_gain_is_in_full_batches_is_not_made() -> None:
 
 def test_batches_larger_than_the_data_set_are_one_remainder() -> None:
     assert fewest_batches(histogram_of(np.array([2, 3])), np.array([2**53, 2**53]), 2).tolist() == [2]
-
-
-def test_without_remainders_it_is_the_programme_without_them() -> None:
-    rng = np.random.default_rng(5)
-    sizes = np.sort(rng.integers(1, 9, 40))[::-1].astype(np.int64)
-    histogram = histogram_of(rng.integers(1, 5, 40) * 840)
-    for most, relaxed in enumerate(optimal_boundaries(histogram, 1 / sizes, range(1, 12)), 1):
-        fewest = fewest_batches(histogram, sizes, most)
-        assert number_of_batches(histogram, sizes, fewest) == number_of_batches(histogram, sizes, relaxed)
 
 
 # Lengths, a max_batch_length, and how many ends are allowed.
@@ -136,22 +107,6 @@ def test_chosen_ends_are_lengths_and_the_longest_is_last(case: tuple[list[int], 
         assert ends.size <= most
         changes = np.flatnonzero(np.diff(sizes))
         assert np.isin(changes, ends).all() or changes.size > most // 2
-
-
-@pytest.mark.parametrize("tail", ["gamma", "heavy", "one lump"])
-def test_a_few_ends_share_out_examples_lengths_and_the_range(tail: str) -> None:
-    rng = np.random.default_rng(6)
-    values = {
-        "gamma": rng.gamma(4, 3, 20_000),
-        "heavy": rng.pareto(1.1, 20_000) + 0.1,
-        "one lump": np.append(rng.gamma(4, 3, 10_000), np.full(10_000, 7.0)),
-    }[tail]
-    histogram = Lengths.of(values).histogram
-    ends = few_ends(histogram, batch_sizes_for(histogram.lengths, 100), 600)
-    for measure in (histogram.cumulative, histogram.cumulative_total, histogram.lengths):
-        # Between two ends, besides what is at the second itself.
-        inside = measure[ends[1:] - 1] - measure[ends[:-1]]
-        assert inside.max() <= 18 / 600 * measure[-1]
 
 
 def test_a_few_ends_give_as_few_batches_as_all() -> None:
