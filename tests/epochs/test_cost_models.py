@@ -243,7 +243,7 @@ def test_whatever_was_measured_no_coefficient_is_negative(
 
 @given(st.permutations(range(15)), st.sampled_from(sorted(OF_TARGETS)), st.sampled_from([1 / 16000, 1000.0]))
 @settings(deadline=None, max_examples=30)
-def test_neither_the_order_nor_the_unit_of_the_lengths_matters(order: list[int], name: str, unit: float) -> None:
+def test_neither_the_order_nor_the_unit_matters(order: list[int], name: str, unit: float) -> None:
     cost = cost_of(law_of(name))
     shapes = probed(cost, 15)
     sizes, lengths, costs, targets = (values[order] for values in (*shapes[:2], cost(*shapes), shapes[2]))
