@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.epochs.bucket_costs import BucketCosts
+from batchtune.epochs.expectation import BucketCosts
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
 # Sums of the same costs in another order differ by rounding: smaller differences than this are ties.

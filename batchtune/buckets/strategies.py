@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from batchtune.buckets.optimal import TIE, best_buckets, few_ends
-from batchtune.epochs.bucket_costs import BatchCounts, BucketCosts, ExpectedCosts
-from batchtune.epochs.expectation import BatchCost
+from batchtune.epochs.expectation import BatchCost, BatchCounts, BucketCosts, ExpectedCosts
 from batchtune.epochs.table import BucketTable, speechbrain_table
 from batchtune.lengths import SPEECH_UNITS, FloatArray, Histogram, IntArray, Lengths
 from batchtune.results import Row

@@ -43,7 +43,9 @@ class Drawing:
 
     def stream(self, of: int) -> np.random.Generator:
         """Return the random numbers of this epoch for one purpose."""
-        key = (self.epoch, of, self.attempt) if self.attempt else (self.epoch, of)
+        key = [self.epoch, of]
+        if self.attempt:
+            key.append(self.attempt)
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
 
 
@@ -139,9 +141,8 @@ def simulate(cut: Cut, drawing: Drawing, lengths: FloatArray, targets: FloatArra
     """Return the shapes of the batches that all ranks have in one epoch: those of step 0, rank by rank, then step 1."""
     layout = cut.layout
     batches = drawn(cut, drawing, lengths)
-    return EpochShapes(
-        layout.batch_sizes[batches],
-        cut.longest(lengths, batches),
-        None if targets is None else cut.longest(targets, batches),
-        layout.buckets[batches],
-    )
+    longest_targets = None
+    if targets is not None:
+        longest_targets = cut.longest(targets, batches)
+    longest = cut.longest(lengths, batches)
+    return EpochShapes(layout.batch_sizes[batches], longest, longest_targets, layout.buckets[batches])

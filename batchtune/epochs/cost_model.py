@@ -93,9 +93,8 @@ def fit_cost(
     unit of its targets is taken to cost as much as one of its length, which is safe at shorter lengths.
     """
     size, long, cost = (np.asarray(values, dtype=np.float64) for values in (batch_sizes, lengths, costs))
-    if target_lengths is None:
-        target = np.zeros(cost.size)
-    else:
+    target = np.zeros(cost.size)
+    if target_lengths is not None:
         target = np.asarray(target_lengths, dtype=np.float64)
     padded = size * (long + target)
     if not padded.size or np.ptp(padded) == 0 or not (cost > 0).all():
@@ -110,14 +109,14 @@ def fit_cost(
         columns[name] = np.sum([columns[term] for term in summed], axis=0)
     columns["constant"] = 1 / cost[order]
     measured = _Measured(columns, cost[order], weight[order] / np.sqrt(np.mean(weight**2)))
-    model = measured.best(list(_forms(size, long, None if target_lengths is None else target)))
-    error = predict(model, size, long, None if target_lengths is None else target) / cost - 1
+    model = measured.best(list(_forms(size, long, target)))
+    error = predict(model, size, long, target) / cost - 1
     return msgspec.structs.replace(
         model, relative_error=float(np.sqrt(np.mean(error**2))), largest_error=float(np.abs(error).max())
     )
 
 
-def _forms(size: FloatArray, long: FloatArray, target: FloatArray | None) -> Iterator[_Form]:
+def _forms(size: FloatArray, long: FloatArray, target: FloatArray) -> Iterator[_Form]:
     """Yield the forms to try in the order of preference.
 
     Those with a constant per example come last: without it, T would pass for one if targets follow the lengths.
@@ -131,25 +130,20 @@ def _forms(size: FloatArray, long: FloatArray, target: FloatArray | None) -> Ite
     if several:
         of_lengths += [("quadratic",), ("linear", "quadratic")]
     of_targets: list[_Form] = []
-    if target is not None:
+    if target.any():
         ratio = target / long
         if not several and np.ptp(ratio) == 0:
             yield ("sum",)
             return
         if np.ptp(ratio) > _PROPORTIONAL * ratio.max():
             of_targets += [("sum",), ("sum of pairs",), ("sum", "sum of pairs"), ("sum", "quadratic")]
-            # A target's term alone would make long examples with short targets cost nothing.
-            of_targets += [form for form in _combinations(_TERMS[1:]) if set(form) - {"linear", "quadratic"}]
+            for count in (1, 2, 3, 5):
+                of_targets += [form for form in combinations(_TERMS[1:], count) if set(form) - {"linear", "quadratic"}]
         if np.ptp(target) == 0:  # then T is the constant per example
             each = [()]
     for example in each:
         for form in (*of_lengths, *of_targets):
             yield (*example, *form)
-
-
-def _combinations(terms: _Form) -> Iterator[_Form]:
-    for count in (1, 2, 3, len(terms)):
-        yield from combinations(terms, count)
 
 
 def _weight_of(form: _Form) -> int:

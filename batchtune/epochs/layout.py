@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -228,30 +227,16 @@ def deal(steps: Layout, per_rank: int | None = None, firsts: IntArray | None = N
 
 def _split(layout: Layout, wanted: int) -> Layout:
     """Split the largest batches in near-equal halves until there are as many as wanted; repeat some if too few."""
-    splits = wanted - layout.starts.size
-    if splits <= 0:
-        return layout
-    # Each split takes the largest, so no more than that many are touched; of equals the first.
-    touched = np.argsort(-layout.batch_sizes, kind="stable")[:splits]
-    columns = (-layout.batch_sizes[touched], layout.starts[touched], touched)
-    heap: list[tuple[int, int, int]] = list(zip(*(column.tolist() for column in columns), strict=True))
-    heapq.heapify(heap)
-    for _ in range(splits):
-        negative_size, start, batch = heap[0]
-        if negative_size == -1:
-            break
-        half = (1 - negative_size) // 2
-        heapq.heapreplace(heap, (-half, start, batch))
-        heapq.heappush(heap, (negative_size + half, start + half, batch))
-    negative_sizes, starts, source = np.array(heap, dtype=np.int64).T
-    kept = np.delete(np.arange(layout.starts.size), touched)
-    pieces = replace(
-        _chosen(layout, np.concatenate((kept, source))),
-        starts=np.concatenate((layout.starts[kept], starts)),
-        batch_sizes=np.concatenate((layout.batch_sizes[kept], -negative_sizes)),
-    )
-    order = np.argsort(pieces.starts, kind="stable")
-    return _chosen(pieces, order[np.sort(np.arange(wanted) % order.size)])
+    while layout.starts.size < wanted:
+        batch = int(layout.batch_sizes.argmax())
+        size = int(layout.batch_sizes[batch])
+        if size == 1:
+            return _chosen(layout, np.sort(np.arange(wanted) % layout.starts.size))
+        layout = _chosen(layout, np.insert(np.arange(layout.starts.size), batch, batch))
+        half = -(-size // 2)
+        layout.batch_sizes[batch : batch + 2] = (half, size - half)
+        layout.starts[batch + 1] += half
+    return layout
 
 
 def _chosen(layout: Layout, batches: npt.NDArray[np.intp]) -> Layout:

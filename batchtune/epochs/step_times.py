@@ -158,8 +158,9 @@ class StepTimes:
 
     def _shapes(self, shape: tuple[int, ...], *given: npt.ArrayLike | None) -> FloatArray:
         """Return shape (coordinates, shapes) of batch sizes, lengths and maybe targets, broadcast to `shape`."""
-        used = given if needs_targets(self.model) else given[:2]
-        return _coordinates(*(np.broadcast_to(np.asarray(each, np.float64), shape).ravel() for each in used))
+        if not needs_targets(self.model):
+            given = given[:2]
+        return _coordinates(*(np.broadcast_to(np.asarray(each, np.float64), shape).ravel() for each in given))
 
     def _weights(self, shapes: FloatArray, *, left_out: bool = False) -> FloatArray:
         """Return shape (measured, shapes): how much each ratio counts; if `left_out`, at measured shapes the others."""
@@ -195,10 +196,13 @@ class _Timed:
     def of(cls, trials: Sequence[Trial], *, with_targets: bool) -> _Timed:
         """Return the shapes of trials that passed; targets tell them apart only `with_targets`."""
         mean_to_median, common_error = _mean_to_median(trials)
-        by_shape: dict[tuple[int, float, float | None], list[Trial]] = defaultdict(list)
+        by_shape: dict[tuple[int, float, float | bool | None], list[Trial]] = defaultdict(list)
         for trial in trials:
             if trial.outcome == "ok" and trial.step_seconds:
-                by_shape[trial.batch_size, trial.length, trial.target_length if with_targets else None].append(trial)
+                target = trial.target_length
+                if not with_targets:
+                    target = None
+                by_shape[trial.batch_size, trial.length, target].append(trial)
         seconds = []
         errors = []
         for same in by_shape.values():

@@ -15,8 +15,6 @@ from batchtune.results import Sizing
 
 # No data set fills a larger batch, and a quotient far beyond would not fit int64.
 _LARGEST_BATCH_SIZE = 2**53
-# Lengths that are looked up at once: enough to be fast, little memory next to a data set.
-_AT_ONCE = 1 << 18
 
 Buckets: TypeAlias = npt.NDArray[np.integer[Any]]
 """Indices of buckets, in as few bits as possible."""
@@ -35,40 +33,27 @@ class BucketTable:
         batch_sizes: Shape (buckets,), at least 1 each.
         target_boundaries: Shape (buckets,), not negative and finite; strictly ascending among the buckets with the
             same boundary. None for a table over one length.
-
-    Raises:
-        ValueError: Boundaries or batch sizes break one of these rules; the message names the entry.
     """
 
     boundaries: FloatArray
     batch_sizes: IntArray
     target_boundaries: FloatArray | None = None
 
-    def __post_init__(self) -> None:
-        edges = self.boundaries
-        sizes = self.batch_sizes
-        if edges.ndim != 1 or edges.size == 0:
-            raise ValueError(f"bucket_boundaries must be one-dimensional and not empty, got shape {edges.shape}")
-        if sizes.shape != edges.shape:
+    @classmethod
+    def of(cls, boundaries: npt.ArrayLike, batch_sizes: npt.ArrayLike) -> BucketTable:
+        """Return the table of plain numbers, as users and files give them.
+
+        Raises ValueError if boundaries or batch sizes break a rule; the message names the entry.
+        """
+        edges = _numbers("bucket_boundaries", boundaries)
+        sizes = _numbers("bucket_batch_sizes", batch_sizes)
+        if sizes.size != edges.size:
             raise ValueError(
                 f"{sizes.size} bucket_batch_sizes for {edges.size} bucket_boundaries: give one batch size for each "
                 "boundary"
             )
         _check_each("bucket_boundaries must be positive and finite", edges, (edges > 0) & (edges < np.inf))
-        rising = np.diff(edges) > 0
-        if self.target_boundaries is None and not rising.all():
-            entry = int(rising.argmin()) + 1
-            raise ValueError(
-                f"bucket_boundaries must ascend, but entry {entry} ({edges[entry]}) follows {edges[entry - 1]}: "
-                "sort them, each once, and their batch sizes with them"
-            )
-        _check_each("bucket_batch_sizes must be whole numbers from 1 to 2**53", sizes, sizes >= 1)
-
-    @classmethod
-    def of(cls, boundaries: npt.ArrayLike, batch_sizes: npt.ArrayLike) -> BucketTable:
-        """Return the table of plain numbers, as users and files give them; raise ValueError if they are wrong."""
-        edges = _numbers("bucket_boundaries", boundaries)
-        sizes = _numbers("bucket_batch_sizes", batch_sizes)
+        _check_each("bucket_boundaries must ascend, each once", edges, np.diff(edges, prepend=0) > 0)
         whole = (sizes >= 1) & (sizes <= _LARGEST_BATCH_SIZE) & (sizes == np.floor(sizes))
         _check_each("bucket_batch_sizes must be whole numbers from 1 to 2**53", sizes, whole)
         return cls(edges.astype(np.float64), sizes.astype(np.int64))
@@ -103,10 +88,7 @@ class BucketTable:
         edges: npt.NDArray[Any] = self.boundaries
         if lengths.dtype.kind == "f" and lengths.dtype.itemsize < edges.dtype.itemsize:
             edges = edges.astype(lengths.dtype)
-        buckets = np.empty(lengths.size, dtype=np.min_scalar_type(self.num_buckets))
-        for start in range(0, lengths.size, _AT_ONCE):
-            buckets[start : start + _AT_ONCE] = np.searchsorted(edges, lengths[start : start + _AT_ONCE], side="left")
-        return buckets
+        return np.searchsorted(edges, lengths, side="left").astype(np.min_scalar_type(self.num_buckets))
 
     def extended_to(self, longest: float) -> BucketTable:
         """Return the table, with one bucket more, of batches of one, if `longest` is beyond the last boundary."""
@@ -258,15 +240,7 @@ class OverlongError(ValueError):
 def checked_lengths(lengths: npt.ArrayLike) -> npt.NDArray[Any]:
     """Return the lengths that a user gave as an array; raise ValueError for one that is not positive and finite."""
     values = _numbers("lengths", lengths, "; for a manifest, use from_config; for a data set, also give it length_of=")
-    for start in range(0, values.size, _AT_ONCE):
-        part = values[start : start + _AT_ONCE]
-        wrong = ~((part > 0) & (part < np.inf))
-        if wrong.any():
-            index = start + int(wrong.argmax())
-            raise ValueError(
-                f"lengths must be positive and finite, but entry {index} is {values[index]}: fix it, or leave the "
-                "example out of the data set"
-            )
+    _check_each("lengths must be positive and finite", values, (values > 0) & (values < np.inf))
     return values
 
 

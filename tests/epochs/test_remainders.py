@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from real_lengths import librispeech_seconds
 
 from batchtune.buckets.optimal import best_buckets, few_ends, optimal_boundaries
-from batchtune.epochs.bucket_costs import BatchCounts
+from batchtune.epochs.expectation import BatchCounts
 from batchtune.epochs.table import batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 
