@@ -63,7 +63,7 @@ def test_a_length_that_memory_did_not_limit_lowers_no_other(closed_by: ClosedBy)
     assert frontier([1, 5, 10]).tolist() == [90, 90, 90]
 
 
-def test_the_size_for_a_pair_is_the_largest_among_shapes_no_smaller() -> None:
+def test_a_pair_gets_the_largest_size_among_shapes_no_smaller() -> None:
     measured = [(10, 50, 20), (100, 50, 4), (100, 10, 8), (60, 20, 9)]
     joint = Frontier.of_pairs([point(length, size, target=target) for length, target, size in measured])
     assert joint([5, 10, 11, 60, 61, 100], [50, 50, 50, 20, 10, 11]).tolist() == [20, 20, 4, 9, 8, 4]
