@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from cli.conftest import run_here
 from loader_records import made_loader
@@ -20,7 +19,7 @@ from made_once import MadeOnce
 from memory_laws import LAWS, LawDevice, made_lengths
 from ruamel.yaml import YAML
 
-from batchtune.cli.verify import sampler_plan, verify_with_progress
+from batchtune.cli.verify import sampler_plan
 from batchtune.errors import BatchtuneError
 from batchtune.exports import FRAMEWORKS
 from batchtune.exports.run_configs import read_sampler_yaml
@@ -29,7 +28,7 @@ from batchtune.probe.hooks import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Probe, WorkloadRecord, read_result, write_result
-from batchtune.verify.plan import Subject, VerifyPlan, VerifySettings
+from batchtune.verify.plan import VerifyPlan, VerifySettings, subject_of
 from batchtune.verify.verifying import verify
 
 SETTINGS = ProbeSettings(
@@ -200,16 +199,10 @@ def hold(folder: Path, kind: str, run: Path, file: str) -> None:
 
 def verified_again(lengths: Lengths, run: Path) -> None:
     """Verify as the command does, on the made device."""
-    with pytest.MonkeyPatch.context() as patch:
-
-        def run_verify(plan: VerifyPlan, subject: Subject, folder: Path, **_: Any) -> Any:
-            json.dumps([msgspec.to_builtins(subject.settings), subject.limit_bytes])
-            record = WorkloadRecord(spec=subject.settings.workload, options=subject.settings.options)
-            return verify(LawDevice(LAWS["quadratic"], lengths), plan, record)
-
-        patch.setattr("batchtune.verify.verifying.run_verify", run_verify)
-        plan = sampler_plan(lengths, run, VerifySettings(steps=20), quiet=True)
-        verify_with_progress(plan, run, {}, quiet=True)
+    plan = sampler_plan(lengths, run, VerifySettings(steps=20), quiet=True)
+    subject = subject_of(plan.lengths, plan.probe, {}, run)
+    record = WorkloadRecord(spec=subject.settings.workload, options=subject.settings.options)
+    verify(LawDevice(LAWS["quadratic"], lengths), plan, record)
 
 
 def harmless(text: str, *, own_commands: bool) -> None:

@@ -79,7 +79,7 @@ def write_result(text: str, output: Path | None, *, inputs: Sequence[str | Path]
     from batchtune.files import write_whole
 
     if output is None or str(output) == "-":
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.write(text.removesuffix("\n") + "\n")
     else:
         refuse_overwriting(output, inputs)
         write_whole(output, text)

@@ -109,7 +109,9 @@ def tuned_run(results: RunResults) -> Tuned:
     from batchtune.exports import Tuned
 
     here = Path.cwd()
-    folder = results.folder.relative_to(here) if results.folder.is_relative_to(here) else results.folder
+    folder = results.folder
+    if folder.is_relative_to(here):
+        folder = folder.relative_to(here)
     return Tuned(
         sweep=results.sweep,
         stream=results.stream,

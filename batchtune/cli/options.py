@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hints
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from batchtune.streams.stream_settings import StreamSettings
 
 AnyLengths = TypeVar("AnyLengths")
+AnyValue = TypeVar("AnyValue")
 
 DEFAULT_RUN_FOLDER = Path("batchtune-run")
 BUCKETS = "Bucket tables"
@@ -89,6 +91,11 @@ def given(kind: Callable[..., Any], *groups: Any, **values: Any) -> dict[str, An
                 arguments[name] = getattr(group, name)
     arguments.update(values)
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _if_given(parse: Callable[[Any], AnyValue], value: Any) -> AnyValue | None:
+    """Return what is read from an option's value; None without one."""
+    return None if value is None else parse(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +174,7 @@ class ManifestOptions:
         from batchtune.run_folder import lengths_of
 
         options = self.read_options()
-        run_lengths = lengths_of(as_in) if as_in is not None else None
+        run_lengths = _if_given(lengths_of, as_in)
         if run_lengths is not None and run_lengths.reading is not None:
             given = options.record().flags
             options = options.completed(run_lengths.reading)
@@ -190,8 +197,7 @@ class ManifestOptions:
         """Return the options for reading that the user gave. Raises UsageError if one is invalid."""
         from batchtune.manifests import ReadOptions, parse_scale
 
-        scale = None if self.length_scale is None else parse_scale(self.length_scale)
-        return ReadOptions(**given(ReadOptions, self, length_scale=scale))
+        return ReadOptions(**given(ReadOptions, self, length_scale=_if_given(parse_scale, self.length_scale)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +217,11 @@ class RunOptions:
     quiet: Quiet = False
     json: Json = False
     full: Full = False
+
+    @property
+    def continued(self) -> Path | None:
+        """The run folder, unless its run starts over."""
+        return None if self.force else self.run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,19 +260,15 @@ class WorkloadOptions:
 
         asked = {
             "workload": self.workload or None,
-            "options": parse_options(self.set) if self.set else None,
+            "options": _if_given(parse_options, self.set),
             "device": self.device,
-            "memory_bytes": _size(self.memory),
+            "memory_bytes": _if_given(parse_size, self.memory),
             "memory_fraction": self.memory_fraction,
-            "reserve_bytes": _size(self.reserve),
+            "reserve_bytes": _if_given(parse_size, self.reserve),
             "setup_timeout_seconds": self.setup_timeout,
             "wait_seconds": self.wait,
         }
         return {name: value for name, value in asked.items() if value is not None}
-
-
-def _size(text: str | None) -> int | None:
-    return None if text is None else parse_size(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,7 +368,7 @@ class SweepOptions:
                 run,
                 strategies=tuple(self.strategy or ALL_STRATEGIES),
                 num_buckets=parse_num_buckets(self.num_buckets),
-                pool_sizes=parse_sizes(self.pool_size, "--pool-size") if self.pool_size is not None else None,
+                pool_sizes=_if_given(partial(parse_sizes, flag="--pool-size"), self.pool_size),
             )
         )
 

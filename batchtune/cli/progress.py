@@ -86,8 +86,10 @@ class Progress:
     def row(self, row: Row | StreamRow, rows: int | None = None) -> None:
         """Show one more row of a sweep, and how many there will be, if known."""
         self.rows += 1
-        of_all = f" of {rows}" if rows is not None else ""
-        self.update(f"Sweeping: {row.name}, row {self.rows}{of_all}", self.rows, rows)
+        doing = f"Sweeping: {row.name}, row {self.rows}"
+        if rows is not None:
+            doing += f" of {rows}"
+        self.update(doing, self.rows, rows)
 
     def loader(self, tuning: LoaderProgress) -> None:
         """Show the settings of a loader that are measured."""
@@ -163,8 +165,9 @@ def _about(device: Device, *, ddp: bool) -> Iterator[str]:
     """Describe the device, its limit, what is kept free, and why figures may be wrong."""
     from batchtune.trust import trust_warnings
 
-    part = " (a part of a GPU: MIG)" if device.mig else ""
-    first = f"Device: {device.name}{part}, {format_size(device.total_bytes)}; limit {format_size(device.limit_bytes)}."
+    first = f"Device: {device.name}, {format_size(device.total_bytes)}; limit {format_size(device.limit_bytes)}."
+    if device.mig:
+        first += " It is a part of a GPU (MIG)."
     if device.load_average is not None:
         first += f" Load average: {device.load_average:.1f}, on {counted(device.processors or 1, 'processor')}."
     yield first

@@ -70,6 +70,6 @@ def schema(
     elif name in SCHEMAS:
         text = json_format.dumps(schema_of(name), indent=2, ensure_ascii=False)
     else:
-        near = did_you_mean(name.removeprefix("batchtune/").partition(".")[0], SCHEMAS)
-        raise UsageError(f"unknown schema {shortened(name)}", f"{near}Known schemas: {', '.join(SCHEMAS)}.")
+        hint = f"{did_you_mean(name, SCHEMAS)}Known schemas: {', '.join(SCHEMAS)}."
+        raise UsageError(f"unknown schema {shortened(name)}", hint)
     console.write_result(f"{text}\n", output)

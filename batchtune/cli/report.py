@@ -169,8 +169,6 @@ def report(
 
 def _format_of(given: str | None, output: Path | None, *, as_json: bool) -> str:
     """Return the format by option or by the ending of the file. Raises UsageError if that names none."""
-    if as_json and given is not None:
-        raise UsageError(f"--json and --format {given} are two formats", "Give one of them.")
     if as_json:
         return "json"
     if given is not None:

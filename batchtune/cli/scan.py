@@ -28,7 +28,7 @@ def scan(
         Path | None,
         option("Parquet file to write: id, length, target_length, source.", "FILE", "--output", "-o", variable=None),
     ] = None,
-    summary: Annotated[bool, option("Only show the summary: the default without -o.", variable=None)] = False,
+    summary: Annotated[bool, option("Only show the summary, as without -o.", variable=None)] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -47,13 +47,11 @@ def scan(
     from batchtune.reports.survey import survey, survey_section
 
     to_stdout = str(output) == "-"
-    if summary and output is not None:
-        raise UsageError("--summary writes no file, but -o asks for one", "Leave one of them out.")
     if to_stdout and json:
         raise UsageError(
             "stdout can't hold both the Parquet file and the JSON", "Name a file with -o, or leave out --json."
         )
-    if output is None:
+    if output is None or summary:
         lengths = source.load(quiet=quiet, described=False)
     else:
         _check_output(output)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from batchtune.cli import console
-from batchtune.errors import UsageError, bounded, nearest, shortened
+from batchtune.errors import UsageError, bounded, did_you_mean, shortened
 
 # Options that name code to run, its arguments, or what is written.
 _OF_TRUSTED_PROJECTS = {"workload", "set", "sweep", "run", "junit_xml"}
@@ -58,10 +58,9 @@ def _origins(table: Any, known: Mapping[str, Any], path: Path, name: str) -> dic
         option = key.replace("_", "-")
         where = f"{path}, [{name}] {key}"
         if option not in known:
-            near = nearest(option, known)
             raise UsageError(
                 f"{path}, [{name}]: unknown setting {shortened(key)}",
-                f"Did you mean {near!r}?" if near else f"Known settings: {', '.join(sorted(known))}.",
+                f"{did_you_mean(option, known)}Known settings: {', '.join(sorted(known))}.",
             )
         parameter = known[option]
         if parameter is None:
@@ -116,8 +115,12 @@ def _as_text(value: Any, parameter: Any) -> str | list[str] | bool:
         return value
     if isinstance(value, Mapping):  # set = { layers = 12 }
         value = [f"{key}={_word(part)}" for key, part in value.items()]
-    words = list(map(_word, value)) if isinstance(value, list) else [_word(value)]
-    return words if getattr(parameter, "multiple", False) else ",".join(words)
+    if not isinstance(value, list):
+        value = [value]
+    words = [_word(part) for part in value]
+    if getattr(parameter, "multiple", False):
+        return words
+    return ",".join(words)
 
 
 def _word(value: Any) -> str:

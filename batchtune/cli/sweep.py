@@ -49,7 +49,7 @@ def sweep_buckets(
     """
     settings = sweep.settings(run)
     current = sweep.current_settings()
-    lengths = source.load(quiet=run.quiet, as_in=None if run.force else run.run)
+    lengths = source.load(quiet=run.quiet, as_in=run.continued)
     _check_limit(max_batch_length, lengths, quiet=run.quiet)
     _show(sweep_and_write(lengths, settings, current, run, max_batch_length=max_batch_length), run)
 
@@ -76,7 +76,7 @@ def sweep_stream(
     from batchtune.streams.stream_sweep import run_stream_sweep
 
     settings = stream.settings(run)
-    found = source.load_stream(quiet=run.quiet, as_in=None if run.force else run.run)
+    found = source.load_stream(quiet=run.quiet, as_in=run.continued)
     _check_limit(max_batch_length, found.lengths, quiet=run.quiet)
     current = None
     if stream.current is not None:

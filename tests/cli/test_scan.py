@@ -114,7 +114,6 @@ def test_a_dash_writes_parquet_to_stdout(tmp_path: Path, manifest: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["--summary", "-o", "x.parquet"], 2),
         (["--measure", "letters"], 2),
         (["--reduce", "mean"], 2),
         (["-o", "absent/../lengths.csv/x.parquet"], 1),
