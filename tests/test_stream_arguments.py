@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from batchtune import BucketBatchSampler, BucketedStream
+from batchtune import BucketedStream
 from batchtune.sampler.common import truncated
 
 LONG = "x" * 100_000
@@ -40,9 +39,7 @@ def lengths_of(*values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "plain"),
     [
-        ({"buffer_size": np.int64(30)}, {"buffer_size": 30}),
-        ({"buffer_size": np.float64(30)}, {"buffer_size": 30}),
-        ({"batches_per_epoch": np.int32(7)}, {"batches_per_epoch": 7}),
+        ({"buffer_size": np.int64(30), "batches_per_epoch": np.int32(7)}, {"buffer_size": 30, "batches_per_epoch": 7}),
         ({"seed": np.uint64(2**63), "epoch": np.int8(3)}, {"seed": 2**63, "epoch": 3}),
         ({**size_of(np.float32(5)), "buffer_bytes": np.int64(50)}, size_of(5)),
         (
@@ -111,14 +108,9 @@ def test_lengths_as_tensors_and_numpy_numbers_are_read() -> None:
 
 
 STATES = [
-    *({name: value} for name in ("epoch", "batches") for value in (torch.tensor([1, 2]), -1, 2**63, None, LONG, NAN)),
-    *({"finished": value} for value in (torch.tensor([1, 2]), LONG, None)),
-    *({"read": value} for value in (torch.tensor([1, 2]), 10**5000, None)),
-    *(
-        {name: value}
-        for name in ("options", "rank", "world_size", "worker", "workers")
-        for value in (torch.tensor([1, 2]), LONG, 10**5000, None)
-    ),
+    {name: value}
+    for name in ("epoch", "batches", "finished", "read", "options", "rank", "world_size", "worker", "workers")
+    for value in (torch.tensor([1, 2]), 10**5000, None)
 ]
 
 
@@ -132,33 +124,5 @@ def test_an_odd_state_is_one_short_error(changed: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("epoch", [2**63, -1, NAN, LONG, None])
 def test_an_odd_epoch_is_one_short_error(epoch: Any) -> None:
-    made: list[Callable[[Any], None]] = [stream().set_epoch, sampler().set_epoch]
-    for set_epoch in made:
-        with pytest.raises(ValueError, **ERRORS):
-            set_epoch(epoch)
-
-
-def sampler(**options: Any) -> BucketBatchSampler:
-    return BucketBatchSampler(
-        **{"lengths": [5.0] * 40, "bucket_boundaries": [10], "bucket_batch_sizes": [4], **options}
-    )
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {name: value}
-        for name in ("epoch", "position", "seed", "world_size", "digest")
-        for value in (torch.tensor([1, 2]), LONG, 10**5000, None)
-    ],
-    ids=lambda changed: str(next(iter(changed))),
-)
-def test_an_odd_state_of_a_sampler_is_one_short_error(changed: dict[str, Any]) -> None:
     with pytest.raises(ValueError, **ERRORS):
-        sampler().load_state_dict({**sampler().state_dict(), **changed})
-
-
-@pytest.mark.parametrize("lengths", [["5"] * 4, [10**400], [NAN], "555", b"123", [None], [[1, 2]]])
-def test_odd_lengths_of_a_sampler_are_one_short_error(lengths: Any) -> None:
-    with pytest.raises(ValueError, **ERRORS):
-        sampler(lengths=lengths)
+        stream().set_epoch(epoch)

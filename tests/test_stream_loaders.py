@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,50 +99,12 @@ def test_a_stateful_loader_resumes_in_mid_epoch(persistent: bool, nominal: int |
         assert list(other) == following
 
 
-def test_a_stateful_loader_without_workers_resumes() -> None:
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    one, other = (StatefulDataLoader(stream(), batch_size=None, num_workers=0) for _ in range(2))
-    batches = iter(one)
-    list(islice(batches, 9))
-    state = one.state_dict()
-    after, following = list(batches), list(one)
-    other.load_state_dict(state)
-    assert list(other) == after
-    assert list(other) == following
-
-
 def test_a_plain_loops_state_is_not_for_workers() -> None:
     one, other = stream(), stream()
     next(iter(one))
     other.load_state_dict(one.state_dict())
     with pytest.raises(ValueError, match="load the state of torchdata's StatefulDataLoader into that loader"):
         list(loaded(other, workers=1))
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> list[str]:
-    """Six tar shards of 40 examples each, whose lengths are text."""
-    webdataset = pytest.importorskip("webdataset")
-    paths = [str(tmp_path / f"{number}.tar") for number in range(6)]
-    for number, path in enumerate(paths):
-        with webdataset.TarWriter(path) as writer:
-            for example in EXAMPLES[40 * number : 40 * number + 40]:
-                writer.write({"__key__": example["id"], "txt": str(example["length"])})
-    return paths
-
-
-def length_of_text(example: dict[str, Any]) -> float:
-    return float(example["txt"])
-
-
-@pytest.mark.slow
-def test_webdataset_with_spawned_workers_and_its_own_loader(shards: list[str]) -> None:
-    import webdataset
-
-    pipeline = webdataset.WebDataset(shards, shardshuffle=10, seed=1).compose(stream(None, length_of=length_of_text))
-    assert seen(loaded(pipeline, multiprocessing_context="spawn")) == IDS
-    assert seen(webdataset.WebLoader(pipeline, batch_size=None, num_workers=2)) == IDS
 
 
 def of_shards(shards: list[int]) -> Iterable[dict[str, Any]]:

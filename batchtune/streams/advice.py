@@ -65,23 +65,19 @@ def recommend_stream(rows: Sequence[StreamRow], *, min_randomness: float | None 
 
     reason = f"{row.name} takes {_described(row, timed=timed)}"
     if speechbrain is not None and speechbrain is not row:
-        difference = _difference(row, speechbrain, timed=timed)
-        reason += f", {difference} than {speechbrain.name} at its best ({_described(speechbrain, timed=timed)})"
+        reason += f", {speechbrain.name} at its best {_described(speechbrain, timed=timed)}"
     cheapest = min(allowed, key=lambda other: _cost(other, timed=timed))
     saves = _cost(cheapest, timed=timed) < _cost(row, timed=timed) * (1 - _EQUAL)
     if saves and cheapest.mates_again > row.mates_again:
         reason += (
-            f"; {cheapest.name} takes {_difference(cheapest, row, timed=timed)}, but batch mates meet again in "
+            f"; {cheapest.name} takes {_described(cheapest, timed=timed)}, but batch mates meet again in "
             f"{format_percent(cheapest.mates_again)} of cases, not {format_percent(row.mates_again)} (--min-randomness)"
         )
-    return Recommendation(_index(rows, row), reason, None if speechbrain is None else _index(rows, speechbrain))
+    portable = None if speechbrain is None else rows.index(speechbrain)
+    return Recommendation(rows.index(row), reason, portable)
 
 
-def _index(rows: Sequence[StreamRow], row: StreamRow) -> int:
-    return next(index for index, other in enumerate(rows) if other is row)
-
-
-def _cost(row: StreamRow | Row, *, timed: bool) -> float:
+def _cost(row: StreamRow, *, timed: bool) -> float:
     return cost_of(row, timed=timed) or 0.0
 
 
@@ -105,18 +101,12 @@ def _best_of(rows: Sequence[StreamRow], *, timed: bool) -> StreamRow:
     )
 
 
-def _described(row: StreamRow | Row, *, timed: bool) -> str:
+def _described(row: StreamRow, *, timed: bool) -> str:
     """Return the cost of a row in words."""
     batches = f"{format_number(row.batches)} batches"
     if not timed:
         return batches
     return f"{format_seconds(_cost(row, timed=True))} an epoch ({batches})"
-
-
-def _difference(row: StreamRow, other: StreamRow | Row, *, timed: bool) -> str:
-    """Return by how much a row costs more or less than another: `3.0% less`."""
-    part = _cost(row, timed=timed) / (_cost(other, timed=timed) or 1.0) - 1
-    return f"{format_percent(abs(part))} {'more' if part >= 0 else 'less'}"
 
 
 def advised_shards(count: int, total_bytes: int | None, readers: int) -> ShardAdvice:

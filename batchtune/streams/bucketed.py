@@ -169,16 +169,11 @@ def _filled(buckets: list[list[int]], sizes: list[int], bucket: int, chance: Ran
 def _taken(held: list[int], size: int, chance: Random | None) -> list[int]:
     """Take `size` examples, or all, out of those held: random ones, or without `chance` the first."""
     size = min(size, len(held))
-    if chance is None:
-        batch = held[:size]
-        del held[:size]
-        return batch
-    stay = len(held) - size
-    for last in range(len(held) - 1, stay - 1, -1):
-        drawn = int(chance.random() * (last + 1))
-        held[last], held[drawn] = held[drawn], held[last]
-    batch = held[stay:]
-    del held[stay:]
+    if chance is not None:
+        chosen = chance.sample(range(len(held)), size)
+        return [held.pop(index) for index in sorted(chosen, reverse=True)]
+    batch = held[:size]
+    del held[:size]
     return batch
 
 

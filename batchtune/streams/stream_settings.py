@@ -1,4 +1,4 @@
-"""The settings of a stream's sweep, and a user's current way to batch one: SpeechBrain's, or batchtune's own stage."""
+"""The settings of a stream's sweep, and a user's current way to batch one."""
 
 from __future__ import annotations
 
@@ -8,26 +8,21 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from batchtune.buckets.cautions import longer_than
-from batchtune.buckets.current import table_holding_all
 from batchtune.buckets.current_settings import (
     OPTION,
     YOURS,
-    Boundaries,
     Given,
     Known,
     Length,
     Settings,
     Size,
-    Sizes,
     read_settings,
 )
 from batchtune.configs import STREAM_LIMITS, Block, Recipe, entries
 from batchtune.errors import UsageError, invalid_field
 from batchtune.lengths import Lengths
-from batchtune.results import Share, StreamAlgorithm, StreamedWith
-from batchtune.streams.bucketed import StreamBatching
+from batchtune.results import Share, StreamedWith
 from batchtune.streams.pivot import PivotSettings
-from batchtune.streams.simulated import AnyBatching
 from batchtune.units import PER_SECOND, counts_samples, format_length, format_number
 
 _SAMPLE_LENGTHS = ("min_sample_len", "max_sample_len")
@@ -42,7 +37,7 @@ class CurrentStream:
     sentences without a full stop.
     """
 
-    batching: AnyBatching
+    batching: PivotSettings
     settings: dict[str, Any]
     notes: tuple[str, ...] = ()
 
@@ -75,15 +70,7 @@ class StreamSettings(StreamedWith, frozen=True, kw_only=True):
         return self.world_size * max(1, self.workers)
 
 
-class CurrentSettings(Settings, frozen=True, kw_only=True):
-    """Settings that make batches of a stream."""
-
-    def current(self, given: Given[CurrentSettings], lengths: Lengths) -> CurrentStream:
-        """Return the settings in the unit of the lengths; raise BatchtuneError if they are for others."""
-        raise NotImplementedError
-
-
-class PivotArguments(CurrentSettings, frozen=True, kw_only=True):
+class PivotArguments(Settings, frozen=True, kw_only=True):
     """The arguments of `dynamic_bucketed_batch`, with those of its `sampler_kwargs`, or these alone."""
 
     NAME = "speechbrain"
@@ -116,7 +103,7 @@ class PivotArguments(CurrentSettings, frozen=True, kw_only=True):
                 problem = f"sampler_fn is not {_PIVOT}, so its batches can't be reproduced"
                 raise recipe.wrong(function, problem, "Leave --current out.")
 
-    def current(self, given: Given[CurrentSettings], lengths: Lengths) -> CurrentStream:
+    def current(self, given: Given[PivotArguments], lengths: Lengths) -> CurrentStream:
         """Return the arguments; numbers of samples become seconds."""
         arguments = msgspec.structs.asdict(self)
         del arguments["sample_rate"]
@@ -145,7 +132,7 @@ class PivotArguments(CurrentSettings, frozen=True, kw_only=True):
             values["sample_rate"] = rate
         return CurrentStream(batching, given.record(describe, values), tuple(notes))
 
-    def _rate(self, given: Given[CurrentSettings], lengths: Lengths) -> float | None:
+    def _rate(self, given: Given[PivotArguments], lengths: Lengths) -> float | None:
         """Return how many samples a second the limits count; None if they count in the lengths' unit."""
         rate = self.sample_rate
         if lengths.unit not in PER_SECOND:
@@ -169,49 +156,11 @@ class PivotArguments(CurrentSettings, frozen=True, kw_only=True):
         return rate
 
 
-class OwnStream(CurrentSettings, frozen=True, kw_only=True):
-    """The settings of `batchtune.BucketedStream`."""
-
-    NAME = "batchtune"
-    SIGNS = ("bucket_batch_sizes", "buffer_size")
-
-    algorithm: StreamAlgorithm = "bucket"
-    buffer_size: Size
-    bucket_boundaries: Boundaries
-    bucket_batch_sizes: Sizes
-    max_padding_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    shuffle: bool = True
-    drop_last: bool = False
-
-    def __post_init__(self) -> None:
-        if self.max_padding_ratio and self.algorithm != "pivot":
-            raise ValueError(f"max_padding_ratio goes with the algorithm pivot, but algorithm is {self.algorithm}")
-
-    def current(self, given: Given[CurrentSettings], lengths: Lengths) -> CurrentStream:
-        """Return the settings; an example beyond the last boundary, which the stage refuses, is an error."""
-        try:
-            table = table_holding_all(self.bucket_boundaries, self.bucket_batch_sizes, lengths)
-        except ValueError as error:
-            raise given.wrong(str(error)) from error
-        batching = StreamBatching(
-            algorithm=self.algorithm,
-            table=table,
-            buffer_size=self.buffer_size,
-            max_padding_ratio=self.max_padding_ratio,
-            shuffle=self.shuffle,
-            drop_last=self.drop_last,
-        )
-        buffer = format_number(batching.buffer_size)
-        describe = f"batchtune's BucketedStream, {batching.algorithm} with a buffer of {buffer}"
-        return CurrentStream(batching, given.record(describe, msgspec.to_builtins(self)))
-
-
-_STREAMS: Known[CurrentSettings] = Known(
-    kinds=(OwnStream, PivotArguments),
+_STREAMS: Known[PivotArguments] = Known(
+    kinds=(PivotArguments,),
     hint=(
         f"Write {OPTION} key=value,key=value or the path of a SpeechBrain YAML. Known are the arguments of "
-        f"SpeechBrain's dynamic_bucketed_batch ({', '.join(PivotArguments.__struct_fields__)}), and BucketedStream's "
-        "bucket_boundaries, bucket_batch_sizes and buffer_size."
+        f"SpeechBrain's dynamic_bucketed_batch: {', '.join(PivotArguments.__struct_fields__)}."
     ),
     lacking="settings of dynamic_bucketed_batch (target_batch_numel)",
 )

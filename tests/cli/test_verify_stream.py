@@ -57,5 +57,4 @@ def test_other_lengths_or_shards_are_refused(batchtune: Run, run: Path, tmp_path
         (tmp_path / name).write_text("\n".join([header, *part]) + "\n")
     parted = batchtune("verify", "--stream", "a.csv", "b.csv", *OWN)
     assert parted.returncode == 1
-    assert "stream.json is of 12 shards of 50 to 50 examples" in parted.stderr
-    assert "these are 2 shards of 300 to 300 examples" in parted.stderr
+    assert "stream.json is of 12 other shards; these are 2" in parted.stderr

@@ -10,7 +10,6 @@ import pytest
 
 from batchtune.errors import BatchtuneError, ResultError, UsageError
 from batchtune.lengths import Lengths
-from batchtune.streams.bucketed import StreamBatching
 from batchtune.streams.pivot import PivotSettings
 from batchtune.streams.stream_settings import CurrentStream, stream_current
 
@@ -105,14 +104,6 @@ def test_examples_longer_than_the_limit_are_noted() -> None:
     )
 
 
-def test_batchtunes_own_stage_can_be_written_out() -> None:
-    found = read("algorithm=pool,buffer_size=1024,bucket_boundaries=10:30,bucket_batch_sizes=6:2")
-    assert isinstance(found.batching, StreamBatching)
-    assert (found.batching.algorithm, found.batching.buffer_size, found.batching.shuffle) == ("pool", 1024, True)
-    assert found.batching.table.batch_sizes.tolist() == [6, 2]
-    assert found.settings["describe"] == "batchtune's BucketedStream, pool with a buffer of 1024"
-
-
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
@@ -128,18 +119,6 @@ def test_batchtunes_own_stage_can_be_written_out() -> None:
         ("target_batch_numel=45,max_padding_ratio=20", "max_padding_ratio: must be a number of at most 1", ""),
         ("target_batch_numel=0", "target_batch_numel: must be a number of at least 1e-09", ""),
         ("target_batch_numel=45,buffersize=0", "buffersize: must be a whole number of at least 1", ""),
-        (
-            "buffer_size=9,bucket_boundaries=10:30,bucket_batch_sizes=6:2,algorithm=x",
-            "algorithm: Invalid enum value",
-            "",
-        ),
-        ("bucket_boundaries=10:30,bucket_batch_sizes=60:20", "missing required field `buffer_size`", ""),
-        (
-            "buffer_size=9,bucket_boundaries=10:30,bucket_batch_sizes=6:2,max_padding_ratio=0.1",
-            "goes with the algorithm pivot, but algorithm is bucket",
-            "",
-        ),
-        ("buffer_size=9,bucket_boundaries=10:20,bucket_batch_sizes=6:2", "is beyond the last boundary 20 s", ""),
     ],
 )
 def test_what_is_wrong_is_one_message(text: str, message: str, hint: str) -> None:

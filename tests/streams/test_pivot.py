@@ -9,12 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from batchtune.streams.bucketed import StreamBatches
 from batchtune.streams.pivot import PivotSettings, speechbrain_batches
-from batchtune.streams.simulated import most_held, waits
 
 OF_SAMPLER = ("target_batch_numel", "max_batch_numel", "max_batch_size", "max_padding_ratio")
 
@@ -105,37 +102,3 @@ def test_the_batches_are_those_of_speechbrain(
             batched += len(real[0])
             assert our_batches(lengths, keywords, case) == real, (case, lengths, keywords)
     assert batched > cases
-
-
-def test_two_examples_of_length_0_fail_as_in_speechbrain(real_dynamic_bucketed_batch: Any) -> None:
-    lengths, keywords = [9, 0, 9, 0], {"target_batch_numel": 20}
-    with pytest.raises(ZeroDivisionError):
-        real_batches(real_dynamic_bucketed_batch, lengths, keywords, 0)
-    with pytest.raises(ValueError, match=r"divides by zero.*min_sample_len"):
-        our_batches(lengths, keywords, 0)
-
-
-STREAMS = st.lists(st.integers(1, 40), max_size=60)
-
-
-@given(lengths=STREAMS, buffersize=st.integers(1, 20), drop_end=st.booleans(), seed=st.integers(0, 9))
-@settings(deadline=None, max_examples=60)
-def test_waits_and_what_is_held_are_those_of_the_batches(
-    lengths: list[int], buffersize: int, drop_end: bool, seed: int
-) -> None:
-    made = PivotSettings(target_batch_numel=90, buffersize=buffersize, drop_end=drop_end)
-    found = speechbrain_batches(lengths, made, random.Random(seed))
-    held: set[int] = set()
-    waited, peaks, read = [], [0], 0
-    for batch, at in zip(in_lists(found), found.read.tolist(), strict=True):
-        held |= set(range(read, at))
-        peaks.append(sum(lengths[place] for place in held))
-        assert len(held) <= buffersize and held >= set(batch)
-        waited += [at - 1 - place for place in batch]
-        held -= set(batch)
-        read = at
-    held |= set(range(read, len(lengths)))
-    peaks.append(sum(lengths[place] for place in held))
-    assert waits(found).tolist() == waited
-    assert most_held(found, lengths) == max(peaks)
-    assert drop_end or not held

@@ -99,17 +99,9 @@ def test_seeds_of_epochs_ranks_and_workers_are_their_own() -> None:
 def test_a_buffer_that_holds_all_batches_gives_full_ones() -> None:
     table = speech_table(8)
     batches = of_speech("bucket", table, int(table.batch_sizes.sum()))
-    assert all(len(batch) == fits(table, SPEECH, batch) for batch in batches[: -table.num_buckets])
-    buckets = [set(table.assign(SPEECH[batch]).tolist()) for batch in batches[: -table.num_buckets]]
-    assert all(len(found) == 1 for found in buckets)
-
-
-def test_a_small_buffer_fills_batches_across_buckets() -> None:
-    # Full batches that pad more, rather than half empty ones: the buffer is too small for each bucket to get full.
-    table = speech_table(20)
-    batches = of_speech("bucket", table, int(table.batch_sizes.sum()) // 4)
-    share = np.mean([len(batch) / fits(table, SPEECH, batch) for batch in batches])
-    assert share > 0.95
+    unfilled = [batch for batch in batches if len(batch) < fits(table, SPEECH, batch)]
+    mixed = [batch for batch in batches if np.unique(table.assign(SPEECH[batch])).size > 1]
+    assert len(unfilled) <= 1 and len(mixed) <= table.num_buckets
 
 
 def test_pools_leave_hardly_a_batch_unfilled() -> None:

@@ -20,7 +20,7 @@ from batchtune.streams import simulated as stream_simulation
 from batchtune.streams.advice import recommend_stream
 from batchtune.streams.bucketed import StreamBatching, stream_batches, stream_random
 from batchtune.streams.pivot import PivotSettings
-from batchtune.streams.simulated import Sharding, StoredStream, distance_apart, epoch_seconds, simulate_stream
+from batchtune.streams.simulated import Sharding, StoredStream, simulate_stream
 from batchtune.streams.stream_settings import CurrentStream, StreamSettings
 from batchtune.streams.stream_sweep import speechbrain_limit, sweep_stream
 
@@ -179,49 +179,6 @@ def test_the_users_cap_leaves_the_maximum_as_it_is() -> None:
     assert speechbrain_limit(lengths, Limits(max_batch_length=300, max_batch_size=16)) == 300
 
 
-def test_mates_are_as_far_apart_as_counted() -> None:
-    stored = StoredStream.of(SPEECH, None, [300] * 5, Sharding(workers=2, shuffle_buffer=50), 1)
-    epoch = simulate_stream(stored, BUCKETS, 0)
-    starts, sizes = epoch.cut.layout.starts, epoch.cut.layout.batch_sizes
-    distances = [
-        abs(first - second)
-        for start, size in zip(starts, sizes, strict=True)
-        for first, second in itertools.combinations(epoch.cut.examples[start : start + size].tolist(), 2)
-    ]
-    assert distance_apart(epoch) == pytest.approx(float(np.mean(distances)) / (SPEECH.size + 1) * 3)
-
-
-def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
-    stored = StoredStream.of(SPEECH, None, [300] * 5, Sharding(world_size=2, workers=2), 1)
-    epoch = simulate_stream(stored, BUCKETS, 0)
-    ends = np.cumsum(epoch.batches_by_worker)
-    workers = [list(range(end - number, end)) for end, number in zip(ends, epoch.batches_by_worker, strict=True)]
-    times = step_seconds(epoch.shapes.batch_sizes.astype(float), epoch.shapes.lengths)
-    ranks = []
-    for first, second in (workers[:2], workers[2:]):
-        turns = itertools.zip_longest(first, second)
-        ranks.append([times[batch] for pair in turns for batch in pair if batch is not None])
-    steps = round(sum(map(len, ranks)) / 2)
-    expected = sum(max(rank[step % len(rank)] for rank in ranks) for step in range(steps))
-    assert epoch_seconds(stored, epoch, step_seconds) == pytest.approx(expected)
-
-
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(any), st.integers(1, 3), st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
-def test_workers_keep_their_shards_where_some_stand_for_all(sizes: list[int], ranks: int, workers: int) -> None:
-    sharding, lengths = Sharding(world_size=ranks, workers=workers), np.arange(1.0, sum(sizes) + 1)
-    whole = sharding.streams(sizes, seed=0, epoch=0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream_simulation, "_MOST_SIMULATED", 50)
-        stored = StoredStream.of(lengths, None, sizes, sharding, 0)
-    assert stored.lengths.size >= min(50, lengths.size)
-    scales = stored.scale.reshape(ranks, workers)
-    for rank, worker in itertools.product(range(ranks), range(workers)):
-        own, every = stored.sharding.streams(stored.sizes, seed=stored.seed, epoch=0)[rank][worker], whole[rank][worker]
-        assert own.tolist() == every[: own.size].tolist()
-        assert scales[rank, worker] * own.size == pytest.approx(every.size if own.size else 0)
-
-
 def test_many_examples_are_counted_by_some(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(2).gamma(6, 2, 12_000).round(1) + 0.5
     every = swept(values, [500] * 24, workers=2, buffer_sizes=(400,))
@@ -268,14 +225,6 @@ def test_current_settings_that_make_no_batch_are_refused(batching: PivotSettings
     current = CurrentStream(batching=batching, settings={})
     with pytest.raises(UsageError, match="--current: these settings make no batch of the stream"):
         swept(buffer_sizes=(100,), num_buckets=(4,), current=current)
-
-
-def test_shards_are_advised_for_all_workers() -> None:
-    advice = swept(shards=[300] * 5, workers=4, buffer_sizes=(100,), num_buckets=(4,)).shards.advice
-    assert advice is not None and advice.shards % 4 == 0
-    assert swept(shards=[375] * 4, workers=4, buffer_sizes=(100,), num_buckets=(4,)).shards.advice is None
-    # No shards suffice where there are fewer examples than workers.
-    assert swept(SPEECH[:20], [5] * 4, world_size=30, buffer_sizes=(100,), num_buckets=(4,)).shards.advice is None
 
 
 def test_settings_out_of_range_are_refused() -> None:
