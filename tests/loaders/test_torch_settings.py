@@ -47,9 +47,9 @@ def test_settings_that_are_the_same_are_left_out(processors: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "swept", "message"),
     [
-        ("dali", {"reader_threads": [-1]}, "-1 can't be"),
-        ("dali", {"queue_depth": [0]}, "0 can't be"),
-        ("dali", {"eval_mode": ["lazy"]}, "lazy can't be"),
+        ("dali", {"reader_threads": [-1]}, "-1 must be a whole number of at least 0"),
+        ("dali", {"queue_depth": [0]}, "0 must be a whole number of at least 1"),
+        ("dali", {"eval_mode": ["lazy"]}, "Invalid enum value 'lazy'"),
         ("torch", {"num_worker": [1]}, "neither an argument of this loader nor a parameter"),
     ],
 )
