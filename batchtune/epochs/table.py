@@ -53,7 +53,7 @@ class BucketTable:
                 "boundary"
             )
         _check_each("bucket_boundaries must be positive and finite", edges, (edges > 0) & (edges < np.inf))
-        _check_each("bucket_boundaries must ascend, each once", edges, np.diff(edges, prepend=0) > 0)
+        _check_each("bucket_boundaries must ascend", edges, np.diff(edges, prepend=0) > 0)
         whole = (sizes >= 1) & (sizes <= _LARGEST_BATCH_SIZE) & (sizes == np.floor(sizes))
         _check_each("bucket_batch_sizes must be whole numbers from 1 to 2**53", sizes, whole)
         return cls(edges.astype(np.float64), sizes.astype(np.int64))
@@ -196,7 +196,7 @@ def speechbrain_table(
     else:
         raise ValueError("either num_buckets or bucket_boundaries is needed")
     sizes = batch_sizes_for(boundaries, max_batch_length, max_batch_ex)
-    return BucketTable(boundaries, sizes).extended_to(float(histogram.lengths[-1]))
+    return BucketTable.of(boundaries, sizes).extended_to(float(histogram.lengths[-1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ def test_counting_refuses_lengths_beyond_the_last_boundary() -> None:
     [
         ([], [], "one-dimensional and not empty"),
         ([1, 2], [1], "1 bucket_batch_sizes for 2 bucket_boundaries"),
-        ([2, 2], [1, 1], "must ascend, each once, but entry 1 is 2: fix it"),
+        ([2, 2], [1, 1], "must ascend, but entry 1 is 2: fix it"),
         ([2, 1], [1, 1], "must ascend"),
         ([0, 1], [1, 1], "positive and finite"),
         ([1, float("nan")], [1, 1], "positive and finite"),
