@@ -23,14 +23,11 @@ _OVERLONG = (
 )
 # How to turn lengths into seconds; where the unit does not say it, as they are most often.
 _TO_SECONDS = {"ms": "1/1000", "samples": "1/16000", "frames": "1/100"}
-# No utterance is so many seconds long.
-_LONG_SECONDS = 1000.0
 
 
 def cautions(lengths: Lengths, limits: Limits, settings: SweepSettings, rows: Sequence[Row]) -> Iterator[str]:
     """Yield the warnings of a sweep, each at most once however many rows it concerns."""
     limit = limits.max_batch_length
-    distinct = lengths.histogram.lengths.size
     unit = limit_unit_hint(lengths, limit)
     if unit is not None:
         yield unit
@@ -42,9 +39,6 @@ def cautions(lengths: Lengths, limits: Limits, settings: SweepSettings, rows: Se
             "every row has batch sizes that are not proven to fit, the recommended one too: run its batches with "
             "`batchtune verify` before you train with them"
         )
-    most = max(settings.num_buckets)
-    if most > distinct and any(row.pool_size is None for row in rows):
-        yield f"up to {most} buckets were asked for, but there are only {distinct:,} different lengths"
     if settings.world_size > 1 and rows and rows[0].ranks is None:
         yield (
             f"what it costs that {settings.world_size:,} ranks wait for each other is not known without step times: "
@@ -71,17 +65,13 @@ def longer_than(lengths: Lengths, limit: float, name: str, consequence: str) -> 
 def workload_unit_hint(lengths: Lengths, workload: str) -> str | None:
     """Return a hint, in full sentences, where one example does not fit and the workload may expect seconds.
 
-    None where the lengths can be seconds, or count something else; a built-in workload knows the unit.
+    None where the lengths are seconds, or no times; a built-in workload knows the unit.
     """
-    unit = lengths.unit
-    if unit in _TO_SECONDS and workload.startswith("builtin:"):
+    if lengths.unit not in _TO_SECONDS or workload.startswith("builtin:"):
         return None
-    if unit not in _TO_SECONDS and (unit not in ("s", None) or lengths.longest <= _LONG_SECONDS):
-        return None
-    scale = _TO_SECONDS.get(unit or "", "1/1000")
     return (
-        f"Is the unit right? The workload is given lengths up to {format_length(lengths.longest, unit)}. If it expects "
-        f"seconds, convert them, for example with --length-scale {scale} --unit s."
+        f"Is the unit right? The workload is given lengths up to {format_length(lengths.longest, lengths.unit)}. If it "
+        f"expects seconds, convert them, for example with --length-scale {_TO_SECONDS[lengths.unit]} --unit s."
     )
 
 

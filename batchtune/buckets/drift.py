@@ -37,9 +37,8 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
         raise ResultError("the sweep recommends no table, so there is nothing to compare other lengths with", _AGAIN)
     if lengths.unit is not None and unit is not None and lengths.unit != unit:
         raise ResultError(
-            f"the manifest's lengths count {lengths.unit}, but those of the run count {unit}",
-            "Read them as the run's were read, with the same --length-key; or convert them with --length-scale and "
-            "--unit.",
+            f"the manifest is in {lengths.unit}, the run in {unit}",
+            "Read them with the same --length-key, or convert them with --length-scale and --unit.",
         )
     as_swept = _as_swept(costs, tuned, row)
     if row.strategy not in STRATEGIES:
@@ -82,21 +81,17 @@ def _as_swept(costs: Costs, tuned: Sweep, row: Row) -> Costs:
             "the recommended table was tuned by what a probe measured, but the run has no probe.json that tells it",
             "Put probe.json back, or probe and sweep again with `batchtune tune`.",
         )
-    # The others may be longer than what was measured.
-    frontier = (costs.continued_frontier or costs.frontier) if by_frontier else None
-    limit = tuned.max_batch_length
-    as_swept = replace(
-        costs,
-        frontier=frontier,
-        continued_frontier=frontier,
-        joint_frontier=None,
-        step_seconds=costs.step_seconds if timed else None,
-    )
-    # The sweep may have been given a smaller --max-batch-length than the probe's.
-    small = [
-        (np.asarray(swept_row.batch_sizes) <= batch_sizes_for(swept_row.boundaries, limit)).all()
-        for swept_row in by_frontier
-    ]
-    if all(small):
-        return capped(as_swept, limit)
+    as_swept = replace(costs, joint_frontier=None, frontier=None, continued_frontier=None)
+    if not timed:
+        as_swept = replace(as_swept, step_seconds=None)
+    if not by_frontier:
+        return as_swept
+    # The other lengths may be longer than what was measured.
+    frontier = costs.continued_frontier or costs.frontier
+    as_swept = replace(as_swept, frontier=frontier, continued_frontier=frontier)
+    sizes = np.concatenate([other.batch_sizes for other in by_frontier])
+    boundaries = np.concatenate([other.boundaries for other in by_frontier])
+    if (sizes <= batch_sizes_for(boundaries, tuned.max_batch_length)).all():
+        # The sweep may have been given a smaller --max-batch-length than the probe's.
+        return capped(as_swept, tuned.max_batch_length)
     return as_swept

@@ -102,7 +102,7 @@ def capped_by_num_buckets(lengths: Lengths, max_batch_length: float, rows: Seque
     """
     capped = [
         row
-        for row in sorted(rows, key=lambda row: row.num_buckets)
+        for row in rows
         if row.num_buckets > 1
         and lengths.longest <= row.boundaries[0]
         and row.batch_sizes[0] == int(max_batch_length / row.boundaries[0])

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from batchtune.buckets.alternatives import fixed_baselines, lower_bound, saturation, two_dimensional_rows
-from batchtune.buckets.cautions import cautions, limit_unit_hint
+from batchtune.buckets.cautions import cautions
 from batchtune.buckets.current import Current, current_batching
 from batchtune.buckets.current_settings import YOURS
 from batchtune.buckets.distribution import bucket_uses, histogram_of, quantiles_of
@@ -121,13 +121,8 @@ def sweep(
     baselines = fixed_baselines(pricing, limits)
     recommendation = recommend(rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded)
     recommended = None
-    reason = recommendation.reason
     if recommendation.row is not None:
         recommended = rows[recommendation.row]
-    else:
-        wrong_unit = limit_unit_hint(lengths, max_batch_length)
-        if wrong_unit is not None:
-            reason = f"{wrong_unit}. As it is, {reason}"
     most_buckets = max(settings.num_buckets)
     if recommended is not None and recommended.pool_size is None:
         most_buckets = len(recommended.boundaries)
@@ -142,7 +137,7 @@ def sweep(
         lower_bound=lower_bound(pricing, limits, [*rows, *baselines]),
         recommended=recommendation.row,
         recommended_table=recommendation.portable,
-        reason=reason,
+        reason=recommendation.reason,
         warnings=list(cautions(lengths, limits, settings, rows)),
         trade_off=trade_off(epoch_costs(rows), [row.mates_again for row in rows]),
         saturation=saturation(pricing, limits, most_buckets, settings.throughput_fraction),

@@ -306,21 +306,3 @@ def test_any_damage_gives_settings_or_one_message(path: Path, tmp_path: Path, mu
             assert isinstance(error, (ResultError, UsageError))
             assert error.message
             assert error.message.isprintable()
-
-
-def test_damaged_written_settings_give_settings_or_one_message() -> None:
-    draw = random.Random(0)
-    texts = [
-        "max_batch_length=600,num_buckets=20,max_batch_ex=64",
-        "max_batch_length=100,bucket_boundaries=2:4:8.5",
-        "bucket_boundaries=10:60,bucket_batch_sizes=12:2",
-    ]
-    for _ in range(300):
-        characters = list(draw.choice(texts))
-        for _ in range(draw.randrange(1, 4)):
-            at = draw.randrange(len(characters))
-            characters[at] = draw.choice([*"0123456789.:=,-+eE _infa\0", "", characters[at] * 2])
-        try:
-            current_batching(read_current("".join(characters)), LENGTHS)
-        except BatchtuneError as error:
-            assert isinstance(error, (ResultError, UsageError))

@@ -50,17 +50,6 @@ MEASURED = Costs(frontier=frontier, step_seconds=step_seconds)
 TUNED = made(SPEECH)
 
 
-@given(some_lengths, st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=30)
-def test_a_permutation_is_no_drift(values: list[float], random: object) -> None:
-    tuned = made(values)
-    shuffled = list(values)
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
-    found = of(shuffled, tuned)
-    assert (found.changed, found.beyond, found.stale) == (False, 0, 0.0)
-    assert found.batches == found.retuned_batches == tuned.rows[-1].batches
-
-
 @pytest.mark.parametrize("index", [0, 3, 5])
 def test_the_same_lengths_cost_what_the_sweep_says(index: int) -> None:
     tuned = with_recommended(made(SPEECH, costs=MEASURED), index)
@@ -97,10 +86,6 @@ def test_where_times_are_known_staleness_is_in_time() -> None:
     found = of(SPEECH * 1.4, made(SPEECH, costs=MEASURED), MEASURED)
     assert found.epoch_seconds is not None and found.retuned_epoch_seconds is not None
     assert found.stale == max(0.0, found.epoch_seconds / found.retuned_epoch_seconds - 1)
-
-
-def test_a_sweep_without_times_is_compared_by_batches() -> None:
-    assert of(SPEECH * 1.1, TUNED, MEASURED) == of(SPEECH * 1.1, TUNED)
 
 
 def test_the_settings_of_the_sweep_hold_for_the_table_tuned_anew() -> None:
@@ -146,7 +131,7 @@ def test_a_sweep_that_recommends_nothing_has_nothing_to_hold_to() -> None:
 
 
 def test_lengths_of_another_unit_are_refused() -> None:
-    with pytest.raises(ResultError, match="count frames, but those of the run count s"):
+    with pytest.raises(ResultError, match="the manifest is in frames, the run in s"):
         drift(Lengths.of(SPEECH, unit="frames"), TUNED, Costs())
 
 

@@ -90,10 +90,6 @@ def test_hard_costs_and_counts_agree_with_the_plain_programme(costs_of: Callable
         assert cost_of(histogram, costs, boundaries) == pytest.approx(by_plain_programme(costs, counts, 6), rel=1e-12)
 
 
-# Lengths, and a max_batch_length.
-EXAMPLES = st.tuples(st.lists(st.integers(1, 400), min_size=1, max_size=80), st.integers(1, 2000))
-
-
 @pytest.mark.parametrize("dents", [1, 400])
 def test_few_dents_in_a_long_curve_are_found(dents: int) -> None:
     rng = np.random.default_rng(dents)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import Row, Sweep
 
 SPEECH = Lengths.of(np.random.default_rng(5).gamma(6, 2, 1500).round(1) + 0.5, unit="s")
-MANY = Lengths.of(np.random.default_rng(6).gamma(6, 2, 20_000).round(2) + 0.5, unit="s")
 
 
 def step_seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
@@ -68,22 +66,6 @@ def test_figures_are_means_of_the_first_epochs(pool_size: int) -> None:
     assert row.epoch_seconds_deviation == pytest.approx(np.std(seconds, ddof=1))
 
 
-def test_some_examples_stand_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = row_of(MANY, 150)
-    monkeypatch.setattr(simulation, "_EXAMPLES", 3000)
-    monkeypatch.setattr(simulation, "_OF_A_RANK", 3000)
-    about = row_of(MANY, 150)
-    assert about.simulated_epochs == 8
-    assert about.batches == pytest.approx(exact.batches, rel=0.008)
-    assert about.padded_length == pytest.approx(exact.padded_length, rel=0.002)
-    assert about.estimated_epoch_seconds == pytest.approx(exact.estimated_epoch_seconds, rel=0.002)
-    assert about.mates_again == pytest.approx(exact.mates_again, rel=0.1)
-    assert about.effective_buckets == pytest.approx(exact.effective_buckets, rel=0.1)
-    assert about.length_correlation == pytest.approx(exact.length_correlation, abs=0.01)
-    assert about.epoch_seconds_deviation is not None and exact.epoch_seconds_deviation is not None
-    assert 1 / 5 < about.epoch_seconds_deviation / exact.epoch_seconds_deviation < 5
-
-
 LONG_TAILED = np.exp(np.random.default_rng(3).normal(0.55, 1.15, 66_816)).clip(0.1, 82.5).round(2)
 
 
@@ -117,12 +99,6 @@ def test_every_rank_has_as_many_batches_and_waits() -> None:
     assert same.estimated_epoch_seconds == same.ranks.same_bucket_epoch_seconds
 
 
-def test_examples_that_are_dealt_again_are_counted() -> None:
-    few = Lengths.of([3.0, 4.0, 5.0])
-    assert row_of(few, 3, world_size=8).repeated_examples == 5
-    assert row_of(SPEECH, 400, world_size=8).repeated_examples == 0
-
-
 def test_small_pools_are_cut_for_the_least_time() -> None:
     small, large = swept(SPEECH, 60, 1500).rows
     assert small.batch_overhead == pytest.approx(20, rel=0.01)  # 0.02 s of 0.001 s for each second of speech
@@ -140,25 +116,6 @@ def test_sizes_are_the_largest_known_to_fit() -> None:
     assert row.sizing == "frontier"
     assert row.batch_sizes == np.maximum(1, 400 / np.array(row.boundaries) ** 0.9).astype(int).tolist()
     assert row.num_buckets == len(set(row.batch_sizes)) == len(row.batch_sizes)
-
-
-def test_larger_pools_need_fewer_batches_at_less_randomness() -> None:
-    rows = swept(MANY, 100, 1000, 20_000, costs=Costs()).rows
-    assert [row.batches for row in rows] == sorted((row.batches for row in rows), reverse=True)
-    assert [row.mates_again or 0 for row in rows] == sorted(row.mates_again or 0 for row in rows)
-    assert [row.effective_buckets for row in rows] == sorted(row.effective_buckets for row in rows)
-    assert rows[-1].batches >= swept(MANY, 100, costs=Costs()).lower_bound.batches
-
-
-@pytest.mark.parametrize(
-    ("values", "pool_size"), [([3.5], 9), ([3.5, 7.0], 1), ([4.0] * 500, 60), ([4.0] * 500, 10**12)]
-)
-def test_few_or_equal_examples_are_no_matter(values: list[float], pool_size: int) -> None:
-    row = row_of(Lengths.of(values), pool_size, costs=Costs())
-    assert row.pool_size == min(pool_size, len(values))
-    assert row.length_correlation is None and row.padding_ratio == pytest.approx(0, abs=1e-12)
-    pools = math.ceil(len(values) / pool_size)
-    assert row.batches == pools * math.ceil(len(values) / pools / row.batch_sizes[-1])
 
 
 def test_pools_go_from_a_thousand_to_all_unless_asked_for() -> None:

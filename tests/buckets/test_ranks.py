@@ -90,14 +90,6 @@ def test_ranks_wait_for_long_targets_as_in_real_epochs(same_bucket: bool) -> Non
     assert 0 < time.chance < 0.02 * real
 
 
-def test_the_more_batches_are_accumulated_the_less_ranks_wait() -> None:
-    table = quantile_table(SPEECH, 4, 200)
-    found = [times(SPEECH, table, 4, accumulate) for accumulate in (1, 2, 4, 16)]
-    seconds = [dealt.independent_epoch_seconds for dealt in found]
-    assert seconds == sorted(seconds, reverse=True)
-    assert seconds[-1] > found[0].without_waiting_epoch_seconds
-
-
 @pytest.mark.parametrize(("world_size", "buckets"), [(2, 3), (8, 8)])
 def test_batches_of_the_same_bucket_wait_less(world_size: int, buckets: int) -> None:
     found = times(SPEECH * 100, quantile_table(SPEECH * 100, buckets, 20_000), world_size)

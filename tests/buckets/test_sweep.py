@@ -51,11 +51,6 @@ def swept(
     return sweep(Lengths.of(values, unit="s"), max_batch_length, chosen, costs)
 
 
-def only_row(result: Sweep) -> Row:
-    (row,) = result.rows
-    return row
-
-
 def test_there_is_a_row_for_every_strategy_and_bucket_count() -> None:
     rows = [(row.strategy, row.num_buckets, row.sizing) for row in swept(SPEECH, strategies=TABLES).rows]
     assert rows == [(name, n, "length") for name in TABLES for n in (3, 8)]
@@ -69,20 +64,6 @@ def test_with_a_frontier_only_optimal_is_swept_both_ways() -> None:
 def test_frontier_rows_take_the_largest_batch_that_fits() -> None:
     row = swept(SPEECH, costs=PROBED, strategies=("optimal",), num_buckets=(5,)).rows[1]
     assert row.batch_sizes == frontier(np.array(row.boundaries)).tolist()
-
-
-def test_a_row_says_what_its_table_costs() -> None:
-    # One bucket up to 4 holds 1, 1, 3; the next up to 10 holds 7, 10. Each is one batch.
-    row = only_row(swept([1, 1, 3, 7, 10], 20, strategies=("linear",), num_buckets=(3,)))
-    assert (row.boundaries, row.batch_sizes) == ([4, 7, 10], [5, 2, 2])
-    assert (row.batches, row.used_buckets) == (3, 3)
-    assert row.padded_length == pytest.approx(9 + 7 + 10)
-    assert row.padding_ratio == pytest.approx((26 - 22) / 26)
-    assert row.fill == pytest.approx(22 / (3 * 20))
-    assert row.mean_batch_size == pytest.approx(5 / 3)
-    assert row.largest_padded_length == 10
-    assert row.effective_buckets == pytest.approx(25 / (9 + 1 + 1))
-    assert row.estimated_epoch_seconds is None
 
 
 def test_max_batch_size_holds_in_every_row_and_baseline() -> None:
@@ -196,14 +177,7 @@ def test_a_cap_by_speechbrains_bucket_count_is_reported_once() -> None:
         "speechbrain with num_buckets=10 can't make a batch of more than 14 examples whatever "
         "max_batch_length is: its fullest batch here is 280 of 600 s; "
         "raising max_batch_length changes nothing; the same holds up to num_buckets=20",
-        "up to 20 buckets were asked for, but there are only 2 different lengths",
     ]
-
-
-def test_speechbrains_traps_are_no_news_for_text() -> None:
-    lengths = Lengths.of([float(value) for value in range(1, 200)], unit="tokens")
-    found = sweep(lengths, 1e5, SweepSettings(strategies=TABLES, num_buckets=(1, 10)), NONE_KNOWN)
-    assert not any("speechbrain" in warning for warning in found.warnings)
 
 
 def test_every_strategy_rounds_boundaries_up_to_multiples() -> None:
@@ -283,30 +257,6 @@ def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size: int, same_buc
         assert row.fill == pytest.approx(values.sum() / (row.batches * 150))
 
 
-@pytest.mark.parametrize(
-    ("config", "fits"),
-    [
-        ("batch_size=1", True),
-        ("batch_size=4", False),
-        ("max_batch_length=90,num_buckets=20", True),
-    ],
-)
-def test_a_current_config_beyond_what_fits_is_told(config: str, fits: bool) -> None:
-    costs = Costs(frontier=lambda lengths: np.maximum(1, 100 / lengths).astype(np.int64))
-    result = sweep(Lengths.of([5.0, 10, 30] * 50), 100, SweepSettings(num_buckets=(3,)), costs, read_current(config))
-    assert result.current_fits is fits
-    assert any("larger than what was found to fit" in text for text in result.warnings) is not fits
-
-
-def test_several_ranks_wait_for_each_other() -> None:
-    result = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,), world_size=8), PROBED)
-    for row in result.rows:
-        assert row.ranks is not None
-        assert row.ranks.without_waiting_epoch_seconds < row.ranks.independent_epoch_seconds
-        assert row.estimated_epoch_seconds == row.ranks.independent_epoch_seconds
-        assert row.steps == -(-row.batches // 8)
-
-
 def test_the_current_config_is_a_row_beside_the_others() -> None:
     current = read_current("max_batch_length=300,num_buckets=8")
     result = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,)), PROBED, current)
@@ -345,20 +295,3 @@ def test_joint_tables_are_compared_if_memory_depends_on_targets() -> None:
     for row in result.two_dimensional:
         assert row.batches < row.one_dimensional_batches
         assert len(row.buckets) == len(row.batch_sizes) <= row.num_buckets
-
-
-@given(
-    values=st.lists(st.integers(1, 200).map(lambda n: n / 8), min_size=1, max_size=60),
-    scale=st.sampled_from([0.25, 4.0, 1024.0]),
-    seed=st.integers(0, 9),
-)
-@settings(deadline=None, max_examples=20)
-def test_neither_order_nor_unit_of_the_data_changes_a_table(values: list[float], scale: float, seed: int) -> None:
-    shuffled = np.random.default_rng(seed).permutation(np.array(values))
-    exact = ("speechbrain", "quantile", "linear", "optimal")  # a geometric series is rounded
-    here = swept(values, 60, strategies=exact).rows
-    there = swept((shuffled * scale).tolist(), 60 * scale, strategies=exact).rows
-    for row, scaled in zip(here, there, strict=True):
-        assert scaled.batch_sizes == row.batch_sizes
-        assert scaled.batches == row.batches
-        assert scaled.boundaries == pytest.approx([boundary * scale for boundary in row.boundaries])

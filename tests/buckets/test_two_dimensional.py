@@ -175,15 +175,3 @@ def test_every_example_has_its_bucket_in_nemos_strict_mode_too(
     pairs = pairs_of(table)
     strict = [strictly(pairs, *example) for example in examples.T.tolist()]
     assert table.assign(lengths, targets).tolist() == strict
-
-
-def test_more_targets_than_are_told_apart_leave_no_example_out() -> None:
-    rng = np.random.default_rng(12)
-    lengths = rng.gamma(4, 2, 2000) + 0.1
-    targets = rng.gamma(2, 9, 2000)
-    costs = costs_up_to(500)
-    tables = optimal_table_2d(lengths, targets, costs, range(1, 7), resolution=4)
-    totals = [cost_of(table, lengths, targets, costs) for table in tables]
-    assert np.all(np.diff(totals) < 0)
-    for table in tables:
-        assert set(table.pairs[1]) <= set(targets)
