@@ -100,7 +100,6 @@ class SpeechBrainSettings(TableSettings, frozen=True, kw_only=True):
     batch_ordering: Literal["random", "ascending", "descending"] | None = None
     drop_last: bool | None = None
     seed: int | None = None
-    feats_hop_size: Length | None = None
 
     def __post_init__(self) -> None:
         if self.num_buckets is None and self.bucket_boundaries is None:
@@ -137,14 +136,8 @@ class SpeechBrainSettings(TableSettings, frozen=True, kw_only=True):
         return words
 
     def cautions(self, lengths: Lengths, row: Row) -> Iterator[str]:
-        """Warn of another unit, of examples beyond max_batch_length, and of buckets that keep batches small."""
+        """Warn of examples beyond max_batch_length, and of buckets that keep batches small."""
         limit = self.max_batch_length
-        hop = self.feats_hop_size
-        if hop is not None and lengths.unit != "frames":
-            yield (
-                f"max_batch_length counts frames of {hop:g} s (feats_hop_size), but the lengths are not known to "
-                f"be frames: read them with --length-scale 1/{hop:g} --unit frames where they are seconds"
-            )
         yield from longer_than(
             lengths, limit, f"max_batch_length of {YOURS},", "SpeechBrain makes {each} a batch of one"
         )

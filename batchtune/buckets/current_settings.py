@@ -37,13 +37,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         NAME: The kind's name in `sweep.json` or `stream.json`.
         SIGNS: Any of these settings gives the kind away.
         AROUND: Settings that may also stand in a mapping around; the innermost counts.
-        INNER: If a mapping that `--current FILE:KEY.PATH` names has this key, the settings are those in its mapping.
     """
 
     NAME: ClassVar[str]
     SIGNS: ClassVar[tuple[str, ...]]
     AROUND: ClassVar[tuple[str, ...]] = ()
-    INNER: ClassVar[str | None] = None
 
     @classmethod
     def find(cls, recipe: Recipe) -> Block | None:
@@ -150,12 +148,10 @@ def _training_settings(recipe: Recipe, known: Known[AnySettings]) -> tuple[type[
 
 
 def _settings_at(recipe: Recipe, keys: tuple[str, ...], known: Known[AnySettings]) -> tuple[type[AnySettings], Block]:
+    block = recipe.block_at(keys)
     for kind in known.kinds:
-        paths = [keys] if kind.INNER is None else [(*keys, kind.INNER), keys]
-        for path in paths:
-            block = recipe.block_at(path)
-            if block is not None and block.has_any(kind.SIGNS):
-                return kind, block
+        if block is not None and block.has_any(kind.SIGNS):
+            return kind, block
     raise ResultError(f"{recipe.name} has no known batching settings at {shortened('.'.join(keys))}", known.hint)
 
 

@@ -70,7 +70,7 @@ def recommend(
             reason += f" (with the table {format_percent(rows[table].mates_again)})"
         return Recommendation(pools, reason, table)
     if table is None:
-        return Recommendation(None, _why_none(rows, fewer, fixed, few_shapes), None)
+        return Recommendation(None, _why_none(rows, fewer, fixed), None)
     reason = _reason(rows, costs, table, fixed, best, "than the best")
     seconds = rows[table].estimated_epoch_seconds
     for baseline in baselines:
@@ -136,7 +136,7 @@ def _shown_cost(row: Row, timed: bool) -> str:
     return f"{batches} an epoch"
 
 
-def _why_none(rows: Sequence[Row], fewer: Sequence[int], fixed: Baseline, few_shapes: bool) -> str:
+def _why_none(rows: Sequence[Row], fewer: Sequence[int], fixed: Baseline) -> str:
     """Say why no row is recommended."""
     if not fewer:
         fewest = min(rows, key=lambda row: row.batches)
@@ -144,14 +144,10 @@ def _why_none(rows: Sequence[Row], fewer: Sequence[int], fixed: Baseline, few_sh
             f"no row needs fewer batches than a fixed batch size of {format_number(fixed.batch_size)}, which needs "
             f"{format_number(fixed.batches)}; {fewest.sized_name} needs {format_number(fewest.batches)}"
         )
-    if few_shapes and all(rows[index].pool_size is not None for index in fewer):
-        return (
-            "only pools need fewer batches than a fixed batch size, and they make more shapes than --multiple-of asks"
-        )
     most_random = min((rows[index] for index in fewer), key=lambda row: row.mates_again)
     return (
-        "no row that needs fewer batches than a fixed batch size is as random as --min-randomness asks, with proven "
-        f"sizes; the most random is {most_random.sized_name}, {most_random.randomness:.3g}"
+        "no row that needs fewer batches than a fixed batch size is as random and of as few shapes as asked, with "
+        f"proven sizes; the most random is {most_random.sized_name}, {most_random.randomness:.3g}"
     )
 
 

@@ -15,7 +15,6 @@ from batchtune.results import MOST_BUCKETS, SweepSettings
 __all__ = ["ALL_STRATEGIES", "SweepSettings", "checked_settings", "parse_num_buckets", "parse_sizes", "sizes_up_to"]
 
 ALL_STRATEGIES = tuple(STRATEGIES)
-_RANGE = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
 
 def checked_settings(**values: Any) -> SweepSettings:
@@ -40,18 +39,15 @@ def parse_num_buckets(text: str) -> tuple[int, ...]:
     """Read bucket counts: `10:20` (both ends in), `15`, `10,15,20`, or a mixture; ascending, each once."""
     numbers: set[int] = set()
     for part in text.split(","):
-        match = _RANGE.fullmatch(part.strip())
-        if match is None:
-            raise UsageError(
-                f"the number of buckets must be a number, a range or a list of them, got {shortened(text)}",
-                "Write 15, 10:20 (both ends in) or 10,15,20.",
-            )
-        first = int(match[1])
-        last = int(match[2] or match[1])
+        match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", part.strip())
+        first = int(match[1]) if match is not None else 0
+        last = first
+        if match is not None and match[2] is not None:
+            last = int(match[2])
         if not 1 <= first <= last <= MOST_BUCKETS:
             raise UsageError(
-                f"the number of buckets must be from 1 to {MOST_BUCKETS}, and a range run from low to high, "
-                f"got {shortened(part.strip())}"
+                f"the number of buckets must be from 1 to {MOST_BUCKETS}, or ascending ranges, got {shortened(text)}",
+                "Write 15, 10:20 (both ends in) or 10,15,20.",
             )
         numbers.update(range(first, last + 1))
     return tuple(sorted(numbers))
@@ -59,18 +55,13 @@ def parse_num_buckets(text: str) -> tuple[int, ...]:
 
 def parse_sizes(text: str, flag: str) -> tuple[int | Literal["all"], ...]:
     """Read sizes of pools or buffers: `20000`, `1000,20000` or `1000,all`."""
-    sizes: list[int | Literal["all"]] = []
-    for part in (part.strip() for part in text.split(",")):
-        if part == "all":
-            sizes.append("all")
-        elif re.fullmatch(r"0*[1-9]\d{0,14}", part):
-            sizes.append(int(part))
-        else:
-            raise UsageError(
-                f"{flag} must be a number of examples, at least 1, got {shortened(text)}",
-                "Write 20000, a list such as 1000,20000, or all.",
-            )
-    return tuple(sizes)
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"all|0*[1-9]\d{0,14}", part) for part in parts):
+        raise UsageError(
+            f"{flag} must be a number of examples, at least 1, got {shortened(text)}",
+            "Write 20000, a list such as 1000,20000, or all.",
+        )
+    return tuple("all" if part == "all" else int(part) for part in parts)
 
 
 def sizes_up_to(count: int, sizes: Iterable[int | Literal["all"]]) -> list[int]:

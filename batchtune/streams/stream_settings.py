@@ -76,7 +76,6 @@ class PivotArguments(Settings, frozen=True, kw_only=True):
     NAME = "speechbrain"
     SIGNS = STREAM_LIMITS
     AROUND = ("buffersize", "drop_end", *_SAMPLE_LENGTHS, "sample_rate")
-    INNER = "sampler_kwargs"
 
     target_batch_numel: Length
     max_batch_numel: Length | None = None

@@ -180,7 +180,7 @@ def test_with_few_shapes_no_pools_are_recommended() -> None:
 @pytest.mark.parametrize(
     ("rows", "options", "reason"),
     [
-        ([pools(980, 5000, 0.021)], {"few_shapes": True}, "only pools need fewer batches"),
+        ([pools(980, 5000, 0.021)], {"few_shapes": True}, "of as few shapes as asked"),
         ([pools(1190, 5000, 0.021)], {}, "no row needs fewer batches than a fixed batch size of 24"),
         (
             [pools(1190, 1000, 0.001), pools(980, 5000, 0.021), pools(970, 9000, 0.1)],

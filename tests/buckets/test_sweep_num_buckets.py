@@ -19,20 +19,9 @@ def test_bucket_counts_are_read_in_ascending_order(text: str, counts: tuple[int,
     assert parse_num_buckets(text) == counts
 
 
-@pytest.mark.parametrize(
-    ("text", "rule"),
-    [
-        ("20:10", "run from low to high, got '20:10'"),
-        ("0", "from 1 to 1000, .* got '0'"),
-        ("1:1001", "from 1 to 1000, .* got '1:1001'"),
-        ("abc", "a number, a range or a list of them, got 'abc'"),
-        ("10:20:2", "got '10:20:2'"),
-        ("", "got ''"),
-        ("9" * 5000, "got '999"),
-    ],
-)
-def test_an_invalid_bucket_count_is_refused_with_the_rule(text: str, rule: str) -> None:
-    with pytest.raises(UsageError, match=rule):
+@pytest.mark.parametrize("text", ["20:10", "0", "1:1001", "abc", "10:20:2", "", "9" * 5000])
+def test_an_invalid_bucket_count_is_refused_with_the_rule(text: str) -> None:
+    with pytest.raises(UsageError, match="from 1 to 1000, or ascending ranges, got '"):
         parse_num_buckets(text)
 
 
