@@ -104,6 +104,9 @@ class SpeechBrainSettings(TableSettings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.num_buckets is None and self.bucket_boundaries is None:
             raise ValueError("needs num_buckets or bucket_boundaries, as today's DynamicBatchSampler does")
+        boundaries = self.bucket_boundaries or []
+        if boundaries != sorted(set(boundaries)):
+            raise ValueError("bucket_boundaries must ascend")
 
     @classmethod
     def find(cls, recipe: Recipe) -> Block | None:

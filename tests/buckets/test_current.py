@@ -78,6 +78,8 @@ class TestWrittenOut:
             ("", "neither a file nor key=value"),
             ("foo=3", "foo says nothing about the batches"),
             ("max_batch_length=600", "needs num_buckets or bucket_boundaries"),
+            ("max_batch_length=6,bucket_boundaries=2:1", "bucket_boundaries must ascend"),
+            ("max_batch_length=6,bucket_boundaries=1:2:2", "bucket_boundaries must ascend"),
             ("max_tokens=4000", "max_tokens says nothing about the batches"),
             ("max_batch_length=600,num_buckets=200,colour=3", "unknown field `colour`"),
             ("max_batch_length=,num_buckets=3", "max_batch_length: must be a number, got `null`"),
@@ -101,8 +103,7 @@ class TestWrittenOut:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("max_batch_length=6,bucket_boundaries=2:1", "must ascend, but entry 1"),
-            ("max_batch_length=6,bucket_boundaries=1:2:2", "must ascend, but entry 2"),
+            ("bucket_boundaries=2:1,bucket_batch_sizes=3:3", "must ascend, but entry 1"),
             ("bucket_boundaries=1:2,bucket_batch_sizes=3", "1 bucket_batch_sizes for 2 bucket_boundaries"),
         ],
     )
