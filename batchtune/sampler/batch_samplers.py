@@ -87,7 +87,7 @@ class PooledBatchSampler(EpochBatchSampler):
             example; a data set that is no larger is one pool.
         batch_overhead: The cost of a batch besides its padded length, in the unit of the lengths: pools are then cut so
             that both together are least, which saves time if a pool makes few batches. None: each batch holds as
-            many examples as fit, as it does with `drop_last` and in pools of more than 20,000 examples.
+            many examples as fit, as it does with `drop_last` and in pools of more than 4,096 examples.
         bucket_boundaries: Lengths up to which a batch size fits, ascending; the last is at least the longest length.
         bucket_batch_sizes: The most examples of a batch, by the first boundary that is not below its longest length.
         shuffle: Whether to shuffle examples and batches. If not, pools are taken in the order of the data set, and

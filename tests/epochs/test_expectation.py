@@ -89,11 +89,3 @@ def test_a_million_examples_lose_no_precision_that_matters() -> None:
     levels = np.arange(1, 1000)
     mean = float(np.sum(1 - ((levels - 1) / 999) ** 37))
     assert batches.padded_length / 1_000_000 == pytest.approx(mean, rel=1e-3)
-
-
-def test_without_remainders_full_batches_alone_count() -> None:
-    histogram = Lengths.of([1.0, 2.0, 3.0]).histogram
-    table = table_of([3], [2])
-    full_alone = expected_batches(histogram, table, Dealing(drop_last=True))
-    assert full_alone.padded_length == pytest.approx(2 * (2 + 3 + 3) / 3)
-    assert expected_batches(histogram, table).padded_length == pytest.approx(full_alone.padded_length + 2)

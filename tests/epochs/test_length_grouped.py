@@ -45,13 +45,3 @@ def test_the_baseline_costs_what_transformers_batches_cost() -> None:
     assert (found.name, found.batch_size, found.batches) == ("length-grouped", 8, 500)
     assert found.padded_length == pytest.approx(np.mean(padded), rel=0.005)
     assert found.estimated_epoch_seconds == pytest.approx(500 * 0.01 + found.padded_length * 1e-6)
-
-
-def test_part_of_many_examples_stands_for_all() -> None:
-    values = np.random.default_rng(1).lognormal(5, 1, 50_000)
-    padding_ratios = []
-    for repeats in (1, 8):
-        lengths = Lengths.of(np.tile(values, repeats))
-        pricing = Pricing.of(lengths, 8 * lengths.longest, SweepSettings(), Costs())
-        padding_ratios.append(fixed_baselines(pricing, Limits(max_batch_length=8 * lengths.longest))[2].padding_ratio)
-    assert padding_ratios[1] == pytest.approx(padding_ratios[0], rel=0.05)

@@ -77,26 +77,15 @@ def test_mates_of_equal_lengths_have_no_correlation(pool_size: int | None) -> No
     assert found.correlation is None and found.again == pytest.approx(19 / 299, rel=0.2)
 
 
-@pytest.mark.parametrize("pool_size", [None, 50])
-def test_batches_of_one_have_no_mates(pool_size: int | None) -> None:
-    ones = BucketTable(TABLE.boundaries, np.ones(3, dtype=np.int64))
-    cuts = epochs_of(SPEECH.values, Batching(ones, pool_size), 2)
-    assert of_table(SPEECH, ones) == mates_in_cuts(cuts, SPEECH.values) == Mates(0.0, None)
+ONES = BucketTable(TABLE.boundaries, np.ones(3, dtype=np.int64))
+
+
+@pytest.mark.parametrize("pool_size", [None, 10])
+@pytest.mark.parametrize(("lengths", "table"), [(SPEECH, ONES), (Lengths.of([4.0]), TABLE)], ids=["ones", "one"])
+def test_batches_of_one_have_no_mates(lengths: Lengths, table: BucketTable, pool_size: int | None) -> None:
+    cuts = epochs_of(lengths.values, Batching(table, pool_size), 2)
+    assert of_table(lengths, table) == mates_in_cuts(cuts, lengths.values) == Mates(0.0, None)
     assert effective_buckets(0.0, cuts[0].layout) == 1
-
-
-@pytest.mark.parametrize("batching", [Batching(TABLE), Batching(TABLE, 10)])
-def test_a_single_example_has_no_mates(batching: Batching) -> None:
-    lengths = Lengths.of([4.0])
-    cuts = epochs_of(lengths.values, batching, 2)
-    assert of_table(lengths, TABLE) == mates_in_cuts(cuts, lengths.values) == Mates(0.0, None)
-
-
-def test_a_pool_of_different_lengths_always_has_the_same_mates() -> None:
-    values = np.linspace(1, 30, 600)
-    found = mates_in_cuts(epochs_of(values, Batching(TABLE, 600), 3), values)
-    assert found.again == 1
-    assert found.correlation == pytest.approx(1, abs=0.01)
 
 
 def test_larger_pools_are_less_random() -> None:

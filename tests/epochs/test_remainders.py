@@ -68,13 +68,6 @@ def test_no_other_buckets_cost_less_whatever_they_cost(distinct: int, seed: int)
         assert sum(costs[pair] for pair in pairwise(ends)) == pytest.approx(total, rel=1e-12)
 
 
-def test_improving_bucket_counts_do_not_depend_on_later_ones() -> None:
-    costs = MadeCosts(np.random.default_rng(3).gamma(1.0, 1.0, (61, 61)))
-    all_of_them = best_buckets(costs, 60).improving()
-    for most in (1, 5, 20, 59):
-        assert best_buckets(costs, most).improving() == [buckets for buckets in all_of_them if buckets <= most]
-
-
 def test_a_bucket_whose_only_gain_is_in_full_batches_is_not_made() -> None:
     histogram = histogram_of(np.array([3, 3]))
     sizes = np.array([8, 6])
@@ -84,29 +77,6 @@ def test_a_bucket_whose_only_gain_is_in_full_batches_is_not_made() -> None:
 
 def test_batches_larger_than_the_data_set_are_one_remainder() -> None:
     assert fewest_batches(histogram_of(np.array([2, 3])), np.array([2**53, 2**53]), 2).tolist() == [2]
-
-
-# Lengths, a max_batch_length, and how many ends are allowed.
-CASES = st.tuples(
-    st.lists(st.integers(1, 400), min_size=1, max_size=80), st.integers(1, 2000), st.sampled_from([8, 20, 50])
-)
-
-
-@given(case=CASES)
-@settings(deadline=None, max_examples=25)
-def test_chosen_ends_are_lengths_and_the_longest_is_last(case: tuple[list[int], int, int]) -> None:
-    histogram = Lengths.of(case[0]).histogram
-    sizes = batch_sizes_for(histogram.lengths, case[1])
-    most = case[2]
-    ends = few_ends(histogram, sizes, most)
-    assert ends[-1] == histogram.lengths.size - 1
-    assert np.all(np.diff(ends) > 0)
-    if histogram.lengths.size <= most:
-        assert ends.size == histogram.lengths.size
-    else:
-        assert ends.size <= most
-        changes = np.flatnonzero(np.diff(sizes))
-        assert np.isin(changes, ends).all() or changes.size > most // 2
 
 
 def test_a_few_ends_give_as_few_batches_as_all() -> None:

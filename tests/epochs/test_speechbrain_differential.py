@@ -4,7 +4,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reproduced import speechbrain_batches
@@ -81,11 +80,6 @@ def test_lengths_on_boundaries_fall_into_speechbrains_buckets(
     real = real_dynamic_batch_sampler(range(len(values)), 600, 12, lengths_list=values)
     histogram = Lengths.of(values).histogram
     assert expected_batches(histogram, speechbrain_table(histogram, 600, num_buckets=12)).tally.batches == len(real)
-
-
-def test_a_table_needs_boundaries_or_their_number() -> None:
-    with pytest.raises(ValueError, match="num_buckets or bucket_boundaries"):
-        speechbrain_table(Lengths.of([1]).histogram, 10)
 
 
 def test_every_batch_is_that_of_speechbrain(real_dynamic_batch_sampler: Any) -> None:

@@ -136,18 +136,6 @@ def test_a_time_counts_the_less_the_more_its_steps_differ(spread: float) -> None
     assert (error < 0.1) == (spread > 0)
 
 
-def test_a_constant_per_example_is_part_of_the_time() -> None:
-    shapes = [(size, length) for length in (5.0, 10.0, 40.0) for size in (1, 4, 32)]
-    times = fitted([timed_trial(size, length, 0.01 + size * (2e-3 + 1e-3 * length)) for size, length in shapes])
-    assert times.model.example == pytest.approx(2e-3)
-
-
-def test_repeated_trials_of_a_shape_count_once() -> None:
-    trials = [timed_trial(size, 10.0, 0.01 + 0.01 * size) for size in (2, 4, 8, 16, 32)]
-    repeated = [timed_trial(2, 10.0, 0.03 * factor) for factor in (0.5, 1, 1, 1, 9)]
-    assert fitted([*trials, *repeated]).model.relative_error < 1e-6
-
-
 def test_without_a_timed_trial_there_is_no_model() -> None:
     assert StepTimes.fit([timed_trial(4, 10, None, outcome="oom")]) is None
 
@@ -180,15 +168,6 @@ def test_far_from_all_measurements_the_models_error_counts() -> None:
     times = StepTimes.of(off_by((100, 10.0, 1.0), (272, 10.0, 1.0)), LINEAR)
     assert errors_at(times, 1e9, 1e9) == pytest.approx([0, 0, 0.05, 0], abs=1e-3)
     assert errors_at(StepTimes.of([], LINEAR), 4, 10.0).tolist() == [0.05, 0.0]
-
-
-def test_the_error_of_a_sum_is_that_of_its_parts_by_time() -> None:
-    times = StepTimes.of(off_by((5, 10.0, 1.2), (60, 3.0, 0.9), (9, 40.0, 1.1), spread=0.02), LINEAR)
-    sizes = np.array([4.0, 50.0])
-    counts = np.array([7.0, 3.0])
-    seconds = counts * times(sizes, 10.0)
-    parts = np.stack([errors_at(times, size, 10.0) for size in sizes])
-    assert times.errors(sizes, 10.0, None, counts) == pytest.approx(seconds @ parts / seconds.sum())
 
 
 def with_means(*ratios: float) -> StepTimes:
