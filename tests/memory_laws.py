@@ -198,9 +198,9 @@ class LawDevice:
         self.steps += 1
         (peak,) = self._peaks(shape, 1)
         if peak > LIMIT_BYTES:
-            return ran(shape, "oom", error="CUDA out of memory")
+            return ran(shape, "oom", error="CUDA out of memory", worker=self.worker)
         seconds = self.seconds(shape) * self.slower_in_turns
-        return ran(shape, step_seconds=seconds, peak_bytes=int(peak), rest_bytes=BASE_BYTES)
+        return ran(shape, step_seconds=seconds, peak_bytes=int(peak), rest_bytes=BASE_BYTES, worker=self.worker)
 
     # The truth
 

@@ -16,8 +16,8 @@ from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.hooks import ProbeHooks
 from batchtune.probe.probing import run_probe
+from batchtune.probe.progress import ProbeHooks
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Probe
 from batchtune.shapes import BatchShape

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
     from batchtune.loaders.tuner import LoaderProgress
-    from batchtune.probe.hooks import ProbeProgress
+    from batchtune.probe.progress import ProbeProgress
     from batchtune.results import Device, Row, StreamRow, Trial
     from batchtune.shapes import BatchShape
     from batchtune.verify.verifying import VerifyProgress

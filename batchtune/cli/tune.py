@@ -104,8 +104,8 @@ def _probe(
 ) -> Probe:
     """Run the probe with a line for each trial and a bar below."""
     from batchtune.cli.progress import worker_bar
-    from batchtune.probe.hooks import ProbeHooks
     from batchtune.probe.probing import run_probe
+    from batchtune.probe.progress import ProbeHooks
     from batchtune.run_folder import holds_other_lengths
 
     settings = probe.settings(lengths, run)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.lengths import FloatArray, Lengths
-from batchtune.probe.settings import ProbeSettings
-from batchtune.results import ClosedBy, CostModel
+from batchtune.lengths import FloatArray
+from batchtune.results import ClosedBy
 from batchtune.shapes import BatchShape
-
-PeakFit = Callable[[Sequence[float], Sequence[float], Sequence[float], "Sequence[float] | None"], "CostModel | None"]
-"""(batch sizes, lengths, peaks, target lengths) → the fitted model, or None if they are too few."""
-
 
 Mask = npt.NDArray[np.bool_]
 
@@ -46,69 +42,63 @@ class Shapes:
 
     def __init__(self, shapes: Iterable[BatchShape]) -> None:
         rows = sorted((shape.batch_size, shape.length, shape.target_length or 0.0) for shape in shapes)
-        columns = np.array(rows, dtype=np.float64).reshape(-1, 3)
-        self.sizes = np.ascontiguousarray(columns[:, 0])
-        self.lengths = np.ascontiguousarray(columns[:, 1])
-        self.targets = np.ascontiguousarray(columns[:, 2])
+        self._rows = np.array(rows, dtype=np.float64).reshape(-1, 3)
+        self.sizes, self._lengths, self._targets = np.ascontiguousarray(self._rows.T)
 
     def exceeds(self, shape: BatchShape) -> bool:
         """Return whether one of them contains a shape, as `BatchShape.contains` has it."""
-        target = shape.target_length or 0.0
-        contains = (self.sizes >= shape.batch_size) & (self.lengths >= shape.length) & (self.targets >= target)
-        same = (self.sizes == shape.batch_size) & (self.lengths == shape.length) & (self.targets == target)
-        return bool((contains & ~same).any())
+        row = np.array([shape.batch_size, shape.length, shape.target_length or 0.0])
+        return bool(((self._rows >= row).all(axis=1) & (self._rows > row).any(axis=1)).any())
 
     def largest_beyond(self, lengths: FloatArray, targets: FloatArray, among: Mask | bool = True) -> FloatArray:
         """Return the largest batch size at a length and target no shorter, or 0; shape (n,)."""
-        beyond = (lengths[:, None] <= self.lengths) & (targets[:, None] <= self.targets)
+        beyond = (lengths[:, None] <= self._lengths) & (targets[:, None] <= self._targets)
         largest: FloatArray = np.where(beyond & among, self.sizes, 0.0).max(axis=1, initial=0.0)
         return largest
 
     def smallest_below(self, lengths: FloatArray, targets: FloatArray, among: Mask | bool = True) -> FloatArray:
         """Return the smallest batch size at a length and target no longer, or infinity; shape (n,)."""
-        below = (lengths[:, None] >= self.lengths) & (targets[:, None] >= self.targets)
+        below = (lengths[:, None] >= self._lengths) & (targets[:, None] >= self._targets)
         smallest: FloatArray = np.where(below & among, self.sizes, np.inf).min(axis=1, initial=np.inf)
         return smallest
 
     def elsewhere(self, anchor: Anchor) -> Mask:
         """Return which have another length or target; shape (shapes,)."""
-        other: Mask = (self.lengths != anchor.length) | (self.targets != (anchor.target_length or 0.0))
+        other: Mask = (self._lengths != anchor.length) | (self._targets != (anchor.target_length or 0.0))
         return other
-
-
-@dataclass(slots=True)
-class Task:
-    """The goal of a search: the data, the memory, and what was seen outside the trials."""
-
-    lengths: Lengths
-    settings: ProbeSettings
-    limit_bytes: int
-    fit: PeakFit
-    rungs: Sequence[int]  # the batch sizes that the tolerance tells apart
-    spread_bytes: int = 0  # how far peaks of equal batches differed outside the trials
-    first_step_bytes: int = 0  # how far a process's first step exceeded later ones
-    held_bytes: int = 0  # the most that a process held between steps outside the trials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bracket:
-    """The bounds of the batch size at one length and target."""
+    """The bounds of the batch size at one length and target.
+
+    Attributes:
+        cap: What the data can fill, or the user allows.
+        passed: The largest proven by its own trial, below any that failed, or 0.
+        ran: The largest that ran at all, below any that failed; above `passed` if it leaves no margin.
+        tight: The smallest above `passed` that ran but leaves no margin.
+        failed: The smallest that failed.
+        tried, failures, given_up: How many sizes were tried, failed, and failed in turns after they had passed alone.
+        peaks: (batch size, peak bytes) of those that ran, ascending by batch size.
+        surely: Proven by a trial with a longer length or target, or 0.
+        hardly: Failed, or left no margin, at a shorter length or target.
+        step: The smallest difference in batch size that matters. It doubles with each size given up in turns: there the
+            limit depends on what the other shapes leave behind, and creeping up to it would fail again and again.
+    """
 
     anchor: Anchor
-    cap: int  # what the data can fill, or the user allows
-    passed: int  # largest proven by its own trial, below any that failed, or 0
-    ran: int  # largest that ran at all, below any that failed; above `passed` if it leaves no margin
-    tight: int | None  # smallest above `passed` that ran but leaves no margin
-    failed: int | None  # smallest that failed
+    cap: int
+    passed: int
+    ran: int
+    tight: int | None
+    failed: int | None
     failed_by: ClosedBy | None
-    tried: int  # how many batch sizes were tried
-    failures: int  # how many of them failed
-    given_up: int  # how many failed in turns with others, after they had passed alone
-    peaks: tuple[tuple[int, float], ...]  # (batch size, peak bytes) of those that ran, ascending by batch size
-    surely: int  # proven by a trial with a longer length or target, or 0
-    hardly: int | None  # failed, or left no margin, at a shorter length or target
-    # The smallest difference in batch size that matters. It doubles with each size given up in turns: there the limit
-    # depends on what the other shapes leave behind, and creeping up to it would fail again and again.
+    tried: int
+    failures: int
+    given_up: int
+    peaks: tuple[tuple[int, float], ...]
+    surely: int
+    hardly: int | None
     step: int
 
     @property
@@ -124,12 +114,24 @@ class Bracket:
     @property
     def peak(self) -> float | None:
         """Peak of the largest batch size proven here; None if unknown."""
-        return next((peak for size, peak in self.peaks if size == self.passed), None)
+        return dict(self.peaks).get(self.passed)
 
     @property
     def proven(self) -> int:
         """The largest batch size proven, here or at a longer length or target."""
         return max(self.passed, self.surely)
+
+    def measured_need(self) -> float | None:
+        """Return the need of an example by the largest peak and one well below; None if they don't show it."""
+        if len(self.peaks) < 2:
+            return None
+        large, high = self.peaks[-1]
+        small, low = self.peaks[-2]
+        if small * 2 > large:
+            small, low = self.peaks[0]
+        if high <= low:
+            return None
+        return (high - low) / (large - small)
 
 
 def is_covered(shape: BatchShape, shapes: Iterable[BatchShape]) -> bool:
@@ -140,3 +142,23 @@ def is_covered(shape: BatchShape, shapes: Iterable[BatchShape]) -> bool:
 def step_at(size: int, tolerance: float) -> int:
     """Return the smallest difference in batch size that matters, at least 1."""
     return max(1, int(size * tolerance))
+
+
+def ladder(tolerance: float, top: int) -> Sequence[int]:
+    """Return batch sizes from 1 to `top`, each above the one before by a `tolerance` fraction of it, at least by one.
+
+    Nothing needs to be tried between two neighbours, so bisecting n rungs takes at most n.bit_length() trials.
+    """
+    if tolerance * top < 2:
+        return range(1, top + 1)
+    rungs = []
+    rung = 1
+    while rung <= top:
+        rungs.append(rung)
+        rung += step_at(rung, tolerance)
+    return rungs
+
+
+def between(rungs: Sequence[int], low: int, high: int) -> Sequence[int]:
+    """Return the rungs strictly between two batch sizes."""
+    return rungs[bisect_right(rungs, low) : bisect_left(rungs, high)]

@@ -8,19 +8,16 @@ a fresh worker may need more than later ones with the same batch: the margin cov
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
 
-from batchtune.probe.margin import Peaks
 from batchtune.probe.protocol import Ran
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import Confirmation, Trial
 from batchtune.shapes import BatchShape
 
 _EQUAL_PEAKS = 0.001  # of the limit: peaks that differ by less are equal
-# Measure the first step of a process with this part of a batch that runs out of memory in it.
-_SMALLER = 0.75
 _FEWEST_TIMED = 8  # shapes, to compare step times in turns with those repeated: fewer single steps may all be slow
 
 T = TypeVar("T")
@@ -34,69 +31,97 @@ def rounds_of(trials: Sequence[Trial], limit_bytes: int) -> int:
     """
     if any((trial.peak_spread_bytes or 0) > _EQUAL_PEAKS * limit_bytes for trial in trials):
         return 3
-    return 2 if any(trial.reserved_bytes is not None for trial in trials) else 1
+    if any(trial.reserved_bytes is not None for trial in trials):
+        return 2
+    return 1
 
 
 @dataclass(slots=True, kw_only=True)
 class Turns:
-    """The outcome of the turns."""
+    """The outcome of the turns.
 
-    steps: int = 0  # that passed
-    alloc_retries: int = 0  # how often the allocator emptied its cache to go on
-    reserved_growth_bytes: int | None = None  # of its cache, after each shape had run once; None if it has no cache
-    confirmed: set[BatchShape] = field(default_factory=set)  # that passed and never failed
-    failures: list[Ran] = field(default_factory=list)  # they take no further turns
-    held_bytes: int = 0  # the most that the worker held between steps
-    # From each shape's steps that passed, without the first step of a fresh worker.
-    peaks: dict[BatchShape, list[int]] = field(default_factory=dict)
-    seconds: dict[BatchShape, list[float]] = field(default_factory=dict)
-    first_step: tuple[BatchShape, int] | None = None  # of the last fresh worker: its shape and its peak, if it passed
-    first_failed: Ran | None = None  # the shape that ran out of memory in such a step; it may fit in later ones
-    reserved_first: int = 0  # the largest cache of the current worker while each shape ran once
+    Attributes:
+        steps: Those that passed, in order; and the first step of a worker even if it ran out of memory: its shape may
+            fit in later ones.
+        failures: Of shapes, which take no further turns.
+    """
 
-    def time_ratio(self, trials: Sequence[Trial]) -> float | None:
-        """Return the time of steps in turns / that of the same shapes' trials; None for too few shapes.
+    steps: list[Trial] = field(default_factory=list)
+    failures: list[Ran] = field(default_factory=list)
+    _faults: set[BatchShape] = field(default_factory=set)  # that killed a worker
 
-        It is the median over the steps: so few can't show how many steps are slow, which the trials' means do.
-        """
-        alone = {trial.shape: trial.step_seconds for trial in trials if trial.step_seconds}
-        known = [(seconds, alone[shape]) for shape, seconds in self.seconds.items() if shape in alone]
-        if len(known) < _FEWEST_TIMED:
-            return None
-        ratios = []
-        for in_turns, repeated in known:
-            ratios += [seconds / repeated for seconds in in_turns]
-        return median(ratios)
+    @property
+    def passed(self) -> list[Trial]:
+        """The steps that passed."""
+        return [step for step in self.steps if step.outcome == "ok"]
+
+    @property
+    def confirmed(self) -> set[BatchShape]:
+        """The shapes that passed and never failed."""
+        return {step.shape for step in self.passed} - self.failed
+
+    @property
+    def failed(self) -> set[BatchShape]:
+        """The shapes that failed."""
+        return {failure.trial.shape for failure in self.failures}
+
+    def may_have_damaged(self, ran: Ran) -> bool:
+        """Return whether a step killed its worker for the first time: it and all others run again."""
+        if ran.trial.outcome not in ("crash", "timeout") or ran.trial.shape in self._faults:
+            return False
+        self._faults.add(ran.trial.shape)
+        return True
 
     def record(self, trials: Sequence[Trial]) -> Confirmation:
         """Return what `probe.json` holds of them; the probe's trials include the failures in turns."""
         return Confirmation(
             shapes=len(self.confirmed),
-            steps=self.steps,
-            workers=1 if self.steps else 0,
+            steps=len(self.passed),
+            workers=min(1, len(self.passed)),
             alloc_retries=self.alloc_retries,
-            reserved_growth_bytes=self.reserved_growth_bytes,
+            reserved_growth_bytes=self._reserved_growth_bytes(),
             given_up=sum(trial.confirmation for trial in trials),
-            time_ratio=self.time_ratio(trials),
+            time_ratio=self._time_ratio(trials),
         )
 
-    def passed(self, step: Trial, *, again: bool, first: bool) -> None:
-        """Record a step that passed: the `first` of the fresh worker, or `again` after an earlier turn of this one."""
-        self.steps += 1
-        self.confirmed.add(step.shape)
-        self.held_bytes = max(self.held_bytes, step.rest_bytes or 0)
-        self.alloc_retries += step.alloc_retries or 0
-        if step.step_seconds is not None and not first:
-            self.seconds.setdefault(step.shape, []).append(step.step_seconds)
-        if step.peak_bytes is not None and first:
-            self.first_step = step.shape, step.peak_bytes
-        elif step.peak_bytes is not None:
-            self.peaks.setdefault(step.shape, []).append(step.peak_bytes)
-        if step.reserved_bytes is not None and not again:
-            self.reserved_first = max(self.reserved_first, step.reserved_bytes)
-        elif step.reserved_bytes is not None:
-            growth = step.reserved_bytes - self.reserved_first
-            self.reserved_growth_bytes = max(0, growth, self.reserved_growth_bytes or 0)
+    @property
+    def alloc_retries(self) -> int:
+        """How often the allocator emptied its cache to go on."""
+        return sum(step.alloc_retries or 0 for step in self.passed)
+
+    def _reserved_growth_bytes(self) -> int | None:
+        """Return the growth of the last worker's cache after each shape had run once; None if it has no cache."""
+        started: set[BatchShape] = set()
+        first = 0
+        growth = None
+        for step in self.passed:
+            if step.worker != self.passed[-1].worker or step.reserved_bytes is None:
+                continue
+            if step.shape in started:
+                growth = max(growth or 0, step.reserved_bytes - first)
+            else:
+                first = max(first, step.reserved_bytes)
+            started.add(step.shape)
+        return growth
+
+    def _time_ratio(self, trials: Sequence[Trial]) -> float | None:
+        """Return the time of steps in turns / that of the same shapes' trials; None for too few shapes.
+
+        It is the median over the steps: so few can't show how many steps are slow, which the trials' means do.
+        """
+        alone = {trial.shape: trial.step_seconds for trial in trials if trial.step_seconds}
+        ratios = []
+        timed = set()
+        workers = set()
+        for step in self.passed:
+            seconds = alone.get(step.shape)
+            if step.step_seconds is not None and seconds is not None and step.worker in workers:
+                ratios.append(step.step_seconds / seconds)
+                timed.add(step.shape)
+            workers.add(step.worker)  # its first step takes longer
+        if len(timed) < _FEWEST_TIMED:
+            return None
+        return median(ratios)
 
 
 def confirm(
@@ -109,47 +134,35 @@ def confirm(
     shapes are run. Raises as `Supervisor.start`.
     """
     turns = Turns()
-    faults: set[BatchShape] = set()
-    while _run_worker(stepper, list(shapes) * rounds, on_step, turns, faults):  # it died, so all run again
+    while not _run_worker(stepper, list(shapes) * rounds, on_step, turns):
         pass
-    turns.confirmed -= {failed.trial.shape for failed in turns.failures}
     return turns
 
 
 def _run_worker(
-    stepper: Supervisor,
-    shapes: Sequence[BatchShape],
-    on_step: Callable[[BatchShape], bool],
-    turns: Turns,
-    faults: set[BatchShape],
+    stepper: Supervisor, shapes: Sequence[BatchShape], on_step: Callable[[BatchShape], bool], turns: Turns
 ) -> bool:
-    """Run the turns in a fresh worker; return whether it died. `faults` are the shapes that killed one before."""
-    turns.reserved_first = 0
+    """Run the turns in a fresh worker; return False if all must run again."""
     stepper.start()
-    started: set[BatchShape] = set()
-    for number, shape in enumerate(shapes):
-        if any(failed.trial.shape == shape for failed in turns.failures):
+    worker = None
+    for shape in shapes:
+        if shape in turns.failed:
             continue
         if not on_step(shape):
-            break
-        worker_before = stepper.worker
-        ran = stepper.step(shape)
-        # An OOM may have cost the worker before, so that a new one ran this step.
-        first_of_process = number == 0 or stepper.worker != worker_before
-        outcome = ran.trial.outcome
-        if outcome in ("crash", "timeout") and shape not in faults:
-            faults.add(shape)
             return True
-        if outcome == "ok":
-            turns.passed(ran.trial, again=shape in started, first=first_of_process)
-        elif first_of_process and outcome == "oom":
-            turns.first_failed = ran
+        ran = stepper.step(shape)
+        if turns.may_have_damaged(ran):
+            return False
+        outcome = ran.trial.outcome
+        is_first = stepper.worker != worker  # an OOM may have cost the worker before
+        worker = stepper.worker
+        if outcome == "ok" or (is_first and outcome == "oom"):
+            turns.steps.append(ran.trial)
         else:
             turns.failures.append(ran)
-        started.add(shape)
         if outcome == "error":  # the workload's own, which ends the probe
-            break
-    return False
+            return True
+    return True
 
 
 def error_in_turns(step: Trial) -> str:
@@ -163,47 +176,3 @@ def alternating(shapes: list[T]) -> list[T]:
     for small, large in zip(shapes, reversed(shapes), strict=True):
         alternated += [small, large]
     return alternated[: len(shapes)]
-
-
-def lifted_by(turns: Turns, peaks: Peaks) -> int:
-    """Return by how much more a process may hold between steps than that of the turns did."""
-    if peaks.rest_bytes is None or not turns.held_bytes:
-        return 0
-    return peaks.rest_bytes - turns.held_bytes
-
-
-def first_step_bytes(stepper: Supervisor, turns: Turns, peaks: Peaks, limit_bytes: int) -> int:
-    """Return by how much the first step of the fresh worker exceeded later ones of the same shape.
-
-    If it ran out of memory, smaller batches show it in fresh workers. Raises as `Supervisor.start`.
-    """
-    if turns.first_step is not None:
-        shape, first_peak = turns.first_step
-        lifted = lifted_by(turns, peaks)
-        later = [peak + lifted for peak in turns.peaks.get(shape, ())]
-        highest = max(peaks.highest(shape) or 0, *later, 0)
-        if not highest:
-            return 0
-        return max(0, first_peak + lifted - highest)
-    if turns.first_failed is None:
-        return 0
-    shape = turns.first_failed.trial.shape
-    known_peak = peaks.highest(shape)
-    if known_peak is None:
-        return 0
-    excess = None
-    size = shape.batch_size
-    while excess is None and size > 1:
-        size = int(size * _SMALLER)
-        excess = _first_step_excess(stepper, replace(shape, batch_size=size))
-    return max(limit_bytes - known_peak, excess or 0)
-
-
-def _first_step_excess(stepper: Supervisor, shape: BatchShape) -> int | None:
-    """Return how many bytes a fresh worker's first step needs beyond the second of the same batch; None: unknown."""
-    stepper.start()
-    steps = [stepper.step(shape).trial for _ in range(2)]
-    peaks = [step.peak_bytes for step in steps if step.outcome == "ok" and step.peak_bytes is not None]
-    if len(peaks) < 2:
-        return None
-    return max(0, peaks[0] - peaks[1])

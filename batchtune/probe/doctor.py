@@ -1,13 +1,18 @@
-"""Describe the devices, memory and software of this machine."""
+"""Describe the devices, memory and software of this machine.
+
+Torch and the driver are queried in a process of their own (`main`): broken ones may end that, and nothing else.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
+import re
 import signal
 import subprocess
 import tempfile
+import warnings
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -15,9 +20,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from batchtune.probe.devices import describe_environment
+from batchtune.probe.devices import backends, describe_environment
 from batchtune.probe.devices.cpu import CPU_ID, describe_cpu
-from batchtune.probe.inventory import DriverFacts, TorchFacts, decode_line
 from batchtune.probe.lock import lock_path
 from batchtune.processes.start import command
 from batchtune.results import Doctor, DoctorGpu, DoctorTorch, meta_of
@@ -37,8 +41,23 @@ _PACKAGES = {
 }
 
 
+class _DriverFacts(msgspec.Struct, frozen=True, kw_only=True, tag="driver"):
+    """The driver's own description; `problem` says why it can't be asked."""
+
+    driver: str | None
+    gpus: list[DoctorGpu]
+    problem: str | None
+
+
+class _TorchFacts(msgspec.Struct, frozen=True, kw_only=True, tag="torch"):
+    """Torch, and the devices that it sees."""
+
+    torch: DoctorTorch
+    gpus: list[DoctorGpu]
+
+
 def examine(timeout_seconds: float) -> Doctor:
-    """Examine this machine. Torch and the driver are queried in a separate process, for at most so long."""
+    """Examine this machine. Torch and the driver are queried for at most so long."""
     driver, torch = _ask_in_a_process(timeout_seconds)
     environment = describe_environment()
     return Doctor(
@@ -58,10 +77,10 @@ def examine(timeout_seconds: float) -> Doctor:
 
 def merge_gpus(by_driver: Sequence[DoctorGpu], by_torch: Sequence[DoctorGpu]) -> list[DoctorGpu]:
     """Return one entry a GPU: those that torch sees, in its order, then those that only the driver knows."""
-    driver_facts = {gpu.uuid: gpu for gpu in by_driver if gpu.uuid}
+    unseen = {gpu.uuid: gpu for gpu in by_driver if gpu.uuid or not by_torch}
     gpus = []
     for gpu in by_torch:
-        facts = driver_facts.get(gpu.uuid or "", gpu)
+        facts = unseen.pop(gpu.uuid, gpu)
         gpus.append(
             replace(
                 facts,
@@ -71,53 +90,39 @@ def merge_gpus(by_driver: Sequence[DoctorGpu], by_torch: Sequence[DoctorGpu]) ->
                 total_bytes=gpu.total_bytes,
             )
         )
-    seen = {gpu.uuid for gpu in by_torch}
-    for gpu in by_driver:
-        # Without a UUID it may be one that torch sees.
-        is_unseen = not seen if gpu.uuid is None else gpu.uuid not in seen
-        if is_unseen:
-            gpus.append(gpu)
-    return [replace(gpu, probe_process=lock_holder(gpu.uuid) if gpu.uuid else None) for gpu in gpus]
+    gpus += unseen.values()
+    return [replace(gpu, probe_process=lock_holder(gpu.uuid)) for gpu in gpus]
 
 
-def lock_holder(device_id: str) -> int | None:
+def lock_holder(device_id: str | None) -> int | None:
     """Return the process that holds a device's lock, by the kernel's list of locks (man 5 proc); None if unknown.
 
     The lock itself is not tried: a probe that starts at this moment would find it held.
     """
     with contextlib.suppress(OSError, ValueError):
-        path = lock_path(device_id)
-        inode = path.stat().st_ino
-        written = int(path.read_text())
-        for line in Path("/proc/locks").read_text().splitlines():
-            fields = line.split()
-            # `1: FLOCK ADVISORY WRITE 4711 fe:01:1234 0 EOF`; in a container the process may be 0.
-            if "FLOCK" in fields and "WRITE" in fields and any(field.endswith(f":{inode}") for field in fields):
-                return written
+        path = lock_path(device_id or "")
+        # `1: FLOCK ADVISORY WRITE 4711 fe:01:1234 0 EOF`; in a container the process may be 0.
+        if re.search(rf"FLOCK .* WRITE .*:{path.stat().st_ino} ", Path("/proc/locks").read_text()):
+            return int(path.read_text())
     return None
 
 
-def _ask_in_a_process(timeout_seconds: float) -> tuple[DriverFacts, TorchFacts]:
+def _ask_in_a_process(timeout_seconds: float) -> tuple[_DriverFacts, _TorchFacts]:
     """Query the driver and torch; a missing answer becomes a problem."""
     # Files, not pipes: a process that a library leaves running may hold a pipe open forever.
     with tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(
-            command("batchtune.probe.inventory"),
+            command("batchtune.probe.doctor"),
             stdin=subprocess.DEVNULL,
             stdout=answers,
             stderr=printed,
             start_new_session=True,
         )
-        last_line = None
         try:
             exit_code = process.wait(timeout_seconds)
             problem = f"the process ended with exit code {exit_code}"
             if exit_code < 0:
                 problem = f"the process was killed by {signal.Signals(-exit_code).name}"
-            printed.seek(0)
-            lines_printed = printed.read().decode(errors="replace").strip().splitlines()
-            if lines_printed:
-                last_line = lines_printed[-1]
         except subprocess.TimeoutExpired:
             problem = f"it gave no answer within {timeout_seconds:g} s"
         finally:
@@ -126,15 +131,16 @@ def _ask_in_a_process(timeout_seconds: float) -> tuple[DriverFacts, TorchFacts]:
             process.wait()
         answers.seek(0)
         lines = answers.read().splitlines()
-    driver = DriverFacts(driver=None, gpus=[], problem=f"the query of the driver failed: {problem}")
-    broken_torch = DoctorTorch(
-        version=_installed(("torch",)), cuda=None, hip=None, cudnn=None, problem=last_line or problem
-    )
-    torch = TorchFacts(torch=broken_torch, gpus=[])
+        printed.seek(0)
+        last_words = printed.read().decode(errors="replace").strip().rpartition("\n")[2]
+    driver = _DriverFacts(driver=None, gpus=[], problem=f"the query of the driver failed: {problem}")
+    version = _installed(["torch"])
+    broken = DoctorTorch(version=version, cuda=None, hip=None, cudnn=None, problem=last_words or problem)
+    torch = _TorchFacts(torch=broken, gpus=[])
     for line in lines:
         with contextlib.suppress(msgspec.DecodeError):  # the process was ended in the middle of a line
-            facts = decode_line(line)
-            if isinstance(facts, DriverFacts):
+            facts = msgspec.json.decode(line, type=_DriverFacts | _TorchFacts)
+            if isinstance(facts, _DriverFacts):
                 driver = facts
             else:
                 torch = facts
@@ -147,3 +153,47 @@ def _installed(distributions: Sequence[str]) -> str | None:
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(name) or "unknown version"
     return None
+
+
+def main() -> None:
+    """Write what the driver says to stdout, then what torch says, a JSON document a line, each as soon as it is known.
+
+    What libraries print goes to stderr.
+    """
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    os.write(answers, msgspec.json.encode(_ask_driver()) + b"\n")
+    os.write(answers, msgspec.json.encode(_ask_torch()) + b"\n")
+    os._exit(0)  # nothing that a library does at its end can spoil it
+
+
+def _ask_driver() -> _DriverFacts:
+    driver = None
+    problem = None
+    gpus: list[DoctorGpu] = []
+    for backend in backends():
+        its_gpus, its_driver, its_problem = backend.seen_by_driver()
+        gpus += its_gpus
+        driver = driver or its_driver
+        problem = problem or its_problem
+    return _DriverFacts(driver=driver, gpus=gpus, problem=problem)
+
+
+def _ask_torch() -> _TorchFacts:
+    """Raise whatever the import of torch raises: the traceback on stderr is shown."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gpus: list[DoctorGpu] = []
+        for backend in backends():
+            gpus += backend.seen_by_torch()
+    facts = DoctorTorch(
+        version=str(torch.__version__), cuda=torch.version.cuda, hip=torch.version.hip, cudnn=None, problem=None
+    )
+    if gpus:
+        cudnn: object = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # torch's
+        facts = replace(facts, cudnn=str(cudnn))
+    elif caught:
+        facts = replace(facts, problem=str(caught[0].message).splitlines()[0])
+    return _TorchFacts(torch=facts, gpus=gpus)

@@ -3,44 +3,13 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from bisect import bisect_right
 
-from batchtune.probe.bounds import Anchor, Bracket, step_at
+from batchtune.probe.bounds import Anchor, Bracket, between, step_at
 from batchtune.probe.knowledge import Knowledge
 
-
-def ladder(tolerance: float, top: int) -> Sequence[int]:
-    """Return batch sizes from 1 to `top`, each above the one before by a `tolerance` fraction of it, at least by one.
-
-    Nothing needs to be tried between two neighbours, so bisecting n rungs takes at most n.bit_length() trials.
-    """
-    if tolerance * top < 2:
-        return range(1, top + 1)
-    rungs = [1]
-    while (rung := rungs[-1] + step_at(rungs[-1], tolerance)) <= top:
-        rungs.append(rung)
-    return rungs
-
-
-def between(rungs: Sequence[int], low: int, high: int) -> Sequence[int]:
-    """Return the rungs strictly between two batch sizes."""
-    return rungs[bisect_right(rungs, low) : bisect_left(rungs, high)]
-
-
-def within(rungs: Sequence[int], guess: int, trials: int) -> int:
-    """Return the batch size nearest to `guess` after which `trials - 1` can bisect the rest, whatever its outcome.
-
-    Without one, return the middle rung. `rungs` and the guess lie between what passed (or 0) and what failed.
-    """
-    if not rungs:
-        return guess
-    told_apart = (1 << max(0, trials - 1)) - 1  # rungs, by the trials after this one
-    if len(rungs) > 2 * told_apart + 1:
-        return rungs[len(rungs) // 2]
-    lowest = rungs[max(0, len(rungs) - 1 - told_apart)]
-    highest = rungs[min(len(rungs) - 1, told_apart)]
-    return min(max(guess, lowest), highest)
+# Where the model is far off, a size that is proven is run first if it is at least the guess divided by this.
+_NEAR = 1.5
 
 
 def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
@@ -56,21 +25,24 @@ def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
         return _to_a_failure(known, bracket)
     guess = _within_reach(known, bracket, _guess(known, bracket))
     left = 3 + int(math.log2(bracket.cap)) - bracket.tried
-    rungs = known.task.rungs
-    if bracket.failed is None and rungs[bisect_right(rungs, bracket.cap) - 1] != bracket.cap:
+    if bracket.failed is None and known.task.rungs[bisect_right(known.task.rungs, bracket.cap) - 1] != bracket.cap:
         left -= 1  # for the cap itself, which ends the length by a trial of its own
     high = bracket.beyond
     if bracket.hardly is not None and bracket.hardly > bracket.passed + 1 and not known.is_end(anchor):
         high = min(high, bracket.hardly)
-    guess = within(between(rungs, bracket.passed, high), guess, left)
+    rungs = between(known.task.rungs, bracket.passed, high)
+    if rungs:
+        told_apart = (1 << max(0, left - 1)) - 1  # rungs, by the trials after this one
+        guess = max(guess, rungs[max(0, len(rungs) - 1 - told_apart)])
+        guess = min(guess, rungs[min(len(rungs) - 1, told_apart)])
     return max(bracket.passed + 1, min(guess, bracket.beyond - 1))
 
 
 def _to_a_failure(known: Knowledge, bracket: Bracket) -> int:
     """Return a size beyond what ran without a margin: at the ends the search goes on until a batch fails."""
-    peak = bracket.peaks[-1][1]
+    _, peak = bracket.peaks[-1]
     need = known.fit.need(bracket)
-    room = math.ceil((known.task.limit_bytes - peak) / need) if need else bracket.ran
+    room = math.ceil((known.peaks.limit_bytes - peak) / need) if need else bracket.ran
     size = bracket.ran + max(bracket.step, room)
     return max(bracket.ran + 1, min(size, bracket.cap, (bracket.failed or bracket.cap + 1) - 1))
 
@@ -81,7 +53,8 @@ def _within_reach(known: Knowledge, bracket: Bracket, guess: int) -> int:
         guess = min(guess, bracket.hardly - 1)
     if bracket.surely < bracket.beyond:
         guess = max(guess, bracket.surely)
-    guess = max(guess, bracket.passed + bracket.step if bracket.passed else 1)
+    if bracket.passed:
+        guess = max(guess, bracket.passed + bracket.step)
     if bracket.failed is not None:
         back = max(bracket.step, step_at(bracket.failed, known.settings.tolerance))
         if not bracket.passed:  # step back further each time
@@ -97,26 +70,23 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
     multiple = known.next_multiple(bracket)
     if multiple is not None:
         return multiple
-    if known.peaks.are_known:
-        guess = _by_peaks(known, bracket)
-    else:
-        guess = _by_other_lengths(known, bracket)
+    guess = _by_peaks(known, bracket)
     quantum = known.fit.quantum(bracket.proven)
     if guess is not None and quantum > 1:
         guess = max(guess - guess % quantum, min(guess, bracket.passed + 1))
     if bracket.failed is None:
-        return guess if guess is not None else max(1, bracket.passed * 2)
+        return guess or max(1, bracket.passed * 2)
     if guess is None:
-        return _middle(known.task.rungs, bracket)
+        return _middle(known, bracket)
     if not bracket.passed or guess < bracket.failed:
         return guess
     # A failure refutes the guess. Far below it, memory jumps, often just above the last size that passed.
     if bracket.failed < 0.97 * guess and bracket.failures == 1:
         return bracket.proven + bracket.step
-    return _middle(known.task.rungs, bracket)
+    return _middle(known, bracket)
 
 
-def _middle(rungs: Sequence[int], bracket: Bracket) -> int:
+def _middle(known: Knowledge, bracket: Bracket) -> int:
     """Return the rung in the middle of what is open, by other lengths too where they leave any."""
     low = bracket.passed
     high = bracket.beyond
@@ -124,31 +94,33 @@ def _middle(rungs: Sequence[int], bracket: Bracket) -> int:
         low = bracket.surely
     if bracket.hardly is not None and low < bracket.hardly < high:
         high = bracket.hardly
-    open_rungs = between(rungs, low, high) or between(rungs, bracket.passed, bracket.beyond)
+    open_rungs = between(known.task.rungs, low, high) or between(known.task.rungs, bracket.passed, bracket.beyond)
     if not open_rungs:
         return (bracket.passed + bracket.beyond) // 2
     return open_rungs[len(open_rungs) // 2]
 
 
 def _by_peaks(known: Knowledge, bracket: Bracket) -> int | None:
-    """Return the batch size at the limit by the peaks so far; None if the need of an example is unknown."""
+    """Return the batch size at the limit by the peaks so far; None if bisection knows better."""
     fit = known.fit
+    as_longer = _padded_as_longer(known, bracket)
     need = fit.need(bracket)
     if need is None or need <= 0:
-        return 1 if bracket.passed == 0 else None
+        if bracket.tried:
+            return _away_from_the_last(bracket)
+        return as_longer or 1
     if bracket.peaks:
         return _beyond_last_peak(known, bracket, need)
     assert fit.model is not None
     # A little below the model's limit: a success closes the length, a failure does not.
-    margin = max(min(fit.error_at(bracket.anchor), 0.5), known.settings.tolerance / 2)
+    margin = max(min(fit.model.relative_error, 0.5), known.settings.tolerance / 2)
     size = max(1, min(int((fit.room_bytes - fit.model.constant) / need * (1 - margin)), bracket.cap))
-    safe = _padded_as_longer(known, bracket)
     # It takes two lengths to separate L from L².
-    if safe is not None and (len(fit.excesses) < 2 or bracket.failures > 1):
-        size = min(size, safe)
-    elif safe is not None and bracket.surely and size * bracket.surely > 1.1 * safe**2:
-        size = safe  # the need of an example can't fall faster than the square of its length
-    if fit.is_misfit and bracket.surely and size <= 2.5 * bracket.surely:
+    if as_longer is not None and (len(fit.excesses) < 2 or bracket.failures > 1):
+        return min(size, as_longer)
+    if as_longer is not None and bracket.surely and size * bracket.surely > 1.1 * as_longer**2:
+        size = as_longer  # the need of an example can't fall faster than the square of its length
+    if fit.is_misfit and bracket.surely and size <= _NEAR * bracket.surely:
         return bracket.surely  # proven already: its own peak then shows where the limit is
     return size
 
@@ -167,6 +139,15 @@ def _beyond_last_peak(known: Knowledge, bracket: Bracket, need: float) -> int:
     return size
 
 
+def _away_from_the_last(bracket: Bracket) -> int | None:
+    """Return the size that is further away from what passed, or from what failed, than the last; None after both."""
+    if bracket.passed and bracket.failed is None:
+        return bracket.passed + (bracket.step << (bracket.tried - 1))
+    if bracket.failed is not None and not bracket.passed:
+        return bracket.failed - (bracket.step << (bracket.failures - 1))
+    return None
+
+
 def _padded_as_longer(known: Knowledge, bracket: Bracket) -> int | None:
     """Return the size with the padded length that passed at the next longer length: it needs no more memory."""
     longer = known.largest_at_longer(bracket.anchor)
@@ -174,17 +155,3 @@ def _padded_as_longer(known: Knowledge, bracket: Bracket) -> int | None:
         return None
     length, size = longer
     return max(1, min(int(size * length / bracket.anchor.length), bracket.cap))
-
-
-def _by_other_lengths(known: Knowledge, bracket: Bracket) -> int | None:
-    """Return the size that the next longer length suggests, then move away from it in growing steps.
-
-    For devices whose peaks can't be measured. None if bisection knows better.
-    """
-    if bracket.tried == 0:
-        return _padded_as_longer(known, bracket)
-    if bracket.passed and bracket.failed is None:
-        return bracket.passed + (bracket.step << (bracket.tried - 1))
-    if bracket.failed is not None and not bracket.passed:
-        return bracket.failed - (bracket.step << (bracket.failures - 1))
-    return None

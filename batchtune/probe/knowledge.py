@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
 
 import numpy as np
 
-from batchtune.lengths import FloatArray, IntArray
-from batchtune.probe.bounds import Anchor, Bracket, Shapes, Task, is_covered, step_at
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.probe.bounds import Anchor, Bracket, Shapes, is_covered, step_at
 from batchtune.probe.margin import Peaks
 from batchtune.probe.memory_fit import MemoryFit
+from batchtune.probe.settings import ProbeSettings
 from batchtune.results import ClosedBy, Trial
 from batchtune.shapes import BatchShape
+
+
+@dataclass(slots=True)
+class Task:
+    """The goal of a search: the data, the memory, and the steps that were run in turns so far."""
+
+    lengths: Lengths
+    settings: ProbeSettings
+    limit_bytes: int
+    rungs: Sequence[int]  # the batch sizes that the tolerance tells apart
+    steps: list[Trial] = field(default_factory=list)
 
 
 class Knowledge:
@@ -38,29 +51,39 @@ class Knowledge:
             if trial.outcome == "error":  # the workload's own, fixed since
                 continue
             shape = trial.shape
-            if shape not in self._trials_of:
+            is_searched = not trial.timing or trial.outcome != "ok"
+            if is_searched and trial.batch_size not in self._sizes[Anchor(trial.length, trial.target_length)]:
                 self._sizes[Anchor(trial.length, trial.target_length)].append(trial.batch_size)
             self._trials_of[shape].append(trial)
-        self.peaks = Peaks(task, trials, self._trials_of)
-        self._brackets: dict[Anchor, Bracket] = {}
+        self._passed = {shape for shape in self._trials_of if self.passes(shape)}
+        self._ran = Shapes(self._passed)
+        self.failures = {shape: failure for shape in self._trials_of if (failure := self._failure(shape)) is not None}
+        """The trial that rules out each shape."""
+        self.peaks = Peaks(task.limit_bytes, trials, task.steps)
+        proven = [shape for shape in self._trials_of if self.is_proven(shape)]
+        self._proven = Shapes(proven)
+        ooms = [shape for shape, failure in self.failures.items() if failure.outcome == "oom"]
+        self._out_of_reach = Shapes([*ooms, *(self._passed - self.failures.keys() - set(proven))])
+        self.is_contradicted = any(map(self.is_dominated, ooms))
+        """Whether a shape ran out of memory twice though a larger one passed: then lengths need their own proofs."""
+
+    @cached_property
+    def brackets(self) -> dict[Anchor, Bracket]:
+        """The bounds wherever a trial ran."""
+        return {anchor: self._bracket(anchor) for anchor in self._sizes}
 
     @cached_property
     def fit(self) -> MemoryFit:
         """The model of memory, and how much of it batches can use."""
-        passed = [shape for shape in self._trials_of if self.passes(shape)]
-        return MemoryFit(self.task, self.peaks, passed, [self.bracket(anchor) for anchor in self._sizes])
+        passed = [shape for shape in self._trials_of if shape in self._passed]
+        return MemoryFit(self.peaks, passed, list(self.brackets.values()))
 
     # Where sizes are searched
 
-    @cached_property
+    @property
     def anchors(self) -> list[Anchor]:
         """Where a largest batch size was searched: wherever a trial ran for more than its time."""
-        searched = set()
-        for trials in self._trials_of.values():
-            for trial in trials:
-                if not trial.timing or trial.outcome != "ok":
-                    searched.add(Anchor(trial.length, trial.target_length))
-        return [anchor for anchor in self._sizes if anchor in searched]
+        return list(self._sizes)
 
     def anchor(self, length: float) -> Anchor:
         """Return a length with the longest target at or below it."""
@@ -97,24 +120,22 @@ class Knowledge:
             return None
         return float(np.median(times))
 
-    @cached_property
-    def failures(self) -> dict[BatchShape, Trial]:
-        """The trial that rules out each shape: an OOM (two if a larger shape passed), a second crash or time-out.
+    def _failure(self, shape: BatchShape) -> Trial | None:
+        """Return the trial that rules a shape out: an OOM (two if a larger shape passed), a second crash or time-out.
 
         A failure while shapes took turns rules a shape out at once.
         """
-        failures = {}
-        for shape, trials in self._trials_of.items():
-            ooms = [trial for trial in trials if trial.outcome == "oom"]
-            faults = [trial for trial in trials if trial.outcome not in ("ok", "oom")]
-            given_up = [trial for trial in trials if trial.outcome != "ok" and trial.confirmation]
-            if given_up:
-                failures[shape] = given_up[0]
-            elif len(ooms) > 1 or (ooms and not self.is_dominated(shape)):
-                failures[shape] = ooms[0]
-            elif len(faults) > 1:
-                failures[shape] = faults[-1]
-        return failures
+        trials = self._trials_of[shape]
+        ooms = [trial for trial in trials if trial.outcome == "oom"]
+        faults = [trial for trial in trials if trial.outcome not in ("ok", "oom")]
+        for trial in trials:
+            if trial.outcome != "ok" and trial.confirmation:
+                return trial
+        if len(ooms) > 1 or (ooms and not self.is_dominated(shape)):
+            return ooms[0]
+        if len(faults) > 1:
+            return faults[-1]
+        return None
 
     def to_retry(self, anchor: Anchor) -> int | None:
         """Return a batch size here to try again in a fresh worker before its failure is believed.
@@ -135,42 +156,13 @@ class Knowledge:
 
     def is_proven(self, shape: BatchShape) -> bool:
         """Return whether it passed, never failed, and leaves the margin free."""
-        if not self.passes(shape) or shape in self.failures:
+        if shape not in self._passed or shape in self.failures:
             return False
         if self.confirmed is not None and not is_covered(shape, self.confirmed):
             return False
         return self.peaks.leaves_margin(shape)
 
     # What they prove and rule out elsewhere
-
-    @cached_property
-    def _ran(self) -> Shapes:
-        return Shapes(shape for shape in self._trials_of if self.passes(shape))
-
-    @cached_property
-    def _proven(self) -> Shapes:
-        return Shapes(shape for shape in self._trials_of if self.is_proven(shape))
-
-    @cached_property
-    def _failed(self) -> Shapes:
-        return Shapes(self.failures)
-
-    @cached_property
-    def _out_of_reach(self) -> Shapes:
-        """The shapes that ran out of memory, or left no margin."""
-        shapes = []
-        for shape in self._trials_of:
-            failure = self.failures.get(shape)
-            if failure is not None and failure.outcome == "oom":
-                shapes.append(shape)
-            elif failure is None and self.passes(shape) and not self.is_proven(shape):
-                shapes.append(shape)
-        return Shapes(shapes)
-
-    @cached_property
-    def is_contradicted(self) -> bool:
-        """Whether a shape ran out of memory twice though a larger one passed: then lengths need their own proofs."""
-        return any(trial.outcome == "oom" and self.is_dominated(shape) for shape, trial in self.failures.items())
 
     def proof(self, anchor: Anchor, batch_size: int) -> int | None:
         """Return the index of the trial that proves this size here: the smallest proven shape that covers it."""
@@ -188,7 +180,7 @@ class Knowledge:
         """Return the largest batch size proven at each length (and target), below any that failed, or 0; shape (n,)."""
         if targets is None:
             targets = np.zeros(lengths.shape)
-        below = self._failed.smallest_below(lengths, targets)
+        below = Shapes(self.failures).smallest_below(lengths, targets)
         if not self.is_contradicted:
             return self._proven.largest_beyond(lengths, targets, self._proven.sizes < below[:, None]).astype(np.int64)
         sizes = np.zeros(lengths.shape, dtype=np.int64)
@@ -228,21 +220,15 @@ class Knowledge:
 
     def bracket(self, anchor: Anchor) -> Bracket:
         """Return the bounds at a length and target."""
-        if anchor not in self._brackets:
-            self._brackets[anchor] = self._bracket(anchor)
-        return self._brackets[anchor]
+        return self.brackets.get(anchor) or self._bracket(anchor)
 
     def _bracket(self, anchor: Anchor) -> Bracket:
         sizes = sorted(self._sizes.get(anchor, ()))
         failures = {size: self.failures[anchor.shape(size)] for size in sizes if anchor.shape(size) in self.failures}
         failed = min(failures, default=None)
-        ran = [size for size in sizes if self.passes(anchor.shape(size)) and (failed is None or size < failed)]
+        ran = [size for size in sizes if anchor.shape(size) in self._passed and (failed is None or size < failed)]
         passed = max((size for size in ran if self.is_proven(anchor.shape(size))), default=0)
-        peaks = []
-        for size in ran:
-            peak = self.peaks.highest(anchor.shape(size))
-            if peak is not None:
-                peaks.append((size, float(peak)))
+        peaks = [(size, self.peaks.highest(anchor.shape(size))) for size in ran]
         given_up = sum(trial.confirmation for trial in failures.values())
         cap = self.cap(anchor)
         surely = self._proven.largest_beyond(*anchor.arrays, self._proven.elsewhere(anchor))[0]
@@ -258,11 +244,19 @@ class Knowledge:
             tried=len(sizes),
             failures=len(failures),
             given_up=given_up,
-            peaks=tuple(peaks),
+            peaks=tuple((size, float(peak)) for size, peak in peaks if peak is not None),
             surely=0 if self.is_contradicted else min(int(surely), cap),
             hardly=None if np.isinf(hardly) else int(hardly),
             step=step_at(passed or failed or 1, self.settings.tolerance) << max(0, given_up - 1),
         )
+
+    def falls(self) -> list[tuple[BatchShape, BatchShape]]:
+        """Return pairs of a shape that ran out of memory, in a fresh worker too, and a larger one that passed."""
+        falls = []
+        for shape, failure in self.failures.items():
+            if failure.outcome == "oom" and not failure.confirmation and self.is_dominated(shape):
+                falls.append((shape, next(other for other in self._passed if other.contains(shape))))
+        return falls
 
     def largest_at_longer(self, anchor: Anchor) -> tuple[float, int] | None:
         """Return the next longer length at which a batch is proven, and its size there; None without one."""
@@ -309,14 +303,7 @@ class Knowledge:
             # Less than one step above the margin is not worth a search.
             if bracket.failed is not None:
                 return bracket.failed_by
-        if is_end or bracket.peak is None:
-            return None
-        need = self.fit.sure_need(bracket, bracket.peak, step)
-        if need is None:
-            return None
-        # The need is known to a few per cent, which is at least one example if a step is many.
-        needed = need * step * (0.9 if step >= 10 else 1.0)
-        if self.fit.room_bytes - bracket.peak < needed:
+        if not is_end and bracket.peak is not None and self.fit.leaves_no_room(bracket, bracket.peak, step):
             return "memory"
         return None
 

@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any, Literal
 
 from batchtune.probe.devices import backends
-from batchtune.units import parse_size
 from batchtune.workloads.loading import first_line
 
 # Each backend adds those of its devices. Compiled ahead: when an error comes, no memory may be left to do it.
@@ -47,9 +46,6 @@ _QUOTED = re.compile(r"""(?<![\w(])(['"])((?:(?!\1).)*)\1""")
 _TRACEBACK = "Traceback (most recent call last)"
 _INDENTED_LINES = re.compile(r"^[ \t].*$", re.MULTILINE)
 
-# How PyTorch's allocators (CPU; CUDA and others) and NumPy say how much they could not get.
-_REQUESTED = re.compile(r"you tried to allocate (\d+) bytes|(?:Tried|Unable) to allocate ([\d.]+ [KMGT]iB)")
-
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError", "_ArrayMemoryError"}
 # Their messages quote names of files, keys and modules.
 _NEVER_OOM = (LookupError, ImportError, SyntaxError, UnicodeError)
@@ -70,8 +66,9 @@ def message_verdict(message: str) -> Verdict | None:
 
 
 def _without_path(quoted: re.Match[str]) -> str:
-    is_path = "/" in quoted[2] or "\\" in quoted[2]
-    return "" if is_path else quoted[0]
+    if "/" in quoted[2] or "\\" in quoted[2]:
+        return ""
+    return quoted[0]
 
 
 def error_verdict(error: BaseException) -> Verdict | None:
@@ -111,25 +108,17 @@ def noting_ooms(found: list[str]) -> Iterator[None]:
         sys.settrace(before)
 
 
-def requested_bytes(message: str) -> int | None:
-    """Return how much memory was requested in vain, by an error's message; None if it does not say."""
-    match = _REQUESTED.search(message)
-    if match is None:
-        return None
-    if match[1]:
-        return int(match[1])
-    return parse_size(match[2])
-
-
 def _own_verdict(error: BaseException) -> Verdict | None:
     if isinstance(error, MemoryError) or any(kind.__name__ in _OOM_TYPES for kind in type(error).__mro__):
         return "oom"
     if isinstance(error, _NEVER_OOM):
         return None
     try:
-        if isinstance(error, OSError):
-            return "oom" if error.errno == errno.ENOMEM or f"[Errno {errno.ENOMEM}]" in str(error) else None
-        return message_verdict(str(error))
+        if not isinstance(error, OSError):
+            return message_verdict(str(error))
+        if error.errno == errno.ENOMEM or f"[Errno {errno.ENOMEM}]" in str(error):
+            return "oom"
+        return None
     except Exception:  # its own __str__ fails: it says nothing
         return None
 

@@ -10,26 +10,27 @@ from batchtune.processes.worker import Failed, Message
 from batchtune.results import Device, ProbedWith, Trial
 from batchtune.shapes import BatchShape
 
-Stage = Literal["import", "device", "setup", "make_batch", "step"]
+Stage = Literal["device", "import", "setup", "make_batch", "step"]
+
+
+class Identify(Message, frozen=True):
+    """Asks which device a name such as `auto` or `cuda:1` means, without using its memory (`Identified`)."""
+
+    device: str
 
 
 class Prepare(Message, frozen=True):
-    """Asks for what comes before any trial.
-
-    Up to `device`: identify it without using its memory (`Identified`); `import`: import the workload and check its
-    options without using the device; `setup`: build it (`Ready`, both).
-    """
+    """Asks to open the device, to limit its memory, and to build the workload on it (`Ready`)."""
 
     workload: str
     options: dict[str, Any]
     settings: ProbedWith
     limit_bytes: int | None  # to enforce; None: computed from the cap and the fraction
     examples: int  # of the data that training will sample
-    up_to: Literal["device", "import", "setup"]
 
 
 class Identified(Message, frozen=True):
-    """The device that a name such as `auto` or `cuda:1` means here."""
+    """The device that is meant."""
 
     id: str  # unique on this machine: `cpu`, or the UUID
     name: str  # for people
@@ -37,9 +38,9 @@ class Identified(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The workload can be imported, and is built if a device is given."""
+    """The workload is built, on this device."""
 
-    device: Device | None = None
+    device: Device
 
 
 class Run(Message, frozen=True):
@@ -65,4 +66,4 @@ class Ran(Message, frozen=True):
 
 Reply = Identified | Ready | Ran | Failed
 
-decode_request = msgspec.json.Decoder[Prepare | Run](Prepare | Run).decode
+decode_request = msgspec.json.Decoder[Identify | Prepare | Run](Identify | Prepare | Run).decode

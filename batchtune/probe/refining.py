@@ -2,9 +2,8 @@
 
 Sizes between measured lengths are those of the next longer one, so a table is as good as its ends are measured. For
 each number of buckets the guide compares the best table with the sizes that are proven and the best with those that
-may be possible (the model's, bounded by all that failed and all that was closed): the difference is at stake. For
-tables over two lengths it does the same with pairs, after a few pairs with shorter targets, so that the memory model
-knows the cost of targets.
+may be possible (the model's, bounded by all that failed and all that was closed): the difference is at stake. Pairs of
+a length and a shorter target follow, for tables over two lengths.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.buckets.optimal import optimal_boundaries
-from batchtune.buckets.two_dimensional import optimal_table_2d
-from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 from batchtune.probe.bounds import Anchor
 from batchtune.probe.knowledge import Knowledge
@@ -33,16 +30,12 @@ _APART = 0.3
 # so many times as many as span the data. Where memory grows in proportion to the length, each adds next to nothing.
 _OF_MAX_BATCH_LENGTH = 0.03
 _FOR_MAX_BATCH_LENGTH = 3
-# Pairs of length and shorter target to measure, as a multiple of the lengths that span the data.
-_PAIRS = 2
-# Examples that stand for all pairs, evenly taken in order of length, and boundaries in each dimension to choose from.
-_EXAMPLES = 4096
-_RESOLUTION = 12
 # Where targets are the same multiple of the length to within this, they say nothing that lengths do not say.
 _PROPORTIONAL = 0.05
-# Parts of the examples, in order of length, up to which a pair with the typical target is measured first.
-_SPANNING = (1.0, 0.75, 0.25)
-_TYPICAL_OF = 0.1
+# Pairs of length and shorter target to measure: at these parts of the examples, in order of length, with these
+# quantiles of the targets of the tenth of the examples just below.
+_PARTS = (1.0, 0.75, 0.5, 0.25)
+_QUANTILES = (0.5, 0.9)
 
 # The share of a step's time that does not depend on its batch, in the cost that decides.
 _OVERHEAD = 0.1
@@ -51,8 +44,6 @@ _OVERHEAD = 0.1
 _TRIALS = 2.5
 _AT_STAKE_PAST_TRIALS = 0.015
 _MOST_LENGTHS = 5
-
-_Sizes = Callable[[FloatArray, FloatArray], FloatArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +66,11 @@ class Refinement:
                 length = ends.for_max_batch_length()
             if length is not None:
                 return known.anchor(length)
-        if self._pairs is None or len(known.anchors) - len(single) >= _PAIRS * settings.num_lengths:
-            return None
-        return self._pairs.worst(known, max(self.num_buckets))
+        for pair in self._pairs:
+            is_new = pair not in known.anchors and pair != known.anchor(pair.length)
+            if is_new and known.closed_by(known.bracket(pair)) is None:
+                return pair
+        return None
 
     def left_at_stake(self, known: Knowledge) -> float | None:
         """Return by which share a table may cost more than with all sizes known; None if little or not yet final."""
@@ -90,10 +83,23 @@ class Refinement:
         return lost
 
     @cached_property
-    def _pairs(self) -> _Pairs | None:
-        if self.lengths.targets is None:
-            return None
-        return _Pairs.of(self.lengths, self.lengths.targets)
+    def _pairs(self) -> list[Anchor]:
+        """Pairs of a length and a shorter target; none if targets follow from the lengths."""
+        values = self.lengths.values  # descending
+        targets = self.lengths.targets
+        if targets is None:
+            return []
+        ratio = targets / values
+        if np.ptp(ratio) <= _PROPORTIONAL * ratio.max():
+            return []
+        pairs = []
+        for part in _PARTS:
+            first = round((1 - part) * (values.size - 1))
+            below = targets[first : first + max(1, values.size // 10)]
+            for quantile in _QUANTILES:
+                target = float(np.quantile(below, quantile, method="nearest"))
+                pairs.append(Anchor(float(values[first]), target))
+        return pairs
 
     @cached_property
     def _spread_ends(self) -> FloatArray:
@@ -241,75 +247,3 @@ class _Ends:
     def _used(self, boundaries: FloatArray) -> tuple[IntArray, IntArray]:
         ends = np.searchsorted(self.histogram.lengths, boundaries)
         return ends, np.diff(self.histogram.cumulative[ends], prepend=0)
-
-
-@dataclass(frozen=True, eq=False)
-class _Pairs:
-    """Pairs of length and target of examples that stand for all, ascending in length; `spanning` are measured first."""
-
-    lengths: FloatArray
-    targets: FloatArray
-    spanning: tuple[Anchor, ...]
-
-    @classmethod
-    def of(cls, data: Lengths, targets: FloatArray) -> _Pairs | None:
-        """Return those of a data set; None if its targets follow from its lengths."""
-        ratio = targets / data.values
-        if np.ptp(ratio) <= _PROPORTIONAL * ratio.max():
-            return None
-        count = min(data.count, _EXAMPLES)
-        # The longest is among them.
-        chosen = (np.arange(count) * data.count // count)[::-1]
-        lengths = data.values[chosen]
-        chosen_targets = targets[chosen]
-        spanning = []
-        for part in _SPANNING:
-            end = max(1, int(part * count))
-            start = max(0, end - max(1, int(_TYPICAL_OF * count)))
-            typical = float(np.quantile(chosen_targets[start:end], 0.5, method="nearest"))
-            spanning.append(Anchor(float(lengths[end - 1]), typical))
-        return cls(lengths, chosen_targets, tuple(dict.fromkeys(spanning)))
-
-    def worst(self, known: Knowledge, num_buckets: int) -> Anchor | None:
-        """Return the pair whose size decides most, in the best table; None if that loses little."""
-
-        def is_open(anchor: Anchor) -> bool:
-            return known.closed_by(known.bracket(anchor)) is None
-
-        tried = set(known.anchors)
-        for anchor in self.spanning:
-            if anchor not in tried and anchor != known.anchor(anchor.length) and is_open(anchor):
-                return anchor
-        step_cost = _step_cost(known)
-        measured = np.array([anchor.length for anchor in known.anchors])
-        candidates = measured[:: max(1, measured.size // _RESOLUTION)]
-
-        def example_costs(sizes_of: Callable[[FloatArray, FloatArray], npt.NDArray[np.generic]]) -> _Sizes:
-            def costs(lengths: FloatArray, targets: FloatArray) -> FloatArray:
-                each_length, each_target = np.broadcast_arrays(lengths, targets)
-                flat_sizes = np.asarray(sizes_of(each_length.ravel(), each_target.ravel()), dtype=np.float64)
-                sizes = np.maximum(flat_sizes.reshape(each_length.shape), 1.0)
-                return step_cost(sizes, lengths, targets) / sizes
-
-            return costs
-
-        def table_and_cost(costs: _Sizes) -> tuple[BucketTable, IntArray, float]:
-            (table,) = optimal_table_2d(
-                self.lengths, self.targets, costs, [num_buckets], candidates=candidates, resolution=_RESOLUTION
-            )
-            counts = np.bincount(table.assign(self.lengths, self.targets), minlength=table.num_buckets)
-            return table, counts, float(np.sum(counts * costs(*table.pairs)))
-
-        now = example_costs(known.proven_sizes)
-        best = example_costs(known.possible_sizes)
-        _, _, cost_now = table_and_cost(now)
-        best_table, counts, best_cost = table_and_cost(best)
-        if cost_now <= (1 + _AT_STAKE) * best_cost:
-            return None
-        ends, tops = best_table.pairs
-        gain = counts * (now(ends, tops) - best(ends, tops))
-        for bucket in np.argsort(-gain, kind="stable"):
-            anchor = Anchor(float(ends[bucket]), float(tops[bucket]))
-            if gain[bucket] > 0 and is_open(anchor):
-                return anchor
-        return None

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from batchtune.lengths import Lengths
-from batchtune.probe.bounds import Anchor, PeakFit, Task
-from batchtune.probe.guess import ladder, next_batch_size
-from batchtune.probe.knowledge import Knowledge
+from batchtune.probe.bounds import Anchor, ladder
+from batchtune.probe.guess import next_batch_size
+from batchtune.probe.knowledge import Knowledge, Task
+from batchtune.probe.messages import IgnoresShape, NothingFits, SingleFails, TooLong
+from batchtune.probe.oom import message_verdict
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import FrontierPoint, Trial
 from batchtune.shapes import BatchShape
@@ -39,44 +41,14 @@ class NextTrial:
     fresh: bool = False
 
 
-class SearchEnds(Exception):
-    """The search can't go on, as the trial shows."""
-
-    def __init__(self, trial: Trial, fitting_length: float = 0.0, too_long: int = 0) -> None:
-        super().__init__(trial.error or trial.outcome)
-        self.trial = trial
-        self.fitting_length = fitting_length
-        self.too_long = too_long
-
-
-class NothingFits(SearchEnds):
-    """Even one example of the shortest length does not fit."""
-
-
-class SingleFails(SearchEnds):
-    """One example alone made the worker crash or hang, twice."""
-
-
-class TooLong(SearchEnds):
-    """The longest examples do not fit; `fitting_length` is the longest that does, `too_long` how many are longer."""
-
-
-class IgnoresShape(SearchEnds):
-    """Batches of very different sizes take the same memory and time; `smaller` is the smallest, `trial` the largest."""
-
-    def __init__(self, smaller: Trial, larger: Trial) -> None:
-        super().__init__(larger)
-        self.smaller = smaller
-
-
 class FrontierSearch:
     """Finds the largest batch size that fits: at lengths that span the data, then where `refine` says."""
 
     def __init__(
-        self, lengths: Lengths, settings: ProbeSettings, limit_bytes: int, *, fit: PeakFit, refine: Refine | None = None
+        self, lengths: Lengths, settings: ProbeSettings, limit_bytes: int, *, refine: Refine | None = None
     ) -> None:
         rungs = ladder(settings.tolerance, min(lengths.count, settings.max_batch_size or lengths.count))
-        self.task = Task(lengths, settings, limit_bytes, fit, rungs)
+        self.task = Task(lengths, settings, limit_bytes, rungs)
         self._lengths = lengths
         self._num_lengths = min(settings.num_lengths, lengths.histogram.lengths.size)
         self._refine = refine
@@ -86,26 +58,33 @@ class FrontierSearch:
         return Knowledge(self.task, trials, confirmed)
 
     def propose(self, trials: Sequence[Trial]) -> NextTrial | None:
-        """Return what to try next, or None if all is known. Raises `SearchEnds` if the search can't go on."""
+        """Return what to try next, or None if all is known.
+
+        Raises NothingFits, TooLong, SingleFails or IgnoresShape if the search can't go on.
+        """
         known = self.known(trials)
         longest = known.anchor(self._lengths.longest)
-        if (alone := known.failures.get(longest.shape(1))) is not None:
-            return self._longest_that_fits(known, alone)
+        if longest.shape(1) in known.failures:
+            return self._longest_that_fits(known)
         if known.closed_by(known.bracket(longest)) == "data":
-            equal = self.equal_batches(trials)
+            equal = self.equal_batches(known)
             if equal is not None:
                 raise equal
         order = self._order(known)
-        wanted = next(filter(None, (self._at(known, anchor) for anchor in order)), None)
-        if wanted is not None or self._refine is None or order == [longest]:
-            return wanted
+        for anchor in order:
+            wanted = self._at(known, anchor)
+            if wanted is not None:
+                return wanted
+        if self._refine is None or order == [longest]:
+            return None
         added = self._refine(known)
         if added is None:
             return None
         return self._at(known, added)
 
     def _at(self, known: Knowledge, anchor: Anchor) -> NextTrial | None:
-        if (retry := known.to_retry(anchor)) is not None:
+        retry = known.to_retry(anchor)
+        if retry is not None:
             return NextTrial(anchor.shape(retry), fresh=True)
         batch_size = next_batch_size(known, anchor)
         # A shape that was tried shows nothing new, whatever memory did since: the search must not go in circles.
@@ -113,33 +92,59 @@ class FrontierSearch:
             return None
         return NextTrial(anchor.shape(batch_size))
 
-    def _longest_that_fits(self, known: Knowledge, alone: Trial) -> NextTrial:
-        """Bisect over the distinct lengths, one example at a time, for the longest that fits."""
-        if alone.outcome != "oom":
-            raise SingleFails(alone)
+    def _longest_that_fits(self, known: Knowledge) -> NextTrial:
+        """Bisect over the distinct lengths, one example at a time, for the longest that fits; raise what it shows."""
+        workload = known.settings.workload
+        limit_bytes = known.task.limit_bytes
         distinct = self._lengths.histogram.lengths
-        # The shortest first: if even that fails, no other needs a try.
+        # The shortest is tried second: if even that fails, no other needs a try.
         passed = -1
-        failed = distinct.size - 1
-        middle = 0
+        failed = distinct.size
+        index = distinct.size - 1
         while failed - passed > 1:
-            anchor = known.anchor(float(distinct[middle]))
-            if (retry := known.to_retry(anchor)) is not None:
+            anchor = known.anchor(float(distinct[index]))
+            retry = known.to_retry(anchor)
+            if retry is not None:
                 return NextTrial(anchor.shape(retry), fresh=True)
-            if (trial := known.failures.get(anchor.shape(1))) is not None:
-                if trial.outcome != "oom":
-                    raise SingleFails(trial)
-                failed = middle
-                alone = trial
-            elif known.passes(anchor.shape(1)):
-                passed = middle
-            else:
+            failure = known.failures.get(anchor.shape(1))
+            if failure is None and not known.passes(anchor.shape(1)):
                 return NextTrial(anchor.shape(1))
-            middle = (passed + failed) // 2
-        if passed < 0:
-            raise NothingFits(alone)
-        fitting = float(distinct[passed])
-        raise TooLong(alone, fitting, self._lengths.count - self._lengths.histogram.count_up_to(fitting))
+            if failure is None:
+                passed = index
+            else:
+                trial = failure
+                failed = index
+                if trial.outcome != "oom":
+                    raise SingleFails(workload, trial)
+            index = 0 if failed == distinct.size - 1 and passed < 0 else (passed + failed) // 2
+        if passed >= 0:
+            raise TooLong(self._lengths, workload, limit_bytes, trial, float(distinct[passed]))
+        if message_verdict(trial.error or "") == "disguised":
+            raise SingleFails(workload, trial)
+        raise NothingFits(self._lengths, workload, limit_bytes, trial)
+
+    def equal_batches(self, known: Knowledge) -> IgnoresShape | None:
+        """Return an error if the smallest and the largest batch of the longest example take the same; None if not.
+
+        Memory may have a floor, and times a constant part: only the largest batch that the data can fill is proof that
+        the shape is ignored. Both must be the same: the peaks to within the margin, the times to within the cube root
+        of the sizes' ratio, as a busy machine scatters them.
+        """
+        longest = known.anchor(self._lengths.longest)
+        peaks = known.bracket(longest).peaks
+        if len(peaks) < 2:
+            return None
+        smallest, low = peaks[0]
+        largest, high = peaks[-1]
+        ratio = largest / smallest
+        seconds = known.median_seconds(longest.shape(smallest))
+        seconds_of_largest = known.median_seconds(longest.shape(largest))
+        if seconds is None or seconds_of_largest is None or ratio < _VERY_DIFFERENT:
+            return None
+        if abs(high - low) > known.peaks.margin.bytes or seconds_of_largest > seconds * ratio ** (1 / 3):
+            return None
+        equal = [known.passed_trial(longest.shape(size)) for size in (smallest, largest)]
+        return IgnoresShape(self._lengths, known.settings.workload, equal)
 
     # Results
 
@@ -159,16 +164,15 @@ class FrontierSearch:
         known = self.known(trials, confirmed)
         points = []
         for anchor in sorted(self._order(known)):
-            if (anchor != known.anchor(anchor.length)) != joint:
-                continue
             bracket = known.bracket(anchor)
             closed_by = known.closed_by(bracket)
             if closed_by is None and unfinished:
                 closed_by = "time"
-            elif closed_by is None and known.confirmed is not None:
+            elif closed_by is None and confirmed is not None:
                 closed_by = bracket.failed_by or "memory"
             size = min(int(known.proven_sizes(*anchor.arrays)[0]), bracket.cap)
-            if closed_by is None or size == 0:
+            is_joint = anchor != known.anchor(anchor.length)
+            if closed_by is None or size == 0 or is_joint != joint:
                 continue
             points.append(
                 FrontierPoint(
@@ -184,44 +188,10 @@ class FrontierSearch:
             )
         return points
 
-    def not_monotone(self, trials: Sequence[Trial]) -> list[tuple[BatchShape, BatchShape]]:
-        """Return pairs of a shape that ran out of memory, in a fresh worker too, and a larger one that passed."""
+    def does_not_fit(self, trials: Sequence[Trial]) -> bool:
+        """Return whether one of the longest examples alone failed."""
         known = self.known(trials)
-        passed = [trial.shape for trial in trials if trial.outcome == "ok"]
-        failed = {trial.shape for trial in trials if trial.outcome == "oom" and not trial.confirmation}
-        return [
-            (shape, next(other for other in passed if other.contains(shape)))
-            for shape in sorted(failed, key=lambda shape: (shape.batch_size, shape.length))
-            if shape in known.failures and known.is_dominated(shape)
-        ]
-
-    def longest_failure(self, trials: Sequence[Trial]) -> Trial | None:
-        """Return the trial in which one of the longest examples failed; None if it fits."""
-        known = self.known(trials)
-        return known.failures.get(known.anchor(self._lengths.longest).shape(1))
-
-    def equal_batches(self, trials: Sequence[Trial]) -> IgnoresShape | None:
-        """Return the smallest and the largest batch of the longest example if they take the same memory and time.
-
-        Memory may have a floor, and times a constant part: only the largest batch that the data can fill is proof that
-        the shape is ignored. Both must be the same: the peaks to within the margin, the times to within the cube root
-        of the sizes' ratio, as a busy machine scatters them.
-        """
-        known = self.known(trials)
-        longest = known.anchor(self._lengths.longest)
-        peaks = known.bracket(longest).peaks
-        if len(peaks) < 2:
-            return None
-        smallest, low = peaks[0]
-        largest, high = peaks[-1]
-        ratio = largest / smallest
-        if ratio < _VERY_DIFFERENT or abs(high - low) > known.peaks.margin.bytes:
-            return None
-        seconds = known.median_seconds(longest.shape(smallest))
-        seconds_of_largest = known.median_seconds(longest.shape(largest))
-        if seconds is None or seconds_of_largest is None or seconds_of_largest > seconds * ratio ** (1 / 3):
-            return None
-        return IgnoresShape(known.passed_trial(longest.shape(smallest)), known.passed_trial(longest.shape(largest)))
+        return known.anchor(self._lengths.longest).shape(1) in known.failures
 
     def progress(self, trials: Sequence[Trial]) -> tuple[int, int]:
         """Return how many lengths are closed and how many there will be; or tried, for the longest that fits."""

@@ -7,19 +7,18 @@ import gc
 import statistics
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from batchtune.probe.compiling import at_recompile_limit, compilations
 from batchtune.probe.devices.base import Meter
-from batchtune.probe.leaks import LEAK_HINT, WATCH_SECONDS, grows, leak_message, leaks
 from batchtune.probe.oom import Verdict, error_verdict, noting_ooms
-from batchtune.probe.process_limits import lowered_limit, process_limits
+from batchtune.probe.process_checks import at_recompile_limit, compilations, lowered_limit, process_limits
 from batchtune.probe.protocol import Ran, Stage
 from batchtune.results import Trial
 from batchtune.shapes import BatchShape
-from batchtune.units import counted
+from batchtune.units import counted, format_size
 from batchtune.workloads.loading import first_line, user_traceback
 
 if TYPE_CHECKING:
@@ -38,6 +37,15 @@ _STEADY_TRIALS = 3
 # How long steps are timed: steady ones, and others.
 _STEADY_SECONDS = 0.1
 _UNSTEADY_SECONDS = 0.75
+# A leak: ten steps in a row that each leave more in use, or as many as run in half a minute, but five at least.
+_LEAKING_STEPS = 10
+_FEWEST_LEAKING_STEPS = 5
+_WATCH_SECONDS = 30.0
+_LEAK_HINT = (
+    "Something keeps tensors from step to step, such as a loss that is added to a list without .item() or .detach(). "
+    "Fix it and run the same command again; the trials so far are kept. "
+    "A cache that each step adds to looks the same: fill it in setup()."
+)
 
 
 @dataclass
@@ -46,7 +54,7 @@ class Session:
 
     _workload: Workload
     _meter: Meter
-    _stepped: bool = False
+    _has_stepped: bool = False
     _limits: dict[str, int] = field(default_factory=process_limits)
     _steady_trials: int = 0  # the last ones in a row whose equal steps took equal time and memory
     _rest_bytes: int = field(init=False)  # in use after the setup, then after the last step or trial that passed
@@ -61,55 +69,51 @@ class Session:
         trial runs once more from an empty cache: neither leftovers of other shapes nor what a library tries only the
         first time may count against this shape.
         """
-        attempt = self._attempt(shape, _Attempt.run_trial)
+        attempt = self._attempt(shape)
         if attempt.error is None and (attempt.retries or attempt.caught_oom):
             self._meter.release()
-            attempt = self._attempt(shape, _Attempt.run_trial)
-        if attempt.verdict == "oom" and grows(attempt.in_use, self._meter.device.limit_bytes):
-            # Did each step leave more in use? Watch a batch of one example. If it goes on leaking, or no longer passes
-            # though the whole batch had, a leak used up the memory; otherwise the batch was simply too large.
-            self._free()
-            again = self._attempt(replace(shape, batch_size=1), _Attempt.run_watched)
-            fewer = shape.batch_size > 1 or len(again.in_use) < len(attempt.in_use)
-            if again.leak or (again.verdict == "oom" and fewer):
-                attempt.leak = leak_message(attempt.in_use, ran_out=True)
+            attempt = self._attempt(shape)
         gc.collect()
-        if len(attempt.seconds) > 1:
-            self._steady_trials = self._steady_trials + 1 if attempt.is_steady else 0
+        if attempt.is_steady:
+            self._steady_trials += 1
+        elif len(attempt.seconds) > 1:
+            self._steady_trials = 0
         return self._ran(attempt)
 
     def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
         """Make one batch and run one step, as in training; if `release`, empty the allocator's cache first."""
         if release:
             self._free()
-        attempt = self._attempt(shape, _Attempt.run_step, single=True)
+        attempt = self._attempt(shape, single=True)
         if attempt.error is None and attempt.ooms:  # who caught it? A library may go on with a smaller workspace
             with noting_ooms(attempt.caught):
-                self._attempt(shape, _Attempt.run_step)
+                self._attempt(shape, single=True)
         return self._ran(attempt)
 
-    def _attempt(self, shape: BatchShape, run: Callable[[_Attempt], None], *, single: bool = False) -> _Attempt:
+    def _attempt(self, shape: BatchShape, *, single: bool = False) -> _Attempt:
         meter = self._meter
-        brief = self._steady_trials >= _STEADY_TRIALS
-        attempt = _Attempt(self._workload, meter, shape, single=single, brief=brief)
-        retries, ooms = meter.retries_and_ooms()
-        compiled = compilations()
+        is_brief = self._steady_trials >= _STEADY_TRIALS
+        attempt = _Attempt(self._workload, meter, shape, single=single, is_brief=is_brief)
+        retries_before, ooms_before = meter.retries_and_ooms()
+        compilations_before = compilations()
         try:
-            run(attempt)
+            attempt.run()
         except BaseException as error:  # also sys.exit() and the like: nothing that a step raises ends the worker
             # No memory may be left, or a device that no longer answers after a sticky error.
             with contextlib.suppress(Exception):
-                attempt.peak_bytes = _highest(meter.peak(), attempt.peak_bytes)
+                attempt.peaks.append(meter.peak())
             # Only text leaves this block: the exception holds the failed step's frames, and they its tensors.
             attempt.error, attempt.verdict, attempt.traceback = _described(error)
-        retries_now, ooms_now = meter.retries_and_ooms()
-        attempt.retries = retries_now - retries
-        attempt.ooms = ooms_now - ooms
-        attempt.compilations = compilations() - compiled
-        if lowered := lowered_limit(self._limits):
+        retries, ooms = meter.retries_and_ooms()
+        attempt.retries = retries - retries_before
+        attempt.ooms = ooms - ooms_before
+        attempt.compilations = compilations() - compilations_before
+        lowered = lowered_limit(self._limits)
+        if lowered is not None:
             attempt.error = lowered
             attempt.verdict = None
-        self._stepped = self._stepped or bool(attempt.in_use)
+        if attempt.in_use:
+            self._has_stepped = True
         return attempt
 
     def _free(self) -> None:
@@ -125,15 +129,15 @@ class Session:
         trial = attempt.trial()
         # Any error but a plain OOM costs the worker. So does an OOM in its very first step: the optimizer's state may
         # be incomplete, and the next step would fail because of that.
-        plain = attempt.verdict == "oom" and (self._stepped or attempt.stage != "step")
-        harmless = attempt.error is None or (plain and self._meter.healthy())
-        worn = not attempt.single and self._meter.worn()  # steps go on with what earlier ones left, as training does
+        is_plain_oom = attempt.verdict == "oom" and (self._has_stepped or attempt.stage != "step")
+        is_harmless = attempt.error is None or (is_plain_oom and self._meter.healthy())
+        is_worn = not attempt.single and self._meter.worn()  # steps go on with what earlier ones left, as training does
         return Ran(
             trial=trial,
-            stage=attempt.stage if trial.error is not None else None,
+            stage=None if passed else attempt.stage,
             traceback=attempt.traceback,
-            hint=LEAK_HINT if attempt.leak is not None else None,
-            renew=attempt.leak is not None or not harmless or self._holds_more(passed) or worn,
+            hint=None if attempt.leak is None else _LEAK_HINT,
+            renew=attempt.leak is not None or not is_harmless or self._holds_more(passed) or is_worn,
         )
 
     def _holds_more(self, passed: bool) -> bool:
@@ -149,19 +153,18 @@ class _Attempt:
     """One try at a batch shape, and its results so far.
 
     In a `single` step among others, as in training, the allocator may empty its cache, and a library may catch one of
-    its errors and go on; in a trial either is a failure. In a `brief` trial one timed step may be enough.
+    its errors and go on; in a trial either is a failure. In a brief trial one timed step may be enough.
     """
 
     workload: Workload
     meter: Meter
     shape: BatchShape
-    single: bool = False
-    brief: bool = False
+    single: bool
+    is_brief: bool
     seconds: list[float] = field(default_factory=list)  # of the timed steps
     in_use: list[int] = field(default_factory=list)  # bytes after each completed step
     peaks: list[int | None] = field(default_factory=list)  # bytes, of making the batch and of each step
-    peak_bytes: int | None = None
-    reserved_bytes: int | None = None
+    reserved: list[int | None] = field(default_factory=list)
     surroundings: dict[str, Any] = field(default_factory=dict)  # further fields of the trial
     retries: int = 0
     ooms: int = 0
@@ -173,37 +176,22 @@ class _Attempt:
     traceback: str | None = None
     leak: str | None = None
 
-    def run_trial(self) -> None:
-        """Run steps until their time is known, and more if they seem to leak."""
+    def run(self) -> None:
+        """Make the batch and run a single step, or a trial's."""
+        if self.single:
+            self._run_timed(self._make())
+            return
         flushed, _ = self.meter.retries_and_ooms()
         with noting_ooms(self.caught):
             batch = self._make()
-            self._timed(batch)  # a warm-up: it makes the optimizer's state, and libraries choose their kernels
+            self._step(batch)  # a warm-up: it makes the optimizer's state, and libraries choose their kernels
         if self.caught or self.meter.retries_and_ooms()[0] > flushed:
             return
         self.meter.surroundings()  # count from here
-        compiling = 0
-        while not enough(self.seconds, brief=self.brief):
-            compiled = compilations()
-            seconds = self._timed(batch, watched=not self.seconds)
-            if compilations() > compiled and compiling < _MOST_COMPILING_STEPS:
-                compiling += 1
-            else:
-                self.seconds.append(seconds)
+        self._run_timed(batch)
         self.surroundings = self.meter.surroundings()
         if grows(self.in_use, self.meter.device.limit_bytes):
             self._watch(batch)
-
-    def run_step(self) -> None:
-        batch = self._make()
-        compiled = compilations()
-        seconds = self._timed(batch)
-        if compilations() > compiled:
-            seconds = self._timed(batch)
-        self.seconds.append(seconds)
-
-    def run_watched(self) -> None:
-        self._watch(self._make())
 
     def _make(self) -> Any:
         self.stage = "make_batch"
@@ -213,7 +201,18 @@ class _Attempt:
         self._note_peaks()
         return batch
 
-    def _timed(self, batch: Any, *, watched: bool = False) -> float:
+    def _run_timed(self, batch: Any) -> None:
+        """Run steps until their time is known."""
+        compiling = 0
+        while not self.seconds or not (self.single or enough(self.seconds, brief=self.is_brief)):
+            compiled = compilations()
+            seconds = self._step(batch, watched=not self.single and not self.seconds)
+            if compilations() > compiled and compiling < _MOST_COMPILING_STEPS:
+                compiling += 1
+            else:
+                self.seconds.append(seconds)
+
+    def _step(self, batch: Any, *, watched: bool = False) -> float:
         """Run one step; return its time in seconds. If `watched`, note the device's clock while it works."""
         self.stage = "step"
         self.meter.reset()
@@ -229,24 +228,25 @@ class _Attempt:
 
     def _note_peaks(self) -> None:
         self.peaks.append(self.meter.peak())
-        self.peak_bytes = _highest(self.peaks[-1], self.peak_bytes)
-        self.reserved_bytes = _highest(self.meter.reserved(), self.reserved_bytes)
+        self.reserved.append(self.meter.reserved())
 
     def _watch(self, batch: Any) -> None:
         """Run more steps, to tell a leak from memory that stops growing or waits for Python's garbage collector."""
         limit = self.meter.device.limit_bytes
-        seconds = 0.0
+        started = time.monotonic()
         gc.collect()
         in_use = [self.meter.in_use()]
-        while seconds < WATCH_SECONDS:
-            seconds += self._timed(batch)
+        while len(in_use) <= _LEAKING_STEPS and time.monotonic() - started < _WATCH_SECONDS:
+            self._step(batch)
             gc.collect()
             in_use.append(self.meter.in_use())
             if not grows(in_use[-2:], limit):
                 return
-            if leaks(in_use, limit, seconds):
-                self.leak = leak_message(in_use)
-                return
+        if len(in_use) <= _FEWEST_LEAKING_STEPS:
+            return
+        steps = len(in_use) - 1
+        mean = format_size((in_use[-1] - in_use[0]) / steps)
+        self.leak = f"the workload leaks: each step leaves about {mean} more in use ({steps} steps in a row)"
 
     @property
     def caught_oom(self) -> str | None:
@@ -260,10 +260,13 @@ class _Attempt:
         return None
 
     def judged(self) -> tuple[Literal["ok", "oom", "error"], str | None]:
+        """Return the outcome, and the error."""
         if self.leak is not None:
             return "error", self.leak
+        if self.verdict is not None:
+            return "oom", self.error
         if self.error is not None:
-            return "oom" if self.verdict else "error", self.error
+            return "error", self.error
         if self.caught_oom is not None:
             return "oom", f"caught by the workload, whose step returned all the same: {self.caught_oom}"
         if self.retries and not self.single:
@@ -271,31 +274,37 @@ class _Attempt:
         return "ok", None
 
     @property
-    def later_peaks(self) -> list[int]:
+    def _later_peaks(self) -> list[int]:
         """The known peaks in bytes of the steps after the warm-up."""
         return [peak for peak in self.peaks[2:] if peak is not None]
 
     @property
     def is_steady(self) -> bool:
-        """Whether its steps, of which there are several, took equal time and memory."""
-        spread = max(self.later_peaks, default=0) - min(self.later_peaks, default=0)
+        """Whether several steps took equal time and memory."""
+        if len(self.seconds) < 2:
+            return False
+        spread = max(self._later_peaks, default=0) - min(self._later_peaks, default=0)
         return _are_steady(self.seconds) and spread <= _STEADY_PEAKS * self.meter.device.limit_bytes
 
     def trial(self) -> Trial:
         """Return its record. Failures have no times and no peaks, except a single step's peak."""
         outcome, error = self.judged()
-        facts: dict[str, Any] = {"failed_peak_bytes": self.peak_bytes}
+        peak_bytes = _highest(self.peaks)
+        facts: dict[str, Any] = {"failed_peak_bytes": peak_bytes}
         if outcome == "ok":
-            later = self.later_peaks
+            later = self._later_peaks
             facts = {
                 "step_seconds": statistics.median(self.seconds),
-                "step_seconds_spread": interquartile_range(self.seconds) if len(self.seconds) > 1 else None,
                 "mean_step_seconds": statistics.fmean(self.seconds),
-                "steady_peak_bytes": _highest(*self.peaks[:1], *later),
-                "peak_spread_bytes": max(later) - min(later) if len(later) > 1 else None,
+                "steady_peak_bytes": _highest([self.peaks[0], *later]),
             }
+            if len(self.seconds) > 1:
+                facts["step_seconds_spread"] = interquartile_range(self.seconds)
+            if len(later) > 1:
+                facts["peak_spread_bytes"] = max(later) - min(later)
         if outcome == "ok" or self.single:
-            facts |= {"peak_bytes": self.peak_bytes, "reserved_bytes": self.reserved_bytes}
+            facts["peak_bytes"] = peak_bytes
+            facts["reserved_bytes"] = _highest(self.reserved)
         return Trial.of(
             self.shape,
             outcome,
@@ -319,25 +328,12 @@ def drain_autograd() -> None:
         torch.autograd.backward(torch.ones(1, device="cpu", requires_grad=True).sum())
 
 
-def _highest(*values: int | None) -> int | None:
-    return max((value for value in values if value is not None), default=None)
-
-
-def _described(error: BaseException) -> tuple[str, Verdict | None, str | None]:
-    """Return an exception's message, its verdict, and its traceback.
-
-    The failed step's variables are freed first: if memory has run out, none is left to write a text.
-    """
-    try:
-        cause: BaseException | None = error
-        seen: set[int] = set()
-        while cause is not None and id(cause) not in seen:
-            seen.add(id(cause))
-            traceback.clear_frames(cause.__traceback__)
-            cause = cause.__cause__ or cause.__context__
-        return first_line(error), error_verdict(error), user_traceback(error)
-    except MemoryError:
-        return "MemoryError, and no memory to say where", "oom", None
+def grows(in_use: Sequence[int], limit_bytes: int) -> bool:
+    """Return whether every step left more bytes in use than the one before, over 5% of the limit in 10,000 steps."""
+    if len(in_use) < 2 or any(after <= before for before, after in pairwise(in_use)):
+        return False
+    mean_growth = (in_use[-1] - in_use[0]) / (len(in_use) - 1)
+    return mean_growth * 10_000 > 0.05 * limit_bytes
 
 
 def enough(seconds: Sequence[float], *, brief: bool = False) -> bool:
@@ -363,3 +359,24 @@ def interquartile_range(values: Sequence[float]) -> float:
     """Return the distance between the quartiles, interpolated linearly (as `numpy.percentile` does)."""
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")
     return third - first
+
+
+def _highest(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _described(error: BaseException) -> tuple[str, Verdict | None, str | None]:
+    """Return an exception's message, its verdict, and its traceback.
+
+    The failed step's variables are freed first: if memory has run out, none is left to write a text.
+    """
+    try:
+        cause: BaseException | None = error
+        seen: set[int] = set()
+        while cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__cause__ or cause.__context__
+        return first_line(error), error_verdict(error), user_traceback(error)
+    except MemoryError:
+        return "MemoryError, and no memory to say where", "oom", None

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import io
-import math
 import time
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from batchtune.errors import OptionError, ProbeError, WorkloadError
+from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadError
 from batchtune.probe.devices import backends
 from batchtune.probe.lock import DeviceBusy, lock_device
-from batchtune.probe.protocol import Identified, Prepare, Ran, Ready, Reply, Run
+from batchtune.probe.protocol import Identified, Identify, Prepare, Ran, Ready, Reply, Run
 from batchtune.probe.settings import ProbeSettings
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
 from batchtune.results import Device, DeviceProcess, Trial
@@ -73,7 +72,7 @@ class Supervisor:
             self._lock = None
 
     def start(self) -> Device:
-        """Build the workload in a worker of a fresh process, as training starts; once more if that dies.
+        """Build the workload in a worker of a fresh process, as training starts.
 
         On the CPU, the processes of the device include another probe that uses it.
 
@@ -107,12 +106,11 @@ class Supervisor:
         try:
             ran = self._nursery.ask(request, (Ran,), limit)
         except WorkerLost as lost:
+            error = f"the worker process {lost}"
             if lost.outcome == "timeout":
-                error = f"no answer within {limit:g} s{_hangs_at('; ', lost)}"
-            else:
-                error = f"the worker process {lost}"
-                if tail := _tail(lost.output, lines=3):
-                    error += f": {tail}"
+                error = f"no answer within {limit:g} s{_hangs_at(lost)}"
+            elif lost.output:
+                error += f": {_tail(lost.output, lines=3)}"
             ran = Ran(trial=Trial.of(request.shape, lost.outcome, error), renew=True)
         if ran.renew:
             self._drop()
@@ -121,29 +119,25 @@ class Supervisor:
 
     def _start_worker(self) -> Device:
         """Build the workload in a new worker, which may be forked from the same process as the last one."""
-        for is_last in (False, True):
-            try:
-                self._renew()
-                if self._lock is None:
-                    self._take_device()
-                device = self._prepare("setup", Ready).device
-                break
-            except WorkerLost as died:
-                self._drop()
-                if died.outcome == "oom":
-                    raise self._too_small(str(died)) from None
-                if is_last:
-                    raise WorkloadError(
-                        f"{self._settings.workload}: the worker process {died} while it built the workload, twice",
-                        "Its last output may say why. If something outside kills it (a job's or a container's limit), "
-                        "it needs less memory or time, or a higher limit there.",
-                        _tail(died.output),
-                    ) from None
-                self._note(f"The worker process {died} while it built the workload: it is built once more.")
-            except BaseException:
-                self._drop()
-                raise
-        assert device is not None
+        self._drop()
+        self.worker += 1
+        self._nursery.start_worker()
+        self._has_worker = True
+        settings = self._settings
+        request = Prepare(
+            workload=settings.workload,
+            options=settings.options,
+            settings=settings,
+            limit_bytes=self._limit_bytes,
+            examples=self._examples,
+        )
+        try:
+            if self._lock is None:
+                self._take_device()
+            device = self._ask(request, Ready).device
+        except BaseException:
+            self._drop()
+            raise
         self._limit_bytes = device.limit_bytes
         self._unused = True
         if self._lock is not None or self._busy is None or self._busy.process is None:
@@ -152,63 +146,33 @@ class Supervisor:
         return replace(device, other_processes=1, processes=[other])
 
     def _take_device(self) -> None:
-        """Lock the device for this probe; if another holds the CPU, go on without.
-
-        The workload's own errors are raised before any waiting, and before DeviceBusy.
-        """
-        known = self._prepare("device", Identified)
-        deadline = 0.0
+        """Lock the device for this probe; if another holds the CPU, go on without."""
+        known = self._ask(Identify(device=self._settings.device), Identified)
+        wait_seconds = self._settings.wait_seconds
+        deadline = time.monotonic() + wait_seconds
         while self._lock is None:
             try:
                 self._lock = lock_device(known.id, known.name)
             except DeviceBusy as busy:
-                if self._busy is None:
-                    self._prepare("import", Ready)
-                    self._renew()  # importing it must not count against the device
-                    if (seconds := self._settings.wait_seconds) > 0:
-                        most = "" if math.isinf(seconds) else f", for at most {format_seconds(seconds)}"
-                        self._note(f"Waiting for it to end{most}: {busy.message}.")
-                    deadline = time.monotonic() + seconds
+                if self._busy is None and wait_seconds > 0:
+                    self._note(f"Waiting for it to end: {busy.message}.")
                 self._busy = busy
-                if (left := deadline - time.monotonic()) > 0:
-                    time.sleep(min(_POLL_SECONDS, left))
+                if time.monotonic() < deadline:
+                    time.sleep(_POLL_SECONDS)
                 elif known.shared:
                     return
                 else:
                     raise
 
-    def _prepare(self, up_to: Literal["device", "import", "setup"], kind: type[Prepared]) -> Prepared:
+    def _ask(self, request: Identify | Prepare, kind: type[Prepared]) -> Prepared:
         """Ask the new worker for what comes before any trial."""
-        settings = self._settings
-        workload = self._settings.workload
-        limit = self._limit_bytes
-        request = Prepare(
-            workload=workload,
-            options=settings.options,
-            settings=settings,
-            limit_bytes=limit,
-            examples=self._examples,
-            up_to=up_to,
-        )
         try:
-            reply = self._nursery.ask(request, (kind, Failed), settings.setup_timeout_seconds)
+            reply = self._nursery.ask(request, (kind, Failed), self._settings.setup_timeout_seconds)
         except WorkerLost as lost:
-            if lost.outcome != "timeout":
-                raise
-            seconds = format_seconds(settings.setup_timeout_seconds)
-            if up_to == "device":
-                raise ProbeError(
-                    f"--device {settings.device}: PyTorch did not answer within {seconds} which device it is",
-                    "`batchtune doctor` shows the devices of this machine.",
-                ) from None
-            raise WorkloadError(
-                f"{workload}: its setup took longer than {seconds}{_hangs_at(': ', lost)}",
-                "If it needs longer, to download or to compile, allow that with --setup-timeout SECONDS.",
-                lost.output or None,
-            ) from None
-        if not isinstance(reply, Failed):
-            assert isinstance(reply, kind)
+            raise self._setup_error(lost) from None
+        if isinstance(reply, kind):
             return reply
+        assert isinstance(reply, Failed)
         if reply.stage == "device":
             raise ProbeError(reply.message, reply.hint)
         if reply.stage == "options":
@@ -217,19 +181,27 @@ class Supervisor:
             raise self._too_small(reply.message)
         message = reply.message
         if reply.stage == "setup":
-            message = f"{workload}: its setup failed: {message}"
+            message = f"{self._settings.workload}: its setup failed: {message}"
         raise WorkloadError(message, reply.hint, reply.traceback)
 
-    def _renew(self) -> None:
-        self._drop()
-        self.worker += 1
-        self._nursery.start_worker()
-        self._has_worker = True
-
-    def _drop(self) -> None:
-        if self._has_worker:
-            self._has_worker = False
-            self._nursery.end_worker()
+    def _setup_error(self, lost: WorkerLost) -> BatchtuneError:
+        """Return the error for a worker that died or hung before any trial."""
+        if lost.outcome == "oom":
+            return self._too_small(str(lost))
+        workload = self._settings.workload
+        if lost.outcome == "timeout":
+            return WorkloadError(
+                f"{workload}: its setup took longer than "
+                f"{format_seconds(self._settings.setup_timeout_seconds)}{_hangs_at(lost)}",
+                "If it needs longer, to download or to compile, allow that with --setup-timeout SECONDS.",
+                lost.output or None,
+            )
+        return WorkloadError(
+            f"{workload}: the worker process {lost} while it built the workload",
+            "Its last output may say why. If something outside kills it (a job's or a container's limit), it needs "
+            "less memory or time, or a higher limit there.",
+            _tail(lost.output, lines=12),
+        )
 
     def _too_small(self, reason: str) -> ProbeError:
         return ProbeError(
@@ -238,12 +210,17 @@ class Supervisor:
             "Give more with --memory, or take a smaller model with --set.",
         )
 
+    def _drop(self) -> None:
+        if self._has_worker:
+            self._has_worker = False
+            self._nursery.end_worker()
 
-def _tail(output: str, lines: int = 12) -> str:
+
+def _tail(output: str, lines: int) -> str:
     return "\n".join(output.rstrip().splitlines()[-lines:])
 
 
-def _hangs_at(lead: str, lost: WorkerLost) -> str:
+def _hangs_at(lost: WorkerLost) -> str:
     if not lost.output:
         return ""
-    return f"{lead}it hangs at {last_frame(lost.output)}"
+    return f"; it hangs at {last_frame(lost.output)}"

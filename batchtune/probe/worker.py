@@ -19,9 +19,8 @@ from batchtune.errors import BatchtuneError, OptionError, WorkloadError
 from batchtune.probe import protocol
 from batchtune.probe.devices import backend_for, backends, describe_environment
 from batchtune.probe.oom import error_verdict
-from batchtune.probe.parameters import Training, gradient_bytes
-from batchtune.probe.process_limits import lowered_limit, process_limits
-from batchtune.probe.protocol import Identified, Prepare, Ran, Ready, Run, Stage
+from batchtune.probe.process_checks import Training, gradient_bytes, lowered_limit, process_limits
+from batchtune.probe.protocol import Identify, Prepare, Ran, Ready, Run, Stage
 from batchtune.probe.session import Session
 from batchtune.processes.serving import serve
 from batchtune.processes.start import command
@@ -43,93 +42,83 @@ def main() -> None:
 
 
 def _serve(channel: int) -> None:
-    serve(socket.socket(fileno=channel), protocol.decode_request, Trials().answer)
+    serve(socket.socket(fileno=channel), protocol.decode_request, Worker().answer)
     os._exit(0)  # without the workload's finalizers, which may hang
 
 
-class Trials:
-    """The workload that this worker process built, and the answers to what is asked of it."""
+class Worker:
+    """The workload that this process built, and the answers to what is asked of it."""
 
-    def __init__(self) -> None:
-        self._session: Session | None = None
-        self._training: Training | None = None
+    _session: Session
+    _training: Training
+    _stage: Stage = "device"
+    _limits: Mapping[str, int]
 
-    def answer(self, request: Prepare | Run) -> protocol.Reply:
+    def answer(self, request: Identify | Prepare | Run) -> protocol.Reply:
         """Do what a request asks for."""
-        if isinstance(request, Prepare):
-            self._session, reply = _prepare(request)
-            self._training = None
-            if self._session is not None:
-                self._training = Training()
-            return reply
-        assert self._session is not None and self._training is not None, "a trial before the setup"
-        return _run(self._session, self._training, request)
+        if isinstance(request, Run):
+            return self._run(request)
+        self._limits = process_limits()
+        try:
+            if isinstance(request, Identify):
+                return backend_for(request.device).identify(request.device)
+            return self._prepare(request)
+        except OptionError as error:
+            return Failed(stage="options", message=error.message, hint=error.hint)
+        except WorkloadError as error:
+            return Failed(stage=self._stage, message=error.message, hint=error.hint, traceback=error.traceback)
+        except BatchtuneError as error:
+            return Failed(stage=self._stage, message=error.message, hint=error.hint)
+        except BaseException as error:
+            lowered = lowered_limit(self._limits)
+            if lowered is not None:
+                return Failed(stage=self._stage, message=lowered)
+            failed = Failed(stage=self._stage, message=first_line(error), traceback=user_traceback(error))
+            if error_verdict(error) == "oom":
+                return replace(failed, outcome="oom")
+            return failed
 
+    def _run(self, request: Run) -> Ran:
+        """Run a trial, or a single step."""
+        if request.single:
+            return self._session.step(request.shape, release=request.release)
+        ran = self._session.measure(request.shape)
+        if ran.trial.outcome != "ok":
+            return ran
+        return replace(ran, trial=replace(ran.trial, parameters_changed=self._training.has_changed()))
 
-def _run(session: Session, training: Training, request: Run) -> Ran:
-    """Run a trial, or a single step."""
-    if request.single:
-        return session.step(request.shape, release=request.release)
-    ran = session.measure(request.shape)
-    if ran.trial.outcome != "ok":
-        return ran
-    return replace(ran, trial=replace(ran.trial, parameters_changed=training.has_changed()))
+    def _prepare(self, request: Prepare) -> Ready:
+        """Open and limit the device, and build the workload on it."""
+        from batchtune.workloads import load_workload
 
-
-def _prepare(request: Prepare) -> tuple[Session | None, Identified | Ready | Failed]:
-    """Identify the device, or import the workload, or open and limit the device and build the workload."""
-    from batchtune.workloads import load_workload
-
-    stage: Stage = "device"
-    settings = request.settings
-    limits = process_limits()
-    try:
-        if request.up_to == "device":
-            return None, backend_for(settings.device).identify(settings.device)
-        if request.up_to == "setup":
-            meter = backend_for(settings.device).open(settings.device, settings, request.limit_bytes)
-        stage = "import"
+        settings = request.settings
+        meter = backend_for(settings.device).open(settings.device, settings, request.limit_bytes)
+        self._stage = "import"
         workload = load_workload(request.workload, request.options)
-        _check_limits(limits)
-        if request.up_to == "import":
-            return None, Ready()
+        self._check_limits()
         import torch
 
-        stage = "device"
+        self._stage = "device"
         meter.hold(request.examples)
         meter.limit()
-        stage = "setup"
-        limits = process_limits()
+        self._stage = "setup"
+        self._limits = process_limits()
         torch.manual_seed(settings.seed)
         workload.setup(meter.torch_device)
         meter.synchronize()
-        _check_limits(limits)
-        stage = "device"
-        meter.settle(settings.reserve_bytes, gradient_bytes() if settings.ddp else 0)
-        settings_now = describe_settings(meter.switches())
-    except BatchtuneError as error:
-        last_lines = error.traceback if isinstance(error, WorkloadError) else None
-        failed_stage = "options" if isinstance(error, OptionError) else stage
-        return None, Failed(stage=failed_stage, message=error.message, hint=error.hint, traceback=last_lines)
-    except BaseException as error:
-        message = first_line(error)
-        if stage == "device":
-            message = f"--device {settings.device}: {message}"
-        lowered = lowered_limit(limits)
-        is_oom = lowered is None and error_verdict(error) == "oom"
-        return None, Failed(
-            stage=stage,
-            message=lowered or message,
-            traceback=user_traceback(error),
-            outcome="oom" if is_oom else "error",
-        )
-    return Session(workload, meter), Ready(device=replace(meter.device, settings=settings_now))
+        self._check_limits()
+        self._stage = "device"
+        ddp_bytes = gradient_bytes() if settings.ddp else 0
+        meter.settle(settings.reserve_bytes, ddp_bytes)
+        self._session = Session(workload, meter)
+        self._training = Training()
+        return Ready(device=replace(meter.device, settings=describe_settings(meter.switches())))
 
-
-def _check_limits(before: dict[str, int]) -> None:
-    """Raise WorkloadError if the workload has lowered a limit of this process."""
-    if lowered := lowered_limit(before):
-        raise WorkloadError(lowered)
+    def _check_limits(self) -> None:
+        """Raise WorkloadError if the workload has lowered a limit of this process."""
+        lowered = lowered_limit(self._limits)
+        if lowered is not None:
+            raise WorkloadError(lowered)
 
 
 def describe_settings(switches: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from batchtune.epochs.frontier import Frontier
 from batchtune.epochs.measured_costs import Costs, costs_of
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import Lengths
-from batchtune.probe.hooks import ProbeHooks
 from batchtune.probe.probing import run_probe
+from batchtune.probe.progress import ProbeHooks
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import FrontierPoint, Probe, Row, Sweep
 from batchtune.shapes import BatchShape

@@ -144,23 +144,6 @@ class Leaks(Good):
         self.kept.append(torch.ones(int(self.mib * (1 << 20)), dtype=torch.uint8))
 
 
-class GrowsAtFirst(Leaks):
-    """Keeps something of its first steps only, as a cache does that fills."""
-
-    def step(self, batch: BatchShape) -> None:
-        if len(self.kept) < 8:
-            super().step(batch)
-
-
-class MakesCycles(Leaks):
-    """What it keeps, Python's collector frees."""
-
-    def step(self, batch: BatchShape) -> None:
-        super().step(batch)
-        cycle: list[object] = [self.kept.pop()]
-        cycle.append(cycle)
-
-
 class Varies(Good):
     """Every other step takes three times as long."""
 
@@ -269,17 +252,6 @@ class Generator(Good):
         yield
 
 
-class KilledOnceInSetup(Good):
-    def __init__(self, folder: str) -> None:
-        self.file = f"{folder}/killed"
-
-    def setup(self, device: torch.device) -> None:
-        if not os.path.exists(self.file):
-            open(self.file, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-        super().setup(device)
-
-
 class DiesInSetup(Good):
     def setup(self, device: torch.device) -> None:
         print("a library's last words", flush=True)
@@ -301,16 +273,6 @@ class Killed(Good):
 class Hangs(Good):
     def step(self, batch: BatchShape) -> None:
         time.sleep(1000)
-
-
-class Floods(Good):
-    """Prints 40 MB a step."""
-
-    def step(self, batch: BatchShape) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            stream.write("x" * 20_000_000)
-            stream.flush()
-        super().step(batch)
 
 
 class Forks(Good):

@@ -19,8 +19,8 @@ from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.errors import ProbeError, ResultError
 from batchtune.lengths import Lengths
-from batchtune.probe.hooks import ProbeHooks
 from batchtune.probe.probing import run_probe
+from batchtune.probe.progress import ProbeHooks
 from batchtune.probe.protocol import Ran
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor

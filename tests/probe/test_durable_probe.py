@@ -1,7 +1,6 @@
 """What a probe survives: its own death, a second probe, a full disk, Ctrl-C. Each is caused for real."""
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -231,20 +230,6 @@ class Stage:
     run: Path
 
 
-def on_a_full_disk(probing: Probing) -> dict[str, Stage] | None:
-    """A disk of a few pages, with a little more room each time; None where none may be mounted."""
-    if shutil.which("unshare") is None:
-        return None
-    driver = ["unshare", "-rm", sys.executable, str(HERE / "full_disk.py"), str(probing.folder)]
-    ran = probing.ran([*driver, *probing.command(name="tune")])
-    if not (probing.folder / "stages.json").exists():
-        reason = (ran.stdout + ran.stderr).strip()
-        assert ran.returncode == 77 or "unshare" in reason, reason
-        return None
-    told = json.loads((probing.folder / "stages.json").read_text())
-    return {name: Stage(run=probing.folder / f"after-{name}", **stage) for name, stage in told.items()}
-
-
 _LIMITED = "import os, resource, sys; n = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)); "
 # Python would keep the truncated bytecode of what it imports.
 _LIMITED += "os.environ['PYTHONDONTWRITEBYTECODE'] = '1'; "
@@ -272,7 +257,7 @@ def _stage(probing: Probing, name: str, arguments: list[str]) -> Stage:
 
 @pytest.mark.slow
 def test_no_room_for_a_file_is_one_message_and_loses_nothing(probing: Probing, undisturbed: Path) -> None:
-    stages = on_a_full_disk(probing) or with_a_limit_on_files(probing, undisturbed)
+    stages = with_a_limit_on_files(probing, undisturbed)
     room = stages.pop("room")  # the same command with enough
     assert room.returncode == 0, room.stderr
     assert {path.name for path in room.run.iterdir()} == {RUN_FILE, *FILES}

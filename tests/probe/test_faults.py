@@ -2,7 +2,6 @@
 
 import math
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -81,39 +80,10 @@ def test_nothing_stays_when_the_nursery_itself_is_killed() -> None:
     assert trial.outcome == "crash"
 
 
-@pytest.mark.slow
-def test_a_supervisor_may_have_thousands_of_open_files() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
-    opened: list[int] = []
-    try:
-        opened += [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-        with supervise("Good") as supervisor:
-            assert supervisor.measure(ONE, 0).trial.outcome == "ok"
-    finally:
-        for number in opened:
-            os.close(number)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.slow
-def test_the_end_of_a_flood_of_output_is_kept() -> None:
-    with supervise("Floods") as supervisor:
-        supervisor.start()
-        assert supervisor.measure(ONE, 0).trial.outcome == "ok"
-        assert 0 < len(supervisor._nursery.output()) <= 1 << 18
-
-
-@pytest.mark.slow
-def test_a_setup_may_take_longer_than_a_trial() -> None:
-    with supervise("SlowToSetUp", timeout_seconds=1.0) as supervisor:
-        assert supervisor.measure(ONE, 0).trial.outcome == "ok"
-
-
 def test_a_setup_that_never_ends_is_told() -> None:
     with (
         supervise("SlowToSetUp", setup_timeout_seconds=1.0, seconds=1000.0) as supervisor,
-        pytest.raises(WorkloadError, match="setup took longer than 1 s: it hangs at ") as caught,
+        pytest.raises(WorkloadError, match="setup took longer than 1 s; it hangs at ") as caught,
     ):
         supervisor.start()
     assert "--setup-timeout" in (caught.value.hint or "")
@@ -153,12 +123,6 @@ def test_a_leak_is_reported_as_one() -> None:
     assert (measured.stage, measured.renew) == ("step", True)
 
 
-@pytest.mark.parametrize("name", ["GrowsAtFirst", pytest.param("MakesCycles", marks=pytest.mark.slow)])
-def test_memory_that_does_not_grow_for_ever_is_no_leak(name: str) -> None:
-    with supervise(name) as supervisor:
-        assert supervisor.measure(ONE, 0).trial.outcome == "ok"
-
-
 @pytest.mark.slow
 def test_a_step_of_varying_time_is_repeated_with_its_spread() -> None:
     with supervise("Varies") as supervisor:
@@ -167,16 +131,6 @@ def test_a_step_of_varying_time_is_repeated_with_its_spread() -> None:
     assert trial.step_seconds is not None
     assert trial.step_seconds_spread is not None
     assert trial.step_seconds_spread > 0.05 * trial.step_seconds
-
-
-def test_a_single_step_is_one_step() -> None:
-    with supervise("Good") as supervisor:
-        stepped = supervisor.step(ONE).trial
-        again = supervisor.step(TWO, release=True).trial
-    assert (stepped.outcome, again.outcome, supervisor.worker) == ("ok", "ok", 1)
-    assert stepped.step_seconds is not None
-    assert stepped.rest_bytes is not None
-    assert stepped.alloc_retries == 0
 
 
 def test_without_a_byte_left_the_worker_reports_oom_and_lives_on() -> None:
@@ -201,14 +155,6 @@ def test_a_single_step_that_fails_is_an_answer(name: str, outcome: str, error: s
 
 
 @pytest.mark.slow
-def test_a_fresh_worker_replaces_only_one_that_has_run() -> None:
-    with supervise("Good") as supervisor:
-        supervisor.start()
-        workers = [supervisor.measure(ONE, index, fresh=True).trial.worker for index in range(2)]
-    assert workers == [1, 2]
-
-
-@pytest.mark.slow
 def test_a_second_probe_on_the_cpu_knows_of_the_first() -> None:
     with supervise("Good") as first, supervise("Good", shared=False) as second:
         assert first.start().processes is None
@@ -220,12 +166,12 @@ def test_a_second_probe_on_the_cpu_knows_of_the_first() -> None:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU goes by a GPU's id: another probe of it is then no small matter."""
-    prepare = Supervisor._prepare
+    ask = Supervisor._ask
 
-    def made(self: Supervisor, up_to: Any, kind: Any) -> Any:
-        return Identified(id="GPU-made", name="GPU") if up_to == "device" else prepare(self, up_to, kind)
+    def made(self: Supervisor, request: Any, kind: Any) -> Any:
+        return Identified(id="GPU-made", name="GPU") if kind is Identified else ask(self, request, kind)
 
-    monkeypatch.setattr(Supervisor, "_prepare", made)
+    monkeypatch.setattr(Supervisor, "_ask", made)
 
 
 def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(gpu: None) -> None:
@@ -241,15 +187,6 @@ def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(gpu: None) -> None:
     lock_device("GPU-made", "GPU").close()
 
 
-def test_the_workloads_error_comes_before_a_busy_gpu(gpu: None) -> None:
-    with (
-        lock_device("GPU-made", "GPU"),
-        supervise("Missing") as supervisor,
-        pytest.raises(WorkloadError, match="Missing"),
-    ):
-        supervisor.start()
-
-
 def test_a_gpu_in_use_can_be_waited_for(gpu: None) -> None:
     notes: list[str] = []
     lock = lock_device("GPU-made", "GPU")
@@ -263,12 +200,6 @@ def test_a_gpu_in_use_can_be_waited_for(gpu: None) -> None:
         supervisor._note = on_note
         assert supervisor.start().kind == "cpu"
     assert notes == [f"Waiting for it to end: another probe (process {os.getpid()}) is using GPU."]
-
-
-@pytest.mark.slow
-def test_workers_are_counted_from_where_the_caller_says() -> None:
-    with Supervisor(supervise("Good")._settings, first_worker=8) as supervisor:
-        assert supervisor.measure(ONE, 0).trial.worker == 8
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -1,10 +1,7 @@
-import itertools
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.probe.bounds import step_at
-from batchtune.probe.guess import between, ladder, within
+from batchtune.probe.bounds import between, ladder, step_at
 
 TOLERANCES = st.sampled_from([0.0, 1e-9, 0.001, 0.01, 0.05, 0.1, 0.3, 0.5, 0.99])
 TOPS = st.integers(1, 3000)
@@ -21,22 +18,6 @@ def test_between_adjacent_rungs_nothing_is_left_to_try(tolerance: float, top: in
     high = data.draw(st.integers(low + 1, top + 1))
     if not between(ladder(tolerance, top), low, high):
         assert high - low <= step_at(low, tolerance)
-
-
-@given(TOLERANCES, TOPS, st.data())
-def test_bounded_guesses_need_no_more_trials_than_bisection(tolerance: float, top: int, data: st.DataObject) -> None:
-    rungs = ladder(tolerance, top)
-    low, high = 0, top + 1
-    truth = data.draw(st.integers(0, top))
-    promised = trials_between(tolerance, top) + data.draw(st.integers(0, 3))
-    for left in itertools.count(promised, -1):
-        if not (inside := between(rungs, low, high)):
-            break
-        assert left > 0
-        guess = within(inside, data.draw(st.integers(low + 1, high - 1)), left)
-        assert low < guess < high
-        low, high = (guess, high) if guess <= truth else (low, guess)
-    assert low <= truth < high
 
 
 def test_a_hundred_million_examples_need_few_trials() -> None:

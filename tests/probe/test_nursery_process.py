@@ -140,14 +140,6 @@ def test_all_ends_when_the_supervisor_closes_the_socket(start: Start) -> None:
     assert ends(last)
 
 
-def test_all_ends_when_the_nursery_is_asked_to(start: Start) -> None:
-    process, _ = start(DAEMON + "sleep 1000")
-    last = daemon()
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
-    assert ends(last)
-
-
 def test_ctrl_c_is_the_supervisors(start: Start) -> None:
     process, control = start(DAEMON + "while [ ! -e stop ]; do sleep 0.01; done; exit 5")
     daemon()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from probe.made_nvml import (
     GIB,
     LOST,
     NO_PERMISSION,
-    NOT_AVAILABLE,
     NOT_SUPPORTED,
     MadeGpu,
     MadeNvml,
@@ -74,16 +72,6 @@ def test_a_call_that_fails_costs_its_own_fact_alone(monkeypatch: pytest.MonkeyPa
     assert found == {**whole, FACT_OF_CALL[call]: "GPU without a name" if call == "nvmlDeviceGetName" else None}
 
 
-@pytest.mark.parametrize("call", FACT_OF_CALL)
-def test_a_call_that_the_package_lacks_costs_its_own_fact_alone(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    import pynvml
-
-    whole = asdict(facts_of(monkeypatch, MadeGpu(mig=False)))
-    monkeypatch.delattr(pynvml, call)
-    found = asdict(facts_of(monkeypatch, MadeGpu(mig=False)))
-    assert found == {**whole, FACT_OF_CALL[call]: "GPU without a name" if call == "nvmlDeviceGetName" else None}
-
-
 def test_a_gpu_that_refuses_everything_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [
         *FACT_OF_CALL,
@@ -115,39 +103,8 @@ def test_gpus_that_may_not_be_counted_are_told(monkeypatch: pytest.MonkeyPatch) 
     assert all_gpus() == ([], "Insufficient Permissions")
 
 
-def test_a_process_whose_memory_is_not_told_is_listed_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = facts_of(monkeypatch, MadeGpu(compute=[(5, NOT_AVAILABLE)]))
-    assert found.processes == [DeviceProcess(pid=5, used_bytes=None)]
-
-
 def failing(kind: str, *versions: int) -> dict[str, int]:
     return {f"nvmlDeviceGet{kind}RunningProcesses_v{version}": FUNCTION_NOT_FOUND for version in versions}
-
-
-def test_a_process_that_computes_and_draws_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = facts_of(monkeypatch, MadeGpu(compute=[(5, GIB)], graphics=[(5, 2 * GIB)]))
-    assert found.processes == [DeviceProcess(pid=5, used_bytes=2 * GIB)]
-
-
-def test_who_draws_may_be_unknown_where_who_computes_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = MadeGpu(compute=[(5, GIB)], fails=failing("Graphics", 2, 3))
-    assert facts_of(monkeypatch, gpu).processes == [DeviceProcess(pid=5, used_bytes=GIB)]
-
-
-def test_processes_are_unknown_where_those_that_compute_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = MadeGpu(fails=failing("Compute", 2, 3), graphics=[(5, GIB)])
-    assert facts_of(monkeypatch, gpu).processes is None
-
-
-def test_an_older_process_list_is_used_if_the_newest_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = MadeGpu(compute=[(5, GIB)], fails=failing("Compute", 3))
-    assert facts_of(monkeypatch, gpu).processes == [DeviceProcess(pid=5, used_bytes=GIB)]
-
-
-def test_the_older_name_of_the_throttle_reasons_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    fails = {"nvmlDeviceGetCurrentClocksEventReasons": FUNCTION_NOT_FOUND}
-    found = facts_of(monkeypatch, MadeGpu(reasons=0x10, fails=fails))
-    assert found.throttle_reasons == ["sync boost"]
 
 
 def test_throttle_reasons_in_words() -> None:
@@ -170,18 +127,6 @@ def test_a_gpu_is_found_by_its_uuid_with_or_without_prefix(monkeypatch: pytest.M
     found = find_gpu(uuid, None)
     assert found is not None
     assert found.uuid() == "GPU-aaaaaaaa"
-
-
-def test_a_gpu_is_found_by_its_index_if_the_uuid_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    MadeNvml([MadeGpu()]).install(monkeypatch)
-    found = find_gpu(None, "0000:65:00.0")
-    assert found is not None
-    assert found.uuid() == "GPU-aaaaaaaa"
-
-
-def test_a_gpu_that_is_not_there_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    MadeNvml([MadeGpu()]).install(monkeypatch)
-    assert find_gpu("GPU-b", "0000:01:00.0") is None
 
 
 @pytest.mark.parametrize(
@@ -234,12 +179,6 @@ def test_no_driver_is_no_error_and_its_reason_is_told(monkeypatch: pytest.Monkey
     MadeNvml([MadeGpu()], fails={"nvmlInitWithFlags": DRIVER_NOT_LOADED}).install(monkeypatch)
     assert find_gpu("GPU-a", None) is None
     assert all_gpus() == ([], "Driver Not Loaded")
-
-
-def test_no_package_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert find_gpu("GPU-a", None) is None
-    assert all_gpus()[0] == []
 
 
 def test_every_call_is_one_of_the_packages_own() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from batchtune.probe.oom import error_verdict, message_verdict, requested_bytes
+from batchtune.probe.oom import error_verdict, message_verdict
 
 KERNEL_ERRORS = (
     "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
@@ -272,16 +272,3 @@ def test_an_error_without_words_says_nothing() -> None:
             raise RuntimeError("no words")
 
     assert error_verdict(Wordless()) is None
-
-
-@pytest.mark.parametrize(
-    ("message", "size"),
-    [
-        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 254240000 bytes. Error code 12", 254240000),
-        ("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.10 GiB", 5 << 29),
-        ("Unable to allocate 1.00 MiB for an array with shape (1048576,) and data type uint8", 1 << 20),
-        ("MemoryError", None),
-    ],
-)
-def test_how_much_was_asked_for_is_read_from_the_message(message: str, size: int | None) -> None:
-    assert requested_bytes(message) == size

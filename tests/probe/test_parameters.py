@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from batchtune.probe.parameters import Training
+from batchtune.probe.process_checks import Training
 
 
 @pytest.fixture(autouse=True)

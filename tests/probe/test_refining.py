@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from probe.made_device import MadeDevice, Peak, quadratic_peak
 
-from batchtune.epochs.cost_model import fit_cost
 from batchtune.lengths import Lengths
 from batchtune.probe.refining import Refinement
 from batchtune.probe.search import FrontierSearch
@@ -26,7 +25,7 @@ def searched(lengths: Lengths, peak: Peak, num_lengths: int, max_lengths: int) -
         tolerance=0.01,
         max_batch_size=None,
     )
-    search = FrontierSearch(lengths, settings, device.limit_bytes, fit=fit_cost, refine=Refinement(lengths, (10,)))
+    search = FrontierSearch(lengths, settings, device.limit_bytes, refine=Refinement(lengths, (10,)))
     trials: list[Trial] = []
     while (proposal := search.propose(trials)) is not None:
         trials.append(device.measure(proposal.shape, len(trials)))

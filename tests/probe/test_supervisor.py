@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from worker_processes import ours, supervise
@@ -88,23 +87,6 @@ def test_a_limit_below_pytorchs_need_is_reported_first() -> None:
 
 
 @pytest.mark.slow
-def test_a_workload_that_is_not_there_is_told() -> None:
-    with supervise("no_such_file.py:Step") as supervisor, pytest.raises(WorkloadError, match="no_such_file"):
-        supervisor.start()
-
-
-@pytest.mark.slow
-def test_a_step_that_would_never_run_is_told() -> None:
-    with supervise("Generator") as supervisor, pytest.raises(WorkloadError, match="step is a generator"):
-        supervisor.start()
-
-
-def test_a_device_that_is_not_there_is_told() -> None:
-    with supervise("Good", device="cuda:99") as supervisor, pytest.raises(ProbeError, match=r"cuda:99|sees no CUDA"):
-        supervisor.start()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stage", "message"),
     [
@@ -151,12 +133,6 @@ def test_a_worker_that_hangs_is_stopped() -> None:
         trial = supervisor.measure(SHAPE, 0).trial
     assert trial.outcome == "timeout"
     assert re.fullmatch(r"no answer within 1 s; it hangs at faulty_workload\.py, line \d+, in step", trial.error or "")
-
-
-def test_a_worker_that_is_killed_in_the_setup_is_replaced(tmp_path: Path) -> None:
-    with supervise("KilledOnceInSetup", folder=str(tmp_path)) as supervisor:
-        assert supervisor.start().kind == "cpu"
-        assert supervisor.worker == 2
 
 
 def test_an_oom_caught_by_the_workload_still_counts() -> None:

@@ -51,40 +51,6 @@ def test_it_is_the_mean_longest_target_of_real_batches(bucket: int) -> None:
     assert typical(size, longest, edges[bucket]).mean() == pytest.approx(targets.mean(), rel=0.05)
 
 
-def test_larger_batches_have_longer_targets() -> None:
-    typical = TypicalTargets.of(CHAT)
-    assert typical is not None
-    found = typical(np.array([1, 2, 8, 64, 1000]), 300.0)
-    assert found.tolist() == sorted(found.tolist())
-    assert found[-1] <= CHAT.worst_target(300.0) * (1 + 1e-9)
-
-
-def test_only_examples_of_the_bucket_count() -> None:
-    lengths = Lengths.of([1.0] * 50 + [2.0] * 50, [100.0] * 50 + [7.0] * 50)
-    typical = TypicalTargets.of(lengths)
-    assert typical is not None
-    assert typical(4, np.array([2.0, 1.0]), np.array([1.0, 0.0])).tolist() == pytest.approx([7, 100])
-
-
-def test_without_a_bucket_the_nearest_examples_count() -> None:
-    typical = TypicalTargets.of(Lengths.of(np.arange(1.0, 1001), np.arange(1.0, 1001)))
-    assert typical is not None
-    assert 940 < float(typical(4, 1000.0)) <= 1000
-
-
-def test_looking_up_many_lengths_is_as_good_as_each_by_itself() -> None:
-    typical = TypicalTargets.of(CHAT)
-    assert typical is not None
-    lengths = np.linspace(1, 4000, 30_000)
-    index = np.searchsorted(TABLE.boundaries, lengths)
-    above = np.concatenate(([0.0], TABLE.boundaries))[index]
-    sizes = TABLE.batch_sizes[index]
-    together = typical(sizes, lengths, above)
-    some = np.arange(0, 30_000, 101)
-    each = np.array([float(typical(sizes[i], lengths[i], above[i])) for i in some])
-    assert np.mean(np.abs(together[some] / each - 1)) < 0.005
-
-
 def test_a_data_set_without_targets_has_no_typical_ones() -> None:
     assert TypicalTargets.of(Lengths.of([1, 2, 3])) is None
 
@@ -118,16 +84,3 @@ def test_every_time_of_a_sweep_knows_of_the_targets() -> None:
         strict=True,
     ):
         assert (ours.estimated_epoch_seconds or 0) > (theirs.estimated_epoch_seconds or 0) * 1.1
-
-
-def test_no_row_beats_the_bound_with_targets() -> None:
-    found = sweep(CHAT, 20_000, SweepSettings(num_buckets=(10, 20), strategies=FEW), Costs(step_seconds=of_targets))
-    least = min(other.estimated_epoch_seconds or 0 for other in (*found.rows, *found.baselines))
-    assert least >= (found.lower_bound.estimated_epoch_seconds or 0) > 0.5 * least
-
-
-def test_the_sorted_baseline_uses_its_own_batches_targets() -> None:
-    lengths = Lengths.of([10, 10, 6, 6, 2], [1, 9, 4, 3, 5])
-    found = sweep(lengths, 20, SweepSettings(num_buckets=(2,)), Costs(step_seconds=of_targets))
-    expected = [of_targets(2, 10, 9), of_targets(2, 6, 4), of_targets(1, 2, 5)]
-    assert found.baselines[1].estimated_epoch_seconds == pytest.approx(float(np.sum(expected)))

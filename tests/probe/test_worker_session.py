@@ -128,17 +128,6 @@ def test_a_single_step_may_hold_an_error_that_a_library_caught(caught_by: str, o
     assert session(act).step(SHAPE).trial.outcome == outcome
 
 
-def test_what_the_meter_tells_is_in_the_reply() -> None:
-    measured = session(lambda meter, batch, number: None).measure(SHAPE)
-    assert measured.trial.outcome == "ok"
-    assert measured.trial.peak_bytes == 150 * MIB
-    assert measured.trial.reserved_bytes == 170 * MIB
-    assert measured.trial.rest_bytes == 100 * MIB
-    assert measured.trial.outside_bytes == 300 * MIB
-    assert (measured.trial.sm_clock_mhz, measured.trial.throttle_reasons) == (1410, ["power cap"])
-    assert not measured.renew
-
-
 def test_the_clock_is_read_once_while_a_timed_step_is_queued() -> None:
     steps: list[int] = []
     made = session(lambda meter, batch, number: steps.append(len(meter.clocks)))
@@ -307,62 +296,6 @@ def test_a_single_step_counts_flushes_and_is_not_run_again() -> None:
     stepped = made.step(SHAPE)
     assert (stepped.trial.outcome, stepped.trial.alloc_retries) == ("ok", 2)
     assert made._workload.steps == 1  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(("release", "times"), [(False, 0), (True, 1)])
-def test_a_single_step_keeps_the_cache_unless_told_otherwise(release: bool, times: int) -> None:
-    made = session(lambda meter, batch, number: None)
-    made.step(SHAPE, release=release)
-    assert made._meter.released == times  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("last", [1, 2, 5, 10])
-def test_what_grows_in_the_first_steps_only_is_no_leak(last: int) -> None:
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
-        meter.used += MIB * (number <= last)
-
-    assert session(act).measure(SHAPE).trial.outcome == "ok"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [2, 3, 6, 12])
-def test_a_leak_that_uses_up_the_memory_is_told_as_one(steps: int) -> None:
-    """Whether it does so while the step is timed (3) or while the leak is watched (12)."""
-
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
-        if meter.used + 880 * MIB / steps > 1000 * MIB:
-            out_of_memory()
-        meter.used += 880 * MIB // steps
-
-    measured = session(act).measure(SHAPE)
-    assert measured.trial.outcome == "error"
-    assert (measured.trial.error or "").startswith("the workload leaks: ")
-    assert (measured.trial.error or "").endswith("then memory ran out)")
-
-
-def test_an_oom_is_not_a_leak_if_one_example_leaves_nothing() -> None:
-    """As where the second step makes a state that stays, and the third needs more than is left."""
-
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
-        meter.used += 5 * MIB * (number == 2)
-        if number == 3:
-            out_of_memory()
-
-    measured = session(act).measure(SHAPE)
-    assert (measured.trial.outcome, measured.trial.error) == (
-        "oom",
-        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB.",
-    )
-
-
-def test_a_single_example_that_is_too_much_is_no_leak() -> None:
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
-        meter.used += 5 * MIB * (number == 2)
-        if number % 3 == 0:
-            out_of_memory()
-
-    measured = session(act).measure(BatchShape(1, 3.0))
-    assert measured.trial.outcome == "oom"
 
 
 @pytest.mark.parametrize(("growth", "steps"), [(0, [4, 4, 4, 2, 2]), (2 * MIB, [4, 4, 4, 4, 4])])

@@ -17,27 +17,13 @@ _KINDS = {
     "cuda": "batchtune.probe.devices.cuda:CudaBackend",
     "cpu": "batchtune.probe.devices.cpu:CpuBackend",
 }
-_NUMBERED = ["cuda"]  # a machine may have several
-_FORMS = sorted([*_KINDS, *(f"{kind}:N" for kind in _NUMBERED)])
-
-DEVICE_FORMS = f"auto, {', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
-"""`auto, cpu, cuda or cuda:N`."""
+DEVICE_FORMS = "auto, cpu, cuda or cuda:N"
+"""The forms of a `--device` value."""
 
 
 def is_device(name: str) -> bool:
     """Return whether `--device` takes this, on some machine."""
-    kind, colon, number = name.partition(":")
-    if colon:
-        return kind in _NUMBERED and re.fullmatch(r"\d+", number) is not None
-    return kind == "auto" or kind in _KINDS
-
-
-def device_names() -> list[str]:
-    """Return the completions of `--device`; finding out which devices exist would take too long."""
-    names = ["auto", *sorted(_KINDS)]
-    for kind in _NUMBERED:
-        names += [f"{kind}:{number}" for number in range(4)]
-    return names
+    return re.fullmatch(r"auto|cpu|cuda(:\d+)?", name) is not None
 
 
 def backends() -> Iterator[DeviceBackend]:

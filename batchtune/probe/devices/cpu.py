@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
+import psutil
 
 from batchtune.errors import ProbeError
 from batchtune.machine import available_memory, total_memory
@@ -76,7 +77,7 @@ def describe_cpu(probe_process: int | None) -> DoctorCpu:
         available_bytes=available_memory(),
         limit_problem=problem,
         probe_process=probe_process,
-        load_average=_load_average(),
+        load_average=round(os.getloadavg()[0], 2),
     )
 
 
@@ -92,7 +93,7 @@ class CpuMeter(Meter):
 
     def __init__(self, settings: ProbedWith, limit_bytes: int | None) -> None:
         self._seconds = _processor_seconds()
-        load = _load_average()
+        load = round(os.getloadavg()[0], 2)
         import torch
 
         self.torch_device = torch.device("cpu")
@@ -132,7 +133,9 @@ class CpuMeter(Meter):
 
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
         """Lower the limit by what is to be kept free; that of a continued run was lowered when it began."""
-        kept = 0 if self._continued else reserve_bytes + ddp_bytes
+        kept = reserve_bytes + ddp_bytes
+        if self._continued:
+            kept = 0
         self.device = msgspec.structs.replace(
             self.device,
             limit_bytes=self.device.limit_bytes - kept,
@@ -149,12 +152,11 @@ class CpuMeter(Meter):
         held = self.in_use()
         device = self.device
         if held >= device.limit_bytes:
-            kept = device.reserve_bytes + device.ddp_bytes
-            besides = f", with {format_size(kept)} kept free" if kept else ""
+            kept = format_size(device.reserve_bytes + device.ddp_bytes)
             raise ProbeError(
-                f"a memory limit of {format_size(max(0, device.limit_bytes))} is too small{besides}: "
+                f"a memory limit of {format_size(max(0, device.limit_bytes))} is too small, with {kept} kept free: "
                 f"{holds} {format_size(held)}",
-                "Give more with --memory, or keep less free with --reserve." if kept else "Give more with --memory.",
+                "Give more with --memory, or keep less free with --reserve.",
             )
         resource.setrlimit(resource.RLIMIT_DATA, (device.limit_bytes, device.limit_bytes))
         self._gap = _trimmed_gap()
@@ -188,17 +190,13 @@ class CpuMeter(Meter):
         """Return how many processors other programs used since the last call, on average, if Linux can tell."""
         before = self._seconds
         self._seconds = _processor_seconds()
-        if before is None or self._seconds is None:
-            return {"other_processors": None}
         elapsed = self._seconds.now - before.now
         if elapsed <= 0:
             return {"other_processors": None}
-        busy = self._seconds.busy - before.busy
-        own = self._seconds.own - before.own
+        others = self._seconds.busy - before.busy - (self._seconds.own - before.own)
         # The seconds of a program that has ended are gone, and clocks tick every hundredth of a second: within a few
         # of them, more seconds may be counted than the processors have.
-        others = min(max(0.0, busy - own) / elapsed, len(_usable()))
-        return {"other_processors": round(others, 3)}
+        return {"other_processors": round(min(max(0.0, others) / elapsed, len(_usable())), 3)}
 
     def switches(self) -> dict[str, Any]:
         """Return the number of threads."""
@@ -219,44 +217,28 @@ class CpuMeter(Meter):
 class _ProcessorSeconds(NamedTuple):
     now: float
     busy: float  # of this process's processors
-    own: float  # of them, used by this process's session
+    own: float  # used by this process and those that it started
 
 
-def _processor_seconds() -> _ProcessorSeconds | None:
-    """Return how long this process's processors have been busy so far; None if Linux can't tell."""
-    ours = {f"cpu{number}" for number in _usable()}
-    session = os.getsid(0)
-    busy = 0
-    own = 0
-    try:
-        stat = Path("/proc/stat").read_text()
-        now = time.monotonic()
-        lines = [line.split() for line in stat.splitlines()]
-        for name, *times in lines:
-            if name in ours:
-                # user nice system idle iowait irq softirq steal; guests are in user already.
-                busy += sum(map(int, (*times[:3], *times[5:8])))
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):  # it has ended
-                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == session:
-                    own += sum(map(int, fields[11:15]))  # with its children that have ended
-    except (OSError, ValueError, IndexError):
-        return None
-    ticks = os.sysconf("SC_CLK_TCK")
-    return _ProcessorSeconds(now, busy / ticks, own / ticks)
+def _processor_seconds() -> _ProcessorSeconds:
+    """Return how long this process's processors have been busy so far."""
+    every = psutil.cpu_times(percpu=True)
+    busy = 0.0
+    for number in _usable() & set(range(len(every))):
+        times = every[number]
+        busy += times.user + times.nice + times.system + times.irq + times.softirq + times.steal
+    own = 0.0
+    process = psutil.Process()
+    for member in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            own += sum(member.cpu_times()[:4])  # with its children that have ended
+    return _ProcessorSeconds(time.monotonic(), busy, own)
 
 
 def _usable() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
-
-
-def _load_average() -> float | None:
-    with contextlib.suppress(OSError, AttributeError):
-        return round(os.getloadavg()[0], 2)
-    return None
 
 
 def _status() -> dict[str, int]:

@@ -12,7 +12,6 @@ import msgspec
 
 from batchtune.errors import ProbeError
 from batchtune.probe.devices.base import DeviceBackend, Meter
-from batchtune.probe.devices.cuda_messages import DISGUISED_MESSAGES, OOM_MESSAGES
 from batchtune.probe.devices.nvml import all_gpus, find_gpu
 from batchtune.probe.protocol import Identified
 from batchtune.results import Device, DoctorGpu, ProbedWith
@@ -26,14 +25,43 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORC
 _UNCACHED_VARIABLES = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
 _FRACTION = re.compile(r"per_process_memory_fraction\s*:\s*(\d*\.?\d+)")
 _ROUNDING = 1e-6  # the allocator keeps a fraction as whole bytes
-_GIVE_MORE = "Give more with --memory or --memory-fraction, keep less free with --reserve, or take a smaller model."
 
 
 class CudaBackend(DeviceBackend):
     """GPUs of NVIDIA (CUDA) and AMD (ROCm, which torch calls CUDA too)."""
 
-    OOM_MESSAGES = OOM_MESSAGES
-    DISGUISED_MESSAGES = DISGUISED_MESSAGES
+    OOM_MESSAGES = (
+        r"(CUDA|HIP) out of memory",
+        r"(CUDA|Cuda|HIP)( driver)? [Ee]rror: out of memory",
+        r"CUDA_ERROR_OUT_OF_MEMORY",  # Numba, CuPy
+        r"(cuda|hip)Error(MemoryAllocation|OutOfMemory)",  # CuPy, RMM
+        r"((CU|HIP)BLAS_STATUS|CUSOLVER_STATUS|CUDNN_STATUS|CUFFT)_ALLOC_FAILED",
+        r"CUDNN_STATUS_INTERNAL_ERROR_(DEVICE|HOST)_ALLOCATION_FAILED",
+        r"Triton Error \[(CUDA|HIP)\]: out of memory",
+        r"Cuda failure (2 )?'out of memory'",  # NCCL
+        r"Failed to CUDA (host )?[cm]?alloc",  # NCCL
+        r"CUDA allocation failed",  # DALI
+        r"RMM failure at:.{0,300}Maximum pool size exceeded",
+        r"Error while calling cuda\w{1,30}\(.{0,300}reason: out of memory",  # dlib
+        r"Check failed: [^(\n]{0,200}\((2 vs\. 0|0 vs\. 2)\).{0,40}out of memory",  # k2
+        r"cuda failed with error 2 out of memory",  # spconv
+    )
+    DISGUISED_MESSAGES = (
+        r"(CU|HIP)BLAS_STATUS_NOT_INITIALIZED",
+        r"(CU|HIP)BLAS_STATUS_INTERNAL_ERROR when calling `(cu|hip)blasCreate",
+        r"CUDNN_STATUS_(NOT_SUPPORTED|INTERNAL_ERROR|EXECUTION_FAILED)",
+        r"CUSOLVER_STATUS_INTERNAL_ERROR",
+        r"unable to find an engine",
+        r"CUFFT_INTERNAL_ERROR",
+        r"NVML_SUCCESS.{0,40}INTERNAL ASSERT FAILED",
+        # Batches of more elements than 32 bits can count, or of more blocks than a GPU starts.
+        r"\w*32.?[Bb]it.?[Ii]ndex",
+        r"integer out of range",
+        r"invalid configuration argument",
+        r"rnnt_loss status [1-9]",  # warp-rnnt
+        r"cuda memcpy or memset failed",  # warp-transducer
+        r"Some bad things happened\. Please read the above error messages",  # k2, which prints why
+    )
     VARIABLES = (
         *_ALLOCATOR_VARIABLES[1:],
         *_UNCACHED_VARIABLES,
@@ -67,14 +95,21 @@ class CudaBackend(DeviceBackend):
         """Describe the GPUs without using them: torch could find out how much is free only by taking memory there."""
         import torch
 
+        if not torch.cuda.is_available():
+            return []
         unknown: dict[str, Any] = dict.fromkeys(DoctorGpu.__struct_fields__)
-        found = []
-        for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        gpus = []
+        for index in range(torch.cuda.device_count()):
             card = _Card(index)
-            facts = {"name": card.name, "device": f"cuda:{index}", "uuid": card.id}
-            facts["capability"] = f"{card.properties.major}.{card.properties.minor}"
-            found.append(DoctorGpu(**{**unknown, **facts, "total_bytes": int(card.properties.total_memory)}))
-        return found
+            facts = {
+                "name": card.name,
+                "device": f"cuda:{index}",
+                "uuid": card.id,
+                "capability": f"{card.properties.major}.{card.properties.minor}",
+                "total_bytes": int(card.properties.total_memory),
+            }
+            gpus.append(DoctorGpu(**{**unknown, **facts}))
+        return gpus
 
     def seen_by_driver(self) -> tuple[list[DoctorGpu], str | None, str | None]:
         """Ask NVML."""
@@ -114,15 +149,17 @@ class _Card:
         uuid = str(getattr(self.properties, "uuid", "") or "")
         if not uuid.strip("0-"):
             uuid = ""
-        numbers: list[Any] = [getattr(self.properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
         place = None
-        if all(isinstance(number, int) for number in numbers):
-            place = "{:04x}:{:02x}:{:02x}.0".format(*numbers)
+        with contextlib.suppress(AttributeError):  # an older torch
+            pci: Any = self.properties
+            place = f"{pci.pci_domain_id:04x}:{pci.pci_bus_id:02x}:{pci.pci_device_id:02x}.0"
         self.gpu = find_gpu(uuid or None, place, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        if uuid and not uuid.startswith(("GPU-", "MIG-")):
-            uuid = f"GPU-{uuid}"
-        self.uuid = (self.gpu.uuid() if self.gpu else None) or uuid or None
-        self.id = self.uuid or (f"PCI-{place}" if place else f"cuda:{index}")
+        self.uuid: str | None = None
+        if self.gpu is not None:
+            self.uuid = self.gpu.uuid()
+        if uuid and self.uuid is None:
+            self.uuid = f"GPU-{uuid.removeprefix('GPU-')}"
+        self.id = self.uuid or f"PCI-{place or index}"
 
 
 class CudaMeter(Meter):
@@ -142,7 +179,12 @@ class CudaMeter(Meter):
         self._gpu = card.gpu
         self._clock: dict[str, Any] = {"sm_clock_mhz": None, "throttle_reasons": None}
         # Before this process uses the device: in a container NVML reports the host's process ids, not this one's.
-        facts = self._gpu.facts() if self._gpu else None
+        unknown: dict[str, Any] = dict.fromkeys(DoctorGpu.__struct_fields__)
+        facts = DoctorGpu(**{**unknown, "name": card.name})
+        driver = None
+        if self._gpu is not None:
+            facts = self._gpu.facts()
+            driver = self._gpu.driver()
         try:
             torch.cuda.set_device(self.torch_device)  # what the workload calls `.cuda()` means this device too
             _create_context(self.torch_device)
@@ -157,27 +199,30 @@ class CudaMeter(Meter):
         self._share = 1.0  # of the device, that torch's allocator was last allowed here
         self._users_share = 1.0
         self._respect_users_share(total)
-        processes = facts.processes if facts else None
-        others = None if processes is None else [one for one in processes if one.pid != os.getpid()]
-        self._pid_is_ours = others == processes
-        nvml_total = (facts.total_bytes if facts else None) or 0
-        self._free_before = facts.free_bytes if facts and abs(nvml_total - total) <= _SAME_TOTAL * total else None
+        others = None
+        if facts.processes is not None:
+            others = [process for process in facts.processes if process.pid != os.getpid()]
+        self._free_before: int | None = None
+        if abs((facts.total_bytes or 0) - total) <= _SAME_TOTAL * total:
+            self._free_before = facts.free_bytes
         allocator = torch.cuda.get_allocator_backend()
-        given = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), None)
+        for name in _ALLOCATOR_VARIABLES:
+            if os.environ.get(name):
+                allocator += f" ({os.environ[name]})"
         self.device = Device(
             kind="cuda",
             name=card.name,
             total_bytes=total,
             limit_bytes=min(self._wanted, self._available()),
-            driver=self._gpu.driver() if self._gpu else None,
+            driver=driver,
             torch=str(torch.__version__),
-            allocator=f"{allocator} ({given})" if given else allocator,
+            allocator=allocator,
             other_processes=None if others is None else len(others),
             processes=others,
             uuid=card.uuid,
             free_bytes=self._free_before,
-            mig=facts.mig if facts else None,
-            ecc=facts.ecc if facts else None,
+            mig=facts.mig,
+            ecc=facts.ecc,
         )
 
     def limit(self) -> None:
@@ -225,22 +270,24 @@ class CudaMeter(Meter):
         self.release()
         kept = reserve_bytes + ddp_bytes
         available = self._available(kept)
+        limit_bytes = min(self._wanted - kept, available)
+        if self._continued:
+            limit_bytes = self._wanted
         self.device = msgspec.structs.replace(
             self.device,
-            limit_bytes=self._wanted if self._continued else min(self._wanted - kept, available),
+            limit_bytes=limit_bytes,
             outside_bytes=self._outside(),
             reserve_bytes=reserve_bytes,
             ddp_bytes=ddp_bytes,
         )
-        if self.device.limit_bytes <= (allocated := self.in_use()):
+        allocated = self.in_use()
+        if limit_bytes <= allocated:
             free, total = self._cuda.mem_get_info(self.torch_device)
-            parts = [f"the workload itself holds {format_size(allocated)}"]
-            if reserve_bytes:
-                parts.append(f"{format_size(reserve_bytes)} are kept free by --reserve")
-            if ddp_bytes:
-                parts.append(f"{format_size(ddp_bytes)} for DDP's gradient buckets")
-            parts.append(f"{format_size(free)} of {format_size(total)} are free on the device")
-            raise ProbeError(f"nothing of the memory is left for batches: {', '.join(parts)}", _GIVE_MORE)
+            raise ProbeError(
+                f"nothing of the memory is left for batches: the workload itself holds {format_size(allocated)}, with "
+                f"{format_size(kept)} kept free and {format_size(free)} of {format_size(total)} free on the device",
+                "Give more with --memory or --memory-fraction, keep less free with --reserve, or take a smaller model.",
+            )
         self._enforce()
 
     def _available(self, kept_bytes: int = 0) -> int:
@@ -286,21 +333,14 @@ class CudaMeter(Meter):
     def _outside(self) -> int | None:
         """Return what this process holds on the device - what torch's allocator holds; None without NVML.
 
-        By the driver's own figure for this process. Without one (in a container, which has its own process ids), by
-        how much less is free than before this process started, which includes what others have taken since.
+        By how much less is free than before this process started, which includes what others have taken since.
         """
         if self._gpu is None:
             return None
-        reserved = self._cuda.memory_reserved(self.torch_device)
-        held = None
-        if self._pid_is_ours:
-            held = next((one.used_bytes for one in self._gpu.processes() or () if one.pid == os.getpid()), None)
-        if held is None or held < reserved:
-            free = self._gpu.memory()[1]
-            if free is None or self._free_before is None:
-                return None
-            held = self._free_before - free
-        return max(0, held - reserved)
+        free = self._gpu.memory()[1]
+        if free is None or self._free_before is None:
+            return None
+        return max(0, self._free_before - free - self._cuda.memory_reserved(self.torch_device))
 
     def retries_and_ooms(self) -> tuple[int, int]:
         """Return the allocator's own counts of flushed caches and of errors raised, including those caught since."""
@@ -327,24 +367,14 @@ class CudaMeter(Meter):
         return True
 
     def switches(self) -> dict[str, Any]:
-        """Return torch's switches for float32 (`tf32`, or `ieee`: full precision) and cuDNN."""
+        """Return torch's switches for cuDNN, and the user's share of the device."""
         import torch
 
-        cudnn: Any = torch.backends.cudnn
-        matmul: Any = torch.backends.cuda.matmul
-        # Torch 2.9 has new switches, and warns or raises if the old ones are read after the new ones were set.
-        if hasattr(cudnn, "conv") and hasattr(cudnn, "rnn"):
-            precisions = [matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]
-        else:
-            allowed = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.allow_tf32)
-            precisions = ["tf32" if one else "ieee" for one in allowed]
-        names = ("matmul_precision", "cudnn_conv_precision", "cudnn_rnn_precision")
-        # `none`: full precision, as nobody asked for less.
+        cudnn = torch.backends.cudnn
         switches: dict[str, Any] = {
-            name: "ieee" if value == "none" else value for name, value in zip(names, precisions, strict=True)
+            "cudnn_benchmark": cudnn.benchmark,
+            "cudnn_deterministic": cudnn.deterministic,
         }
-        switches["cudnn_benchmark"] = cudnn.benchmark
-        switches["cudnn_deterministic"] = cudnn.deterministic
         if self._users_share < 1:
             switches["per_process_memory_fraction"] = self._users_share
         return switches
@@ -385,5 +415,4 @@ def _create_handles(device: Any) -> None:
             torch.autograd.backward((matrix @ matrix).sum())
     with contextlib.suppress(RuntimeError), torch.enable_grad():
         image = torch.ones(1, 16, 16, 16, dtype=torch.float32, device=device, requires_grad=True)
-        weight = torch.ones(16, 16, 3, 3, dtype=torch.float32, device=device, requires_grad=True)
-        torch.autograd.backward(torch.nn.functional.conv2d(image, weight).sum())
+        torch.autograd.backward(torch.nn.functional.conv2d(image, image).sum())

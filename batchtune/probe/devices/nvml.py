@@ -9,7 +9,6 @@ Names and meanings are those of the NVML API reference (https://docs.nvidia.com/
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -40,25 +39,53 @@ _HARDWARE_CAUSES = 0x040 | 0x080
 _REFUSALS = {4, 15}  # NVML_ERROR_NO_PERMISSION, NVML_ERROR_GPU_IS_LOST
 
 
+class _Calls:
+    """NVML's functions: each unanswered question is None, and what was refused is kept."""
+
+    def __init__(self, nvml: Any) -> None:
+        self.nvml = nvml
+        self.refused: dict[str, str] = {}  # call → NVML's reason
+
+    def ask(self, call: str, *arguments: Any) -> Any:
+        """Return a call's answer; None if it is missing in this version, not supported here, or fails."""
+        try:
+            return getattr(self.nvml, call)(*arguments)
+        except Exception as error:  # besides NVMLError: AttributeError, a library mismatch, a name that is not UTF-8
+            if getattr(error, "value", None) in _REFUSALS:
+                self.refused[call] = str(error)
+            return None
+
+    def number(self, call: str, *arguments: Any) -> int | None:
+        """Return a call's answer if it is a number."""
+        return _number(self.ask(call, *arguments))
+
+    def gpu(self, call: str, *arguments: Any) -> Gpu | None:
+        """Return the GPU whose handle a call returns."""
+        handle = self.ask(call, *arguments)
+        if handle is None:
+            return None
+        return Gpu(self.nvml, handle)
+
+
 class Gpu:
     """A GPU, or an instance of one, by the initialised module `pynvml` and its handle."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
-        self._nvml = nvml
+        self._calls = _Calls(nvml)
         self._handle = handle
-        self._refused: dict[str, str] = {}  # call → NVML's reason
+        self._whole = self  # clocks and ECC are the whole GPU's
         self.is_instance = bool(self._number("nvmlDeviceIsMigDeviceHandle"))
-        parent = self._ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle") if self.is_instance else None
-        self._whole = Gpu(nvml, parent) if parent is not None else self  # clocks and ECC are the whole GPU's
+        if self.is_instance:
+            self._whole = self._calls.gpu("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) or self
 
     def driver(self) -> str | None:
         """Return the driver's version."""
-        return _text(_answer(self._nvml, "nvmlSystemGetDriverVersion"))
+        return _text(self._calls.ask("nvmlSystemGetDriverVersion"))
 
     def facts(self) -> DoctorGpu:
         """Describe it as it is now; in a container the processes have the host's ids."""
         total, free = self.memory()
-        found = DoctorGpu(
+        facts = DoctorGpu(
             name=_text(self._ask("nvmlDeviceGetName")) or "GPU without a name",
             device=None,
             uuid=self.uuid(),
@@ -66,20 +93,21 @@ class Gpu:
             total_bytes=total,
             free_bytes=free,
             processes=self.processes(),
-            mig=True if self.is_instance else self.divided(),
+            mig=self.is_instance or self.divided(),
             ecc=self._whole._current_mode("nvmlDeviceGetEccMode"),
             sm_clock_mhz=self.sm_clock_mhz(),
             max_sm_clock_mhz=self._whole._number("nvmlDeviceGetMaxClockInfo", _CLOCK_SM),
             throttle_reasons=self.throttle_reasons(),
             probe_process=None,
         )
-        return msgspec.structs.replace(found, nvml_problem=self._problem())
+        return msgspec.structs.replace(facts, nvml_problem=self._problem())
 
     def _problem(self) -> str | None:
         """Return NVML's reasons for not answering, each with the calls it refused, of this GPU and of its whole."""
-        refused = {**self._whole._refused, **self._refused}
-        calls = {reason: [call for call in refused if refused[call] == reason] for reason in refused.values()}
-        return "; ".join(f"{reason} ({', '.join(calls[reason])})" for reason in calls) or None
+        calls: dict[str, list[str]] = {}
+        for call, reason in {**self._whole._calls.refused, **self._calls.refused}.items():
+            calls.setdefault(reason, []).append(call)
+        return "; ".join(f"{reason} ({', '.join(refused)})" for reason, refused in calls.items()) or None
 
     def uuid(self) -> str | None:
         """`GPU-…`, or `MIG-…` for an instance."""
@@ -89,12 +117,13 @@ class Gpu:
         """Return whether this GPU is divided into instances; None for GPUs that can't be."""
         return self._current_mode("nvmlDeviceGetMigMode")
 
-    def instances(self) -> Iterator[Gpu]:
-        """Yield the instances that this GPU is divided into."""
-        count = 0
-        if self.divided():
-            count = self._number("nvmlDeviceGetMaxMigDeviceCount") or 0
-        return _found(self._nvml, "nvmlDeviceGetMigDeviceHandleByIndex", *((self._handle, i) for i in range(count)))
+    def instances(self) -> list[Gpu]:
+        """Return the instances that this GPU is divided into."""
+        if not self.divided():
+            return []
+        count = self._number("nvmlDeviceGetMaxMigDeviceCount") or 0
+        call = "nvmlDeviceGetMigDeviceHandleByIndex"
+        return [gpu for index in range(count) if (gpu := self._calls.gpu(call, self._handle, index)) is not None]
 
     def memory(self) -> tuple[int | None, int | None]:
         """Return the bytes in total, and those that are free."""
@@ -103,16 +132,13 @@ class Gpu:
 
     def processes(self) -> list[DeviceProcess] | None:
         """Return who uses it, for computing or for graphics, each with its memory, in the order of their ids."""
-        if (compute := self._processes("nvmlDeviceGetComputeRunningProcesses")) is None:
+        compute = self._processes("nvmlDeviceGetComputeRunningProcesses")
+        if compute is None:
             return None
         used: dict[int, int | None] = {}
         for process in (*compute, *(self._processes("nvmlDeviceGetGraphicsRunningProcesses") or ())):
-            pid = int(process.pid)
-            its_bytes = _bytes(process, "usedGpuMemory")
-            known = used.get(pid)
-            if known is not None:
-                its_bytes = max(known, its_bytes or 0)
-            used[pid] = its_bytes
+            sizes = [_bytes(process, "usedGpuMemory"), used.get(int(process.pid))]
+            used[int(process.pid)] = max((size for size in sizes if size is not None), default=None)
         return [DeviceProcess(pid=pid, used_bytes=used[pid]) for pid in sorted(used)]
 
     def _processes(self, call: str) -> Any:
@@ -134,19 +160,16 @@ class Gpu:
         return named_reasons(bits)
 
     def _ask(self, call: str, *arguments: Any) -> Any:
-        errors: list[Exception] = []
-        answer = _answer(self._nvml, call, self._handle, *arguments, errors=errors)
-        for error in errors:
-            if getattr(error, "value", None) in _REFUSALS:
-                self._refused[call] = str(error)
-        return answer
+        return self._calls.ask(call, self._handle, *arguments)
 
     def _number(self, call: str, *arguments: Any) -> int | None:
-        return _number(self._ask(call, *arguments))
+        return self._calls.number(call, self._handle, *arguments)
 
     def _current_mode(self, call: str) -> bool | None:
         modes = self._ask(call)  # the current one and the pending one
-        return bool(modes[0]) if isinstance(modes, (list, tuple)) and modes else None
+        if not modes:
+            return None
+        return bool(modes[0])
 
 
 def named_reasons(bits: int) -> list[str]:
@@ -162,24 +185,21 @@ def find_gpu(uuid: str | None, pci_bus_id: str | None, visible: str | None = Non
     The UUID may lack its `GPU-` or `MIG-`. `visible` is CUDA_VISIBLE_DEVICES: it names the instance if the UUID is the
     whole GPU's.
     """
-    nvml = _loaded()
-    if isinstance(nvml, str):
-        return None
-    names = []
-    if uuid and uuid.startswith(("GPU-", "MIG-")):
-        names = [uuid]
-    elif uuid:
-        names = [f"GPU-{uuid}", f"MIG-{uuid}"]
-    gpu = next(_found(nvml, "nvmlDeviceGetHandleByUUID", *((name,) for name in names)), None)
+    nvml, _ = _loaded()
+    calls = _Calls(nvml)
+    gpu = None
+    for prefix in ("", "GPU-", "MIG-"):
+        if uuid and gpu is None:
+            gpu = calls.gpu("nvmlDeviceGetHandleByUUID", prefix + uuid)
     if gpu is None and pci_bus_id is not None:
-        gpu = next(_found(nvml, "nvmlDeviceGetHandleByPciBusId", (pci_bus_id,)), None)
+        gpu = calls.gpu("nvmlDeviceGetHandleByPciBusId", pci_bus_id)
     if gpu is None or gpu.is_instance or not gpu.divided():
         return gpu
     # CUDA shows a process only one instance, and older drivers report its GPU's UUID for it.
     for name in (name.strip() for name in (visible or "").split(",")):
         if name.startswith("MIG-"):
-            return next(_found(nvml, "nvmlDeviceGetHandleByUUID", (name,)), None)
-    instances = list(gpu.instances())
+            return calls.gpu("nvmlDeviceGetHandleByUUID", name)
+    instances = gpu.instances()
     if len(instances) != 1:
         return None
     return instances[0]
@@ -187,55 +207,40 @@ def find_gpu(uuid: str | None, pci_bus_id: str | None, visible: str | None = Non
 
 def all_gpus() -> tuple[list[Gpu], str | None]:
     """Return every GPU, divided ones as their instances, and why NVML can't be asked, at all or for some."""
-    nvml = _loaded()
-    if isinstance(nvml, str):
-        return [], nvml
-    errors: list[Exception] = []
-    count = _number(_answer(nvml, "nvmlDeviceGetCount", errors=errors)) or 0
-    handles = (_answer(nvml, "nvmlDeviceGetHandleByIndex", index, errors=errors) for index in range(count))
-    gpus = [Gpu(nvml, handle) for handle in handles if handle is not None]
-    problem = ", ".join(dict.fromkeys(map(str, errors))) or None
-    parts: list[Gpu] = []
-    for gpu in gpus:
-        parts += list(gpu.instances()) or [gpu]
-    return parts, problem
+    nvml, problem = _loaded()
+    calls = _Calls(nvml)
+    gpus: list[Gpu] = []
+    for index in range(calls.number("nvmlDeviceGetCount") or 0):
+        gpu = calls.gpu("nvmlDeviceGetHandleByIndex", index)
+        if gpu is not None:
+            gpus += gpu.instances() or [gpu]
+    return gpus, problem or ", ".join(dict.fromkeys(calls.refused.values())) or None
 
 
-def _loaded() -> Any | str:
-    """Return the initialised module, or NVML's reason why it can't be used."""
+def _loaded() -> tuple[Any, str | None]:
+    """Return the initialised module, or None and NVML's reason why it can't be used."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
     except Exception as error:  # no package, no library, no driver, no permission
-        return str(error) or type(error).__name__
-    return pynvml
-
-
-def _found(nvml: Any, call: str, *arguments: tuple[Any, ...]) -> Iterator[Gpu]:
-    """Yield a GPU for each of the arguments for which the call returns a handle."""
-    handles: Iterable[Any] = (_answer(nvml, call, *each) for each in arguments)
-    return (Gpu(nvml, handle) for handle in handles if handle is not None)
-
-
-def _answer(nvml: Any, call: str, *arguments: Any, errors: list[Exception] | None = None) -> Any:
-    """Return a call's answer; None if it is missing in this version, not supported here, or fails: see `errors`."""
-    try:
-        return getattr(nvml, call)(*arguments)
-    except Exception as error:  # besides NVMLError: AttributeError, a library mismatch, a name that is not UTF-8
-        if errors is not None:
-            errors.append(error)
-        return None
+        return None, str(error) or type(error).__name__
+    return pynvml, None
 
 
 def _text(value: Any) -> str | None:
-    text = value.decode(errors="replace") if isinstance(value, bytes) else value  # older packages answer in bytes
-    return text if isinstance(text, str) and text else None
+    if isinstance(value, bytes):  # older packages answer in bytes
+        value = value.decode(errors="replace")
+    if isinstance(value, str) and value:
+        return value
+    return None
 
 
 def _number(value: Any) -> int | None:
     value = getattr(value, "value", value)  # ctypes may have wrapped it
-    return int(value) if isinstance(value, int) else None
+    if isinstance(value, int):
+        return int(value)
+    return None
 
 
 def _bytes(facts: Any, field: str) -> int | None:

@@ -1,13 +1,15 @@
-"""The time that a probe may take, and how long its confirmation will."""
+"""A probe's progress, what a caller can hook into, and the time that it may take."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from batchtune.probe.confirmation import rounds_of
-from batchtune.results import Trial
+from batchtune.probe.supervisor import Supervisor
+from batchtune.results import Device, Trial
+from batchtune.shapes import BatchShape
 
 SLOWER_IN_TURNS = 1.25
 """A step among other shapes, with its batch, may take so many times as long as in its trial."""
@@ -16,17 +18,43 @@ SLOWER_IN_TURNS = 1.25
 _RECENT = 5
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeProgress:
+    """The progress of a probe: before and after each trial, and before each step of the confirmation.
+
+    Attributes:
+        trial: The outcome of the shape; None before it is known.
+        done, total: Lengths whose largest batch is known, and all of them; steps while confirming.
+        seconds_left: A guess, from the time that trials took so far; None at the beginning.
+        confirming: Whether the shapes at the limit are run in turns.
+        shortening: Whether the longest example does not fit, and the longest that does is searched for.
+    """
+
+    shape: BatchShape
+    trial: Trial | None
+    done: int
+    total: int
+    seconds_left: float | None
+    device: Device
+    confirming: bool = False
+    shortening: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeHooks:
+    """A caller's hooks; `measurer` takes the place of worker processes on the device that the settings name."""
+
+    on_progress: Callable[[ProbeProgress], None] = lambda progress: None
+    on_note: Callable[[str], None] = lambda text: None
+    measurer: Supervisor | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ProbeClock:
     """How long a worker takes to start, and when the probe must end, on the monotonic clock; None: when it is done."""
 
     start_seconds: float
     deadline: float | None
-
-    @classmethod
-    def of(cls, started: float, minutes: float | None) -> ProbeClock:
-        """Return the clock of a probe whose first worker was started at that time and is ready now."""
-        return cls(time.monotonic() - started, None if minutes is None else started + 60 * minutes)
 
     def leaves(self, seconds: float) -> bool:
         """Return whether so many seconds are left."""
