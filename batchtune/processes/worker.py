@@ -268,9 +268,11 @@ class Nursery:
             time.sleep(0.01)
         self._reader.join(timeout=1)
         output = self.output()
-        how = f"ended with exit code {code}" if code >= 0 else f"was killed by signal {-code}"
-        with contextlib.suppress(ValueError):
-            how = f"was killed by {signal.Signals(-code).name}"
+        how = f"ended with exit code {code}"
+        if code < 0:
+            how = f"was killed by signal {-code}"
+            with contextlib.suppress(ValueError):
+                how = f"was killed by {signal.Signals(-code).name}"
         out_of_memory = (
             (code == -signal.SIGABRT and ("bad_alloc" in output or "annot allocate memory" in output))
             # Python's own last word, where no memory was left even to report the lack of it.
@@ -282,7 +284,9 @@ class Nursery:
     def _oom_killed(self) -> bool:
         """Return whether the OOM killer has struck since the start; if the kernel does not count, assume it has."""
         now = oom_kills()
-        return self._oom_kills is now if self._oom_kills is None or now is None else now > self._oom_kills
+        if self._oom_kills is None or now is None:
+            return self._oom_kills is now
+        return now > self._oom_kills
 
 
 def _drain(stream: int, output: deque[bytes]) -> None:
@@ -307,14 +311,15 @@ def oom_kills(root: Path = Path("/")) -> int | None:
     files = []
     with contextlib.suppress(OSError, UnicodeDecodeError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
-            number, controllers, group = line.split(":", 2)
-            group_folder = Path(group.lstrip("/"))  # in a container it may lead nowhere
-            if "memory" in controllers.split(","):
-                files += [mount / "memory" / folder / "memory.oom_control" for folder in (group_folder, "")]
-            elif number == "0" and not controllers:
-                files += [mount / folder / "memory.events" for folder in (group_folder, "")]
+            _, controllers, group = line.split(":", 2)
+            for folder in (group.lstrip("/"), ""):  # in a container the group may lead nowhere
+                if not controllers:
+                    files.append(mount / folder / "memory.events")
+                elif "memory" in controllers.split(","):
+                    files.append(mount / "memory" / folder / "memory.oom_control")
     for path in (*files, root / "proc/vmstat"):
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            if match := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE):
+            match = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+            if match is not None:
                 return int(match[1])
     return None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,13 +13,11 @@ from torch.nn import functional as F
 from batchtune.shapes import BatchShape
 from batchtune.workloads.training import (
     Blocks,
+    Natural,
     SelfAttention,
     Size,
     TrainingConfig,
     TrainingWorkload,
-    check_choice,
-    check_integer,
-    check_number,
     feed_forward,
     whole,
 )
@@ -29,8 +27,7 @@ FRAMES_PER_SECOND = 100
 SUBSAMPLING = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConformerCTCConfig(TrainingConfig):
+class ConformerCTCConfig(TrainingConfig, frozen=True, kw_only=True):
     """Options of `builtin:conformer-ctc`.
 
     Sizes and their parameters: tiny 0.5 million, small 4.1 million, base 25 million, large 104 million.
@@ -43,18 +40,14 @@ class ConformerCTCConfig(TrainingConfig):
         "large": Size(dim=512, layers=17, heads=8, vocab=1024),
     }
 
-    unit: str = "s"  # what the manifest's lengths count: `s`, `ms`, `samples`, or `frames` of 10 ms
-    sample_rate: int = 16000  # samples per second, for lengths in samples
-    tokens_per_second: float = 5.0  # length of the targets where the manifest has no target length
-    kernel: int = 31  # width of the depthwise convolution in subsampled frames, odd
+    unit: Literal["s", "ms", "samples", "frames"] = "s"  # of the manifest's lengths; a frame has 10 ms
+    sample_rate: Natural = 16000  # samples per second, for lengths in samples
+    # Length of the targets where the manifest has no target length.
+    tokens_per_second: Annotated[float, msgspec.Meta(ge=0)] = 5.0
+    kernel: Natural = 31  # width of the depthwise convolution in subsampled frames, odd
 
     def __post_init__(self) -> None:
-        # The short form of super() does not work in a class that slots=True has rebuilt.
-        super(ConformerCTCConfig, self).__post_init__()
-        check_choice("unit", self.unit, ("s", "ms", "samples", "frames"))
-        check_integer("sample_rate", self.sample_rate, 1)
-        check_number("tokens_per_second", self.tokens_per_second, 0.0)
-        check_integer("kernel", self.kernel, 1)
+        super().__post_init__()
         if self.kernel % 2 == 0:
             raise ValueError(f"kernel must be odd, got {self.kernel}")
 

@@ -115,13 +115,8 @@ def _target(location: str, name: str) -> Any:
         ) from error
     if hasattr(code, name):
         return getattr(code, name)
-    public = sorted(
-        key
-        for key, value in vars(code).items()
-        if not key.startswith("_") and callable(value) and getattr(value, "__module__", None) == code.__name__
-    )
-    hint = f"It has: {', '.join(public)}." if public else "It defines no public class or function."
-    raise WorkloadError(f"{location} has no {name!r}", did_you_mean(name, public) + hint)
+    names = [name for name in vars(code) if not name.startswith("_")]
+    raise WorkloadError(f"{location} has no {name!r}", did_you_mean(name, names) + _FORMS)
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -180,24 +175,18 @@ def _put_first(folder: str) -> None:
 def _check_options(spec: str, target: Any, options: Mapping[str, Any], given: Collection[str]) -> None:
     """Check the options against the signature, so that the error for a wrong one lists those that exist."""
     try:
-        parameters = inspect.signature(target).parameters.values()
+        signature = inspect.signature(target)
     except (TypeError, ValueError):
         return  # written in C: the call itself will fail
-    named = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    written = [
-        name if default is inspect.Parameter.empty else f"{name}={_word(default)}" for name, default in named.items()
-    ]
-    listing = f"It takes {', '.join(written)}." if named else "It takes no options."
-    unknown = [key for key in options if key not in named]
-    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        raise OptionError(f"{spec} has no option {unknown[0]!r}", did_you_mean(unknown[0], named) + listing)
-    for name, default in named.items():
-        if default is inspect.Parameter.empty and name not in options and name not in given:
-            raise OptionError(f"{spec} needs the option {name!r}", f"Add --set {name}=... {listing}")
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    try:
+        signature.bind(**{**options, **dict.fromkeys(given)})
+    except TypeError as error:
+        names = [
+            str(parameter.replace(annotation=inspect.Parameter.empty)) for parameter in signature.parameters.values()
+        ]
+        listing = f"It takes {', '.join(names)}." if names else "It takes no options."
+        unknown = [did_you_mean(option, signature.parameters) for option in options.keys() - signature.parameters]
+        raise OptionError(f"the options of {spec}: {error}", "".join(unknown[:1]) + listing) from None
 
 
 def user_traceback(error: BaseException) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -40,37 +41,31 @@ class Size:
     vocab: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingConfig:
-    """Options that every built-in workload takes; a value out of range is a ValueError with the rule and the value."""
+Natural = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Options that every built-in workload takes."""
 
     SIZES: ClassVar[Mapping[str, Size]]
 
-    size: str = "small"  # a preset; `dim`, `layers`, `heads` and `vocab` override it one by one
-    dim: int | None = None  # a multiple of 2 * heads (rotary positions turn pairs)
-    layers: int | None = None
-    heads: int | None = None
-    vocab: int | None = None  # number of output classes, for CTC the blank included
-    dropout: float = 0.1
-    dtype: str = "fp32"  # `bf16` and `fp16` by autocast; the parameters stay in fp32, and fp16 scales its loss
+    # A preset; `dim`, `layers`, `heads` and `vocab` override it one by one.
+    size: Literal["tiny", "small", "base", "large"] = "small"
+    dim: Natural | None = None  # a multiple of 2 * heads (rotary positions turn pairs)
+    layers: Natural | None = None
+    heads: Natural | None = None
+    vocab: Annotated[int, msgspec.Meta(ge=3)] | None = None  # number of output classes, for CTC the blank included
+    dropout: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.1
+    # By autocast; the parameters stay in fp32, and fp16 scales its loss.
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     checkpoint: bool = False  # whether each block's activations are computed again in the backward pass instead of kept
-    optimizer: str = "adamw"  # `adamw`, `sgd` (momentum 0.9) or `adafactor`
-    seed: int = 0  # of parameters, batches and dropout
+    optimizer: Literal["adamw", "sgd", "adafactor"] = "adamw"
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0  # of parameters, batches and dropout
 
     def __post_init__(self) -> None:
-        check_choice("size", self.size, self.SIZES)
-        for name, least in (("dim", 1), ("layers", 1), ("heads", 1), ("vocab", 3)):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), least)
         hyper = self.hyper
         if hyper.dim % (2 * hyper.heads):
             raise ValueError(f"dim must be a multiple of 2 * heads, got dim={hyper.dim}, heads={hyper.heads}")
-        check_number("dropout", self.dropout, 0.0, below=1.0)
-        check_choice("dtype", self.dtype, AUTOCAST_DTYPES)
-        if not isinstance(self.checkpoint, bool):
-            raise ValueError(f"checkpoint must be true or false, got {self.checkpoint!r}")
-        check_choice("optimizer", self.optimizer, OPTIMIZERS)
-        check_integer("seed", self.seed, 0)
 
     @property
     def hyper(self) -> Size:
@@ -100,7 +95,14 @@ class TrainingWorkload(ABC, Generic[Config, Batch]):
         cls.__signature__ = inspect.signature(cls.CONFIG)  # type: ignore[attr-defined]  # what inspect reads
 
     def __init__(self, **options: Any) -> None:
-        self.config = self.CONFIG(**options)  # type: ignore[assignment]  # its own kind
+        """Check the options; raise ValueError with the rule and the value for one that is out of range."""
+        try:
+            self.config = msgspec.convert(options, self.CONFIG)  # type: ignore[assignment]  # its own kind
+        except msgspec.ValidationError as error:
+            rule, _, option = str(error).removesuffix("`").partition(" - at `$.")
+            if option in options:
+                rule = f"{option}: {rule}, got {options[option]!r}"
+            raise ValueError(rule) from None
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -214,22 +216,3 @@ class Blocks(nn.Module):
 def whole(value: float) -> int:
     """Return a length as a count: rounded up, but not for the rounding error of a division before it."""
     return math.ceil(value - 1e-6)
-
-
-def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Raise ValueError unless the value is one of the choices."""
-    if value not in list(choices):  # which takes a value of any type
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-
-def check_integer(name: str, value: Any, least: int) -> None:
-    """Raise ValueError unless the value is an integer of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-
-
-def check_number(name: str, value: Any, least: float, *, below: float = math.inf) -> None:
-    """Raise ValueError unless the value is a number of at least `least` and less than `below`."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value < below:
-        rule = f"at least {least:g}" + (f" and below {below:g}" if math.isfinite(below) else "")
-        raise ValueError(f"{name} must be a number of {rule}, got {value!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -22,8 +21,7 @@ from batchtune.workloads.training import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransformerLMConfig(TrainingConfig):
+class TransformerLMConfig(TrainingConfig, frozen=True, kw_only=True):
     """Options of `builtin:transformer-lm`.
 
     Sizes and their parameters (input and output embedding are one matrix): tiny 1.4 million, small 5.3

@@ -48,12 +48,6 @@ def test_shapes_run_in_turns_in_a_fresh_worker() -> None:
     assert (len(turns.passed), turns.failures, turns.confirmed) == (6, [], set(SHAPES))
 
 
-def test_the_cache_is_never_emptied_between() -> None:
-    stepper = MadeStepper()
-    turns_of(stepper)
-    assert not any(release for *_, release in stepper.steps)
-
-
 def test_shapes_run_again_if_a_cache_is_kept_or_peaks_differ() -> None:
     trials = [made_trial(LONG, peak_bytes=1), made_trial(SHORT, peak_bytes=1, peak_spread_bytes=1)]
     assert rounds_of(trials, 10_000) == 1

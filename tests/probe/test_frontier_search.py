@@ -103,13 +103,6 @@ def test_a_smooth_memory_needs_few_trials_and_few_ooms(
     assert sum(trial.outcome == "oom" for trial in trials) <= 4
 
 
-def test_without_known_peaks_bisection_finds_the_same() -> None:
-    device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000, tells_peak=False)
-    points, _ = run(SPEECH, device)
-    assert_true(SPEECH, device, points)
-    assert {point.closed_by for point in points} <= {"oom", "data"}
-
-
 def test_without_known_peaks_other_lengths_bound_the_search() -> None:
     device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000, tells_peak=False)
     points, trials = run(SPEECH, device)
@@ -184,13 +177,6 @@ def test_a_wasteful_allocator_needs_no_oom_at_every_length() -> None:
     assert len(trials) <= 3 * len(points)
 
 
-def test_memory_in_coarse_steps_is_bisected() -> None:
-    device = MadeDevice(lambda shape: -(-quadratic_peak()(shape) // 2**28) * 2**28, limit_bytes=8_000_000_000)
-    points, _ = run(SPEECH, device)
-    # What closes a length by the fit does not know that the last step of memory may be free.
-    assert_true(SPEECH, device, points, tolerance=0.04)
-
-
 def test_the_shortest_and_the_longest_length_are_always_probed() -> None:
     points, _ = run(SPEECH, MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000))
     assert (points[0].length, points[-1].length) == (SPEECH.shortest, SPEECH.longest)
@@ -207,18 +193,6 @@ def test_no_trial_has_more_examples_than_asked_for() -> None:
     points, trials = run(SPEECH, MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000), max_batch_size=64)
     assert max(trial.batch_size for trial in trials) == 64
     assert points[-1].closed_by == "data"
-
-
-def test_a_failure_between_measured_lengths_adds_its_length() -> None:
-    device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
-    points, trials = run(SPEECH, device)
-    between = next(float(length) for length in SPEECH.histogram.lengths if points[6].length < length < points[7].length)
-    given_up = msgspec.structs.replace(points[7], length=between)
-    trials.append(failed_in_alternation(given_up, len(trials)))
-    again, _ = run(SPEECH, device, trials)
-    assert [point.length for point in again] == sorted([*(point.length for point in points), between])
-    found = next(point for point in again if point.length == between)
-    assert 0.98 * given_up.batch_size <= found.batch_size < given_up.batch_size
 
 
 def test_a_failure_in_turns_shrinks_the_batch_in_growing_steps() -> None:

@@ -118,20 +118,6 @@ def test_what_starts_more_and_more_processes_is_ended(start: Start) -> None:
     assert ends(daemon())
 
 
-def test_the_supervisor_can_end_a_worker_and_start_another(start: Start) -> None:
-    _, control = start(DAEMON + "sleep 1000")
-    last = daemon()
-    control.send(b"end")
-    assert exit_code(control) == -signal.SIGKILL
-    assert not Path(f"/proc/{last}").exists()
-    channel, workers = socket.socketpair()
-    with channel, workers:
-        send_start(control, workers)
-    assert control.recv(64) == b"started"
-    control.send(b"end")
-    assert exit_code(control) == -signal.SIGKILL
-
-
 def test_all_ends_when_the_supervisor_closes_the_socket(start: Start) -> None:
     process, control = start(DAEMON + "sleep 1000")
     last = daemon()

@@ -194,23 +194,6 @@ def test_the_recompile_limit_is_recorded_and_reported(monkeypatch: pytest.Monkey
     assert any("recompile limit" in text and "3 of the 11 measurements" in text for text in warnings)
 
 
-def test_mean_and_median_of_the_steps_leave_out_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([50.0, 0.3, 0.3, 0.6])
-    now = 0.0
-
-    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
-        nonlocal now
-        now += next(seconds)
-
-    monkeypatch.setattr(session_module.time, "perf_counter", lambda: now)
-    measured = session(act).measure(SHAPE)
-    assert (measured.trial.steps, measured.trial.step_seconds, measured.trial.mean_step_seconds) == (
-        4,
-        pytest.approx(0.3),
-        pytest.approx(0.4),
-    )
-
-
 def test_an_error_that_leaves_the_device_broken_costs_the_worker() -> None:
     """As after an assertion on a CUDA device: nothing works any more in that process."""
 

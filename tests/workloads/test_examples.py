@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import csv
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,16 +33,6 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-@pytest.mark.slow
-def test_the_script_writes_thousands_of_differently_named_rows(tmp_path: Path) -> None:
-    output = tmp_path / "lengths.csv"
-    done = subprocess.run([sys.executable, str(SCRIPT), "-o", str(output)], check=True, capture_output=True, text=True)
-    rows = rows_of(output)
-    assert len({row["id"] for row in rows}) == len(rows) > 3000
-    assert min(int(row["num_tokens"]) for row in rows) > 0
-    assert done.stderr.startswith(f"{len(rows):,} functions; 0 files could not be read")
-
-
 def test_the_script_writes_a_row_for_each_library_function(
     script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,22 +49,6 @@ def test_a_file_that_can_not_be_read_is_told(script: dict[str, Any], tmp_path: P
     (tmp_path / "whole.py").write_text("def whole():\n    return 1\n")
     rows, unreadable = script["collect"](tmp_path)
     assert [name for name, _ in rows] == ["whole:whole"] and unreadable[0].startswith("broken.py: ")
-
-
-def test_a_functions_tokens_run_from_def_to_its_last_line(script: dict[str, Any]) -> None:
-    source = b"@decorated\ndef f(a):  # comment\n\n    return a\n\nx = 1\n"
-    # def f ( a ) : NEWLINE INDENT return a NEWLINE
-    assert list(script["functions_in"](source)) == [("f", 11)]
-
-
-def test_methods_and_nested_functions_have_qualified_names(script: dict[str, Any]) -> None:
-    source = b"class A:\n    def m(self):\n        def inner(): pass\n    async def n(self): pass\n"
-    assert [name for name, _ in script["functions_in"](source)] == ["A.m", "A.m.inner", "A.n"]
-
-
-def test_a_name_that_is_defined_again_is_numbered(script: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "twice.py").write_text("def f(): pass\ndef f(): pass\n")
-    assert [name for name, _ in script["collect"](tmp_path)[0]] == ["twice:f", "twice:f#2"]
 
 
 def test_the_committed_manifest_is_the_one_in_the_readme() -> None:
