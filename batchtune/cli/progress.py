@@ -140,22 +140,24 @@ class WorkerBar:
         if probing.trial is not None:
             self.bar.say(_trial_line(probing.trial, self._shape(probing.shape)))
         elif probing.confirming:
-            self._show(probing, f"Confirming in turns, step {probing.done + 1:,} of {probing.total:,}:")
+            self._show(
+                probing, f"Confirming in turns, step {probing.done + 1:,} of {probing.total:,}:", probing.seconds_left
+            )
         elif probing.shortening:
-            self._show(probing, "Finding the longest that fits:")
+            self._show(probing, "Finding the longest that fits:", probing.seconds_left)
         else:
-            self._show(probing, f"{probing.done} of {probing.total} lengths done, trying")
+            self._show(probing, f"{probing.done} of {probing.total} lengths done, trying", probing.seconds_left)
 
     def verifying(self, verifying: VerifyProgress) -> None:
         """Show the progress of a verification."""
         phase = verifying.phase.capitalize()
         self._show(verifying, f"{phase} batches, step {verifying.done + 1:,} of {verifying.total:,}:")
 
-    def _show(self, worker: ProbeProgress | VerifyProgress, doing: str) -> None:
+    def _show(self, worker: ProbeProgress | VerifyProgress, doing: str, seconds_left: float | None = None) -> None:
         if not self.introduced:
             self.introduced = True
             console.notes(_about(worker.device, ddp=self.ddp), quiet=self.quiet)
-        self.bar.update(f"{doing} {self._shape(worker.shape)}", worker.done, worker.total, worker.seconds_left)
+        self.bar.update(f"{doing} {self._shape(worker.shape)}", worker.done, worker.total, seconds_left)
 
     def _shape(self, shape: BatchShape) -> str:
         return f"{shape.batch_size:,} × {format_length(shape.length, self.unit)}"

@@ -50,7 +50,7 @@ class Subject:
 
     settings: ProbeSettings
     limit_bytes: int | None
-    notes: tuple[str, ...]
+    notes: list[str]
 
 
 def subject_of(lengths: Lengths, probe: Probe | None, asked: Mapping[str, Any], folder: Path) -> Subject:
@@ -61,17 +61,28 @@ def subject_of(lengths: Lengths, probe: Probe | None, asked: Mapping[str, Any], 
     """
     workload = _workload(None if probe is None else probe.workload, asked, folder)
     options = with_unit(workload.spec, workload.options, lengths.unit)
-    if probe is None:
-        recorded = ProbedWith()
-    else:
+    recorded = ProbedWith()
+    if probe is not None:
         recorded = msgspec.convert(probe.settings, ProbedWith)
     named = {**msgspec.structs.asdict(recorded), **asked, "workload": workload.spec, "options": options}
     settings = ProbeSettings(**named)
-    if probe is None:
-        return Subject(settings=settings, limit_bytes=None, notes=())
-    same_limit = all(getattr(settings, name) == getattr(recorded, name) for name in _OF_THE_LIMIT)
-    limit = probe.device.limit_bytes if same_limit else None
-    return Subject(settings=settings, limit_bytes=limit, notes=tuple(_notes(probe, settings, limit)))
+    limit = None
+    notes = []
+    if probe is not None:
+        now = WorkloadRecord(spec=settings.workload, options=settings.options)
+        if now != probe.workload:
+            notes.append(
+                f"Warning: this verifies the workload {now.words}, but {probe.workload.words} was probed: batch sizes "
+                "and times are the other's. If this is the one you train, probe again with --force."
+            )
+        limit = probe.device.limit_bytes
+        if any(getattr(settings, name) != getattr(recorded, name) for name in _OF_THE_LIMIT):
+            notes.append(
+                f"Warning: the memory settings differ from the probe's (a limit of {format_size(limit)}): this "
+                "verifies that the batches fit into the new limit."
+            )
+            limit = None
+    return Subject(settings=settings, limit_bytes=limit, notes=notes)
 
 
 def _workload(probed: WorkloadRecord | None, asked: Mapping[str, Any], folder: Path) -> WorkloadRecord:
@@ -98,20 +109,6 @@ def _workload(probed: WorkloadRecord | None, asked: Mapping[str, Any], folder: P
         spec = probed.spec
         options = probed.options if options is None else options
     return WorkloadRecord(spec=str(spec), options=options or {})
-
-
-def _notes(probe: Probe, settings: ProbeSettings, limit_bytes: int | None) -> Iterator[str]:
-    now = WorkloadRecord(spec=settings.workload, options=settings.options)
-    if now != probe.workload:
-        yield (
-            f"Warning: this verifies the workload {now.words}, but {probe.workload.words} was probed: batch sizes and "
-            "times are the other's. If this is the one you train, probe again with --force."
-        )
-    if limit_bytes is None:
-        yield (
-            f"Warning: the memory settings differ from the probe's (a limit of "
-            f"{format_size(probe.device.limit_bytes)}): this verifies that the batches fit into the new limit."
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,8 +235,9 @@ class VerifyPlan:
     def _batcher(self) -> Batcher:
         return self.batching.batcher(self.padded.values)
 
+    @cached_property
     def worst_batches(self) -> list[PlannedBatch]:
-        """Return the largest batch of each bucket that these data can form, the largest padded length first.
+        """The largest batch of each bucket that these data can form, the largest padded length first.
 
         It has the longest length and the longest target in the bucket, which may belong to two examples: if batches
         hold a single one, both are tried.

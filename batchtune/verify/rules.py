@@ -73,22 +73,11 @@ def leaks(in_use: Sequence[int | None], limit_bytes: int) -> bool:
 
 @dataclass(slots=True)
 class DoneSteps:
-    """All steps of a verification, in their order.
-
-    The `first_round` of `worst` ran each worst shape for the first time.
-    """
+    """All steps of a verification, in their order."""
 
     worst: list[Trial] = field(default_factory=list)
     shuffled: list[Trial] = field(default_factory=list)
     failures: list[VerifyFailure] = field(default_factory=list)
-    first_round: int = 0
-
-    @property
-    def alloc_retries(self) -> int | None:
-        """How often the allocator emptied its cache, after each worst shape had been run once."""
-        later = [*self.worst[self.first_round :], *self.shuffled]
-        known = [trial.alloc_retries for trial in later if trial.alloc_retries is not None]
-        return sum(known) if known else None
 
     @property
     def passed(self) -> list[Trial]:
@@ -102,6 +91,8 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
     in_use = [trial.rest_bytes for trial in steps.passed]
     growth = growth_of(in_use)
     times = _times(steps.shuffled, plan)
+    settled = ran[len(plan.worst_batches) :]  # each worst shape had been run once
+    retries = [trial.alloc_retries for trial in settled if trial.alloc_retries is not None]
     reserved = [trial.reserved_bytes for trial in steps.passed]
     reserved_growth = growth_of(reserved)
     reasons = list(_failures(steps, plan))
@@ -144,14 +135,14 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
         planned_steps=plan.planned_steps,
         epoch_batches=len(plan.first_epoch),
         failures=steps.failures,
-        alloc_retries=steps.alloc_retries,
+        alloc_retries=sum(retries) if retries else None,
         peak_bytes=_largest(trial.peak_bytes for trial in ran),
         reserved_bytes=_largest(trial.reserved_bytes for trial in ran),
         rest_growth_bytes=growth,
         reserved_growth_bytes=reserved_growth,
         holds=not reasons,
         reasons=reasons,
-        warnings=list(_warnings(steps, growth, plan)),
+        warnings=list(_warnings(steps, sum(retries), growth, plan)),
         **batching,
         **times,
     )
@@ -210,10 +201,10 @@ def _times(shuffled: Sequence[Trial], plan: VerifyPlan) -> dict[str, Any]:
     return times
 
 
-def _warnings(steps: DoneSteps, growth: int | None, plan: VerifyPlan) -> Iterator[str]:
-    if steps.alloc_retries:
+def _warnings(steps: DoneSteps, retries: int, growth: int | None, plan: VerifyPlan) -> Iterator[str]:
+    if retries:
         yield (
-            f"The allocator emptied its cache {counted(steps.alloc_retries, 'time')} to go on, which costs time and is "
+            f"The allocator emptied its cache {counted(retries, 'time')} to go on, which costs time and is "
             "the last step before running out of memory. Keep more free with --memory-fraction or --reserve, and probe "
             "again"
         )

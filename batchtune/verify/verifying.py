@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,14 +35,12 @@ class VerifyProgress:
 
     Attributes:
         done, total: Steps of this phase.
-        seconds_left: An estimate; None at the beginning.
     """
 
     phase: VerifyPhase
     shape: BatchShape
     done: int
     total: int
-    seconds_left: float | None
     device: Device
 
 
@@ -82,7 +79,6 @@ def verify(
     workload: WorkloadRecord,
     *,
     on_progress: OnProgress = lambda progress: None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Verification:
     """Run the worst shapes, then shuffled batches, one step after the other in one worker, and judge them.
 
@@ -96,7 +92,7 @@ def verify(
             f"the run was measured on {plan.probe.device.name}; this is {device.name}",
             "Verify on the device that was probed, or probe this one in another folder with --run.",
         )
-    runner = _Runner(plan, stepper, workload.spec, device, on_progress, clock)
+    runner = _Runner(plan, stepper, workload.spec, device, on_progress)
     runner.run()
     return judge(runner.done, plan, workload, device)
 
@@ -110,15 +106,13 @@ class _Runner:
     workload: str
     device: Device
     on_progress: OnProgress
-    clock: Callable[[], float]
     done: DoneSteps = field(default_factory=DoneSteps)
     release: bool = False
 
     def run(self) -> None:
         """Run the worst shapes, those that passed in alternation, then shuffled batches until enough or one fails."""
         done = self.done
-        worst = self.plan.worst_batches()
-        done.first_round = len(worst)
+        worst = self.plan.worst_batches
         self._run("worst", worst, done.worst, 2 * len(worst))
         passed = [batch for batch, trial in zip(worst, done.worst, strict=True) if trial.outcome == "ok"]
         self._run("worst", alternating(passed), done.worst, len(worst) + len(passed))
@@ -129,23 +123,11 @@ class _Runner:
 
     def _run(self, phase: VerifyPhase, batches: Iterable[PlannedBatch], trials: list[Trial], total: int) -> None:
         """Run a phase; `trials` are those of its steps so far. A failure ends the shuffled ones."""
-        began = self.clock()
-        ran = 0
         for planned in batches:
             shape = planned.shape
-            seconds_left = (self.clock() - began) / ran * (total - len(trials)) if ran else None
-            self.on_progress(
-                VerifyProgress(
-                    phase=phase,
-                    shape=shape,
-                    done=len(trials),
-                    total=total,
-                    seconds_left=seconds_left,
-                    device=self.device,
-                )
-            )
+            progress = VerifyProgress(phase=phase, shape=shape, done=len(trials), total=total, device=self.device)
+            self.on_progress(progress)
             trial = self._take_step(shape)
-            ran += 1
             self.release = trial.outcome != "ok"  # a failure may leave the cache full
             trials.append(trial)
             if trial.outcome == "ok":

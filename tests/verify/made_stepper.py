@@ -71,7 +71,7 @@ def check_worst_batches(plan: VerifyPlan) -> None:
 
     Of batches of one there may be two worst ones, each the longest in one way.
     """
-    worst = [planned.shape for planned in plan.worst_batches()]
+    worst = [planned.shape for planned in plan.worst_batches]
     for planned in epoch(plan):
         shape = planned.shape
         assert plan.table.assign(np.array([shape.length])).tolist() == [planned.bucket]

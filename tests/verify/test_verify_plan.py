@@ -61,12 +61,12 @@ def test_batches_come_in_the_samplers_order(ordering: str, sign: int) -> None:
 
 
 def test_the_worst_batch_is_full_with_its_longest_example() -> None:
-    worst = planned(Lengths.of([1.0, 4.0, 4.0, 11.0]), [2, 8, 4]).worst_batches()
+    worst = planned(Lengths.of([1.0, 4.0, 4.0, 11.0]), [2, 8, 4]).worst_batches
     assert worst == [PlannedBatch(BatchShape(1, 11.0), 1), PlannedBatch(BatchShape(2, 4.0), 0)]
 
 
 def test_of_batches_of_one_those_are_tried_that_exist() -> None:
-    worst = planned(Lengths.of([1.0, 4.0], [90, 3]), [1], [5.0]).worst_batches()
+    worst = planned(Lengths.of([1.0, 4.0], [90, 3]), [1], [5.0]).worst_batches
     assert set(shapes(worst)) == {BatchShape(1, 4.0, 3.0), BatchShape(1, 1.0, 90.0)}
 
 

@@ -63,5 +63,5 @@ def test_no_batch_needs_more_than_a_worst_one(values: list[int], sizes: list[int
 
 def test_the_worst_batch_holds_no_more_than_a_pool() -> None:
     lengths = Lengths.of([2.0] * 20 + [8.0, 9.0, 20.0], [90] + [5] * 19 + [7, 6, 8])
-    worst = {one.shape for one in planned(lengths, [30, 4, 1], pool_size=10).worst_batches()}
+    worst = {one.shape for one in planned(lengths, [30, 4, 1], pool_size=10).worst_batches}
     assert worst == {BatchShape(10, 2.0, 90.0), BatchShape(4, 9.0, 90.0), BatchShape(1, 20.0, 8.0)}

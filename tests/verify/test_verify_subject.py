@@ -44,14 +44,14 @@ def test_all_but_own_code_is_as_it_was_probed(tmp_path: Path) -> None:
         3,
         7,
     )
-    assert (found.limit_bytes, found.notes) == (LIMIT_BYTES, ())
+    assert (found.limit_bytes, found.notes) == (LIMIT_BYTES, [])
 
 
 def test_a_built_in_and_its_options_are_taken_from_the_record(tmp_path: Path) -> None:
     probe = probed("builtin:transformer-lm", size="tiny")
     found = subject_of(LENGTHS, probe, {}, tmp_path)
     assert (found.settings.workload, found.settings.options) == ("builtin:transformer-lm", {"size": "tiny"})
-    assert found.notes == ()
+    assert found.notes == []
 
 
 @pytest.mark.parametrize(

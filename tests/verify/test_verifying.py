@@ -37,12 +37,11 @@ def verified(
     lengths: Lengths = LENGTHS,
     probe: Probe | None = None,
     on_progress: Callable[[VerifyProgress], None] = lambda progress: None,
-    clock: Callable[[], float] = lambda: 0.0,
     **settings: object,
 ) -> Verification:
     chosen = VerifySettings(**(settings or {"steps": 60}))  # type: ignore[arg-type]
     plan = VerifyPlan(lengths=lengths, config=config, settings=chosen, probe=probe)
-    return verify(stepper, plan, MADE, on_progress=on_progress, clock=clock)
+    return verify(stepper, plan, MADE, on_progress=on_progress)
 
 
 def failing(shape: BatchShape, outcome: str, error: str) -> Callable[[BatchShape, int], Ran | None]:
@@ -188,12 +187,12 @@ def test_another_device_than_was_probed_is_refused() -> None:
         verified(MadeStepper(device=made_device(name="other")), probe=made_probe(LENGTHS))
 
 
-def test_progress_is_told_before_each_step_with_the_time_left() -> None:
+def test_progress_is_told_before_each_step() -> None:
     told: list[VerifyProgress] = []
     stepper = MadeStepper()
-    verified(stepper, on_progress=told.append, clock=lambda: float(len(stepper.shapes)))
+    verified(stepper, on_progress=told.append)
     assert [(one.phase, one.done) for one in told[5:8]] == [("worst", 5), ("shuffled", 0), ("shuffled", 1)]
-    assert (told[-1].total, told[-1].seconds_left) == (60, 1.0)
+    assert told[-1].total == 60
     assert told[-1].shape == stepper.shapes[-1]
 
 

@@ -61,7 +61,7 @@ def planned(
 
 
 def verified(stepper: MadeStepper, plan: VerifyPlan) -> Verification:
-    return verify(stepper, plan, WorkloadRecord(spec="made.py:Made", options={}), clock=lambda: 0.0)
+    return verify(stepper, plan, WorkloadRecord(spec="made.py:Made", options={}))
 
 
 @given(
