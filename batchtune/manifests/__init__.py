@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from batchtune.lengths import StreamLengths
 from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.options import ReadOptions, parse_scale
+from batchtune.manifests.inputs import ReadOptions, parse_scale
 from batchtune.manifests.reading import load_lengths, load_stream, scan
 
 __all__ = ["FORMATS", "ReadOptions", "StreamLengths", "load_lengths", "load_stream", "parse_scale", "scan"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,25 +15,26 @@ import numpy.typing as npt
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.manifests.base import Format, Place, Rows
-from batchtune.manifests.chats import chat_lengths
-from batchtune.manifests.planning import Plan, keyed_targets, plan_for, reader_of
-from batchtune.manifests.source import Source
-from batchtune.manifests.values import (
+from batchtune.manifests.base import Format, Rows
+from batchtune.manifests.measuring import (
     LARGEST,
     SMALLEST,
     Measure,
     Unreadable,
     Values,
+    chat_lengths,
     counter,
     fault,
     measured,
     numbers,
     reduced,
 )
+from batchtune.manifests.planning import Plan, reader_of, unit_of
+from batchtune.manifests.source import Source
 from batchtune.units import counted
 
 _SHOWN = 5
+_SHAPE = re.compile(r"\d+(?:,\d+)+", re.ASCII)
 
 # Called with the share of the bytes that is read, from 0 to 1, and the number of examples.
 OnProgress = Callable[[float, int], None]
@@ -44,21 +47,25 @@ class Task(NamedTuple):
     source: Source
     target_file: Source | None
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that are read."""
+        return [source.path for source in (self.source, self.target_file) if source is not None]
+
 
 @dataclass(slots=True)
 class Part:
     """The examples of one source, or of all; `label` names it in messages.
 
     Attributes:
-        lengths, targets: Float64, of the valid examples within the user's limits, in the order of the file. Blocks of
-            memory that grow in place: numbers are never held twice.
+        lengths, targets: Float64, of the valid examples within the user's limits, in the order of the file.
         ids: One for each, if they are asked for.
         rows: How many examples were read.
         truncated: How many are longer than --truncate.
-        invalid, left_out: Reason → number of examples; left out are those that the reader or the user's limits exclude.
+        left_out: Reason → number of examples that are invalid, or that the reader or the user's limits exclude.
+        num_invalid: How many of them are invalid.
         shown: The first invalid ones, for the message.
-        broken, hint: Why the source could not be read to its end, and what to do; None if it could.
-        advice: The format's own hint if most values are missing.
+        broken: Why the source could not be read to its end; None if it could.
         num_estimates: How many lengths are estimates.
     """
 
@@ -68,14 +75,11 @@ class Part:
     ids: list[str | None] = field(default_factory=list)
     rows: int = 0
     truncated: int = 0
-    invalid: dict[str, int] = field(default_factory=Counter)
-    shown: list[str] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=Counter)
+    shown: list[str] = field(default_factory=list)
     broken: str | None = None
-    hint: str | None = None
-    notes: list[str] = field(default_factory=list)
-    advice: str | None = None
     num_estimates: int = 0
+    num_invalid: int = 0
 
     @property
     def values(self) -> FloatArray:
@@ -87,104 +91,94 @@ class Part:
         """The target lengths, shape (count,), or None without any."""
         return np.frombuffer(self.targets) if self.targets else None
 
-    def sorted(self, plan: Plan) -> Lengths:
-        """Sort the lengths, in place."""
-        lengths = Lengths.of(
-            self.values,
-            self.target_values,
-            unit=plan.unit,
-            left_out=dict(self.left_out),
-            notes=(*plan.notes, *self.notes),
-        )
-        return replace(lengths, truncated=self.truncated)
-
     def add(self, rows: Rows, plan: Plan) -> None:
         """Check some rows and keep the lengths of the valid ones."""
         options = plan.options
         kept = np.ones(len(rows.columns[0]), dtype=np.bool_)
+        lengths = self._checked(rows, plan, range(plan.num_lengths), kept)
+        targets = np.zeros(0)
+        if plan.target is not None:
+            targets = self._checked(rows, plan, [plan.num_lengths], kept)
         self.rows += kept.size
         self.num_estimates += rows.num_estimates
         for reason, count in rows.left_out.items():
             self.left_out[reason] += count
-        lengths = self._lengths(rows, plan, kept)
-        targets = None
-        if plan.target is not None:
-            targets = self._checked(rows, len(plan.measures) - 1, "target length", plan, kept, smallest=0.0)
-        if options.min_length is not None:
-            self._leave_out(kept, lengths < options.min_length, f"shorter than --min-length {options.min_length:.15g}")
-        if options.max_length is not None:
-            self._leave_out(kept, lengths > options.max_length, f"longer than --max-length {options.max_length:.15g}")
+        shortest = -np.inf if options.min_length is None else options.min_length
+        longest = np.inf if options.max_length is None else options.max_length
+        self._leave_out(kept, lengths < shortest, f"shorter than --min-length {shortest:.15g}")
+        self._leave_out(kept, lengths > longest, f"longer than --max-length {longest:.15g}")
         if options.truncate is not None:
             self.truncated += int((kept & (lengths > options.truncate)).sum())
             lengths = np.minimum(lengths, options.truncate)
         self.lengths += lengths[kept].data
-        if targets is not None:
+        if plan.target is not None:
             self.targets += targets[kept].data
         if plan.with_ids:
-            ids = rows.ids()
-            self.ids += [ids[index] for index in np.flatnonzero(kept).tolist()]
+            self.ids += itertools.compress(rows.ids(), kept)
 
     def _leave_out(self, kept: npt.NDArray[np.bool_], excluded: npt.NDArray[np.bool_], reason: str) -> None:
         """Keep excluded examples no longer, and count them."""
-        excluded = kept & excluded
-        if excluded.any():
-            self.left_out[reason] += int(excluded.sum())
+        count = int((kept & excluded).sum())
+        if count:
+            self.left_out[reason] += count
             kept &= ~excluded
 
-    def _lengths(self, rows: Rows, plan: Plan, kept: npt.NDArray[np.bool_]) -> FloatArray:
-        """Return the lengths; count the invalid ones among those kept, and keep them no longer."""
-        summands = len(plan.measures)
-        if plan.target is not None:
-            summands -= 1
-        if summands == 1:
-            return self._checked(rows, 0, "length", plan, kept, smallest=SMALLEST)
-        lengths = np.zeros(kept.size)
-        for index in range(summands):
-            lengths += self._checked(rows, index, "length", plan, kept, smallest=0.0)
-        for index in np.flatnonzero(kept & (lengths < SMALLEST)).tolist():
-            self._reject(rows, index, "length", plan.length or "", 0.0, "zero")
-        kept &= lengths >= SMALLEST
-        return lengths
-
-    def _checked(
-        self, rows: Rows, column: int, what: str, plan: Plan, kept: npt.NDArray[np.bool_], *, smallest: float
-    ) -> FloatArray:
-        """Return a column as numbers; count the invalid ones among those kept, and keep them no longer."""
-        written = rows.columns[column]
-        values = _measured(written, plan.measures[column], plan)
+    def _checked(self, rows: Rows, plan: Plan, indices: Sequence[int], kept: npt.NDArray[np.bool_]) -> FloatArray:
+        """Return the sum of some columns; count the invalid ones among those kept, and keep them no longer."""
+        is_target = indices[0] == plan.num_lengths
+        total = np.zeros(kept.size)
+        valid = np.ones(kept.size, dtype=np.bool_)
+        columns = []
         with np.errstate(over="ignore"):  # what becomes infinite is invalid
-            lengths = numbers(values)
-            if what == "length" and plan.factor != 1:
-                lengths = lengths * float(plan.factor.numerator) / float(plan.factor.denominator)
-        valid = (lengths >= smallest) & (lengths <= LARGEST)
-        name = (*plan.columns, plan.target)[column] or ""
-        for index in np.flatnonzero(kept & ~valid).tolist():
-            shown = _item(written, index)
-            value = _item(values, index)
-            if shown == "":
-                value = ""
-            reason = fault(value, lengths[index])
-            if isinstance(value, Unreadable) and not isinstance(shown, list):
-                shown = value
-            self._reject(rows, index, what, name, shown, reason)
+            for index in indices:
+                values = _measured(rows.columns[index], plan.measures[index], plan)
+                lengths = numbers(values)
+                if not is_target and plan.factor != 1:
+                    lengths = lengths * float(plan.factor.numerator) / float(plan.factor.denominator)
+                name = plan.target if is_target else plan.columns[index]
+                written = rows.columns[index]
+                columns.append((name or "", written, values, lengths))
+                valid &= (lengths >= 0) & (lengths <= LARGEST)
+                total += lengths
+        valid &= (total >= (0.0 if is_target else SMALLEST)) & (total <= LARGEST)
+        what = "target length" if is_target else "length"
+        for row in np.flatnonzero(kept & ~valid).tolist():
+            reason, seen = _explained(columns, row)
+            self.left_out[f"invalid {what} ({reason})"] += 1
+            self.num_invalid += 1
+            if len(self.shown) < _SHOWN:
+                self.shown.append(f"{place_of(rows, row) or f'row {self.rows + row + 1:,}'}: {seen}")
         kept &= valid
-        return lengths
-
-    def _reject(self, rows: Rows, index: int, what: str, column: str, value: object, reason: str) -> None:
-        """Count an invalid example, and describe the first ones for the message."""
-        self.invalid[f"invalid {what} ({reason})"] += 1
-        if len(self.shown) < _SHOWN:
-            seen = "missing"
-            if value is not None:
-                seen = f"{shortened(value, 100)} ({reason})"
-            # A target file's path is found only whole.
-            self.shown.append(f"{rows.place(index)}: {shortened(column, 400)} is {seen}")
+        return total
 
 
-def _item(values: Values, index: int) -> object:
-    """Return a value as Python has it."""
-    value = values[index]
-    return value.item() if isinstance(value, np.generic) else value
+# Of a column: its name, its values as they are written, as they are measured, and scaled.
+_Checked = tuple[str, Values, Values, FloatArray]
+
+
+def _explained(columns: Sequence[_Checked], row: int) -> tuple[str, str]:
+    """Return the reason why a row is invalid, and a description of what is wrong with the first such value."""
+    for name, written, values, lengths in columns:
+        shown = written[row]
+        value = shown if shown == "" else values[row]
+        reason = fault(value, lengths[row])
+        label = shortened(name, 400)  # a target file is found only whole
+        if isinstance(value, Unreadable):
+            return reason, f"{label} can't be read: {value}"
+        if value is None:
+            return reason, f"{label} is missing"
+        if len(columns) == 1 or not 0 <= lengths[row] <= LARGEST:
+            return reason, f"{label} is {shortened(shown, 100)} ({reason})"
+    return "zero", f"{'+'.join(name for name, *_ in columns)!r} is 0.0 (zero)"
+
+
+def place_of(rows: Rows, index: int) -> str:
+    """Return place and id of a row, as far as it has them; they may be the same."""
+    places = [] if rows.place is None else [rows.place(index)]
+    name = rows.ids()[index]
+    if name is not None:
+        places.append(f"id {shortened(name)}")
+    return ", ".join(dict.fromkeys(places))
 
 
 def _measured(values: Values, measure: Measure, plan: Plan) -> Values:
@@ -201,150 +195,119 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
     """Read one source. Raises ManifestError if it can't be read; if others are, or --skip-invalid, the part says so."""
     plan = task.plan
     source = task.source
-    part = Part(str(source.path))
-    reader: Format | None = None
+    part = Part(source.label)
+    if on_progress is not None:
+        source.report = lambda share: on_progress(share, part.rows)
+    is_sharded = False
     try:
-        reader = reader_of(source, plan.options.format)
-        part.advice = reader.missing_hint
-        if on_progress is not None:
-            source.report = lambda share: on_progress(share, part.rows)
-        _read_rows(part, reader, plan, task.target_file)
-    except (ManifestError, MemoryError) as caught:
-        error = too_large(source) if isinstance(caught, MemoryError) else caught
-        keeps_beginning = plan.options.skip_invalid and reader is not None and reader.sharded
-        if plan.alone and not keeps_beginning:
-            raise error from None
+        reader = reader_of(source, plan.format)
+        is_sharded = reader.sharded
+        if unit_of(reader, plan.columns[: plan.num_lengths], plan.measures) != plan.stored_unit:
+            hint = "What is read together must count the same; read them one by one, or convert one of them."
+            raise ManifestError(f"{source.path} has its lengths in another unit than the sources before it", hint)
+        seen: set[str | None] = set()
+        for rows in _joined(reader, plan, task.target_file):
+            part.add(rows, plan)
+            if reader.unique_ids:
+                _refuse_repeated(source, rows, seen)
+    except MemoryError:
+        hint = "Raise the limit, or write it as JSON Lines, CSV or Parquet with one example in each row."
+        raise ManifestError(f"{source.path}: this process may not take as much memory as reading needs", hint) from None
+    except ManifestError as error:
+        if plan.alone and not (plan.options.skip_invalid and is_sharded):
+            raise
         part.broken = error.message
-        part.hint = error.hint
-    if not plan.alone:
-        source.forget()
     return part
 
 
-def _read_rows(part: Part, reader: Format, first: Plan, target_file: Source | None) -> None:
-    plan = plan_for(reader, first)
-    if target_file is not None:
-        plan = replace(plan, target=str(target_file.path))
-    hashes: list[npt.NDArray[np.int64]] = []
-    for rows in _joined(reader.rows(plan.columns), reader, target_file):
-        part.add(rows, plan)
+def _refuse_repeated(source: Source, rows: Rows, seen: set[str | None]) -> None:
+    """Raise ManifestError if one of these rows has an id that was seen before."""
+    for index, name in enumerate(rows.ids()):
+        if name in seen:
+            hint = "Each example has an id of its own in this format: rename or remove one of them."
+            raise ManifestError(f"{source.path}, {place_of(rows, index)}: duplicate id", hint)
+        seen.add(name)
+
+
+def _joined(reader: Format, plan: Plan, target_file: Source | None) -> Iterator[Rows]:
+    """Yield the rows with the targets of a file: by id if ids are unique (Kaldi's), else line by line."""
+    by_id: dict[str | None, str] = {}
+    lines: Iterator[tuple[int, str]] = iter(())
+    if target_file is not None and reader.unique_ids:
+        by_id = keyed_targets(target_file)
+    elif target_file is not None:
+        lines = target_file.lines()
+    hint = f"{plan.target}, the target file, has one line for each example, in the same order."
+    for rows in reader.rows(plan.columns):
+        targets: list[str | None] = []
+        if target_file is None:
+            yield rows
+            continue
         if reader.unique_ids:
-            ids = rows.ids()
-            hashes.append(np.fromiter(map(hash, ids), dtype=np.int64, count=len(ids)))
-    if hashes:
-        _refuse_repeated(reader.source, reader.rows(plan.columns[:1]), np.sort(np.concatenate(hashes)))
+            targets += map(by_id.get, rows.ids())
+        else:
+            targets += [text for _, text in itertools.islice(lines, len(rows.columns[0]))]
+        if len(targets) < len(rows.columns[0]):
+            raise ManifestError(f"{reader.source.path} has more examples than the target file has lines", hint)
+        yield replace(rows, columns=[*rows.columns, targets])
+    if any(text.strip() for _, text in lines):
+        raise ManifestError(f"{reader.source.path} has fewer examples than the target file has lines", hint)
 
 
-def _refuse_repeated(source: Source, chunks: Iterable[Rows], hashes: npt.NDArray[np.int64]) -> None:
-    """Raise ManifestError if two rows have one id. Equal hashes alone mean nothing: the ids are compared."""
-    repeated = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
-    seen: dict[str, Place] = {}
-    for rows in chunks if repeated else ():
-        for index, name in enumerate(rows.ids()):
-            if name is None or hash(name) not in repeated:
-                continue
-            place = rows.place(index)
-            if name in seen:
-                message = f"{source.path}, {place}: duplicate id, first at line {seen[name].line}"
-                hint = "Each example has an id of its own in this format: rename or remove one of them."
-                raise ManifestError(message, hint)
-            seen[name] = place
+def keyed_targets(source: Source) -> dict[str | None, str]:
+    """Read id → target from Kaldi's and ESPnet's files: `utt value`, `utt 52,31` (the first number), `utt words …`."""
+    targets: dict[str | None, str] = {}
+    for line, text in source.lines():
+        name, *rest = text.split(maxsplit=1) or [""]
+        if name in targets:
+            message = f"{source.path}, line {line}: duplicate id {shortened(name)}"
+            raise ManifestError(message, "Each id has one target: remove or rename one of the lines.")
+        target = rest[0].rstrip() if rest else ""
+        if name:
+            targets[name] = target.partition(",")[0] if _SHAPE.fullmatch(target) else target
+    return targets
 
 
-def _joined(chunks: Iterator[Rows], reader: Format, target_file: Source | None) -> Iterator[Rows]:
-    """Yield the rows with the targets of a file: by id if the format is keyed by ids (Kaldi's), else line by line."""
-    if target_file is None:
-        yield from chunks
-        return
-    if reader.joined_by_id:
-        table = keyed_targets(target_file)
-        for rows in chunks:
-            yield replace(rows, columns=[*rows.columns, [table.get(name or "") for name in rows.ids()]])
-        return
-    path = target_file.path
-    hint = "A target file has one line for each example, in the same order."
-    lines = target_file.lines()
-    last = 0
-    for rows in chunks:
-        count = len(rows.columns[0])
-        texts = [text for _, text in itertools.islice(lines, count)]
-        last += len(texts)
-        if len(texts) < count:
-            raise ManifestError(f"{path} ends after line {last:,}, and the manifest has more examples", hint)
-        yield replace(rows, columns=[*rows.columns, texts])
-    for number, text in lines:
-        if text.strip():
-            raise ManifestError(f"{path} goes on at line {number:,}, where the manifest has no more examples", hint)
-
-
-def too_large(source: Source) -> ManifestError:
-    """Return the error for a source that takes more memory than there is."""
-    hint = (
-        "Raise the limit (ulimit -v, or that of the container), or write it as JSON Lines, CSV or Parquet with one "
-        "example in each row: of these only a part is held at once."
-    )
-    return ManifestError(f"{source.path}: this process may not take as much memory as reading it needs", hint)
-
-
-def merged(parts: Sequence[Part], plan: Plan) -> Part:
-    """Join the parts, which are emptied, with everything left out counted together.
+def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, tuple[str, ...]]:
+    """Join the parts, which are emptied, with everything left out counted together; return the notes too.
 
     Raises ManifestError for no rows, for invalid ones or broken sources that are not to be skipped, or if none is left.
     """
+    skips = plan.options.skip_invalid
     whole = Part(plan.label)
-    invalid = Counter[str]()
-    left_out = Counter[str]()
+    broken = [part.broken for part in parts if part.broken is not None]
+    if broken and not skips:
+        head = f"{len(broken):,} of {len(parts):,} sources can't be read:"
+        hint = "Fix them, or make or fetch them again. Or keep only what precedes the damage with --skip-invalid."
+        raise ManifestError(_first(head, broken, len(broken)), hint)
+    shown = []
     for part in parts:
         whole.rows += part.rows
         whole.truncated += part.truncated
         whole.num_estimates += part.num_estimates
-        whole.notes += part.notes
-        invalid.update(part.invalid)
-        left_out.update(part.left_out)
-    broken = [part for part in parts if part.broken is not None]
-    if broken and not plan.options.skip_invalid:
-        raise _broken_error(broken, len(parts))
+        whole.lengths += part.lengths
+        whole.targets += part.targets
+        whole.ids += part.ids
+        whole.num_invalid += part.num_invalid
+        for reason, count in part.left_out.items():
+            whole.left_out[reason] += count
+        shown += [line if plan.alone else f"{part.label}, {line}" for line in part.shown]
+        part.lengths = bytearray()  # not held twice
     if whole.rows == 0 and not broken:
         raise ManifestError(f"{plan.label} holds no examples", "Check that it was written to its end.")
-    if invalid and not plan.options.skip_invalid:
-        raise _invalid_error(parts, invalid, plan)
-    whole.left_out = left_out + invalid
-    for part in parts:
-        if whole.lengths:
-            whole.lengths += part.lengths
-            whole.targets += part.targets
-            whole.ids += part.ids
-        else:  # not a copy
-            whole.lengths = part.lengths
-            whole.targets = part.targets
-            whole.ids = part.ids
-        part.lengths = bytearray()
-        part.targets = bytearray()
-        part.ids = []
+    if whole.num_invalid and not skips:
+        raise _invalid_error(whole, shown)
+    if not whole.lengths:
+        reasons = [f"{reason}: {count:,}" for reason, count in whole.left_out.items()]
+        message = f"{plan.label}: none of its {whole.rows:,} examples is left ({'; '.join(reasons)})"
+        raise ManifestError(message, "Check --length-key, --length-scale, --min-length and --max-length.")
+    notes = list(plan.notes)
     if whole.num_estimates:
-        whole.notes.append(
+        notes.append(
             f"{counted(whole.num_estimates, 'length')} of MP3 files without a Xing or VBRI header: estimated from the "
             "file's size and its first bit rate."
         )
-    for part in broken:
-        whole.notes.append(f"Broken: {part.broken}. {counted(part.rows, 'example')} before that kept.")
-    if not whole.lengths:
-        reasons = [f"{reason}: {count:,}" for reason, count in whole.left_out.items()]
-        if broken:
-            reasons.append(f"broken sources: {len(broken):,}")
-        message = f"{plan.label}: none of its {whole.rows:,} examples is left ({'; '.join(reasons)})"
-        raise ManifestError(message, "Check --length-key, --length-scale, --min-length and --max-length.")
-    return whole
-
-
-def _broken_error(broken: Sequence[Part], sources: int) -> ManifestError:
-    if sources == 1:
-        return ManifestError(str(broken[0].broken), broken[0].hint)
-    hints = {part.hint for part in broken if part.hint}
-    advice = hints.pop() if len(hints) == 1 else "Fix them, or make or fetch them again."
-    head = f"{len(broken):,} of {sources:,} sources can't be read:"
-    message = _first(head, [str(part.broken) for part in broken], len(broken))
-    return ManifestError(message, f"{advice} Or keep only what precedes the damage with --skip-invalid.")
+    return whole, (*notes, *(f"Broken: {message}. What comes before that is kept." for message in broken))
 
 
 def _first(head: str, lines: Sequence[str], count: int) -> str:
@@ -355,26 +318,25 @@ def _first(head: str, lines: Sequence[str], count: int) -> str:
     return "\n  ".join(shown)
 
 
-def _invalid_error(parts: Sequence[Part], invalid: Counter[str], plan: Plan) -> ManifestError:
-    count = invalid.total()
-    rows = sum(part.rows for part in parts)
-    shown: list[str] = []
-    for part in parts:
-        prefix = f"{part.label}, " if len(parts) > 1 else ""
-        shown += [f"{prefix}{line}" for line in part.shown]
-    head = f"{plan.label}: {count:,} of {rows:,} rows are invalid:"
-    if count == 1:
-        head = f"{plan.label}: 1 of {rows:,} rows is invalid:"
+def _invalid_error(whole: Part, shown: Sequence[str]) -> ManifestError:
+    count = whole.num_invalid
+    are = "is" if count == 1 else "are"
+    head = f"{whole.label}: {count:,} of {counted(whole.rows, 'row')} {are} invalid:"
     hint = "Fix them, or leave them out with --skip-invalid."
-    missing = sum(number for reason, number in invalid.items() if "(missing)" in reason)
-    if all("(a list)" in reason for reason in invalid):
+    if all("(a list)" in reason for reason in whole.left_out):
         hint = "Say what becomes of a list with --reduce max, sum, first or count."
-    elif count < rows and 2 * missing > count:
-        hint = next((part.advice for part in parts if part.advice), hint)
-    elif count == rows and plan.target is not None and all("target" in reason for reason in invalid):
-        hint = f"No row is valid. Is {shortened(plan.target)} the column of the targets? See --target-key."
-    elif count == rows and plan.length is not None:
-        hint = f"No row is valid. Is {shortened(plan.length)} the column? See --length-key."
-    elif count == rows:
-        hint = "No row is valid: is that what it should be?"
+    elif count == whole.rows:
+        hint = "No row is valid: are these the columns? See --length-key and --target-key."
     return ManifestError(_first(head, shown, count), hint)
+
+
+def sorted_lengths(whole: Part, plan: Plan, notes: tuple[str, ...]) -> Lengths:
+    """Sort the lengths, in place."""
+    lengths = Lengths.of(
+        whole.values,
+        whole.target_values,
+        unit=plan.unit,
+        left_out=whole.left_out,
+        notes=notes,
+    )
+    return replace(lengths, truncated=whole.truncated, reading=plan.options.record())

@@ -1,7 +1,7 @@
 """Lengths of audio and array files, from their headers alone: nothing is decoded, unpickled or evaluated.
 
 WAV is read here, after the Multimedia Programming Interface and Data Specifications 1.0 (RIFF, `fmt `, `fact`, `data`),
-EBU Tech 3306 (RF64, `ds64`) and Microsoft's WAVEFORMATEXTENSIBLE; .npy by NumPy; all other audio by mutagen. Functions
+EBU Tech 3306 (RF64, `ds64`) and Microsoft's WAVEFORMATEXTENSIBLE; all other audio by mutagen. Functions
 here raise Unreadable for a file whose length is unknown.
 """
 
@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 import stat
 import struct
 import tokenize
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +21,10 @@ from typing import Any, NamedTuple
 from numpy.lib import format as npy
 
 from batchtune.errors import ManifestError
-from batchtune.manifests.values import Unreadable
+from batchtune.manifests.measuring import Unreadable
 
-# Suffixes are lower case, without the dot. `.raw` is not among them: such a file says nothing about itself.
-_WAV_SUFFIXES = ("wav", "wave", "bwf", "rf64", "bw64")
-_MPEG_SUFFIXES = ("mp3", "mp2", "mp1", "mpga")
-AUDIO_SUFFIXES = frozenset(
-    (*_WAV_SUFFIXES, *_MPEG_SUFFIXES, "flac", "ogg", "oga", "opus", "spx", "m4a", "aiff", "aif", "aifc")
-)
-ARRAY_SUFFIXES = frozenset(("npy",))
+# In lower case, without the dot. `.raw` is not among them: such a file says nothing about itself.
+AUDIO_SUFFIXES = frozenset("wav wave bwf rf64 bw64 mp3 mp2 mp1 mpga flac ogg oga opus spx m4a aiff aif aifc".split())
 
 _LARGEST_TEXT_BYTES = 1024 * 1024
 _HEAD_BYTES = 256
@@ -94,10 +87,8 @@ def opened_payload(path: Path | str) -> Iterator[Payload]:
         raise Unreadable("can't be read", error.strerror or str(error)) from None
 
 
-def audio_length(payload: Payload, suffix: str) -> AudioLength:
-    """Return the length of an audio file, by its header.
-
-    The content decides which format it is, and the suffix, in lower case, only without a magic number: suffixes lie.
+def audio_length(payload: Payload) -> AudioLength:
+    """Return the length of an audio file, by its header; the content decides which format it is: suffixes lie.
 
     Raises:
         Unreadable: Not audio, damaged, truncated, or a format that is not read.
@@ -108,42 +99,34 @@ def audio_length(payload: Payload, suffix: str) -> AudioLength:
         return _wav_length(payload, head)
     if not head:
         raise Unreadable("an empty file")
-    is_known = head.startswith((b"fLaC", b"OggS", b"FORM", b"ID3", b"\xff")) or head[4:8] == b"ftyp"
-    if is_known or suffix in _MPEG_SUFFIXES:
-        return _mutagen_length(payload, head)
-    raise Unreadable("no audio header", f"a file that begins with {head[:4]!r}")
+    return _mutagen_length(payload)
 
 
 # WAV
 
-_CANONICAL = struct.Struct("<4sI4s4sIHHIIHH4sI")
 _FMT = struct.Struct("<HHIIHH")
 # A writer to a pipe leaves the size of the samples open: 0, all ones, or what SoX writes, rounded down to blocks.
 _ALL_ONES = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 _SOX_UNKNOWN = 0x7FFFF000
-_SURELY_KNOWN = 0x7FFF0000
 _PER_SAMPLE = frozenset((0x0001, 0x0003, 0x0006, 0x0007))  # PCM, float, A-law, mu-law
-_IN_BLOCKS = frozenset((0x0002, 0x0011, 0x0031))  # Microsoft's ADPCM, IMA's, GSM 6.10
 _EXTENSIBLE = 0xFFFE
 _MOST_CHUNKS = 500
 
 
 def _wav_length(payload: Payload, head: bytes) -> AudioLength:
     """Return the length of a WAV file that begins so."""
-    if len(head) >= 44:  # the header of most files
-        riff, _, wave, name, size, codec, channels, rate, _, align, bits, data, length = _CANONICAL.unpack_from(head)
-        ordinary = (riff, wave, name, size, data) == (b"RIFF", b"WAVE", b"fmt ", 16, b"data") and codec in _PER_SAMPLE
-        known = 0 < length < _SURELY_KNOWN and length <= payload.size - 44
-        if ordinary and known and rate and align == channels * (bits + 7 >> 3) != 0:
-            return AudioLength(length // align, rate)
     if len(head) < 12 or head[8:12] != b"WAVE":
         raise Unreadable("no WAV header")
+
+    def read(start: int, size: int) -> bytes:
+        return head[start : start + size] if start + size <= len(head) else payload.read(start, size)
+
     fmt = b""
     fact = 0
     long_size = None
     offset = 12
     for _ in range(_MOST_CHUNKS):
-        header = payload.read(offset, 8)
+        header = read(offset, 8)
         if len(header) < 8:
             break
         name = header[:4]
@@ -161,10 +144,10 @@ def _wav_length(payload: Payload, head: bytes) -> AudioLength:
                 raise Unreadable("truncated WAV", f"{available:,} of {length:,} bytes of audio")
             return _wav_samples(fmt, fact, length)
         if name == b"fmt ":
-            fmt = payload.read(offset, min(length, 40))
+            fmt = read(offset, min(length, 40))
         elif name == b"fact":
-            fact = int.from_bytes(payload.read(offset, min(length, 4)), "little")
-        elif name == b"ds64" and len(sizes := payload.read(offset, 16)) == 16:
+            fact = int.from_bytes(read(offset, min(length, 4)), "little")
+        elif name == b"ds64" and len(sizes := read(offset, 16)) == 16:
             long_size = int.from_bytes(sizes[8:], "little")
         offset += length + (length & 1)
     raise Unreadable("WAV without a data chunk")
@@ -176,8 +159,7 @@ def _is_open(length: int, fmt: bytes, head: bytes, file_size: int) -> bool:
         return True
     align = int.from_bytes(fmt[12:14], "little")
     looks_open = length == 0 or _SOX_UNKNOWN - align < length <= _SOX_UNKNOWN
-    whole_size = int.from_bytes(head[4:8], "little") + 8
-    return looks_open and (not head.startswith(b"RIFF") or abs(whole_size - file_size) > 1)
+    return looks_open and abs(int.from_bytes(head[4:8], "little") + 8 - file_size) > 1
 
 
 def _wav_samples(fmt: bytes, fact: int, size: int) -> AudioLength:
@@ -190,12 +172,6 @@ def _wav_samples(fmt: bytes, fact: int, size: int) -> AudioLength:
         raise Unreadable("a damaged WAV header", seen)
     if codec in _PER_SAMPLE:
         return AudioLength(size // align, rate)
-    if codec in _IN_BLOCKS and len(fmt) >= 20:
-        samples_per_block = int.from_bytes(fmt[18:20], "little")
-        most = -(-size // align) * samples_per_block
-        # Some writers' `fact` is wrong: libsndfile's (1.2) for IMA ADPCM of more than one channel, to name one.
-        is_possible = most - 2 * samples_per_block < fact <= most
-        return AudioLength(fact if is_possible else most, rate)
     # No codec in use packs more than 100 samples of one channel into a byte.
     if 0 < fact <= 100 * size:
         return AudioLength(fact, rate)
@@ -205,101 +181,75 @@ def _wav_samples(fmt: bytes, fact: int, size: int) -> AudioLength:
 # Other audio
 
 
-class _PayloadFile:
-    """A payload as a binary file, as far as mutagen needs one: no read is larger than what is left."""
+class PayloadFile:
+    """A payload as a binary file to read and seek in: no read is larger than what is left."""
 
     def __init__(self, payload: Payload) -> None:
         self._payload = payload
         self._position = 0
 
     def read(self, size: int = -1) -> bytes:
+        """Return the next bytes, all without a size."""
         left = max(0, self._payload.size - self._position)
         data = self._payload.read(self._position, left if size < 0 else min(size, left))
         self._position += len(data)
         return data
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = (0, self._position, self._payload.size)[whence]
-        if base + offset < 0:
+        """Go to a position, and return it."""
+        position = (0, self._position, self._payload.size)[whence] + offset
+        if position < 0:
             raise OSError("a position before the beginning")
-        self._position = base + offset
-        return self._position
+        self._position = position
+        return position
 
     def tell(self) -> int:
+        """Return the position."""
         return self._position
 
 
-def _mutagen_length(payload: Payload, head: bytes) -> AudioLength:
-    """Return the length of an audio file that begins so by mutagen.
+def _mutagen_length(payload: Payload) -> AudioLength:
+    """Return the length of an audio file by mutagen.
 
     MP3 without a Xing or VBRI header is an estimate: such a file doesn't say how many frames it has.
     """
     try:
         import mutagen
-        from mutagen import aiff, flac, mp3, mp4, oggflac, oggopus, oggspeex, oggvorbis
+        from mutagen.mp3 import MP3, BitrateMode
+        from mutagen.oggopus import OggOpus
     except ImportError as error:
         message = f"audio files other than WAV are read by mutagen, which can't be imported ({error})"
         raise ManifestError(message, "Install it: pip install 'batchtune[audio]'.") from None
-    kind: Any = mp3.MP3
-    if head.startswith(b"fLaC"):
-        kind = flac.FLAC
-    elif head.startswith(b"FORM"):
-        kind = aiff.AIFF
-    elif head[4:8] == b"ftyp":
-        kind = mp4.MP4
-    elif b"OpusHead" in head:
-        kind = oggopus.OggOpus
-    elif b"\x7fFLAC" in head:
-        kind = oggflac.OggFLAC
-    elif b"Speex  " in head:
-        kind = oggspeex.OggSpeex
-    elif head.startswith(b"OggS"):
-        kind = oggvorbis.OggVorbis
     try:
-        info = kind(_PayloadFile(payload)).info
-        sample_rate = 48_000 if kind is oggopus.OggOpus else int(info.sample_rate)  # Opus always decodes to 48 kHz
+        audio: Any = mutagen.File(PayloadFile(payload))
+        if audio is None:
+            raise Unreadable("no audio header", f"a file that begins with {payload.read(0, 4)!r}")
+        info = audio.info
+        sample_rate = 48_000 if isinstance(audio, OggOpus) else int(info.sample_rate)  # Opus always decodes to 48 kHz
         num_samples = round(info.length * sample_rate)
     except (mutagen.MutagenError, *_PARSER_ERRORS) as error:
-        detail = f"mutagen says: {str(error).strip() or type(error).__name__}"
-        raise Unreadable("damaged, or not audio", detail) from None
-    if kind is mp3.MP3 and info.sketchy:
+        raise Unreadable("damaged, or not audio", str(error).strip() or type(error).__name__) from None
+    is_mp3 = isinstance(audio, MP3)
+    if is_mp3 and info.sketchy:
         raise Unreadable("no MP3 header")
     if num_samples <= 0 or sample_rate <= 0:
         raise Unreadable("an audio header without a length")
-    is_estimate = kind is mp3.MP3 and info.bitrate_mode == mp3.BitrateMode.UNKNOWN
-    return AudioLength(num_samples, sample_rate, is_estimate)
+    return AudioLength(num_samples, sample_rate, is_mp3 and info.bitrate_mode == BitrateMode.UNKNOWN)
 
 
 # What mutagen and NumPy may raise for bytes made to hurt them.
 _PARSER_ERRORS = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError),
-    *(SyntaxError, TypeError, ValueError, struct.error, tokenize.TokenError),
+    *(TypeError, ValueError, struct.error),
 )
 
 
-# Arrays
-
-
 def array_shape(payload: Payload) -> tuple[int, ...]:
-    """Return the shape of a .npy file, by NumPy; arrays of objects have one too, and are not unpickled."""
-    head = payload.read(0, _LARGEST_NPY_HEADER)
-    if not head:
-        raise Unreadable("an empty file")
-    if not head.startswith(b"\x93NUMPY"):
-        raise Unreadable("no array header", f"a file that begins with {head[:4]!r}")
-    stream = io.BytesIO(head)
+    """Return the shape of a .npy file, by NumPy; nothing is unpickled."""
+    stream = io.BytesIO(payload.read(0, _LARGEST_NPY_HEADER))
     try:
-        with warnings.catch_warnings():  # of what Python would no longer write so
-            warnings.simplefilter("ignore")
-            version = npy.read_magic(stream)
-            read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, _, dtype = read_header(stream)
-    except _PARSER_ERRORS:
-        raise Unreadable("a damaged .npy header") from None
-    if version not in ((1, 0), (2, 0), (3, 0)) or any(type(size) is not int or size < 0 for size in shape):
-        raise Unreadable("a damaged .npy header")
-    available = payload.size - stream.tell()
-    needed = math.prod(shape) * dtype.itemsize
-    if needed != available and not dtype.hasobject:
-        raise Unreadable("a damaged .npy", f"{available:,} bytes of data where its header says {needed:,}")
+        is_first = npy.read_magic(stream) == (1, 0)
+        shape, _, _ = npy.read_array_header_1_0(stream) if is_first else npy.read_array_header_2_0(stream)
+    except (*_PARSER_ERRORS, SyntaxError, tokenize.TokenError) as error:
+        raise Unreadable("no array header, or a damaged one", str(error)) from None
     return tuple(shape)

@@ -1,4 +1,4 @@
-"""The sources that a user's words mean: files, patterns, lists, folders, and data sets that Hugging Face saved."""
+"""The user's words: which sources are meant, and the options for reading them."""
 
 from __future__ import annotations
 
@@ -7,28 +7,34 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from braceexpand import braceexpand
 
-from batchtune.errors import ManifestError, UsageError, listed, shortened
+from batchtune.errors import ManifestError, ResultError, UsageError, did_you_mean, listed, shortened
+from batchtune.lengths import UNITS, Unit
 from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.formats.json import JSON_LINES
-from batchtune.manifests.source import STDIN, Source, missing
+from batchtune.manifests.measuring import COUNTINGS, LARGEST, REDUCTIONS, SMALLEST, Counting, Reduction
+from batchtune.manifests.source import STDIN, Source
+from batchtune.results import ReadingRecord
 from batchtune.units import counted
 
+# Files of a folder as Kaldi and ESPnet lay it out, the most useful first.
+_KALDI_FILES = ("utt2dur", "utt2num_samples", "speech_shape", "utt2num_frames", "reco2dur")
 # Manifests only in a folder of nothing else: next to audio or shards such files are not manifests.
-_JSON_KIND = {"JSON files": (".json", ".json.gz")}
+_JSON_ENDINGS = (".json", ".json.gz", ".jsonl", ".jsonl.gz")
 _FILES_AT_ONCE = 2000
 _MOST_EXPANSIONS = 1_000_000
-_RANGE = re.compile(r"(\d{1,12})\.\.(\d{1,12})")
-_OUTSIDE_BRACES = re.compile(r",(?![^{}]*\})")
-# NeMo's own braces, which shells leave alone: shard__OP_0..7_CL_.tar.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# NeMo's own braces, which shells leave alone: shard__OP_0..7_CL_.tar.
 _NEMO_BRACES = re.compile(r"_OP_([^{}]*?)_CL_")
+_SAVE_AGAIN = "Save the data set again with save_to_disk."
 
 
 def expand(named: str | Path | Sequence[str | Path], wanted: str | None) -> list[Source]:
@@ -37,7 +43,7 @@ def expand(named: str | Path | Sequence[str | Path], wanted: str | None) -> list
     Each may be a file; `-`; a folder; a pattern (`*`, `?`, `[…]`); braces (`shard-{000..127}.tar`,
     `{train,dev}.json`), also as NeMo writes them (`_OP_0..7_CL_`); or several of these, separated by commas.
     What exists is taken as it is, whatever characters its name has. In a folder, this takes the files of the format
-    `wanted` or, if that is None, of the only kind in it.
+    `wanted` or, if that is None, of the only format in it.
 
     Raises ManifestError if one of them means nothing, or a folder has no supported files, or several formats.
     """
@@ -47,14 +53,10 @@ def expand(named: str | Path | Sequence[str | Path], wanted: str | None) -> list
         sources += _sources_named(spec, wanted)
     if not sources:
         raise ManifestError("no manifest is named", "Name a file, a folder or - for standard input.")
-    first_by_file: dict[object, Source] = {}
-    for source in sources:
-        first = first_by_file.setdefault((os.path.realpath(source.path), source.names), source)
-        if first is not source:
-            message = f"duplicate input: {source.path} is named more than once"
-            if first.path != source.path:
-                message += f", once as {first.path}"
-            raise ManifestError(message, "Name each file once.")
+    seen = Counter((os.path.realpath(source.path), source.names) for source in sources)
+    for (path, _), count in seen.items():
+        if count > 1:
+            raise ManifestError(f"duplicate input: {path} is named more than once", "Name each file once.")
     return sources
 
 
@@ -85,7 +87,7 @@ def _sources_named(spec: str, wanted: str | None) -> Iterator[Source]:
 
 def _exists(name: str) -> bool:
     try:
-        os.stat(name)
+        os.lstat(name)
     except OSError:
         return False
     except ValueError:  # a NUL character, or half a surrogate pair
@@ -97,28 +99,21 @@ def _exists(name: str) -> bool:
 def _expanded_braces(spec: str) -> list[str]:
     """Return the names that braces (bash's and NeMo's), and commas outside them, stand for."""
     pattern = _NEMO_BRACES.sub(r"{\1}", spec)
-    count = 0
-    for part in _OUTSIDE_BRACES.split(pattern):
-        count += math.prod(abs(int(last) - int(first)) + 1 for first, last in _RANGE.findall(part))
-    if count > _MOST_EXPANSIONS:
-        hint = f"At most {_MOST_EXPANSIONS:,} can be named at once."
-        raise ManifestError(f"{shortened(spec)} means more than {_MOST_EXPANSIONS:,} files", hint)
     if pattern.count("{") != pattern.count("}"):
         return [spec]
-    names = braceexpand(f"{{{pattern},}}", escape=False)
+    names = list(itertools.islice(braceexpand(f"{{{pattern},}}", escape=False), _MOST_EXPANSIONS + 1))
+    if len(names) > _MOST_EXPANSIONS:
+        hint = f"At most {_MOST_EXPANSIONS:,} can be named at once."
+        raise ManifestError(f"{shortened(spec)} means more than {_MOST_EXPANSIONS:,} files", hint)
     return [name.strip() for name in names if name.strip()] or [spec]
 
 
 def _sources_at(path: Path, wanted: str | None, *, is_named: bool = True) -> list[Source]:
     if path.is_dir():
         return _sources_in(path, wanted)
-    for member in FORMATS.values():
-        if member.of_folder and wanted in (None, member.name) and member.folder_kind is not None:
-            _, endings = member.folder_kind
-            if path.name.lower().endswith(endings):  # such as one audio file
-                if not path.exists():
-                    raise missing(path)
-                return [Source(path.parent, (path.name,))]
+    audio = FORMATS["audio"]
+    if path.name.lower().endswith(audio.endings) and wanted in (None, audio.name) and path.exists():
+        return [Source(path.parent, (path.name,))]
     return [Source(path, is_named=is_named)]
 
 
@@ -126,42 +121,31 @@ def _sources_in(folder: Path, wanted: str | None) -> list[Source]:
     saved_files = hf_files(folder)
     if saved_files is not None:
         return [Source(path) for path in saved_files]
+    if wanted in (None, "kaldi"):
+        for name in _KALDI_FILES:
+            if (folder / name).is_file():
+                return [Source(folder / name, is_named=False)]
     names = _files_below(folder)
-    members = [member for member in FORMATS.values() if wanted is None or member.name == wanted]
-    known_names: list[str] = []
-    for member in members:
-        known_names += member.folder_names
-    kinds = dict(member.folder_kind for member in members if member.folder_kind is not None)
-    if wanted is None or not kinds:
-        for name in known_names:
-            for spelling in (name, f"{name}.gz"):
-                if spelling in names:
-                    return [Source(folder / spelling, is_named=False)]
-    names_by_kind = _by_kind(names, kinds)
-    if not names_by_kind and (not kinds or JSON_LINES[0] in kinds):
-        names_by_kind = _by_kind(names, _JSON_KIND)
-    if len(names_by_kind) > 1:
-        counts = [counted(len(files), kind.removesuffix("s")) for kind, files in names_by_kind.items()]
+    names_by_format: dict[str, list[str]] = {}
+    for member in FORMATS.values():
+        files = [name for name in names if name.lower().endswith(member.endings or "\0")]
+        if files and wanted in (None, member.name):
+            names_by_format[member.name] = files
+    if not names_by_format and (wanted is None or issubclass(FORMATS[wanted], FORMATS["nemo"])):
+        names_by_format["json"] = [name for name in names if name.lower().endswith(_JSON_ENDINGS)]
+    if len(names_by_format) > 1:
+        counts = [f"{counted(len(files), 'file')} of {name}" for name, files in names_by_format.items()]
         hint = "Say which is the data set, with --format or with a pattern such as 'FOLDER/*.tar'."
         raise ManifestError(f"{folder} is a folder with several formats: {', '.join(counts)}", hint)
-    for kind, files in names_by_kind.items():
-        if any(member.of_folder and member.folder_kind == (kind, kinds.get(kind)) for member in members):
-            return [Source(folder, chunk) for chunk in _chunks(names)]
-        return [Source(folder / name, is_named=False) for name in files]
-    supported = "supported files" if wanted is None else f"files of the format {wanted}"
-    hint = "Supported: audio files, tar shards, Parquet, Arrow or JSON files, a data set that Hugging Face's datasets"
-    hint = f"{hint} saved, a Kaldi folder ({', '.join(known_names)}). Or name a file."
-    raise ManifestError(f"{folder} is a folder that contains no {supported}", hint)
-
-
-def _by_kind(names: Sequence[str], kinds: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
-    """Return kind → the names with one of its endings, without kinds that have none."""
-    names_by_kind = {}
-    for kind, endings in kinds.items():
-        files = [name for name in names if name.lower().endswith(endings)]
+    for format_name, files in names_by_format.items():
+        if format_name == "audio":
+            starts = range(0, len(files), _FILES_AT_ONCE)
+            return [Source(folder, files[start : start + _FILES_AT_ONCE]) for start in starts]
         if files:
-            names_by_kind[kind] = files
-    return names_by_kind
+            return [Source(folder / name, is_named=False) for name in files]
+    hint = "Supported: audio files, tar shards, Parquet, Arrow or JSON files, a data set that Hugging Face's datasets"
+    hint = f"{hint} saved, a Kaldi folder ({', '.join(_KALDI_FILES)}). Or name a file."
+    raise ManifestError(f"{folder} is a folder that contains no supported files", hint)
 
 
 def _files_below(folder: Path) -> list[str]:
@@ -181,90 +165,154 @@ def _files_below(folder: Path) -> list[str]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         below = os.path.relpath(parent, folder)
         names += [os.path.normpath(os.path.join(below, name)) for name in files if not name.startswith(".")]
-    return sorted(names, key=lambda name: (_stem(name), name))
-
-
-def _chunks(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield some names at a time; files of one stem stay together."""
-    chunk: list[str] = []
-    for _, group in itertools.groupby(names, key=_stem):
-        chunk += group
-        if len(chunk) >= _FILES_AT_ONCE:
-            yield tuple(chunk)
-            chunk = []
-    if chunk:
-        yield tuple(chunk)
-
-
-def _stem(name: str) -> str:
-    """Return the name that files of one example share, with the folder: `x` of x.wav and x.normalized.txt."""
-    folder, base = os.path.split(name)
-    return os.path.join(folder, base.split(".", 1)[0])
-
-
-_STATE = "state.json"
-_INFO = "dataset_info.json"
-_DICT = "dataset_dict.json"
-_SAVE_AGAIN = "Save the data set again with save_to_disk."
+    return sorted(names)
 
 
 class _DataFile(msgspec.Struct):
     filename: str
-    skip: int | None = None
-    take: int | None = None
 
 
 class _State(msgspec.Struct):
     data_files: list[_DataFile] = msgspec.field(name="_data_files")
-    indices: list[_DataFile] | None = msgspec.field(name="_indices_data_files", default=None)
 
 
 def hf_files(folder: Path) -> list[Path] | None:
     """Return the Arrow files of a data set that datasets' `Dataset.save_to_disk` wrote, in order, or None.
 
-    Raises ManifestError for several splits, rows that are reordered by a file of their own, or a damaged folder.
+    Raises ManifestError for a folder of several data sets, or a damaged one.
     """
-    state_path = folder / _STATE
-    if not state_path.is_file():
-        if (folder / _DICT).is_file():
-            raise _of_splits(folder)
+    if (folder / "dataset_dict.json").is_file():
+        splits = sorted(path.parent.name for path in folder.glob("*/dataset_info.json"))
+        message = f"{folder} is a DatasetDict, a folder of several data sets: {listed(splits)}"
+        raise ManifestError(message, f"Name one of them, as {folder}/NAME.")
+    state_path = folder / "state.json"
+    if not (state_path.is_file() and (folder / "dataset_info.json").is_file()):  # another program has a state.json too
         return None
     try:
-        state: _State = _decoded(state_path, _State)
-    except ManifestError:
-        if (folder / _INFO).is_file():
-            raise
-        return None  # another program's state.json
-    if state.indices:
-        hint = "Save it again: load_from_disk(FOLDER).flatten_indices().save_to_disk(NEW)."
-        raise ManifestError(f"{folder} keeps the order of its rows in a file of its own, which is not read", hint)
-    if not state.data_files:
-        raise ManifestError(f"{state_path} names no data files", _SAVE_AGAIN)
-    for file in state.data_files:
-        name = file.filename
-        base_names = {PurePosixPath(name).name, PureWindowsPath(name).name}
-        if name in ("", ".", "..") or "\0" in name or base_names != {name}:
-            hint = f"All data files must lie in the folder itself. {_SAVE_AGAIN}"
-            raise ManifestError(f"{state_path} names {shortened(name)}, which is not a plain file name", hint)
-        if file.skip or file.take is not None:
-            raise ManifestError(f"{state_path} takes only a part of the rows of {shortened(name)}", _SAVE_AGAIN)
-        if not (folder / name).is_file():
-            hint = "Copy the folder whole, or save it again."
-            raise ManifestError(f"{folder / name} is absent, though {_STATE} names it", hint)
-    return [folder / file.filename for file in state.data_files]
-
-
-def _of_splits(folder: Path) -> ManifestError:
-    splits = _decoded(folder / _DICT, dict[str, list[str]]).get("splits") or []
-    message = f"{folder} is a DatasetDict, a folder of several data sets; its splits: {listed(splits) or 'none'}"
-    hint = _SAVE_AGAIN
-    if splits:
-        hint = f"Name one of them, for example {folder / splits[0]}."
-    return ManifestError(message, hint)
-
-
-def _decoded(path: Path, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(Source(path, is_named=False).content(), type=kind)
+        state = msgspec.json.decode(Source(state_path, is_named=False).content(), type=_State)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise ManifestError(f"{path} is not as datasets writes it: {error}", _SAVE_AGAIN) from None
+        raise ManifestError(f"{state_path} is not as datasets writes it: {error}", _SAVE_AGAIN) from None
+    names = [file.filename for file in state.data_files]
+    for name in names:
+        if Path(name).name != name or name in ("", "..") or "\0" in name:
+            raise ManifestError(f"{state_path} names {shortened(name)}, which is not a plain file name", _SAVE_AGAIN)
+    return [folder / name for name in names]
+
+
+# Options
+
+# The exponent is bounded: Fraction("1e999999999") would compute for hours.
+_NUMBER = r"\+?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,3})?"
+_SCALE = re.compile(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER})\s*)?", re.ASCII)
+# Only one option of each pair can be given: a tokenizer counts tokens, and a target has one length.
+_EXCLUSIVE = (("measure", "tokenizer"), ("target_file", "target_key"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """How a manifest is read; None for every option that the user does not give.
+
+    Attributes:
+        format: A name in `batchtune.manifests.FORMATS`; None to detect it from the content.
+        length_key: The column (or JSON key) of the lengths, or several (`a+b`) whose sum is the length; None to find
+            it among the known names.
+        unit: Unit of the lengths after `length_scale`; None to take it from the format or column.
+        length_scale: Exact factor for each length, but for no target length.
+        min_length, max_length: Inclusive, after scaling.
+        truncate: Where the training cuts longer examples off, after scaling: they count as this long.
+        skip_invalid: Leave invalid rows, and the rest of a damaged source if there are several, out and count them.
+        measure: How the length of a text is counted; None for characters.
+        tokenizer: A `tokenizer.json` whose tokens are counted instead.
+        reduce: How a list becomes one length; None where lists are invalid.
+        target_file: Files that hold the target lengths, named as manifests are.
+    """
+
+    format: str | None = None
+    length_key: str | None = None
+    target_key: str | None = None
+    unit: Unit | None = None
+    length_scale: Fraction | None = None
+    min_length: float | None = None
+    max_length: float | None = None
+    truncate: float | None = None
+    skip_invalid: bool = False
+    measure: Counting | None = None
+    tokenizer: Path | None = None
+    reduce: Reduction | None = None
+    target_file: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.length_scale is not None and self.length_scale <= 0:
+            raise ValueError(f"length_scale must be positive, got {self.length_scale}")
+        check_choice("--unit", self.unit, UNITS)
+        check_choice("--measure", self.measure, COUNTINGS)
+        check_choice("--reduce", self.reduce, REDUCTIONS)
+        for name, other in _EXCLUSIVE:
+            if getattr(self, name) is not None and getattr(self, other) is not None:
+                names = f"--{name} and --{other}".replace("_", "-")
+                raise UsageError(f"{names} exclude each other", "Leave one of them out.")
+        shortest = self.min_length or 0.0
+        longest = math.inf if self.max_length is None else self.max_length
+        if not shortest <= longest:
+            message = f"no example has a length from --min-length {shortest:.15g} to --max-length {longest:.15g}"
+            raise UsageError(message, "Exchange them, or leave one out.")
+        if self.truncate is not None and not max(shortest, SMALLEST) <= self.truncate <= LARGEST:
+            message = f"--truncate {self.truncate:.15g} leaves no length above {shortest:.15g}"
+            raise UsageError(message, "Give the length at which your training cuts examples off.")
+
+    @property
+    def counts_texts(self) -> bool:
+        """Whether the user says how texts are counted."""
+        return self.measure is not None or self.tokenizer is not None
+
+    def text_unit(self, default: Unit) -> Unit:
+        """Return the unit in which texts are counted, by default this one."""
+        return "tokens" if self.tokenizer is not None else self.measure or default
+
+    def record(self) -> ReadingRecord:
+        """Return them as result files hold them."""
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        texts = {name: str(value) for name, value in values.items() if isinstance(value, (Path, Fraction))}
+        return ReadingRecord(**values | texts)
+
+    def completed(self, record: ReadingRecord) -> ReadOptions:
+        """Return these options, completed by those of a result file that fit them. Raises ResultError."""
+        recorded: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(self)}
+        try:
+            if record.length_scale is not None:
+                recorded["length_scale"] = parse_scale(record.length_scale)
+            if record.tokenizer is not None:
+                recorded["tokenizer"] = Path(record.tokenizer)
+            ReadOptions(**recorded)
+        except UsageError as error:
+            message = f"how the run's manifest was read is damaged: {error.message}"
+            raise ResultError(message, "Create it again with the command that wrote it.") from error
+        # 0.0 is given, though it equals False.
+        given = {name for name in recorded if getattr(self, name) is not None and getattr(self, name) is not False}
+        barred = set(given)
+        for pair in _EXCLUSIVE:
+            if given & set(pair):
+                barred.update(pair)
+        if "length_key" in given and self.length_key != record.length_key:
+            barred.update(("unit", "length_scale", "measure", "tokenizer", "reduce"))  # of that column
+        return replace(self, **{name: value for name, value in recorded.items() if name not in barred})
+
+
+def check_choice(name: str, choice: str | None, known: Iterable[str]) -> None:
+    """Raise UsageError if a choice is unknown; the hint names all, and the nearest."""
+    if choice is not None and choice not in known:
+        hint = f"{did_you_mean(choice, known)}Known: {', '.join(known)}."
+        raise UsageError(f"unknown {name} {shortened(choice)}", hint)
+
+
+def parse_scale(text: str) -> Fraction:
+    """Read a length scale such as `0.001` or `1/16000`, exactly. Raises UsageError if it is not above 0, or absurd."""
+    match = _SCALE.fullmatch(text)
+    try:
+        scale = Fraction(match[1]) / Fraction(match[2] or 1) if match is not None else Fraction(0)
+        if float(scale.numerator) > 0 and float(scale.denominator) > 0:
+            return scale
+    except (OverflowError, ZeroDivisionError):
+        pass
+    hint = "Write a number above 0 or a fraction, such as 0.001 or 1/16000."
+    raise UsageError(f"{shortened(text)} is not a length scale", hint)

@@ -1,15 +1,14 @@
-"""Which columns are read, and how their values become lengths: by the user's options, and by the sources."""
+"""Which columns are read, and how their values become lengths: by the user's options, and by the first source."""
 
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from batchtune.errors import ManifestError, UsageError, shortened
+from batchtune.errors import ManifestError, UsageError, listed, shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.base import (
     INPUTS,
@@ -17,302 +16,247 @@ from batchtune.manifests.base import (
     PEEKED_ROWS,
     Column,
     Format,
-    chats_among,
-    choose_column,
-    find_column,
+    last_part,
     normalised,
-    summarise,
 )
-from batchtune.manifests.chats import template_of
 from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.options import ReadOptions
+from batchtune.manifests.inputs import ReadOptions
+from batchtune.manifests.measuring import COUNT, Measure, counter, template_of, tokenizer_file, walk
 from batchtune.manifests.source import Source
-from batchtune.manifests.values import (
-    Measure,
-    counter,
-    number,
-    tokenizer_file,
-)
 
 # Target files of fairseq: letters or words, separated by spaces.
 _SYMBOLS = (".ltr", ".wrd", ".ltr.gz", ".wrd.gz")
-_SHAPE = re.compile(r"\d+(?:,\d+)+", re.ASCII)
+_CHATS = ("messages", "conversations", "conversation")
 _CONVERSIONS: dict[tuple[Unit, Unit], Fraction] = {("ms", "s"): Fraction(1, 1000), ("s", "ms"): Fraction(1000)}
 _SAMPLE_RATES = range(4000, 192_001)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How sources are read: the user's options, and the decisions that the first source makes for all.
+    """How all sources are read: the user's options, and the decisions that the first source makes for all.
 
     Attributes:
-        format: Name of the first source's format.
-        length: The column of the lengths, as named; None if the format of the first source has only one.
+        format: Name of the format.
         columns: The columns that are read: those whose sum is the length, then that of the target lengths.
-        target: The column, or the file, of the target lengths, or None.
-        measures: How values become numbers: one for each of these columns, or the target file last.
-        unit, factor: Of the lengths after scaling; the scale, of this source.
+        num_lengths: How many of them are summands of the length.
+        target: The column, or the file, of the target lengths, for messages; None without any.
+        measures: How values become numbers: one for each column, or the target file last.
+        stored_unit: Of the columns of the length, None if unknown.
+        unit, factor: Of the lengths after scaling; the scale.
+        notes: For the user.
         label: All sources, for messages.
         alone: Whether there is no other source.
     """
 
     options: ReadOptions
     format: str
-    length: str | None
     columns: tuple[str, ...]
+    num_lengths: int
     target: str | None
     measures: tuple[Measure, ...]
+    stored_unit: Unit | None
     unit: Unit | None
+    factor: Fraction
     notes: tuple[str, ...]
     label: str = ""
     with_ids: bool = False
     alone: bool = True
-    factor: Fraction = Fraction(1)
-
-
-def first_plan(reader: Format, options: ReadOptions) -> Plan:
-    """Decide how the first source, and with it all others, is read. Raises as `load_lengths` does."""
-    path = reader.source.path
-    keys = options
-    default_target = None
-    if options.length_key is None and options.target_key is None and options.target_file is None:
-        default_target = reader.default_target()
-        keys = replace(options, target_key=default_target)
-    columns = _columns_of(reader)
-    lengths, target = _chosen(reader, columns, keys)
-    key = options.length_key or lengths[0].name
-    is_named = options.length_key is not None or key == reader.default_column(columns)
-    measures = _measures(lengths, target, options, named=is_named)
-    source_unit = _common_unit(reader, lengths, measures, columns)
-    unit, factor, scaling_note = scaling_for(path, source_unit, options.unit, options.length_scale)
-    notes = []
-    if measures[0].texts is None and options.length_key is None and reader.named_columns:
-        in_unit = f", in {source_unit}" if source_unit else ""
-        notes.append(f"Lengths are taken from column {shortened(key)}{in_unit}.")
-    notes += _counting_notes(lengths, measures, options)
-    if scaling_note is not None:
-        notes.append(scaling_note)
-    examples = [column.example for column in lengths]
-    if target is not None:
-        examples.append(target.example)
-    if options.reduce is not None and not any(isinstance(example, list) for example in examples):
-        notes.append(f"--reduce {options.reduce} has no effect: the first values are not lists.")
-    if default_target is not None:
-        notes.append(f"Target lengths are taken from column {shortened(default_target)}.")
-    if target is not None:
-        notes += _counting_notes([target], measures[-1:], options)
-    length = None
-    if reader.named_columns or reader.optional_columns or options.length_key:
-        length = key
-    plan = Plan(options, reader.name, length, (), None, measures, unit, tuple(notes))
-    return _with_columns(plan, lengths, target, factor)
-
-
-def plan_for(reader: Format, first: Plan) -> Plan:
-    """Return the plan of the first source, with the columns and the scale of another.
-
-    Raises ManifestError if its columns or its unit are not the first's.
-    """
-    path = reader.source.path
-    options = first.options
-    columns: Sequence[Column] = ()
-    if first.length and reader.name == first.format and reader.optional_columns:
-        lengths = [Column(name, None, numeric=False) for name in first.columns]
-        target = lengths.pop() if first.target in first.columns else None
-    else:
-        columns = _columns_of(reader)
-        if first.length is not None and reader.named_columns:
-            names = {column.name for column in columns}
-            absent = [name for name in first.columns if name not in names]
-            if options.length_key is None and absent:
-                raise _other_columns(path, absent[0])
-            options = replace(options, length_key=first.length, target_key=first.target)
-        lengths, target = _chosen(reader, columns, options)
-        if target is None and first.target is not None:
-            raise _other_columns(path, first.target)
-    source_unit = _common_unit(reader, lengths, first.measures, columns)
-    unit, factor, _ = scaling_for(path, source_unit, options.unit, options.length_scale)
-    if unit != first.unit:
-        seen = f"{unit or 'an unknown unit'}, the sources before it in {first.unit or 'an unknown unit'}"
-        hint = "What is read together must count the same; read them one by one, or convert one of them."
-        raise ManifestError(f"{path} has its lengths in {seen}", hint)
-    return replace(_with_columns(first, lengths, target, factor), length=options.length_key or lengths[0].name)
-
-
-def _columns_of(reader: Format) -> list[Column]:
-    columns = list(reader.columns())
-    if not columns:
-        raise ManifestError(f"{reader.source.path} holds no examples", "Check that it was written to its end.")
-    return columns + chats_among(columns)
-
-
-def _with_columns(plan: Plan, lengths: Sequence[Column], target: Column | None, factor: Fraction) -> Plan:
-    names = [column.name for column in lengths]
-    if target is not None:
-        names.append(target.name)
-    return replace(plan, columns=tuple(names), target=target.name if target else None, factor=factor)
-
-
-def _common_unit(
-    reader: Format, lengths: Sequence[Column], measures: Sequence[Measure], columns: Sequence[Column]
-) -> Unit | None:
-    """Return the unit of columns whose sum is the length, None if unknown. Raises UsageError if they have several."""
-    units: dict[Unit, str] = {}
-    for column, measure in zip(lengths, measures, strict=False):
-        if (unit := _unit_of(reader, column, measure)) is not None:
-            units.setdefault(unit, column.name)
-    if len(units) > 1:
-        each = " and ".join(f"{shortened(name)} in {unit}" for unit, name in units.items())
-        raise UsageError(f"--length-key adds {each}", "Add columns of one unit only.")
-    if not units and any(column.holds_tokens and column.name in INPUTS for column in columns):
-        names = {normalised(column.name) for column in lengths}
-        return "tokens" if names <= KNOWN_UNITS.keys() else None  # the `length` of a tokenized data set
-    return next(iter(units), None)
-
-
-def _unit_of(reader: Format, column: Column, measure: Measure) -> Unit | None:
-    if measure.texts is not None:
-        return measure.texts
-    if measure.lists == "count" and isinstance(column.example, list):
-        return "tokens" if column.holds_tokens else None
-    return reader.unit_in(column.name)
-
-
-def _other_columns(path: Path, column: str) -> ManifestError:
-    message = f"{path} has no column {shortened(column)}, but the first source has its lengths or targets there"
-    return ManifestError(message, "What is read together must have the same columns; read them one by one.")
 
 
 def reader_of(source: Source, name: str | None) -> Format:
     """Return a reader of the named format, or of the one that a source's first bytes fit. Raises ManifestError."""
-    if source.reader is None:
-        source.reader = _format_of(source, name)(source)
-    reader: Format = source.reader
-    return reader
-
-
-def _format_of(source: Source, name: str | None) -> type[Format]:
-    if source.names is None and source.head.blank and source.head.complete:
+    if source.blank:
         raise ManifestError(f"{source.path} is empty", "Check that it was written to its end.")
     if name is not None:
         if FORMATS[name].of_folder != (source.names is not None):
             raise ManifestError(f"{source.path} is not of the format {name}", "Leave --format out, or name another.")
-        return FORMATS[name]
+        return FORMATS[name](source)
     for member in FORMATS.values():
         if member.fits(source.head):
-            return member
+            return member(source)
+    seen = shortened(source.head.data.partition(b"\n")[0].decode(errors="replace"))
     known = "; ".join(f"{member.name} ({member.description})" for member in FORMATS.values())
-    message = f"{source.path} fits no known manifest format: {source.head.describe()}"
-    raise ManifestError(message, f"The formats known: {known}. Name one with --format.")
+    hint = f"The formats known: {known}. Name one with --format."
+    raise ManifestError(f"{source.path} fits no known manifest format: it begins with {seen}", hint)
 
 
-def _chosen(reader: Format, columns: Sequence[Column], options: ReadOptions) -> tuple[list[Column], Column | None]:
-    """Return the columns whose sum is the length, and that of the target lengths, None without."""
+def plan_of(reader: Format, options: ReadOptions) -> Plan:
+    """Decide how a source, and with it all others, is read. Raises as `load_lengths` does."""
     path = reader.source.path
+    columns = reader.columns()
+    if not columns:
+        raise ManifestError(f"{path} holds no examples", "Check that it was written to its end.")
+    target_key = options.target_key
+    if target_key is None and options.length_key is None and options.target_file is None:
+        target_key = reader.default_target()
     target = None
-    if options.target_key is not None:
-        target = _counted(find_column(path, columns, options.target_key, "--target-key"), columns)
-    key = options.length_key
-    if key is None:
-        key = reader.default_column(columns)
-        taken = target.name if target else None
-        if key is None or taken == key:
-            counts_texts = options.tokenizer is not None or options.measure is not None
-            chosen = choose_column(path, columns, taken, counts_texts=counts_texts and target is None)
-            return [_counted(chosen, columns)], target
-    parts = [key]
-    if key not in {column.name for column in columns}:
-        parts = [part.strip() for part in key.split("+")]
-    lengths = [_counted(find_column(path, columns, part, "--length-key"), columns) for part in parts]
-    if target is not None and target.name in {length.name for length in lengths}:
+    if target_key is not None:
+        target = _named(path, columns, target_key, "--target-key")
+    key = options.length_key or reader.default_column(columns)
+    if key is not None:
+        lengths = _summands(path, columns, key)
+    else:
+        lengths = [_chosen(path, [column for column in columns if column != target], options)]
+    if target in lengths:
         hint = "A target length is another than the length."
-        raise UsageError(f"--length-key and --target-key both name {shortened(target.name)}", hint)
-    return lengths, target
+        raise UsageError(f"--length-key and --target-key both name {shortened(target_key)}", hint)
+
+    measured = lengths if target is None else [*lengths, target]
+    named = [key is not None] * len(lengths) + [True]
+    measures = [
+        _measure(column, options, counts_texts=is_named) for column, is_named in zip(measured, named, strict=False)
+    ]
+    has_texts = any(measure.texts is not None for measure in measures)
+    if options.counts_texts and options.target_file is None and not has_texts:
+        hint = "Name the column of the texts with --length-key or --target-key."
+        raise UsageError(f"{shortened(lengths[0].name)} holds no texts, which --measure and --tokenizer count", hint)
+    if options.tokenizer is not None:
+        counter("tokens", options.tokenizer)  # it can be loaded
+    names = []
+    for column, measure in zip(measured, measures, strict=True):
+        is_counted = measure.lists == "count" and isinstance(column.example, list)
+        names.append(f"{column.name}.{COUNT}" if is_counted else column.name)
+    length_names = names[: len(lengths)]
+    stored_unit = unit_of(reader, length_names, measures)
+    unit, factor = _scaling(path, stored_unit, options.unit, options.length_scale)
+
+    notes = []
+    if reader.names_columns and options.length_key is None and measures[0].texts is None:
+        in_unit = f", in {stored_unit}" if stored_unit else ""
+        notes.append(f"Lengths are taken from column {shortened(lengths[0].name)}{in_unit}.")
+    if target is not None and options.target_key is None:
+        notes.append(f"Target lengths are taken from column {shortened(target.name)}.")
+    for column, measure in zip(measured, measures, strict=True):
+        if measure.texts is not None:
+            notes.append(_counting_note(column, measure, options))
+    if unit is None:
+        notes.append("The unit of the lengths is unknown: name it with --unit, so that results and configs show it.")
+    elif stored_unit not in (None, unit) and options.length_scale is None:
+        notes.append(f"Lengths are converted from {stored_unit} to {unit}.")
+    return Plan(
+        options=options,
+        format=reader.name,
+        columns=tuple(names),
+        num_lengths=len(lengths),
+        target=None if target is None else target.name,
+        measures=tuple(measures),
+        stored_unit=stored_unit,
+        unit=unit,
+        factor=factor,
+        notes=tuple(notes),
+    )
 
 
-def _counted(column: Column, columns: Sequence[Column]) -> Column:
-    """Return the column of the number of tokens in a list of them if the file has that (Parquet), else the column."""
-    counts = (other for other in columns if other.name == f"{column.name}.count" and column.holds_tokens)
-    return next(counts, column)
+def unit_of(reader: Format, names: Sequence[str], measures: Sequence[Measure]) -> Unit | None:
+    """Return the unit of columns whose sum is the length, None if unknown. Raises UsageError if they have several."""
+    names_by_unit: dict[Unit, str] = {}
+    for name, measure in zip(names, measures, strict=False):
+        unit = measure.texts or reader.unit_in(name)
+        if unit is not None:
+            names_by_unit.setdefault(unit, name)
+    if len(names_by_unit) > 1:
+        each = " and ".join(f"{shortened(name)} in {unit}" for unit, name in names_by_unit.items())
+        raise UsageError(f"--length-key adds {each}", "Add columns of one unit only.")
+    return next(iter(names_by_unit), None)
 
 
-def _measures(
-    lengths: Sequence[Column], target: Column | None, options: ReadOptions, *, named: bool
-) -> tuple[Measure, ...]:
-    """Return how the values of each column become numbers; texts count only in a column that somebody named."""
-    unit = _text_unit(options)
-    measures = [_measure(column, unit, options, counts_texts=named) for column in lengths]
-    if target is not None:
-        measures.append(_measure(target, unit, options, counts_texts=True))
-    counts_texts = options.tokenizer is not None or options.measure is not None
-    if counts_texts and options.target_file is None and all(measure.texts is None for measure in measures):
-        if options.length_key is None:
-            option = "--tokenizer" if options.tokenizer else "--measure"
-            hint = "Name the column of the texts with --length-key or --target-key."
-            raise UsageError(f"{option} counts texts, and {shortened(lengths[0].name)} holds none", hint)
-        measures[0] = replace(measures[0], texts=unit)
-    if any(measure.texts is not None for measure in measures):
-        counter(unit, options.tokenizer)  # it can be loaded
-    return tuple(measures)
+def _summands(path: Path, columns: Sequence[Column], key: str) -> list[Column]:
+    """Return the columns whose sum is the length: the one of this name, else those that `a+b` names."""
+    parts = [key]
+    if all(column.name != key for column in columns):
+        parts = [part.strip() for part in key.split("+")]
+    return [_named(path, columns, part, "--length-key") for part in parts]
 
 
-def _measure(column: Column, unit: Unit, options: ReadOptions, *, counts_texts: bool) -> Measure:
+def _named(path: Path, columns: Sequence[Column], key: str, option: str) -> Column:
+    """Return the column that the user named, if need be in other upper and lower case, or what is below one."""
+    same = [column for column in columns if column.name.casefold() == key.casefold()]
+    for column in sorted(same, key=lambda column: column.name != key):
+        return column
+    dotted = key.replace("[", ".").replace("]", "")
+    for column in columns:  # an item of a list, such as prompt[0].content, or a field that the first rows don't have
+        if dotted.startswith(f"{column.name}."):
+            way = tuple(dotted.removeprefix(f"{column.name}.").split("."))
+            values = [walk(value, way) for value in column.values]
+            return Column(dotted, [value for value in values if value is not None])
+    message = f"{path} has no column {shortened(key)} ({option}). Its columns: {_listed(columns)}"
+    raise ManifestError(message, f"Name one of them with {option} NAME.")
+
+
+def _chosen(path: Path, columns: Sequence[Column], options: ReadOptions) -> Column:
+    """Return the one column that holds lengths, or whose values have one.
+
+    Columns with a known name come first, then tokens, chats, names without a unit, and nested columns with a known
+    name; chats before all others if the user wants texts to be counted. Raises ManifestError for none or several.
+    """
+    named = [column for column in columns if normalised(column.name) in KNOWN_UNITS]
+    known = [column for column in named if column.known_unit is not None]
+    tokens = [column for column in columns if column.holds_tokens and normalised(column.name) in INPUTS]
+    chats = [column for column in columns if column.chat and column.name in _CHATS]
+    nested = [column for column in columns if normalised(last_part(column.name)) in KNOWN_UNITS]
+    ranked = [known, tokens, chats, named, nested]
+    if options.counts_texts:
+        ranked.insert(0, chats)
+    for candidates in ranked:
+        numeric = [column for column in candidates if column.numeric] or candidates
+        if len(numeric) == 1:
+            return numeric[0]
+        if numeric:
+            examples = ", ".join(
+                f"{shortened(column.name)} (such as {shortened(column.example, 40)})" for column in numeric[:20]
+            )
+            message = f"{path} has {len(numeric)} columns that may hold the lengths: {examples}"
+            raise ManifestError(message, f"Choose with --length-key NAME, such as {shortened(numeric[0].name)}.")
+    hint = "Name the column that holds the lengths with --length-key NAME; a table needs a first line of names."
+    message = f"{path} has no column that is known to hold lengths. Its columns: {_listed(columns)}"
+    raise ManifestError(message, hint)
+
+
+def _listed(columns: Sequence[Column]) -> str:
+    return listed([column.name for column in columns])
+
+
+def _measure(column: Column, options: ReadOptions, *, counts_texts: bool) -> Measure:
+    """Return how the values of a column become numbers; texts count only in a column that somebody named."""
+    unit = options.text_unit("characters")
     if column.chat:
         return Measure(texts=unit, chats=True)
     lists = options.reduce
     if lists is None and column.holds_tokens:
         lists = "count"
     is_counted = lists == "count" and isinstance(column.example, list)
-    if column.text and counts_texts and not is_counted:
-        return Measure(texts=unit, lists=lists)
-    return Measure(lists=lists)
+    is_text = column.text or (options.counts_texts and isinstance(column.example, str))
+    return Measure(texts=unit if is_text and counts_texts and not is_counted else None, lists=lists)
 
 
-def _counting_notes(columns: Sequence[Column], measures: Sequence[Measure], options: ReadOptions) -> Iterator[str]:
-    """Say what is counted in columns of texts or chats."""
-    for column, measure in zip(columns, measures, strict=False):
-        said = options.measure is not None or options.tokenizer is not None
-        if measure.chats:
-            yield _chat_note(column, measure, options)
-        elif measure.texts is not None:
-            otherwise = "" if said else " --measure words or bytes, or --tokenizer FILE, count otherwise."
-            yield f"Column {shortened(column.name)} holds text: its {measure.texts} are counted.{otherwise}"
+def _counting_note(column: Column, measure: Measure, options: ReadOptions) -> str:
+    """Say what is counted in a column of texts or chats."""
+    name = shortened(column.name)
+    if not measure.chats:
+        otherwise = "" if options.counts_texts else " --measure words or bytes, or --tokenizer FILE, count otherwise."
+        return f"Column {name} holds text: its {measure.texts} are counted.{otherwise}"
+    template = None if options.tokenizer is None else template_of(tokenizer_file(options.tokenizer))
+    how = "their contents are counted, without a chat template (--tokenizer FOLDER names one)"
+    if template is not None:
+        how = f"each are counted as the chat template in {template.path} renders it, in jinja2's sandbox"
+    return f"Column {name} holds chats: the {measure.texts} of {how}."
 
 
-def _chat_note(column: Column, measure: Measure, options: ReadOptions) -> str:
-    holds = f"Column {shortened(column.name)} holds chats: the {measure.texts} of"
-    if options.tokenizer is None:
-        return f"{holds} their contents are counted, without a chat template. --tokenizer FOLDER counts tokens with it."
-    if (template := template_of(tokenizer_file(options.tokenizer))) is None:
-        return f"{holds} their contents are counted, as {options.tokenizer} has no chat template."
-    return f"{holds} each are counted as the chat template in {template.path} renders it, in jinja2's sandbox."
-
-
-def scaling_for(
+def _scaling(
     path: Path, source: Unit | None, unit: Unit | None, scale: Fraction | None
-) -> tuple[Unit | None, Fraction, str | None]:
-    """Decide the final unit of the lengths, their factor, and a note for the user, by the unit of the source.
+) -> tuple[Unit | None, Fraction]:
+    """Decide the final unit of the lengths and their factor, by the unit of the source.
 
     The user's unit wins; s and ms are converted into each other; a scale without a unit gives one only if there is no
     doubt. Raises ManifestError if the user wants another unit and gives no scale.
     """
     if scale is not None:
-        unit = unit or _unit_after(source, scale)
-        if unit is not None:
-            return unit, scale, None
-        before = source or "the file's values"
-        return None, scale, f"The unit of the scaled lengths ({before} * {scale}) is unknown: name it with --unit."
-    if unit is None and source is None:
-        note = "The unit of the lengths is unknown: name it with --unit, so that results and configs show it."
-        return None, Fraction(1), note
+        return unit or _unit_after(source, scale), scale
     if unit is None or source is None or unit == source:
-        return unit or source, Fraction(1), None
+        return unit or source, Fraction(1)
     if (source, unit) in _CONVERSIONS:
-        return unit, _CONVERSIONS[source, unit], f"Lengths are converted from {source} to {unit}."
-    example = "a number or a fraction"
-    if (source, unit) == ("samples", "s"):
-        example = "1/16000 for 16 kHz audio"
-    hint = f"Say how many {unit} one of the {source} is with --length-scale ({example}), or leave --unit out."
+        return unit, _CONVERSIONS[source, unit]
+    hint = f"Say how many {unit} one of the {source} is with --length-scale X (1/16000 for 16 kHz audio)."
     raise ManifestError(f"{path} has its lengths in {source}, and --unit asks for {unit}", hint)
 
 
@@ -328,45 +272,12 @@ def _unit_after(source: Unit | None, scale: Fraction) -> Unit | None:
     return None
 
 
-def keyed_targets(source: Source) -> dict[str, object]:
-    """Read id → target from Kaldi's and ESPnet's files: `utt value`, `utt 52,31` or `utt words …`.
-
-    If most values are numbers, or shapes (of which the first dimension counts), the others alone stay text. Else all
-    are texts, so that a transcript `7` among others has one character like the letter `A`.
-    """
-    texts: dict[str, str] = {}
-    for line_number, line in source.lines():
-        if not line.strip():
-            continue
-        name, *rest = line.split(maxsplit=1)
-        if name in texts:
-            message = f"{source.path}, line {line_number}: duplicate id {shortened(name)}"
-            raise ManifestError(message, "Each id has one target: remove or rename one of the lines.")
-        texts[name] = "".join(rest).rstrip()
-    sizes: dict[str, float | None] = {}
-    for name, text in texts.items():
-        first, _, _ = text.partition(",")
-        sizes[name] = number(first if _SHAPE.fullmatch(text) else text)
-    numeric = sum(size is not None for size in sizes.values())
-    if 2 * numeric <= len(sizes):
-        return dict(texts)
-    return {name: texts[name] if size is None else size for name, size in sizes.items()}
-
-
-def measure_of(target_file: Source, reader: Format, options: ReadOptions) -> Measure:
-    """Decide how the targets of a file become numbers."""
-    targets: Iterable[object] = (text for _, text in target_file.lines())
-    if reader.joined_by_id:
-        targets = keyed_targets(target_file).values()
-    columns = summarise({"target": value} for value in itertools.islice(targets, PEEKED_ROWS))
-    if not columns or not columns[0].text:
-        return Measure(lists=options.reduce)
-    default: Unit = "words" if target_file.path.name.endswith(_SYMBOLS) else "characters"
-    return Measure(texts=_text_unit(options, default), lists=options.reduce)
-
-
-def _text_unit(options: ReadOptions, default: Unit = "characters") -> Unit:
-    """Return the unit in which texts are counted."""
-    if options.tokenizer is not None:
-        return "tokens"
-    return options.measure or default
+def with_target_file(plan: Plan, path: Path, targets: Iterable[object]) -> Plan:
+    """Return the plan with the target lengths of a file, measured by what its first values are."""
+    column = Column("target", list(itertools.islice(targets, PEEKED_ROWS)))
+    measure = Measure(lists=plan.options.reduce)
+    if column.text:
+        default: Unit = "words" if path.name.endswith(_SYMBOLS) else "characters"
+        measure = replace(measure, texts=plan.options.text_unit(default))
+    note = f"Target lengths are the {measure.texts or 'numbers'} in {path}."
+    return replace(plan, target=str(path), measures=(*plan.measures, measure), notes=(*plan.notes, note))

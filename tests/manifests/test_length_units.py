@@ -36,7 +36,7 @@ def test_s_are_converted_to_ms(read) -> None:
 def test_another_unit_without_a_scale_is_an_error_that_shows_one(refusal) -> None:
     error = refusal(_one("samples"), unit="s")
     assert "in samples, and --unit asks for s" in error.message
-    assert "--length-scale (1/16000 for 16 kHz audio)" in error.hint
+    assert "--length-scale X (1/16000 for 16 kHz audio)" in error.hint
 
 
 @pytest.mark.parametrize(("column", "unit"), [("bytes", "tokens"), ("duration", "frames"), ("frames", "s")])

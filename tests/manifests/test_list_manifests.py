@@ -1,66 +1,94 @@
-"""Lists without column names (Kaldi, ESPnet, wav2vec), and what is no manifest."""
+"""Lists without column names: Kaldi's, ESPnet's and fairseq's, numbers, lines of text; and what is no manifest."""
 
 from __future__ import annotations
 
 import pytest
 
 from batchtune.errors import UsageError
-
-
-def test_the_name_of_a_kaldi_list_says_what_it_counts(read) -> None:
-    for name, unit in [
-        ("utt2dur", "s"),
-        ("reco2dur", "s"),
-        ("utt2dur.gz", "s"),
-        ("train_utt2dur.txt", "s"),
-        ("utt2num_frames", "frames"),
-        ("utt2num_samples", "samples"),
-        ("speech_shape", None),
-    ]:
-        assert read("a 3\nb 4\n", name).unit == unit
-
-
-def test_a_kaldi_list_may_have_tabs_and_blanks_at_the_ends(read) -> None:
-    assert read("a\t3.5 \nb   4 \n", "utt2dur").values.tolist() == [4.0, 3.5]
-
-
-def test_a_kaldi_line_without_a_number_is_a_missing_length(refusal) -> None:
-    assert "line 2, id 'b': 'duration' is missing" in refusal("a 3\nb \n", "utt2dur").message
-
-
-def test_a_kaldi_line_of_more_words_is_an_error(refusal) -> None:
-    assert "line 2 has another format: 'b 4 5'" in refusal("a 3\nb 4 5\n", "utt2dur").message
-
-
-def test_wav2vec_counts_samples_of_paths_with_blanks(read) -> None:
-    lengths = read("/my data\na b.flac\t16000\n")
-    assert (lengths.values.tolist(), lengths.unit, lengths.notes) == ([16000.0], "samples", ())
-
-
-@pytest.mark.parametrize("row", ["b.flac", "b.flac\t1\t2"])
-def test_a_wav2vec_line_of_other_cells_is_an_error(refusal, row: str) -> None:
-    assert "line 3" in refusal(f"/data\na.flac\t16000\n{row}\n").message
+from batchtune.manifests import FORMATS
+from batchtune.manifests.source import Head
 
 
 @pytest.mark.parametrize(
-    ("content", "seen"),
+    ("name", "value", "unit"),
     [
-        (b"PK\x03\x04...", "a zip archive"),
-        (b"fLaC\0\0", "an audio file"),
-        (b"\x01\x02\0\x03", "binary data"),
-        (b"some prose\nof two lines\n", "its first line is 'some prose'"),
+        ("utt2dur", "3", "s"),
+        ("reco2dur", "3", "s"),
+        ("train_utt2dur.txt", "3", "s"),
+        ("utt2num_frames", "3", "frames"),
+        ("utt2num_samples", "3", "samples"),
+        ("speech_shape", "3", None),
+        ("speech_shape", "3,80", "frames"),
+        ("text_shape.bpe", "3,80,2", "tokens"),
+        ("shapes", "3,80", None),
     ],
 )
-def test_what_fits_no_format_is_described(refusal, content: bytes, seen: str) -> None:
-    assert seen in refusal(content).message
+def test_the_name_of_a_kaldi_list_says_what_it_counts(read, name: str, value: str, unit: str | None) -> None:
+    lengths = read(f"a {value}\nb\t{value} \n", name)
+    assert (lengths.values.tolist(), lengths.unit) == ([3.0, 3.0], unit)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("b ", "line 2, id 'b': 'duration' is missing"),
+        ("b 0", "line 2, id 'b': 'duration' is '0' (zero)"),
+        ("b x", "line 2, id 'b': 'duration' is 'x' (text)"),
+        ("b 4 5", "line 2 has another format: 'b 4 5'"),
+        ("a 4", "line 2, id 'a': duplicate id"),
+    ],
+)
+def test_a_kaldi_line_without_a_length_is_named(refusal, line: str, said: str) -> None:
+    assert said in refusal(f"a 3\n{line}\n", "utt2dur").message
+
+
+def test_wav2vec_counts_samples_of_paths_with_blanks(read, refusal) -> None:
+    lengths = read("/my data\na b.flac\t16000\n")
+    assert (lengths.values.tolist(), lengths.unit, lengths.notes) == ([16000.0], "samples", ())
+    for row in ("b.flac", "b.flac\t1\t2"):
+        assert "line 3" in refusal(f"/data\na.flac\t16000\n{row}\n").message
+
+
+def test_two_rows_with_one_id_are_refused_in_speechbrains_csv(read, refusal) -> None:
+    error = refusal("ID,duration\na,1\nb,2\nb,4\n")
+    assert "line 4, id 'b': duplicate id" in error.message
+    assert read("path,duration\na.wav,1\na.wav,2\n").count == 2
+    assert read('{"audio_filepath": "a.wav", "duration": 1}\n' * 2).count == 2
+
+
+def test_each_line_of_text_is_an_example(read) -> None:
+    lengths = read("HELLO \r\n\nME\n", format="text")
+    assert (lengths.values.tolist(), lengths.unit) == ([6.0, 2.0], "characters")
+    assert read("10\n200\n", format="text").values.tolist() == [3.0, 2.0]
+    assert read("ONE TWO\n THREE \n", format="text", measure="words").values.tolist() == [2.0, 1.0]
+
+
+@pytest.mark.parametrize("content", [b"plain prose\n", b"3\n", b"", b"{}"])
+def test_text_is_never_told_from_the_content(content: bytes) -> None:
+    assert not FORMATS["text"].fits(Head(content, complete=True))
+
+
+def test_each_number_is_a_length(read, refusal) -> None:
+    lengths = read("12\n 3.5 \n\n1e2\n")
+    assert (lengths.values.tolist(), lengths.unit) == ([100.0, 12.0, 3.5], None)
+    assert any("--unit" in note for note in lengths.notes)
+    assert read("3\n4\n", unit="tokens").unit == "tokens"
+    assert "line 2: 'length' is 'x' (text)" in refusal("3\nx\n4\n").message
+
+
+@pytest.mark.parametrize("content", ["duration\n3\n4\n", "3 4\n5 6\n", "3,4\n", "a\n3\n", "3\na\nb\nc\n"])
+def test_other_lines_are_no_list_of_numbers(content: str) -> None:
+    assert not FORMATS["numbers"].fits(Head(content.encode(), complete=True))
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04...", b"fLaC\0\0", b"some prose\nof two lines\n", b"[1, 2, 3]"])
+def test_what_fits_no_format_is_shown_with_the_formats(refusal, content: bytes) -> None:
+    error = refusal(content)
+    assert "fits no known manifest format: it begins with '" in error.message
+    assert all(name in error.hint for name in ("speechbrain-json", "nemo", "kaldi", "wav2vec", "table", "--format"))
 
 
 def test_a_misspelt_format_is_corrected(read) -> None:
     with pytest.raises(UsageError) as caught:
         read("a 3\n", format="kaldix")
     assert "Did you mean 'kaldi'?" in str(caught.value.hint)
-
-
-def test_what_fits_no_format_is_told_the_formats(refusal) -> None:
-    hint = refusal("prose").hint
-    assert all(name in hint for name in ("speechbrain-json", "nemo", "kaldi", "wav2vec", "table", "--format"))

@@ -148,7 +148,7 @@ def test_invalid_lengths_have_their_reasons(read, write: Writer, named: dict[str
     assert left_out == Counter(f"invalid length ({reason})" for reason in INVALID.values())
 
 
-@free_formats
+@_those(lambda sample: sample.ids)
 def test_an_empty_length_is_invalid(refusal, write: Writer, named: dict[str, str]) -> None:
     message = refusal(write(["1", "", "3"]), **named).message
     assert "(empty)" in message or "missing" in message or "instead of" in message
@@ -198,12 +198,6 @@ def test_an_unknown_length_key_is_an_error(refusal, write: Writer, named: dict[s
     assert "has no column 'lengthiness'" in refusal(write(VALUES), length_key="lengthiness", **named).message
 
 
-@all_formats
-def test_a_path_below_the_lengths_leads_nowhere(refusal, write: Writer, sample: Sample, name: str) -> None:
-    for values in ([], VALUES):
-        refusal(write(values), format=name, length_key=f"{sample.column}.x")
-
-
 @line_formats
 def test_wrong_encoding_is_named_with_line_and_byte(
     refusal, write: Writer, sample: Sample, named: dict[str, str]
@@ -216,12 +210,6 @@ def test_wrong_encoding_is_named_with_line_and_byte(
 
 def test_utf16_is_named(refusal) -> None:
     assert "UTF-16" in refusal(SAMPLES["nemo"].content(VALUES).decode().encode("utf-16")).message
-
-
-@line_formats
-def test_a_nul_byte_is_named_with_its_line(refusal, write: Writer, sample: Sample, name: str) -> None:
-    content = write(VALUES).replace(b"utt2", b"u\0t2") if sample.ids else write(["3", "12", "\0", "7"])
-    assert f"line {sample.first_line + 2}: NUL byte" in refusal(content, format=name).message
 
 
 @some_formats

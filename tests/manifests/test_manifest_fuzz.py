@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from samples import SAMPLES
 
-from batchtune.errors import ManifestError
+from batchtune.errors import BatchtuneError
 from batchtune.manifests import ReadOptions, load_lengths
 
 VALUES = [str(1 + number * 37 % 101) for number in range(40)]
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.parametrize("name", sorted(SAMPLES.keys() - {"parquet",
 
 
 def check(path: Path, content: bytes, name: str, **options: object) -> None:
-    """Reads damaged content by its format's name and without: lengths, or a ManifestError."""
+    """Reads damaged content by its format's name and without: lengths, or one error."""
     path.write_bytes(content)
-    with contextlib.suppress(ManifestError):
+    with contextlib.suppress(BatchtuneError):
         load_lengths(path, ReadOptions(format=name, **options))  # type: ignore[arg-type]
-    with contextlib.suppress(ManifestError):
+    with contextlib.suppress(BatchtuneError):
         load_lengths(path)
 
 

@@ -32,14 +32,6 @@ def killed_part(task: reading.Task) -> Part:
     return reading.read_part(task)
 
 
-def part_killed_once(task: reading.Task) -> Part:
-    marker = task.source.path.with_suffix(".seen")
-    if not marker.exists():
-        marker.touch()
-        die()
-    return reading.read_part(task)
-
-
 @pytest.fixture
 def manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     for name in "abc":
@@ -48,21 +40,11 @@ def manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tmp_path / "*.csv")
 
 
-def test_a_killed_reading_process_costs_only_a_note(manifests: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = load_lengths(manifests)
-    monkeypatch.setattr(reading, "read_part", part_killed_once)
-    Path(manifests).with_name("b.seen").touch()
-    Path(manifests).with_name("c.seen").touch()
-    found = load_lengths(manifests, jobs=2)
-    assert found.fingerprint == alone.fingerprint
-    assert any("was killed" in note and "--jobs 1" in note for note in found.notes)
-
-
 def test_a_source_that_kills_every_process_is_one_error(manifests: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "read_part", killed_part)
-    with pytest.raises(ManifestError, match=r"b\.csv: the only process that read was killed") as caught:
+    with pytest.raises(ManifestError, match="a process that read was killed") as caught:
         load_lengths(manifests, jobs=2)
-    assert "memory" in str(caught.value.hint)
+    assert "memory" in caught.value.message
 
 
 def test_busy_processes_are_not_waited_for(manifests: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import gzip
 import lzma
 import os
 import threading
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,11 +57,6 @@ def test_a_bomb_does_no_harm(refusal, compress: Callable[[bytes], bytes], monkey
     assert "expands more than 500-fold" in refusal(compress(b'{"duration": 1}\n' + b" " * 20_000_000)).message
 
 
-def test_lines_that_end_with_carriage_returns_alone_are_named(refusal) -> None:
-    assert "carriage returns alone (convert it: tr" in refusal(b"id,duration\r" + b"a,1\r" * 20_000).message
-    assert "carriage returns alone" in refusal(b"id,duration\ra,1\rb,2\r", format="table").message
-
-
 @pytest.mark.parametrize("name", [name for name, one in SAMPLES.items() if one.text and "json" not in name])
 def test_a_line_that_no_example_has_is_one_error(refusal, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "_LARGEST_LINE_BYTES", 2 * source.BLOCK_BYTES)
@@ -90,39 +84,9 @@ def test_a_process_that_gets_no_memory_is_one_error(refusal, monkeypatch: pytest
     assert "may not take as much memory" in error.message
 
 
-@pytest.mark.parametrize("name", ["speechbrain-json", "json-list", "nemo"])
-def test_holes_after_a_json_text_are_found_without_full_reading(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "sparse"
-    path.write_bytes(SAMPLES[name].content(["1"]))
-    os.truncate(path, 1 << 40)
-    with pytest.raises(ManifestError, match="NUL byte"):
-        load_lengths(path, ReadOptions(format=name))
-
-
-def test_a_compressed_file_can_be_sought_in(tmp_path: Path) -> None:
-    path = tmp_path / "file.gz"
-    path.write_bytes(gzip.compress(b"0123456789"))
-    with Source(path).seekable() as stream:
-        stream.seek(4)
-        assert stream.read(3) == b"456"
-
-
 def test_a_device_is_no_manifest() -> None:
     with pytest.raises(ManifestError, match="is a device"):
         load_lengths("/dev/zero")
-
-
-def test_reading_a_file_holds_no_more_than_some_blocks(tmp_path: Path) -> None:
-    path = tmp_path / "large.jsonl"
-    with path.open("wb") as stream:
-        for _ in range(400):
-            stream.write(LINES)
-    tracemalloc.start()
-    try:
-        assert sum(block.newlines.size for block in Source(path).blocks()) == 400 * 3000
-        assert tracemalloc.get_traced_memory()[1] < path.stat().st_size / 2
-    finally:
-        tracemalloc.stop()
 
 
 def pipe(data: bytes) -> Path:

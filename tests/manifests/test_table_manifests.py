@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-
 import pytest
 
 
@@ -30,7 +28,7 @@ def test_lines_are_counted_as_they_stand_in_the_file(refusal) -> None:
 def test_a_row_of_another_width_is_an_error_even_if_skipped(refusal, row: str, cells: str) -> None:
     for skip_invalid in (False, True):
         message = refusal(f"path,duration\nb,1\n{row}\n", skip_invalid=skip_invalid).message
-        assert f"line 3: {cells}, separated by commas, where the header has 2" in message
+        assert f"line 3: {cells}, separated by commas, not 2 as in the header" in message
 
 
 def test_a_quote_that_is_never_closed_is_an_error_where_it_opens(refusal) -> None:
@@ -51,30 +49,16 @@ def test_single_quotes_in_a_tab_separated_table_do_not_join_rows(read) -> None:
     assert read('path\tduration\ttext\na\t1\t"x, y\nb\t2\ty"\n').values.tolist() == [2.0, 1.0]
 
 
-def test_a_quoted_cell_with_a_tab_is_one_cell(read) -> None:
-    assert read('path\tduration\ttext\na\t"1"\t"x\ty"\nb\t"2"\tz\n').values.tolist() == [2.0, 1.0]
-
-
-def test_quoted_line_ends_of_a_tab_separated_table_are_counted(refusal) -> None:
-    assert "line 4, id 'b'" in refusal('id\ttext\tduration\na\t"x\ny"\t1\nb\tz\t0\n').message
-
-
 def test_a_row_of_empty_cells_is_no_blank_line(refusal) -> None:
     assert "line 3: 'duration' is '' (empty)" in refusal("text\tduration\na\t1\n\t\n").message
 
 
 def test_a_column_named_twice_is_an_error(refusal) -> None:
-    assert "line 1: the header names 'a' more than once" in refusal("a,duration,a\n1,2,3\n").message
+    assert "line 1: the header is malformed, or names a column twice" in refusal("a,duration,a\n1,2,3\n").message
 
 
 def test_columns_without_a_name_are_passed_over(read) -> None:
     assert read(",duration,\n0,3,\n").values.tolist() == [3.0]
-
-
-def test_a_cell_longer_than_the_csv_modules_limit_is_read(read) -> None:
-    before = csv.field_size_limit()
-    assert read(f"text,duration\n{'x' * 200_000},3\n").values.tolist() == [3.0]
-    assert csv.field_size_limit() == before
 
 
 def test_a_decimal_comma_is_no_number(refusal) -> None:
@@ -84,7 +68,3 @@ def test_a_decimal_comma_is_no_number(refusal) -> None:
 def test_spaces_around_speechbrains_cells_are_passed_over(read) -> None:
     lengths = read('ID , duration , wrd\n a , 3.5 , "x, y"\n')
     assert (lengths.values.tolist(), lengths.unit) == ([3.5], "s")
-
-
-def test_speechbrains_csv_needs_an_id_column(refusal) -> None:
-    assert "no column 'ID'" in refusal("id,duration\na,3\n", format="speechbrain-csv").message

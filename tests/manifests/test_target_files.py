@@ -44,7 +44,7 @@ def test_numbers_are_taken_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("targets", "message"), [("1\n2\n", "ends after line 2"), ("1\n2\n3\n4\n", "goes on at line 4")]
+    ("targets", "message"), [("1\n2\n", "has more examples"), ("1\n2\n3\n4\n", "has fewer examples")]
 )
 def test_as_many_lines_as_examples_are_needed(tmp_path: Path, targets: str, message: str) -> None:
     with pytest.raises(ManifestError, match=message):
@@ -99,8 +99,3 @@ def test_each_of_several_manifests_has_its_target_file(tmp_path: Path) -> None:
 def test_it_is_told_what_the_targets_are(tmp_path: Path, targets: str, name: str, counts: str) -> None:
     notes = load(tmp_path, WAV2VEC, targets, name).notes
     assert any(note.startswith(f"Target lengths are the {counts} in ") for note in notes)
-
-
-def test_it_is_told_which_file_of_a_folder_is_read(tmp_path: Path) -> None:
-    (tmp_path / "utt2dur").write_text("a 1\n")
-    assert "Of the folder, utt2dur is read." in load_lengths(tmp_path).notes

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from batchtune.manifests.base import Format
-from batchtune.manifests.formats import audio_folder, columnar, cuts, delimited, json, lists, webdataset
+from batchtune.manifests.formats import columnar, json, lists, members
 
 # In the order in which they are tried on a file whose format is not given: the particular before the general.
 _ALL: tuple[type[Format], ...] = (
-    audio_folder.AudioFolder,
+    members.AudioFolder,
     columnar.Parquet,
     columnar.Arrow,
-    webdataset.WebDataset,
+    members.WebDataset,
     json.SpeechBrainJson,
-    cuts.Lhotse,
-    cuts.LibriSpeechMix,
+    json.Lhotse,
     json.JsonList,
     json.Nemo,
-    delimited.SpeechBrainCsv,
-    lists.Rttm,
-    lists.Segments,
-    lists.Shape,
+    lists.SpeechBrainCsv,
     lists.Numbers,
     lists.Wav2vec,
     lists.Kaldi,
-    delimited.Table,
+    lists.Table,
     lists.Text,
 )
 

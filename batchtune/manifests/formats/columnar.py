@@ -1,65 +1,123 @@
-"""Parquet and Arrow, read by pyarrow in this process."""
+"""Parquet and Arrow, read by pyarrow in this process, and the table that `scan` writes.
+
+pyarrow is trusted as pandas trusts it: a file that is crafted to do harm can take this process's memory or crash it.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from batchtune.lengths import Unit
-from batchtune.manifests.base import Column, Format, Rows
+from batchtune.errors import ManifestError, shortened
+from batchtune.lengths import UNITS, FloatArray, Unit
+from batchtune.manifests.base import PEEKED_ROWS, Column, Format, Rows, columns_of, id_name
+from batchtune.manifests.measuring import COUNT, Unreadable, Values, walk
 from batchtune.manifests.source import Head
 
 if TYPE_CHECKING:
-    from batchtune.manifests.tables import Table
+    import pyarrow
+
+# In the metadata of the table that `scan` writes, the unit.
+_METADATA = b"batchtune.unit"
+# Of texts and lists, Python objects are made.
+_ROWS_AT_ONCE = 16 * 1024
+_BUFFER_BYTES = 4 * 1024 * 1024
+# Of more columns only the names are known: to read the first values of 20,000 takes half a minute.
+_MOST_PEEKED_COLUMNS = 1000
+
+# Names of columns, or of fields in them (`info.duration`) → all rows, and the share of the file that is read.
+_Batches = Callable[[Sequence[str]], "Iterator[tuple[pyarrow.RecordBatch, float]]"]
 
 
 class Columnar(Format):
     """The part of a columnar format that is the same for all; `title` is its name in messages."""
 
     title: ClassVar[str]
-    units: ClassVar[Mapping[str, Unit]] = {
-        **dict.fromkeys(("input_ids_count", "token_ids_count", "tokens_count", "labels_count"), "tokens"),
-        "input_values_count": "samples",
-    }
+
+    @staticmethod
+    @abstractmethod
+    def opened(path: str) -> tuple[pyarrow.Schema, _Batches]:
+        """Return the schema of a file, and how to read it."""
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[Table]:
-        """Open the table. Raises ManifestError if it is of another format or damaged."""
-        from batchtune.manifests import tables
+    def _opened(self) -> Iterator[tuple[pyarrow.Schema, _Batches]]:
+        """Open the file. Raises ManifestError if it is of another format or damaged."""
+        import pyarrow
 
-        kinds = {"Parquet": tables.ParquetTable, "Arrow": tables.ArrowTable}
-        with self.source.seekable() as stream, tables.explained(str(self.source.path), self.title):
-            yield kinds[self.title](stream.name)
+        errors = (
+            pyarrow.ArrowException,
+            OSError,
+            KeyError,
+            ValueError,
+            TypeError,
+            MemoryError,
+            OverflowError,
+            RecursionError,
+        )
+        with self.source.plain_file() as file:
+            try:
+                yield self.opened(file.name)
+            except errors as error:
+                reason = shortened(next(iter(str(error).splitlines()), type(error).__name__), 160)
+                hint = f"Check that it is a whole {self.title} file; make or fetch it again."
+                raise ManifestError(f"{self.source.path} can't be read as {self.title}: {reason}", hint) from None
 
     @cached_property
-    def _units(self) -> dict[str, Unit]:
-        with self._opened() as table:
-            return table.noted_units(str(self.source.path))
+    def _schema(self) -> pyarrow.Schema:
+        with self._opened() as (schema, _):
+            return schema
+
+    @property
+    def _scanned_unit(self) -> str | None:
+        """The unit that `batchtune scan` noted in its table, "" if it knew none; None in any other table."""
+        note = (self._schema.metadata or {}).get(_METADATA)
+        return None if note is None else note.decode(errors="replace")
 
     def columns(self) -> Sequence[Column]:
-        """Return all columns, those within others under dotted names, and the numbers of items of all lists."""
-        with self._opened() as table:
-            return table.columns()
+        """Return all columns, and the fields of those that have fields under dotted names."""
+        with self._opened() as (schema, batches):
+            leaves = list(_leaves(schema))
+            names = [name for name, kind in leaves if not _is_binary(kind)][:_MOST_PEEKED_COLUMNS]
+            first: list[dict[str, object]] = []
+            for batch, _ in batches(names):
+                first = batch.slice(0, PEEKED_ROWS).to_pylist()
+                break
+            known = dict.fromkeys(name for name, _ in leaves)
+            return [column for column in columns_of([known, *first]) if column.name in known]
 
     def unit_in(self, column: str) -> Unit | None:
-        """Return the unit by the note of `batchtune scan`, seconds for spans of time, else what the name says."""
-        return self._units.get(column) or super().unit_in(column)
+        """Return the unit by the note of `batchtune scan`, else what the name says."""
+        noted = [unit for unit in UNITS if column == "length" and unit == self._scanned_unit]
+        return noted[0] if noted else super().unit_in(column)
 
     def default_target(self) -> str | None:
         """Return `target_length` for a table that `batchtune scan` wrote with targets."""
-        with self._opened() as table:
-            if table.is_scan and "target_length" in table.schema.names:
-                return "target_length"
-        return None
+        is_target = self._scanned_unit is not None and "target_length" in self._schema.names
+        return "target_length" if is_target else None
 
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield some thousand rows at a time."""
-        with self._opened() as table:
-            for rows, share in table.rows(keys, str(self.source.path)):
-                yield rows
+        import pyarrow
+        from pyarrow import types
+
+        with self._opened() as (schema, batches):
+            places = [_located(schema, key) for key in keys]
+            id_column = id_name(field.name for field in schema if not types.is_nested(field.type))
+            needed = [".".join(fields) for fields, _ in places]
+            if id_column is not None:
+                needed.append(id_column)
+            for batch, share in batches(needed):
+                values = [_values(batch, *place) for place in places]
+                ids = pyarrow.nulls(batch.num_rows) if id_column is None else batch.column(id_column)
+                yield Rows(values, partial(_ids, ids))
                 self.source.report(share)
+
+
+def _ids(column: pyarrow.Array) -> list[str | None]:
+    return [None if value in (None, "") else str(value) for value in column.to_pylist()]
 
 
 class Parquet(Columnar):
@@ -68,27 +126,130 @@ class Parquet(Columnar):
     name = "parquet"
     title = "Parquet"
     description = "a Parquet file"
-    folder_kind = ("parquet files", (".parquet",))
+    endings = (".parquet",)
 
     @staticmethod
     def fits(head: Head) -> bool:
         """Return whether the file begins as Parquet does, or as encrypted Parquet."""
         return head.data.startswith((b"PAR1", b"PARE"))
 
+    @staticmethod
+    def opened(path: str) -> tuple[pyarrow.Schema, _Batches]:
+        """Return the schema of a file, and how to read it: only the fields that are asked for."""
+        from pyarrow import parquet
+
+        # Not the whole file at once, which pre-buffering reads.
+        file = parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, page_checksum_verification=True, pre_buffer=False)
+
+        def batches(names: Sequence[str]) -> Iterator[tuple[pyarrow.RecordBatch, float]]:
+            first = 0
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(names)):
+                first += batch.num_rows
+                yield batch, first / file.metadata.num_rows
+
+        return file.schema_arrow, batches
+
 
 class Arrow(Columnar):
-    """Arrow IPC, the file (Feather) and the stream (what `Dataset.save_to_disk` writes)."""
+    """Arrow IPC, the file (Feather) and the stream (what `Dataset.save_to_disk` writes).
+
+    The file is mapped into memory: of columns that are not asked for (audio) nothing is read.
+    """
 
     name = "arrow"
     title = "Arrow"
     description = "an Arrow file or stream, as Feather or Hugging Face's datasets write them"
-    folder_kind = ("arrow files", (".arrow",))
+    endings = (".arrow",)
 
     @staticmethod
     def fits(head: Head) -> bool:
-        """Return whether it begins as a file, or as a stream: with the mark, size and root of a schema's message."""
-        if head.data.startswith(b"ARROW1"):
-            return True
+        """Return whether it begins as a file, or as a stream: with the mark and the size of a schema's message."""
         size = int.from_bytes(head.data[4:8], "little", signed=True)
-        root = int.from_bytes(head.data[8:12], "little", signed=True)
-        return head.data.startswith(b"\xff\xff\xff\xff") and 4 <= root < size and len(head.data) > 12
+        return head.data.startswith(b"ARROW1") or (head.data.startswith(b"\xff\xff\xff\xff") and 64 <= size < 2**26)
+
+    @staticmethod
+    def opened(path: str) -> tuple[pyarrow.Schema, _Batches]:
+        """Return the schema of a file, and how to read it."""
+        import pyarrow
+        from pyarrow import ipc
+
+        mapped = pyarrow.memory_map(path)
+        is_file = mapped.read(6) == b"ARROW1"
+        mapped.seek(0)
+        reader = ipc.open_file(mapped) if is_file else ipc.open_stream(mapped)
+
+        def batches(names: Sequence[str]) -> Iterator[tuple[pyarrow.RecordBatch, float]]:
+            stored = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+            for index, batch in enumerate(stored, 1):
+                batch.validate(full=True)
+                share = index / reader.num_record_batches if is_file else mapped.tell() / mapped.size()
+                for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+                    yield batch.slice(start, _ROWS_AT_ONCE), share
+
+        return reader.schema, batches
+
+
+def lengths_table(
+    ids: Sequence[str | None], lengths: FloatArray, targets: FloatArray | None, unit: Unit | None
+) -> pyarrow.Table:
+    """Return lengths, shape (count,), as the table that `batchtune scan` writes and these formats recognise."""
+    import pyarrow
+
+    columns = {"id": pyarrow.array(ids, pyarrow.string()), "length": lengths}
+    if targets is not None:
+        columns["target_length"] = targets
+    return pyarrow.table(columns).replace_schema_metadata({_METADATA: unit or ""})
+
+
+def _leaves(fields: Any, prefix: str = "") -> Iterator[tuple[str, pyarrow.DataType]]:
+    """Yield name and type of the columns without fields, and of the fields of the others."""
+    from pyarrow import types
+
+    for field in fields:
+        if types.is_struct(field.type):
+            yield from _leaves(field.type, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, field.type
+
+
+def _located(schema: pyarrow.Schema, key: str) -> tuple[list[str], tuple[str, ...]]:
+    """Return a column and its fields on the way to a value, and the rest of the way below them. Raises KeyError."""
+    from pyarrow import types
+
+    if key in schema.names:
+        return [key], ()
+    top, *rest = key.split(".")
+    kind = schema.field(top).type
+    fields = [top]
+    while rest and types.is_struct(kind) and kind.get_field_index(rest[0]) >= 0:
+        kind = kind.field(rest[0]).type
+        fields.append(rest.pop(0))
+    return fields, tuple(rest)
+
+
+def _values(batch: pyarrow.RecordBatch, fields: Sequence[str], rest: tuple[str, ...]) -> Values:
+    """Return the values in a column's field, or below it; numbers as an array of floats if none is missing."""
+    import pyarrow
+    from pyarrow import compute, types
+
+    array = batch.column(fields[0])
+    for name in fields[1:]:
+        array = compute.struct_field(array, name)
+    kind = array.type
+    if rest == (COUNT,) and not types.is_dictionary(kind) and hasattr(kind, "value_type"):
+        array = compute.list_value_length(array)
+        kind = array.type
+        rest = ()
+    if _is_binary(kind):
+        return [Unreadable("binary data") if valid else None for valid in array.is_valid().to_pylist()]
+    if (types.is_integer(kind) or types.is_floating(kind)) and not array.null_count:
+        floats: FloatArray = array.cast(pyarrow.float64(), safe=False).to_numpy()
+        return floats
+    if types.is_decimal(kind):
+        array = array.cast(pyarrow.string())
+    values: list[object] = array.to_pylist()
+    return [walk(value, rest) for value in values] if rest else values
+
+
+def _is_binary(kind: pyarrow.DataType) -> bool:
+    return "binary" in str(kind)

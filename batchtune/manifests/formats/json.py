@@ -1,4 +1,4 @@
-"""JSON objects with a length, decoded by msgspec: on lines (NeMo), in a list, or by their ids (SpeechBrain).
+"""JSON objects with a length, decoded by msgspec: on lines (NeMo), in a list, or by their ids (SpeechBrain); cuts.
 
 JSON Lines are read some lines at a time. Any other JSON text is read at once: it takes the file's size in memory, and
 about as much again for the values of the columns that are read.
@@ -7,64 +7,74 @@ about as much again for the values of the columns that are read.
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import operator
 import re
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, cached_property, partial
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar
 
 import msgspec
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import Unit
-from batchtune.manifests.base import PEEKED_ROWS, Column, Format, Place, Rows, id_name, summarise, walk
-from batchtune.manifests.headers import Payload
-from batchtune.manifests.source import Block, Head, Source
-from batchtune.manifests.values import Unreadable
+from batchtune.manifests.base import PEEKED_ROWS, Column, Format, Rows, columns_of, id_name
+from batchtune.manifests.measuring import Unreadable, number, walk
+from batchtune.manifests.source import Block, Head
 
-# A folder of JSON Lines: a name for the files, and their endings.
-JSON_LINES = ("JSON Lines", (".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.xz"))
+# To find the end of an object: so many within the last of those that a file begins with.
+_MOST_TRIES = 100
+_REFUSED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
-# The first key of an object, and the first token of its value.
-_FIRST_TOKEN = re.compile(r'\s*[{,]\s*"(?P<key>(?:[^"\\]|\\.)*)"\s*:\s*(?P<token>"(?:[^"\\]|\\.)*"|\S|$)', re.DOTALL)
-_LARGEST_MEMBER_BYTES = 16 * 1024 * 1024
-_REFUSED = (msgspec.DecodeError, RecursionError)
-
-# The objects of some rows → the values of a column.
-Getter: TypeAlias = Callable[[Sequence[Any]], list[object]]
+Path = tuple[str, ...]
+Getter = Callable[[Any], object]
 
 
-class Entry(NamedTuple):
-    """An object as it is written: the position of its first byte in its block, its key in an object of objects."""
-
-    begin: int
-    key: str | None
-    text: bytes
-
-
-def first_keys(head: Head) -> dict[str, str]:
-    """Map the keys of the first object to the first token of each value; the head may hold anything, cut anywhere."""
-    text = head.data.decode(errors="replace").lstrip().removeprefix("[").lstrip()
-    tokens: dict[str, str] = {}
-    position = 0
-    with contextlib.suppress(ValueError, RecursionError):
-        while match := _FIRST_TOKEN.match(text, position):
-            tokens.setdefault(match["key"], match["token"])
-            # msgspec can't say where a value ends.
-            _, position = json.JSONDecoder().raw_decode(text, match.start("token"))
-    return tokens
+def _peeked(head: Head) -> Any:
+    """Return what a file that begins with a JSON list or object holds, as far as it is whole; None if nothing is."""
+    data = head.data.strip()
+    end = len(data)
+    closing = b"]" if data.startswith(b"[") else b"}"
+    for _ in range(_MOST_TRIES):
+        with contextlib.suppress(*_REFUSED):
+            return msgspec.json.decode(data if end == len(data) else data[:end] + closing)
+        end = data.rfind(b"}", 0, end - 1) + 1  # the end of an object, if only of one in another
+    return None
 
 
-def begins_with_list(head: Head) -> bool:
-    """Return whether a file with this head is one JSON list."""
-    return head.data.lstrip().startswith(b"[")
+def _first_objects(head: Head) -> list[dict[str, Any]]:
+    """Return the first objects of a JSON file with this head, as far as they are whole."""
+    values: list[object] = []
+    with contextlib.suppress(*_REFUSED):
+        if begins_with(head, "[") or _holds_objects_by_id(head):
+            peeked = _peeked(head)
+            values += peeked.values() if isinstance(peeked, dict) else peeked or []
+        else:
+            for line in head.lines[:PEEKED_ROWS]:
+                values.append(msgspec.json.decode(line))
+    return [value for value in values[:PEEKED_ROWS] if isinstance(value, dict)]
 
 
-class JsonFormat(Format):
-    """The part of a JSON format that is the same for all.
+def begins_with(head: Head, opening: str) -> bool:
+    """Return whether a file with this head begins so, after white space."""
+    return head.data.lstrip().startswith(opening.encode())
+
+
+def _holds_objects_by_id(head: Head) -> bool:
+    """Return whether a JSON file is one object of objects, rather than an object on every line."""
+    if not begins_with(head, "{"):
+        return False
+    peeked = _peeked(head)
+    values = list(peeked.values()) if isinstance(peeked, dict) else []
+    with contextlib.suppress(*_REFUSED):
+        msgspec.json.decode(head.lines[0])
+        return len(head.lines) == 1 and head.complete and all(isinstance(value, dict) for value in values)
+    return peeked == {} or isinstance(next(iter(values), None), dict)
+
+
+class Nemo(Format):
+    """JSON Lines, as NeMo and request traces write it; blank lines are passed over.
 
     Attributes:
         hint: What to do if a file is of another shape.
@@ -72,251 +82,150 @@ class JsonFormat(Format):
             line, or one list if the file begins with one.
     """
 
-    hint: ClassVar[str]
-    opening: ClassVar[str | None] = None
-
-    def __init__(self, source: Source) -> None:
-        super().__init__(source)
-        self._on_lines = self.opening is None and not begins_with_list(source.head)
-        begin = source.head.data.lstrip()[:1].decode("latin-1")
-        if self.opening is not None and begin not in ("", self.opening):
-            seen = {"[": "a JSON list", "{": "a JSON object"}.get(begin, "neither a JSON list nor an object")
-            raise ManifestError(f"{source.path} has {seen} at its top level", self.hint)
-
-    @abstractmethod
-    def getters(self, keys: Sequence[str]) -> tuple[type[Any], list[Getter]]:
-        """Return the type of the objects, with the fields that these columns need, and objects → values of each."""
-
-    @property
-    def id_key(self) -> str | None:
-        """The key of an object's id, or None if it has none."""
-        return "id"
-
-    def first(self, kind: type[Any]) -> list[Any]:
-        """Return the first objects."""
-        objects: list[Any] = []
-        for block in self._blocks():
-            entries = islice(self._entries(block), PEEKED_ROWS - len(objects))
-            objects += [self._decoded(block, entry, kind) for entry in entries]
-            if len(objects) == PEEKED_ROWS:
-                break
-        return objects
-
-    def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
-        """Yield the rows of a block of lines at a time, or all of a list or an object of objects."""
-        kind, getters = self.getters(keys)
-        for block in self._blocks():
-            names, objects = self._objects(block, kind)
-            columns = [get(objects) for get in getters]
-            del objects
-            entries = cache(lambda block: list(self._entries(block)))
-            place = partial(self._place, block, entries)
-            ids = partial(self._ids, block, names)
-            yield Rows(columns, place, ids)
-
-    def _blocks(self) -> Iterator[Block]:
-        if self._on_lines:
-            yield from self.source.blocks()
-        else:
-            yield Block(1, self.source.content())
-            self.source.report(1.0)
-
-    def _objects(self, block: Block, kind: type[Any]) -> tuple[list[str] | None, list[Any]]:
-        """Return the keys of an object of objects, else None, and the objects. Raises ManifestError for a fault."""
-        with contextlib.suppress(*_REFUSED):
-            if self.opening == "{":
-                entries = msgspec.json.decode(block.data, type=dict[str, kind])  # type: ignore[valid-type]
-                return list(entries), list(entries.values())
-            if not self._on_lines:
-                return None, msgspec.json.decode(block.data, type=list[kind])  # type: ignore[valid-type]
-            objects = msgspec.json.Decoder(kind).decode_lines(block.data)
-            if len(objects) == block.newlines.size + (not block.data.endswith(b"\n")):
-                return None, objects
-        # There are blank lines, or a fault, or an object takes several lines.
-        written = list(self._entries(block))
-        objects = [self._decoded(block, entry, kind) for entry in written]
-        return [entry.key or "" for entry in written] if self.opening == "{" else None, objects
-
-    def _entries(self, block: Block) -> Iterator[Entry]:
-        """Yield the objects of a block as they are written."""
-        if self._on_lines:
-            begin = 0
-            for line in block.data.split(b"\n"):
-                if line.strip():
-                    yield Entry(begin, None, line)
-                begin += len(line) + 1
-            return
-        with self._explained(block, 0, block.data):
-            if self.opening == "{":
-                values = msgspec.json.decode(block.data, type=dict[str, msgspec.Raw])
-                pairs: list[tuple[str | None, msgspec.Raw]] = list(values.items())
-            else:
-                pairs = [(None, value) for value in msgspec.json.decode(block.data, type=list[msgspec.Raw])]
-        end = 0
-        for key, value in pairs:
-            text = bytes(value)
-            begin = block.data.find(text, end)
-            if begin < 0:  # an entry before it was replaced by a later one of the same id
-                begin = block.data.find(text)
-            end = begin + len(text)
-            yield Entry(begin, key, text)
-
-    def _decoded(self, block: Block, entry: Entry, kind: type[Any]) -> Any:
-        """Return an object. Raises ManifestError if it is malformed, or of another shape than needed."""
-        with self._explained(block, entry.begin, entry.text):
-            try:
-                return msgspec.json.decode(entry.text, type=kind)
-            except msgspec.ValidationError as error:
-                seen = f": {error}"
-                with contextlib.suppress(msgspec.DecodeError):
-                    value = msgspec.json.decode(entry.text)
-                    if not isinstance(value, dict):
-                        seen = f" is not a JSON object: {shortened(value)}"
-        place = Place(_line_of(block, entry.begin), entry.key)
-        raise ManifestError(f"{self.source.path}, {place}{seen}", self.hint)
-
-    @contextlib.contextmanager
-    def _explained(self, block: Block, begin: int, text: bytes) -> Iterator[None]:
-        """Turn what msgspec raises for a malformed text, which begins there in a block, into a ManifestError."""
-        try:
-            yield
-            return
-        except msgspec.ValidationError:
-            raise
-        except RecursionError:
-            position = 0
-            seen = "the JSON is nested too deeply"
-        except msgspec.DecodeError as error:
-            byte = re.search(r"\(byte (\d+)\)", str(error))
-            position = int(byte[1]) if byte is not None else len(text)
-            seen = f"the JSON is malformed: {str(error).removeprefix('JSON is malformed: ')}"
-            if byte is None:
-                seen = "the JSON breaks off"
-            elif re.match(rb"NaN|Infinity", text[position : position + 8]):
-                seen = "NaN and Infinity are not JSON; write null for an unknown number"
-        line_begin = block.data.rfind(b"\n", 0, begin + position) + 1
-        column = len(block.data[line_begin : begin + position].decode(errors="replace")) + 1
-        place = f"line {_line_of(block, begin + position)}, column {column}"
-        raise ManifestError(f"{self.source.path}, {place}: {seen}", self.hint)
-
-    def _place(self, block: Block, entries: Callable[[Block], list[Entry]], index: int) -> Place:
-        entry = entries(block)[index]
-        name = entry.key
-        if name is None and self.id_key is not None:
-            name = _text_or_none(msgspec.json.decode(entry.text, type=dict[str, Any]).get(self.id_key))
-        if name is None and not self._on_lines:
-            name = f"item {index + 1}"
-        return Place(_line_of(block, entry.begin), name)
-
-    def _ids(self, block: Block, names: list[str] | None) -> Sequence[str | None]:
-        if names is not None:
-            return names
-        key = self.id_key or ""
-        _, objects = self._objects(block, with_fields([key]))
-        return [_text_or_none(value) for value in values_of(objects, 0, key)]
-
-
-def _line_of(block: Block, position: int) -> int:
-    return block.first_line + block.data.count(b"\n", 0, position)
-
-
-def with_fields(keys: Sequence[str]) -> type[Any]:
-    """Make a type of objects of which only these keys are read; a dict if a key can't be a field's."""
-    names = {f"f{index}": key for index, key in enumerate(keys)}
-    try:
-        return msgspec.defstruct("Fields", [(name, Any, None) for name in names], rename=names, gc=False)
-    except ValueError:  # a key with a quote, a backslash or a control character
-        return dict[str, Any]
-
-
-def values_of(objects: Sequence[Any], index: int, key: str) -> list[object]:
-    """Return the values of a key in objects of a type by `with_fields`, or in dicts; None in those that lack it."""
-    if objects and isinstance(objects[0], dict):
-        return [entry.get(key) for entry in objects]
-    return list(map(operator.attrgetter(f"f{index}"), objects))
-
-
-def _text_or_none(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def json_reader(path: tuple[str, ...]) -> Callable[[Payload], object]:
-    """Make a function from a file of one JSON text to the value at a path; None without one, or Unreadable."""
-
-    def read(payload: Payload) -> object:
-        if payload.size > _LARGEST_MEMBER_BYTES:
-            return Unreadable("longer than 16 MiB of JSON", f"{payload.size:,} bytes")
-        data = payload.read(0, payload.size).removeprefix(b"\xef\xbb\xbf")
-        try:
-            content = msgspec.json.decode(data)
-        except (*_REFUSED, UnicodeDecodeError) as error:
-            return Unreadable("malformed JSON", str(error))
-        value = walk(content, path)
-        if value is None and isinstance(content, dict):
-            return content.get(".".join(path))  # a key of the object may hold dots
-        return value
-
-    return read
-
-
-class Nemo(JsonFormat):
-    """JSON Lines, as NeMo and request traces write it; blank lines are passed over."""
-
     name = "nemo"
     description = "one JSON object on every line"
-    folder_kind: ClassVar[tuple[str, tuple[str, ...]] | None] = JSON_LINES
-    hint = "This format holds one whole JSON object on every line."
+    endings: ClassVar[tuple[str, ...]] = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.xz")
+    hint: ClassVar[str] = "This format holds one whole JSON object on every line."
+    opening: ClassVar[str | None] = None
 
     @staticmethod
     def fits(head: Head) -> bool:
         """Return whether the file begins with a JSON object that is not an object of objects."""
-        return head.data.lstrip().startswith(b"{") and not _holds_objects_by_id(head)
-
-    def columns(self) -> Sequence[Column]:
-        """Return all keys of the first objects, those of nested ones under dotted names."""
-        return summarise(self._first)
-
-    def getters(self, keys: Sequence[str]) -> tuple[type[Any], list[Getter]]:
-        """Return getters of keys that may be dotted paths. A key of the object itself that holds dots wins."""
-        paths = [(key,) if key in self._names else tuple(key.split(".")) for key in keys]
-        fields = list(dict.fromkeys(path[0] for path in paths))
-
-        def values(path: Sequence[str], objects: Sequence[Any]) -> list[object]:
-            field_values = values_of(objects, fields.index(path[0]), path[0])
-            if len(path) == 1:
-                return field_values
-            return [walk(value, path[1:]) for value in field_values]
-
-        return with_fields(fields), [partial(values, path) for path in paths]
+        return begins_with(head, "{") and not _holds_objects_by_id(head)
 
     @property
-    def id_key(self) -> str | None:
-        """The key of an object's id, or None if it has none."""
-        return id_name(self._names)
+    def _on_lines(self) -> bool:
+        """Whether an object is on every line."""
+        return self.opening is None and not begins_with(self.source.head, "[")
 
     @cached_property
     def _first(self) -> list[dict[str, Any]]:
-        return self.first(dict[str, Any])
+        objects = _first_objects(self.source.head)
+        if not objects:  # the first is longer than the head, or damaged, or of another shape
+            for block in self._blocks():
+                objects = list(self._objects(block, dict[str, Any]))
+                break
+        return objects[:PEEKED_ROWS]
 
     @cached_property
     def _names(self) -> set[str]:
         return set().union(*self._first)
 
+    def columns(self) -> Sequence[Column]:
+        """Return all keys of the first objects, those of nested ones under dotted names."""
+        return columns_of(self._first)
+
+    def fields(self, paths: Sequence[Path], value: Any = Any) -> tuple[Any, list[Getter]]:
+        """Return the type of objects with values of a type at these paths, and of each path object → value."""
+        names = list(dict.fromkeys(path[0] for path in paths))
+        fields = {f"f{index}": name for index, name in enumerate(names)}
+        try:
+            kind: Any = msgspec.defstruct("Fields", [(field, value, None) for field in fields], rename=fields, gc=False)
+            getters: dict[str, Getter] = {name: operator.attrgetter(field) for field, name in fields.items()}
+        except ValueError:  # a name with a quote, a backslash or a control character
+            kind = dict[str, Any]
+            getters = {name: operator.methodcaller("get", name) for name in names}
+        return kind, [_below(getters[path[0]], path[1:]) for path in paths]
+
+    def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
+        """Yield the rows of a block of lines at a time, or all of a list or an object of objects."""
+        paths = [self._path(key) for key in keys]
+        of_numbers, _ = self.fields(paths, float | None)  # faster, for most manifests
+        kind, getters = self.fields(paths)
+        for block in self._blocks():
+            objects = self._objects(block, of_numbers, kind)
+            columns = [list(map(get, objects)) for get in getters]
+            del objects
+            yield Rows(columns, partial(self._ids, block), partial(self._place, block))
+
+    def _path(self, key: str) -> Path:
+        """Return the path that a column's name means. A key of the object itself that holds dots wins."""
+        return (key,) if key in self._names else tuple(key.split("."))
+
+    def _blocks(self) -> Iterator[Block]:
+        if self._on_lines:
+            yield from self.source.blocks()
+        else:
+            yield Block(1, self.source.content(), 0)
+
+    def _objects(self, block: Block, *kinds: Any) -> Collection[Any]:
+        """Return the objects, of the first of these types that fits. Raises ManifestError for a fault."""
+        decoded: Any
+        for kind in kinds:
+            with contextlib.suppress(*_REFUSED):
+                if self.opening == "{":
+                    decoded = msgspec.json.decode(block.data, type=dict[str, kind])  # type: ignore[valid-type]
+                    return decoded.values()  # type: ignore[no-any-return]
+                if not self._on_lines:
+                    return msgspec.json.decode(block.data, type=list[kind])  # type: ignore[valid-type]
+                decoded = msgspec.json.Decoder(kind).decode_lines(block.data)
+                if len(decoded) == block.num_ends + (not block.data.endswith(b"\n")):
+                    return decoded  # type: ignore[no-any-return]
+        # There are blank lines, or a fault.
+        objects = []
+        for place, _, text in self._entries(block):
+            try:
+                objects.append(msgspec.json.decode(text, type=kinds[-1]))
+            except _REFUSED as error:
+                raise self._refused(place, error) from None
+        return objects
+
+    def _entries(self, block: Block) -> Iterator[tuple[str, str | None, bytes | msgspec.Raw]]:
+        """Yield place, id and text of the objects of a block. Raises ManifestError for malformed JSON."""
+        if self._on_lines:
+            for line, text in enumerate(block.data.split(b"\n"), block.first_line):
+                if text.strip():
+                    yield f"line {line}", None, text
+            return
+        kind: Any = dict[str, msgspec.Raw] if self.opening == "{" else list[msgspec.Raw]
+        try:
+            values = msgspec.json.decode(block.data, type=kind)
+        except _REFUSED as error:
+            byte = re.search(r"\(byte (\d+)\)", str(error))
+            position = len(block.data.rstrip()) if byte is None else int(byte[1])
+            raise self._refused(f"line {1 + block.data.count(bytes([10]), 0, position)}", error) from None
+        if self.opening == "{":
+            for name, value in values.items():
+                yield f"id {shortened(name)}", name, value
+        else:
+            for index, value in enumerate(values, 1):
+                yield f"item {index}", None, value
+
+    def _refused(self, place: str, error: Exception) -> ManifestError:
+        """Return the error for what msgspec refuses."""
+        seen = "the JSON is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        hint = f"{self.hint} NaN and Infinity are not JSON: write null for an unknown number."
+        return ManifestError(f"{self.source.path}, {place}: {seen}", hint)
+
+    def _place(self, block: Block, index: int) -> str:
+        place, _, _ = next(islice(self._entries(block), index, None))
+        return place
+
+    def _ids(self, block: Block) -> Sequence[str | None]:
+        if self.opening == "{":
+            return [name for _, name, _ in self._entries(block)]
+        kind, (get,) = self.fields([(id_name(self._names) or "",)])
+        names = map(get, self._objects(block, kind))
+        return [name if isinstance(name, str) else None for name in names]
+
+
+def _below(get: Getter, path: Path) -> Getter:
+    return (lambda entry: walk(get(entry), path)) if path else get
+
 
 class JsonList(Nemo):
-    """A list of objects; messages name their lines, and their ids or else their numbers, from 1."""
+    """A list of objects."""
 
     name = "json-list"
     description = "one JSON list of objects"
-    folder_kind = None
+    endings = ()
     hint = 'This format is one JSON list of objects: [{"text": "…", "duration": 3.2}, …].'
     opening = "["
 
     @staticmethod
     def fits(head: Head) -> bool:
-        """Return whether the file begins with a list whose first item is an object."""
-        start = head.data.lstrip()
-        return start.startswith(b"[") and start[1:].lstrip()[:1] in (b"{", b"]")
+        """Return whether the file begins with a list of objects, or one that can't be read."""
+        return begins_with(head, "[") and (bool(_first_objects(head)) or not _peeked(head))
 
 
 class SpeechBrainJson(Nemo):
@@ -325,7 +234,7 @@ class SpeechBrainJson(Nemo):
     name = "speechbrain-json"
     description = "one JSON object of objects, id → entry"
     units: ClassVar[Mapping[str, Unit]] = {"length": "s", "len": "s"}
-    folder_kind = None
+    endings = ()
     hint = 'This format is one JSON object of objects: {"id": {"duration": 3.2, …}, …}.'
     opening = "{"
 
@@ -335,13 +244,88 @@ class SpeechBrainJson(Nemo):
         return _holds_objects_by_id(head)
 
 
-def _holds_objects_by_id(head: Head) -> bool:
-    """Return whether a JSON file is one object of objects, rather than an object on every line."""
-    if not head.data.lstrip().startswith(b"{"):
-        return False
-    try:
-        first = msgspec.json.decode(head.lines[0])
-    except _REFUSED:
-        token = next(iter(first_keys(head).values()), None)
-        return token == "{" or (token is None and head.data.strip(b"{} \t\r\n") == b"")
-    return len(head.lines) == 1 and head.complete and all(isinstance(value, dict) for value in first.values())
+class _Supervision(msgspec.Struct, gc=False):
+    text: Any = None
+
+
+class _Cut(msgspec.Struct, gc=False):
+    """The fields of a cut that its columns need; a MixedCut has tracks."""
+
+    id: Any = None
+    duration: Any = None
+    tracks: tuple[_Track, ...] | None = None
+    supervisions: list[_Supervision] | None = None
+
+    @property
+    def audible(self) -> tuple[_Track, ...]:
+        """The tracks that are not muted, all if all are; the cut itself if it is no mix."""
+        if self.tracks is None:
+            return (_Track(self),)
+        return tuple(track for track in self.tracks if not track.mute) or self.tracks
+
+
+class _Track(msgspec.Struct, gc=False):
+    cut: _Cut
+    offset: Any = 0.0
+    mute: Any = False
+
+
+class Lhotse(Nemo):
+    """Cuts as Lhotse's `CutSet` writes them: MonoCut, MultiCut, PaddingCut, MixedCut, and the Cut of old.
+
+    Durations and texts are those of Lhotse (checked against 1.33): of a MixedCut only the tracks that are not muted
+    count.
+    """
+
+    name = "lhotse"
+    description = "Lhotse's cuts, a JSON list or one on every line"
+    endings = ()  # those of NeMo's files: the content says which they are
+    hint = "This format is a JSON list of cuts, or one whole cut on every line, as Lhotse's CutSet.to_file writes them."
+
+    @staticmethod
+    def fits(head: Head) -> bool:
+        """Return whether the first object is a cut."""
+        first: dict[str, Any] = next(iter(_first_objects(head)), {})
+        is_cut = first.get("type") in ("MonoCut", "MultiCut", "MixedCut", "PaddingCut", "Cut")
+        return is_cut or {"id", "start", "duration", "supervisions"} <= first.keys()
+
+    def columns(self) -> Sequence[Column]:
+        """Return `id`, `duration` and `text`."""
+        rows = []
+        for entry in self._first:
+            try:
+                cut = msgspec.convert(entry, _Cut)
+            except (msgspec.ValidationError, RecursionError):  # of another shape: reading says where
+                continue
+            rows.append({"id": cut.id, "duration": _duration(cut), "text": _text(cut)})
+        return columns_of(rows or [dict.fromkeys(("id", "duration", "text"))])
+
+    def fields(self, paths: Sequence[Path], value: Any = Any) -> tuple[Any, list[Getter]]:
+        """Return the type of cuts, and of each path cut → value."""
+        getters: dict[str, Getter] = {"duration": _duration, "text": _text}
+        return _Cut, [getters.get(path[0], operator.attrgetter("id")) for path in paths]
+
+
+def _duration(cut: _Cut) -> object:
+    """Return the duration; with tracks, as `MixedCut.duration` does: the last end, rounded to 8 digits."""
+    if cut.tracks is None:
+        return cut.duration
+    last_end = 0.0
+    for track in cut.audible:
+        offset = number(track.offset)
+        duration = number(track.cut.duration)
+        if offset is None or duration is None or not math.isfinite(offset + duration):
+            return Unreadable(
+                "a track without a length", f"{shortened(track.offset)} + {shortened(track.cut.duration)}"
+            )
+        last_end = max(last_end, offset + duration)
+    return round(last_end, 8)
+
+
+def _text(cut: _Cut) -> object:
+    """Join the texts of its supervisions with spaces; None if none has any."""
+    texts = []
+    for track in cut.audible:
+        texts += [supervision.text for supervision in track.cut.supervisions or ()]
+    texts = [text for text in texts if isinstance(text, str)]
+    return " ".join(texts) if texts else None

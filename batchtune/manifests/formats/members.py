@@ -1,68 +1,57 @@
-"""Values of columns in one file of an example: the length of audio, the shape of an array, JSON, text."""
+"""Examples in files of their own: tar shards of WebDataset, and audio files in a folder."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+import glob
+import itertools
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from batchtune.manifests.base import Place, Rows, last_part
-from batchtune.manifests.formats.json import json_reader
+import msgspec
+
+from batchtune.errors import ManifestError, shortened
+from batchtune.lengths import Unit
+from batchtune.manifests.base import Column, Format, Rows, columns_of, last_part
 from batchtune.manifests.headers import (
-    ARRAY_SUFFIXES,
     AUDIO_SUFFIXES,
-    AudioLength,
     Payload,
     array_shape,
     audio_length,
+    opened_payload,
 )
-from batchtune.manifests.values import Unreadable
+from batchtune.manifests.measuring import Estimate, Unreadable, walk
+from batchtune.manifests.source import Head, Source
+from batchtune.manifests.tar import BLOCK, Tar, is_header, open_tar
 
-NUM_SAMPLES = "num_samples"
-MOST_SUFFIXES = 1000
-CHUNK = 1000
+_NUM_SAMPLES = "num_samples"
+_AUDIO = "audio"
+_ARRAY = "npy"
+# Of texts of at most 1 MiB each.
+_CHUNK = 250
+_LARGEST_JSON_BYTES = 16 * 1024 * 1024
+_PEEKED_SAMPLES = 100
+_MOST_SUFFIXES = 1000
+_PEEKED_FILES = 20
+_META = re.compile(r"__[^/]*__(?:$|/)")
+# As webdataset's `base_plus_ext` (1.0.2) takes names apart, at the first dot behind the folder; a longer name than any
+# file system has could take it hours.
+_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+_LONGEST_NAME = 4096
+_SPARSE = Unreadable("a sparse member")
 
 # By the last part of a suffix, in lower case; any other file is text.
 _KINDS = {
-    **dict.fromkeys(AUDIO_SUFFIXES, "audio"),
-    **dict.fromkeys(ARRAY_SUFFIXES, "array"),
-    **dict.fromkeys(("json", "jsn"), "json"),
+    **dict.fromkeys(AUDIO_SUFFIXES, _AUDIO),
+    "json": "json",
+    "jsn": "json",
+    _ARRAY: "array",
 }
-
-ValuePath = tuple[str, ...]
-
-
-class MemberReader(NamedTuple):
-    """Reads the value of a column from a file.
-
-    Attributes:
-        content: Maps a file to what it holds: an AudioLength, an array's shape, text, the value in JSON, or Unreadable.
-        path: For audio, `("num_samples",)` for samples instead of seconds; for an array, the number of a dimension;
-            None for the content itself.
-    """
-
-    content: Callable[[Payload], object]
-    path: ValuePath | None
-
-    def value(self, content: object) -> object:
-        """Return the column's value in the content of a file; None without one."""
-        if self.path is None:
-            return content
-        if isinstance(content, AudioLength):
-            return content.num_samples if self.path else content.seconds
-        if isinstance(content, tuple):
-            return _dimension(content, ".".join(self.path) or "0")
-        if self.path and not isinstance(content, Unreadable):
-            return None
-        return content
-
-
-def _dimension(shape: tuple[int, ...], axis: str) -> object:
-    if not axis.isdecimal():
-        return None
-    if int(axis) >= len(shape):
-        return Unreadable("too few dimensions", f"of shape {shape}")
-    return shape[int(axis)]
+_UNREAD_AUDIO = frozenset("aac ac3 amr ape au caf snd sph voc w64 webm wma wv".split())
+_CONVERT = "audio in a format that is not read: convert it to WAV or FLAC"
 
 
 def kind_of(suffix: str) -> str:
@@ -70,29 +59,273 @@ def kind_of(suffix: str) -> str:
     return _KINDS.get(last_part(suffix), "text")
 
 
-@functools.lru_cache(MOST_SUFFIXES)
-def member_reader(suffix: str, path: ValuePath | None = ()) -> MemberReader:
-    """Make the reader of the value at a path in files with a suffix."""
-    kind = kind_of(suffix)
-    if kind == "json":
-        return MemberReader(json_reader(path or ()), None)
-    audio_suffix = last_part(suffix)
+def read_value(payload: Payload, suffix: str, path: tuple[str, ...]) -> object:
+    """Return the value at a path in a file with this suffix, or Unreadable.
 
-    def content(payload: Payload) -> object:
+    Of audio, this is the seconds, or at `num_samples` its samples; of an array the dimension of a number, by default
+    the first; of JSON the value at the path, None without one; of text the text.
+    """
+    kind = kind_of(suffix)
+    try:
+        if kind == _AUDIO:
+            audio = audio_length(payload)
+            if path:
+                return audio.num_samples
+            return Estimate(audio.seconds) if audio.is_estimate else audio.seconds
+        if kind == "json":
+            return _json_value(payload, path)
+        if kind == "array":
+            shape = array_shape(payload)
+            axis = int(path[0]) if path else 0
+            return shape[axis] if axis < len(shape) else Unreadable("too few dimensions", f"of shape {shape}")
+        return payload.text()
+    except Unreadable as error:
+        return error.with_traceback(None)
+
+
+def _json_value(payload: Payload, path: tuple[str, ...]) -> object:
+    if payload.size > _LARGEST_JSON_BYTES:
+        raise Unreadable("longer than 16 MiB of JSON", f"{payload.size:,} bytes")
+    try:
+        content = msgspec.json.decode(payload.read(0, payload.size).removeprefix(b"\xef\xbb\xbf"))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Unreadable("malformed JSON", str(error)) from None
+    return walk(content, path)
+
+
+@dataclass(slots=True)
+class _Sample:
+    """Consecutive members with one key: the values of the columns that are read."""
+
+    key: str
+    values: dict[str, object] = field(default_factory=dict)
+    repeated: str | None = None  # a suffix that two of its members have
+
+
+# Suffix → the columns that are read from members with it, and the path of each in the member.
+_Wanted = Callable[[str], Sequence[tuple[str, tuple[str, ...]]]]
+
+
+class WebDataset(Format):
+    """A tar shard, of which only the members asked for are read; consecutive members with one key are a sample.
+
+    A column is a suffix: `wav` or any other audio (in seconds), `npy` (the first dimension), others as text. Parts are
+    named behind a dot: `wav.num_samples`, `npy.1`, `json.duration`, `json.speaker.id`. Suffixes may hold dots
+    themselves, as that of `a.mix.wav`. `audio` is the one audio member of each sample, whatever its suffix.
+    """
+
+    name = "webdataset"
+    description = "a tar shard of WebDataset"
+    sharded = True
+    endings = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+
+    @staticmethod
+    def fits(head: Head) -> bool:
+        """Return whether the file begins with a tar header, or is an archive of nothing."""
+        block = head.data[:BLOCK]
+        return is_header(block) or (len(block) == BLOCK and not head.data.strip(b"\0"))
+
+    def columns(self) -> Sequence[Column]:
+        """Return what the members of the first samples hold, and `audio` if none of them has two audio members."""
+        with open_tar(self.source) as tar:
+            # Damage in the shard is reported when all of it is read, after what precedes it.
+            first = next(_chunks(itertools.islice(_samples(tar, lambda suffix: [(suffix, ())]), _PEEKED_SAMPLES)))
+        entries = []
+        most_audio = 0
+        for sample in first:
+            audio = [suffix for suffix in sample.values if kind_of(suffix) == _AUDIO]
+            most_audio = max(most_audio, len(audio))
+            entry = {suffix: _readable(value) for suffix, value in sample.values.items()}
+            if audio:
+                entry[_AUDIO] = entry[audio[0]]
+            entries.append(entry)
+        return [column for column in columns_of(entries) if column.name != _AUDIO or most_audio == 1]
+
+    def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
+        """Yield the samples, some hundred at a time; those before damage in the shard come first."""
+        paths = {key: _split(key) for key in keys}
+
+        @functools.lru_cache(_MOST_SUFFIXES)
+        def wanted(suffix: str) -> Sequence[tuple[str, tuple[str, ...]]]:
+            columns = []
+            for key, (name, path) in paths.items():
+                if name == suffix != _AUDIO or (name == _AUDIO and kind_of(suffix) == _AUDIO):
+                    columns.append((key, path))
+            return columns
+
+        with open_tar(self.source) as tar:
+            for chunk in _chunks(_samples(tar, wanted)):
+                columns = [_column(chunk, key) for key in keys]
+                for index, sample in enumerate(chunk):
+                    if sample.repeated is not None:
+                        columns[0][index] = Unreadable("two members with one suffix", shortened(sample.repeated))
+                yield _rows([sample.key for sample in chunk], columns, tar.left_out)
+                tar.left_out.clear()
+                tar.report()
+
+    def default_column(self, columns: Sequence[Column]) -> str | None:
+        """Return the audio if there is any, else the array."""
+        names = [column.name for column in columns]
+        return next((name for name in (_AUDIO, _ARRAY) if name in names), None)
+
+    def unit_in(self, column: str) -> Unit | None:
+        """Return the unit of a column: seconds or samples of audio, else by its name."""
+        suffix, path = _split(column)
+        if suffix == _AUDIO or kind_of(suffix) == _AUDIO:
+            return "samples" if path else "s"
+        return super().unit_in(column)
+
+
+def _column(samples: Sequence[_Sample], key: str) -> list[object]:
+    return [sample.values.get(key) for sample in samples]
+
+
+def _readable(value: object) -> object:
+    return None if isinstance(value, Unreadable) else value
+
+
+def _rows(names: Sequence[str], columns: Sequence[Sequence[object]], left_out: Mapping[str, int]) -> Rows:
+    estimates = sum(type(value) is Estimate for value in columns[0])
+    return Rows(columns, lambda: names, left_out=dict(left_out), num_estimates=estimates)
+
+
+def _chunks(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
+    """Yield samples in lists; those before an error come first."""
+    chunk: list[_Sample] = []
+    try:
+        for sample in samples:
+            chunk.append(sample)
+            if len(chunk) == _CHUNK:
+                yield chunk
+                chunk = []
+    except ManifestError:
+        yield chunk
+        raise
+    yield chunk
+
+
+def _samples(tar: Tar, wanted: _Wanted) -> Iterator[_Sample]:
+    """Group the members as webdataset's `tar_file_iterator` and `group_by_keys` do (1.0.2).
+
+    A sample in which the archive is damaged or breaks off (ManifestError) is not yielded: members of it may be missing.
+    """
+    sample: _Sample | None = None
+    suffixes = set[str]()
+    for file in tar.members():
+        key, suffix = key_and_suffix(file.name)
+        if file.name.startswith("__") and _META.match(file.name):
+            continue
+        if key is None:
+            tar.left_out["a member without a suffix"] += 1
+            continue
+        if sample is None or key != sample.key:
+            if sample is not None:
+                yield sample
+            sample = _Sample(key)
+            suffixes.clear()
+        if suffix in suffixes:
+            sample.repeated = suffix
+        suffixes.add(suffix)
+        for column, path in wanted(suffix):
+            value: object = _SPARSE
+            if column in sample.values:  # the column `audio`, or a repeated suffix
+                value = Unreadable("several audio members", f"{shortened(suffix)} and another")
+            elif not file.is_sparse:
+                value = read_value(tar.payload(file), suffix, path)
+            sample.values[column] = value
+    if sample is not None:
+        yield sample
+
+
+def key_and_suffix(name: str) -> tuple[str | None, str]:
+    """Split a member's name into key, with the folder, and suffix, in lower case; None and no suffix without a dot."""
+    match = None if len(name) > _LONGEST_NAME else _NAME.match(name)
+    return (None, "") if match is None else (match[1], match[2].lower())
+
+
+def _split(column: str) -> tuple[str, tuple[str, ...]]:
+    """Split a column's name into the suffix of the members that are read, and the path to the value in them."""
+    parts = column.split(".")
+    for count in range(1, len(parts) + 1):
+        suffix = ".".join(parts[:count])
+        path = tuple(parts[count:])
+        kind = _AUDIO if suffix == _AUDIO else kind_of(suffix)
+        is_axis = kind == "array" and len(path) == 1 and path[0].isdecimal()
+        if kind == "json" or is_axis or (kind == _AUDIO and path == (_NUM_SAMPLES,)):
+            return suffix, path
+    return column, ()
+
+
+class AudioFolder(Format):
+    """Audio files of a folder and the folders in it; each is an example.
+
+    A file with the same name and another suffix belongs to it, as a column that the suffix names: the text in it
+    (`utt1.txt`: `txt`, `utt1.normalized.txt`: `normalized.txt`).
+    """
+
+    name = "audio"
+    description = "a folder of audio files"
+    names_columns = False
+    of_folder = True
+    endings = tuple(f".{suffix}" for suffix in sorted(AUDIO_SUFFIXES | _UNREAD_AUDIO))
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        names = source.names or ()
+        self._names = [name for name in names if _suffix_of(name) in AUDIO_SUFFIXES]
+        self._left_out = Counter({_CONVERT: len(names) - len(self._names)})
+
+    @staticmethod
+    def fits(head: Head) -> bool:
+        """Return whether it is a folder."""
+        return bool(head.names)
+
+    def columns(self) -> Sequence[Column]:
+        """Return `duration`, `num_samples`, and one for each suffix next to the first file."""
+        names = self._names[:_PEEKED_FILES]
+        keys = ["duration", _NUM_SAMPLES]
+        if names:
+            first = self.source.path / names[0]
+            siblings = sorted(first.parent.glob(f"{glob.escape(first.stem)}.*"))
+            suffixes = [path.name.removeprefix(f"{first.stem}.") for path in siblings]
+            keys += [suffix for suffix in suffixes if kind_of(suffix) == "text"]
+        rows = [{key: _readable(self._value(name, key)) for key in keys} for name in names]
+        return columns_of(rows or [dict.fromkeys(keys)])
+
+    def default_column(self, columns: Sequence[Column]) -> str | None:
+        """Return `duration`."""
+        return "duration"
+
+    def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
+        """Yield the audio files in the order of their names, some hundred at a time."""
+        yield _rows([], [[] for _ in keys], +self._left_out)
+        for start in range(0, len(self._names), _CHUNK):
+            names = self._names[start : start + _CHUNK]
+            columns = [self._values(names, key) for key in keys]
+            yield _rows(names, columns, {})
+            self.source.report((start + len(names)) / len(self._names))
+
+    def _values(self, names: Sequence[str], key: str) -> list[object]:
+        return [self._value(name, key) for name in names]
+
+    def _value(self, name: str, key: str) -> object:
+        """Return the value of a column for an audio file, None without a file for it; Unreadable if that is damaged."""
+        suffix = _suffix_of(name)
+        path: tuple[str, ...] = ()
+        if key == _NUM_SAMPLES:
+            path = (key,)
+        elif key != "duration":
+            suffix = key
+            name = f"{name.rpartition('.')[0]}.{key}"
+        file = os.path.join(self.source.path, name)
+        if suffix == key and not os.path.exists(file):
+            return None
         try:
-            if kind == "audio":
-                return audio_length(payload, audio_suffix)
-            if kind == "array":
-                return array_shape(payload)
-            return payload.text()
+            with opened_payload(file) as payload:
+                return read_value(payload, suffix, path)
         except Unreadable as error:
             return error.with_traceback(None)
 
-    return MemberReader(content, path)
 
-
-def named_rows(
-    names: Sequence[str], columns: Sequence[Sequence[object]], left_out: Mapping[str, int], num_estimates: int = 0
-) -> Rows:
-    """Return rows of which only the names tell their place."""
-    return Rows(columns, lambda index: Place(None, names[index]), lambda: names, left_out, num_estimates)
+def _suffix_of(name: str) -> str:
+    return name.rpartition(".")[2].lower()
