@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import pytest
 from exports.stream_runs import TABLES, tuned
-from real_lengths import librispeech_seconds
 from report_records import (
     hostile_results,
     made_probe,
@@ -81,11 +80,6 @@ SWEEPS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def librispeech() -> Sweep:
-    return of_lengths(librispeech_seconds()[::4], "s", 600.0)
-
-
 def check(name: str, text: str) -> None:
     """It can be read as what its name says it is, and is tidy."""
     assert text.endswith("\n") and not text.endswith("\n\n")
@@ -125,11 +119,6 @@ def test_every_sweep_is_exported_or_refused_because_of_its_unit(name: str, sweep
             assert error.hint and "--unit s" in error.hint
         else:
             check(name, text)
-
-
-def test_real_lengths_are_exported(librispeech: Sweep) -> None:
-    for name in FRAMEWORKS:
-        check(name, export_of(name).render(tuned(librispeech)))
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -200,16 +189,6 @@ def test_pools_run_in_our_sampler_and_others_get_the_best_table(name: str) -> No
     )
     said = "this is optimal with 13 buckets (634 batches, 3 min 20 s an epoch), +33.4% time."
     assert (said in text) == (name not in OURS)
-
-
-def test_a_patch_writes_the_best_table_and_says_what_that_costs() -> None:
-    patch = export_of("speechbrain").patch
-    made = pooled_sweep()
-    assert patch is not None and made.recommended_table is not None
-    patched = patch("dynamic_batch_sampler:\n  max_batch_length: 60\n  num_buckets: 20\n", tuned(made))
-    settings = YAML(typ="safe", pure=True).load(patched.text)["dynamic_batch_sampler"]
-    assert settings["bucket_boundaries"] == made.rows[made.recommended_table].boundaries
-    assert "recommends pools of 20,000 examples" in patched.notes[0] and "+33.4% time." in patched.notes[0]
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -88,36 +88,8 @@ def test_the_least_buffer_is_enough(librispeech: np.ndarray, swept: Sweep) -> No
     assert len(found) == int(np.sum(-(-counts // np.array(row.batch_sizes))))
 
 
-def test_one_example_less_in_the_buffer_is_too_few() -> None:
-    text = render(with_row([1.0, 2.0], [3, 2]))
-    lengths = [1.0, 1.0, 2.0] + [1.0] * 4 + [2.0]  # 4 of the 8 fill no bucket: 2 short ones, 1 long one
-    assert len(batches(text, dummy_cuts(lengths), shuffle=False, buffer_size=least_buffer([3, 2]))) == 3
-    assert len(batches(text, dummy_cuts(lengths), shuffle=False, buffer_size=least_buffer([3, 2]) - 1)) == 4
-
-
 def test_milliseconds_become_seconds() -> None:
     assert module_of(render(with_row([1500.0, 24525.0], [9, 2], "ms")))["BOUNDARIES"] == [1.5, 24.525]
-
-
-@pytest.mark.parametrize(("unit", "scale"), [("samples", 16_000), ("frames", 100)])
-def test_samples_and_frames_are_measured_as_such(unit: str, scale: int) -> None:
-    lhotse = pytest.importorskip("lhotse")
-    lengths = [1.0, 1.5, 2.0, 0.5, 1.25]
-    features = lhotse.Features(
-        type="fbank", num_frames=200, num_features=80, frame_shift=0.01, sampling_rate=16_000, start=0, duration=2.0,
-        storage_type="none", storage_path="none", storage_key="none", channels=0,
-    )  # fmt: skip
-    recording = lhotse.Recording(id="r", sources=[], sampling_rate=16_000, num_samples=32_000, duration=2.0)
-    cuts = [
-        lhotse.MonoCut(id=str(i), start=0, duration=d, channel=0, recording=recording, features=features)
-        for i, d in enumerate(lengths)
-    ]
-    found = batches(render(with_row([scale * 1.25, scale * 2.0], [2, 1], unit)), cuts)
-    assert sorted(map(sorted, found)) in (
-        [[0.5, 1.0], [1.25], [1.5], [2.0]],
-        [[0.5], [1.0, 1.25], [1.5], [2.0]],
-        [[0.5, 1.25], [1.0], [1.5], [2.0]],
-    )
 
 
 def test_a_table_that_ends_before_the_longest_example_is_refused() -> None:

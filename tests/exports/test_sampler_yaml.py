@@ -19,7 +19,7 @@ from batchtune.exports.run_configs import (
     render_sampler_yaml,
     sampler_config,
 )
-from batchtune.results import ReadingRecord, SamplerConfig, SamplerEvidence
+from batchtune.results import SamplerConfig, SamplerEvidence
 
 # `REFRESH_SNAPSHOTS=1 python -m pytest tests/exports/test_sampler_yaml.py` writes it anew; read the difference.
 SNAPSHOT = Path(__file__).parent / "snapshots" / "sampler.yaml"
@@ -52,14 +52,6 @@ def test_the_evidence_counts_unproven_buckets_and_the_margin() -> None:
     evidence = sampler_config(partly_proven_sweep(), proven_probe()).evidence
     assert (evidence.unproven, evidence.margin_bytes) == (4, 400 * 1024**2)
     assert (CONFIG.evidence.unproven, CONFIG.evidence.margin_bytes) == (None, None)
-
-
-def test_the_evidence_tells_what_was_left_out(tmp_path: Path) -> None:
-    reading, left_out = ReadingRecord(max_length=30.0), {"longer than --max-length 30": 1000}
-    lengths = msgspec.structs.replace(made_sweep().lengths, reading=reading, left_out=left_out)
-    config = sampler_config(msgspec.structs.replace(made_sweep(), lengths=lengths))
-    evidence = read_sampler_yaml(written(tmp_path, render_sampler_yaml(config))).evidence
-    assert (evidence.min_length, evidence.max_length, evidence.left_out) == (None, 30.0, left_out)
 
 
 def test_a_sweep_without_recommendation_has_no_config() -> None:
@@ -146,11 +138,6 @@ def test_pools_are_read_back(tmp_path: Path) -> None:
     assert read_sampler_yaml(written(tmp_path, text)) == config
 
 
-def test_pools_may_be_written_by_hand(tmp_path: Path) -> None:
-    config = read_sampler_yaml(changed(tmp_path, sampler="pooled", pool_size=300, batch_overhead=...))
-    assert (config.sampler, config.pool_size, config.batch_overhead) == ("pooled", 300, None)
-
-
 def table_of_two(**fields: Any) -> dict[str, Any]:
     return {"num_buckets": 2, "bucket_batch_sizes": [60, 30], "max_batch_size": 60, **fields}
 
@@ -224,11 +211,6 @@ def test_a_missing_file_is_named_with_the_command_that_writes_it(tmp_path: Path)
     with pytest.raises(ResultError, match="does not exist") as caught:
         read_sampler_yaml(tmp_path / "sampler.yaml")
     assert "sweep-buckets" in str(caught.value.hint)
-
-
-def test_a_folder_in_the_files_place_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ResultError, match="is a folder"):
-        read_sampler_yaml(tmp_path)
 
 
 def test_what_never_ends_is_refused_and_a_bomb_is_no_work(tmp_path: Path) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,18 +67,6 @@ def test_speechbrain_makes_the_rows_number_of_batches(sampler: Any, librispeech:
     assert batches(sampler, librispeech, block) == recommended(result).batches
 
 
-def test_lengths_in_other_units_keep_their_unit(sampler: Any, librispeech: np.ndarray) -> None:
-    samples = np.round(librispeech * 16_000)
-    chosen = SweepSettings(strategies=("optimal",), num_buckets=(10,))
-    result = sweep(Lengths.of(samples, unit="samples"), 9_600_000, chosen, Costs())
-    text = render(result)
-    block = loaded(text)["dynamic_batch_sampler"]
-    assert "length_func must return samples" in text
-    assert block["max_batch_length"] == 9_600_000
-    assert all(isinstance(boundary, int) for boundary in block["bucket_boundaries"])
-    assert batches(sampler, samples, block) == recommended(result).batches
-
-
 def test_the_block_has_the_recommended_table() -> None:
     block = loaded(render(made_sweep()))["dynamic_batch_sampler"]
     row = recommended(made_sweep())
@@ -135,59 +120,3 @@ def test_speechbrains_loader_runs_the_pools(sampler: Any, config: Path, for_trai
         assert seen == list(expected)
         assert len(seen) == len(loader)
         assert sorted(index for batch in seen for index in batch) == list(range(POOLED.size))
-
-
-BRAIN = """
-import json, sys, types, warnings
-warnings.simplefilter("ignore")
-try:
-    import torchaudio
-except (ImportError, OSError):
-    sys.modules["torchaudio"] = types.ModuleType("torchaudio")
-import torch, speechbrain
-from speechbrain.utils.checkpoints import Checkpointer
-from speechbrain.utils.epoch_loop import EpochCounter
-
-folder, stop = sys.argv[1], int(sys.argv[2])
-train_data = speechbrain.dataio.dataset.DynamicItemDataset(json.load(sys.stdin), output_keys=["number"])
-seen = []
-
-class Brain(speechbrain.Brain):
-    def compute_forward(self, batch, stage):
-        seen.append(batch.number.tolist())
-        return self.modules.layer(batch.number[:, None] / 1e5)
-
-    def compute_objectives(self, predictions, batch, stage):
-        if len(seen) == stop:
-            self.checkpointer.save_checkpoint(end_of_epoch=False)
-            print(json.dumps(seen))
-            sys.exit()
-        return predictions.mean()
-
-layer, counter = torch.nn.Linear(1, 1), EpochCounter(3)
-asr_brain = Brain(
-    {"layer": layer},
-    opt_class=lambda parameters: torch.optim.SGD(parameters, 1e-3),
-    checkpointer=Checkpointer(folder, {"layer": layer, "counter": counter}),
-    run_opts={"device": "cpu"},
-)
-"""
-
-
-@pytest.mark.slow
-def test_speechbrains_brain_trains_and_resumes_on_the_pools(
-    sampler: Any, config: Path, for_train_py: list[str], tmp_path: Path
-) -> None:
-    code = BRAIN + "\n".join(for_train_py).replace("asr_brain.fit(...", "asr_brain.fit(counter, train_data")
-    code = code.replace('"num_workers": 4}', '"num_workers": 0}, progressbar=False') + "\nprint(json.dumps(seen))\n"
-
-    def ran(stop: int) -> list[list[int]]:
-        command = [sys.executable, "-c", code, str(tmp_path / "checkpoints"), str(stop)]
-        done = subprocess.run(command, input=json.dumps(examples()), capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return list(json.loads(done.stdout.splitlines()[-1]))
-
-    expected = sampler_from_config(config, POOLED, epoch=1)  # SpeechBrain counts from 1
-    batches = len(expected)
-    first, resumed = ran(batches + 5), ran(-1)
-    assert first + resumed == [*expected, *expected, *expected]

@@ -19,13 +19,11 @@ import pytest
 import torch
 from epochs.conftest import load_speechbrain
 from exports.stream_runs import made_stream, stream_of
-from torch.utils.data import DataLoader
 
 from batchtune import BucketedStream
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
-from batchtune.errors import ResultError
 from batchtune.exports import Tuned, export_of
 from batchtune.exports.run_configs import render_stream_yaml, stream_config
 from batchtune.lengths import Lengths
@@ -203,16 +201,6 @@ def test_webdataset_gives_nominal_epochs(shards: str, config: str) -> None:
     assert all(fits(batch, swept()) for batch in first + second)
 
 
-def test_webdataset_gives_every_example_once(shards: str, config: str) -> None:
-    names = snippet("webdataset", swept(), stream_config=config)
-    stage = BucketedStream.from_config(config, length_of=length_of, collate_fn=keys)
-    pipeline = names["examples"](0, shards, length_of).compose(stage)
-    found = list(DataLoader(pipeline, batch_size=None, num_workers=2))
-    assert sorted(key for batch in found for key in batch) == list(range(SAMPLES.size))
-    loader = pytest.importorskip("webdataset").WebLoader(pipeline, batch_size=None, num_workers=2).with_epoch(30)
-    assert [len(list(loader)), len(list(loader))] == [30, 30]
-
-
 def test_webdataset_goes_on_in_mid_epoch(shards: str, config: str) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     names = snippet("webdataset", swept(), stream_config=config)
@@ -293,15 +281,6 @@ def test_lhotse_shar_reads_each_ranks_own_shards(shar: Path) -> None:
     assert first and second and not first & second
 
 
-@pytest.mark.parametrize(("name", "written"), [("lhotse-shar", "BUFFER_SIZE = 370"), ("nemo-tarred", "size: 370")])
-def test_the_buffer_is_enough_for_full_batches(name: str, written: str) -> None:
-    made = made_stream()
-    small = msgspec.structs.replace(made, rows=[msgspec.structs.replace(made.rows[0], buffer_size=200), *made.rows[1:]])
-    text = export_of(name).render(Tuned(stream=small))
-    assert f"{written}\n" in text
-    assert "batchtune.BucketedStream with a buffer of 200, which fills up" in text.replace("\n# ", " ")
-
-
 # Which row
 
 
@@ -323,12 +302,3 @@ def test_the_best_row_that_the_framework_runs_is_written(name: str, algorithm: s
     text = export_of(name).render(Tuned(stream=made_stream(recommended=algorithm))).replace("\n# ", " ")
     assert (row is None) == ("batchtune recommends" not in text)
     assert row is None or row in text
-
-
-@pytest.mark.parametrize("name", ["speechbrain-stream", "webdataset", "lhotse-shar"])
-def test_a_sweep_without_such_a_row_says_what_to_do(name: str) -> None:
-    made = made_stream()
-    other = [row for row in made.rows if row.algorithm == {"webdataset": "speechbrain"}.get(name, "pivot")]
-    alone = msgspec.structs.replace(made, rows=other, recommended=0, recommended_speechbrain=None)
-    with pytest.raises(ResultError, match=r"holds no row that .* can express"):
-        export_of(name).render(Tuned(stream=alone))

