@@ -51,15 +51,6 @@ def test_every_example_is_in_one_batch_or_counted(
 
 @given(LENGTHS, IN_BUCKETS, RANKS, DRAWINGS)
 @settings(deadline=None, max_examples=25)
-def test_examples_repeat_only_if_batches_of_one_are_too_few(
-    lengths: FloatArray, batching: Batching, world_size: int, drawing: Drawing
-) -> None:
-    layout = batching.batcher(lengths).cut(drawing, Dealing(world_size=world_size)).layout
-    assert layout.repeated_examples == max(0, layout.batches_per_rank * world_size - lengths.size)
-
-
-@given(LENGTHS, IN_BUCKETS, RANKS, DRAWINGS)
-@settings(deadline=None, max_examples=25)
 def test_same_bucket_steps_are_of_one_bucket_dealt_evenly(
     lengths: FloatArray, batching: Batching, world_size: int, drawing: Drawing
 ) -> None:
@@ -120,13 +111,6 @@ def test_a_batch_respects_its_bucket_and_batch_size(
         for batch in rank:
             (bucket,) = set(buckets[batch])
             assert 1 <= len(batch) <= batching.table.batch_sizes[bucket]
-
-
-@given(LENGTHS, IN_BUCKETS, DRAWINGS)
-@settings(deadline=None, max_examples=25)
-def test_one_rank_has_as_many_batches_as_any_sampler(lengths: FloatArray, batching: Batching, drawing: Drawing) -> None:
-    (only,) = batches_of_all_ranks(lengths, batching, Dealing(), drawing)[1]
-    assert len(only) == expected_batches(Lengths.of(lengths).histogram, batching.table).tally.batches
 
 
 @given(LENGTHS, IN_BUCKETS, KEEPING, DRAWINGS, st.sampled_from(["ascending", "descending"]))

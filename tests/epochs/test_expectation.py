@@ -41,22 +41,6 @@ def test_the_expectations_are_the_means_over_all_orders(values: list[float], bat
 
 
 @given(
-    st.lists(st.integers(1, 4).map(float), min_size=1, max_size=5),
-    st.lists(st.integers(7, 9).map(float), min_size=1, max_size=5),
-    st.integers(1, 4),
-    st.integers(1, 4),
-)
-@settings(deadline=None, max_examples=25)
-def test_buckets_are_shuffled_apart_from_each_other(
-    short: list[float], long: list[float], first: int, second: int
-) -> None:
-    table = table_of([4, 6, 9], [first, 5, second])
-    batches = expected_batches(Lengths.of(short + long).histogram, table)
-    apart = np.add(by_enumeration(short, first), by_enumeration(long, second))
-    assert (batches.padded_length, batches.sum_of(step_seconds)) == pytest.approx(tuple(apart))
-
-
-@given(
     st.lists(st.integers(1, 8).map(float), min_size=1, max_size=6),
     st.integers(1, 4),
     st.builds(Dealing, world_size=st.integers(1, 5), same_bucket=st.booleans()),

@@ -131,10 +131,3 @@ def test_pools_are_of_one_size_and_no_larger_than_asked_for(pool_size: int, size
     cut = batching_of([1, 1, 1], pool_size).batcher(np.arange(1.0, 26.0)).cut(IN_ORDER, ON_ONE_RANK)
     falls = np.flatnonzero(np.diff(cut.examples) > 0) + 1
     assert np.diff([0, *falls, 25]).tolist() == sizes
-
-
-def test_large_pools_are_filled_whatever_a_batch_costs() -> None:
-    lengths = np.random.default_rng(0).integers(1, 30, 30_000).astype(np.float64)
-    batchings = [batching_of([9, 5, 2], 30_000, overhead) for overhead in (None, 20.0)]
-    filled, costed = (batching.batcher(lengths).cut(IN_ORDER, ON_ONE_RANK) for batching in batchings)
-    assert filled.layout.starts.tolist() == costed.layout.starts.tolist()

@@ -88,13 +88,6 @@ def test_batches_of_one_have_no_mates(lengths: Lengths, table: BucketTable, pool
     assert effective_buckets(0.0, cuts[0].layout) == 1
 
 
-def test_larger_pools_are_less_random() -> None:
-    found = [mates_in_cuts(epochs_of(SPEECH.values, Batching(TABLE, size), 4), SPEECH.values) for size in (20, 60, 600)]
-    again = [one.again for one in found]
-    correlations = [one.correlation or 0.0 for one in found]
-    assert again == sorted(again) and correlations == sorted(correlations)
-
-
 @pytest.mark.parametrize("pool_size", [None, 40, 600])
 def test_the_correlation_is_that_of_drawn_mates(pool_size: int | None) -> None:
     cuts = epochs_of(SPEECH.values, Batching(TABLE, pool_size), 2)

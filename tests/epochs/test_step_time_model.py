@@ -102,12 +102,6 @@ def test_a_measured_shape_takes_its_expected_time(trials: list[Trial], seconds: 
     assert times(np.array([4, 40])[: len(seconds)], 10.0) == pytest.approx(seconds)
 
 
-def test_the_more_certain_of_two_neighbours_counts_more() -> None:
-    sure = timed_trial(10, 10, 0.11 * 2)
-    unsure = timed_trial(10, 20, 0.21 * 0.5, spread=0.1)
-    assert correction(StepTimes.of([sure, unsure], LINEAR), 10, 200**0.5) > 1.2
-
-
 def test_targets_count_where_the_time_depends_on_them() -> None:
     trials = [timed_trial(10, 20, 0.5, target=5), timed_trial(10, 20, 2.5, target=50)]
     times = StepTimes.of(trials, WITH_TARGETS)
