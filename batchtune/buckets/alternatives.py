@@ -26,6 +26,7 @@ from batchtune.results import Baseline, LowerBound, Row, Saturation, TwoDimensio
 _POINTS = 24
 # Distinct lengths to tell apart; of more, the longest of each group of neighbours stands for it.
 _MOST_LENGTHS = 2048
+_ANY_BATCH_SIZE = 2**53
 # Shuffles to average over: an epoch has many batches, so they differ little.
 _SHUFFLES = 3
 
@@ -87,10 +88,7 @@ def two_dimensional_rows(
     compared = [by_count[count] for count in sorted({min(by_count), max(by_count)})]
 
     def sizes(long: FloatArray, target: FloatArray) -> IntArray:
-        fitting = joint(long, target)
-        if limits.max_batch_size is None:
-            return fitting
-        return np.minimum(fitting, limits.max_batch_size)
+        return np.minimum(joint(long, target), limits.max_batch_size or _ANY_BATCH_SIZE)
 
     def example_costs(long: FloatArray, target: FloatArray) -> FloatArray:
         batch = sizes(long, target).astype(np.float64)

@@ -9,7 +9,7 @@ import numpy as np
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.epochs.table import Limits
 from batchtune.lengths import Lengths
-from batchtune.results import Row, SweepSettings
+from batchtune.results import Row
 from batchtune.units import format_length
 
 # Sources: `DynamicBatchSampler` of SpeechBrain 1.1 (batch size at least 1, and 1 beyond the last boundary);
@@ -25,7 +25,7 @@ _OVERLONG = (
 _TO_SECONDS = {"ms": "1/1000", "samples": "1/16000", "frames": "1/100"}
 
 
-def cautions(lengths: Lengths, limits: Limits, settings: SweepSettings, rows: Sequence[Row]) -> Iterator[str]:
+def cautions(lengths: Lengths, limits: Limits, rows: Sequence[Row]) -> Iterator[str]:
     """Yield the warnings of a sweep, each at most once however many rows it concerns."""
     limit = limits.max_batch_length
     unit = limit_unit_hint(lengths, limit)
@@ -38,11 +38,6 @@ def cautions(lengths: Lengths, limits: Limits, settings: SweepSettings, rows: Se
         yield (
             "every row has batch sizes that are not proven to fit, the recommended one too: run its batches with "
             "`batchtune verify` before you train with them"
-        )
-    if settings.world_size > 1 and rows and rows[0].ranks is None:
-        yield (
-            f"what it costs that {settings.world_size:,} ranks wait for each other is not known without step times: "
-            "`batchtune probe-oom` measures them"
         )
 
 

@@ -138,7 +138,7 @@ def sweep(
         recommended=recommendation.row,
         recommended_table=recommendation.portable,
         reason=recommendation.reason,
-        warnings=list(cautions(lengths, limits, settings, rows)),
+        warnings=list(cautions(lengths, limits, rows)),
         trade_off=trade_off(epoch_costs(rows), [row.mates_again for row in rows]),
         saturation=saturation(pricing, limits, most_buckets, settings.throughput_fraction),
         two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),

@@ -30,7 +30,7 @@ def warnings_of(current: str) -> list[str]:
     ],
 )
 def test_overlong_examples_are_reported_with_each_frameworks_way(values: list[float], subject: str, each: str) -> None:
-    (told,) = cautions(Lengths.of(values, unit="s"), Limits(max_batch_length=20), SweepSettings(num_buckets=(2,)), [])
+    (told,) = cautions(Lengths.of(values, unit="s"), Limits(max_batch_length=20), [])
     assert told.startswith(f"{subject}: where it sets the batch size")
     assert f"{each} becomes a batch of one; Lhotse and ESPnet make batches that exceed it" in told
 
