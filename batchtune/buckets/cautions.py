@@ -10,14 +10,14 @@ from batchtune.buckets.strategies import STRATEGIES
 from batchtune.epochs.table import Limits
 from batchtune.lengths import Lengths
 from batchtune.results import Row
-from batchtune.units import format_length
+from batchtune.units import counted, format_length
 
 # Sources: `DynamicBatchSampler` of SpeechBrain 1.1 (batch size at least 1, and 1 beyond the last boundary);
 # `TimeConstraint` of Lhotse 1.33 and `NumElementsBatchSampler` of ESPnet (an example is added first, and closes the
 # batch if it then exceeds); `data_utils_fast.pyx` of fairseq (asserts that none is above max_tokens);
 # `BucketingFilter` of NeMo.
 _OVERLONG = (
-    "where it sets the batch size (SpeechBrain, batchtune's sampler), {each} becomes a batch of one; Lhotse and "
+    "where it sets the batch size (SpeechBrain, batchtune's sampler), each becomes a batch of one; Lhotse and "
     "ESPnet make batches that exceed it, fairseq stops with an error; NeMo with bucket_batch_size drops only what "
     "is longer than its last bin"
 )
@@ -42,19 +42,12 @@ def cautions(lengths: Lengths, limits: Limits, rows: Sequence[Row]) -> Iterator[
 
 
 def longer_than(lengths: Lengths, limit: float, name: str, consequence: str) -> Iterator[str]:
-    """Warn of examples beyond a limit; `consequence` may say {each} for "it" or "each of them"."""
+    """Warn of examples beyond a limit, and what becomes of each."""
     overlong = int(np.count_nonzero(lengths.values > limit))
-    if overlong == 0:
-        return
-    examples = "examples are"
-    each = "each of them"
-    if overlong == 1:
-        examples = "example is"
-        each = "it"
-    shown = format_length(limit, lengths.unit)
-    longest = format_length(lengths.longest, lengths.unit)
-    then = consequence.format(each=each)
-    yield f"{overlong:,} {examples} longer than {name} {shown} (the longest is {longest}): {then}"
+    if overlong:
+        shown = format_length(limit, lengths.unit)
+        longest = format_length(lengths.longest, lengths.unit)
+        yield f"{counted(overlong, 'example')} longer than {name} {shown} (the longest is {longest}): {consequence}"
 
 
 def workload_unit_hint(lengths: Lengths, workload: str) -> str | None:

@@ -141,9 +141,7 @@ class SpeechBrainSettings(TableSettings, frozen=True, kw_only=True):
     def cautions(self, lengths: Lengths, row: Row) -> Iterator[str]:
         """Warn of examples beyond max_batch_length, and of buckets that keep batches small."""
         limit = self.max_batch_length
-        yield from longer_than(
-            lengths, limit, f"max_batch_length of {YOURS},", "SpeechBrain makes {each} a batch of one"
-        )
+        yield from longer_than(lengths, limit, f"max_batch_length of {YOURS},", "SpeechBrain makes each a batch of one")
         if self.bucket_boundaries is None:  # given boundaries stay where they are when max_batch_length is raised
             yield from capped_by_num_buckets(lengths, limit, [row], YOURS)
         if max(row.batch_sizes) == 1 and self.max_batch_ex != 1:

@@ -117,7 +117,7 @@ class PivotArguments(Settings, frozen=True, kw_only=True):
             notes.append(f"{YOURS} counts samples, read as {format_number(rate)} a second (sample_rate)")
         batching = PivotSettings(**arguments)
         if batching.max_batch_numel is not None:
-            consequence = "SpeechBrain makes {each} a batch of one, however long"
+            consequence = "SpeechBrain makes each a batch of one, however long"
             notes += longer_than(lengths, batching.max_batch_numel, f"max_batch_numel of {YOURS},", consequence)
         if given.from_file and self.buffersize is None:
             default = batching.buffersize

@@ -127,7 +127,7 @@ def sweep_stream(
     shards = shards_of(stream, sizes, settings)
     warnings = [
         *stream_cautions(shards, settings),
-        *longer_than(lengths, max_batch_length, "max_batch_length", "{each} becomes a batch of one"),
+        *longer_than(lengths, max_batch_length, "max_batch_length", "each becomes a batch of one"),
         *row_cautions(shards, chosen, map_style),
     ]
     if current is not None:

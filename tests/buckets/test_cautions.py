@@ -23,16 +23,16 @@ def warnings_of(current: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("values", "subject", "each"),
+    ("values", "subject"),
     [
-        ([1, 2, 30, 40], "2 examples are longer than max_batch_length 20 s (the longest is 40 s)", "each of them"),
-        ([1, 20, 30], "1 example is longer than max_batch_length 20 s (the longest is 30 s)", "it"),
+        ([1, 2, 30, 40], "2 examples longer than max_batch_length 20 s (the longest is 40 s)"),
+        ([1, 20, 30], "1 example longer than max_batch_length 20 s (the longest is 30 s)"),
     ],
 )
-def test_overlong_examples_are_reported_with_each_frameworks_way(values: list[float], subject: str, each: str) -> None:
+def test_overlong_examples_are_reported_with_each_frameworks_way(values: list[float], subject: str) -> None:
     (told,) = cautions(Lengths.of(values, unit="s"), Limits(max_batch_length=20), [])
     assert told.startswith(f"{subject}: where it sets the batch size")
-    assert f"{each} becomes a batch of one; Lhotse and ESPnet make batches that exceed it" in told
+    assert "each becomes a batch of one; Lhotse and ESPnet make batches that exceed it" in told
 
 
 def test_lhotse_lets_an_overlong_example_exceed_its_limit() -> None:
@@ -52,7 +52,7 @@ def test_lhotse_lets_an_overlong_example_exceed_its_limit() -> None:
         ),
         ("max_batch_length=600,num_buckets=1", "your current config makes batches of one example, because its"),
         ("max_batch_length=600,bucket_boundaries=600", "your current config makes batches of one example, because its"),
-        ("max_batch_length=19,bucket_boundaries=5:9", "27 examples are longer than max_batch_length of your current"),
+        ("max_batch_length=19,bucket_boundaries=5:9", "27 examples longer than max_batch_length of your current"),
         ("batch_size=400", "your current config makes batches that are larger than what was"),
     ],
 )

@@ -98,8 +98,8 @@ def test_a_recipes_rate_is_not_applied_to_seconds(tmp_path: Path) -> None:
 
 def test_examples_longer_than_the_limit_are_noted() -> None:
     assert read("target_batch_numel=45,max_batch_numel=20").notes == (
-        "137 examples are longer than max_batch_numel of your current config, 20 s (the longest is 24.5 s): "
-        "SpeechBrain makes each of them a batch of one, however long",
+        "137 examples longer than max_batch_numel of your current config, 20 s (the longest is 24.5 s): "
+        "SpeechBrain makes each a batch of one, however long",
     )
 
 
