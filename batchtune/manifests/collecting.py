@@ -141,7 +141,9 @@ class Part:
                 valid &= (lengths >= 0) & (lengths <= LARGEST)
                 total += lengths
         valid &= (total >= (0.0 if is_target else SMALLEST)) & (total <= LARGEST)
-        what = "target length" if is_target else "length"
+        what = "length"
+        if is_target:
+            what = "target length"
         for row in np.flatnonzero(kept & ~valid).tolist():
             reason, seen = _explained(columns, row)
             self.left_out[f"invalid {what} ({reason})"] += 1
@@ -174,7 +176,9 @@ def _explained(columns: Sequence[_Checked], row: int) -> tuple[str, str]:
 
 def place_of(rows: Rows, index: int) -> str:
     """Return place and id of a row, as far as it has them; they may be the same."""
-    places = [] if rows.place is None else [rows.place(index)]
+    places = []
+    if rows.place is not None:
+        places.append(rows.place(index))
     name = rows.ids()[index]
     if name is not None:
         places.append(f"id {shortened(name)}")
@@ -188,7 +192,9 @@ def _measured(values: Values, measure: Measure, plan: Plan) -> Values:
         return chat_lengths(values, measure.texts or "characters", tokenizer)
     if measure.texts is not None:
         values = measured(values, counter(measure.texts, tokenizer))
-    return values if measure.lists is None else reduced(values, measure.lists)
+    if measure.lists is not None:
+        values = reduced(values, measure.lists)
+    return values
 
 
 def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
@@ -262,9 +268,11 @@ def keyed_targets(source: Source) -> dict[str | None, str]:
         if name in targets:
             message = f"{source.path}, line {line}: duplicate id {shortened(name)}"
             raise ManifestError(message, "Each id has one target: remove or rename one of the lines.")
-        target = rest[0].rstrip() if rest else ""
+        target = "".join(rest).rstrip()
+        if _SHAPE.fullmatch(target):
+            target = target.partition(",")[0]
         if name:
-            targets[name] = target.partition(",")[0] if _SHAPE.fullmatch(target) else target
+            targets[name] = target
     return targets
 
 
@@ -291,7 +299,10 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, tuple[str, ...]]:
         whole.num_invalid += part.num_invalid
         for reason, count in part.left_out.items():
             whole.left_out[reason] += count
-        shown += [line if plan.alone else f"{part.label}, {line}" for line in part.shown]
+        prefix = f"{part.label}, "
+        if plan.alone:
+            prefix = ""
+        shown += [prefix + line for line in part.shown]
         part.lengths = bytearray()  # not held twice
     if whole.rows == 0 and not broken:
         raise ManifestError(f"{plan.label} holds no examples", "Check that it was written to its end.")
@@ -320,8 +331,9 @@ def _first(head: str, lines: Sequence[str], count: int) -> str:
 
 def _invalid_error(whole: Part, shown: Sequence[str]) -> ManifestError:
     count = whole.num_invalid
-    are = "is" if count == 1 else "are"
-    head = f"{whole.label}: {count:,} of {counted(whole.rows, 'row')} {are} invalid:"
+    head = f"{whole.label}: {count:,} of {counted(whole.rows, 'row')} are invalid:"
+    if count == 1:
+        head = f"{whole.label}: 1 of {counted(whole.rows, 'row')} is invalid:"
     hint = "Fix them, or leave them out with --skip-invalid."
     if all("(a list)" in reason for reason in whole.left_out):
         hint = "Say what becomes of a list with --reduce max, sum, first or count."

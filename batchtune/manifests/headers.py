@@ -191,7 +191,9 @@ class PayloadFile:
     def read(self, size: int = -1) -> bytes:
         """Return the next bytes, all without a size."""
         left = max(0, self._payload.size - self._position)
-        data = self._payload.read(self._position, left if size < 0 else min(size, left))
+        if 0 <= size < left:
+            left = size
+        data = self._payload.read(self._position, left)
         self._position += len(data)
         return data
 
@@ -225,7 +227,9 @@ def _mutagen_length(payload: Payload) -> AudioLength:
         if audio is None:
             raise Unreadable("no audio header", f"a file that begins with {payload.read(0, 4)!r}")
         info = audio.info
-        sample_rate = 48_000 if isinstance(audio, OggOpus) else int(info.sample_rate)  # Opus always decodes to 48 kHz
+        sample_rate = 48_000  # to which Opus always decodes
+        if not isinstance(audio, OggOpus):
+            sample_rate = int(info.sample_rate)
         num_samples = round(info.length * sample_rate)
     except (mutagen.MutagenError, *_PARSER_ERRORS) as error:
         raise Unreadable("damaged, or not audio", str(error).strip() or type(error).__name__) from None
@@ -248,8 +252,10 @@ def array_shape(payload: Payload) -> tuple[int, ...]:
     """Return the shape of a .npy file, by NumPy; nothing is unpickled."""
     stream = io.BytesIO(payload.read(0, _LARGEST_NPY_HEADER))
     try:
-        is_first = npy.read_magic(stream) == (1, 0)
-        shape, _, _ = npy.read_array_header_1_0(stream) if is_first else npy.read_array_header_2_0(stream)
+        read_header = npy.read_array_header_2_0
+        if npy.read_magic(stream) == (1, 0):
+            read_header = npy.read_array_header_1_0
+        shape, _, _ = read_header(stream)
     except (*_PARSER_ERRORS, SyntaxError, tokenize.TokenError) as error:
         raise Unreadable("no array header, or a damaged one", str(error)) from None
     return tuple(shape)

@@ -99,7 +99,7 @@ def numbers(values: Values) -> FloatArray:
             return np.fromiter(map(float, values), dtype=np.float64, count=len(values))  # type: ignore[arg-type]
     except (ValueError, OverflowError):
         pass  # one of them is not a number: take them one by one
-    return np.array([math.nan if value is None else value for value in map(number, values)], dtype=np.float64)
+    return np.array(list(map(number, values)), dtype=np.float64)  # None becomes NaN
 
 
 def fault(value: object, scaled: float) -> str:
@@ -111,11 +111,17 @@ def fault(value: object, scaled: float) -> str:
     if number(value) is None:
         names = {type(None): "missing", bool: "a boolean", list: "a list", dict: "an object", str: "text"}
         return names.get(type(value), "not a number")
-    if not math.isfinite(scaled):
-        return "NaN" if math.isnan(scaled) else "infinite"
-    if abs(scaled) > LARGEST or 0 < scaled < SMALLEST:
-        return "absurdly long" if scaled > 1 else "absurdly short"
-    return "zero" if scaled == 0 else "negative"
+    if math.isnan(scaled):
+        return "NaN"
+    if math.isinf(scaled):
+        return "infinite"
+    if scaled > LARGEST:
+        return "absurdly long"
+    if 0 < scaled < SMALLEST:
+        return "absurdly short"
+    if scaled == 0:
+        return "zero"
+    return "negative"
 
 
 def walk(value: object, path: tuple[str, ...]) -> object:
@@ -170,7 +176,9 @@ def _reduced(items: list[object], reduction: Reduction) -> object:
         return Unreadable("an empty list, or not of numbers", shortened(items))
     if reduction == "first":
         return float(sizes[0])
-    return float(sizes.max() if reduction == "max" else sizes.sum())
+    if reduction == "max":
+        return float(sizes.max())
+    return float(sizes.sum())
 
 
 _COUNTS: dict[str, Count] = {
@@ -213,7 +221,9 @@ def counter(unit: str, tokenizer: Path | None, *, adds_special_tokens: bool = Tr
 
 def tokenizer_file(tokenizer: Path) -> Path:
     """Return the tokenizer's file: a folder's is `tokenizer.json`."""
-    return tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
+    if tokenizer.is_dir():
+        return tokenizer / "tokenizer.json"
+    return tokenizer
 
 
 # Chats
@@ -278,9 +288,12 @@ def chat_lengths(chats: Values, unit: Unit, tokenizer: Path | None) -> list[obje
     texts: list[str] = []
     for chat in chats:
         begin = len(texts)
+        if chat is None:
+            lengths.append(None)
+            continue
         try:
-            texts += [] if chat is None else _texts(chat, template)
-            lengths.append(chat if chat is None else slice(begin, len(texts)))
+            texts += _texts(chat, template)
+            lengths.append(slice(begin, len(texts)))
         except Unreadable as error:
             lengths.append(error.with_traceback(None))
     counts = counter(unit, tokenizer, adds_special_tokens=False)(texts)  # of all at once, by many threads

@@ -115,14 +115,19 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
     names = []
     for column, measure in zip(measured, measures, strict=True):
         is_counted = measure.lists == "count" and isinstance(column.example, list)
-        names.append(f"{column.name}.{COUNT}" if is_counted else column.name)
+        suffix = ""
+        if is_counted:
+            suffix = f".{COUNT}"
+        names.append(column.name + suffix)
     length_names = names[: len(lengths)]
     stored_unit = unit_of(reader, length_names, measures)
     unit, factor = _scaling(path, stored_unit, options.unit, options.length_scale)
 
     notes = []
     if reader.names_columns and options.length_key is None and measures[0].texts is None:
-        in_unit = f", in {stored_unit}" if stored_unit else ""
+        in_unit = ""
+        if stored_unit is not None:
+            in_unit = f", in {stored_unit}"
         notes.append(f"Lengths are taken from column {shortened(lengths[0].name)}{in_unit}.")
     if target is not None and options.target_key is None:
         notes.append(f"Target lengths are taken from column {shortened(target.name)}.")
@@ -233,7 +238,9 @@ def _counting_note(column: Column, measure: Measure, options: ReadOptions) -> st
     """Say what is counted in a column of texts or chats."""
     name = shortened(column.name)
     if not measure.chats:
-        otherwise = "" if options.counts_texts else " --measure words or bytes, or --tokenizer FILE, count otherwise."
+        otherwise = ""
+        if not options.counts_texts:
+            otherwise = " --measure words or bytes, or --tokenizer FILE, count otherwise."
         return f"Column {name} holds text: its {measure.texts} are counted.{otherwise}"
     template = None if options.tokenizer is None else template_of(tokenizer_file(options.tokenizer))
     how = "their contents are counted, without a chat template (--tokenizer FOLDER names one)"
@@ -277,7 +284,9 @@ def with_target_file(plan: Plan, path: Path, targets: Iterable[object]) -> Plan:
     column = Column("target", list(itertools.islice(targets, PEEKED_ROWS)))
     measure = Measure(lists=plan.options.reduce)
     if column.text:
-        default: Unit = "words" if path.name.endswith(_SYMBOLS) else "characters"
+        default: Unit = "characters"
+        if path.name.endswith(_SYMBOLS):
+            default = "words"
         measure = replace(measure, texts=plan.options.text_unit(default))
     note = f"Target lengths are the {measure.texts or 'numbers'} in {path}."
     return replace(plan, target=str(path), measures=(*plan.measures, measure), notes=(*plan.notes, note))

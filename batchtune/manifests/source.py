@@ -280,7 +280,9 @@ def _decompressed(raw: BinaryIO, compression: str | None) -> contextlib.Abstract
         return cast(IO[bytes], pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"))
     if compression == "gzip":
         return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
-    return bz2.BZ2File(raw) if compression == "bzip2" else lzma.LZMAFile(raw)
+    if compression == "bzip2":
+        return bz2.BZ2File(raw)
+    return lzma.LZMAFile(raw)
 
 
 @contextlib.contextmanager

@@ -157,7 +157,9 @@ class Tar:
             block = archive.read(position, BLOCK)
             if not is_header(block):
                 if block.strip(b"\0"):
-                    raise self._cut(position + BLOCK) if len(block) < BLOCK else self._damaged(position, "no header")
+                    if len(block) < BLOCK:
+                        raise self._cut(position + BLOCK)
+                    raise self._damaged(position, "no header")
                 return  # what follows is ignored, as by tarfile: it may be a hole of terabytes
             try:
                 size = int(block[124:135], 8)

@@ -99,10 +99,6 @@ def test_other_chunks_do_not_matter(chunks: list[bytes]) -> None:
     assert length(riff(*chunks)) == AudioLength(1000, RATE)
 
 
-def test_24_bits_may_lie_in_32() -> None:
-    assert length(riff(fmt(align=4, bits=24), DATA)).num_samples == 500
-
-
 @pytest.mark.parametrize("magic", [b"RF64", b"BW64"])
 def test_rf64_has_its_size_in_another_chunk(magic: bytes) -> None:
     for size in [2000, 0xFFFFFFFFFFFFFFFF]:

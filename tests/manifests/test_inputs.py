@@ -65,15 +65,6 @@ def test_a_list_is_separated_by_commas(tmp_path: Path) -> None:
     assert [one.path.name for one in expand(specs, None)] == ["a.json", "m_0.json", "m_1.json"]
 
 
-def test_long_ranges_of_several_names_add_up() -> None:
-    assert len(expand("a-{0..1999}.tar,b-{0000..1999}.tar", None)) == 4000
-
-
-def test_several_are_one_data_set_in_the_order_given(tmp_path: Path) -> None:
-    write(tmp_path, "b.json", "a.json")
-    assert [one.path.name for one in expand([tmp_path / "b.json", tmp_path / "a.json"], None)] == ["b.json", "a.json"]
-
-
 def test_the_same_file_in_other_words_is_the_same_file(tmp_path: Path) -> None:
     write(tmp_path, "a.json")
     (tmp_path / "link.json").symlink_to(tmp_path / "a.json")
@@ -138,12 +129,6 @@ def test_audio_files_of_a_folder_are_one_source(tmp_path: Path) -> None:
     write(tmp_path, "b.wav", "a.flac", "a.txt", "deep/c.ogg", ".hidden.wav")
     (source,) = expand(tmp_path, None)
     assert (source.path, source.names) == (tmp_path, ("a.flac", "b.wav", "deep/c.ogg"))
-
-
-def test_one_audio_file_is_read_too(tmp_path: Path) -> None:
-    write(tmp_path, "a.wav")
-    (source,) = expand(tmp_path / "a.wav", None)
-    assert (source.path, source.names) == (tmp_path, ("a.wav",))
 
 
 def test_a_large_folder_is_read_in_parts_by_name(tmp_path: Path, monkeypatch) -> None:

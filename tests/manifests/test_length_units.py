@@ -39,11 +39,6 @@ def test_another_unit_without_a_scale_is_an_error_that_shows_one(refusal) -> Non
     assert "--length-scale X (1/16000 for 16 kHz audio)" in error.hint
 
 
-@pytest.mark.parametrize(("column", "unit"), [("bytes", "tokens"), ("duration", "frames"), ("frames", "s")])
-def test_no_other_pair_of_units_is_converted(refusal, column: str, unit: str) -> None:
-    assert "--length-scale" in refusal(_one(column), unit=unit).hint
-
-
 def test_the_users_unit_wins_where_there_is_a_scale(read) -> None:
     lengths = read(_one("frames"), unit="s", length_scale=Fraction(1, 100))
     assert (lengths.unit, lengths.longest) == ("s", 50.0)

@@ -193,11 +193,6 @@ def test_an_empty_file_is_said_to_be_empty(refusal, name: str) -> None:
         assert "is empty" in refusal(content, format=name).message
 
 
-@some_formats
-def test_an_unknown_length_key_is_an_error(refusal, write: Writer, named: dict[str, str]) -> None:
-    assert "has no column 'lengthiness'" in refusal(write(VALUES), length_key="lengthiness", **named).message
-
-
 @line_formats
 def test_wrong_encoding_is_named_with_line_and_byte(
     refusal, write: Writer, sample: Sample, named: dict[str, str]

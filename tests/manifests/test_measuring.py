@@ -51,12 +51,6 @@ def test_a_text_can_be_the_target(read, content: str) -> None:
     assert found.targets.tolist() == [2, 1]
 
 
-@layouts
-def test_length_and_target_may_stand_in_one_nested_value(read, content: str) -> None:
-    found = read(content, length_key="deep.q", target_key="deep.turns.0.content")
-    assert sorted(zip(found.values, found.targets, strict=True)) == [(1, 2), (2, 3)]
-
-
 def test_a_key_with_a_dot_wins_over_a_path(read) -> None:
     assert read('{"a.b": 3, "a": {"b": 5}}\n', length_key="a.b").values.tolist() == [3]
 

@@ -30,10 +30,6 @@ def test_letters_of_fairseq_are_aligned_line_by_line(tmp_path: Path) -> None:
     assert pairs(found) == {100: 5, 200: 1, 300: 3}
 
 
-def test_words_of_fairseq_are_aligned_line_by_line(tmp_path: Path) -> None:
-    assert pairs(load(tmp_path, WAV2VEC, "one two\nthree\n\n", "valid.wrd")) == {100: 2, 200: 1, 300: 0}
-
-
 def test_other_texts_are_counted_in_characters_by_default(tmp_path: Path) -> None:
     assert pairs(load(tmp_path, WAV2VEC, "one two\nthree\nx\n")) == {100: 7, 200: 5, 300: 1}
     assert pairs(load(tmp_path, WAV2VEC, "one two\nthree\nx\n", measure="words")) == {100: 2, 200: 1, 300: 1}

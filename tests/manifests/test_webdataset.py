@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
 import json
-import lzma
 import os
 import tarfile
 from collections.abc import Callable, Sequence
@@ -133,40 +131,14 @@ def test_a_later_sample_with_several_audio_members_is_unreadable(refusal) -> Non
     assert "id 'x': 'audio' can't be read: several audio members: 'flac' and another" in message
 
 
-def test_a_suffix_may_have_dots(read) -> None:
-    members = [("a.mix.wav", wav(1000)), ("a.clean.wav", wav(2000))]
-    assert read(shard(members), length_key="clean.wav").values.tolist() == [2000 / RATE]
-
-
-def test_only_consecutive_members_are_one_sample(write) -> None:
-    members = [("a.wav", wav(1000)), ("b.wav", wav(1000)), ("a.txt", b"x")]
-    assert rows(write(members), "wav", "txt") == (["a", "b", "a"], [1 / 16, 1 / 16, None], [None, None, "x"])
-
-
 def test_a_sample_without_the_member_is_missing_its_length(refusal) -> None:
     error = refusal(shard([*speech(1), ("b.txt", b"x")]))
     assert "1 of 2 rows is invalid" in error.message
     assert "id 'b': 'audio' is missing" in error.message
 
 
-def test_metadata_are_passed_over(read) -> None:
-    members = [("__info__", b"x"), ("__meta__/a.wav", wav(10)), ("a.wav", wav(1000)), ("__b__.wav", wav(2000))]
-    lengths = read(shard(members))
-    assert lengths.values.tolist() == [2000 / RATE, 1000 / RATE]
-    assert lengths.left_out == {}
-
-
 def test_members_without_a_suffix_are_counted(read) -> None:
     assert read(shard([("README", b"x"), *speech(1)])).left_out == {"a member without a suffix": 1}
-
-
-def test_devices_and_pipes_are_counted(read) -> None:
-    data = b""
-    for kind in (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE):
-        member = tarfile.TarInfo("x.wav")
-        member.type = kind
-        data += member.tobuf()
-    assert read(data + shard(speech(1))).left_out == {"a link, a device or a member of unknown type": 3}
 
 
 def test_a_suffix_that_comes_twice_makes_the_sample_invalid(refusal) -> None:
@@ -215,28 +187,6 @@ def test_nothing_is_written_whatever_the_names_are(write, tmp_path: Path, monkey
     assert {entry.name for entry in tmp_path.iterdir()} == {"inside", "shard.tar"}
     assert not list((tmp_path / "inside").iterdir())
     assert not os.path.exists("/tmp/batchtune-never.wav")
-
-
-@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
-def test_compressed_shards_are_the_same(write, compress: Callable[[bytes], bytes]) -> None:
-    data = shard(speech(30))
-    plain, packed = write(data), write(compress(data), "packed.tar.gz")
-    for length, target in [("wav", None), ("wav", "txt"), ("json.duration", "json.speaker.id"), ("txt", "wav")]:
-        assert rows(packed, length, target) == rows(plain, length, target)
-    assert FORMAT(Source(packed)).columns() == FORMAT(Source(plain)).columns()
-
-
-def test_audio_whose_end_matters_is_read_in_a_compressed_shard(write) -> None:
-    soundfile = pytest.importorskip("soundfile")
-    members = []
-    for number in range(3):
-        stream = io.BytesIO()
-        noise = np.random.default_rng(number).uniform(-1, 1, 60 * RATE + number)
-        soundfile.write(stream, noise, RATE, format="OGG")
-        members += [(f"{number}.ogg", stream.getvalue()), (f"{number}.txt", b"x")]
-    assert len(members[0][1]) > 200_000
-    path = write(gzip.compress(shard(members), 1))
-    assert rows(path, "ogg.num_samples", "ogg")[1:] == ([960000, 960001, 960002], [60 + n / RATE for n in range(3)])
 
 
 def test_only_the_beginnings_of_the_audio_are_read(write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,12 +91,15 @@ class Columnar(Format):
     def unit_in(self, column: str) -> Unit | None:
         """Return the unit by the note of `batchtune scan`, else what the name says."""
         noted = [unit for unit in UNITS if column == "length" and unit == self._scanned_unit]
-        return noted[0] if noted else super().unit_in(column)
+        if noted:
+            return noted[0]
+        return super().unit_in(column)
 
     def default_target(self) -> str | None:
         """Return `target_length` for a table that `batchtune scan` wrote with targets."""
-        is_target = self._scanned_unit is not None and "target_length" in self._schema.names
-        return "target_length" if is_target else None
+        if self._scanned_unit is not None and "target_length" in self._schema.names:
+            return "target_length"
+        return None
 
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield some thousand rows at a time."""
@@ -248,7 +251,9 @@ def _values(batch: pyarrow.RecordBatch, fields: Sequence[str], rest: tuple[str, 
     if types.is_decimal(kind):
         array = array.cast(pyarrow.string())
     values: list[object] = array.to_pylist()
-    return [walk(value, rest) for value in values] if rest else values
+    if rest:
+        return [walk(value, rest) for value in values]
+    return values
 
 
 def _is_binary(kind: pyarrow.DataType) -> bool:

@@ -35,7 +35,9 @@ def _peeked(head: Head) -> Any:
     """Return what a file that begins with a JSON list or object holds, as far as it is whole; None if nothing is."""
     data = head.data.strip()
     end = len(data)
-    closing = b"]" if data.startswith(b"[") else b"}"
+    closing = b"}"
+    if data.startswith(b"["):
+        closing = b"]"
     for _ in range(_MOST_TRIES):
         with contextlib.suppress(*_REFUSED):
             return msgspec.json.decode(data if end == len(data) else data[:end] + closing)
@@ -140,7 +142,9 @@ class Nemo(Format):
 
     def _path(self, key: str) -> Path:
         """Return the path that a column's name means. A key of the object itself that holds dots wins."""
-        return (key,) if key in self._names else tuple(key.split("."))
+        if key in self._names:
+            return (key,)
+        return tuple(key.split("."))
 
     def _blocks(self) -> Iterator[Block]:
         if self._on_lines:
@@ -177,12 +181,16 @@ class Nemo(Format):
                 if text.strip():
                     yield f"line {line}", None, text
             return
-        kind: Any = dict[str, msgspec.Raw] if self.opening == "{" else list[msgspec.Raw]
+        kind: Any = list[msgspec.Raw]
+        if self.opening == "{":
+            kind = dict[str, msgspec.Raw]
         try:
             values = msgspec.json.decode(block.data, type=kind)
         except _REFUSED as error:
             byte = re.search(r"\(byte (\d+)\)", str(error))
-            position = len(block.data.rstrip()) if byte is None else int(byte[1])
+            position = len(block.data.rstrip())
+            if byte is not None:
+                position = int(byte[1])
             raise self._refused(f"line {1 + block.data.count(bytes([10]), 0, position)}", error) from None
         if self.opening == "{":
             for name, value in values.items():
@@ -193,7 +201,9 @@ class Nemo(Format):
 
     def _refused(self, place: str, error: Exception) -> ManifestError:
         """Return the error for what msgspec refuses."""
-        seen = "the JSON is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        seen = str(error)
+        if isinstance(error, RecursionError):
+            seen = "the JSON is nested too deeply"
         hint = f"{self.hint} NaN and Infinity are not JSON: write null for an unknown number."
         return ManifestError(f"{self.source.path}, {place}: {seen}", hint)
 

@@ -193,7 +193,9 @@ class _List(_Lines):
 
     def cells(self, words: Sequence[str]) -> Sequence[object] | None:
         """Return the id and the value of a line; None for a line of another shape."""
-        return words if len(words) == 2 else None
+        if len(words) == 2:
+            return words
+        return None
 
 
 class Kaldi(_List):
@@ -227,8 +229,9 @@ class Kaldi(_List):
         """Return the id and the number, or first dimension, of a line; no value for an id alone."""
         if len(words) > 2:
             return None
-        size = words[1].partition(",")[0] if len(words) == 2 else None
-        return words[0], size
+        if len(words) == 1:
+            return words[0], None
+        return words[0], words[1].partition(",")[0]
 
 
 class Wav2vec(_List):

@@ -71,13 +71,17 @@ def read_value(payload: Payload, suffix: str, path: tuple[str, ...]) -> object:
             audio = audio_length(payload)
             if path:
                 return audio.num_samples
-            return Estimate(audio.seconds) if audio.is_estimate else audio.seconds
+            if audio.is_estimate:
+                return Estimate(audio.seconds)
+            return audio.seconds
         if kind == "json":
             return _json_value(payload, path)
         if kind == "array":
             shape = array_shape(payload)
-            axis = int(path[0]) if path else 0
-            return shape[axis] if axis < len(shape) else Unreadable("too few dimensions", f"of shape {shape}")
+            axis = int("".join(path) or 0)
+            if axis >= len(shape):
+                raise Unreadable("too few dimensions", f"of shape {shape}")
+            return shape[axis]
         return payload.text()
     except Unreadable as error:
         return error.with_traceback(None)
@@ -239,8 +243,12 @@ def _samples(tar: Tar, wanted: _Wanted) -> Iterator[_Sample]:
 
 def key_and_suffix(name: str) -> tuple[str | None, str]:
     """Split a member's name into key, with the folder, and suffix, in lower case; None and no suffix without a dot."""
-    match = None if len(name) > _LONGEST_NAME else _NAME.match(name)
-    return (None, "") if match is None else (match[1], match[2].lower())
+    if len(name) > _LONGEST_NAME:
+        return None, ""
+    match = _NAME.match(name)
+    if match is None:
+        return None, ""
+    return match[1], match[2].lower()
 
 
 def _split(column: str) -> tuple[str, tuple[str, ...]]:
@@ -249,7 +257,9 @@ def _split(column: str) -> tuple[str, tuple[str, ...]]:
     for count in range(1, len(parts) + 1):
         suffix = ".".join(parts[:count])
         path = tuple(parts[count:])
-        kind = _AUDIO if suffix == _AUDIO else kind_of(suffix)
+        kind = kind_of(suffix)
+        if suffix == _AUDIO:
+            kind = _AUDIO
         is_axis = kind == "array" and len(path) == 1 and path[0].isdecimal()
         if kind == "json" or is_axis or (kind == _AUDIO and path == (_NUM_SAMPLES,)):
             return suffix, path
