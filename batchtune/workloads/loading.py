@@ -173,13 +173,16 @@ def _put_first(folder: str) -> None:
 
 
 def _check_options(spec: str, target: Any, options: Mapping[str, Any], given: Collection[str]) -> None:
-    """Check the options against the signature, so that the error for a wrong one lists those that exist."""
+    """Check the options against the signature, so that the error for a wrong one lists those that exist.
+
+    What is `given` may be left out of the options, and by the signature.
+    """
     try:
         signature = inspect.signature(target)
     except (TypeError, ValueError):
         return  # written in C: the call itself will fail
     try:
-        signature.bind(**{**options, **dict.fromkeys(given)})
+        signature.bind(**{**options, **dict.fromkeys(name for name in given if name in signature.parameters)})
     except TypeError as error:
         names = [
             str(parameter.replace(annotation=inspect.Parameter.empty)) for parameter in signature.parameters.values()
