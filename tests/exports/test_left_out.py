@@ -16,7 +16,6 @@ from exports.stream_runs import tuned
 from report_records import made_sweep
 from ruamel.yaml import YAML
 
-import batchtune
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
@@ -149,28 +148,8 @@ def test_every_export_says_what_was_truncated(name: str) -> None:
     assert said in prose(rendered(name, truncated()))
 
 
-def test_our_samplers_count_longer_examples_as_truncated(tmp_path: Path) -> None:
-    config = tmp_path / "sampler.yaml"
-    config.write_text(render_sampler_yaml(sampler_config(truncated())), encoding="utf-8")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        sampler = batchtune.sampler_from_config(config, ALL)
-    assert sorted(index for batch in sampler for index in batch) == list(range(ALL.size))
-    stream = batchtune.BucketedStream.from_config(config, list(ALL), length_of=float, buffer_size=100)
-    assert sorted(length for batch in stream for length in batch) == sorted(ALL)
-
-
 def test_padding_to_multiples_is_told() -> None:
     made = made_sweep()
     made = msgspec.structs.replace(made, settings={**made.settings, "multiple_of": 0.5})
     for name in FRAMEWORKS:
         assert "padded to multiples of 0.5 s (--multiple-of)" in prose(rendered(name, made)), name
-
-
-def test_the_snippets_tell_how_the_manifest_is_read() -> None:
-    made = made_sweep()
-    reading = ReadingRecord(length_scale="1/16000", unit="s", skip_invalid=True)
-    lengths = msgspec.structs.replace(made.lengths, reading=reading)
-    text = prose(rendered("pytorch", msgspec.structs.replace(made, lengths=lengths)))
-    assert 'from_config needs to know how it is read: unit="s", length_scale="1/16000".' in text
-    assert "from_config needs" not in rendered("pytorch", made)
