@@ -141,7 +141,7 @@ def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
         (
             "workload_under_test.py:Godo",
             "workload_under_test.py has no 'Godo'",
-            "Did you mean 'Good'? Write builtin:NAME",
+            "Did you mean 'Good'? Write path/to/file.py",
         ),
         (
             "workload_under_test.py:number",
