@@ -67,12 +67,11 @@ def _holds_objects_by_id(head: Head) -> bool:
     """Return whether a JSON file is one object of objects, rather than an object on every line."""
     if not begins_with(head, "{"):
         return False
-    peeked = _peeked(head)
-    values = list(peeked.values()) if isinstance(peeked, dict) else []
     with contextlib.suppress(*_REFUSED):
-        msgspec.json.decode(head.lines[0])
-        return len(head.lines) == 1 and head.complete and all(isinstance(value, dict) for value in values)
-    return peeked == {} or isinstance(next(iter(values), None), dict)
+        first = msgspec.json.decode(head.lines[0])
+        return len(head.lines) == 1 and head.complete and all(isinstance(value, dict) for value in first.values())
+    peeked = _peeked(head)
+    return isinstance(peeked, dict) and isinstance(next(iter(peeked.values()), {}), dict)
 
 
 class Nemo(Format):
