@@ -100,6 +100,8 @@ def check_function(name: str, value: object) -> None:
 
 def as_number(value: Any, example: int, function: str = "length_of") -> float:
     """Return what a function returned for an example as a float; raise ValueError if it is text or no number."""
+    if isinstance(value, float):
+        return value
     if not isinstance(value, TEXT):
         with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's
             return float(value)

@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch  # noqa: TID253  # as in common.py
@@ -16,7 +15,7 @@ from torch.utils.data import get_worker_info  # noqa: TID253  # as in common.py
 
 from batchtune.epochs.table import OverlongError
 from batchtune.errors import shortened
-from batchtune.sampler.common import SHORTEST_LENGTH, TEXT, as_bytes, as_number, check_function, flag, is_number, whole
+from batchtune.sampler.common import as_bytes, as_number, check_function, flag, is_number, whole
 from batchtune.streams.bucketed import Reader
 
 Source: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
@@ -86,90 +85,50 @@ class Held(Reader):
 
     def read(self, room: int) -> list[float]:
         """As for every reader."""
-        read: list[float] = []
-        while True:
-            examples, sizes = self._next(room - len(read))
-            measured = list(map(self._limits.length_of, examples))
-            try:
-                if any(issubclass(kind, TEXT) for kind in set(map(type, measured))):
-                    raise TypeError("text")
-                lengths = list(map(float, measured))
-            except (TypeError, ValueError, OverflowError, RuntimeError):
-                lengths = [as_number(length, example) for example, length in enumerate(measured, self.seen)]
-            if lengths and not self._all_are_kept(lengths):
-                kept = self._kept(lengths)
-                examples = [examples[index] for index in kept]
-                lengths = [lengths[index] for index in kept]
-                if sizes:
-                    sizes = [sizes[index] for index in kept]
-            else:
-                self.seen += len(examples)
-            places = range(self.count, self.count + len(examples))
-            self._held.update(zip(places, examples, strict=True))
-            self.count += len(examples)
-            self._digest.update(array("d", lengths))
-            if sizes:
-                self._bytes.update(zip(places, sizes, strict=True))
-                self._total_bytes += sum(sizes)
-            read += lengths
-            buffer_bytes = self._limits.buffer_bytes
-            if len(read) == room or self.ended or (buffer_bytes is not None and self._total_bytes > buffer_bytes):
-                return read  # else some were dropped
-
-    def _all_are_kept(self, lengths: list[float]) -> bool:
-        shortest = self._limits.min_length or SHORTEST_LENGTH
-        # A sum minus itself is 0 unless a summand is infinite or NaN.
-        total = sum(lengths)
-        return shortest <= min(lengths) and max(lengths) <= self._limits.last_boundary and total - total == 0
-
-    def _next(self, room: int) -> tuple[list[Any], list[float]]:
-        """Read the next examples, with their sizes in memory if these are limited."""
-        bytes_of = self._limits.bytes_of
+        lengths: list[float] = []
+        length_of = self._limits.length_of
         buffer_bytes = self._limits.buffer_bytes
-        if bytes_of is None or buffer_bytes is None:
-            examples = list(islice(self._examples, room))
-            self.ended = len(examples) < room
-            return examples, []
-        examples = []
-        sizes: list[float] = []
-        total = self._total_bytes
-        while len(examples) < room and total <= buffer_bytes:
+        while len(lengths) < room and (buffer_bytes is None or self._total_bytes <= buffer_bytes):
             example = next(self._examples, _END)
             if example is _END:
                 self.ended = True
                 break
-            examples.append(example)
-            sizes.append(as_bytes(bytes_of(example), self.seen + len(sizes)))
-            total += sizes[-1]
-        return examples, sizes
-
-    def _kept(self, lengths: list[float]) -> list[int]:
-        """Return which examples are not dropped as overlong; raise ValueError for a length that is not allowed."""
-        kept: list[int] = []
-        last = self._limits.last_boundary
-        shortest = self._limits.min_length or 0.0
-        for index, length in enumerate(lengths):
-            if 0 <= length < shortest:
-                self.seen += 1
-                self.dropped += 1
-                continue
-            if not 0 < length < math.inf:
-                raise ValueError(
-                    f"lengths must be positive and finite, but example {self.seen} of the stream has {length}: leave "
-                    "it out of the source, or fix length_of"
-                )
-            if length > last and self._limits.overlong == "error":
-                raise OverlongError(
-                    f"example {self.seen} of the stream has the length {length}, beyond the last of bucket_boundaries, "
-                    f'{last}: leave it out of the source, add a boundary, or say overlong="single" for batches of one '
-                    'or overlong="drop"'
-                )
-            self.seen += 1
-            if length > last and self._limits.overlong == "drop":
-                self.dropped += 1
+            length = as_number(length_of(example), self.seen)
+            if self._is_kept(length):
+                lengths.append(length)
+                self._hold(example)
             else:
-                kept.append(index)
-        return kept
+                self.dropped += 1
+            self.seen += 1
+        self._digest.update(array("d", lengths))
+        return lengths
+
+    def _is_kept(self, length: float) -> bool:
+        """Return whether an example is not dropped; raise ValueError for a length that is not allowed."""
+        limits = self._limits
+        last = limits.last_boundary
+        if 0 <= length < (limits.min_length or 0.0):
+            return False
+        if not 0 < length < math.inf:
+            raise ValueError(
+                f"lengths must be positive and finite, but example {self.seen} of the stream has {length}: leave "
+                "it out of the source, or fix length_of"
+            )
+        if length > last and limits.overlong == "error":
+            raise OverlongError(
+                f"example {self.seen} of the stream has the length {length}, beyond the last of bucket_boundaries, "
+                f'{last}: leave it out of the source, add a boundary, or say overlong="single" for batches of one '
+                'or overlong="drop"'
+            )
+        return length <= last or limits.overlong == "single"
+
+    def _hold(self, example: Any) -> None:
+        """Hold an example, with its size in memory if that is limited."""
+        if self._limits.bytes_of is not None:
+            self._bytes[self.count] = as_bytes(self._limits.bytes_of(example), self.seen)
+            self._total_bytes += self._bytes[self.count]
+        self._held[self.count] = example
+        self.count += 1
 
     def taken(self, places: list[int]) -> list[Any]:
         """Return the examples at these places, which leave as a batch."""
