@@ -95,11 +95,6 @@ def _kaldi(values: Sequence[str]) -> str:
     return "".join(f"utt{i} {value} \n" for i, value in enumerate(values))
 
 
-def _lhotse(values: Sequence[str]) -> str:
-    cut = '{{"id": "utt{i}", "start": 0, "duration": "{v}", "channel": 0, "supervisions": [], "type": "MonoCut"}}\n'
-    return "".join(cut.format(i=i, v=v) for i, v in enumerate(values))
-
-
 def _text(values: Sequence[str]) -> str:
     return "".join("x" * int(value) + "\n" for value in values)
 
@@ -143,7 +138,6 @@ SAMPLES: dict[str, Sample] = {
     "table": Sample(_table, first_line=2),
     "wav2vec": Sample(_wav2vec, first_line=2, column="samples"),
     "kaldi": Sample(_kaldi, column="length"),
-    "lhotse": Sample(_lhotse),
     "text": Sample(_text, detected=False, ids=False, column="text", whole=True),
     "parquet": Sample(_parquet, first_line=None, text=False),
     "arrow": Sample(_arrow, first_line=None, text=False),

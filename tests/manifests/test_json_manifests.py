@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 
@@ -82,3 +84,20 @@ def test_a_first_entry_longer_than_the_head_is_read(read) -> None:
 def test_of_two_entries_with_one_id_the_last_counts(read) -> None:
     content = '{"a": {"duration": 1},\n"b": {"duration": 0},\n"a": {"duration": 2}}'
     assert read(content, skip_invalid=True).values.tolist() == [2.0]
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_cuts_of_lhotse_have_their_durations_and_texts(read, is_list: bool) -> None:
+    supervisions = [{"id": "1", "text": "hello"}, {"id": "2", "text": "you"}]
+    cut = {"id": "a", "start": 0, "duration": 2.5, "channel": 0, "supervisions": supervisions, "type": "MonoCut"}
+    written = json.dumps([cut] if is_list else cut) + "\n"
+    lengths = read(written, target_key="supervisions.text", reduce="sum")
+    assert (lengths.values.tolist(), lengths.targets.tolist(), lengths.unit) == ([2.5], [8.0], "s")
+
+
+def test_a_mixed_cut_of_lhotse_is_named(refusal) -> None:
+    cut = '{"id": "a", "duration": 2.5, "type": "MonoCut"}\n'
+    assert (
+        "line 2, id 'm': 'duration' is missing"
+        in refusal(f'{cut}{{"id": "m", "tracks": [], "type": "MixedCut"}}\n').message
+    )

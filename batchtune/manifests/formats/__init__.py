@@ -12,7 +12,6 @@ _ALL: tuple[type[Format], ...] = (
     columnar.Arrow,
     members.WebDataset,
     json.SpeechBrainJson,
-    json.Lhotse,
     json.JsonList,
     json.Nemo,
     lists.SpeechBrainCsv,

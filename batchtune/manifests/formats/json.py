@@ -1,4 +1,4 @@
-"""JSON objects with a length, decoded by msgspec: on lines (NeMo), in a list, or by their ids (SpeechBrain); cuts.
+"""JSON objects with a length, decoded by msgspec: on lines (NeMo), in a list, or by their ids (SpeechBrain).
 
 JSON Lines are read some lines at a time. Any other JSON text is read at once: it takes the file's size in memory, and
 about as much again for the values of the columns that are read.
@@ -7,7 +7,6 @@ about as much again for the values of the columns that are read.
 from __future__ import annotations
 
 import contextlib
-import math
 import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ import msgspec
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.base import PEEKED_ROWS, Column, Format, Rows, columns_of, id_name
-from batchtune.manifests.measuring import Unreadable, number, walk
+from batchtune.manifests.measuring import walk
 from batchtune.manifests.source import Block, Head
 
 # To find the end of an object: so many within the last of those that a file begins with.
@@ -75,7 +74,7 @@ def _holds_objects_by_id(head: Head) -> bool:
 
 
 class Nemo(Format):
-    """JSON Lines, as NeMo and request traces write it; blank lines are passed over.
+    """JSON Lines, as NeMo, Lhotse and request traces write it; blank lines are passed over.
 
     Attributes:
         hint: What to do if a file is of another shape.
@@ -116,7 +115,7 @@ class Nemo(Format):
         """Return all keys of the first objects, those of nested ones under dotted names."""
         return columns_of(self._first)
 
-    def fields(self, paths: Sequence[Path], value: Any = Any) -> tuple[Any, list[Getter]]:
+    def _fields(self, paths: Sequence[Path], value: Any = Any) -> tuple[Any, list[Getter]]:
         """Return the type of objects with values of a type at these paths, and of each path object → value."""
         names = list(dict.fromkeys(path[0] for path in paths))
         fields = {f"f{index}": name for index, name in enumerate(names)}
@@ -131,8 +130,8 @@ class Nemo(Format):
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield the rows of a block of lines at a time, or all of a list or an object of objects."""
         paths = [self._path(key) for key in keys]
-        of_numbers, _ = self.fields(paths, float | None)  # faster, for most manifests
-        kind, getters = self.fields(paths)
+        of_numbers, _ = self._fields(paths, float | None)  # faster, for most manifests
+        kind, getters = self._fields(paths)
         for block in self._blocks():
             objects = self._objects(block, of_numbers, kind)
             columns = [list(map(get, objects)) for get in getters]
@@ -213,7 +212,7 @@ class Nemo(Format):
     def _ids(self, block: Block) -> Sequence[str | None]:
         if self.opening == "{":
             return [name for _, name, _ in self._entries(block)]
-        kind, (get,) = self.fields([(id_name(self._names) or "",)])
+        kind, (get,) = self._fields([(id_name(self._names) or "",)])
         names = map(get, self._objects(block, kind))
         return [name if isinstance(name, str) else None for name in names]
 
@@ -251,90 +250,3 @@ class SpeechBrainJson(Nemo):
     def fits(head: Head) -> bool:
         """Return whether the file begins with a JSON object whose first value is an object."""
         return _holds_objects_by_id(head)
-
-
-class _Supervision(msgspec.Struct, gc=False):
-    text: Any = None
-
-
-class _Cut(msgspec.Struct, gc=False):
-    """The fields of a cut that its columns need; a MixedCut has tracks."""
-
-    id: Any = None
-    duration: Any = None
-    tracks: tuple[_Track, ...] | None = None
-    supervisions: list[_Supervision] | None = None
-
-    @property
-    def audible(self) -> tuple[_Track, ...]:
-        """The tracks that are not muted, all if all are; the cut itself if it is no mix."""
-        if self.tracks is None:
-            return (_Track(self),)
-        return tuple(track for track in self.tracks if not track.mute) or self.tracks
-
-
-class _Track(msgspec.Struct, gc=False):
-    cut: _Cut
-    offset: Any = 0.0
-    mute: Any = False
-
-
-class Lhotse(Nemo):
-    """Cuts as Lhotse's `CutSet` writes them: MonoCut, MultiCut, PaddingCut, MixedCut, and the Cut of old.
-
-    Durations and texts are those of Lhotse (checked against 1.33): of a MixedCut only the tracks that are not muted
-    count.
-    """
-
-    name = "lhotse"
-    description = "Lhotse's cuts, a JSON list or one on every line"
-    endings = ()  # those of NeMo's files: the content says which they are
-    hint = "This format is a JSON list of cuts, or one whole cut on every line, as Lhotse's CutSet.to_file writes them."
-
-    @staticmethod
-    def fits(head: Head) -> bool:
-        """Return whether the first object is a cut."""
-        first: dict[str, Any] = next(iter(_first_objects(head)), {})
-        is_cut = first.get("type") in ("MonoCut", "MultiCut", "MixedCut", "PaddingCut", "Cut")
-        return is_cut or {"id", "start", "duration", "supervisions"} <= first.keys()
-
-    def columns(self) -> Sequence[Column]:
-        """Return `id`, `duration` and `text`."""
-        rows = []
-        for entry in self._first:
-            try:
-                cut = msgspec.convert(entry, _Cut)
-            except (msgspec.ValidationError, RecursionError):  # of another shape: reading says where
-                continue
-            rows.append({"id": cut.id, "duration": _duration(cut), "text": _text(cut)})
-        return columns_of(rows or [dict.fromkeys(("id", "duration", "text"))])
-
-    def fields(self, paths: Sequence[Path], value: Any = Any) -> tuple[Any, list[Getter]]:
-        """Return the type of cuts, and of each path cut → value."""
-        getters: dict[str, Getter] = {"duration": _duration, "text": _text}
-        return _Cut, [getters.get(path[0], operator.attrgetter("id")) for path in paths]
-
-
-def _duration(cut: _Cut) -> object:
-    """Return the duration; with tracks, as `MixedCut.duration` does: the last end, rounded to 8 digits."""
-    if cut.tracks is None:
-        return cut.duration
-    last_end = 0.0
-    for track in cut.audible:
-        offset = number(track.offset)
-        duration = number(track.cut.duration)
-        if offset is None or duration is None or not math.isfinite(offset + duration):
-            return Unreadable(
-                "a track without a length", f"{shortened(track.offset)} + {shortened(track.cut.duration)}"
-            )
-        last_end = max(last_end, offset + duration)
-    return round(last_end, 8)
-
-
-def _text(cut: _Cut) -> object:
-    """Join the texts of its supervisions with spaces; None if none has any."""
-    texts = []
-    for track in cut.audible:
-        texts += [supervision.text for supervision in track.cut.supervisions or ()]
-    texts = [text for text in texts if isinstance(text, str)]
-    return " ".join(texts) if texts else None
