@@ -23,7 +23,6 @@ from batchtune.results import (
     TRIALS_FILE,
     LengthsSummary,
     Probe,
-    ReadingRecord,
     Run,
     StreamSweep,
     Sweep,
@@ -61,26 +60,11 @@ def knows_anything(folder: Path) -> bool:
 
 
 def other_lengths(lengths: Lengths, theirs: LengthsSummary) -> str:
-    """Describe how lengths differ from a run's: `other lengths (60 up to 29 s; ...): --max-length is 40 here, ...`."""
-    what = (
+    """Return which lengths the run is of, for a message: `other lengths (60 up to 29 s; these are 62 up to 36 s)`."""
+    return (
         f"other lengths ({theirs.count:,} up to {format_length(theirs.max, theirs.unit)}; these are {lengths.count:,} "
         f"up to {format_length(lengths.longest, lengths.unit)})"
     )
-    differing = ", ".join(read_differently(lengths.reading, theirs.reading))
-    return f"{what}: {differing}" if differing else what
-
-
-def read_differently(reading: ReadingRecord | None, theirs: ReadingRecord | None) -> list[str]:
-    """Return the options that differ: `--max-length is 40 here, 30 in the run`; none if either is unknown."""
-    if reading is None or theirs is None:
-        return []
-    flags = reading.flags
-    their_flags = theirs.flags
-    return [
-        f"{name} is {flags.get(name, 'not given')} here, {their_flags.get(name, 'not given')} in the run"
-        for name in dict.fromkeys([*their_flags, *flags])
-        if flags.get(name) != their_flags.get(name)
-    ]
 
 
 def check_lengths(lengths: Lengths, fingerprint: str, source: Path, theirs: LengthsSummary | None = None) -> None:

@@ -210,10 +210,9 @@ def _judged(folder: Path, rules: Sequence[Rule], baseline: Path | None, new: New
 
 
 def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
-    """Read the new lengths as those of the run were, print what was read differently, and compare them."""
+    """Read the new lengths as those of the run were, unless told otherwise, and compare them."""
     from batchtune.buckets.drift import drift
     from batchtune.epochs.measured_costs import Costs, costs_of
-    from batchtune.run_folder import lengths_of, read_differently
 
     sweep = results.sweep
     probe = results.probe
@@ -223,10 +222,6 @@ def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
             "Run `batchtune sweep-buckets` first.",
         )
     lengths = new.load(quiet=quiet, as_in=results.folder)
-    run_lengths = lengths_of(results.folder)
-    if run_lengths is not None:
-        for text in read_differently(lengths.reading, run_lengths.reading):
-            console.note(f"Warning: {text}.", quiet=quiet)
     if probe is not None and lengths.targets is None and any(point.target_length for point in probe.frontier):
         raise ResultError(
             "the run was tuned with target lengths, and the manifest was read without them",

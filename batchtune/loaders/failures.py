@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from batchtune.errors import BatchtuneError, OptionError, WorkloadError
 from batchtune.probe.oom import error_verdict
 from batchtune.processes.worker import Failed, oom_kills
-from batchtune.workloads.loading import first_line, raised_elsewhere, user_traceback
+from batchtune.workloads.loading import first_line, user_traceback
 
 # As torch, Python and the C library write them.
 _DIED = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal|exited unexpectedly).*")
@@ -33,7 +33,10 @@ def failed(error: BaseException, kills: int | None) -> Failed:
         if isinstance(error, OptionError):
             failure = replace(failure, stage="options")
         return failure
-    message, last_lines = raised_elsewhere(error) or (first_line(error), user_traceback(error))
+    message = first_line(error)
+    last_lines = user_traceback(error)
+    if "in DataLoader worker process" in message:  # the error itself ends what torch passes on
+        message = last_lines.rstrip().rpartition("\n")[2]
     said = "".join(traceback.format_exception(error, limit=0))
     if _NO_SHARED_MEMORY.search(said):
         return Failed(

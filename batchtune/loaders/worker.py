@@ -12,7 +12,6 @@ import math
 import os
 import random
 import resource
-import signal
 import socket
 import time
 
@@ -29,23 +28,11 @@ from batchtune.processes.serving import serve
 from batchtune.processes.worker import Failed, oom_kills
 from batchtune.workloads.loading import load_function
 
-# So that the stacks of two processes do not mix.
-_PRINTING_SECONDS = 0.02
-
 
 def work(channel: int) -> None:
     """Serve requests until the supervisor closes the socket."""
-    signal.signal(signal.SIGUSR2, _pass_on)
-    serve(socket.socket(fileno=channel), decode_request, _Loaders().answer, after_stack=True)
+    serve(socket.socket(fileno=channel), decode_request, _Loaders().answer)
     os._exit(0)  # no finalizer of the user's code may hang the end; the nursery ends all workers
-
-
-def _pass_on(number: int, frame: object) -> None:
-    """Send a signal to all workers, one after another: those that were forked print their stacks, others end."""
-    with contextlib.suppress(OSError, psutil.Error):  # one may just have ended; or no more files can be opened
-        for process in psutil.Process().children(recursive=True):
-            process.send_signal(number)
-            time.sleep(_PRINTING_SECONDS)
 
 
 class _Loaders:

@@ -18,18 +18,15 @@ def serve(
     channel: socket.socket,
     decode: Callable[[bytes], Request],
     answer: Callable[[Request], Message],
-    *,
-    after_stack: bool = False,
 ) -> None:
     """Answer requests until the supervisor closes the socket.
 
-    What the user's code prints goes to the standard streams. On SIGUSR2 the process prints its stack, and then calls
-    the handler that was set before if `after_stack`.
+    What the user's code prints goes to the standard streams. On SIGUSR2 the process prints its stack.
     """
     channel.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     # To see where it hangs; to a copy of the stream, because the user's code may close or replace the stream.
-    faulthandler.register(signal.SIGUSR2, file=os.dup(2), all_threads=False, chain=after_stack)
+    faulthandler.register(signal.SIGUSR2, file=os.dup(2), all_threads=False)
     with channel, channel.makefile("rb") as requests:
         for line in requests:
             channel.sendall(encode(answer(decode(line))) + b"\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 import secrets
 import signal
 import socket
@@ -41,10 +40,8 @@ _LONGEST_REPLY_BYTES = 16 << 20
 _POLL_SECONDS = 0.2
 # How long a worker whose channel has closed may take to end.
 _ENDING_SECONDS = 5.0
-# How long a worker that hangs may take to print its stack, and then its children to print theirs one after another.
-# The outermost frame is printed last.
+# How long a worker that hangs may take to print its stack; the outermost frame is printed last.
 _STACK_SECONDS = 2.0
-_NEXT_STACK_SECONDS = 0.2
 _OUTERMOST_FRAME = f'  File "{start.__file__}", line '
 _numbers = itertools.count(1)
 
@@ -251,11 +248,8 @@ class Nursery:
             with contextlib.suppress(OSError):
                 self._control.send(b"stack")
         deadline = time.monotonic() + _STACK_SECONDS
-        while time.monotonic() < deadline:
+        while self.output().count(_OUTERMOST_FRAME) == printed and time.monotonic() < deadline:
             time.sleep(0.02)
-            if (now := self.output().count(_OUTERMOST_FRAME)) > printed:
-                printed = now
-                deadline = time.monotonic() + _NEXT_STACK_SECONDS
         return user_stack(self.output())
 
     def _died(self) -> NoReturn:
@@ -300,26 +294,14 @@ def _drain(stream: int, output: deque[bytes]) -> None:
     os.close(stream)
 
 
-def oom_kills(root: Path = Path("/")) -> int | None:
-    """Return how many processes the kernel's OOM killer has ended, where this process and its children live.
+def oom_kills() -> int | None:
+    """Return how many processes the kernel's OOM killer has ended on this machine, in containers too.
 
-    The control group counts every such killing in it (Linux, cgroup-v2.rst, `memory.events`; in version 1
-    `memory.oom_control`). The root group has no counter; the machine's is taken then. Only growth means anything;
-    None where the kernel does not count (before Linux 4.13). `root` is where `proc` and `sys` are.
+    Only growth means anything; None where the kernel does not count (before Linux 4.13).
     """
-    mount = root / "sys/fs/cgroup"
-    files = []
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, group = line.split(":", 2)
-            for folder in (group.lstrip("/"), ""):  # in a container the group may lead nowhere
-                if not controllers:
-                    files.append(mount / folder / "memory.events")
-                elif "memory" in controllers.split(","):
-                    files.append(mount / "memory" / folder / "memory.oom_control")
-    for path in (*files, root / "proc/vmstat"):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            match = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
-            if match is not None:
-                return int(match[1])
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
     return None

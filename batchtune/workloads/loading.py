@@ -31,8 +31,7 @@ _OURS = str(Path(batchtune.__file__).parent)
 _STANDARD = sysconfig.get_path("stdlib")
 _PACKAGES = {"site-packages", "dist-packages"}
 
-# A traceback's frames; torch's DataLoader passes a worker's error on as "Original Traceback ...".
-_TRACEBACK_HEAD = "Traceback (most recent call last):\n"
+# A traceback's frames.
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)(?:\n {4}.*)*$', re.MULTILINE)
 # A stack of faulthandler's, the innermost frame first.
 _STACK_HEAD = "(most recent call first):\n"
@@ -66,13 +65,6 @@ def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
             f"{spec} gives a {type(workload).__name__} without {', '.join(missing)}: that is not a workload",
             "A workload has the methods setup(device), make_batch(shape) and step(batch).",
         )
-    for method in _METHODS:
-        function = getattr(workload, method)
-        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
-            raise WorkloadError(
-                f"{spec}: {method} is a generator or coroutine, so calling it runs nothing",
-                "Write it as a plain function, without yield or async.",
-            )
     return cast(Workload, workload)
 
 
@@ -104,13 +96,13 @@ def _target(location: str, name: str) -> Any:
         module, _, attribute = BUILTINS[name].target.partition(":")
         return getattr(importlib.import_module(module), attribute)
     try:
-        code = _import_file(Path(location)) if location.endswith(".py") else _import_module(location, name)
+        code = _import_file(Path(location)) if location.endswith(".py") else _import_module(location)
     except BatchtuneError:
         raise
     except (Exception, SystemExit) as error:  # a script without a main guard leaves with SystemExit
         raise WorkloadError(
             f"{location} can't be imported: {first_line(error)}",
-            "The error is in that code or in what it imports.",
+            "The error is in that code or in what it imports; a module is looked for in the working folder too.",
             user_traceback(error),
         ) from error
     if hasattr(code, name):
@@ -143,11 +135,9 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _import_module(location: str, name: str) -> ModuleType:
+def _import_module(location: str) -> ModuleType:
     if not all(part.isidentifier() for part in location.split(".")):
-        file = f"{location}.py"
-        hint = f"Did you mean {file}:{name}?" if Path(file).is_file() else _FORMS
-        raise WorkloadError(f"{location!r} is neither a .py file nor a module", hint)
+        raise WorkloadError(f"{location!r} is neither a .py file nor a module", _FORMS)
     importlib.invalidate_caches()
     package = location.partition(".")[0]
     working_folder = os.getcwd()
@@ -155,16 +145,7 @@ def _import_module(location: str, name: str) -> ModuleType:
     # A folder of data may have the name of an installed package: without an __init__.py it is the last choice.
     if here is not None and (here.origin is not None or importlib.machinery.PathFinder.find_spec(package) is None):
         _put_first(working_folder)
-    try:
-        return importlib.import_module(location)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if missing != location and not location.startswith(f"{missing}."):
-            raise  # the module exists; something that it imports does not
-        raise WorkloadError(
-            f"the module {missing!r} of {location}:{name} was not found",
-            "Run from the folder that holds it, or install it.",
-        ) from None
+    return importlib.import_module(location)
 
 
 def _put_first(folder: str) -> None:
@@ -193,46 +174,25 @@ def _check_options(spec: str, target: Any, options: Mapping[str, Any], given: Co
 
 
 def user_traceback(error: BaseException) -> str:
-    """Return the last lines of an exception's traceback, with the user's own frames only, and its message.
+    """Return the last lines of an exception's traceback, with the user's own frames, and its message.
 
     If no frame is the user's (an installed package is the workload), those of other packages stay.
     """
     report = traceback.TracebackException.from_exception(error)
-    reports = [report]
-    for one in reports:  # which grows
-        one.stack = _own_frames(one.stack)
-        linked = [other for other in (one.__cause__, one.__context__) if other is not None]
-        reports += [other for other in linked if all(other is not known for known in reports)]
+    report.stack = _own_frames(report.stack)
     return _last_lines("".join(report.format()))
 
 
-def raised_elsewhere(error: BaseException) -> tuple[str, str] | None:
-    """Return the first line of an error that a worker of torch's DataLoader raised, and its `user_traceback`.
-
-    None if it was raised in this process.
-    """
-    _, head, report = _text(error).rpartition(f"Original {_TRACEBACK_HEAD}")
-    found = list(_FRAME.finditer(report))
-    if not head or not found:
-        return None
-    frames = _own_frames([traceback.FrameSummary(match[1], int(match[2]), match[3]) for match in found])
-    message = report[found[-1].end() :].strip("\n")
-    return printable(message.partition("\n")[0]), _last_lines("".join([_TRACEBACK_HEAD, *frames.format(), message]))
-
-
 def user_stack(output: str) -> str:
-    """Return the user's own frames of a stack that faulthandler printed, the innermost last; empty without a stack.
+    """Return the user's own frames of the last stack that faulthandler printed, the innermost last; empty without one.
 
-    A process prints its own stack, then those of its children: the last one with such frames counts, or else all frames
-    of the last.
+    If no frame is the user's, those of other packages stay.
     """
-    stacks = [
-        [traceback.FrameSummary(name, int(line), function) for name, line, function in _STACK_LINE.findall(stack)][::-1]
-        for stack in output.split(_STACK_HEAD)[1:]
+    printed = output.rpartition(_STACK_HEAD)[2]
+    frames = [
+        traceback.FrameSummary(name, int(line), function) for name, line, function in _STACK_LINE.findall(printed)
     ]
-    own = [kept for stack in stacks if (kept := _own_frames(stack, strictly=True))]
-    found = own or [_own_frames(stack) for stack in stacks]
-    return _last_lines("".join(found[-1].format())) if found else ""
+    return _last_lines("".join(_own_frames(frames[::-1]).format()))
 
 
 def last_frame(stack: str) -> str:
@@ -264,12 +224,12 @@ def _last_lines(text: str) -> str:
     return "\n".join(printable(line) for line in text.splitlines()[-LAST_LINES:])
 
 
-def _own_frames(stack: Iterable[traceback.FrameSummary], *, strictly: bool = False) -> traceback.StackSummary:
-    """Return the user's own frames; without any, and unless `strictly`, all frames but batchtune's."""
+def _own_frames(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummary:
+    """Return the user's own frames; without any, all frames but batchtune's."""
     foreign = [frame for frame in stack if not frame.filename.startswith((_OURS, "<frozen"))]
     own = [
         frame
         for frame in foreign
         if not frame.filename.startswith(_STANDARD) and not _PACKAGES.intersection(Path(frame.filename).parts)
     ]
-    return traceback.StackSummary.from_list(own if strictly else own or foreign)
+    return traceback.StackSummary.from_list(own or foreign)

@@ -175,7 +175,7 @@ def test_an_item_that_raises_shows_its_line(asker: Asker, workers: Arguments) ->
     assert failure.outcome == "error"
     assert failure.message == "ValueError: no such clip"
     assert failure.traceback is not None and "in __getitem__" in failure.traceback
-    assert failure.traceback.count("File") == 1
+    assert failure.traceback.rstrip().endswith("ValueError: no such clip")
 
 
 @pytest.mark.parametrize("what", ["exit", "SIGKILL", "SIGSEGV"])
@@ -205,7 +205,7 @@ def test_the_probes_messages_mean_out_of_memory(asker: Asker, workers: Arguments
 
 
 def test_a_worker_that_hangs_shows_where(asker: Asker) -> None:
-    asker.open("arguments", TWO, options={"bad": 17, "what": "hang"})
+    asker.open("arguments", {}, options={"bad": 17, "what": "hang"})
     with pytest.raises(WorkerLost) as lost:
         asker.take(timeout=1.0)
     assert lost.value.outcome == "timeout"
