@@ -327,16 +327,6 @@ def test_a_reader_ahead_may_say_how_many_batches_were_trained_on(made: Make) -> 
         sampler.state_dict(batches=7)
 
 
-def test_a_torch_that_counts_no_deliveries_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = in_buckets()
-    running = iter(loader_of(sampler, num_workers=1))
-    next(running)
-    monkeypatch.delitem(vars(running), "_num_yielded")
-    with pytest.warns(UserWarning, match="workers are ahead of the training.*batches="):
-        sampler.state_dict()
-    assert sampler.state_dict(batches=1)["position"] == 1
-
-
 # From sampler.yaml.
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from batchtune.sampler.common import (
     MOST_SEED,
     OnRanks,
     as_number,
-    check_identity,
+    check_state,
     checked_ranks,
     flag,
     whole,
@@ -143,8 +143,8 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
                 f"{path} describes a sampler of the kind {config.sampler!r}, but {cls.__name__} is of the kind "
                 f"{cls.KIND!r}: use batchtune.sampler_from_config, which makes the one that the file describes"
             )
-        kinds = {one.KIND: one for one in EpochBatchSampler.__subclasses__()}
-        made_by = cls if cls.KIND is not None else cast("type[Self]", kinds[config.sampler])
+        kinds = {one.KIND: one for one in (cls, *cls.__subclasses__())}
+        made_by = kinds[config.sampler]
         reading = {name: overrides.pop(name) for name in sorted(_READING & overrides.keys())}
         if isinstance(lengths, (str, Path)):
             if reading.get("length_scale") is not None:
@@ -247,18 +247,11 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         """Return what `load_state_dict` needs to go on after the delivered batches; the same on every rank.
 
         `batches` of the last pass were trained on: say it if something between the sampler and the training fetches
-        ahead; None for all that a plain DataLoader has delivered. Raises ValueError if fewer were handed out, and warns
-        if the DataLoader has workers and this torch does not say how many batches it has delivered.
+        ahead; None for all that a plain DataLoader has delivered. Raises ValueError if fewer were handed out.
         """
         epoch, position = self._cursor
         if batches is not None:
             epoch, position = self._after(whole("batches", batches))
-        elif (now := self._pass) is not None and now.delivered is None and now.workers:
-            warnings.warn(
-                "the DataLoader's workers are ahead of the training, so this state would leave out batches: say how "
-                "many were trained on with state_dict(batches=...), or use torchdata's StatefulDataLoader.",
-                stacklevel=2,
-            )
         return {"epoch": epoch, "position": position, **self._identity}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -266,10 +259,8 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
 
         Raises ValueError if the state is of another sampler: other lengths, options, seed or number of ranks.
         """
-        names = {"epoch", "position", *self._identity}
-        if not isinstance(state_dict, Mapping) or names - state_dict.keys():
-            raise ValueError(f"not a state of a {type(self).__name__}: it has {', '.join(sorted(names))}")
-        check_identity("sampler", state_dict, self._identity, "lengths, boundaries, batch sizes and options")
+        covered = "lengths, boundaries, batch sizes and options"
+        check_state("sampler", state_dict, ("epoch", "position"), self._identity, covered)
         epoch = whole("epoch", state_dict["epoch"])
         position = whole("position", state_dict["position"])
         most = self._batcher.batches_per_rank(*self._plan(epoch))
@@ -324,13 +315,7 @@ class _Pass:
     @property
     def delivered(self) -> int | None:
         """How many batches of this pass the loader, whose workers fetch ahead, has delivered; None if unknown."""
-        count = None if self.loader is None else self.loader.get("_num_yielded")
-        return count if isinstance(count, int) else None
-
-    @property
-    def workers(self) -> bool:
-        """Whether the loader may have workers."""
-        return self.loader is not None and self.loader.get("_num_workers", 1) != 0
+        return None if self.loader is None else self.loader["_num_yielded"]
 
 
 def _loader_of(frame: FrameType) -> Mapping[str, Any] | None:

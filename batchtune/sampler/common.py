@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import torch.distributed  # noqa: TID253  # this module is torch's: the package imports it only when its class is used
 
-from batchtune.configs import parse_yaml, plain_value, read_text
 from batchtune.errors import shortened
-from batchtune.exports.run_configs import read_sampler_yaml, read_stream_yaml
-from batchtune.results import SamplerConfig, StreamConfig
+from batchtune.exports.run_configs import read_stream_yaml
 
 _MOST_RANKS = 1_000_000
 # Counters have 64 bits, and there are further epochs and batches after the largest.
@@ -24,8 +22,17 @@ MOST_SEED = 2**128  # twice the bits of any that torch or NumPy draw
 
 # What is shorter is of length 0.
 SHORTEST_LENGTH = math.ulp(0.0)
-_OF_BOTH = ("bucket_boundaries", "bucket_batch_sizes", "shuffle", "drop_last", "seed")
-_OF_STREAM = ("algorithm", "buffer_size", "max_padding_ratio", "batches_per_epoch")
+_OF_STREAM = (
+    "algorithm",
+    "bucket_boundaries",
+    "bucket_batch_sizes",
+    "buffer_size",
+    "max_padding_ratio",
+    "shuffle",
+    "drop_last",
+    "batches_per_epoch",
+    "seed",
+)
 
 TEXT = (str, bytes, bytearray)
 """Types that float() reads, but that are no lengths."""
@@ -118,8 +125,16 @@ def as_bytes(value: Any, example: int) -> float:
     return size
 
 
-def check_identity(what: str, state: Mapping[str, Any], ours: Mapping[str, Any], covered: str) -> None:
-    """Raise ValueError if a state is of another sampler or stream; `covered` says what its digest is of."""
+def check_state(
+    what: str, state: Mapping[str, Any], position: Iterable[str], ours: Mapping[str, Any], covered: str
+) -> None:
+    """Raise ValueError if a state lacks a field, or is of another sampler or stream.
+
+    `position` are the fields that say where it was taken; `covered` says what the digest in `ours` is of.
+    """
+    names = {*position, *ours}
+    if not isinstance(state, Mapping) or names - state.keys():
+        raise ValueError(f"not a state of a {what}: it has {', '.join(sorted(names))}")
     for name, value in ours.items():
         theirs = state[name]
         # A tensor may compare to several values.
@@ -140,28 +155,13 @@ def truncated(length_of: Callable[[Any], Any], longest: float, example: Any) -> 
 
 
 def stream_options(path: Path, length_of: Callable[[Any], float]) -> dict[str, Any]:
-    """Return the arguments of a `stream.yaml`, or of a `sampler.yaml`; ResultError if it is missing or damaged."""
-    config: SamplerConfig | StreamConfig
-    if _is_sampler_yaml(path):
-        config = read_sampler_yaml(path)
-        options = {name: getattr(config, name) for name in _OF_BOTH}
-        if config.pool_size is not None:
-            options["algorithm"] = "pool"
-            options["buffer_size"] = config.pool_size
-    else:
-        config = read_stream_yaml(path)
-        options = {name: getattr(config, name) for name in (*_OF_BOTH, *_OF_STREAM)}
+    """Return the arguments of a `stream.yaml`; ResultError if it is missing or damaged."""
+    config = read_stream_yaml(path)
     evidence = config.evidence
+    options = {name: getattr(config, name) for name in _OF_STREAM}
     options["length_of"] = length_of
     if evidence.truncate is not None:
         options["length_of"] = partial(truncated, length_of, evidence.truncate)
     options["min_length"] = evidence.min_length or SHORTEST_LENGTH
     options["overlong"] = "drop"
     return options
-
-
-def _is_sampler_yaml(path: Path) -> bool:
-    if not path.exists():
-        return False
-    document = plain_value(parse_yaml(read_text(path, str(path)), str(path)))
-    return isinstance(document, dict) and document.get("format") == SamplerConfig.FORMAT

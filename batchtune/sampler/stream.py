@@ -21,7 +21,7 @@ from batchtune.sampler.common import (
     MOST_SEED,
     OnRanks,
     check_function,
-    check_identity,
+    check_state,
     checked_ranks,
     flag,
     is_number,
@@ -58,11 +58,6 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         # The same, to resume in mid-epoch, with as many batches on each rank:
         stream = BucketedStream.from_config("stream.yaml", lambda epoch: shards_of(epoch), length_of=length_of)
         loader = StatefulDataLoader(stream, batch_size=None, num_workers=4)
-
-        # From a streaming data set of Hugging Face:
-        examples = load_dataset(name, split="train", streaming=True).shuffle(buffer_size=1000)
-        examples = split_dataset_by_node(examples, rank=rank, world_size=world_size)
-        stream = BucketedStream.from_config("stream.yaml", examples, length_of=lambda example: len(example["text"]))
 
     **Workers and ranks.** Each worker of each rank makes batches of its own part of the source, with its own seed. The
     source has to split itself, as WebDataset and Hugging Face do. One that does not, such as a list or a file, gives
@@ -112,9 +107,6 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
     Raises:
         ValueError: An argument breaks its rule; the message says which and what to do. While the stream is read: a
             length breaks its rule, or the source gives nothing or can't be read again.
-
-    Warns:
-        UserWarning: The buffer is smaller than the largest batch size.
     """
 
     def __init__(
@@ -188,12 +180,6 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         self.dropped_examples = 0
         self.batches_per_epoch = batches_per_epoch
         self._ranks = checked_ranks(rank, world_size)
-        largest = table.batch_sizes.max()
-        if buffer_size < largest:
-            warnings.warn(
-                f"buffer_size is {buffer_size}, but bucket_batch_sizes go up to {largest}: such batches can't get full",
-                stacklevel=2,
-            )
         options = [algorithm, buffer_size, buffer_bytes, max_padding_ratio, bool(shuffle), bool(drop_last), overlong]
         if min_length is not None:
             options.append(float(min_length))
@@ -207,7 +193,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
     def from_config(
         cls, path: str | Path, source: Source | None = None, *, length_of: Callable[[Any], float], **options: Any
     ) -> Self:
-        """Make the stream that a `stream.yaml` describes, or one with the table of a `sampler.yaml`.
+        """Make the stream that a `stream.yaml` describes.
 
         Lengths are in the unit of the file; if the data were tuned with --truncate, longer ones count as truncated.
         Examples that it was not tuned with are dropped, and a warning at the end of a pass counts them: those of length
@@ -215,8 +201,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         makes errors of them.
 
         Arguments of the class take precedence over the file. Without a source, its `batches_per_epoch` is not used: a
-        stage can't read its examples again, so a nominal epoch is the pipeline's `with_epoch`. A `sampler.yaml` for
-        pools says the buffer_size (its pool_size), others do not.
+        stage can't read its examples again, so a nominal epoch is the pipeline's `with_epoch`.
 
         Raises ResultError if the file is missing or damaged, ValueError if an option breaks its rule.
         """
@@ -352,10 +337,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
 
         Raises ValueError if the state is of another stream: other options, seed, rank, worker or number of them.
         """
-        names = {*Position(0).state(), *self._identity}
-        if not isinstance(state_dict, Mapping) or names - state_dict.keys():
-            raise ValueError(f"not a state of a BucketedStream: it has {', '.join(sorted(names))}")
-        check_identity("stream", state_dict, self._identity, "all options")
+        check_state("stream", state_dict, Position(0).state(), self._identity, "all options")
         position = Position.of_state(state_dict, self._place)
         self._epochs.set(self.rank, position.epoch + position.finished)
         self._position = position
