@@ -172,12 +172,12 @@ class Block:
         """Return whether it has any of these keys."""
         return not self.settings.keys().isdisjoint(names)
 
-    def nearest(self, key: str) -> tuple[Node, Keys] | None:
-        """Return a key's value, in this mapping or the innermost around it that has the key, and that one's path."""
-        for depth in range(len(self.chain), 0, -1):
-            node = entries(self.chain[depth - 1]).get(key)
+    def nearest(self, key: str) -> Node | None:
+        """Return a key's value, in this mapping or the innermost around it that has the key."""
+        for mapping in reversed(self.chain):
+            node = entries(mapping).get(key)
             if node is not None:
-                return node, self.keys[: depth - 1]
+                return node
         return None
 
 

@@ -64,12 +64,6 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:.4g}"
 
 
-def rounded_down(value: float, digits: int) -> float:
-    """Round a positive value down to this many significant digits."""
-    step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
-    return min(value, float(f"{math.floor(value / step) * step:.{digits}g}"))
-
-
 def counted(count: int, noun: str) -> str:
     """Return `1 cell`, `2 cells`, `28,539 lengths`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

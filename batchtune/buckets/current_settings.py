@@ -133,7 +133,7 @@ def _of_file(file: Path, key_path: str | None, known: Known[AnySettings]) -> Giv
     for key in kind.AROUND:
         nearest = block.nearest(key)
         if nearest is not None:
-            values[key] = recipe.value(nearest[0])
+            values[key] = recipe.value(nearest)
     return _checked(kind, values, file.name, printable(block.path) or None, known)
 
 

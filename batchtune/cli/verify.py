@@ -211,7 +211,6 @@ def verify_with_progress(plan: VerifyPlan, folder: Path, asked: Mapping[str, Any
     from batchtune.verify.verifying import run_verify
 
     subject = subject_of(plan.lengths, plan.probe, asked, folder)
-    console.notes(subject.notes, quiet=quiet)
     epoch = len(plan.first_epoch)
     console.note(f"Running {plan.planned_steps:,} shuffled steps; an epoch has {epoch:,}.", quiet=quiet)
     on_note = partial(console.note, quiet=quiet)

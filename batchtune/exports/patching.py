@@ -62,7 +62,7 @@ class RecipePatch:
         nearest = block.nearest(key)
         if nearest is None:
             return None
-        value = self._value(nearest[0])
+        value = self._value(nearest)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return value
         return None

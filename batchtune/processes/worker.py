@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
@@ -127,7 +126,7 @@ class Nursery:
         deadline = time.monotonic() + _IMPORTING_SECONDS
         while not self._started and self._exit_code is None and (left := deadline - time.monotonic()) > 0:
             self._listen(left)
-        self._output: deque[bytes] = deque()
+        self._output = bytearray()
         self._reader = threading.Thread(target=_drain, args=[output, self._output], daemon=True)
         self._reader.start()
 
@@ -149,7 +148,7 @@ class Nursery:
 
     def output(self) -> str:
         """Return the end of the worker's output."""
-        return b"".join(self._output).decode(errors="replace")
+        return bytes(self._output).decode(errors="replace")
 
     def end_worker(self) -> None:
         """Kill the worker and all that it started."""
@@ -283,14 +282,11 @@ class Nursery:
         return now > self._oom_kills
 
 
-def _drain(stream: int, output: deque[bytes]) -> None:
+def _drain(stream: int, output: bytearray) -> None:
     """Keep the end of what a worker prints."""
-    kept = 0
     while data := os.read(stream, 65536):
-        output.append(data)
-        kept += len(data)
-        while kept - len(output[0]) > _OUTPUT_KEPT_BYTES:
-            kept -= len(output.popleft())
+        output += data
+        del output[:-_OUTPUT_KEPT_BYTES]
     os.close(stream)
 
 

@@ -38,7 +38,6 @@ from batchtune.streams.simulated import (
     simulate_stream,
 )
 from batchtune.streams.stream_settings import CurrentStream, StreamSettings
-from batchtune.units import rounded_down
 
 # The most padding of a batch to compare. SpeechBrain's target_batch_numel is always its maximum: on made-up speech and
 # text, targets of 80% and 90% made 2% to 25% more batches, and saved at most 0.1% of the time.
@@ -203,7 +202,8 @@ def speechbrain_limit(lengths: Lengths, limits: Limits) -> float:
     too_large = ((fitting + 1) * histogram.lengths)[fitting < most]
     if too_large.size == 0:
         return limits.max_batch_length
-    return min(limits.max_batch_length, rounded_down(too_large.min() * (1 - 1e-9), 6))
+    below = float(f"{too_large.min() * (1 - 6e-6):.6g}")  # six digits, which round by at most 5e-6
+    return min(limits.max_batch_length, below)
 
 
 def _priced(

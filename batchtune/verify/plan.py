@@ -33,7 +33,7 @@ from batchtune.results import (
 )
 from batchtune.shapes import BatchShape
 from batchtune.streams.simulated import StoredStream, stream_epoch
-from batchtune.units import format_length, format_size
+from batchtune.units import format_length
 from batchtune.workloads import is_builtin, with_unit
 
 FEWEST_STEPS = 12
@@ -46,11 +46,10 @@ _OF_THE_LIMIT = ("memory_bytes", "memory_fraction", "reserve_bytes", "ddp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The training step to verify, and how it differs from the probed one; without a limit the settings give it."""
+    """The training step to verify; without a limit the settings give it."""
 
     settings: ProbeSettings
     limit_bytes: int | None
-    notes: list[str]
 
 
 def subject_of(lengths: Lengths, probe: Probe | None, asked: Mapping[str, Any], folder: Path) -> Subject:
@@ -67,22 +66,9 @@ def subject_of(lengths: Lengths, probe: Probe | None, asked: Mapping[str, Any], 
     named = {**msgspec.structs.asdict(recorded), **asked, "workload": workload.spec, "options": options}
     settings = ProbeSettings(**named)
     limit = None
-    notes = []
-    if probe is not None:
-        now = WorkloadRecord(spec=settings.workload, options=settings.options)
-        if now != probe.workload:
-            notes.append(
-                f"Warning: this verifies the workload {now.words}, but {probe.workload.words} was probed: batch sizes "
-                "and times are the other's. If this is the one you train, probe again with --force."
-            )
+    if probe is not None and all(getattr(settings, name) == getattr(recorded, name) for name in _OF_THE_LIMIT):
         limit = probe.device.limit_bytes
-        if any(getattr(settings, name) != getattr(recorded, name) for name in _OF_THE_LIMIT):
-            notes.append(
-                f"Warning: the memory settings differ from the probe's (a limit of {format_size(limit)}): this "
-                "verifies that the batches fit into the new limit."
-            )
-            limit = None
-    return Subject(settings=settings, limit_bytes=limit, notes=notes)
+    return Subject(settings=settings, limit_bytes=limit)
 
 
 def _workload(probed: WorkloadRecord | None, asked: Mapping[str, Any], folder: Path) -> WorkloadRecord:

@@ -117,12 +117,11 @@ def _import_file(path: Path) -> ModuleType:
     path = path.resolve()
     _put_first(str(path.parent))
     # Under its own name, so that a spawned process can import it too, unless that hides another module: `random.py`.
-    hides = not path.stem.isidentifier() or path.stem in {*sys.modules, *sys.builtin_module_names}
-    if not hides:
-        importlib.invalidate_caches()
-        others = [folder for folder in sys.path if folder != str(path.parent)]
-        hides = importlib.machinery.PathFinder.find_spec(path.stem, others) is not None
-    module_name = f"{OTHER_NAME}{path.stem}" if hides else path.stem
+    module_name = path.stem
+    others = [folder for folder in sys.path if folder != str(path.parent)]
+    is_known = module_name in {*sys.modules, *sys.builtin_module_names}
+    if is_known or importlib.machinery.PathFinder.find_spec(module_name, others) is not None:
+        module_name = f"{OTHER_NAME}{module_name}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -165,12 +164,8 @@ def _check_options(spec: str, target: Any, options: Mapping[str, Any], given: Co
     try:
         signature.bind(**{**options, **dict.fromkeys(name for name in given if name in signature.parameters)})
     except TypeError as error:
-        names = [
-            str(parameter.replace(annotation=inspect.Parameter.empty)) for parameter in signature.parameters.values()
-        ]
-        listing = f"It takes {', '.join(names)}." if names else "It takes no options."
-        unknown = [did_you_mean(option, signature.parameters) for option in options.keys() - signature.parameters]
-        raise OptionError(f"the options of {spec}: {error}", "".join(unknown[:1]) + listing) from None
+        names = ", ".join(signature.parameters) or "no options"
+        raise OptionError(f"the options of {spec}: {error}", f"It takes {names}.") from None
 
 
 def user_traceback(error: BaseException) -> str:

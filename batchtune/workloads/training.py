@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from batchtune.errors import invalid_field
 from batchtune.shapes import BatchShape
 
 LEARNING_RATE = 1e-4
@@ -95,14 +96,11 @@ class TrainingWorkload(ABC, Generic[Config, Batch]):
         cls.__signature__ = inspect.signature(cls.CONFIG)  # type: ignore[attr-defined]  # what inspect reads
 
     def __init__(self, **options: Any) -> None:
-        """Check the options; raise ValueError with the rule and the value for one that is out of range."""
+        """Check the options; raise ValueError with the rule for one that is out of range."""
         try:
             self.config = msgspec.convert(options, self.CONFIG)  # type: ignore[assignment]  # its own kind
         except msgspec.ValidationError as error:
-            rule, _, option = str(error).removesuffix("`").partition(" - at `$.")
-            if option in options:
-                rule = f"{option}: {rule}, got {options[option]!r}"
-            raise ValueError(rule) from None
+            raise ValueError(invalid_field(error)) from None
 
     @abstractmethod
     def build_model(self) -> nn.Module:

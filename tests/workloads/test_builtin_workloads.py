@@ -43,13 +43,13 @@ def gradients_of(workload: Any) -> torch.Tensor:
 
 
 RULES: list[tuple[dict[str, Any], str]] = [
-    ({"size": "huge"}, "size: Invalid enum value 'huge', got 'huge'"),
-    ({"dim": 0}, "dim: Expected `int` >= 1, got 0"),
-    ({"layers": 2.5}, "layers: Expected `int | null`, got `float`, got 2.5"),
+    ({"size": "huge"}, "size: Invalid enum value 'huge'"),
+    ({"dim": 0}, "dim: must be a whole number of at least 1"),
+    ({"layers": 2.5}, "layers: must be a whole number, got `float`"),
     ({"dim": 100, "heads": 8}, "dim must be a multiple of 2 * heads, got dim=100, heads=8"),
-    ({"dropout": 1}, "dropout: Expected `float` < 1.0, got 1"),
-    ({"dtype": "int8"}, "dtype: Invalid enum value 'int8', got 'int8'"),
-    ({"checkpoint": 1}, "checkpoint: Expected `bool`, got `int`, got 1"),
+    ({"dropout": 1}, "dropout: must be a number below 1"),
+    ({"dtype": "int8"}, "dtype: Invalid enum value 'int8'"),
+    ({"checkpoint": 1}, "checkpoint: must be true or false, got `int`"),
 ]
 
 
@@ -133,7 +133,7 @@ class TestConformance:
         with pytest.raises(WorkloadError) as caught:
             load_workload(f"builtin:{name}", {"layer": 3})
         assert caught.value.hint is not None
-        assert caught.value.hint.startswith("Did you mean 'layers'? It takes size='small', dim=None, layers=None")
+        assert caught.value.hint.startswith("It takes ") and "size, dim, layers" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_no_target_token_is_blank_or_follows_itself() -> None:
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
-        ({"unit": "tokens"}, "unit: Invalid enum value 'tokens', got 'tokens'"),
+        ({"unit": "tokens"}, "unit: Invalid enum value 'tokens'"),
         ({"kernel": 4}, "kernel must be odd, got 4"),
     ],
 )
