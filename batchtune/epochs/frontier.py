@@ -34,8 +34,6 @@ class Frontier:
         If a shorter length held fewer (not for want of examples), longer ones get no more.
         """
         lengths = np.array([point.length for point in points])
-        if lengths.size == 0 or (np.diff(lengths) <= 0).any():
-            raise ValueError("frontier points must be given in strictly ascending order of length")
         sizes = np.array([point.batch_size for point in points], dtype=np.int64)
         # Where the data or the probe's time ended, the memory did not.
         is_open = [point.closed_by in ("data", "time") for point in points]
@@ -48,12 +46,10 @@ class Frontier:
     @classmethod
     def of_pairs(cls, points: Sequence[FrontierPoint]) -> Frontier:
         """Return the frontier by length and target, through points in any order, all with a target."""
-        targets = [point.target_length for point in points if point.target_length is not None]
-        if not points or len(targets) < len(points):
-            raise ValueError("points with target lengths are needed")
+        targets = np.array([point.target_length for point in points], dtype=np.float64)
         lengths = np.array([point.length for point in points])
         sizes = np.array([point.batch_size for point in points], dtype=np.int64)
-        return cls._sorted(lengths, np.array(targets), sizes)
+        return cls._sorted(lengths, targets, sizes)
 
     @classmethod
     def _sorted(cls, lengths: FloatArray, targets: FloatArray, sizes: IntArray) -> Frontier:

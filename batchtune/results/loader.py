@@ -299,7 +299,6 @@ class LoaderConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     FORMAT: ClassVar[str] = "batchtune/loader-config"
-    VERSION: ClassVar[int] = 1
 
     format: str
     version: int

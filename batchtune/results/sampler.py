@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from batchtune.results.shared import Amount, Bytes, Count, Length, ReadingRecord, Record, Seed, Share, Size
+from batchtune.results.shared import Amount, Bytes, Count, Length, Record, Seed, Share, Size
 
 
 class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,11 +39,6 @@ class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=T
     left_out: dict[str, Count] = msgspec.field(default_factory=dict)
     truncate: Length | None = None
     multiple_of: Length | None = None
-
-    @property
-    def filters(self) -> str | None:
-        """The limits as on the command line, `--min-length 1 --max-length 30`; None without any."""
-        return ReadingRecord(min_length=self.min_length, max_length=self.max_length).filters
 
 
 class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -117,12 +117,6 @@ class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
                 found[f"--{name.replace('_', '-')}"] = text
         return found
 
-    @property
-    def filters(self) -> str | None:
-        """The limits as on the command line, `--min-length 1 --max-length 30`; None without any."""
-        flags = self.flags
-        return " ".join(f"{name} {flags[name]}" for name in ("--min-length", "--max-length") if name in flags) or None
-
 
 class LengthsSummary(Record, frozen=True, kw_only=True):
     """The data set of a result.

@@ -257,8 +257,7 @@ class StreamSweep(Result, frozen=True, kw_only=True):
     @property
     def streamed(self) -> StreamedWith:
         """How the examples reach workers, and the seed."""
-        known = StreamedWith.__struct_fields__
-        return StreamedWith(**{name: value for name, value in self.settings.items() if name in known})
+        return msgspec.convert(self.settings, StreamedWith)
 
 
 class StreamConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):

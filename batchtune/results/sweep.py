@@ -169,10 +169,8 @@ class Row(EpochFigures, frozen=True, kw_only=True):
         return self.used_buckets
 
     def problems(self) -> Iterator[str]:
-        """Check the table, and that pools have the fields of pools."""
+        """Check the table."""
         yield from wrong_table(self.boundaries, self.batch_sizes)
-        if (self.pool_size is None) != (self.simulated_epochs is None):
-            yield f"pool_size is {self.pool_size} and simulated_epochs {self.simulated_epochs}"
 
 
 class Baseline(Record, frozen=True, kw_only=True):
@@ -349,8 +347,6 @@ class Sweep(Result, frozen=True, kw_only=True):
             wrong_rows(self.rows, recommended=self.recommended, recommended_table=table, trade_off=last_of_curve)
         )
         yield from missing
-        if not missing and table is not None and self.rows[table].pool_size is not None:
-            yield f"recommended_table is {table}, which is of pools"
         if any(low > high for low, high in itertools.pairwise(self.quantiles)):
             yield "quantiles do not ascend"
         if missing or self.recommended is None:
@@ -402,6 +398,4 @@ def unproven_sizes(row: Row | TwoDimensionalRow) -> str | None:
     """Say how many batch sizes are not proven: `4 of 13 batch sizes are not proven to fit`; None if all are."""
     if not row.unproven:
         return None
-    if row.unproven == row.sizes_in_use > 1:
-        return f"none of the {row.sizes_in_use} batch sizes is proven to fit"
     return f"{row.unproven} of {row.sizes_in_use} batch sizes {'is' if row.unproven == 1 else 'are'} not proven to fit"

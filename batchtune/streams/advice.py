@@ -21,9 +21,7 @@ _EQUAL_AGAIN = 0.05
 _SORTED = 0.9
 # A worker with this many times the mean of batches is worth a warning.
 _UNEVEN = 1.1
-# So is this share of batches under half of what they could hold,
-_MANY_SMALL = 0.2
-# and this share of batch mates that meet again.
+# So is this share of batch mates that meet again.
 _MANY_AGAIN = 0.2
 # Shards of a worker, so that their order is worth shuffling, but no smaller and no larger than this on average.
 _SHARDS_OF_A_WORKER = 4
@@ -55,13 +53,13 @@ def recommend_stream(rows: Sequence[StreamRow], *, min_randomness: float | None 
         most_again = _best_of(in_buckets, timed=timed).mates_again * (1 + _EQUAL_AGAIN)
         random_enough = [row for row in allowed if row.algorithm == "bucket" or row.mates_again <= most_again]
     row = _best_of(random_enough, timed=timed)
-    # SpeechBrain's own at its best: of the same buffer and as random, if there are such.
-    same_buffer = [other for other in random_enough if other.buffer_size == row.buffer_size]
+    # SpeechBrain's own at its best: as random, if there is such.
+    by_speechbrain = [other for other in random_enough if other.by_speechbrain]
+    if not by_speechbrain:
+        by_speechbrain = [other for other in allowed if other.by_speechbrain]
     speechbrain = None
-    for candidates in (allowed, random_enough, same_buffer):
-        by_speechbrain = [other for other in candidates if other.by_speechbrain]
-        if by_speechbrain:
-            speechbrain = _best_of(by_speechbrain, timed=timed)
+    if by_speechbrain:
+        speechbrain = _best_of(by_speechbrain, timed=timed)
 
     reason = f"{row.name} takes {_described(row, timed=timed)}"
     if speechbrain is not None and speechbrain is not row:
@@ -191,8 +189,6 @@ def stream_cautions(shards: Shards, settings: StreamSettings) -> Iterator[str]:
             "the shards hold the examples in order of length: no buffer can mix them. Shuffle the examples before you "
             "write the shards"
         )
-    if shards.repeated_ids:
-        yield f"keys repeat: an earlier example has the same in {counted(shards.repeated_ids, 'case')}"
     if readers > 1 and not shards.idle_workers:
         yield (
             "WebDataset deals the shards before it shuffles them: each worker reads the same shards in every epoch, so "
@@ -214,9 +210,4 @@ def row_cautions(shards: Shards, row: StreamRow | None, map_style: Row | None) -
         yield (
             f"the shards give one worker {row.worker_imbalance:.2f} times and one rank {row.rank_imbalance:.2f} times "
             "as many batches as the mean: others wait for it, or see the same examples more often"
-        )
-    if row.under_half > _MANY_SMALL:
-        yield (
-            f"{format_percent(row.under_half)} of the batches hold less than half of what they could: a buffer of "
-            f"{format_number(row.buffer_size)} is too small (--buffer-size), or a worker reads too few examples"
         )

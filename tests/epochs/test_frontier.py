@@ -69,8 +69,6 @@ def test_a_pair_gets_the_largest_size_among_shapes_no_smaller() -> None:
     assert joint([5, 10, 11, 60, 61, 100], [50, 50, 50, 20, 10, 11]).tolist() == [20, 20, 4, 9, 8, 4]
     assert joint([101, 5], [1, 51]).tolist() == [1, 1]
     assert joint.proven([101, 5], [1, 51]).tolist() == [0, 0]
-    with pytest.raises(ValueError, match="target"):
-        Frontier.of_pairs([point(10, 3)])
 
 
 @pytest.mark.parametrize("sizes", [[40, 20], [10, 20], [30, 8, 12], [7, 7, 7]], ids=str)

@@ -204,7 +204,6 @@ def test_a_manifest_is_taken_to_lie_in_shards() -> None:
         (np.sort(SPEECH), [300] * 5, {}, "in order of length"),
         (SPEECH, [1100, 100, 100, 200], {"workers": 4}, "times as many batches as the mean"),
         (SPEECH, [300] * 5, {"workers": 2}, "reads the same shards in every epoch"),
-        (SPEECH, [300] * 5, {"buffer_sizes": (8,)}, "a buffer of 8 is too small"),
     ],
 )
 def test_shards_that_will_not_do_are_told(
