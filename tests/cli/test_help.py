@@ -68,7 +68,6 @@ def test_the_main_help_lists_commands_settings_and_exit_codes(batchtune: Run) ->
         (["sweep-buckets", "--num_buckets", "3"], "--num-buckets"),
         (["sweep-buckets", "m.csv", "--strategy", "optimum"], "'optimal'"),
         (["sweep-buckets", "m.csv", "--unit", "m"], "'ms'"),
-        (["sweep-buckets", "n.csv", "--max-batch-length", "60"], "'m.csv'"),
         (["export", "--to", "espnt"], "'espnet'"),
         (["schema", "sweep.json"], "'sweep'"),
     ],
