@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
@@ -145,13 +144,8 @@ def _check_each(rule: str, values: npt.NDArray[Any], sound: npt.NDArray[np.bool_
 def batch_sizes_for(boundaries: npt.ArrayLike, max_batch_length: float, max_batch_size: int | None = None) -> IntArray:
     """Return the batch size of each bucket: max(1, int(max_batch_length / boundary)), at most `max_batch_size`.
 
-    It divides and cuts as SpeechBrain does, to round alike. Raises ValueError if `max_batch_length` is not positive and
-    finite, or `max_batch_size` is below 1.
+    It divides and cuts as SpeechBrain does, to round alike. `max_batch_length` is positive and finite.
     """
-    if not (math.isfinite(max_batch_length) and max_batch_length > 0):
-        raise ValueError(f"max_batch_length must be positive and finite, got {max_batch_length}")
-    if max_batch_size is not None and max_batch_size < 1:
-        raise ValueError(f"max_batch_size must be at least 1, got {max_batch_size}")
     cap = _LARGEST_BATCH_SIZE if max_batch_size is None else max_batch_size
     with np.errstate(over="ignore"):
         sizes = max_batch_length / np.asarray(boundaries, dtype=np.float64)
@@ -186,15 +180,14 @@ def speechbrain_table(
 ) -> BucketTable:
     """Return the buckets that SpeechBrain's DynamicBatchSampler sorts these lengths into, by its own arguments.
 
-    `bucket_boundaries`, positive, go before `num_buckets`; ValueError without either. Its one bucket more, of batch
+    `bucket_boundaries`, positive, go before `num_buckets`; one of them is needed. Its one bucket more, of batch
     size 1, for examples beyond the last boundary, is in the table only if there are any, up to the longest length.
     """
     if bucket_boundaries is not None:
         boundaries = np.asarray(bucket_boundaries, dtype=np.float64)
-    elif num_buckets is not None:
-        boundaries = speechbrain_boundaries(num_buckets, max_batch_length)
     else:
-        raise ValueError("either num_buckets or bucket_boundaries is needed")
+        assert num_buckets is not None
+        boundaries = speechbrain_boundaries(num_buckets, max_batch_length)
     sizes = batch_sizes_for(boundaries, max_batch_length, max_batch_ex)
     return BucketTable.of(boundaries, sizes).extended_to(float(histogram.lengths[-1]))
 

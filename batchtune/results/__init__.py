@@ -13,7 +13,9 @@ have to do with each other; `read_result` checks both, once, where a file is rea
 from batchtune.results.loader import *
 from batchtune.results.measured import *
 from batchtune.results.printed import *
+from batchtune.results.rows import *
 from batchtune.results.sampler import *
 from batchtune.results.shared import *
 from batchtune.results.stream import *
 from batchtune.results.sweep import *
+from batchtune.results.verified import *

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -344,29 +344,3 @@ def _problems(record: Record, place: str = "") -> Iterator[str]:
 StreamAlgorithm = Literal["bucket", "pool", "pivot"]
 """How `BucketedStream` makes batches from its buffer."""
 STREAM_ALGORITHMS: tuple[StreamAlgorithm, ...] = get_args(StreamAlgorithm)
-
-
-class Costed(Protocol):
-    """The cost of an epoch."""
-
-    @property
-    def batches(self) -> int:
-        """The batches of one epoch."""
-
-    @property
-    def estimated_epoch_seconds(self) -> float | None:
-        """The estimated time of one epoch; None without step times."""
-
-
-class RankTimes(Record, frozen=True, kw_only=True):
-    """The time of one epoch on several ranks that wait for each other at every step.
-
-    Attributes:
-        without_waiting_epoch_seconds: If no rank ever waited: all batches' time / the number of ranks.
-        independent_epoch_seconds: If each rank takes whatever batch comes.
-        same_bucket_epoch_seconds: If at each step all ranks take batches of the same bucket.
-    """
-
-    without_waiting_epoch_seconds: Amount
-    independent_epoch_seconds: Amount
-    same_bucket_epoch_seconds: Amount

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from batchtune.results.rows import EpochFigures, Row, have_times
 from batchtune.results.sampler import SamplerEvidence
 from batchtune.results.shared import (
     Amount,
@@ -31,7 +32,6 @@ from batchtune.results.shared import (
     wrong_settings,
     wrong_table,
 )
-from batchtune.results.sweep import EpochFigures, Row, have_times
 from batchtune.units import counted, format_number
 
 Algorithm = Literal["speechbrain", "bucket", "pool", "pivot"]

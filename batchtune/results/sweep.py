@@ -4,173 +4,28 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from batchtune.results.rows import Row, SweepSettings, have_times
 from batchtune.results.shared import (
-    LESS_IS_BETTER,
     ROUNDING,
     Amount,
-    Correlation,
-    Cost,
-    CostCount,
-    Costed,
-    CostRatio,
-    CostShare,
-    CostSize,
     Count,
-    Gain,
-    GainRatio,
     Length,
     LengthsSummary,
     Positive,
-    RankTimes,
     Record,
     Result,
-    Seed,
     Share,
     Size,
     TargetLength,
     wrong_limit,
     wrong_rows,
     wrong_settings,
-    wrong_table,
 )
-from batchtune.units import counted, format_number
-
-Sizing = Literal["length", "frontier"]
-MOST_BUCKETS = 1000
-_Ranks = Annotated[int, msgspec.Meta(ge=1, le=16_384)]
-_Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
-
-
-class SweepSettings(Record, frozen=True, kw_only=True):
-    """The settings of a sweep, from the command line to `sweep.json`.
-
-    Attributes:
-        strategies: Names; empty: all of them.
-        pool_sizes: Examples of a pool; empty: from a thousand to all, as the data allow.
-        seed: Of the shuffles of the sampler that is written, and of simulated epochs.
-        multiple_of: Boundaries, and the lengths of batches, are rounded up to multiples of this.
-        world_size: Number of ranks; with same_bucket all take batches of one bucket at each step.
-        accumulate: Ranks wait for each other only after so many batches.
-        throughput_fraction: The share of the best throughput that is enough.
-        min_randomness: The least probability, for the recommended row, that mates do not meet again in the next epoch.
-    """
-
-    strategies: tuple[str, ...] = ()
-    num_buckets: Annotated[
-        tuple[Annotated[int, msgspec.Meta(ge=1, le=MOST_BUCKETS)], ...], msgspec.Meta(min_length=1)
-    ] = tuple(range(10, 21))
-    pool_sizes: tuple[Size | Literal["all"], ...] = ()
-    max_batch_size: Size | None = None
-    seed: Seed = 0
-    multiple_of: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
-    world_size: _Ranks = 1
-    same_bucket: bool = False
-    accumulate: _Ranks = 1
-    throughput_fraction: _Part = 0.95
-    min_randomness: _Part | None = None
-
-
-class EpochFigures(Record, frozen=True, kw_only=True):
-    """The figures of an epoch's batches, whichever way they are made; `Row` and `StreamRow` describe them."""
-
-    boundaries: list[Length] = msgspec.field(default_factory=list)
-    batch_sizes: list[Size] = msgspec.field(default_factory=list)
-    batches: CostSize
-    padded_length: Annotated[Positive, LESS_IS_BETTER]
-    padding_ratio: CostShare
-    fill: GainRatio
-    mean_batch_size: Gain
-    smallest_batch_size: Size
-    largest_batch_size: Size
-    batch_size_variation: CostRatio
-    largest_padded_length: Amount
-    effective_buckets: Cost
-    mates_again: CostShare
-    length_correlation: Correlation | None = None
-    estimated_epoch_seconds: Cost | None = None
-    estimated_epoch_error_seconds: Cost | None = None
-    equal_to_best: bool | None = None
-    batches_deviation: Cost | None = None
-    epoch_seconds_deviation: Cost | None = None
-    unproven: CostCount | None = None
-
-    @property
-    def randomness(self) -> float:
-        """The probability that two mates are not mates again in the next epoch."""
-        return 1 - self.mates_again
-
-
-class Row(EpochFigures, frozen=True, kw_only=True):
-    """One bucket table of a sweep, or one size of pools, and the cost of an epoch with it.
-
-    For pools the table says how many examples fit with the longest of a batch; their figures are means of simulated
-    epochs. On several ranks the batches are those of all ranks together, as batchtune's samplers deal them: every rank
-    has the same number, so some are split, or (in the same bucket) the remainder is dealt in smaller ones.
-
-    Attributes:
-        num_buckets: Requested, or how many batch sizes pools have; used_buckets: how many hold an example.
-        boundaries, batch_sizes: The table, one entry a bucket; the boundary is an inclusive upper edge.
-        batches: Batches of one epoch, `drop_last` off; a multiple of the ranks.
-        padded_length: Cells of the epoch's batches, expected over shuffles.
-        padding_ratio: Padded cells / all cells; those of an example dealt a second time count as padded.
-        fill: True length, of each example once, / (batches × max_batch_length).
-        mean_batch_size: Examples in a batch, counting one dealt twice twice.
-        largest_padded_length: Of any batch that this table can form on these data.
-        effective_buckets: 1 / Σ p², p the share of the examples in each bucket. For pools: mates_again / the same for
-            batches of the same sizes drawn from all examples.
-        estimated_epoch_seconds: On all ranks, each step as long as its slowest rank takes; None without step times.
-        estimated_epoch_error_seconds: Its standard error; None without step times.
-        equal_to_best: Whether it differs from the lowest estimated time by no more than the error of the difference.
-        smallest_batch_size, largest_batch_size: Of the epoch's batches, including those that are not full.
-        batch_size_variation: Their standard deviation / their mean.
-        steps: Optimizer steps of one epoch, on `world_size` ranks with gradients accumulated.
-        ranks: The cost of the ranks' waiting for each other; None for one rank, or without step times.
-        unproven: How many buckets have a batch size that is not proven: no batch at least as large in every respect
-            ran, alone and in turns. None without a probe.
-        repeated_examples: How many examples are dealt a second time, to give every rank the same number of batches.
-        mates_again: The probability that two examples of one batch share a batch again in the next epoch.
-        length_correlation: Of the lengths of two examples of one batch; None if all lengths are equal.
-        pool_size, batch_overhead: As in `sampler.yaml`; pool_size is None if batches are made in buckets.
-        simulated_epochs: How many epochs the figures are means of; None: they are exact expectations.
-        batches_deviation, epoch_seconds_deviation: From epoch to epoch; None for exact expectations.
-    """
-
-    strategy: str
-    sizing: Sizing
-    num_buckets: Size
-    used_buckets: CostCount
-    steps: CostCount
-    ranks: RankTimes | None = None
-    repeated_examples: CostCount = 0
-    pool_size: Size | None = None
-    batch_overhead: Amount | None = None
-    simulated_epochs: Count | None = None
-
-    @property
-    def name(self) -> str:
-        """The row's name in sentences: `optimal with 12 buckets`, `pools of 6800 examples`."""
-        if self.pool_size is not None:
-            return f"pools of {format_number(self.pool_size)} examples"
-        return f"{self.strategy} with {counted(len(self.boundaries), 'bucket')}"
-
-    @property
-    def sized_name(self) -> str:
-        """The same, and where a table's batch sizes come from: `optimal with 12 buckets sized by the frontier`."""
-        return self.name + (" sized by the frontier" if self.pool_size is None and self.sizing == "frontier" else "")
-
-    @property
-    def sizes_in_use(self) -> int:
-        """How many buckets hold examples, and so need a batch size that fits."""
-        return self.used_buckets
-
-    def problems(self) -> Iterator[str]:
-        """Check the table."""
-        yield from wrong_table(self.boundaries, self.batch_sizes)
 
 
 class Baseline(Record, frozen=True, kw_only=True):
@@ -373,25 +228,6 @@ class Sweep(Result, frozen=True, kw_only=True):
     def world_size(self) -> int:
         """Number of ranks whose batches are counted; 1 if the settings do not say."""
         return int(self.settings.get("world_size", 1))
-
-
-def cost_of(costed: Costed, *, timed: bool) -> float | None:
-    """Return an epoch's cost: its estimated seconds if `timed` (None if unknown), else its batches.
-
-    `Sweep.has_times` decides for all rows: seconds and batches are never mixed.
-    """
-    return costed.estimated_epoch_seconds if timed else float(costed.batches)
-
-
-def have_times(rows: Iterable[Costed]) -> bool:
-    """Return whether all have an estimated time to be compared by; otherwise their batches are compared."""
-    return all(row.estimated_epoch_seconds is not None for row in rows)
-
-
-def epoch_costs(rows: Sequence[Costed]) -> list[float]:
-    """Return comparable costs: estimated seconds, or the numbers of batches if any row has no time."""
-    timed = have_times(rows)
-    return [cost_of(row, timed=timed) or 0.0 for row in rows]
 
 
 def unproven_sizes(row: Row | TwoDimensionalRow) -> str | None:

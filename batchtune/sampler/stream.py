@@ -55,10 +55,6 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         shards = wds.WebDataset(urls, shardshuffle=100, detshuffle=True, nodesplitter=wds.split_by_node)
         loader = DataLoader(shards.decode().compose(stage), batch_size=None, num_workers=4, persistent_workers=True)
 
-        # The same, to resume in mid-epoch, with as many batches on each rank:
-        stream = BucketedStream.from_config("stream.yaml", lambda epoch: shards_of(epoch), length_of=length_of)
-        loader = StatefulDataLoader(stream, batch_size=None, num_workers=4)
-
     **Workers and ranks.** Each worker of each rank makes batches of its own part of the source, with its own seed. The
     source has to split itself, as WebDataset and Hugging Face do. One that does not, such as a list or a file, gives
     every example to each of them, unless `split=True`: then each takes every n-th.

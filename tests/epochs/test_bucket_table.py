@@ -64,9 +64,3 @@ def test_max_batch_size_caps_every_bucket() -> None:
 
 def test_a_quotient_beyond_all_integers_still_gives_a_batch_size() -> None:
     assert batch_sizes_for([1e-300], 1e300).tolist() == [2**53]
-
-
-@pytest.mark.parametrize(("limit", "size"), [(0, None), (-1, None), (float("nan"), None), (1, 0)])
-def test_limits_that_allow_no_batch_are_refused(limit: float, size: int | None) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        batch_sizes_for([1], limit, size)
