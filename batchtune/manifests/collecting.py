@@ -16,13 +16,13 @@ import numpy.typing as npt
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.manifests.base import Format, Rows
+from batchtune.manifests.chats import chat_lengths
 from batchtune.manifests.measuring import (
     LARGEST,
     SMALLEST,
     Measure,
     Unreadable,
     Values,
-    chat_lengths,
     counter,
     fault,
     measured,

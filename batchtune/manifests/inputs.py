@@ -14,7 +14,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from braceexpand import braceexpand
 
 from batchtune.errors import ManifestError, ResultError, UsageError, did_you_mean, listed, shortened
@@ -27,14 +26,12 @@ from batchtune.units import counted
 
 # Files of a folder as Kaldi and ESPnet lay it out, the most useful first.
 _KALDI_FILES = ("utt2dur", "utt2num_samples", "speech_shape", "utt2num_frames", "reco2dur")
-# Manifests only in a folder of nothing else: next to audio or shards such files are not manifests.
-_JSON_ENDINGS = (".json", ".json.gz", ".jsonl", ".jsonl.gz")
 _FILES_AT_ONCE = 2000
 _MOST_EXPANSIONS = 1_000_000
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # NeMo's own braces, which shells leave alone: shard__OP_0..7_CL_.tar.
 _NEMO_BRACES = re.compile(r"_OP_([^{}]*?)_CL_")
-_SAVE_AGAIN = "Save the data set again with save_to_disk."
+# What Hugging Face's datasets keep next to a data set.
+_CACHE = re.compile(r"(?:^|/)cache-[^/]*\.arrow$")
 
 
 def expand(named: str | Path | Sequence[str | Path], wanted: str | None) -> list[Source]:
@@ -66,11 +63,6 @@ def _sources_named(spec: str, wanted: str | None) -> Iterator[Source]:
     if _exists(spec):
         yield from _sources_at(Path(spec), wanted)
         return
-    if _URL.match(spec):
-        raise UsageError(
-            f"{shortened(spec)} is a URL, and manifests are read from files",
-            "Download it first, or write it to batchtune's standard input: `curl URL | batchtune ... -`.",
-        )
     for name in _expanded_braces(spec):
         if name == str(STDIN):
             yield Source(STDIN)
@@ -118,21 +110,20 @@ def _sources_at(path: Path, wanted: str | None, *, is_named: bool = True) -> lis
 
 
 def _sources_in(folder: Path, wanted: str | None) -> list[Source]:
-    saved_files = hf_files(folder)
-    if saved_files is not None:
-        return [Source(path) for path in saved_files]
+    if (folder / "dataset_dict.json").is_file():
+        splits = sorted(path.parent.name for path in folder.glob("*/dataset_info.json"))
+        message = f"{folder} is a DatasetDict, a folder of several data sets: {listed(splits)}"
+        raise ManifestError(message, f"Name one of them, as {folder}/NAME.")
     if wanted in (None, "kaldi"):
         for name in _KALDI_FILES:
             if (folder / name).is_file():
                 return [Source(folder / name, is_named=False)]
-    names = _files_below(folder)
+    names = [name for name in _files_below(folder) if not _CACHE.search(name)]
     names_by_format: dict[str, list[str]] = {}
     for member in FORMATS.values():
         files = [name for name in names if name.lower().endswith(member.endings or "\0")]
         if files and wanted in (None, member.name):
             names_by_format[member.name] = files
-    if not names_by_format and (wanted is None or issubclass(FORMATS[wanted], FORMATS["nemo"])):
-        names_by_format["json"] = [name for name in names if name.lower().endswith(_JSON_ENDINGS)]
     if len(names_by_format) > 1:
         counts = [f"{counted(len(files), 'file')} of {name}" for name, files in names_by_format.items()]
         hint = "Say which is the data set, with --format or with a pattern such as 'FOLDER/*.tar'."
@@ -141,9 +132,8 @@ def _sources_in(folder: Path, wanted: str | None) -> list[Source]:
         if format_name == "audio":
             starts = range(0, len(files), _FILES_AT_ONCE)
             return [Source(folder, files[start : start + _FILES_AT_ONCE]) for start in starts]
-        if files:
-            return [Source(folder / name, is_named=False) for name in files]
-    hint = "Supported: audio files, tar shards, Parquet, Arrow or JSON files, a data set that Hugging Face's datasets"
+        return [Source(folder / name, is_named=False) for name in files]
+    hint = "Supported: audio files, tar shards, Parquet, Arrow or JSONL files, a data set that Hugging Face's datasets"
     hint = f"{hint} saved, a Kaldi folder ({', '.join(_KALDI_FILES)}). Or name a file."
     raise ManifestError(f"{folder} is a folder that contains no supported files", hint)
 
@@ -166,37 +156,6 @@ def _files_below(folder: Path) -> list[str]:
         below = os.path.relpath(parent, folder)
         names += [os.path.normpath(os.path.join(below, name)) for name in files if not name.startswith(".")]
     return sorted(names)
-
-
-class _DataFile(msgspec.Struct):
-    filename: str
-
-
-class _State(msgspec.Struct):
-    data_files: list[_DataFile] = msgspec.field(name="_data_files")
-
-
-def hf_files(folder: Path) -> list[Path] | None:
-    """Return the Arrow files of a data set that datasets' `Dataset.save_to_disk` wrote, in order, or None.
-
-    Raises ManifestError for a folder of several data sets, or a damaged one.
-    """
-    if (folder / "dataset_dict.json").is_file():
-        splits = sorted(path.parent.name for path in folder.glob("*/dataset_info.json"))
-        message = f"{folder} is a DatasetDict, a folder of several data sets: {listed(splits)}"
-        raise ManifestError(message, f"Name one of them, as {folder}/NAME.")
-    state_path = folder / "state.json"
-    if not (state_path.is_file() and (folder / "dataset_info.json").is_file()):  # another program has a state.json too
-        return None
-    try:
-        state = msgspec.json.decode(Source(state_path, is_named=False).content(), type=_State)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ManifestError(f"{state_path} is not as datasets writes it: {error}", _SAVE_AGAIN) from None
-    names = [file.filename for file in state.data_files]
-    for name in names:
-        if Path(name).name != name or name in ("", "..") or "\0" in name:
-            raise ManifestError(f"{state_path} names {shortened(name)}, which is not a plain file name", _SAVE_AGAIN)
-    return [folder / name for name in names]
 
 
 # Options

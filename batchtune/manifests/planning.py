@@ -19,9 +19,10 @@ from batchtune.manifests.base import (
     last_part,
     normalised,
 )
+from batchtune.manifests.chats import template_of
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import ReadOptions
-from batchtune.manifests.measuring import COUNT, Measure, counter, template_of, tokenizer_file, walk
+from batchtune.manifests.measuring import COUNT, Measure, counter, tokenizer_file, walk
 from batchtune.manifests.source import Source
 
 # Target files of fairseq: letters or words, separated by spaces.
@@ -174,10 +175,10 @@ def _summands(path: Path, columns: Sequence[Column], key: str) -> list[Column]:
 
 
 def _named(path: Path, columns: Sequence[Column], key: str, option: str) -> Column:
-    """Return the column that the user named, if need be in other upper and lower case, or what is below one."""
-    same = [column for column in columns if column.name.casefold() == key.casefold()]
-    for column in sorted(same, key=lambda column: column.name != key):
-        return column
+    """Return the column that the user named, or what is below one."""
+    for column in columns:
+        if column.name == key:
+            return column
     dotted = key.replace("[", ".").replace("]", "")
     for column in columns:  # an item of a list, such as prompt[0].content, or a field that the first rows don't have
         if dotted.startswith(f"{column.name}."):

@@ -93,13 +93,7 @@ def is_header(block: bytes) -> bool:
     if len(block) < BLOCK:
         return False
     # Computed ten times faster than the sum: Adler-32, whose lower half is 1 + sum, modulo 65,521.
-    if adler32(block) & 0xFFFF == _expected(block[148:156]):
-        return True
-    try:  # some old tars summed signed bytes
-        tarfile.TarInfo.frombuf(block, "utf-8", "replace")
-    except (tarfile.HeaderError, ValueError):
-        return False
-    return True
+    return adler32(block) & 0xFFFF == _expected(block[148:156])
 
 
 @functools.lru_cache(maxsize=65536)

@@ -1,4 +1,4 @@
-"""The format `audio`: a folder of audio files, with the texts next to them."""
+"""The format `audio`: a folder of audio files."""
 
 from __future__ import annotations
 
@@ -73,30 +73,6 @@ def test_one_damaged_file_is_named_by_its_path(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(ManifestError) as caught:
         load_lengths("a.wav")
     assert caught.value.message.startswith("a.wav: 1 of 1 row is invalid:\n  id 'a.wav': 'duration' can't be read")
-
-
-def test_texts_of_the_same_name_are_columns(folder: Folder) -> None:
-    files = {"a.wav": wav(1), "a.txt": "hello\r\n", "a.normalized.txt": "hi", "a.json": "{}"}
-    files |= {"a.b.wav": wav(2), "a.b.txt": "seven", "a.b.normalized.txt": "seven"}
-    lengths = folder(files, target_key="txt")
-    assert lengths.targets is not None and lengths.targets.tolist() == [5.0, 5.0]
-    assert folder(files, length_key="normalized.txt").values.tolist() == [5.0, 2.0]
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"\xff\xfeh\0", "not text: byte 0 is not UTF-8"),
-        (b"a" * 1_048_577, "longer than 1 MiB of text"),
-        (None, "missing"),
-    ],
-)
-def test_a_text_that_can_not_be_read_is_an_invalid_row(folder: Folder, content: bytes | None, said: str) -> None:
-    files: dict[str, bytes | str] = {"a.wav": wav(1), "a.txt": "x", "b.wav": wav(1)}
-    if content is not None:
-        files["b.txt"] = content
-    with pytest.raises(ManifestError, match=f"id 'b.wav': 'txt' .*{said}"):
-        folder(files, target_key="txt")
 
 
 def test_audio_that_is_not_read_is_counted_as_such(folder: Folder) -> None:

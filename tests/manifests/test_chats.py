@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 from manifests.conftest import Read, Refusal
 
-from batchtune.manifests import measuring as chats
+from batchtune.manifests import chats
 
 CHATS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}]},

@@ -86,13 +86,6 @@ def test_an_empty_name_is_an_error(tmp_path: Path) -> None:
         expand("", None)
 
 
-def test_json_files_are_read_of_a_folder_that_holds_nothing_else(tmp_path: Path) -> None:
-    write(tmp_path, "m_0.json", "m_1.json", "notes.txt")
-    assert named(tmp_path, "") == ["m_0.json", "m_1.json"]
-    write(tmp_path, "a.tar")
-    assert named(tmp_path, "") == ["a.tar"]
-
-
 @pytest.mark.parametrize("spec", ["{0..99999999}", "{0..9999}{0..9999}"])
 def test_absurdly_many_files_are_an_error(spec: str) -> None:
     with pytest.raises(ManifestError, match="means"):

@@ -68,14 +68,6 @@ def test_a_table_without_a_header_is_told_that_it_needs_one(refusal) -> None:
     assert "first line" in refusal("a,3.5\nb,4.5\n", format="table").hint
 
 
-def test_a_named_column_may_differ_in_case(read) -> None:
-    assert read("path,Words\na,7\n", length_key="words").values.tolist() == [7.0]
-
-
-def test_an_exact_name_wins_over_another_case(read) -> None:
-    assert read("Words,words\n1,7\n", length_key="words").values.tolist() == [7.0]
-
-
 def test_a_name_of_no_column_lists_the_columns(refusal) -> None:
     error = refusal("path,num_words\na,7\n", length_key="num_word")
     assert "no column 'num_word' (--length-key). Its columns: 'path', 'num_words'" in error.message
@@ -86,8 +78,8 @@ def test_a_target_of_no_column_is_said_to_be_the_target_key(refusal) -> None:
 
 
 def test_one_column_can_not_be_both(read) -> None:
-    with pytest.raises(UsageError, match="both name 'Duration'"):
-        read("path,duration\na,7\n", length_key="duration", target_key="Duration")
+    with pytest.raises(UsageError, match="both name 'duration'"):
+        read("path,duration\na,7\n", length_key="duration", target_key="duration")
 
 
 def test_targets_stay_and_are_filtered_with_their_lengths(read) -> None:

@@ -79,7 +79,7 @@ class Nemo(Format):
     Attributes:
         hint: What to do if a file is of another shape.
         opening: "{" for one object of objects, whose keys are the ids; "[" for one list; None for an object on every
-            line, or one list if the file begins with one.
+            line.
     """
 
     name = "nemo"
@@ -92,11 +92,6 @@ class Nemo(Format):
     def fits(head: Head) -> bool:
         """Return whether the file begins with a JSON object that is not an object of objects."""
         return begins_with(head, "{") and not _holds_objects_by_id(head)
-
-    @property
-    def _on_lines(self) -> bool:
-        """Whether an object is on every line."""
-        return self.opening is None and not begins_with(self.source.head, "[")
 
     @cached_property
     def _first(self) -> list[dict[str, Any]]:
@@ -145,7 +140,7 @@ class Nemo(Format):
         return tuple(key.split("."))
 
     def _blocks(self) -> Iterator[Block]:
-        if self._on_lines:
+        if self.opening is None:
             yield from self.source.blocks()
         else:
             yield Block(1, self.source.content(), 0)
@@ -158,7 +153,7 @@ class Nemo(Format):
                 if self.opening == "{":
                     decoded = msgspec.json.decode(block.data, type=dict[str, kind])  # type: ignore[valid-type]
                     return decoded.values()  # type: ignore[no-any-return]
-                if not self._on_lines:
+                if self.opening == "[":
                     return msgspec.json.decode(block.data, type=list[kind])  # type: ignore[valid-type]
                 decoded = msgspec.json.Decoder(kind).decode_lines(block.data)
                 if len(decoded) == block.num_ends + (not block.data.endswith(b"\n")):
@@ -174,7 +169,7 @@ class Nemo(Format):
 
     def _entries(self, block: Block) -> Iterator[tuple[str, str | None, bytes | msgspec.Raw]]:
         """Yield place, id and text of the objects of a block. Raises ManifestError for malformed JSON."""
-        if self._on_lines:
+        if self.opening is None:
             for line, text in enumerate(block.data.split(b"\n"), block.first_line):
                 if text.strip():
                     yield f"line {line}", None, text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import glob
 import itertools
 import os
 import re
@@ -35,7 +34,6 @@ _CHUNK = 250
 _LARGEST_JSON_BYTES = 16 * 1024 * 1024
 _PEEKED_SAMPLES = 100
 _MOST_SUFFIXES = 1000
-_PEEKED_FILES = 20
 _META = re.compile(r"__[^/]*__(?:$|/)")
 # As webdataset's `base_plus_ext` (1.0.2) takes names apart, at the first dot behind the folder; a longer name than any
 # file system has could take it hours.
@@ -62,8 +60,8 @@ def kind_of(suffix: str) -> str:
 def read_value(payload: Payload, suffix: str, path: tuple[str, ...]) -> object:
     """Return the value at a path in a file with this suffix, or Unreadable.
 
-    Of audio, this is the seconds, or at `num_samples` its samples; of an array the dimension of a number, by default
-    the first; of JSON the value at the path, None without one; of text the text.
+    Of audio, this is the seconds, or at `num_samples` its samples; of an array its first dimension; of JSON the value
+    at the path, None without one; of text the text.
     """
     kind = kind_of(suffix)
     try:
@@ -78,10 +76,9 @@ def read_value(payload: Payload, suffix: str, path: tuple[str, ...]) -> object:
             return _json_value(payload, path)
         if kind == "array":
             shape = array_shape(payload)
-            axis = int("".join(path) or 0)
-            if axis >= len(shape):
-                raise Unreadable("too few dimensions", f"of shape {shape}")
-            return shape[axis]
+            if not shape:
+                raise Unreadable("an array without dimensions")
+            return shape[0]
         return payload.text()
     except Unreadable as error:
         return error.with_traceback(None)
@@ -114,7 +111,7 @@ class WebDataset(Format):
     """A tar shard, of which only the members asked for are read; consecutive members with one key are a sample.
 
     A column is a suffix: `wav` or any other audio (in seconds), `npy` (the first dimension), others as text. Parts are
-    named behind a dot: `wav.num_samples`, `npy.1`, `json.duration`, `json.speaker.id`. Suffixes may hold dots
+    named behind a dot: `wav.num_samples`, `json.duration`, `json.speaker.id`. Suffixes may hold dots
     themselves, as that of `a.mix.wav`. `audio` is the one audio member of each sample, whatever its suffix.
     """
 
@@ -130,20 +127,17 @@ class WebDataset(Format):
         return is_header(block) or (len(block) == BLOCK and not head.data.strip(b"\0"))
 
     def columns(self) -> Sequence[Column]:
-        """Return what the members of the first samples hold, and `audio` if none of them has two audio members."""
+        """Return what the members of the first samples hold, and `audio` if one is audio."""
+
+        def wanted(suffix: str) -> Sequence[tuple[str, tuple[str, ...]]]:
+            if kind_of(suffix) == _AUDIO:
+                return [(suffix, ()), (_AUDIO, ())]
+            return [(suffix, ())]
+
         with open_tar(self.source) as tar:
             # Damage in the shard is reported when all of it is read, after what precedes it.
-            first = next(_chunks(itertools.islice(_samples(tar, lambda suffix: [(suffix, ())]), _PEEKED_SAMPLES)))
-        entries = []
-        most_audio = 0
-        for sample in first:
-            audio = [suffix for suffix in sample.values if kind_of(suffix) == _AUDIO]
-            most_audio = max(most_audio, len(audio))
-            entry = {suffix: _readable(value) for suffix, value in sample.values.items()}
-            if audio:
-                entry[_AUDIO] = entry[audio[0]]
-            entries.append(entry)
-        return [column for column in columns_of(entries) if column.name != _AUDIO or most_audio == 1]
+            first = next(_chunks(itertools.islice(_samples(tar, wanted), _PEEKED_SAMPLES)))
+        return columns_of({name: _readable(value) for name, value in sample.values.items()} for sample in first)
 
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield the samples, some hundred at a time; those before damage in the shard come first."""
@@ -260,18 +254,13 @@ def _split(column: str) -> tuple[str, tuple[str, ...]]:
         kind = kind_of(suffix)
         if suffix == _AUDIO:
             kind = _AUDIO
-        is_axis = kind == "array" and len(path) == 1 and path[0].isdecimal()
-        if kind == "json" or is_axis or (kind == _AUDIO and path == (_NUM_SAMPLES,)):
+        if kind == "json" or (kind == _AUDIO and path == (_NUM_SAMPLES,)):
             return suffix, path
     return column, ()
 
 
 class AudioFolder(Format):
-    """Audio files of a folder and the folders in it; each is an example.
-
-    A file with the same name and another suffix belongs to it, as a column that the suffix names: the text in it
-    (`utt1.txt`: `txt`, `utt1.normalized.txt`: `normalized.txt`).
-    """
+    """Audio files of a folder and the folders in it; each is an example."""
 
     name = "audio"
     description = "a folder of audio files"
@@ -291,16 +280,8 @@ class AudioFolder(Format):
         return bool(head.names)
 
     def columns(self) -> Sequence[Column]:
-        """Return `duration`, `num_samples`, and one for each suffix next to the first file."""
-        names = self._names[:_PEEKED_FILES]
-        keys = ["duration", _NUM_SAMPLES]
-        if names:
-            first = self.source.path / names[0]
-            siblings = sorted(first.parent.glob(f"{glob.escape(first.stem)}.*"))
-            suffixes = [path.name.removeprefix(f"{first.stem}.") for path in siblings]
-            keys += [suffix for suffix in suffixes if kind_of(suffix) == "text"]
-        rows = [{key: _readable(self._value(name, key)) for key in keys} for name in names]
-        return columns_of(rows or [dict.fromkeys(keys)])
+        """Return `duration` and `num_samples`."""
+        return [Column("duration"), Column(_NUM_SAMPLES)]
 
     def default_column(self, columns: Sequence[Column]) -> str | None:
         """Return `duration`."""
@@ -311,28 +292,22 @@ class AudioFolder(Format):
         yield _rows([], [[] for _ in keys], +self._left_out)
         for start in range(0, len(self._names), _CHUNK):
             names = self._names[start : start + _CHUNK]
-            columns = [self._values(names, key) for key in keys]
-            yield _rows(names, columns, {})
+            yield _rows(names, [self._values(names, key) for key in keys], {})
             self.source.report((start + len(names)) / len(self._names))
 
     def _values(self, names: Sequence[str], key: str) -> list[object]:
         return [self._value(name, key) for name in names]
 
     def _value(self, name: str, key: str) -> object:
-        """Return the value of a column for an audio file, None without a file for it; Unreadable if that is damaged."""
-        suffix = _suffix_of(name)
+        """Return the value of a column for an audio file; Unreadable if that is damaged."""
         path: tuple[str, ...] = ()
         if key == _NUM_SAMPLES:
             path = (key,)
         elif key != "duration":
-            suffix = key
-            name = f"{name.rpartition('.')[0]}.{key}"
-        file = os.path.join(self.source.path, name)
-        if suffix == key and not os.path.exists(file):
             return None
         try:
-            with opened_payload(file) as payload:
-                return read_value(payload, suffix, path)
+            with opened_payload(os.path.join(self.source.path, name)) as payload:
+                return read_value(payload, _suffix_of(name), path)
         except Unreadable as error:
             return error.with_traceback(None)
 

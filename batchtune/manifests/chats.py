@@ -1,0 +1,191 @@
+"""Chats: a list of messages is as long as its contents, or as the text that a tokenizer's chat template makes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from batchtune.errors import ManifestError, shortened
+from batchtune.files import read_regular
+from batchtune.lengths import Unit
+from batchtune.manifests.measuring import Unreadable, Values, counter, tokenizer_file, walk
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+# Real templates take less than a millisecond.
+_LONGEST_SECONDS = 10.0
+_LARGEST_BYTES = 64 * 1024 * 1024
+_FETCH = "Fetch the tokenizer again, or take the template out to count the contents alone."
+# The date in a rendered template, so that lengths do not depend on the day.
+_TODAY = datetime(2024, 7, 26)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """A tokenizer's chat template, the file that holds it, and the special tokens that it may name."""
+
+    path: Path
+    template: Template
+    special_tokens: Mapping[str, str]
+
+    def text_of(self, chat: Sequence[Mapping[str, object]]) -> str:
+        """Return a chat as the model sees it in training, as transformers' `apply_chat_template` (5.23) does.
+
+        Raises ManifestError for a template that computes for too long, Unreadable for a chat that it refuses.
+        """
+        messages = [{name: value for name, value in message.items() if value is not None} for message in chat]
+        try:
+            with _time_limit():
+                return self.template.render(
+                    messages=messages, tools=None, documents=None, add_generation_prompt=False, **self.special_tokens
+                )
+        except TimeoutError:
+            message = f"{self.path}: the chat template takes more than {_LONGEST_SECONDS:g} s for one chat"
+            raise ManifestError(message, _FETCH) from None
+        except Exception as error:  # a template may fail in any way
+            raise Unreadable("refused by the chat template", shortened(str(error), 200)) from None
+
+
+def _raise_timeout(*_: object) -> NoReturn:
+    raise TimeoutError
+
+
+@contextlib.contextmanager
+def _time_limit() -> Iterator[None]:
+    """Raise TimeoutError in a block that computes for too long; only the main thread can be stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGVTALRM, _raise_timeout)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _LONGEST_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, previous)
+
+
+def chat_lengths(chats: Values, unit: Unit, tokenizer: Path | None) -> list[object]:
+    """Return the length of each chat, by its chat template if the tokenizer has one; Unreadable for what is no chat."""
+    template = None if tokenizer is None else template_of(tokenizer_file(tokenizer))
+    lengths: list[object] = []
+    texts: list[str] = []
+    for chat in chats:
+        begin = len(texts)
+        if chat is None:
+            lengths.append(None)
+            continue
+        try:
+            texts += _texts(chat, template)
+            lengths.append(slice(begin, len(texts)))
+        except Unreadable as error:
+            lengths.append(error.with_traceback(None))
+    counts = counter(unit, tokenizer, adds_special_tokens=False)(texts)  # of all at once, by many threads
+    return [sum(counts[length]) if isinstance(length, slice) else length for length in lengths]
+
+
+def _texts(chat: object, template: ChatTemplate | None) -> list[str]:
+    """Return the texts whose lengths add up to the chat's: the rendered one, or all contents, without images."""
+    if not isinstance(chat, list) or not all(isinstance(message, dict) for message in chat):
+        raise Unreadable("not a list of messages", shortened(chat))
+    if not chat:
+        raise Unreadable("an empty list")
+    if template is not None:
+        return [template.text_of(chat)]
+    parts: list[object] = []
+    for message in chat:
+        content = message.get("content")
+        parts += content if isinstance(content, list) else [content]
+    texts = [walk(part, ("text",)) if isinstance(part, dict) else part for part in parts]
+    return [text for text in texts if isinstance(text, str)]
+
+
+@lru_cache
+def template_of(tokenizer: Path) -> ChatTemplate | None:
+    """Return the chat template next to a tokenizer's file, or None. Raises ManifestError for a damaged one."""
+    config_path = tokenizer.with_name("tokenizer_config.json")
+    template_path = tokenizer.with_name("chat_template.jinja")
+    config: dict[str, Any] = {}
+    if config_path.is_file():
+        try:
+            config = msgspec.json.decode(read_regular(config_path, _LARGEST_BYTES, _FETCH), type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ManifestError(f"{config_path} can't be read: {error}", _FETCH) from None
+    source = config.get("chat_template")
+    if template_path.is_file():
+        source = read_regular(template_path, _LARGEST_BYTES, _FETCH).decode(errors="replace")
+    else:
+        template_path = config_path
+    if isinstance(source, list):  # several, by their names
+        named = [entry.get("template") for entry in source if walk(entry, ("name",)) == "default"]
+        source = next(iter(named), None)
+    if not isinstance(source, str):
+        return None
+    special_tokens = {}
+    for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"):
+        token = config.get(f"{name}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            special_tokens[f"{name}_token"] = token
+    return ChatTemplate(template_path, _compiled(source, template_path), special_tokens)
+
+
+def _compiled(source: str, path: Path) -> Template:
+    """Compile a template in jinja2's sandbox with the names that transformers gives it.
+
+    A template from anywhere is code: in the sandbox it can reach neither Python nor files.
+    """
+    import jinja2
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """Passes the text in `{% generation %}` on, which marks what the model has written."""
+
+        tags = {"generation"}  # noqa: RUF012  # as the base class declares it
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    class Namespace(jinja2.utils.Namespace):
+        """Refuses names that Python itself looks up, such as `__html__`."""
+
+        def __init__(self, /, *others: Any, **attributes: Any) -> None:
+            super().__init__()
+            for name, value in dict(*others, **attributes).items():
+                self[name] = value
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            if str(name).startswith("_"):
+                raise jinja2.exceptions.SecurityError(f"a namespace can't hold {shortened(name)}")
+            super().__setitem__(name, value)
+
+    def refuse(message: object) -> NoReturn:
+        raise jinja2.TemplateError(str(message))
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
+    environment.globals |= {
+        "raise_exception": refuse,
+        "strftime_now": _TODAY.strftime,
+        "dict": lambda *arguments, **items: dict(*arguments, **items),
+        "namespace": Namespace,
+    }
+    try:
+        return environment.from_string(source)
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise ManifestError(f"{path}: the chat template is not valid: {error}", _FETCH) from None
