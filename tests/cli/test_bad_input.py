@@ -98,7 +98,7 @@ def test_wrong_usage_is_exit_code_2(batchtune: Run, manifest: Path, arguments: l
 @pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
-        (["--set", "dim=abc"], "dim: Expected `int | null`, got `str`, got 'abc'"),
+        (["--set", "dim=abc"], "dim: must be a whole number, got `str`"),
         (["--memory", "lots"], "lots"),
         (["--memory-fraction", "0"], "fraction"),
         (["--tolerance", "1"], "tolerance"),
