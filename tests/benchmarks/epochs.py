@@ -26,7 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from epochs.conftest import load_dynamic_batch_sampler
+from real_speechbrain import load_dynamic_batch_sampler
 from reproduced import lhotse_batches, lhotse_boundaries
 from torch.utils.data import BatchSampler
 

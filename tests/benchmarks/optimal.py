@@ -94,8 +94,8 @@ def as_reported(histogram: Histogram, max_batch_length: float) -> dict[str, floa
         "batches": expected_batches(histogram, table_of(fewest[-1])).tally.batches,
         "batches_without_remainders": expected_batches(histogram, table_of(relaxed[-1])).tally.batches,
         "seconds_by_time": seconds_of_times,
-        "epoch_seconds": epoch(histogram, table_of(fastest[-1])),
-        "epoch_seconds_by_example": epoch(histogram, table_of(by_example[-1])),
+        "epoch_seconds": epoch(table_of(fastest[-1])),
+        "epoch_seconds_by_example": epoch(table_of(by_example[-1])),
     }
 
 

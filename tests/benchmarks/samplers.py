@@ -25,7 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from epochs.conftest import load_dynamic_batch_sampler
+from real_speechbrain import load_dynamic_batch_sampler
 
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings

@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from epochs.conftest import load_speechbrain
+from real_speechbrain import load_speechbrain
 
 from batchtune import BucketedStream
 from batchtune.epochs.table import batch_sizes_for

@@ -4,7 +4,7 @@ import importlib.util
 from typing import Any
 
 import pytest
-from epochs.conftest import load_dynamic_batch_sampler
+from real_speechbrain import load_dynamic_batch_sampler
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from epochs.conftest import load_speechbrain
 from exports.stream_runs import tuned
+from real_speechbrain import load_speechbrain
 from report_records import made_sweep
 from ruamel.yaml import YAML
 

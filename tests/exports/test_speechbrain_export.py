@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from epochs.conftest import load_speechbrain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_lengths import librispeech_seconds
+from real_speechbrain import load_speechbrain
 from report_records import made_sweep
 
 from batchtune import sampler_from_config

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from epochs.conftest import load_speechbrain
 from exports.stream_runs import made_stream, stream_of
+from real_speechbrain import load_speechbrain
 
 from batchtune import BucketedStream
 from batchtune.buckets.sweep import sweep

@@ -1,0 +1,53 @@
+"""Imports the real SpeechBrain, for tests and benchmarks that compare with it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+import warnings
+from functools import cache
+from typing import Any
+
+
+def load_dynamic_batch_sampler() -> Any:
+    """Imports the class of SpeechBrain itself."""
+    return load_speechbrain()[0].DynamicBatchSampler
+
+
+@cache  # imported twice, SpeechBrain would wrap torch's DataLoader twice, which then calls itself
+def load_speechbrain() -> tuple[Any, Any, Any, Any]:
+    """Imports SpeechBrain's modules of samplers, of data sets, of loaders and of streams.
+
+    They read no audio, so where torchaudio does not load, an empty module takes its place for the
+    import. Afterwards SpeechBrain's modules are forgotten: some of them import more as soon as anyone looks
+    at them, and hypothesis looks at every module there is.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        stand_in = False
+        try:
+            importlib.import_module("torchaudio")
+        except (ImportError, OSError):
+            sys.modules["torchaudio"] = types.ModuleType("torchaudio")
+            stand_in = True
+        try:
+            names = ("sampler", "dataset", "dataloader", "iterators")
+            modules = (importlib.import_module(f"speechbrain.dataio.{name}") for name in names)
+            sampler, dataset, dataloader, iterators = modules
+            return sampler, dataset, dataloader, iterators
+        finally:
+            if stand_in:
+                del sys.modules["torchaudio"]
+            _unwrap_loaders()
+            for name in [name for name in sys.modules if name.partition(".")[0] == "speechbrain"]:
+                del sys.modules[name]
+
+
+def _unwrap_loaders() -> None:
+    """Takes back what SpeechBrain changes in torch's loaders: done twice, they call themselves for ever."""
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    if "__old_init__" in vars(_BaseDataLoaderIter):
+        _BaseDataLoaderIter.__init__ = _BaseDataLoaderIter.__old_init__
+        del _BaseDataLoaderIter.__old_init__
