@@ -257,7 +257,9 @@ class StreamSweep(Result, frozen=True, kw_only=True):
     @property
     def streamed(self) -> StreamedWith:
         """How the examples reach workers, and the seed."""
-        return msgspec.convert(self.settings, StreamedWith)
+        # Only these: other settings may hold text that is no UTF-8, such as the names of files.
+        known = {name: value for name, value in self.settings.items() if name in StreamedWith.__struct_fields__}
+        return msgspec.convert(known, StreamedWith)
 
 
 class StreamConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
