@@ -58,6 +58,9 @@ def leaks(in_use: Sequence[int | None], limit_bytes: int) -> bool:
     from scipy import stats
 
     known = np.array(in_use, dtype=np.float64)
+    _, *medians = [float(np.median(part)) for part in np.array_split(known, 4)]
+    if not medians[0] < medians[1] < medians[2] or medians[2] - medians[0] < _FEW_PAGES_BYTES:
+        return False
     quarter = known.size // 4
     before = stats.linregress(np.arange(known.size - 2 * quarter), known[quarter:-quarter])
     least = max(

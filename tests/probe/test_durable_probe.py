@@ -50,7 +50,7 @@ class Probing:
         workload = ["--workload", f"{HERE / 'held_workload.py'}:Held"]
         for key, value in options.items():
             workload += ["--set", f"{key}={value}"]
-        where = ["--device", "cpu", "--memory", "460MiB", "--run", self.folder / run]
+        where = ["--device", "cpu", "--memory", "484MiB", "--run", self.folder / run]
         return command(name, self.manifest, *workload, *where)
 
     def start(self, run: str = "run") -> "subprocess.Popen[bytes]":

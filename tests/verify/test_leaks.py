@@ -45,3 +45,9 @@ def test_growth_is_that_of_medians_and_takes_twelve_steps() -> None:
 )
 def test_a_leak_grows_at_one_pace_to_the_end(grown: npt.ArrayLike, noise: float, leak: bool) -> None:
     assert leaks(figures(grown, noise), LIMIT) is leak
+
+
+def test_memory_that_rises_and_falls_back_is_no_leak() -> None:
+    in_use = [100 * MIB + 4096 * step for step in range(48)]
+    in_use += [100 * MIB - 40960 + 8192 * step for step in range(16)]
+    assert not leaks(in_use, 360 * MIB)
