@@ -114,14 +114,14 @@ class VerifySettings:
     step_timeout_seconds: float = 300.0
 
     def __post_init__(self) -> None:
-        numbers = [self.time_tolerance, self.step_timeout_seconds, self.seed + 1]
-        if self.steps is not None:
-            numbers.append(self.steps)
-        if not all(0 < number < math.inf for number in numbers):
-            raise UsageError(
-                f"the number of steps must be at least 1, got {self.steps}; the seed at least 0, got {self.seed}; the "
-                f"time tolerance {self.time_tolerance} and the time limit {self.step_timeout_seconds} positive"
-            )
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"the number of steps must be at least 1, got {self.steps}")
+        if self.seed < 0:
+            raise UsageError(f"the seed must be at least 0, got {self.seed}")
+        if not 0 < self.time_tolerance < math.inf:
+            raise UsageError(f"the time tolerance must be a positive number, got {self.time_tolerance}")
+        if not 0 < self.step_timeout_seconds < math.inf:
+            raise UsageError(f"the time limit of a step must be a positive number, got {self.step_timeout_seconds}")
 
 
 class PlannedBatch(NamedTuple):
