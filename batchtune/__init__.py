@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from batchtune.sampler import BucketBatchSampler, BucketedStream, PooledBatchSampler, sampler_from_config
+    from batchtune.sampler import (
+        BucketBatchSampler,
+        BucketedStream,
+        PooledBatchSampler,
+        sampler_from_config,
+    )
     from batchtune.shapes import BatchShape
     from batchtune.workloads import Workload
 

@@ -27,9 +27,21 @@ BUCKETS = ("num_buckets", "bucket_boundaries")
 REFERENCE = re.compile(r"<([^<>]*)>")
 _REFERENCE_TAGS = ("!ref", "!copy")
 _STANDARD_TAG = "tag:yaml.org,2002:"
-_NUMBER = re.compile(r"[-+]?((0|[1-9][0-9]{0,60})(\.[0-9]{0,60})?|\.[0-9]{1,60})([eE][-+]?[0-9]{1,5})?")
-_WORDS = {"": None, "~": None, "null": None, "true": True, "false": False, "yes": True, "no": False}
-_NOT_TRAINING = re.compile(r"val|valid|validation|dev|test|eval|infer|inference", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"[-+]?((0|[1-9][0-9]{0,60})(\.[0-9]{0,60})?|\.[0-9]{1,60})([eE][-+]?[0-9]{1,5})?"
+)
+_WORDS = {
+    "": None,
+    "~": None,
+    "null": None,
+    "true": True,
+    "false": False,
+    "yes": True,
+    "no": False,
+}
+_NOT_TRAINING = re.compile(
+    r"val|valid|validation|dev|test|eval|infer|inference", re.IGNORECASE
+)
 _GIVE = "Write the number in the file, or give the settings as --current key=value,key=value."
 
 Keys = tuple[str, ...]
@@ -45,7 +57,9 @@ def read_text(path: Path, name: str, hint: str | None = None) -> str:
     try:
         return read_regular(path, LARGEST_BYTES, hint, name=name).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ResultError(f"{name} is not UTF-8 text: byte {error.start} is {error.reason}", hint) from error
+        raise ResultError(
+            f"{name} is not UTF-8 text: byte {error.start} is {error.reason}", hint
+        ) from error
 
 
 def parse_yaml(text: str, name: str) -> Node:
@@ -56,12 +70,18 @@ def parse_yaml(text: str, name: str) -> Node:
     from ruamel.yaml import YAML
 
     if max(map(len, text.splitlines()), default=0) > _LONGEST_LINE:
-        raise ResultError(f"{name} has a line of more than {_LONGEST_LINE:,} characters", "Break the line.")
+        raise ResultError(
+            f"{name} has a line of more than {_LONGEST_LINE:,} characters",
+            "Break the line.",
+        )
     try:
         root = YAML().compose(text)
     except Exception as error:  # besides its own errors, whatever damaged escapes and deep nesting lead to
         place = printable(" ".join(str(error).split()))[:300]
-        raise ResultError(f"{name} is not a readable YAML file: {place}", "Fix the file where it says.") from error
+        raise ResultError(
+            f"{name} is not a readable YAML file: {place}",
+            "Fix the file where it says.",
+        ) from error
     if root is None:
         raise ResultError(f"{name} is empty", "Give the configuration of a training.")
     return root
@@ -100,7 +120,9 @@ def walk(root: Node) -> Iterator[tuple[Keys, Node]]:
         if is_mapping(node):
             inner = [((*path, str(key.value)), value) for key, value in node.value]
         else:
-            inner = [((*path, str(index)), value) for index, value in enumerate(node.value)]
+            inner = [
+                ((*path, str(index)), value) for index, value in enumerate(node.value)
+            ]
         waiting += reversed(inner)
 
 
@@ -114,7 +136,9 @@ def plain_value(root: Node) -> Any:
         if id(node) not in made:
             made[id(node)] = None  # an anchor within itself
             if is_mapping(node):
-                made[id(node)] = {key: plain(value) for key, value in entries(node).items()}
+                made[id(node)] = {
+                    key: plain(value) for key, value in entries(node).items()
+                }
             else:
                 made[id(node)] = [plain(value) for value in node.value]
         return made[id(node)]
@@ -193,7 +217,10 @@ class Recipe:
         """Parse a recipe; raises ResultError as `parse_yaml` does, and for a file without keys."""
         root = parse_yaml(text, name)
         if not is_mapping(root):
-            raise ResultError(f"{name} holds no settings by name", "Give the YAML file of a SpeechBrain recipe.")
+            raise ResultError(
+                f"{name} holds no settings by name",
+                "Give the YAML file of a SpeechBrain recipe.",
+            )
         return cls(root, name)
 
     def block_at(self, keys: Keys) -> Block | None:
@@ -220,22 +247,32 @@ class Recipe:
         blocks = self.blocks_with(LIMITS)
         # References start from settings at the top: the block is what the sampler gets.
         inner = [block for block in blocks if block.keys]
-        return self.the_one_for_training(inner or [block for block in blocks if block.has_any(BUCKETS)], choose)
+        return self.the_one_for_training(
+            inner or [block for block in blocks if block.has_any(BUCKETS)], choose
+        )
 
     def stream_block(self, choose: str) -> Block | None:
         """Return the settings of the `dynamic_bucketed_batch` that a recipe trains with; None without any."""
         blocks = self.blocks_with(STREAM_LIMITS)
-        return self.the_one_for_training([block for block in blocks if block.keys] or blocks, choose)
+        return self.the_one_for_training(
+            [block for block in blocks if block.keys] or blocks, choose
+        )
 
-    def the_one_for_training(self, blocks: Sequence[Block], choose: str) -> Block | None:
+    def the_one_for_training(
+        self, blocks: Sequence[Block], choose: str
+    ) -> Block | None:
         """Return the block with `train` in its path, else the one not named for validation or test; None without any.
 
         If several are left, ResultError names them, and the option `choose`, which names one by its path of keys.
         """
-        training = [block for block in blocks if not is_validation(block.keys)] or blocks
+        training = [
+            block for block in blocks if not is_validation(block.keys)
+        ] or blocks
         training = [block for block in training if "train" in block.path] or training
         if len(training) > 1:
-            paths = ", ".join(printable(block.path) for block in training[:_MOST_LISTED])
+            paths = ", ".join(
+                printable(block.path) for block in training[:_MOST_LISTED]
+            )
             raise ResultError(
                 f"{self.name} has {len(training)} blocks of batching settings: {paths}",
                 f"Say which one: {choose}{printable(training[0].path)}.",
@@ -245,7 +282,11 @@ class Recipe:
     def check_block(self, block: Block) -> None:
         """Raise ResultError if a block's settings are not all in it."""
         if block.node.tag.startswith("!include") or "<<" in block.settings:
-            raise self.wrong(block.node, "the settings are in another file or merged (<<)", "Write them out.")
+            raise self.wrong(
+                block.node,
+                "the settings are in another file or merged (<<)",
+                "Write them out.",
+            )
 
     def value(self, node: Node) -> Any:
         """Return what a node stands for: a number, a word, None, or a list of these.
@@ -264,22 +305,34 @@ class Recipe:
         for key in reference_path(reference):
             target = entries(target).get(key) if is_mapping(target) else None
             if target is None:
-                raise self.wrong(node, f"<{reference}> points to {key!r}, which does not exist", _GIVE)
+                raise self.wrong(
+                    node,
+                    f"<{reference}> points to {key!r}, which does not exist",
+                    _GIVE,
+                )
         return target
 
     def followed(self, node: Node) -> Node:
         """Return the node to which a chain of whole references leads; the node itself if it is none."""
         target = node
         for _ in range(_MOST_REFERENCES):
-            reference = REFERENCE.fullmatch(target.value.strip()) if is_reference(target) else None
+            reference = (
+                REFERENCE.fullmatch(target.value.strip())
+                if is_reference(target)
+                else None
+            )
             if reference is None:
                 return target
             target = self.referenced(target, reference[1])
-        raise self.wrong(node, "its references lead around in a circle, or too far", _GIVE)
+        raise self.wrong(
+            node, "its references lead around in a circle, or too far", _GIVE
+        )
 
     def wrong(self, node: Node, problem: str, hint: str | None) -> ResultError:
         """Return the error to raise about a node."""
-        return ResultError(f"{self.name}, line {node.start_mark.line + 1}: {printable(problem)}", hint)
+        return ResultError(
+            f"{self.name}, line {node.start_mark.line + 1}: {printable(problem)}", hint
+        )
 
     def _single_value(self, node: Node) -> Any:
         if not is_reference(node):
@@ -290,10 +343,16 @@ class Recipe:
             if reference is None:
                 factors.append(word_or_number(part.strip()))
             else:
-                factors.append(self._plain(self.followed(self.referenced(node, reference[1]))))
+                factors.append(
+                    self._plain(self.followed(self.referenced(node, reference[1])))
+                )
         product = product_of(factors)
         if product is None:
-            raise self.wrong(node, f"{node.value[:60]!r} is not a product of numbers and references", _GIVE)
+            raise self.wrong(
+                node,
+                f"{node.value[:60]!r} is not a product of numbers and references",
+                _GIVE,
+            )
         return product
 
     def _plain(self, node: Node) -> Any:

@@ -16,7 +16,13 @@ _LONG_WORD = re.compile(r"\S{401,}")
 _WORDS_BEGIN = re.compile(r"(?<!\S)::|\S{40,}")
 # What msgspec says of a value, and the same in plain words.
 _EXPECTED = re.compile(r"Expected `(\w+)[\w| ]*`(?: (>=|<=|>|<) ([-+.e\d]+))?")
-_KINDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "array": "a list"}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+}
 _BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
 _LINES_BEGIN = re.compile(r"^\s*::", re.MULTILINE)
 
@@ -65,7 +71,9 @@ def without_commands(text: str, *, wrapped: bool = True) -> str:
     Commands are `::name::` at the start of a line, and `##[name]` anywhere (https://github.com/actions/runner,
     `ActionCommand.cs`). If `wrapped`, lines may still be broken, between words or in a long one.
     """
-    parted = (_WORDS_BEGIN if wrapped else _LINES_BEGIN).sub(lambda match: match[0].replace("::", ": :"), text)
+    parted = (_WORDS_BEGIN if wrapped else _LINES_BEGIN).sub(
+        lambda match: match[0].replace("::", ": :"), text
+    )
     return parted.replace("##[", "## [")
 
 
@@ -98,7 +106,9 @@ class ResultError(BatchtuneError):
 class WorkloadError(BatchtuneError):
     """The user's workload failed with an error other than OOM; `traceback` is the end of its own traceback."""
 
-    def __init__(self, message: str, hint: str | None = None, traceback: str | None = None) -> None:
+    def __init__(
+        self, message: str, hint: str | None = None, traceback: str | None = None
+    ) -> None:
         super().__init__(message, hint)
         self.traceback = traceback
 

@@ -21,7 +21,9 @@ def write_whole(path: Path, content: str | bytes, *, follow: bool = True) -> Non
 
 
 @contextlib.contextmanager
-def writing_whole(path: Path, *, synced: bool = True, follow: bool = True) -> Iterator[IO[bytes]]:
+def writing_whole(
+    path: Path, *, synced: bool = True, follow: bool = True
+) -> Iterator[IO[bytes]]:
     """Open a temporary file in the same folder that takes its name when the block ends, or vanishes on failure.
 
     The folder is created if missing; a file that exists keeps its permissions. If `synced`, the file survives a power
@@ -36,7 +38,9 @@ def writing_whole(path: Path, *, synced: bool = True, follow: bool = True) -> It
                 yield stream
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+        handle, temporary = tempfile.mkstemp(
+            dir=target.parent, prefix=f".{target.name}.", suffix=".part"
+        )
         with os.fdopen(handle, "wb") as stream:
             yield stream
             stream.flush()
@@ -57,7 +61,9 @@ def writing_whole(path: Path, *, synced: bool = True, follow: bool = True) -> It
                 os.unlink(temporary)
 
 
-def read_regular(path: Path, most_bytes: int, hint: str | None = None, *, name: str | None = None) -> bytes:
+def read_regular(
+    path: Path, most_bytes: int, hint: str | None = None, *, name: str | None = None
+) -> bytes:
     """Read a file that may come from anywhere, called `name` in messages, by default its path.
 
     Raises ResultError if it is missing, unreadable, too large, or not an ordinary file: a pipe might never end.
@@ -66,15 +72,23 @@ def read_regular(path: Path, most_bytes: int, hint: str | None = None, *, name: 
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
-            raise ResultError(f"{name} is {'a folder' if stat.S_ISDIR(mode) else 'no ordinary file'}", hint)
+            raise ResultError(
+                f"{name} is {'a folder' if stat.S_ISDIR(mode) else 'no ordinary file'}",
+                hint,
+            )
         with path.open("rb") as file:
             content = file.read(most_bytes + 1)
     except FileNotFoundError:
         raise ResultError(f"{name} does not exist", hint) from None
     except OSError as error:
-        raise ResultError(f"{name} can't be read: {error.strerror or error}", hint) from error
+        raise ResultError(
+            f"{name} can't be read: {error.strerror or error}", hint
+        ) from error
     if len(content) > most_bytes:
-        raise ResultError(f"{name} is larger than {format_size(most_bytes)}: batchtune writes no such file", hint)
+        raise ResultError(
+            f"{name} is larger than {format_size(most_bytes)}: batchtune writes no such file",
+            hint,
+        )
     return content
 
 

@@ -63,7 +63,9 @@ class Lengths:
         """
         array = np.asarray(values, dtype=np.float64)
         if array.ndim != 1 or array.size == 0:
-            raise ValueError(f"lengths must be a non-empty one-dimensional array, got shape {array.shape}")
+            raise ValueError(
+                f"lengths must be a non-empty one-dimensional array, got shape {array.shape}"
+            )
         if not (np.isfinite(array).all() and array.min() > 0):
             raise ValueError("lengths must be positive and finite")
         if targets is None:
@@ -112,7 +114,9 @@ class Lengths:
 
     def padded_to(self, multiple_of: float) -> Lengths:
         """Return these lengths rounded up to a multiple, as batches are padded. See the function `padded_to`."""
-        return Lengths.of(padded_to(self.values, multiple_of), self.targets, unit=self.unit)
+        return Lengths.of(
+            padded_to(self.values, multiple_of), self.targets, unit=self.unit
+        )
 
     def worst_target(self, length: float) -> float | None:
         """Return the longest target of the examples that are at most `length` long; None without targets."""
@@ -136,7 +140,9 @@ class Lengths:
             return count
         if target_length >= self._worst_targets[count - 1]:
             return count
-        return int(np.count_nonzero(self.targets[self.count - count :] <= target_length))
+        return int(
+            np.count_nonzero(self.targets[self.count - count :] <= target_length)
+        )
 
     def summary(self) -> LengthsSummary:
         """The record that every result file carries."""
@@ -190,7 +196,9 @@ def padded_to(lengths: npt.ArrayLike, multiple_of: float) -> FloatArray:
     if not (np.isfinite(multiple_of) and multiple_of > 0):
         raise ValueError(f"multiple_of must be positive and finite, got {multiple_of}")
     values = np.asarray(lengths, dtype=np.float64)
-    multiples = np.maximum(1.0, np.ceil(values / multiple_of * (1 - 1e-9))) * multiple_of
+    multiples = (
+        np.maximum(1.0, np.ceil(values / multiple_of * (1 - 1e-9))) * multiple_of
+    )
     digits = 10.0 ** (11 - np.floor(np.log10(multiples)))
     return cast(FloatArray, np.maximum(np.round(multiples * digits) / digits, values))
 

@@ -17,7 +17,10 @@ def available_memory() -> int:
 def total_memory() -> int:
     """Return the memory of the machine, or of the container if that is less, in bytes."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    for limit in (
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ):
         with contextlib.suppress(OSError, ValueError):
             total = min(total, int(Path(limit).read_text()))
     return total

@@ -32,14 +32,18 @@ from batchtune.results import (
 from batchtune.units import format_length
 
 _START_OVER = "Start over with --force, or give another folder with --run."
-_SAME_MANIFEST = "Give the same manifest with the same options (--length-key, --max-length, …)."
+_SAME_MANIFEST = (
+    "Give the same manifest with the same options (--length-key, --max-length, …)."
+)
 ANOTHER = "Give another folder with --run, or --force to start over in this one."
 
 
 def lengths_of(folder: Path) -> LengthsSummary | None:
     """Return the data that the folder's results are of; None without results, ResultError if they can't be read."""
     if folder.exists() and not folder.is_dir():
-        raise ResultError(f"{folder} is not a folder, and a run needs one", "Give another with --run.")
+        raise ResultError(
+            f"{folder} is not a folder, and a run needs one", "Give another with --run."
+        )
     kinds: dict[str, type[Run | Probe | Sweep | StreamSweep]] = {
         RUN_FILE: Run,
         PROBE_FILE: Probe,
@@ -67,7 +71,12 @@ def other_lengths(lengths: Lengths, theirs: LengthsSummary) -> str:
     )
 
 
-def check_lengths(lengths: Lengths, fingerprint: str, source: Path, theirs: LengthsSummary | None = None) -> None:
+def check_lengths(
+    lengths: Lengths,
+    fingerprint: str,
+    source: Path,
+    theirs: LengthsSummary | None = None,
+) -> None:
     """Raise ResultError if a file is of other lengths than these; `theirs` are the run's, if known."""
     if fingerprint == lengths.fingerprint:
         return
@@ -75,7 +84,8 @@ def check_lengths(lengths: Lengths, fingerprint: str, source: Path, theirs: Leng
     if theirs is not None and theirs.fingerprint == fingerprint:
         what = other_lengths(lengths, theirs)
     raise ResultError(
-        f"{source} is of {what}", f"{_SAME_MANIFEST} Or tune again for these lengths in another folder with --run."
+        f"{source} is of {what}",
+        f"{_SAME_MANIFEST} Or tune again for these lengths in another folder with --run.",
     )
 
 
@@ -85,7 +95,10 @@ def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:
     if theirs is None or theirs.fingerprint == lengths.fingerprint:
         return False
     if not force:
-        raise ResultError(f"{folder} holds a run of {other_lengths(lengths, theirs)}", f"{_SAME_MANIFEST} {ANOTHER}")
+        raise ResultError(
+            f"{folder} holds a run of {other_lengths(lengths, theirs)}",
+            f"{_SAME_MANIFEST} {ANOTHER}",
+        )
     return True
 
 
@@ -96,7 +109,10 @@ def read_trials(path: Path) -> list[Trial]:
     Raises ResultError if another line is not a trial, or the file can't be read.
     """
     if path.is_symlink():  # trials would be added to what it leads to
-        raise ResultError(f"{path} is a link, and batchtune adds to no file outside the run folder", _START_OVER)
+        raise ResultError(
+            f"{path} is a link, and batchtune adds to no file outside the run folder",
+            _START_OVER,
+        )
     if not path.exists():
         return []
     data = read_regular(path, LARGEST_BYTES, _START_OVER)
@@ -111,7 +127,8 @@ def read_trials(path: Path) -> list[Trial]:
             trials.append(trial)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ResultError(
-                f"{path}, line {number}: not a trial: {error}", "Start over with --force, or take the line out."
+                f"{path}, line {number}: not a trial: {error}",
+                "Start over with --force, or take the line out.",
             ) from error
     if cut:
         write_whole(path, b"".join(line + b"\n" for line in lines), follow=False)
@@ -146,7 +163,8 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
     except BlockingIOError:
         raise ResultError(
-            f"another batchtune is at work in {folder}", "Wait for it, or give another folder with --run."
+            f"another batchtune is at work in {folder}",
+            "Wait for it, or give another folder with --run.",
         ) from None
     finally:
         os.close(handle)
@@ -161,4 +179,6 @@ def clear_run(folder: Path, names: Iterable[str] = RUN_FILES) -> None:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            raise ResultError(f"{path} can't be removed: {error.strerror or error}") from error
+            raise ResultError(
+                f"{path} can't be removed: {error.strerror or error}"
+            ) from error

@@ -36,17 +36,49 @@ class Described(NamedTuple):
 
 SCHEMAS = {
     "run": Described(Run, "run.json", "the conditions of a run folder's trials"),
-    "probe": Described(Probe, "probe.json", "what fits on the device, and what a batch costs"),
-    "sweep": Described(Sweep, "sweep.json", "the bucket tables compared, and the recommended one"),
-    "stream": Described(StreamSweep, "stream.json", "the ways to batch a stream compared, and the recommended one"),
-    "stream-config": Described(StreamConfig, "stream.yaml", "the recommendation for a stream; YAML with this content"),
-    "loader": Described(LoaderTuning, "loader.json", "the settings of a data loader compared, and the recommended one"),
-    "loader-config": Described(LoaderConfig, "loader.yaml", "the recommended arguments of a loader; YAML"),
-    "verify": Described(Verification, "verify.json", "what running the recommended batches showed"),
-    "trials": Described(Trial, "trials.jsonl, each line", "one batch shape that was measured"),
-    "sampler": Described(SamplerConfig, "sampler.yaml", "the recommendation; YAML with the same content as JSON"),
-    "report": Described(Report, "report --format json, tune --json", "the summary of a run, and its result files"),
-    "export": Described(Exported, "export --json", "the recommendation as another framework's config"),
+    "probe": Described(
+        Probe, "probe.json", "what fits on the device, and what a batch costs"
+    ),
+    "sweep": Described(
+        Sweep, "sweep.json", "the bucket tables compared, and the recommended one"
+    ),
+    "stream": Described(
+        StreamSweep,
+        "stream.json",
+        "the ways to batch a stream compared, and the recommended one",
+    ),
+    "stream-config": Described(
+        StreamConfig,
+        "stream.yaml",
+        "the recommendation for a stream; YAML with this content",
+    ),
+    "loader": Described(
+        LoaderTuning,
+        "loader.json",
+        "the settings of a data loader compared, and the recommended one",
+    ),
+    "loader-config": Described(
+        LoaderConfig, "loader.yaml", "the recommended arguments of a loader; YAML"
+    ),
+    "verify": Described(
+        Verification, "verify.json", "what running the recommended batches showed"
+    ),
+    "trials": Described(
+        Trial, "trials.jsonl, each line", "one batch shape that was measured"
+    ),
+    "sampler": Described(
+        SamplerConfig,
+        "sampler.yaml",
+        "the recommendation; YAML with the same content as JSON",
+    ),
+    "report": Described(
+        Report,
+        "report --format json, tune --json",
+        "the summary of a run, and its result files",
+    ),
+    "export": Described(
+        Exported, "export --json", "the recommendation as another framework's config"
+    ),
     "scan": Described(Scan, "scan --json", "what the lengths of a data set look like"),
     "doctor": Described(Doctor, "doctor --json", "what a machine offers"),
 }
@@ -66,9 +98,14 @@ def schema_of(name: str) -> dict[str, Any]:
     }
     # A file has its format and version in `meta`, or at its top; a line of a journal has none.
     if hasattr(record, "FORMAT"):
-        declared = {"format": {"const": record.FORMAT}, "version": {"minimum": 1, "maximum": record.VERSION}}
+        declared = {
+            "format": {"const": record.FORMAT},
+            "version": {"minimum": 1, "maximum": record.VERSION},
+        }
         has_meta = "meta" in record.__struct_fields__
-        schema["properties"] = {"meta": {"properties": declared}} if has_meta else declared
+        schema["properties"] = (
+            {"meta": {"properties": declared}} if has_meta else declared
+        )
     return schema
 
 

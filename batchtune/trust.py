@@ -20,8 +20,17 @@ WORST_TIME_ERROR = 1.0
 def trust_warnings(device: Device, trials: Sequence[Trial]) -> list[str]:
     """Return why the figures of a probe may be wrong, each with its remedy; `device` is as it was when it began."""
     passed = [trial for trial in trials if trial.outcome == "ok"]
-    about = _about_gpu(device, trials, passed) if device.processors is None else _about_cpu(device, passed)
-    return [*about, *_scatter(passed), *recompile_warnings(trials), *settings_warnings(device.settings)]
+    about = (
+        _about_gpu(device, trials, passed)
+        if device.processors is None
+        else _about_cpu(device, passed)
+    )
+    return [
+        *about,
+        *_scatter(passed),
+        *recompile_warnings(trials),
+        *settings_warnings(device.settings),
+    ]
 
 
 def _scatter(passed: Sequence[Trial]) -> Iterator[str]:
@@ -30,7 +39,9 @@ def _scatter(passed: Sequence[Trial]) -> Iterator[str]:
     scattered = 0
     for trial in timed:
         # If steps take long, only one is timed: such a trial counts, but shows no spread.
-        if (trial.step_seconds_spread or 0.0) > _LARGE_SPREAD * (trial.step_seconds or 0.0):
+        if (trial.step_seconds_spread or 0.0) > _LARGE_SPREAD * (
+            trial.step_seconds or 0.0
+        ):
             scattered += 1
     if scattered > 0.25 * len(timed):
         yield (
@@ -90,7 +101,10 @@ def settings_warnings(settings: Mapping[str, Any]) -> list[str]:
 def settings_differences(before: Device, now: Device) -> list[str]:
     """Return the differences between two measurements in settings that affect memory and time, as sentences."""
     names = sorted({*before.settings, *now.settings})
-    values = {name: (before.settings.get(name, "not set"), now.settings.get(name, "not set")) for name in names}
+    values = {
+        name: (before.settings.get(name, "not set"), now.settings.get(name, "not set"))
+        for name in names
+    }
     if before.torch and now.torch:
         values["PyTorch"] = (before.torch, now.torch)
     if before.driver and now.driver:
@@ -105,7 +119,9 @@ def settings_differences(before: Device, now: Device) -> list[str]:
 
 def _about_cpu(device: Device, passed: Sequence[Trial]) -> Iterator[str]:
     """Yield the doubts about a device that other programs compute on too."""
-    seen = [trial.other_processors for trial in passed if trial.other_processors is not None]
+    seen = [
+        trial.other_processors for trial in passed if trial.other_processors is not None
+    ]
     others = sum(seen) / len(seen) if seen else device.other_processors
     if device.processes:
         yield (
@@ -121,7 +137,9 @@ def _about_cpu(device: Device, passed: Sequence[Trial]) -> Iterator[str]:
     processors = device.processors or 0
     if others is None or device.processes:  # another probe was reported already
         return
-    if others + device.settings.get("threads", processors) > processors + 0.25:  # every machine does a little else
+    if (
+        others + device.settings.get("threads", processors) > processors + 0.25
+    ):  # every machine does a little else
         when = "while steps were timed" if seen else "while the workload was built"
         yield (
             f"Other programs took {others:.1f} of {counted(processors, 'processor')} {when}: the step times are too "
@@ -129,7 +147,9 @@ def _about_cpu(device: Device, passed: Sequence[Trial]) -> Iterator[str]:
         )
 
 
-def _about_gpu(device: Device, trials: Sequence[Trial], passed: Sequence[Trial]) -> Iterator[str]:
+def _about_gpu(
+    device: Device, trials: Sequence[Trial], passed: Sequence[Trial]
+) -> Iterator[str]:
     who = busy_with(device.processes)
     if device.processes is None and device.other_processes:
         who = _other_processes(device.other_processes)
@@ -138,10 +158,21 @@ def _about_gpu(device: Device, trials: Sequence[Trial], passed: Sequence[Trial])
             f"Also on the device: {who}. The limit is what they left free, and times may be too long. Stop them and "
             "probe again with --force, or probe another device with --device."
         )
-    outside = max((one.outside_bytes for one in trials if one.outside_bytes is not None), default=None)
+    outside = max(
+        (one.outside_bytes for one in trials if one.outside_bytes is not None),
+        default=None,
+    )
     if outside is not None and device.free_bytes is not None:
-        missing = device.limit_bytes + device.reserve_bytes + device.ddp_bytes + outside - device.free_bytes
-        if missing > 0 and (device.outside_bytes is None or outside > device.outside_bytes):
+        missing = (
+            device.limit_bytes
+            + device.reserve_bytes
+            + device.ddp_bytes
+            + outside
+            - device.free_bytes
+        )
+        if missing > 0 and (
+            device.outside_bytes is None or outside > device.outside_bytes
+        ):
             reserve_mib = -(-(missing + device.reserve_bytes) >> 20)  # rounded up
             yield (
                 f"Memory outside PyTorch's allocator (CUDA's context, the libraries' workspaces) grew to "
@@ -152,7 +183,9 @@ def _about_gpu(device: Device, trials: Sequence[Trial], passed: Sequence[Trial])
     for trial in passed:
         reasons.update(trial.throttle_reasons or ())
     if reasons:
-        named = ", ".join(f"{reason} in {count}" for reason, count in reasons.most_common())
+        named = ", ".join(
+            f"{reason} in {count}" for reason, count in reasons.most_common()
+        )
         yield (
             f"The GPU's clock was held down while steps were timed ({named} of {counted(len(passed), 'trial')}): the "
             "times hold only for training that is held down too. Check its cooling and power limit, or treat the times "

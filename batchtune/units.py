@@ -7,7 +7,9 @@ import re
 
 from batchtune.errors import UsageError, shortened
 
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?\s*", re.IGNORECASE | re.ASCII)
+_SIZE = re.compile(
+    r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?\s*", re.IGNORECASE | re.ASCII
+)
 _FEWEST_BARE_BYTES = 1024**2
 # Unit of time → how many make a second; lengths of an unknown unit are assumed to be seconds.
 PER_SECOND = {"s": 1.0, "ms": 1000.0, None: 1.0}
@@ -25,13 +27,19 @@ def parse_size(text: str) -> int:
     size = 0.0
     if match := _SIZE.fullmatch(text):
         decimal = match[2] and not match[3] and text.strip().lower().endswith("b")
-        size = float(match[1]) * (1000 if decimal else 1024) ** " KMGT".index((match[2] or " ").upper())
+        size = float(match[1]) * (1000 if decimal else 1024) ** " KMGT".index(
+            (match[2] or " ").upper()
+        )
         if 1 <= size < _FEWEST_BARE_BYTES and text.strip().replace(".", "").isdecimal():
             number = text.strip()
-            raise UsageError(f"the memory size {shortened(number)} needs a unit", f"Write {number}GiB or {number}MiB.")
+            raise UsageError(
+                f"the memory size {shortened(number)} needs a unit",
+                f"Write {number}GiB or {number}MiB.",
+            )
     if not 1 <= size < math.inf:
         raise UsageError(
-            f"{shortened(text)} is not a memory size", "Write a number with a unit, such as 2GiB or 500MB."
+            f"{shortened(text)} is not a memory size",
+            "Write a number with a unit, such as 2GiB or 500MB.",
         )
     return round(size)
 

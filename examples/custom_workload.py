@@ -12,15 +12,25 @@ class TinyTagger:
 
     def setup(self, device):
         """Builds the model and its optimizer, once."""
-        embed, classify = nn.Embedding(self.vocab, self.dim), nn.Linear(self.dim, self.tags)
-        encode = nn.TransformerEncoderLayer(self.dim, nhead=4, dim_feedforward=256, batch_first=True)
+        embed, classify = (
+            nn.Embedding(self.vocab, self.dim),
+            nn.Linear(self.dim, self.tags),
+        )
+        encode = nn.TransformerEncoderLayer(
+            self.dim, nhead=4, dim_feedforward=256, batch_first=True
+        )
         self.model = nn.Sequential(embed, encode, classify).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
 
     def make_batch(self, shape):
         """Makes a padded batch of that shape on the device; what is in it does not matter."""
-        size, device = (shape.batch_size, int(shape.length)), self.model[0].weight.device
-        return torch.randint(self.vocab, size, device=device), torch.randint(self.tags, size, device=device)
+        size, device = (
+            (shape.batch_size, int(shape.length)),
+            self.model[0].weight.device,
+        )
+        return torch.randint(self.vocab, size, device=device), torch.randint(
+            self.tags, size, device=device
+        )
 
     def step(self, batch):
         """Runs one full training step, as your own training does."""

@@ -27,8 +27,12 @@ NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER}
 
 def main() -> None:
     """Writes the manifest, and on stderr what was read and what could not be."""
-    parser = argparse.ArgumentParser(description="Writes the token counts of the standard library's functions.")
-    parser.add_argument("-o", "--output", type=Path, help="the CSV file; stdout where it is not given")
+    parser = argparse.ArgumentParser(
+        description="Writes the token counts of the standard library's functions."
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, help="the CSV file; stdout where it is not given"
+    )
     arguments = parser.parse_args()
 
     rows, unreadable = collect(Path(sysconfig.get_path("stdlib")))
@@ -40,7 +44,10 @@ def main() -> None:
         sys.stdout.write(table.getvalue())
     else:
         arguments.output.write_text(table.getvalue(), encoding="utf-8")
-    print(f"{len(rows):,} functions; {len(unreadable)} files could not be read", file=sys.stderr)
+    print(
+        f"{len(rows):,} functions; {len(unreadable)} files could not be read",
+        file=sys.stderr,
+    )
     for message in unreadable:
         print(f"  {message}", file=sys.stderr)
 
@@ -74,12 +81,22 @@ def functions_in(source: bytes) -> Iterator[tuple[str, int]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of invalid escapes in old sources
         tree = ast.parse(source)
-    lines = [t.start[0] for t in tokenize.tokenize(BytesIO(source).readline) if t.type not in NO_CODE]
+    lines = [
+        t.start[0]
+        for t in tokenize.tokenize(BytesIO(source).readline)
+        if t.type not in NO_CODE
+    ]
     for name, node in definitions(tree, ""):
-        yield name, bisect_right(lines, node.end_lineno or node.lineno) - bisect_left(lines, node.lineno)
+        yield (
+            name,
+            bisect_right(lines, node.end_lineno or node.lineno)
+            - bisect_left(lines, node.lineno),
+        )
 
 
-def definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def definitions(
+    node: ast.AST, prefix: str
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Walks through the functions and methods below a node, outer ones first."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):

@@ -34,7 +34,10 @@ TOGETHER = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         path = os.path.relpath(item.path, Path(__file__).parent)
-        return next((place for place, part in enumerate(TOGETHER) if path.startswith(part)), len(TOGETHER))
+        return next(
+            (place for place, part in enumerate(TOGETHER) if path.startswith(part)),
+            len(TOGETHER),
+        )
 
     items.sort(key=place)
 
@@ -49,11 +52,15 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         gc.enable()
         if torch := sys.modules.get("torch"):
-            torch.set_num_threads(1)  # more wait for each other, and spin meanwhile where other programs run
+            torch.set_num_threads(
+                1
+            )  # more wait for each other, and spin meanwhile where other programs run
 
 
 @pytest.fixture(scope="session", autouse=True)
-def temporary_folder_of_this_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def temporary_folder_of_this_process(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[None]:
     """Gives this process, and all that it starts, a temporary folder of its own.
 
     The lock of a device lies there, and test processes that run side by side must not wait for each other.

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import msgspec
 from loader_records import hostile_loader, made_loader
-from report_records import COUNT, TOTAL_SECONDS, hostile_results, made_probe, made_verification, whole_sweep
+from report_records import (
+    COUNT,
+    TOTAL_SECONDS,
+    hostile_results,
+    made_probe,
+    made_verification,
+    whole_sweep,
+)
 from streamed_records import hostile_stream, whole_stream
 
 from batchtune.reports import RunResults
@@ -20,7 +27,10 @@ CONFIGS = {
 def with_data(sweep: Sweep, count: int = COUNT, *, logarithmic: bool = True) -> Sweep:
     """The sweep with a histogram, quantiles and use of buckets, of so many examples."""
     ratio = 24.525 / 1.41
-    edges = [1.41 * ratio ** (i / 40) if logarithmic else 1.41 + (24.525 - 1.41) * i / 40 for i in range(41)]
+    edges = [
+        1.41 * ratio ** (i / 40) if logarithmic else 1.41 + (24.525 - 1.41) * i / 40
+        for i in range(41)
+    ]
     shares = [i * (40 - i) for i in range(40)]
     bins = [
         HistogramBin(from_=low, to=high, count=count * share // sum(shares))
@@ -36,11 +46,15 @@ def with_data(sweep: Sweep, count: int = COUNT, *, logarithmic: bool = True) -> 
             length=TOTAL_SECONDS * count / COUNT / len(row.boundaries),
             padded_length=TOTAL_SECONDS * count / COUNT / len(row.boundaries) * 1.05,
         )
-        for boundary, size in (zip(row.boundaries, row.batch_sizes, strict=True) if row is not None else ())
+        for boundary, size in (
+            zip(row.boundaries, row.batch_sizes, strict=True) if row is not None else ()
+        )
     ]
     return msgspec.structs.replace(
         sweep,
-        lengths=msgspec.structs.replace(sweep.lengths, count=count, total=TOTAL_SECONDS * count / COUNT),
+        lengths=msgspec.structs.replace(
+            sweep.lengths, count=count, total=TOTAL_SECONDS * count / COUNT
+        ),
         histogram=bins,
         buckets=buckets,
     )

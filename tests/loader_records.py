@@ -30,11 +30,20 @@ def made_loader(**changes: Any) -> LoaderTuning:
     rows = [_row({"num_workers": 0, "pin_memory": True}, 0)]
     for workers in WORKERS[1:]:
         for factor in (2, 4):
-            arguments = {"num_workers": workers, "prefetch_factor": factor, "pin_memory": True}
-            rows.append(_row({**arguments, "persistent_workers": True}, workers, factor))
+            arguments = {
+                "num_workers": workers,
+                "prefetch_factor": factor,
+                "pin_memory": True,
+            }
+            rows.append(
+                _row({**arguments, "persistent_workers": True}, workers, factor)
+            )
     for row in rows[-2:]:
         rows[rows.index(row)] = LoaderRow(
-            arguments=row.arguments, workers=row.workers, outcome="shared_memory", error=SHARED_MEMORY
+            arguments=row.arguments,
+            workers=row.workers,
+            outcome="shared_memory",
+            error=SHARED_MEMORY,
         )
     made = LoaderTuning(
         meta=made_meta("loader"),
@@ -42,14 +51,23 @@ def made_loader(**changes: Any) -> LoaderTuning:
         target=WorkloadRecord(spec="train.py:make_dataset", options={"root": "data"}),
         kind="torch",
         settings={
-            **{"sweep": {"num_workers": list(WORKERS), "prefetch_factor": [2, 4]}, "seconds": 10.0, "trials": 3},
+            **{
+                "sweep": {"num_workers": list(WORKERS), "prefetch_factor": [2, 4]},
+                "seconds": 10.0,
+                "trials": 3,
+            },
             **{"ranks_per_node": 2, "processors": 8, "seed": 0},
         },
         device_name="NVIDIA H200",
         batch="32 × 1600 × 80 (features)",
         epoch_batches=892,
         epoch_examples=28_539,
-        demand=Demand(source="probe", per="shape", step_seconds=STEP_SECONDS, device_name="NVIDIA H200"),
+        demand=Demand(
+            source="probe",
+            per="shape",
+            step_seconds=STEP_SECONDS,
+            device_name="NVIDIA H200",
+        ),
         rows=rows,
         recommended=5,
         reason="With num_workers=4 prefetch_factor=2 a step of 38.4 ms waits for 0.6% of the time.",
@@ -67,23 +85,49 @@ def made_loader(**changes: Any) -> LoaderTuning:
 def bottleneck() -> LoaderTuning:
     """The same, with a step of a quarter of the time: no setting keeps it busy."""
     made = made_loader()
-    rows = [row if row.gpu_idle is None else replace(row, gpu_idle=0.2 + row.gpu_idle * 0.7) for row in made.rows]
+    rows = [
+        row if row.gpu_idle is None else replace(row, gpu_idle=0.2 + row.gpu_idle * 0.7)
+        for row in made.rows
+    ]
     rows[7] = replace(rows[7], gpu_idle=0.34)
     assert made.demand is not None
-    return replace(made, rows=rows, recommended=7, demand=replace(made.demand, step_seconds=STEP_SECONDS / 4))
+    return replace(
+        made,
+        rows=rows,
+        recommended=7,
+        demand=replace(made.demand, step_seconds=STEP_SECONDS / 4),
+    )
 
 
 def made_dali() -> LoaderTuning:
     """A generator that uses DALI, without a step to hold it against."""
     rows = [
-        replace(_row({"eval_mode": mode, "num_threads": threads}, threads), gpu_idle=None)
+        replace(
+            _row({"eval_mode": mode, "num_threads": threads}, threads), gpu_idle=None
+        )
         for mode in ("eager", "sync_cpu")
         for threads in (1, 2)
     ]
     return made_loader(
-        **{"lengths": None, "kind": "dali", "rows": rows, "recommended": 1, "demand": None},
-        **{"stages": [], "reproduced": Reproduced(batches=3, first_difference=1, what="log_mel has other values")},
-        **{"device_name": "CPU", "epoch_batches": None, "epoch_examples": None, "warnings": []},
+        **{
+            "lengths": None,
+            "kind": "dali",
+            "rows": rows,
+            "recommended": 1,
+            "demand": None,
+        },
+        **{
+            "stages": [],
+            "reproduced": Reproduced(
+                batches=3, first_difference=1, what="log_mel has other values"
+            ),
+        },
+        **{
+            "device_name": "CPU",
+            "epoch_batches": None,
+            "epoch_examples": None,
+            "warnings": [],
+        },
         target=WorkloadRecord(spec="audio.py:make_batches", options={}),
         reason="eval_mode=eager num_threads=2 is the fastest",
     )
@@ -102,8 +146,21 @@ def made_iterable() -> LoaderTuning:
         first_batch_seconds=0.4,
     )
     return made_loader(
-        **{"lengths": None, "kind": "iterable", "rows": [row], "recommended": 0, "demand": None},
-        **{"stages": [], "reproduced": None, "settings": {}, "batch": None, "reason": "", "warnings": []},
+        **{
+            "lengths": None,
+            "kind": "iterable",
+            "rows": [row],
+            "recommended": 0,
+            "demand": None,
+        },
+        **{
+            "stages": [],
+            "reproduced": None,
+            "settings": {},
+            "batch": None,
+            "reason": "",
+            "warnings": [],
+        },
         **{"device_name": "CPU", "epoch_batches": None, "epoch_examples": None},
     )
 
@@ -111,14 +168,25 @@ def made_iterable() -> LoaderTuning:
 def all_failed() -> LoaderTuning:
     """Every setting failed."""
     error = "ValueError: item 17 has no audio"
-    rows = [LoaderRow(arguments={"num_workers": n}, workers=n, outcome="error", error=error) for n in (0, 2)]
-    return made_loader(rows=rows, recommended=None, reason="Nothing is recommended: all 2 settings failed.", stages=[])
+    rows = [
+        LoaderRow(arguments={"num_workers": n}, workers=n, outcome="error", error=error)
+        for n in (0, 2)
+    ]
+    return made_loader(
+        rows=rows,
+        recommended=None,
+        reason="Nothing is recommended: all 2 settings failed.",
+        stages=[],
+    )
 
 
 def hostile_loader(text: str) -> LoaderTuning:
     """A loader in which every string that a file can freely choose holds this text."""
     made = made_loader()
-    rows = [replace(row, arguments={**row.arguments, text: text}, error=text) for row in made.rows]
+    rows = [
+        replace(row, arguments={**row.arguments, text: text}, error=text)
+        for row in made.rows
+    ]
     assert made.demand is not None
     return replace(
         made,
@@ -137,8 +205,16 @@ def hostile_loader(text: str) -> LoaderTuning:
 
 def loaded(loader: LoaderTuning | None = None, *, sweep: bool = False) -> RunResults:
     """A run with a loader's tuning alone; with a probe and a sweep of tables on request."""
-    others = {"probe": made_probe(), "sweep": made_sweep()} if sweep else {"probe": None, "sweep": None}
-    return RunResults(name="librispeech-100", **others, loader=made_loader() if loader is None else loader)
+    others = (
+        {"probe": made_probe(), "sweep": made_sweep()}
+        if sweep
+        else {"probe": None, "sweep": None}
+    )
+    return RunResults(
+        name="librispeech-100",
+        **others,
+        loader=made_loader() if loader is None else loader,
+    )
 
 
 def _row(arguments: Arguments, workers: int, factor: int = 2) -> LoaderRow:

@@ -14,8 +14,15 @@ def made_trial(shape: BatchShape, outcome: Outcome = "ok", **facts: Any) -> Tria
     return Trial.of(shape, outcome, **{"steps": int(outcome == "ok"), **facts})
 
 
-def ran(shape: BatchShape, outcome: Outcome = "ok", traceback: str | None = None, **facts: Any) -> Ran:
+def ran(
+    shape: BatchShape,
+    outcome: Outcome = "ok",
+    traceback: str | None = None,
+    **facts: Any,
+) -> Ran:
     """The reply to a trial, or a step."""
     return Ran(
-        trial=made_trial(shape, outcome, **facts), stage=None if outcome == "ok" else "step", traceback=traceback
+        trial=made_trial(shape, outcome, **facts),
+        stage=None if outcome == "ok" else "step",
+        traceback=traceback,
     )

@@ -31,7 +31,13 @@ def made_lengths(name: str, *, targets: bool = False, count: int = 12_000) -> Le
     rng = np.random.default_rng(["speech", "sentences", "tokens"].index(name))
     if name == "speech":
         near_end = rng.random(count) < 0.7
-        values = np.where(near_end, rng.normal(14.5, 1.2, count), rng.uniform(1.4, 14, count)).clip(1.4, 24.5).round(2)
+        values = (
+            np.where(
+                near_end, rng.normal(14.5, 1.2, count), rng.uniform(1.4, 14, count)
+            )
+            .clip(1.4, 24.5)
+            .round(2)
+        )
     elif name == "sentences":
         values = rng.gamma(6.0, 0.7, count).clip(1.1, 15).round(2)
     else:
@@ -39,7 +45,13 @@ def made_lengths(name: str, *, targets: bool = False, count: int = 12_000) -> Le
     if not targets:
         return Lengths.of(values)
     return Lengths.of(
-        values, np.maximum(1, (values * np.exp(rng.normal(0, 0.6, count)) / np.median(values) * 40).round())
+        values,
+        np.maximum(
+            1,
+            (
+                values * np.exp(rng.normal(0, 0.6, count)) / np.median(values) * 40
+            ).round(),
+        ),
     )
 
 
@@ -71,10 +83,16 @@ LAWS: dict[str, Law] = {
     "affine": Law(lambda b, u, t: b * (0.8 * u + 0.2)),
     "quadratic": Law(lambda b, u, t: b * (0.4 * u + 0.6 * u * u)),
     "blocks of length": Law(lambda b, u, t: b * _up(u, 1 / 16)),
-    "powers of two in length": Law(lambda b, u, t: b * 2.0 ** math.ceil(math.log2(u) - 1e-9)),
+    "powers of two in length": Law(
+        lambda b, u, t: b * 2.0 ** math.ceil(math.log2(u) - 1e-9)
+    ),
     "powers of two in batch": Law(lambda b, u, t: u * (1 << (b - 1).bit_length())),
-    "another kernel for long ones": Law(lambda b, u, t: b * u * (1.4 if u > 0.45 else 1.0)),
-    "another kernel for large batches": Law(lambda b, u, t: b * u * (1.25 if b * u > 9 else 1.0)),
+    "another kernel for long ones": Law(
+        lambda b, u, t: b * u * (1.4 if u > 0.45 else 1.0)
+    ),
+    "another kernel for large batches": Law(
+        lambda b, u, t: b * u * (1.25 if b * u > 9 else 1.0)
+    ),
     "a floor": Law(lambda b, u, t: max(8.0, b * u)),
     "truncation": Law(lambda b, u, t: b * min(u, 0.5)),
     "concave": Law(lambda b, u, t: b * u**0.6),
@@ -83,10 +101,19 @@ LAWS: dict[str, Law] = {
     "lengths in eighths": Law(lambda b, u, t: b * _up(u, 1 / 256)),
     "steps of memory": Law(lambda b, u, t: _up(b * u, 0.5)),
     "a steep end": Law(lambda b, u, t: b * (u + 3 * max(0.0, u - 0.8))),
-    "workspace by the octave": Law(lambda b, u, t: (b + 4 * math.ceil(math.log2(b))) * u),
-    "more work in each octave": Law(lambda b, u, t: b * (1 + 0.1 * math.ceil(math.log2(b))) * u),
-    "falls with the length": Law(lambda b, u, t: b * u * (0.6 if u > 0.7 else 1.0), monotone=False),
-    "length modulo eight": Law(lambda b, u, t: b * u * (1.0 if round(u * 2048) % 8 == 0 else 1.12), monotone=False),
+    "workspace by the octave": Law(
+        lambda b, u, t: (b + 4 * math.ceil(math.log2(b))) * u
+    ),
+    "more work in each octave": Law(
+        lambda b, u, t: b * (1 + 0.1 * math.ceil(math.log2(b))) * u
+    ),
+    "falls with the length": Law(
+        lambda b, u, t: b * u * (0.6 if u > 0.7 else 1.0), monotone=False
+    ),
+    "length modulo eight": Law(
+        lambda b, u, t: b * u * (1.0 if round(u * 2048) % 8 == 0 else 1.12),
+        monotone=False,
+    ),
 }
 
 
@@ -101,7 +128,10 @@ TARGET_LAWS: dict[str, Law] = {
     "root of the target": Law(lambda b, u, t: b * (0.3 * u + 0.7 * math.sqrt(t))),
     "target above a cliff": Law(lambda b, u, t: b * (u + (2.0 if t > 0.5 else 0.0))),
     "both squared": Law(lambda b, u, t: b * (u + t) ** 2 / 4),
-    **{f"{name}, plus target": replace(law, need=_plus_target(law.need)) for name, law in LAWS.items()},
+    **{
+        f"{name}, plus target": replace(law, need=_plus_target(law.need))
+        for name, law in LAWS.items()
+    },
 }
 
 
@@ -131,7 +161,11 @@ class LawDevice:
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
         self._longest = self.lengths.longest
-        self._most = 1.0 if self.lengths.targets is None else max(1.0, float(self.lengths.targets.max()))
+        self._most = (
+            1.0
+            if self.lengths.targets is None
+            else max(1.0, float(self.lengths.targets.max()))
+        )
         self.device = Device(
             kind="cuda",
             name="made",
@@ -147,7 +181,10 @@ class LawDevice:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None: ...
 
     def start(self) -> Device:
@@ -156,7 +193,11 @@ class LawDevice:
 
     def bytes(self, shape: BatchShape) -> float:
         """What a batch takes without noise."""
-        need = self.law.need(shape.batch_size, shape.length / self._longest, (shape.target_length or 0.0) / self._most)
+        need = self.law.need(
+            shape.batch_size,
+            shape.length / self._longest,
+            (shape.target_length or 0.0) / self._most,
+        )
         return BASE_BYTES + need * (LIMIT_BYTES - BASE_BYTES) / self.fitting
 
     def fits(self, shape: BatchShape) -> bool:
@@ -168,16 +209,31 @@ class LawDevice:
 
     def _peaks(self, shape: BatchShape, steps: int) -> list[float]:
         noise = self.law.noise
-        peaks = [self.bytes(shape) * (1 + noise * (self._rng.random() - 0.5)) for _ in range(steps)]
+        peaks = [
+            self.bytes(shape) * (1 + noise * (self._rng.random() - 0.5))
+            for _ in range(steps)
+        ]
         if self.first_step is not None and self._warm < self.worker:
             peaks[0] += self.first_step(shape)
             self._warm = self.worker
         return peaks
 
-    def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
+    def measure(
+        self,
+        shape: BatchShape,
+        index: int,
+        *,
+        fresh: bool = False,
+        timing: bool = False,
+    ) -> Ran:
         self.worker += fresh
         peaks = self._peaks(shape, 4)
-        where = {"index": index, "worker": self.worker, "timing": timing, "alloc_retries": 0}
+        where = {
+            "index": index,
+            "worker": self.worker,
+            "timing": timing,
+            "alloc_retries": 0,
+        }
         if max(peaks) > LIMIT_BYTES:
             self.worker += self.first_step is not None
             return ran(shape, "oom", error="CUDA out of memory", **where)
@@ -200,11 +256,19 @@ class LawDevice:
         if peak > LIMIT_BYTES:
             return ran(shape, "oom", error="CUDA out of memory", worker=self.worker)
         seconds = self.seconds(shape) * self.slower_in_turns
-        return ran(shape, step_seconds=seconds, peak_bytes=int(peak), rest_bytes=BASE_BYTES, worker=self.worker)
+        return ran(
+            shape,
+            step_seconds=seconds,
+            peak_bytes=int(peak),
+            rest_bytes=BASE_BYTES,
+            worker=self.worker,
+        )
 
     # The truth
 
-    def largest(self, lengths: FloatArray, targets: FloatArray | None = None) -> IntArray:
+    def largest(
+        self, lengths: FloatArray, targets: FloatArray | None = None
+    ) -> IntArray:
         """The largest batch size up to which all fit at each length, found by bisection where memory is monotone.
 
         Where it falls with the length or the batch size, the largest that fits there and at all lengths before.
@@ -212,7 +276,9 @@ class LawDevice:
         found, low = np.zeros(lengths.size, dtype=np.int64), 1 << 22
         for index, length in enumerate(lengths):
             target = None if targets is None else float(targets[index])
-            low = self._largest_at(float(length), target, 1 << 22 if targets is not None else low)
+            low = self._largest_at(
+                float(length), target, 1 << 22 if targets is not None else low
+            )
             found[index] = low
         return found
 
@@ -236,7 +302,9 @@ class LawDevice:
             size = int(min(table.batch_sizes[bucket], counts[bucket]))
             below = 0.0 if bucket == 0 else float(table.boundaries[bucket - 1])
             target = self._worst_in(below, float(own[-1]))
-            above += not all(self.fits(BatchShape(size, float(length), target)) for length in own)
+            above += not all(
+                self.fits(BatchShape(size, float(length), target)) for length in own
+            )
         return above
 
     def _worst_in(self, below: float, up_to: float) -> float | None:

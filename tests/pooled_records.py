@@ -8,7 +8,12 @@ from report_records import COUNT, TOTAL_SECONDS, made_row, whole_sweep
 from batchtune.results import Row, Sweep
 
 # Pools of so many examples → batches, padding, how many of 1000 mates meet again.
-POOLS = {1000: (652, 0.034, 23), 4000: (630, 0.015, 90), 10_000: (622, 0.008, 200), COUNT: (612, 0.002, 810)}
+POOLS = {
+    1000: (652, 0.034, 23),
+    4000: (630, 0.015, 90),
+    10_000: (622, 0.008, 200),
+    COUNT: (612, 0.002, 810),
+}
 
 
 def pooled_sweep(*, recommended: int | None = 10_000) -> Sweep:
@@ -23,7 +28,15 @@ def pooled_sweep(*, recommended: int | None = 10_000) -> Sweep:
     assert table is not None and sweep.current is not None
     for size, (batches, padding, again) in POOLS.items():
         boundaries = [round(24.525 * (step + 1) / 40, 3) for step in range(40)]
-        row = made_row("pooled", boundaries, batches, TOTAL_SECONDS / (1 - padding), 40, again / 2, timed=True)
+        row = made_row(
+            "pooled",
+            boundaries,
+            batches,
+            TOTAL_SECONDS / (1 - padding),
+            40,
+            again / 2,
+            timed=True,
+        )
         rows.append(
             replace(
                 row,
@@ -43,13 +56,20 @@ def pooled_sweep(*, recommended: int | None = 10_000) -> Sweep:
             )
         )
     pools = range(len(rows) - len(POOLS), len(rows))
-    chosen = next((index for index in pools if rows[index].pool_size == recommended), table)
+    chosen = next(
+        (index for index in pools if rows[index].pool_size == recommended), table
+    )
     return replace(
         sweep,
         rows=rows,
         current=placed(sweep.current),
         recommended=chosen,
         recommended_table=table,
-        reason="pools of 10,000 take 2.2% less than the best table" if chosen != table else sweep.reason,
-        trade_off=sorted((*pools, table), key=lambda index: rows[index].estimated_epoch_seconds or 0.0),
+        reason="pools of 10,000 take 2.2% less than the best table"
+        if chosen != table
+        else sweep.reason,
+        trade_off=sorted(
+            (*pools, table),
+            key=lambda index: rows[index].estimated_epoch_seconds or 0.0,
+        ),
     )

@@ -15,7 +15,9 @@ RATE = 16_000
 
 def librispeech_samples() -> npt.NDArray[np.int64]:
     """The lengths of LibriSpeech in samples, in the order of its manifest."""
-    return np.loadtxt(LIBRISPEECH, skiprows=1, delimiter="\t", usecols=1, dtype=np.int64)
+    return np.loadtxt(
+        LIBRISPEECH, skiprows=1, delimiter="\t", usecols=1, dtype=np.int64
+    )
 
 
 def librispeech_seconds() -> npt.NDArray[np.float64]:
@@ -27,8 +29,21 @@ def write_librispeech_cuts(path: Path) -> Path:
     """Write LibriSpeech's lengths as Lhotse's cuts."""
     with path.open("w") as file:
         for index, samples in enumerate(librispeech_samples().tolist()):
-            recording = {"id": f"r{index}", "sources": [], "sampling_rate": RATE, "num_samples": samples}
+            recording = {
+                "id": f"r{index}",
+                "sources": [],
+                "sampling_rate": RATE,
+                "num_samples": samples,
+            }
             recording["duration"] = samples / RATE
-            cut = {"id": f"c{index}", "start": 0, "duration": samples / RATE, "channel": 0, "supervisions": []}
-            file.write(json.dumps({**cut, "recording": recording, "type": "MonoCut"}) + "\n")
+            cut = {
+                "id": f"c{index}",
+                "start": 0,
+                "duration": samples / RATE,
+                "channel": 0,
+                "supervisions": [],
+            }
+            file.write(
+                json.dumps({**cut, "recording": recording, "type": "MonoCut"}) + "\n"
+            )
     return path

@@ -33,14 +33,18 @@ def load_speechbrain() -> tuple[Any, Any, Any, Any]:
             stand_in = True
         try:
             names = ("sampler", "dataset", "dataloader", "iterators")
-            modules = (importlib.import_module(f"speechbrain.dataio.{name}") for name in names)
+            modules = (
+                importlib.import_module(f"speechbrain.dataio.{name}") for name in names
+            )
             sampler, dataset, dataloader, iterators = modules
             return sampler, dataset, dataloader, iterators
         finally:
             if stand_in:
                 del sys.modules["torchaudio"]
             _unwrap_loaders()
-            for name in [name for name in sys.modules if name.partition(".")[0] == "speechbrain"]:
+            for name in [
+                name for name in sys.modules if name.partition(".")[0] == "speechbrain"
+            ]:
                 del sys.modules[name]
 
 

@@ -56,7 +56,14 @@ def made_meta(kind: str) -> Meta:
 
 
 def made_lengths(unit: str | None = "s") -> LengthsSummary:
-    return LengthsSummary(count=COUNT, total=TOTAL_SECONDS, min=1.41, max=24.525, unit=unit, fingerprint="424c05e7" * 8)
+    return LengthsSummary(
+        count=COUNT,
+        total=TOTAL_SECONDS,
+        min=1.41,
+        max=24.525,
+        unit=unit,
+        fingerprint="424c05e7" * 8,
+    )
 
 
 def made_probe(unit: str | None = "s") -> Probe:
@@ -74,13 +81,20 @@ def made_probe(unit: str | None = "s") -> Probe:
         for length in lengths
     ]
     trials = [
-        made_trial(index, "ok" if index % 3 else "oom", batch_size=8 * (index + 1), length=lengths[index % 6])
+        made_trial(
+            index,
+            "ok" if index % 3 else "oom",
+            batch_size=8 * (index + 1),
+            length=lengths[index % 6],
+        )
         for index in range(12)
     ]
     return Probe(
         meta=made_meta("probe"),
         lengths=made_lengths(unit),
-        workload=WorkloadRecord(spec="builtin:conformer-ctc", options={"layers": 12, "precision": "bf16"}),
+        workload=WorkloadRecord(
+            spec="builtin:conformer-ctc", options={"layers": 12, "precision": "bf16"}
+        ),
         device=Device(
             kind="cuda",
             name="NVIDIA H200",
@@ -95,8 +109,12 @@ def made_probe(unit: str | None = "s") -> Probe:
         trials=trials,
         frontier=frontier,
         models=Models(
-            peak_bytes=CostModel(floor=0, constant=2e9, linear=2.1e8, quadratic=1e5, relative_error=0.004),
-            step_seconds=CostModel(floor=0, constant=0.02, linear=4e-4, quadratic=0, relative_error=0.031),
+            peak_bytes=CostModel(
+                floor=0, constant=2e9, linear=2.1e8, quadratic=1e5, relative_error=0.004
+            ),
+            step_seconds=CostModel(
+                floor=0, constant=0.02, linear=4e-4, quadratic=0, relative_error=0.031
+            ),
         ),
         max_batch_length=MAX_BATCH_LENGTH,
     )
@@ -109,15 +127,26 @@ def proven_probe(unit: str | None = "s") -> Probe:
     assert row is not None
     first, replace = len(made.trials), msgspec.structs.replace
     frontier = [
-        replace(made.frontier[0], length=length, batch_size=int(612 / length), oom_batch_size=None, trial=first + index)
+        replace(
+            made.frontier[0],
+            length=length,
+            batch_size=int(612 / length),
+            oom_batch_size=None,
+            trial=first + index,
+        )
         for index, length in enumerate((1.41, *row.boundaries))
     ]
-    proofs = [made_trial(first + i, "ok", batch_size=p.batch_size, length=p.length) for i, p in enumerate(frontier)]
+    proofs = [
+        made_trial(first + i, "ok", batch_size=p.batch_size, length=p.length)
+        for i, p in enumerate(frontier)
+    ]
     return replace(
         made,
         frontier=frontier,
         trials=[*made.trials, *proofs],
-        margin=Margin(bytes=400 * MIB, spread_bytes=250 * MIB, first_step_bytes=0, repetitions=60),
+        margin=Margin(
+            bytes=400 * MIB, spread_bytes=250 * MIB, first_step_bytes=0, repetitions=60
+        ),
     )
 
 
@@ -126,11 +155,18 @@ def proven_sweep(unit: str | None = "s") -> Sweep:
     sweep, points = made_sweep(unit=unit), proven_probe().frontier
 
     def proving(boundary: float, size: int) -> int | None:
-        fits = (point.trial for point in points if point.length >= boundary and point.batch_size >= size)
+        fits = (
+            point.trial
+            for point in points
+            if point.length >= boundary and point.batch_size >= size
+        )
         return next(fits, None)
 
     def unproven(row: Row) -> int:
-        return sum(proving(end, size) is None for end, size in zip(row.boundaries, row.batch_sizes, strict=True))
+        return sum(
+            proving(end, size) is None
+            for end, size in zip(row.boundaries, row.batch_sizes, strict=True)
+        )
 
     row = sweep.recommended_row
     assert row is not None
@@ -146,7 +182,9 @@ def proven_sweep(unit: str | None = "s") -> Sweep:
             padded_length=TOTAL_SECONDS / 13 * 1.05,
             proven_by=proving(boundary, size),
         )
-        for bucket, (boundary, size) in enumerate(zip(row.boundaries, row.batch_sizes, strict=True))
+        for bucket, (boundary, size) in enumerate(
+            zip(row.boundaries, row.batch_sizes, strict=True)
+        )
     ]
     rows = [msgspec.structs.replace(row, unproven=unproven(row)) for row in sweep.rows]
     return msgspec.structs.replace(sweep, rows=rows, buckets=buckets)
@@ -158,12 +196,20 @@ def partly_proven_sweep() -> Sweep:
     assert sweep.recommended is not None
     rows, last = list(sweep.rows), len(sweep.buckets) - 4
     rows[sweep.recommended] = replace(rows[sweep.recommended], unproven=4)
-    buckets = [replace(use, proven_by=use.proven_by if i < last else None) for i, use in enumerate(sweep.buckets)]
+    buckets = [
+        replace(use, proven_by=use.proven_by if i < last else None)
+        for i, use in enumerate(sweep.buckets)
+    ]
     return replace(sweep, max_batch_length=700.0, rows=rows, buckets=buckets)
 
 
 def made_trial(
-    index: int, outcome: str, *, batch_size: int = 24, length: float = 24.525, error: str | None = None
+    index: int,
+    outcome: str,
+    *,
+    batch_size: int = 24,
+    length: float = 24.525,
+    error: str | None = None,
 ) -> Trial:
     passed = outcome == "ok"
     made = {
@@ -240,7 +286,9 @@ def failed_verification() -> Verification:
         time_ratio=None,
         time_ratio_error=None,
         holds=False,
-        reasons=["A batch of 24 × 24.52 s ran out of memory (bucket 13 of 13, up to 24.52 s)"],
+        reasons=[
+            "A batch of 24 × 24.52 s ran out of memory (bucket 13 of 13, up to 24.52 s)"
+        ],
     )
 
 
@@ -248,10 +296,17 @@ def made_sweep(*, timed: bool = True, unit: str | None = "s") -> Sweep:
     """66 rows, 10 to 20 buckets each; recommended: 13 buckets of `optimal`, within 1% of the best."""
     rows = [_speechbrain_row(num_buckets, timed) for num_buckets in range(10, 21)]
     for strategy, batches in OTHER_BATCHES.items():
-        rows += [_filled_row(strategy, n, batches - 2 * n + 20, timed) for n in range(10, 21)]
-    rows += [_filled_row("optimal", n, batches, timed) for n, batches in OPTIMAL_BATCHES.items()]
+        rows += [
+            _filled_row(strategy, n, batches - 2 * n + 20, timed) for n in range(10, 21)
+        ]
     rows += [
-        msgspec.structs.replace(_filled_row("optimal", n, batches - 2, timed), sizing="frontier")
+        _filled_row("optimal", n, batches, timed)
+        for n, batches in OPTIMAL_BATCHES.items()
+    ]
+    rows += [
+        msgspec.structs.replace(
+            _filled_row("optimal", n, batches - 2, timed), sizing="frontier"
+        )
         for n, batches in OPTIMAL_BATCHES.items()
     ]
     return Sweep(
@@ -276,7 +331,9 @@ def made_sweep(*, timed: bool = True, unit: str | None = "s") -> Sweep:
             if (row.strategy, row.sizing, row.num_buckets) == ("optimal", "length", 13)
         ),
         reason="optimal with 13 buckets is within 1% of the best, and fewer buckets keep more randomness",
-        warnings=["speechbrain with num_buckets=10 can't make a batch of more than 14 examples"],
+        warnings=[
+            "speechbrain with num_buckets=10 can't make a batch of more than 14 examples"
+        ],
         quantiles=[1.41 * (24.525 / 1.41) ** (i / 1000) for i in range(1001)],
     )
 
@@ -292,7 +349,9 @@ def whole_sweep(unit: str | None = "s") -> Sweep:
             equal_to_best=row.strategy == "optimal",
             steps=-(-row.batches // 8),
             ranks=RankTimes(
-                without_waiting_epoch_seconds=25.0, independent_epoch_seconds=27.5, same_bucket_epoch_seconds=25.5
+                without_waiting_epoch_seconds=25.0,
+                independent_epoch_seconds=27.5,
+                same_bucket_epoch_seconds=25.5,
             ),
         )
         for row in sweep.rows
@@ -302,13 +361,25 @@ def whole_sweep(unit: str | None = "s") -> Sweep:
         settings={"seed": 7, "world_size": 8},
         rows=rows,
         current=replace(rows[10], strategy="current", num_buckets=200),
-        current_settings={"source": "train.yaml", "max_batch_length": 600, "num_buckets": 200},
-        trade_off=[index for index, row in enumerate(rows) if (row.strategy, row.sizing) == ("optimal", "length")][
-            ::-1
-        ],
-        saturation=Saturation(fraction=0.95, max_batch_length=300.0, mean_batch_size=COUNT / 1268),
+        current_settings={
+            "source": "train.yaml",
+            "max_batch_length": 600,
+            "num_buckets": 200,
+        },
+        trade_off=[
+            index
+            for index, row in enumerate(rows)
+            if (row.strategy, row.sizing) == ("optimal", "length")
+        ][::-1],
+        saturation=Saturation(
+            fraction=0.95, max_batch_length=300.0, mean_batch_size=COUNT / 1268
+        ),
         learning_rate=LearningRate(
-            relative_to="current", from_batch_size=28.0, to_batch_size=45.0, linear=45 / 28, square_root=1.2677
+            relative_to="current",
+            from_batch_size=28.0,
+            to_batch_size=45.0,
+            linear=45 / 28,
+            square_root=1.2677,
         ),
         two_dimensional=[
             TwoDimensionalRow(
@@ -327,29 +398,43 @@ def whole_sweep(unit: str | None = "s") -> Sweep:
 def with_recommended(sweep: Sweep, strategy: str, num_buckets: int) -> Sweep:
     """The same sweep, with another row recommended."""
     index = next(
-        index for index, row in enumerate(sweep.rows) if (row.strategy, row.num_buckets) == (strategy, num_buckets)
+        index
+        for index, row in enumerate(sweep.rows)
+        if (row.strategy, row.num_buckets) == (strategy, num_buckets)
     )
     return msgspec.structs.replace(sweep, recommended=index)
 
 
 def without_recommendation(sweep: Sweep) -> Sweep:
     return msgspec.structs.replace(
-        sweep, recommended=None, reason="no table needs fewer batches than a fixed batch size of 24"
+        sweep,
+        recommended=None,
+        reason="no table needs fewer batches than a fixed batch size of 24",
     )
 
 
 def _speechbrain_row(num_buckets: int, timed: bool) -> Row:
     # Its first boundary is max_batch_length / exp(2·z); all but a few of these examples lie below it.
-    batch_size = int(2.718281828 ** (2 * NormalDist().inv_cdf(num_buckets / (num_buckets + 1))))
+    batch_size = int(
+        2.718281828 ** (2 * NormalDist().inv_cdf(num_buckets / (num_buckets + 1)))
+    )
     batches = -(-COUNT // batch_size) + (1 if num_buckets == 20 else 0)
-    boundaries = [MAX_BATCH_LENGTH / (batch_size + 0.4) * (i + 1) for i in range(num_buckets)]
-    return made_row("speechbrain", boundaries, batches, TOTAL_SECONDS / 0.78, 1, 1.0, timed)
+    boundaries = [
+        MAX_BATCH_LENGTH / (batch_size + 0.4) * (i + 1) for i in range(num_buckets)
+    ]
+    return made_row(
+        "speechbrain", boundaries, batches, TOTAL_SECONDS / 0.78, 1, 1.0, timed
+    )
 
 
 def _filled_row(strategy: str, num_buckets: int, batches: int, timed: bool) -> Row:
-    boundaries = [round(24.525 * ((i + 1) / num_buckets) ** 0.75, 3) for i in range(num_buckets)]
+    boundaries = [
+        round(24.525 * ((i + 1) / num_buckets) ** 0.75, 3) for i in range(num_buckets)
+    ]
     padded = TOTAL_SECONDS / (1 - 0.4 / num_buckets)
-    return made_row(strategy, boundaries, batches, padded, num_buckets, 0.7 * num_buckets, timed)
+    return made_row(
+        strategy, boundaries, batches, padded, num_buckets, 0.7 * num_buckets, timed
+    )
 
 
 def made_row(
@@ -367,7 +452,9 @@ def made_row(
         num_buckets=len(boundaries),
         used_buckets=used_buckets,
         boundaries=boundaries,
-        batch_sizes=[max(1, int(MAX_BATCH_LENGTH / boundary)) for boundary in boundaries],
+        batch_sizes=[
+            max(1, int(MAX_BATCH_LENGTH / boundary)) for boundary in boundaries
+        ],
         batches=batches,
         padded_length=padded_length,
         padding_ratio=1 - TOTAL_SECONDS / padded_length,
@@ -403,7 +490,9 @@ def hostile_results(text: str) -> RunResults:
     """A run in which every string that a file can freely choose holds this text."""
     probe, sweep = made_probe(unit=text), whole_sweep(unit=text)
     replace = msgspec.structs.replace
-    device = replace(probe.device, name=text, kind=text, driver=text, torch=text, allocator=text)
+    device = replace(
+        probe.device, name=text, kind=text, driver=text, torch=text, allocator=text
+    )
     return RunResults(
         name=text,
         probe=replace(
@@ -418,7 +507,12 @@ def hostile_results(text: str) -> RunResults:
             settings={text: text},
             current_settings={"source": text},
             device_name=text,
-            rows=[replace(row, strategy=text if row.strategy == "optimal" else row.strategy) for row in sweep.rows],
+            rows=[
+                replace(
+                    row, strategy=text if row.strategy == "optimal" else row.strategy
+                )
+                for row in sweep.rows
+            ],
             baselines=[*sweep.baselines, replace(sweep.baselines[0], name=text)],
             reason=text,
             warnings=[text],

@@ -26,7 +26,9 @@ def speechbrain_batches(
     """
 
     def permutation(count: int) -> list[int]:
-        drawn: list[int] = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+        drawn: list[int] = torch.randperm(
+            count, generator=torch.Generator().manual_seed(seed)
+        ).tolist()
         return drawn
 
     boundaries = np.sort(speechbrain_boundaries(num_buckets, max_batch_length))
@@ -45,7 +47,12 @@ def speechbrain_batches(
 
 
 def lhotse_batches(
-    lengths: FloatArray, edges: FloatArray, batch_sizes: list[int], *, seed: int = 0, buffer_size: int = 20_000
+    lengths: FloatArray,
+    edges: FloatArray,
+    batch_sizes: list[int],
+    *,
+    seed: int = 0,
+    buffer_size: int = 20_000,
 ) -> list[list[int]]:
     """The batches of a shuffling DynamicBucketingSampler with a fixed batch size for each bucket.
 
@@ -67,14 +74,21 @@ def lhotse_batches(
     batches = []
     while any(queues):
         first = choices.randrange(len(queues))
-        nearest = sorted(range(len(queues)), key=lambda bucket: (abs(bucket - first), bucket))
+        nearest = sorted(
+            range(len(queues)), key=lambda bucket: (abs(bucket - first), bucket)
+        )
         filled = [bucket for bucket in nearest if queues[bucket]]
-        chosen = next((bucket for bucket in filled if len(queues[bucket]) >= batch_sizes[bucket]), filled[0])
+        chosen = next(
+            (bucket for bucket in filled if len(queues[bucket]) >= batch_sizes[bucket]),
+            filled[0],
+        )
         places = list(range(len(queues[chosen])))
         shuffles.shuffle(places)
         taken = places[: batch_sizes[chosen]]
         batches.append([queues[chosen][place] for place in taken])
-        queues[chosen] = [queues[chosen][place] for place in sorted(places[batch_sizes[chosen] :])]
+        queues[chosen] = [
+            queues[chosen][place] for place in sorted(places[batch_sizes[chosen] :])
+        ]
         read(len(taken))
     return batches
 

@@ -11,7 +11,11 @@ class SharedNursery(Nursery):
     """Stays for the next test, which needs not import PyTorch again; ends with the test process."""
 
     def close(self) -> None:
-        if self._exit_code is None or self._process is None or self._process.poll() is not None:
+        if (
+            self._exit_code is None
+            or self._process is None
+            or self._process.poll() is not None
+        ):
             super().close()
 
     def pids(self) -> set[int]:

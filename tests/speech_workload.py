@@ -21,7 +21,12 @@ class SpeechTagger:
     """
 
     def __init__(
-        self, dim: int = 64, labels: int = 500, threads: int = 1, layers: int = 6, dropout: float = 0.1
+        self,
+        dim: int = 64,
+        labels: int = 500,
+        threads: int = 1,
+        layers: int = 6,
+        dropout: float = 0.1,
     ) -> None:
         self.dim = dim
         self.labels = labels
@@ -35,23 +40,38 @@ class SpeechTagger:
         convolutions = [
             layer
             for channels in (FEATURES, self.dim, self.dim)
-            for layer in (nn.Conv1d(channels, self.dim, 5, STRIDE, padding=2), nn.GELU())
+            for layer in (
+                nn.Conv1d(channels, self.dim, 5, STRIDE, padding=2),
+                nn.GELU(),
+            )
         ]
         self.subsample = nn.Sequential(*convolutions).to(device)
         layer = nn.TransformerEncoderLayer(
-            self.dim, nhead=4, dim_feedforward=4 * self.dim, dropout=self.dropout, batch_first=True
+            self.dim,
+            nhead=4,
+            dim_feedforward=4 * self.dim,
+            dropout=self.dropout,
+            batch_first=True,
         )
-        encoder = nn.TransformerEncoder(layer, num_layers=self.layers, enable_nested_tensor=False)
+        encoder = nn.TransformerEncoder(
+            layer, num_layers=self.layers, enable_nested_tensor=False
+        )
         self.tag = nn.Sequential(encoder, nn.Linear(self.dim, self.labels)).to(device)
         self.device = device
-        self.optimizer = torch.optim.AdamW([*self.subsample.parameters(), *self.tag.parameters()])
+        self.optimizer = torch.optim.AdamW(
+            [*self.subsample.parameters(), *self.tag.parameters()]
+        )
 
     def make_batch(self, shape: BatchShape) -> tuple[torch.Tensor, torch.Tensor]:
         """Makes frames of shape (batch, 80, frames), and the labels of what is left of them, (batch, tags)."""
         frames = max(1, round(shape.length * FRAMES_PER_SECOND))
         tags = -(-frames // STRIDE**3)
-        labels = torch.randint(self.labels, (shape.batch_size, tags), device=self.device)
-        return torch.randn(shape.batch_size, FEATURES, frames, device=self.device), labels
+        labels = torch.randint(
+            self.labels, (shape.batch_size, tags), device=self.device
+        )
+        return torch.randn(
+            shape.batch_size, FEATURES, frames, device=self.device
+        ), labels
 
     def step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
         """One step of training with a loss at each tag."""

@@ -30,21 +30,37 @@ MADE: dict[Algorithm, tuple[tuple[int, ...], tuple[float, ...], float]] = {
 TARGET, LOWER_TARGET = 540.0, 450.0
 
 
-def made_stream(*, timed: bool = True, unit: str | None = "s", **changes: Any) -> StreamSweep:
+def made_stream(
+    *, timed: bool = True, unit: str | None = "s", **changes: Any
+) -> StreamSweep:
     """20 rows, on 2 ranks of 4 workers; recommended: `pool` with a buffer of 4096."""
     rows = [
-        stream_row(algorithm, place, timed=timed, target=TARGET if algorithm == "speechbrain" else None)
+        stream_row(
+            algorithm,
+            place,
+            timed=timed,
+            target=TARGET if algorithm == "speechbrain" else None,
+        )
         for algorithm in MADE
         for place in range(len(BUFFERS))
     ]
-    rows += [stream_row("speechbrain", place, timed=timed, target=LOWER_TARGET) for place in range(len(BUFFERS))]
+    rows += [
+        stream_row("speechbrain", place, timed=timed, target=LOWER_TARGET)
+        for place in range(len(BUFFERS))
+    ]
     boundaries = [round(24.525 * ((i + 1) / 13) ** 0.75, 3) for i in range(13)]
     made = StreamSweep(
         meta=made_meta("stream"),
         lengths=made_lengths(unit),
         max_batch_length=MAX_BATCH_LENGTH,
         settings={
-            **{"world_size": 2, "workers": 4, "shuffle_shards": 100, "shuffle_buffer": 1000, "seed": 7},
+            **{
+                "world_size": 2,
+                "workers": 4,
+                "shuffle_shards": 100,
+                "shuffle_buffer": 1000,
+                "seed": 7,
+            },
             **{"buffer_sizes": list(BUFFERS), "bytes_per_length": 64_000.0},
         },
         device_name="NVIDIA H200" if timed else None,
@@ -62,13 +78,16 @@ def made_stream(*, timed: bool = True, unit: str | None = "s", **changes: Any) -
         ),
         rows=rows,
         map_style=msgspec.structs.replace(
-            made_row("optimal", boundaries, 634, TOTAL_SECONDS / 0.969, 13, 9.1, timed), mates_again=0.041
+            made_row("optimal", boundaries, 634, TOTAL_SECONDS / 0.969, 13, 9.1, timed),
+            mates_again=0.041,
         ),
         recommended=10,
         recommended_speechbrain=2,
         batches_per_rank=316,
         reason="pool with a buffer of 4096 is within 1% of the best, and a smaller buffer needs less memory",
-        warnings=["The map-style table has no shards to wait for: its epoch needs random access to all examples"],
+        warnings=[
+            "The map-style table has no shards to wait for: its epoch needs random access to all examples"
+        ],
     )
     return msgspec.structs.replace(made, **changes)
 
@@ -76,18 +95,29 @@ def made_stream(*, timed: bool = True, unit: str | None = "s", **changes: Any) -
 def whole_stream(*, timed: bool = True, unit: str | None = "s") -> StreamSweep:
     """As `made_stream`, with the user's settings, damaged and unequal shards, and batches that are not proven."""
     made, replace = made_stream(timed=timed, unit=unit), msgspec.structs.replace
-    rows = [replace(row, unproven=3 if row.algorithm == "pivot" else 0, equal_to_best=False) for row in made.rows]
+    rows = [
+        replace(row, unproven=3 if row.algorithm == "pivot" else 0, equal_to_best=False)
+        for row in made.rows
+    ]
     rows[10] = replace(rows[10], equal_to_best=True if timed else None)
-    current = replace(rows[1], target_batch_numel=300.0, max_batch_numel=400.0, batches=1302)
+    current = replace(
+        rows[1], target_batch_numel=300.0, max_batch_numel=400.0, batches=1302
+    )
     if timed:
-        current = replace(current, estimated_epoch_seconds=0.08 * 1302 + 0.0004 * current.padded_length)
+        current = replace(
+            current,
+            estimated_epoch_seconds=0.08 * 1302 + 0.0004 * current.padded_length,
+        )
     return replace(
         made,
         rows=rows,
         simulated_examples=14_270,
         current=current,
         current_fits=True,
-        current_settings={"source": "train.yaml", "describe": "dynamic_bucketed_batch with buffersize 1024"},
+        current_settings={
+            "source": "train.yaml",
+            "describe": "dynamic_bucketed_batch with buffersize 1024",
+        },
         shards=replace(
             made.shards,
             count=6,
@@ -116,7 +146,13 @@ def streamed(*, sweep: bool = False) -> RunResults:
 
 def empty_stream() -> StreamSweep:
     """Without rows, and so without a recommendation."""
-    return made_stream(rows=[], recommended=None, recommended_speechbrain=None, map_style=None, batches_per_rank=None)
+    return made_stream(
+        rows=[],
+        recommended=None,
+        recommended_speechbrain=None,
+        map_style=None,
+        batches_per_rank=None,
+    )
 
 
 def hostile_stream(text: str) -> StreamSweep:
@@ -134,7 +170,9 @@ def hostile_stream(text: str) -> StreamSweep:
     )
 
 
-def stream_row(algorithm: Algorithm, place: int, *, timed: bool, target: float | None) -> StreamRow:
+def stream_row(
+    algorithm: Algorithm, place: int, *, timed: bool, target: float | None
+) -> StreamRow:
     """A row with the buffer at a place in BUFFERS."""
     batches, paddings, again = MADE[algorithm]
     count, buffer, padding = batches[place], BUFFERS[place], paddings[place]
@@ -150,7 +188,9 @@ def stream_row(algorithm: Algorithm, place: int, *, timed: bool, target: float |
         max_batch_numel=MAX_BATCH_LENGTH if target is not None else None,
         max_padding_ratio=0.2 if algorithm in ("speechbrain", "pivot") else None,
         boundaries=boundaries,
-        batch_sizes=[max(1, int(MAX_BATCH_LENGTH / boundary)) for boundary in boundaries],
+        batch_sizes=[
+            max(1, int(MAX_BATCH_LENGTH / boundary)) for boundary in boundaries
+        ],
         batches=count,
         dropped_examples=0,
         padded_length=padded,

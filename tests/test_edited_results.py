@@ -32,9 +32,21 @@ from batchtune.verify.plan import VerifyPlan, VerifySettings, subject_of
 from batchtune.verify.verifying import verify
 
 SETTINGS = ProbeSettings(
-    workload="builtin:transformer-lm", options={"size": "tiny"}, device="cuda", num_lengths=3, max_lengths=4
+    workload="builtin:transformer-lm",
+    options={"size": "tiny"},
+    device="cuda",
+    num_lengths=3,
+    max_lengths=4,
 )
-SWEEP = ["--num-buckets", "2,4", "--strategy", "optimal", "--strategy", "speechbrain", "--quiet"]
+SWEEP = [
+    "--num-buckets",
+    "2,4",
+    "--strategy",
+    "optimal",
+    "--strategy",
+    "speechbrain",
+    "--quiet",
+]
 STREAM = ["--buffer-size", 30, "--num-buckets", 4, "--quiet"]
 FILES = (
     *("probe.json", "sweep.json", "stream.json", "loader.json", "verify.json"),
@@ -42,9 +54,47 @@ FILES = (
 )
 KINDS = ("lengths", "pairs")
 # What no file may do to where it is shown, on a line of its own or as markup.
-EVIL = ("\x1b]0;PWNED\x07", "\n::error::PWNED", "x" * 90 + " ::add-mask::PWNED", "<img src=x onerror=PWNED>", "\u202eA")
-NUMBERS = (0, -1, 1, 2, 0.5, -0.5, 1e-300, 1e300, -1e300, 10**6, 10**15, 10**18, 2**62, 2**63, 2**64, 10**40, 10**400)
-VALUES = (None, True, False, [], [1], [[]], {}, {"a": [None]}, "", "cuda:1", "builtin:conformer-ctc", *EVIL, *NUMBERS)
+EVIL = (
+    "\x1b]0;PWNED\x07",
+    "\n::error::PWNED",
+    "x" * 90 + " ::add-mask::PWNED",
+    "<img src=x onerror=PWNED>",
+    "\u202eA",
+)
+NUMBERS = (
+    0,
+    -1,
+    1,
+    2,
+    0.5,
+    -0.5,
+    1e-300,
+    1e300,
+    -1e300,
+    10**6,
+    10**15,
+    10**18,
+    2**62,
+    2**63,
+    2**64,
+    10**40,
+    10**400,
+)
+VALUES = (
+    None,
+    True,
+    False,
+    [],
+    [1],
+    [[]],
+    {},
+    {"a": [None]},
+    "",
+    "cuda:1",
+    "builtin:conformer-ctc",
+    *EVIL,
+    *NUMBERS,
+)
 MANY = pytest.param(range(1, 21), marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
 
 
@@ -55,17 +105,38 @@ def recorded(made_once: MadeOnce) -> Path:
     def make(folder: Path) -> None:
         for kind in KINDS:
             run, lengths = folder / kind, lengths_of(kind)
-            targets = lengths.targets if lengths.targets is not None else [""] * lengths.count
-            rows = (f"{length},{target}" for length, target in zip(lengths.values, targets, strict=True))
-            (folder / f"{kind}.csv").write_text("duration,tokens\n" + "\n".join(rows) + "\n")
+            targets = (
+                lengths.targets if lengths.targets is not None else [""] * lengths.count
+            )
+            rows = (
+                f"{length},{target}"
+                for length, target in zip(lengths.values, targets, strict=True)
+            )
+            (folder / f"{kind}.csv").write_text(
+                "duration,tokens\n" + "\n".join(rows) + "\n"
+            )
             device = LawDevice(LAWS["quadratic"], lengths)
             run_probe(lengths, SETTINGS, run, hooks=ProbeHooks(measurer=device))
             swept = run_here(
-                "sweep-buckets", *manifest_of(folder, kind), "--run", run, *SWEEP, "--current", "batch_size=4"
+                "sweep-buckets",
+                *manifest_of(folder, kind),
+                "--run",
+                run,
+                *SWEEP,
+                "--current",
+                "batch_size=4",
             )
             assert swept.returncode == 0, swept.stderr
             now = "target_batch_numel=20,max_batch_numel=30"
-            swept = run_here("sweep-stream", *manifest_of(folder, kind), "--run", run, *STREAM, "--current", now)
+            swept = run_here(
+                "sweep-stream",
+                *manifest_of(folder, kind),
+                "--run",
+                run,
+                *STREAM,
+                "--current",
+                now,
+            )
             assert swept.returncode == 0, swept.stderr
             write_result(run / "verify.json", verified(lengths, run, device))
             lengths_of_run = read_result(run / "probe.json", Probe).lengths
@@ -80,13 +151,18 @@ def lengths_of(kind: str) -> Lengths:
 
 
 def manifest_of(folder: Path, kind: str) -> list[object]:
-    return [folder / f"{kind}.csv", *(["--target-key", "tokens"] if kind == "pairs" else [])]
+    return [
+        folder / f"{kind}.csv",
+        *(["--target-key", "tokens"] if kind == "pairs" else []),
+    ]
 
 
 def verified(lengths: Lengths, run: Path, device: LawDevice) -> Any:
     workload = WorkloadRecord(spec=SETTINGS.workload, options=SETTINGS.options)
     plan = VerifyPlan(
-        lengths=lengths, config=read_sampler_yaml(run / "sampler.yaml"), settings=VerifySettings(steps=20)
+        lengths=lengths,
+        config=read_sampler_yaml(run / "sampler.yaml"),
+        settings=VerifySettings(steps=20),
     )
     return verify(device, plan, workload)
 
@@ -97,14 +173,20 @@ def verified(lengths: Lengths, run: Path, device: LawDevice) -> Any:
 def edit(draw: random.Random, tree: Any) -> None:
     """Change one place, at any depth; fields of every kind are as likely, however often they repeat."""
     container, key = tree, draw.choice(places(tree))
-    while draw.random() < 0.75 and isinstance(container[key], (dict, list)) and container[key]:
+    while (
+        draw.random() < 0.75
+        and isinstance(container[key], (dict, list))
+        and container[key]
+    ):
         container = container[key]
         key = draw.choice(places(container))
     draw.choice(EDITS)(draw, container, key)
 
 
 def places(container: Any) -> list[Any]:
-    return list(container) if isinstance(container, dict) else list(range(len(container)))
+    return (
+        list(container) if isinstance(container, dict) else list(range(len(container)))
+    )
 
 
 def put(draw: random.Random, container: Any, key: Any) -> None:
@@ -112,8 +194,12 @@ def put(draw: random.Random, container: Any, key: Any) -> None:
 
 
 def scale(draw: random.Random, container: Any, key: Any) -> None:
-    if isinstance(container[key], (int, float)) and not isinstance(container[key], bool):
-        container[key] = type(container[key])(container[key] * draw.choice((-1, 0, 2, 1000, 10**9)))
+    if isinstance(container[key], (int, float)) and not isinstance(
+        container[key], bool
+    ):
+        container[key] = type(container[key])(
+            container[key] * draw.choice((-1, 0, 2, 1000, 10**9))
+        )
     else:
         put(draw, container, key)
 
@@ -134,7 +220,15 @@ def nest(draw: random.Random, container: Any, key: Any) -> None:
         container[key] = [container[key]]
 
 
-EDITS: tuple[Callable[[random.Random, Any, Any], None], ...] = (put, put, scale, scale, remove, repeat, nest)
+EDITS: tuple[Callable[[random.Random, Any, Any], None], ...] = (
+    put,
+    put,
+    scale,
+    scale,
+    remove,
+    repeat,
+    nest,
+)
 
 
 def edited(draw: random.Random, path: Path) -> None:
@@ -157,7 +251,9 @@ def edited(draw: random.Random, path: Path) -> None:
 # What is done with an edited run
 
 
-def commands(folder: Path, kind: str, run: Path, file: str | None = None) -> Iterator[list[object]]:
+def commands(
+    folder: Path, kind: str, run: Path, file: str | None = None
+) -> Iterator[list[object]]:
     """Yield the commands that read a file; None: any."""
     manifest = manifest_of(folder, kind)
     if file in (None, "probe.json", "run.json"):
@@ -166,7 +262,13 @@ def commands(folder: Path, kind: str, run: Path, file: str | None = None) -> Ite
         return
     for report_format in ("terminal", "markdown", "html", "json"):
         yield ["report", run, "--format", report_format]
-    rules = ("batches > 1", "padding_ratio > 8%", "verify.holds == false", "batches worse 2%", "stale > 2%")
+    rules = (
+        "batches > 1",
+        "padding_ratio > 8%",
+        "verify.holds == false",
+        "batches worse 2%",
+        "stale > 2%",
+    )
     rules += ("gpu_idle > 5%", "loader.memory_bytes worse 5%")
     gate = [word for rule in rules for word in ("--fail-if", rule)]
     gate += ["--baseline", run, "--junit-xml", run.with_name("gate.xml"), "--github"]
@@ -186,7 +288,9 @@ def hold(folder: Path, kind: str, run: Path, file: str) -> None:
         assert ran.returncode in (0, 3) or "Error: " in ran.stderr, ran
         harmless(ran.stdout, own_commands=False)
         harmless(ran.stderr, own_commands="--github" in arguments)
-        assert "<img" not in ran.stdout or not {"html", "markdown"} & set(map(str, arguments)), ran
+        assert "<img" not in ran.stdout or not {"html", "markdown"} & set(
+            map(str, arguments)
+        ), ran
     for written in (summary, run.with_name("gate.xml")):
         if written.exists():
             harmless(written.read_text(), own_commands=False)
@@ -194,14 +298,21 @@ def hold(folder: Path, kind: str, run: Path, file: str) -> None:
     with contextlib.suppress(BatchtuneError):
         verified_again(lengths, run)
     with contextlib.suppress(BatchtuneError):  # goes on from run.json and trials.jsonl
-        run_probe(lengths, SETTINGS, run, hooks=ProbeHooks(measurer=LawDevice(LAWS["quadratic"], lengths)))
+        run_probe(
+            lengths,
+            SETTINGS,
+            run,
+            hooks=ProbeHooks(measurer=LawDevice(LAWS["quadratic"], lengths)),
+        )
 
 
 def verified_again(lengths: Lengths, run: Path) -> None:
     """Verify as the command does, on the made device."""
     plan = sampler_plan(lengths, run, VerifySettings(steps=20), quiet=True)
     subject = subject_of(plan.lengths, plan.probe, {}, run)
-    record = WorkloadRecord(spec=subject.settings.workload, options=subject.settings.options)
+    record = WorkloadRecord(
+        spec=subject.settings.workload, options=subject.settings.options
+    )
     verify(LawDevice(LAWS["quadratic"], lengths), plan, record)
 
 
@@ -209,7 +320,10 @@ def harmless(text: str, *, own_commands: bool) -> None:
     """No terminal escape, no change of writing direction; no command to GitHub but batchtune's own."""
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text), text
     began = re.findall(r"^\s*(?:::|##\[).*", text, re.MULTILINE)
-    assert all(own_commands and re.match(r"::(error|warning) title=batchtune", line) for line in began), began
+    assert all(
+        own_commands and re.match(r"::(error|warning) title=batchtune", line)
+        for line in began
+    ), began
 
 
 @pytest.mark.parametrize("seeds", [range(1), MANY], ids=["one", "many"])
@@ -233,5 +347,8 @@ def test_what_is_recorded_is_no_edit(recorded: Path, tmp_path: Path) -> None:
         shutil.copytree(recorded / kind, tmp_path / kind)
         for arguments in commands(recorded, kind, tmp_path / kind):
             if arguments[0] != "sweep-buckets":
-                ran = run_here(*arguments, env={"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")})
+                ran = run_here(
+                    *arguments,
+                    env={"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")},
+                )
                 assert ran.returncode in (0, 3), ran.stderr

@@ -29,7 +29,9 @@ else:
     pass
 
 ROOT = Path(__file__).parents[1]
-WORKFLOW: dict[str, Any] = YAML(typ="safe").load(ROOT / "examples" / "ci" / "batchtune.yml")
+WORKFLOW: dict[str, Any] = YAML(typ="safe").load(
+    ROOT / "examples" / "ci" / "batchtune.yml"
+)
 JOBS: dict[str, Any] = WORKFLOW["jobs"]
 RUNS = [(job, step) for job in JOBS for step in JOBS[job]["steps"] if "run" in step]
 
@@ -40,7 +42,9 @@ def step_named(job: str, name: str) -> dict[str, Any]:
 
 def commands_of(text: str) -> list[list[str]]:
     """The calls of batchtune in a step, with the workflow's variables put in."""
-    filled = re.sub(r"\$(\w+)", lambda match: WORKFLOW["env"].get(match[1], match[0]), text)
+    filled = re.sub(
+        r"\$(\w+)", lambda match: WORKFLOW["env"].get(match[1], match[0]), text
+    )
     lines = [line.strip() for line in filled.splitlines()]
     return [shlex.split(line)[1:] for line in lines if line.startswith("batchtune ")]
 
@@ -51,8 +55,14 @@ def checkout(made_once: MadeOnce, tmp_path: Path) -> Path:
 
     def make(folder: Path) -> None:
         (folder / "examples").mkdir()
-        header, *rows = (ROOT / "examples" / "stdlib_lengths.csv").read_text().splitlines(keepends=True)
-        (folder / "examples" / "stdlib_lengths.csv").write_text("".join([header, *rows[::2]]))
+        header, *rows = (
+            (ROOT / "examples" / "stdlib_lengths.csv")
+            .read_text()
+            .splitlines(keepends=True)
+        )
+        (folder / "examples" / "stdlib_lengths.csv").write_text(
+            "".join([header, *rows[::2]])
+        )
         write_made_probe(folder)
         command = folder / "bin" / "batchtune"
         command.parent.mkdir()
@@ -87,7 +97,9 @@ def write_made_probe(folder: Path) -> None:
         trials=[],
         models=Models(
             peak_bytes=None,
-            step_seconds=CostModel(floor=0, constant=0.02, linear=1e-6, quadratic=0, relative_error=0.01),
+            step_seconds=CostModel(
+                floor=0, constant=0.02, linear=1e-6, quadratic=0, relative_error=0.01
+            ),
         ),
         max_batch_length=float(limit),
     )
@@ -97,7 +109,11 @@ def write_made_probe(folder: Path) -> None:
 
 def run_step(checkout: Path, text: str) -> subprocess.CompletedProcess[str]:
     """Runs a step's script as GitHub's runner does: bash, ending with the first command that fails."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("BATCHTUNE_", "GITHUB_"))}
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("BATCHTUNE_", "GITHUB_"))
+    }
     env = {
         **clean,
         **WORKFLOW["env"],
@@ -108,7 +124,9 @@ def run_step(checkout: Path, text: str) -> subprocess.CompletedProcess[str]:
         "GITHUB_RUN_ID": "7",
     }
     shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text]
-    return subprocess.run(shell, cwd=checkout, env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        shell, cwd=checkout, env=env, capture_output=True, text=True, check=False
+    )
 
 
 def test_the_steps_of_the_job_without_a_gpu_run_without_torch(checkout: Path) -> None:
@@ -116,12 +134,22 @@ def test_the_steps_of_the_job_without_a_gpu_run_without_torch(checkout: Path) ->
         if "run" in step and not step["name"].startswith("Install"):
             ran = run_step(checkout, step["run"])
             assert ran.returncode == 0, f"{step['name']}: {ran.stderr}"
-    uploaded = JOBS["buckets"]["steps"][-1]["with"]["path"].replace("${{ env.RUN }}", WORKFLOW["env"]["RUN"]).split()
+    uploaded = (
+        JOBS["buckets"]["steps"][-1]["with"]["path"]
+        .replace("${{ env.RUN }}", WORKFLOW["env"]["RUN"])
+        .split()
+    )
     assert [name for name in uploaded if not (checkout / name).is_file()] == []
     suite = ElementTree.parse(checkout / "junit.xml").getroot()
     assert list(suite.iter("testcase")) and not list(suite.iter("failure"))
     assert "# batchtune report" in (checkout / "summary.md").read_text()
-    assert (checkout / "report.html").read_text().lstrip().lower().startswith("<!doctype html>")
+    assert (
+        (checkout / "report.html")
+        .read_text()
+        .lstrip()
+        .lower()
+        .startswith("<!doctype html>")
+    )
 
     gate = step_named("buckets", "Hold the recommendation to the rules")["run"]
     ran = run_step(checkout, gate.replace("> 0.15", "> 0.0001"))
@@ -134,7 +162,9 @@ def test_the_steps_of_the_job_without_a_gpu_run_without_torch(checkout: Path) ->
 def test_every_command_of_every_job_is_one_with_these_options() -> None:
     for _, step in RUNS:
         for name, *arguments in commands_of(step["run"]):
-            load_command(name).make_context(name, arguments)  # raises where one is unknown
+            load_command(name).make_context(
+                name, arguments
+            )  # raises where one is unknown
 
 
 def test_no_script_has_anything_put_into_its_text() -> None:

@@ -22,7 +22,13 @@ FOLDER = Path(__file__).parents[1] / "examples" / "llm"
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llm") / "chats"
-    command = [sys.executable, str(FOLDER / "make_chats.py"), str(folder), "--most", "60"]
+    command = [
+        sys.executable,
+        str(FOLDER / "make_chats.py"),
+        str(folder),
+        "--most",
+        "60",
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (0, "60 chats\n"), ran.stderr
     return folder
@@ -31,21 +37,35 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_chats_are_counted_as_transformers_renders_them(chats: Path) -> None:
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(chats)
     lines = (chats / "chats.jsonl").read_text(encoding="utf-8").splitlines()
-    rendered = [tokenizer.apply_chat_template(json.loads(line)["messages"], return_dict=False) for line in lines]
+    rendered = [
+        tokenizer.apply_chat_template(json.loads(line)["messages"], return_dict=False)
+        for line in lines
+    ]
     found = load_lengths(chats / "chats.jsonl", ReadOptions(tokenizer=chats))
     assert found.values.tolist() == sorted(map(len, rendered), reverse=True)
 
 
 @pytest.mark.slow
-def test_the_step_trains_a_model_from_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_step_trains_a_model_from_the_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     # The newest torchaudio does not load beside every torch; Transformers imports it where it is installed.
     monkeypatch.setitem(sys.modules, "torchaudio", types.ModuleType("torchaudio"))
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     config = transformers.LlamaConfig(vocab_size=50, **sizes)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    step = load_workload(f"{FOLDER / 'finetune.py'}:FineTuning", {"model": str(tmp_path)})
+    step = load_workload(
+        f"{FOLDER / 'finetune.py'}:FineTuning", {"model": str(tmp_path)}
+    )
     step.setup(torch.device("cpu"))
     before = [weight.detach().clone() for weight in step.model.parameters()]  # type: ignore[attr-defined]
     step.step(step.make_batch(BatchShape(batch_size=2, length=7.0)))
     after = list(step.model.parameters())  # type: ignore[attr-defined]
-    assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    assert any(
+        not torch.equal(old, new) for old, new in zip(before, after, strict=True)
+    )

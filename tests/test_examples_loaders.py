@@ -70,7 +70,12 @@ def ran(arguments: list[str], folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=EXAMPLES,
-        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder), "OMP_WAIT_POLICY": "passive"},
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "TMPDIR": str(folder),
+            "OMP_WAIT_POLICY": "passive",
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -81,7 +86,19 @@ def ran(arguments: list[str], folder: Path) -> str:
 
 @pytest.mark.slow
 def test_loaders_deliver_the_same_features(tmp_path: Path) -> None:
-    made = ran(["make_audio.py", "--out", str(tmp_path), "--clips", str(CLIPS), "--seconds", "0.3", "1"], tmp_path)
+    made = ran(
+        [
+            "make_audio.py",
+            "--out",
+            str(tmp_path),
+            "--clips",
+            str(CLIPS),
+            "--seconds",
+            "0.3",
+            "1",
+        ],
+        tmp_path,
+    )
     assert f"{CLIPS} clips" in made
     there = [name for name, package in PACKAGES.items() if installed(package)]
     found = json.loads(ran(["-c", COMPARE, str(tmp_path), *there], tmp_path))
@@ -91,4 +108,8 @@ def test_loaders_deliver_the_same_features(tmp_path: Path) -> None:
         if name == "webdataset":
             assert sum(sizes) == CLIPS
         else:
-            assert sizes == [16, 16, 16 if name == "dali" else 8]  # DALI fills up the last
+            assert sizes == [
+                16,
+                16,
+                16 if name == "dali" else 8,
+            ]  # DALI fills up the last

@@ -17,13 +17,20 @@ from batchtune.epochs.table import BucketTable
 from batchtune.manifests import ReadOptions, load_stream
 from batchtune.streams.bucketed import StreamBatching
 from batchtune.streams.pivot import PivotSettings
-from batchtune.streams.simulated import AnyBatching, Sharding, StoredStream, simulate_stream
+from batchtune.streams.simulated import (
+    AnyBatching,
+    Sharding,
+    StoredStream,
+    simulate_stream,
+)
 from batchtune.streams.stream_sweep import StreamSettings
 
 pytest.importorskip("webdataset")
 pytestmark = pytest.mark.slow
 HAS_SPEECHBRAIN = importlib.util.find_spec("speechbrain") is not None
-with_speechbrain = pytest.mark.skipif(not HAS_SPEECHBRAIN, reason="speechbrain is not installed")
+with_speechbrain = pytest.mark.skipif(
+    not HAS_SPEECHBRAIN, reason="speechbrain is not installed"
+)
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "streams"
 # Runs the example; then reads its stream again with one and two workers, of which each has the sweep's random numbers.
@@ -56,12 +63,23 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The example's folder and what it printed; an empty module takes torchaudio's place where that does not load."""
     folder = tmp_path_factory.mktemp("stream")
     path = [str(EXAMPLES), str(EXAMPLES.parents[1])]
-    if HAS_SPEECHBRAIN and subprocess.run([sys.executable, "-c", "import torchaudio"], capture_output=True).returncode:
+    if (
+        HAS_SPEECHBRAIN
+        and subprocess.run(
+            [sys.executable, "-c", "import torchaudio"], capture_output=True
+        ).returncode
+    ):
         (folder / "empty").mkdir()
         (folder / "empty" / "torchaudio.py").touch()
         path.append(str(folder / "empty"))
     done = subprocess.run(
-        [sys.executable, "-c", READ, str(folder), *(["speechbrain"] if HAS_SPEECHBRAIN else [])],
+        [
+            sys.executable,
+            "-c",
+            READ,
+            str(folder),
+            *(["speechbrain"] if HAS_SPEECHBRAIN else []),
+        ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,
         text=True,
@@ -73,10 +91,14 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def simulated(folder: Path, way: AnyBatching, workers: int) -> Iterator[list[str]]:
     """The names in each batch of the first epoch, worker after worker."""
-    stream = load_stream(str(folder / "shards" / "*.tar"), ReadOptions(length_key="wav.num_samples"))
+    stream = load_stream(
+        str(folder / "shards" / "*.tar"), ReadOptions(length_key="wav.num_samples")
+    )
     settings = StreamSettings(workers=workers, shuffle_buffer=0)
     sizes = [shard.count for shard in stream.shards]
-    stored = StoredStream.of(stream.values, None, sizes, Sharding.of(settings), settings.seed)
+    stored = StoredStream.of(
+        stream.values, None, sizes, Sharding.of(settings), settings.seed
+    )
     cut = simulate_stream(stored, way, 0).cut
     for batch in np.split(cut.examples, cut.layout.starts[1:]):
         yield [f"utterance{place:06}" for place in batch]
@@ -86,14 +108,23 @@ def swept(folder: Path, which: str) -> AnyBatching:
     stream = json.loads((folder / "run" / "stream.json").read_text())
     row = stream["rows"][stream[which]]
     if row["algorithm"] == "speechbrain":
-        names = ("target_batch_numel", "max_batch_numel", "max_batch_size", "max_padding_ratio")
-        return PivotSettings(buffersize=row["buffer_size"], **{name: row[name] for name in names})
+        names = (
+            "target_batch_numel",
+            "max_batch_numel",
+            "max_batch_size",
+            "max_padding_ratio",
+        )
+        return PivotSettings(
+            buffersize=row["buffer_size"], **{name: row[name] for name in names}
+        )
     table = BucketTable.of(row["boundaries"], row["batch_sizes"])
     names = ("algorithm", "buffer_size", "max_padding_ratio")
     return StreamBatching(table=table, **{name: row[name] for name in names})
 
 
-def test_our_stage_delivers_the_batches_that_were_simulated(ran: tuple[Path, str]) -> None:
+def test_our_stage_delivers_the_batches_that_were_simulated(
+    ran: tuple[Path, str],
+) -> None:
     folder, text = ran
     read = json.loads((folder / "found.json").read_text())["own"]
     way = swept(folder, "recommended")
@@ -103,7 +134,9 @@ def test_our_stage_delivers_the_batches_that_were_simulated(ran: tuple[Path, str
 
 
 @with_speechbrain
-def test_speechbrain_delivers_the_batches_that_were_simulated(ran: tuple[Path, str]) -> None:
+def test_speechbrain_delivers_the_batches_that_were_simulated(
+    ran: tuple[Path, str],
+) -> None:
     folder, _ = ran
     read = json.loads((folder / "found.json").read_text())["speechbrain"]
     way = swept(folder, "recommended_speechbrain")

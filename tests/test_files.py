@@ -8,7 +8,9 @@ from batchtune.errors import ResultError
 from batchtune.files import write_whole
 
 
-def test_a_file_that_cant_be_written_keeps_its_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cant_be_written_keeps_its_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file"
     write_whole(path, "old")
 

@@ -17,7 +17,16 @@ PACKAGE = ROOT / "batchtune"
 
 # Level by level, what may import what lies below. Packages on one level do not import each other.
 BASE = {
-    *("configs", "errors", "files", "lengths", "machine", "results", "run_folder", "shapes"),
+    *(
+        "configs",
+        "errors",
+        "files",
+        "lengths",
+        "machine",
+        "results",
+        "run_folder",
+        "shapes",
+    ),
     "trust",
     "units",
 }
@@ -29,12 +38,25 @@ LEVELS = [
     {"probe", "streams"},
     {"loaders", "verify"},  # what is out of memory the probe knows
     {"reports", "exports"},
-    {"sampler", "schemas"},  # the one reads what `exports` writes, the others describe it
+    {
+        "sampler",
+        "schemas",
+    },  # the one reads what `exports` writes, the others describe it
     {"cli"},
     {"__main__", "__init__"},  # the entry point; the public names, imported lazily
 ]
 HEAVY = {
-    *("torch", "pandas", "scipy", "plotly", "pyarrow", "pynvml", "jinja2", "ruamel", "speechbrain"),
+    *(
+        "torch",
+        "pandas",
+        "scipy",
+        "plotly",
+        "pyarrow",
+        "pynvml",
+        "jinja2",
+        "ruamel",
+        "speechbrain",
+    ),
     *("mutagen", "tokenizers", "webdataset", "lhotse", "datasets", "nvidia"),
 }
 TORCH_ALLOWED = {"workloads", "probe", "loaders", "sampler"}
@@ -60,8 +82,12 @@ def imports(path: Path) -> list[tuple[str, bool]]:
                 found.extend((alias.name, for_types) for alias in child.names)
             elif isinstance(child, ast.ImportFrom):
                 found.append((child.module or "", for_types))
-                found.extend((f"{child.module}.{alias.name}", for_types) for alias in child.names)
-            guarded = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+                found.extend(
+                    (f"{child.module}.{alias.name}", for_types) for alias in child.names
+                )
+            guarded = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(
+                child.test
+            )
             visit(child, for_types or guarded)
 
     visit(ast.parse(path.read_text(encoding="utf-8")), False)
@@ -77,10 +103,16 @@ def level_of(part: str) -> int:
 def test_imports_run_downwards() -> None:
     for path in modules():
         part = part_of(path)
-        others = {name.split(".")[1] for name, _ in imports(path) if name.startswith("batchtune.")}
+        others = {
+            name.split(".")[1]
+            for name, _ in imports(path)
+            if name.startswith("batchtune.")
+        }
         for other in filter(is_part, others - {part}):
             both_low = level_of(part) == -1 == level_of(other)
-            assert level_of(other) < level_of(part) or both_low, f"{path}: {part} must not import {other}"
+            assert level_of(other) < level_of(part) or both_low, (
+                f"{path}: {part} must not import {other}"
+            )
 
 
 def is_part(name: str) -> bool:
@@ -90,16 +122,24 @@ def is_part(name: str) -> bool:
 def test_torch_and_rich_are_imported_only_where_they_belong() -> None:
     for path in modules():
         part = part_of(path)
-        roots = {name.split(".")[0] for name, for_types in imports(path) if not for_types}
+        roots = {
+            name.split(".")[0] for name, for_types in imports(path) if not for_types
+        }
         assert "torch" not in roots or part in TORCH_ALLOWED, path
-        assert "rich" not in roots or part == "cli" or path == PACKAGE / "reports" / "terminal.py", path
+        assert (
+            "rich" not in roots
+            or part == "cli"
+            or path == PACKAGE / "reports" / "terminal.py"
+        ), path
 
 
 def test_help_imports_nothing_heavy() -> None:
     commands = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)]
     ran = in_one_process(commands, {})
     assert ran.returncode == 0, ran.stderr
-    told = [line.split() for line in ran.stderr.splitlines() if line.startswith("LOADED ")]
+    told = [
+        line.split() for line in ran.stderr.splitlines() if line.startswith("LOADED ")
+    ]
     assert len(told) == len(commands)
     for command, (_, *loaded) in zip(commands, told, strict=True):
         assert not set(loaded) & (HEAVY | {"numpy", "rich", "msgspec"}), command
@@ -107,20 +147,39 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_all_but_measuring_runs_without_torch(tmp_path: Path) -> None:
     manifest, run = str(tmp_path / "lengths.csv"), str(tmp_path / "run")
-    Path(manifest).write_text("id,duration\n" + "".join(f"{number},{1 + number % 17}\n" for number in range(300)))
+    Path(manifest).write_text(
+        "id,duration\n"
+        + "".join(f"{number},{1 + number % 17}\n" for number in range(300))
+    )
     commands = [
         ["sweep-buckets", manifest, "--max-batch-length", "60", "--run", run],
-        *(["report", run, "--format", name] for name in ("terminal", "markdown", "html", "json")),
-        ["report", run, "--manifest", manifest, "--baseline", run, "--fail-if", "stale > 2%"],
+        *(
+            ["report", run, "--format", name]
+            for name in ("terminal", "markdown", "html", "json")
+        ),
+        [
+            "report",
+            run,
+            "--manifest",
+            manifest,
+            "--baseline",
+            run,
+            "--fail-if",
+            "stale > 2%",
+        ],
         ["scan", manifest],
         ["doctor"],
     ]
-    env = {"PYTHONPATH": os.pathsep.join([str(blocking(UNINSTALLED, tmp_path)), str(ROOT)])}
+    env = {
+        "PYTHONPATH": os.pathsep.join([str(blocking(UNINSTALLED, tmp_path)), str(ROOT)])
+    }
     assert in_one_process([], env, before="import torch").returncode == 1
     done = in_one_process(commands, env)
     assert done.returncode == 0, done.stderr
     assert "PyTorch" in done.stdout
-    needs = in_one_process([["probe-oom", manifest, "--run", str(tmp_path / "other")]], env)
+    needs = in_one_process(
+        [["probe-oom", manifest, "--run", str(tmp_path / "other")]], env
+    )
     assert needs.returncode == 1
     assert "torch" in needs.stderr and "Traceback" not in needs.stderr.splitlines()[0]
 
@@ -143,7 +202,11 @@ def in_one_process(
         "    print('LOADED', *loaded, file=sys.stderr, flush=True)\n"
     )
     return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -159,7 +222,9 @@ def test_public_names_are_there() -> None:
 def test_the_top_level_holds_what_was_agreed() -> None:
     agreed = {"batchtune", "tests", "examples", "pyproject.toml"}
     agreed |= {"README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"}
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if tracked.returncode:
         pytest.skip("not a git checkout")
     top = {line.split("/")[0] for line in tracked.stdout.splitlines()}
@@ -167,6 +232,14 @@ def test_the_top_level_holds_what_was_agreed() -> None:
 
 
 def test_names_of_tests_have_at_most_60_characters() -> None:
-    tests = [node for path in (ROOT / "tests").rglob("test_*.py") for node in ast.walk(ast.parse(path.read_text()))]
-    names = [node.name for node in tests if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    tests = [
+        node
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+    ]
+    names = [
+        node.name
+        for node in tests
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
     assert [name for name in names if len(name) > 60] == []

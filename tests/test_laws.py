@@ -9,7 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.laws import DATA, MOST_LOSS, Figures, measure, probe_law
-from memory_laws import BASE_BYTES, LAWS, LIMIT_BYTES, TARGET_LAWS, Law, LawDevice, made_lengths
+from memory_laws import (
+    BASE_BYTES,
+    LAWS,
+    LIMIT_BYTES,
+    TARGET_LAWS,
+    Law,
+    LawDevice,
+    made_lengths,
+)
 
 from batchtune.buckets.sweep import sweep
 from batchtune.buckets.sweep_settings import SweepSettings
@@ -23,9 +31,23 @@ from batchtune.results import Probe
 from batchtune.shapes import BatchShape
 
 # With targets the laws of two lengths, and those of one that come in steps or have an end: the benchmark runs all.
-STEPPED = ("blocks of length", "powers of two in batch", "a floor", "truncation", "noise of 3%", "batches in eights")
-OF_TWO = [name for name in TARGET_LAWS if name in [f"{one}, plus target" for one in STEPPED] or "plus" not in name]
-ALL = [*((name, LAWS[name], False) for name in LAWS), *((name, TARGET_LAWS[name], True) for name in OF_TWO)]
+STEPPED = (
+    "blocks of length",
+    "powers of two in batch",
+    "a floor",
+    "truncation",
+    "noise of 3%",
+    "batches in eights",
+)
+OF_TWO = [
+    name
+    for name in TARGET_LAWS
+    if name in [f"{one}, plus target" for one in STEPPED] or "plus" not in name
+]
+ALL = [
+    *((name, LAWS[name], False) for name in LAWS),
+    *((name, TARGET_LAWS[name], True) for name in OF_TWO),
+]
 SAMPLE = ["blocks of length", "noise of 3%", "batches in eights"]
 FEW = 300
 
@@ -38,25 +60,39 @@ class SameForAll(LawDevice):
 
 
 def assert_holds(law: Law, figures: Figures) -> None:
-    above = (figures.above, figures.above_later, figures.above_joint, figures.above_max_batch_length)
+    above = (
+        figures.above,
+        figures.above_later,
+        figures.above_joint,
+        figures.above_max_batch_length,
+    )
     assert above == (0, 0, 0, 0)
     assert figures.loss <= MOST_LOSS
 
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_every_size_fits_and_little_is_lost(name: str) -> None:
-    assert_holds(LAWS[name], measure(LAWS[name], made_lengths("speech", count=FEW), ("optimal",)))
+    assert_holds(
+        LAWS[name], measure(LAWS[name], made_lengths("speech", count=FEW), ("optimal",))
+    )
 
 
 def test_sizes_for_two_lengths_fit_too() -> None:
-    law, lengths = TARGET_LAWS["length times target"], made_lengths("tokens", targets=True, count=120)
+    law, lengths = (
+        TARGET_LAWS["length times target"],
+        made_lengths("tokens", targets=True, count=120),
+    )
     assert_holds(law, measure(law, lengths, ("optimal",)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("law", "targets", "data"),
-    [pytest.param(law, targets, data, id=name) for (name, law, targets), data in zip(ALL, cycle(DATA)) if law.monotone],
+    [
+        pytest.param(law, targets, data, id=name)
+        for (name, law, targets), data in zip(ALL, cycle(DATA))
+        if law.monotone
+    ],
 )
 def test_every_size_fits_on_every_law(law: Law, targets: bool, data: str) -> None:
     lengths = made_lengths(data, targets=targets, count=FEW if targets else 1000)
@@ -64,8 +100,13 @@ def test_every_size_fits_on_every_law(law: Law, targets: bool, data: str) -> Non
 
 
 def test_memory_that_falls_with_the_length_is_reported() -> None:
-    probe = probe_law(LawDevice(LAWS["falls with the length"], made_lengths("tokens", count=FEW)))
-    assert any("Memory does not grow with the batch everywhere" in warning for warning in probe.warnings)
+    probe = probe_law(
+        LawDevice(LAWS["falls with the length"], made_lengths("tokens", count=FEW))
+    )
+    assert any(
+        "Memory does not grow with the batch everywhere" in warning
+        for warning in probe.warnings
+    )
 
 
 def test_a_noisy_workload_keeps_its_spread_free_and_says_so() -> None:
@@ -84,12 +125,16 @@ def test_equal_peaks_cost_a_margin_of_a_thousandth() -> None:
 
 def probe_with_a_first_step(fitting: float, share: float) -> Probe:
     """Probe data with one long example; a process's first step needs a share of the memory more for each example."""
-    lengths = Lengths.of(np.concatenate((np.full(300, 0.3), np.linspace(1, 5, 20), [82.5])))
+    lengths = Lengths.of(
+        np.concatenate((np.full(300, 0.3), np.linspace(1, 5, 20), [82.5]))
+    )
 
     def first_step(shape: BatchShape) -> float:
         return share * (LIMIT_BYTES - BASE_BYTES) * shape.batch_size
 
-    return probe_law(LawDevice(LAWS["linear"], lengths, fitting=fitting, first_step=first_step))
+    return probe_law(
+        LawDevice(LAWS["linear"], lengths, fitting=fitting, first_step=first_step)
+    )
 
 
 def test_the_longest_that_ran_as_a_first_step_stays() -> None:
@@ -103,7 +148,9 @@ def test_the_longest_that_ran_as_a_first_step_stays() -> None:
 def test_turns_are_not_repeated_for_smaller_batches() -> None:
     # The margin grows by what the first step of a process needs: sizes next to the limit give way to smaller ones.
     law = LAWS["linear"]
-    device = LawDevice(law, made_lengths("speech"), first_step=lambda shape: 0.0009 * LIMIT_BYTES)
+    device = LawDevice(
+        law, made_lengths("speech"), first_step=lambda shape: 0.0009 * LIMIT_BYTES
+    )
     probe = probe_law(device)
     assert probe.confirmation is not None
     assert device.steps == probe.confirmation.steps
@@ -112,25 +159,33 @@ def test_turns_are_not_repeated_for_smaller_batches() -> None:
 
 def test_a_workload_that_ignores_the_shape_is_refused() -> None:
     device = SameForAll(Law(lambda b, u, t: 2.0), made_lengths("speech", count=FEW))
-    with pytest.raises(WorkloadError, match=r"do not depend on the batch: 1 × .* and 300 × ") as raised:
+    with pytest.raises(
+        WorkloadError, match=r"do not depend on the batch: 1 × .* and 300 × "
+    ) as raised:
         probe_law(device)
     assert "make_batch() ignore its `shape`?" in (raised.value.hint or "")
 
 
-@pytest.mark.parametrize("law", [Law(lambda b, u, t: 2.0), Law(lambda b, u, t: max(2.0, b * u / 100))])
+@pytest.mark.parametrize(
+    "law", [Law(lambda b, u, t: 2.0), Law(lambda b, u, t: max(2.0, b * u / 100))]
+)
 def test_a_floor_of_memory_alone_is_not_refused(law: Law) -> None:
     probe = probe_law(LawDevice(law, made_lengths("speech", count=FEW)))
     assert probe.frontier[-1].closed_by == "data"
 
 
 def test_a_constant_step_time_alone_is_not_refused() -> None:
-    probe = probe_law(SameForAll(Law(lambda b, u, t: b * u / 20), made_lengths("speech", count=FEW)))
+    probe = probe_law(
+        SameForAll(Law(lambda b, u, t: b * u / 20), made_lengths("speech", count=FEW))
+    )
     assert probe.frontier[-1].closed_by == "data"
 
 
 def test_a_longest_example_without_a_margin_is_an_error() -> None:
     law = Law(LAWS["linear"].need, noise=0.03)
-    with pytest.raises(ProbeError, match=r"17\.04.*leaves less than 216 MiB of 7\.45 GiB") as raised:
+    with pytest.raises(
+        ProbeError, match=r"17\.04.*leaves less than 216 MiB of 7\.45 GiB"
+    ) as raised:
         probe_law(LawDevice(law, made_lengths("speech", count=FEW), fitting=1.01))
     assert "--max-length 15.72" in (raised.value.hint or "")
 
@@ -138,11 +193,19 @@ def test_a_longest_example_without_a_margin_is_an_error() -> None:
 def test_a_search_ended_by_max_lengths_warns_and_can_continue(tmp_path: Path) -> None:
     device = LawDevice(LAWS["blocks of length"], made_lengths("speech", count=FEW))
     few, more = (
-        ProbeSettings(workload="made.py:Made", options={}, device="cuda", num_lengths=4, max_lengths=most)
+        ProbeSettings(
+            workload="made.py:Made",
+            options={},
+            device="cuda",
+            num_lengths=4,
+            max_lengths=most,
+        )
         for most in (5, 40)
     )
     first = run_probe(device.lengths, few, tmp_path, hooks=ProbeHooks(measurer=device))
-    second = run_probe(device.lengths, more, tmp_path, hooks=ProbeHooks(measurer=device))
+    second = run_probe(
+        device.lengths, more, tmp_path, hooks=ProbeHooks(measurer=device)
+    )
     assert len(first.frontier) == 5 < len(second.frontier)
     assert any("--max-lengths" in warning for warning in first.warnings)
     assert not any("--max-lengths" in warning for warning in second.warnings)
@@ -151,18 +214,34 @@ def test_a_search_ended_by_max_lengths_warns_and_can_continue(tmp_path: Path) ->
 @pytest.mark.slow
 def test_leaps_at_two_sizes_are_no_multiples_if_peaks_grow(tmp_path: Path) -> None:
     # Memory leaps above 16 and above 32, but grows between them: 48 needs more than 33.
-    device = LawDevice(LAWS["workspace by the octave"], made_lengths("tokens", count=3000))
-    settings = ProbeSettings(workload="made.py:Made", options={}, device="cuda", memory_fraction=1.0, max_lengths=45)
-    probe = run_probe(device.lengths, settings, tmp_path, hooks=ProbeHooks(measurer=device))
-    assert sum(trial.outcome == "oom" for trial in probe.trials) <= 0.5 * len(probe.frontier)
+    device = LawDevice(
+        LAWS["workspace by the octave"], made_lengths("tokens", count=3000)
+    )
+    settings = ProbeSettings(
+        workload="made.py:Made",
+        options={},
+        device="cuda",
+        memory_fraction=1.0,
+        max_lengths=45,
+    )
+    probe = run_probe(
+        device.lengths, settings, tmp_path, hooks=ProbeHooks(measurer=device)
+    )
+    assert sum(trial.outcome == "oom" for trial in probe.trials) <= 0.5 * len(
+        probe.frontier
+    )
 
 
 def test_estimated_times_are_those_of_steps_in_turns() -> None:
     def estimated(slower: float) -> float:
-        device = LawDevice(LAWS["quadratic"], made_lengths("speech", count=FEW), slower_in_turns=slower)
+        device = LawDevice(
+            LAWS["quadratic"], made_lengths("speech", count=FEW), slower_in_turns=slower
+        )
         probe = probe_law(device)
         settings = SweepSettings(strategies=("linear",), num_buckets=(10,))
-        (row,) = sweep(device.lengths, probe.max_batch_length, settings, costs_of(probe)).rows
+        (row,) = sweep(
+            device.lengths, probe.max_batch_length, settings, costs_of(probe)
+        ).rows
         assert row.estimated_epoch_seconds is not None
         return row.estimated_epoch_seconds
 

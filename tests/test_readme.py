@@ -15,11 +15,15 @@ TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 def test_every_known_column_is_listed_under_its_unit() -> None:
     for unit in {unit for unit in KNOWN_UNITS.values() if unit}:
-        line = next(line for line in TEXT.splitlines() if line.startswith(f"| {unit} |"))
+        line = next(
+            line for line in TEXT.splitlines() if line.startswith(f"| {unit} |")
+        )
         listed: set[str] = set()
         for name in re.findall(r"`([^`]+)`", line):
             listed.add(f"duration{name}" if name.startswith("_") else name)
-        assert listed == {name for name, its_unit in KNOWN_UNITS.items() if its_unit == unit}
+        assert listed == {
+            name for name, its_unit in KNOWN_UNITS.items() if its_unit == unit
+        }
 
 
 def test_every_format_strategy_and_built_in_workload_is_named() -> None:
@@ -30,4 +34,7 @@ def test_every_format_strategy_and_built_in_workload_is_named() -> None:
 def test_every_file_that_it_points_to_is_there() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-            assert target.startswith("https://") or (page.parent / target).exists(), (page.name, target)
+            assert target.startswith("https://") or (page.parent / target).exists(), (
+                page.name,
+                target,
+            )

@@ -24,7 +24,10 @@ from batchtune.lengths import Lengths
 from batchtune.results import SamplerConfig, SamplerEvidence
 
 LENGTHS = np.random.default_rng(0).integers(1, 31, 101).astype(np.float64)
-TABLE: dict[str, Any] = {"bucket_boundaries": [5, 12, 30], "bucket_batch_sizes": [9, 4, 2]}
+TABLE: dict[str, Any] = {
+    "bucket_boundaries": [5, 12, 30],
+    "bucket_batch_sizes": [9, 4, 2],
+}
 
 
 POOLS: dict[str, Any] = {**TABLE, "pool_size": 30}
@@ -41,7 +44,9 @@ def in_pools(lengths: Any = LENGTHS, **options: Any) -> PooledBatchSampler:
 Make = Callable[..., BucketBatchSampler | PooledBatchSampler]
 
 
-@pytest.fixture(scope="module", params=[in_buckets, in_pools], ids=["in buckets", "in pools"])
+@pytest.fixture(
+    scope="module", params=[in_buckets, in_pools], ids=["in buckets", "in pools"]
+)
 def made(request: pytest.FixtureRequest) -> Any:
     """Makes a sampler of each kind."""
     return request.param
@@ -57,16 +62,34 @@ def examples(batches: list[list[int]]) -> list[int]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bucket_boundaries": []}, "bucket_boundaries must be one-dimensional and not empty"),
+        (
+            {"bucket_boundaries": []},
+            "bucket_boundaries must be one-dimensional and not empty",
+        ),
         ({"bucket_boundaries": [12, 5, 30]}, "must ascend, but entry 1 is 5"),
         ({"bucket_boundaries": [0, 5, 30]}, "positive and finite, but entry 0 is 0"),
-        ({"bucket_boundaries": [5, 12, float("inf")]}, "positive and finite, but entry 2 is inf"),
+        (
+            {"bucket_boundaries": [5, 12, float("inf")]},
+            "positive and finite, but entry 2 is inf",
+        ),
         ({"bucket_boundaries": ["a", "b", "c"]}, "bucket_boundaries must be numbers"),
-        ({"bucket_batch_sizes": [9, 4]}, "2 bucket_batch_sizes for 3 bucket_boundaries: give one"),
+        (
+            {"bucket_batch_sizes": [9, 4]},
+            "2 bucket_batch_sizes for 3 bucket_boundaries: give one",
+        ),
         ({"bucket_batch_sizes": [9, 0, 2]}, "from 1 to 2\\*\\*53, but entry 1 is 0"),
-        ({"bucket_batch_sizes": [9, 4, 2.5]}, "whole numbers from 1 to 2\\*\\*53, but entry 2 is 2.5"),
-        ({"bucket_batch_sizes": [9, float("inf"), 2]}, "whole numbers from 1 to 2\\*\\*53, but entry 1 is inf"),
-        ({"batch_ordering": "shuffled"}, "batch_ordering must be one of random, ascending, descending"),
+        (
+            {"bucket_batch_sizes": [9, 4, 2.5]},
+            "whole numbers from 1 to 2\\*\\*53, but entry 2 is 2.5",
+        ),
+        (
+            {"bucket_batch_sizes": [9, float("inf"), 2]},
+            "whole numbers from 1 to 2\\*\\*53, but entry 1 is inf",
+        ),
+        (
+            {"batch_ordering": "shuffled"},
+            "batch_ordering must be one of random, ascending, descending",
+        ),
         ({"overlong": "drop"}, "overlong must be error or single"),
         ({"seed": -1}, "seed must be a whole number, at least 0, got -1"),
         ({"epoch": 0.5}, "epoch must be a whole number, at least 0, got 0.5"),
@@ -86,12 +109,24 @@ def test_a_bad_argument_is_told(options: dict[str, Any], message: str) -> None:
     ("lengths", "message"),
     [
         ([], "lengths must be one-dimensional and not empty"),
-        ([3.0, float("nan")], "lengths must be positive and finite, but entry 1 is nan"),
+        (
+            [3.0, float("nan")],
+            "lengths must be positive and finite, but entry 1 is nan",
+        ),
         ([3, 4, 0], "but entry 2 is 0"),
         (["3"], "lengths must be numbers"),
-        ("train.csv", r"got shape \(\); for a manifest, use from_config; for a data set, also give it length_of="),
-        ([{"text": "x"}] * 3, "must be numbers, got object; .* for a data set, also give it length_of="),
-        ([[1, 2], [3]], "must be a list of numbers; .* for a data set, also give it length_of="),
+        (
+            "train.csv",
+            r"got shape \(\); for a manifest, use from_config; for a data set, also give it length_of=",
+        ),
+        (
+            [{"text": "x"}] * 3,
+            "must be numbers, got object; .* for a data set, also give it length_of=",
+        ),
+        (
+            [[1, 2], [3]],
+            "must be a list of numbers; .* for a data set, also give it length_of=",
+        ),
     ],
 )
 def test_bad_lengths_are_told(made: Make, lengths: Any, message: str) -> None:
@@ -100,7 +135,10 @@ def test_bad_lengths_are_told(made: Make, lengths: Any, message: str) -> None:
 
 
 def test_overlong_examples_are_told(made: Make) -> None:
-    with pytest.raises(ValueError, match=r"example 1 has the length 31.*30.0; 2 of 3 examples.*overlong=\"single\""):
+    with pytest.raises(
+        ValueError,
+        match=r"example 1 has the length 31.*30.0; 2 of 3 examples.*overlong=\"single\"",
+    ):
         made([3, 31, 45])
 
 
@@ -114,11 +152,19 @@ def test_overlong_examples_may_be_batches_of_one(made: Make) -> None:
     [
         ({"pool_size": 0}, "pool_size must be a whole number, at least 1, got 0"),
         ({"pool_size": 2.5}, "pool_size must be a whole number, at least 1, got 2.5"),
-        ({"batch_overhead": -1}, "batch_overhead must be finite and at least 0, got -1"),
-        ({"batch_overhead": float("nan")}, "batch_overhead must be finite and at least 0, got nan"),
+        (
+            {"batch_overhead": -1},
+            "batch_overhead must be finite and at least 0, got -1",
+        ),
+        (
+            {"batch_overhead": float("nan")},
+            "batch_overhead must be finite and at least 0, got nan",
+        ),
     ],
 )
-def test_a_bad_argument_for_pools_is_told(options: dict[str, Any], message: str) -> None:
+def test_a_bad_argument_for_pools_is_told(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         in_pools(**options)
 
@@ -200,7 +246,9 @@ def test_len_is_that_of_every_epoch_whenever_it_is_asked_for(made: Make) -> None
     assert len(resumed) == count == len(list(resumed))
 
 
-@pytest.mark.parametrize("lengths", [LENGTHS.tolist(), LENGTHS.astype(np.int32), torch.tensor(LENGTHS)])
+@pytest.mark.parametrize(
+    "lengths", [LENGTHS.tolist(), LENGTHS.astype(np.int32), torch.tensor(LENGTHS)]
+)
 def test_lengths_may_be_any_array(made: Make, lengths: Any) -> None:
     assert list(made(lengths)) == list(made())
 
@@ -212,7 +260,8 @@ def test_it_can_be_pickled(made: Make) -> None:
 def test_an_epoch_without_a_batch_warns(made: Make) -> None:
     sampler = made([3.0], drop_last=True)
     with pytest.warns(
-        UserWarning, match="drop_last leaves out all 1 examples, as they don't fill a batch on each of 1 ranks: set"
+        UserWarning,
+        match="drop_last leaves out all 1 examples, as they don't fill a batch on each of 1 ranks: set",
     ) as told:
         assert list(sampler) == []
     assert told[0].filename == __file__
@@ -224,9 +273,14 @@ def test_an_epoch_without_a_batch_warns(made: Make) -> None:
 
 @pytest.mark.parametrize("batch_ordering", ["random", "ascending"])
 @pytest.mark.parametrize("position", [0, 1, 7, None])
-def test_a_loaded_state_goes_on_batch_for_batch(made: Make, position: int | None, batch_ordering: str) -> None:
+def test_a_loaded_state_goes_on_batch_for_batch(
+    made: Make, position: int | None, batch_ordering: str
+) -> None:
     sampler = made(epoch=2, batch_ordering=batch_ordering)
-    batches, taken = list(made(epoch=2, batch_ordering=batch_ordering)), len(sampler) if position is None else position
+    batches, taken = (
+        list(made(epoch=2, batch_ordering=batch_ordering)),
+        len(sampler) if position is None else position,
+    )
     running = iter(sampler)
     assert [next(running) for _ in range(taken)] == batches[:taken]
     resumed = made(batch_ordering=batch_ordering)
@@ -255,21 +309,31 @@ def test_only_set_epoch_of_another_epoch_leaves_the_place(made: Make) -> None:
         ({"rank": 0, "world_size": 2}, "its world_size is 1, not 2"),
     ],
 )
-def test_the_state_of_another_sampler_is_refused(made: Make, options: dict[str, Any], message: str) -> None:
+def test_the_state_of_another_sampler_is_refused(
+    made: Make, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         made(**options).load_state_dict(made().state_dict())
 
 
-@pytest.mark.parametrize("other", [in_pools(pool_size=29), in_pools(batch_overhead=1.0), in_buckets()])
-def test_the_state_of_other_pools_is_refused(other: BucketBatchSampler | PooledBatchSampler) -> None:
+@pytest.mark.parametrize(
+    "other", [in_pools(pool_size=29), in_pools(batch_overhead=1.0), in_buckets()]
+)
+def test_the_state_of_other_pools_is_refused(
+    other: BucketBatchSampler | PooledBatchSampler,
+) -> None:
     with pytest.raises(ValueError, match="its digest is"):
         in_pools().load_state_dict(other.state_dict())
 
 
 def test_a_damaged_state_is_refused(made: Make) -> None:
     state = made().state_dict()
-    with pytest.raises(ValueError, match=r"not a state of a .*: it has digest, epoch, position"):
-        made().load_state_dict({name: value for name, value in state.items() if name != "position"})
+    with pytest.raises(
+        ValueError, match=r"not a state of a .*: it has digest, epoch, position"
+    ):
+        made().load_state_dict(
+            {name: value for name, value in state.items() if name != "position"}
+        )
     with pytest.raises(ValueError, match="at batch 999, but its epoch has"):
         made().load_state_dict({**state, "position": 999})
 
@@ -282,28 +346,48 @@ LOADERS = pytest.mark.parametrize(
     [
         pytest.param({}, id="0 workers"),
         pytest.param({"num_workers": 2}, id="2 workers"),
-        pytest.param({"num_workers": 2, "persistent_workers": True}, id="2 persistent workers", marks=pytest.mark.slow),
-        pytest.param({"num_workers": 1, "prefetch_factor": 20}, id="1 worker far ahead", marks=pytest.mark.slow),
+        pytest.param(
+            {"num_workers": 2, "persistent_workers": True},
+            id="2 persistent workers",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"num_workers": 1, "prefetch_factor": 20},
+            id="1 worker far ahead",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 
 
 def loader_of(sampler: BucketBatchSampler | PooledBatchSampler, **options: Any) -> Any:
-    return DataLoader(range(LENGTHS.size), batch_sampler=sampler, collate_fn=list, **options)  # type: ignore[arg-type]
+    return DataLoader(
+        range(LENGTHS.size), batch_sampler=sampler, collate_fn=list, **options
+    )  # type: ignore[arg-type]
 
 
 @LOADERS
-def test_a_data_loader_gives_the_same_epochs_with_any_workers(options: dict[str, Any]) -> None:
+def test_a_data_loader_gives_the_same_epochs_with_any_workers(
+    options: dict[str, Any],
+) -> None:
     loader = loader_of(in_buckets(), **options)
     assert len(loader) == len(in_buckets())
-    assert [list(loader) for _ in range(3)] == [list(in_buckets(epoch=epoch)) for epoch in range(3)]
+    assert [list(loader) for _ in range(3)] == [
+        list(in_buckets(epoch=epoch)) for epoch in range(3)
+    ]
 
 
 @LOADERS
 @pytest.mark.parametrize("leave", [False, True], ids=["while it runs", "after a break"])
-def test_a_plain_loader_resumes_behind_what_it_delivered(options: dict[str, Any], leave: bool) -> None:
+def test_a_plain_loader_resumes_behind_what_it_delivered(
+    options: dict[str, Any], leave: bool
+) -> None:
     batches = list(in_buckets())
-    for taken in (2, len(batches)) if options.get("num_workers") else (1, 2, len(batches) - 1, len(batches)):
+    for taken in (
+        (2, len(batches))
+        if options.get("num_workers")
+        else (1, 2, len(batches) - 1, len(batches))
+    ):
         sampler = in_buckets()
         running = iter(loader_of(sampler, **options))
         before = [next(running) for _ in range(taken)]
@@ -313,7 +397,9 @@ def test_a_plain_loader_resumes_behind_what_it_delivered(options: dict[str, Any]
         resumed.load_state_dict(sampler.state_dict())
         loader = loader_of(resumed, **options)
         after = [*loader, *loader]  # a pass that has nothing left of its epoch is empty
-        assert (before + after)[: 2 * len(batches)] == batches + list(in_buckets(epoch=1))
+        assert (before + after)[: 2 * len(batches)] == batches + list(
+            in_buckets(epoch=1)
+        )
 
 
 def test_a_reader_ahead_may_say_how_many_batches_were_trained_on(made: Make) -> None:
@@ -323,7 +409,9 @@ def test_a_reader_ahead_may_say_how_many_batches_were_trained_on(made: Make) -> 
         next(running)
     resumed.load_state_dict(sampler.state_dict(batches=4))
     assert list(resumed) == list(made())[4:]
-    with pytest.raises(ValueError, match="batches is 7, but the sampler has handed out 6"):
+    with pytest.raises(
+        ValueError, match="batches is 7, but the sampler has handed out 6"
+    ):
         sampler.state_dict(batches=7)
 
 
@@ -345,7 +433,11 @@ def config_of(lengths: Lengths) -> SamplerConfig:
         drop_last=False,
         seed=11,
         evidence=SamplerEvidence(
-            fingerprint=lengths.fingerprint, device=None, batches=30, padding_ratio=0.1, estimated_epoch_seconds=None
+            fingerprint=lengths.fingerprint,
+            device=None,
+            batches=30,
+            padding_ratio=0.1,
+            estimated_epoch_seconds=None,
         ),
     )
 
@@ -363,7 +455,10 @@ def config(made: Make, tmp_path: Path) -> Path:
 
 def manifest(tmp_path: Path, scale: int = 1) -> Path:
     path = tmp_path / "lengths.csv"
-    rows = "".join(f"{number},{int(length) * scale},{number + 1}\n" for number, length in enumerate(LENGTHS))
+    rows = "".join(
+        f"{number},{int(length) * scale},{number + 1}\n"
+        for number, length in enumerate(LENGTHS)
+    )
     path.write_text("id,duration,words\n" + rows, encoding="utf-8")
     return path
 
@@ -373,31 +468,46 @@ def test_a_config_makes_the_sampler_that_it_describes(made: Make, config: Path) 
 
 
 def test_arguments_go_before_the_config(made: Make, config: Path) -> None:
-    sampler = sampler_from_config(str(config), LENGTHS, seed=2, batch_ordering="descending", epoch=3)
+    sampler = sampler_from_config(
+        str(config), LENGTHS, seed=2, batch_ordering="descending", epoch=3
+    )
     assert list(sampler) == list(made(seed=2, batch_ordering="descending", epoch=3))
 
 
-def test_lengths_may_be_a_manifest_read_in_its_order(made: Make, config: Path, tmp_path: Path) -> None:
+def test_lengths_may_be_a_manifest_read_in_its_order(
+    made: Make, config: Path, tmp_path: Path
+) -> None:
     assert list(sampler_from_config(config, manifest(tmp_path))) == list(made(seed=11))
 
 
 @pytest.mark.parametrize("scale", ["1/1000", 0.001, Fraction(1, 1000)])
-def test_a_manifest_is_read_as_asked(made: Make, config: Path, tmp_path: Path, scale: Any) -> None:
+def test_a_manifest_is_read_as_asked(
+    made: Make, config: Path, tmp_path: Path, scale: Any
+) -> None:
     path = manifest(tmp_path, scale=1000)
-    sampler = sampler_from_config(config, path, length_key="duration", length_scale=scale)
+    sampler = sampler_from_config(
+        config, path, length_key="duration", length_scale=scale
+    )
     assert list(sampler) == list(made(seed=11))
 
 
 def test_lengths_may_be_those_of_a_data_set(made: Make, config: Path) -> None:
     dataset = [{"text": "x" * int(length)} for length in LENGTHS]
-    sampler = sampler_from_config(config, dataset, length_of=lambda example: len(example["text"]))
+    sampler = sampler_from_config(
+        config, dataset, length_of=lambda example: len(example["text"])
+    )
     assert list(sampler) == list(made(seed=11))
 
 
 @pytest.mark.parametrize("length", [None, "abc", [1, 2]])
-def test_a_length_of_that_returns_no_number_is_an_error(config: Path, length: Any) -> None:
+def test_a_length_of_that_returns_no_number_is_an_error(
+    config: Path, length: Any
+) -> None:
     lengths = [3, 4, length]
-    with pytest.raises(ValueError, match="length_of must return a number, but for example 2 it returned"):
+    with pytest.raises(
+        ValueError,
+        match="length_of must return a number, but for example 2 it returned",
+    ):
         sampler_from_config(config, range(3), length_of=lambda index: lengths[index])
 
 
@@ -407,13 +517,21 @@ def test_a_config_is_run_by_its_own_class(made: Make, config: Path) -> None:
         ours, other = other, ours
     assert type(sampler_from_config(config, LENGTHS)) is ours
     assert list(ours.from_config(config, LENGTHS)) == list(made(seed=11))
-    with pytest.raises(ValueError, match=f"but {other.__name__} is of the kind .*use batchtune.sampler_from_config"):
+    with pytest.raises(
+        ValueError,
+        match=f"but {other.__name__} is of the kind .*use batchtune.sampler_from_config",
+    ):
         other.from_config(config, LENGTHS)
 
 
 def test_other_lengths_than_those_tuned_on_are_a_warning(config: Path) -> None:
-    for make in (sampler_from_config, type(sampler_from_config(config, LENGTHS)).from_config):
-        with pytest.warns(UserWarning, match=r"sampler\.yaml was tuned on other lengths") as told:
+    for make in (
+        sampler_from_config,
+        type(sampler_from_config(config, LENGTHS)).from_config,
+    ):
+        with pytest.warns(
+            UserWarning, match=r"sampler\.yaml was tuned on other lengths"
+        ) as told:
             make(config, LENGTHS[:-1])
         assert told[0].filename == __file__
 
@@ -421,7 +539,9 @@ def test_other_lengths_than_those_tuned_on_are_a_warning(config: Path) -> None:
 def test_target_lengths_belong_to_what_was_tuned_on(tmp_path: Path) -> None:
     targets = np.arange(1.0, LENGTHS.size + 1)
     path = tmp_path / "sampler.yaml"
-    path.write_text(render_sampler_yaml(config_of(Lengths.of(LENGTHS, targets))), encoding="utf-8")
+    path.write_text(
+        render_sampler_yaml(config_of(Lengths.of(LENGTHS, targets))), encoding="utf-8"
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sampler_from_config(path, LENGTHS, targets=targets)
@@ -431,12 +551,16 @@ def test_target_lengths_belong_to_what_was_tuned_on(tmp_path: Path) -> None:
 
 
 def test_a_manifest_in_another_unit_is_refused(config: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"counts lengths in ms, .* in s: say the length_scale"):
+    with pytest.raises(
+        ValueError, match=r"counts lengths in ms, .* in s: say the length_scale"
+    ):
         sampler_from_config(config, manifest(tmp_path), unit="ms")
 
 
 def test_options_of_a_manifest_need_one(config: Path) -> None:
-    with pytest.raises(TypeError, match="length_key: these are for the path of a manifest"):
+    with pytest.raises(
+        TypeError, match="length_key: these are for the path of a manifest"
+    ):
         sampler_from_config(config, LENGTHS, length_key="duration")
 
 
@@ -445,9 +569,15 @@ def test_a_missing_config_is_told(tmp_path: Path) -> None:
         sampler_from_config(tmp_path / "sampler.yaml", LENGTHS)
 
 
-@pytest.mark.parametrize("option", [{"min_length": 2}, {"max_length": 2}, {"skip_invalid": True}])
-def test_options_that_leave_examples_out_are_refused(config: Path, tmp_path: Path, option: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="entry i of the lengths would no longer be that of example i"):
+@pytest.mark.parametrize(
+    "option", [{"min_length": 2}, {"max_length": 2}, {"skip_invalid": True}]
+)
+def test_options_that_leave_examples_out_are_refused(
+    config: Path, tmp_path: Path, option: dict[str, Any]
+) -> None:
+    with pytest.raises(
+        UsageError, match="entry i of the lengths would no longer be that of example i"
+    ):
         sampler_from_config(config, manifest(tmp_path), **option)
 
 

@@ -19,7 +19,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 LENGTHS = np.random.default_rng(0).integers(1, 31, 61).astype(np.float64)
 
 
-TABLE: dict[str, Any] = {"bucket_boundaries": [5, 12, 30], "bucket_batch_sizes": [9, 4, 2]}
+TABLE: dict[str, Any] = {
+    "bucket_boundaries": [5, 12, 30],
+    "bucket_batch_sizes": [9, 4, 2],
+}
 
 
 class Made:
@@ -91,7 +94,9 @@ WORKERS = [
         pytest.param(SNAPSHOTS, 6, marks=pytest.mark.slow),
     ],
 )
-def test_a_stateful_loader_goes_on_in_mid_epoch(options: dict[str, Any], taken: int | None) -> None:
+def test_a_stateful_loader_goes_on_in_mid_epoch(
+    options: dict[str, Any], taken: int | None
+) -> None:
     loader = stateful(**options)
     assert [indices(batch) for batch in loader] == epoch(0)
     running = iter(loader)
@@ -105,7 +110,9 @@ def test_a_stateful_loader_goes_on_in_mid_epoch(options: dict[str, Any], taken: 
 
 
 @pytest.mark.parametrize("options", WORKERS)
-def test_a_stateful_loader_goes_on_after_an_abandoned_epoch(options: dict[str, Any]) -> None:
+def test_a_stateful_loader_goes_on_after_an_abandoned_epoch(
+    options: dict[str, Any],
+) -> None:
     loader = stateful(**options)
     next(iter(loader))
     running = iter(loader)
@@ -168,33 +175,45 @@ def test_lightning_resumes_at_the_epoch_of_the_checkpoint(tmp_path: Path) -> Non
     first.save_checkpoint(tmp_path / "one.ckpt")
     module = lightning_module()
     trainer(tmp_path, max_epochs=2).fit(
-        module, DataLoader(Examples(), batch_sampler=made()), ckpt_path=tmp_path / "one.ckpt"
+        module,
+        DataLoader(Examples(), batch_sampler=made()),
+        ckpt_path=tmp_path / "one.ckpt",
     )
     assert module.seen == [epoch(1)]
 
 
 @pytest.mark.usefixtures("kind")
 @pytest.mark.parametrize("options", [{}, TWO], ids=["0 workers", "2 workers"])
-def test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     module, steps = lightning_module(), len(made()) + 4
 
     def save(*_: Any) -> None:
         if first.global_step == steps:
             first.save_checkpoint(tmp_path / "some.ckpt")
 
-    first = trainer(tmp_path, max_epochs=2, callbacks=[lambda_callback(on_train_batch_end=save)])
+    first = trainer(
+        tmp_path, max_epochs=2, callbacks=[lambda_callback(on_train_batch_end=save)]
+    )
     first.fit(module, stateful(**options))
     module = lightning_module()
     module.seen.append([])  # the epoch that is resumed does not start anew
-    trainer(tmp_path, max_epochs=3).fit(module, stateful(**options), ckpt_path=tmp_path / "some.ckpt")
+    trainer(tmp_path, max_epochs=3).fit(
+        module, stateful(**options), ckpt_path=tmp_path / "some.ckpt"
+    )
     assert module.seen == [epoch(1)[4:], epoch(2)]
 
 
 @pytest.mark.usefixtures("kind")
 @pytest.mark.parametrize("workers", [0, 1])
-def test_lightning_with_a_plain_loader_keeps_the_samplers_place(tmp_path: Path, workers: int) -> None:
+def test_lightning_with_a_plain_loader_keeps_the_samplers_place(
+    tmp_path: Path, workers: int
+) -> None:
     sampler, module, states = made(), lightning_module(), []
-    keep = lambda_callback(on_train_batch_end=lambda *_: states.append(sampler.state_dict()))
+    keep = lambda_callback(
+        on_train_batch_end=lambda *_: states.append(sampler.state_dict())
+    )
     loader = DataLoader(Examples(), batch_sampler=sampler, num_workers=workers)
     trainer(tmp_path, max_epochs=2, callbacks=[keep]).fit(module, loader)
     count = len(sampler)
@@ -214,7 +233,9 @@ def test_accelerate_resumes_in_mid_epoch(tmp_path: Path, workers: int) -> None:
     def prepared() -> tuple[Any, Any]:
         options = accelerate.DataLoaderConfiguration(use_stateful_dataloader=True)
         accelerator = accelerate.Accelerator(cpu=True, dataloader_config=options)
-        return accelerator, accelerator.prepare(DataLoader(Examples(), batch_sampler=made(), num_workers=workers))
+        return accelerator, accelerator.prepare(
+            DataLoader(Examples(), batch_sampler=made(), num_workers=workers)
+        )
 
     accelerator, loader = prepared()
     list(loader)
@@ -225,7 +246,10 @@ def test_accelerate_resumes_in_mid_epoch(tmp_path: Path, workers: int) -> None:
     accelerator, loader = prepared()
     accelerator.load_state(str(tmp_path))
     loader.set_epoch(1)
-    assert [[indices(batch) for batch in loader] for _ in range(2)] == [epoch(1)[4:], epoch(2)]
+    assert [[indices(batch) for batch in loader] for _ in range(2)] == [
+        epoch(1)[4:],
+        epoch(2),
+    ]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -238,7 +262,9 @@ def test_accelerate_with_a_plain_loader_resumes_by_batch_count(workers: int) -> 
     for count, _ in enumerate(loader, 1):
         resumed = made()
         resumed.load_state_dict(sampler.state_dict(batches=count))
-        assert [*resumed, *resumed][: len(made())] == [*epoch(0), *epoch(1)][count:][: len(made())]
+        assert [*resumed, *resumed][: len(made())] == [*epoch(0), *epoch(1)][count:][
+            : len(made())
+        ]
 
 
 @pytest.mark.usefixtures("kind")
@@ -246,7 +272,9 @@ def test_accelerate_deals_the_batches_of_one_rank_to_processes() -> None:
     data_loader = pytest.importorskip("accelerate.data_loader")
     ranks = [
         data_loader.prepare_data_loader(
-            DataLoader(Examples(), batch_sampler=made(rank=0, world_size=1)), num_processes=2, process_index=rank
+            DataLoader(Examples(), batch_sampler=made(rank=0, world_size=1)),
+            num_processes=2,
+            process_index=rank,
         )
         for rank in range(2)
     ]
@@ -274,11 +302,18 @@ def transformers_trainer(tmp_path: Path, **options: Any) -> Any:
     class Trainer(transformers.Trainer):  # type: ignore[misc, name-defined]
         def get_train_dataloader(self) -> DataLoader[torch.Tensor]:
             return DataLoader(
-                self.train_dataset, batch_sampler=made(), collate_fn=lambda examples: {"x": torch.stack(examples)}
+                self.train_dataset,
+                batch_sampler=made(),
+                collate_fn=lambda examples: {"x": torch.stack(examples)},
             )
 
     arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, logging_strategy="no", **options
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+        **options,
     )
     return Trainer(model=Tiny(), args=arguments, train_dataset=Examples())
 
@@ -287,7 +322,9 @@ def transformers_trainer(tmp_path: Path, **options: Any) -> Any:
 @pytest.mark.parametrize("position", [0, 4])
 def test_transformers_resumes(tmp_path: Path, position: int) -> None:
     steps = len(made()) + position
-    first = transformers_trainer(tmp_path, num_train_epochs=3, save_strategy="steps", save_steps=steps)
+    first = transformers_trainer(
+        tmp_path, num_train_epochs=3, save_strategy="steps", save_steps=steps
+    )
     first.train()
     resumed = transformers_trainer(tmp_path, num_train_epochs=3, save_strategy="no")
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{steps}"))
@@ -300,7 +337,9 @@ def test_transformers_resumes(tmp_path: Path, position: int) -> None:
 def on_rank(rank: int, pool_size: int | None, meeting: str, results: Any) -> None:
     made.pool_size = pool_size
     sampler = made()  # before the process group, as frameworks let users do
-    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2
+    )
     results.put((sampler.rank, len(sampler), list(sampler)))
     torch.distributed.destroy_process_group()
 
@@ -311,20 +350,30 @@ def test_ranks_are_those_of_the_process_group(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     common = made.pool_size, str(tmp_path / "meeting"), results
-    processes = [context.Process(target=on_rank, args=(rank, *common)) for rank in range(2)]
+    processes = [
+        context.Process(target=on_rank, args=(rank, *common)) for rank in range(2)
+    ]
     for process in processes:
         process.start()
     found = sorted(results.get(timeout=120) for _ in processes)
     for process in processes:
         process.join()
     assert [rank for rank, _, _ in found] == [0, 1]
-    assert {count for _, count, _ in found} == {len(batches) for _, _, batches in found} == {len(found[0][2])}
-    assert sorted(index for _, _, batches in found for batch in batches for index in batch) == list(range(LENGTHS.size))
+    assert (
+        {count for _, count, _ in found}
+        == {len(batches) for _, _, batches in found}
+        == {len(found[0][2])}
+    )
+    assert sorted(
+        index for _, _, batches in found for batch in batches for index in batch
+    ) == list(range(LENGTHS.size))
 
 
 def test_ranks_are_those_of_a_process_group_made_later(tmp_path: Path) -> None:
     sampler = made()
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1
+    )
     try:
         assert (sampler.rank, sampler.world_size) == (0, 1)
     finally:

@@ -21,7 +21,10 @@ from batchtune.errors import ResultError
 from batchtune.exports.run_configs import render_stream_yaml, stream_config
 from batchtune.streams.bucketed import StreamBatching, stream_batches, stream_random
 
-TABLE: dict[str, Any] = {"bucket_boundaries": [5, 12, 30], "bucket_batch_sizes": [9, 4, 2]}
+TABLE: dict[str, Any] = {
+    "bucket_boundaries": [5, 12, 30],
+    "bucket_batch_sizes": [9, 4, 2],
+}
 RANDOM = random.Random(0)
 EXAMPLES = [{"id": number, "length": RANDOM.randint(1, 30)} for number in range(500)]
 ALGORITHMS = ("bucket", "pool", "pivot")
@@ -36,7 +39,13 @@ def ids(batch: list[dict[str, Any]]) -> list[int]:
 
 
 def stream(source: Any = EXAMPLES, **options: Any) -> BucketedStream:
-    given = {"length_of": length_of, "buffer_size": 40, "collate_fn": ids, **TABLE, **options}
+    given = {
+        "length_of": length_of,
+        "buffer_size": 40,
+        "collate_fn": ids,
+        **TABLE,
+        **options,
+    }
     return BucketedStream(source, **given)
 
 
@@ -46,12 +55,27 @@ def of_lengths(*lengths: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_the_batches_are_those_that_the_sweep_counts(algorithm: Any, shuffle: bool) -> None:
+def test_the_batches_are_those_that_the_sweep_counts(
+    algorithm: Any, shuffle: bool
+) -> None:
     lengths = np.array([example["length"] for example in EXAMPLES], dtype=np.float64)
-    way = StreamBatching(algorithm=algorithm, table=BucketTable.of(*TABLE.values()), buffer_size=40, shuffle=shuffle)
+    way = StreamBatching(
+        algorithm=algorithm,
+        table=BucketTable.of(*TABLE.values()),
+        buffer_size=40,
+        shuffle=shuffle,
+    )
     made = stream_batches(lengths, way, stream_random(seed=3, epoch=2, rank=1))
     counted = [batch.tolist() for batch in np.split(made.examples, made.ends[:-1])]
-    found = stream(algorithm=algorithm, shuffle=shuffle, seed=3, epoch=2, rank=1, world_size=4, split=False)
+    found = stream(
+        algorithm=algorithm,
+        shuffle=shuffle,
+        seed=3,
+        epoch=2,
+        rank=1,
+        world_size=4,
+        split=False,
+    )
     with pytest.warns(UserWarning, match="split=True"):
         assert list(found) == counted
 
@@ -72,7 +96,9 @@ def test_no_more_than_the_buffer_is_read_ahead() -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_batch_leaves_when_the_bytes_are_exceeded(algorithm: Any, shuffle: bool) -> None:
+def test_a_batch_leaves_when_the_bytes_are_exceeded(
+    algorithm: Any, shuffle: bool
+) -> None:
     held = most = 0
 
     def bytes_of(example: dict[str, Any]) -> int:
@@ -81,7 +107,12 @@ def test_a_batch_leaves_when_the_bytes_are_exceeded(algorithm: Any, shuffle: boo
         most = max(most, held)
         return 10 * example["length"]
 
-    given = {"buffer_bytes": 2000, "bytes_of": bytes_of, "algorithm": algorithm, "shuffle": shuffle}
+    given = {
+        "buffer_bytes": 2000,
+        "bytes_of": bytes_of,
+        "algorithm": algorithm,
+        "shuffle": shuffle,
+    }
     seen = []
     for batch in stream(**given, buffer_size=1000):
         held -= sum(10 * EXAMPLES[number]["length"] for number in batch)
@@ -140,8 +171,12 @@ def test_a_plain_loop_resumes_in_mid_epoch(algorithm: Any, nominal: int | None) 
     assert list(other) == after
     other.load_state_dict(state)
     other.set_epoch(4)
-    assert list(other) == list(stream(algorithm=algorithm, batches_per_epoch=nominal, epoch=4))
-    assert before + after == list(stream(algorithm=algorithm, batches_per_epoch=nominal, epoch=3))
+    assert list(other) == list(
+        stream(algorithm=algorithm, batches_per_epoch=nominal, epoch=4)
+    )
+    assert before + after == list(
+        stream(algorithm=algorithm, batches_per_epoch=nominal, epoch=3)
+    )
 
 
 def test_a_state_after_the_epoch_begins_the_next() -> None:
@@ -162,7 +197,9 @@ def test_resuming_on_other_examples_is_an_error(change: str) -> None:
     list(islice(iter(one), 40))
     other = stream(EXAMPLES[::-1] if change == "other order" else EXAMPLES[:80])
     other.load_state_dict(one.state_dict())
-    with pytest.raises(ValueError, match=r"does not give the examples again.*up to batch 40 of epoch 0"):
+    with pytest.raises(
+        ValueError, match=r"does not give the examples again.*up to batch 40 of epoch 0"
+    ):
         list(other)
 
 
@@ -176,7 +213,9 @@ def test_a_state_of_another_stream_is_refused() -> None:
         with pytest.raises(ValueError, match=said):
             other.load_state_dict(state)
     for damaged in ({"epoch": 1}, {"x" * 100_000: 1}, "x" * 100_000, [1], None):
-        with pytest.raises(ValueError, match=r"^.{0,500}not a state of a stream.{0,500}$"):
+        with pytest.raises(
+            ValueError, match=r"^.{0,500}not a state of a stream.{0,500}$"
+        ):
             stream().load_state_dict(damaged)  # type: ignore[arg-type]  # on purpose
 
 
@@ -197,7 +236,10 @@ def test_a_nominal_epoch_that_fills_no_batch_is_an_error() -> None:
 
 
 def test_ranks_have_equally_many_batches_of_their_own_examples() -> None:
-    ranks = [list(stream(rank=rank, world_size=3, split=True, batches_per_epoch=50)) for rank in range(3)]
+    ranks = [
+        list(stream(rank=rank, world_size=3, split=True, batches_per_epoch=50))
+        for rank in range(3)
+    ]
     assert [len(batches) for batches in ranks] == [50, 50, 50]
     for rank, batches in enumerate(ranks):
         assert {number % 3 for number in chain(*batches)} == {rank}
@@ -214,10 +256,17 @@ def test_a_stage_makes_batches_of_what_it_is_called_with() -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_overlong_examples(algorithm: Any) -> None:
     examples = of_lengths(3, 31, 4, 99, 5, 30)
-    with pytest.raises(ValueError, match=r"example 1 of the stream has the length 31\.0, beyond .*boundaries, 30"):
+    with pytest.raises(
+        ValueError,
+        match=r"example 1 of the stream has the length 31\.0, beyond .*boundaries, 30",
+    ):
         list(stream(examples, algorithm=algorithm))
     batches = list(stream(examples, algorithm=algorithm, overlong="single"))
-    assert [1] in batches and [3] in batches and sorted(chain(*batches)) == [0, 1, 2, 3, 4, 5]
+    assert (
+        [1] in batches
+        and [3] in batches
+        and sorted(chain(*batches)) == [0, 1, 2, 3, 4, 5]
+    )
     dropping = stream(examples, algorithm=algorithm, overlong="drop", buffer_size=9)
     with pytest.warns(UserWarning, match="2 of 6 examples were dropped"):
         assert sorted(chain(*dropping)) == [0, 2, 4, 5]
@@ -227,7 +276,10 @@ def test_overlong_examples(algorithm: Any) -> None:
 def test_shorter_examples_are_dropped_if_asked_to() -> None:
     examples = of_lengths(3, 0, 4, 2, 5, 30)
     dropping = stream(examples, min_length=3)
-    with pytest.warns(UserWarning, match="2 of 6 examples were dropped, as they are .*shorter than min_length"):
+    with pytest.warns(
+        UserWarning,
+        match="2 of 6 examples were dropped, as they are .*shorter than min_length",
+    ):
         assert sorted(chain(*dropping)) == [0, 2, 4, 5]
     for length in (-1, math.nan):
         with pytest.raises(ValueError, match="positive and finite"):
@@ -240,7 +292,9 @@ def test_shorter_examples_are_dropped_if_asked_to() -> None:
 def test_a_source_that_can_not_go_on_is_an_error() -> None:
     assert list(stream([])) == []
     for source in ([], of_lengths(*[31] * 100), iter(EXAMPLES)):
-        with pytest.raises(ValueError, match=r"gives too few batches.*batches_per_epoch is 1000"):
+        with pytest.raises(
+            ValueError, match=r"gives too few batches.*batches_per_epoch is 1000"
+        ):
             list(stream(source, batches_per_epoch=1000, overlong="drop"))
     once = stream(iter(EXAMPLES))
     list(once)
@@ -258,11 +312,20 @@ def test_a_stream_yaml_makes_a_stream(tmp_path: Path) -> None:
     )
     path = tmp_path / "stream.yaml"
     path.write_text(render_stream_yaml(config))
-    made = BucketedStream.from_config(path, EXAMPLES, length_of=length_of, collate_fn=ids)
-    pivots: dict[str, Any] = {"algorithm": "pivot", "max_padding_ratio": 0.25, "seed": config.seed, "buffer_size": 30}
+    made = BucketedStream.from_config(
+        path, EXAMPLES, length_of=length_of, collate_fn=ids
+    )
+    pivots: dict[str, Any] = {
+        "algorithm": "pivot",
+        "max_padding_ratio": 0.25,
+        "seed": config.seed,
+        "buffer_size": 30,
+    }
     assert list(made) == list(stream(**pivots, batches_per_epoch=90))
     # A stage can't read its examples again: there a nominal epoch is the pipeline's.
-    stage = BucketedStream.from_config(path, length_of=length_of, collate_fn=ids, buffer_size=20)
+    stage = BucketedStream.from_config(
+        path, length_of=length_of, collate_fn=ids, buffer_size=20
+    )
     assert list(stage(EXAMPLES)) == list(stream(**{**pivots, "buffer_size": 20}))
     with pytest.raises(ResultError, match=r"other\.yaml does not exist"):
         BucketedStream.from_config(tmp_path / "other.yaml", length_of=length_of)

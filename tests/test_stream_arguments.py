@@ -39,20 +39,31 @@ def lengths_of(*values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "plain"),
     [
-        ({"buffer_size": np.int64(30), "batches_per_epoch": np.int32(7)}, {"buffer_size": 30, "batches_per_epoch": 7}),
+        (
+            {"buffer_size": np.int64(30), "batches_per_epoch": np.int32(7)},
+            {"buffer_size": 30, "batches_per_epoch": 7},
+        ),
         ({"seed": np.uint64(2**63), "epoch": np.int8(3)}, {"seed": 2**63, "epoch": 3}),
         ({**size_of(np.float32(5)), "buffer_bytes": np.int64(50)}, size_of(5)),
         (
             {"algorithm": "pivot", "max_padding_ratio": np.float32(0.25)},
             {"algorithm": "pivot", "max_padding_ratio": 0.25},
         ),
-        ({"rank": np.int64(1), "world_size": np.int16(2), "split": 1}, {"rank": 1, "world_size": 2, "split": True}),
+        (
+            {"rank": np.int64(1), "world_size": np.int16(2), "split": 1},
+            {"rank": 1, "world_size": 2, "split": True},
+        ),
         ({"min_length": np.float32(2)}, {"min_length": 2.0}),
-        ({"shuffle": np.bool_(False), "drop_last": np.int64(1)}, {"shuffle": False, "drop_last": True}),
+        (
+            {"shuffle": np.bool_(False), "drop_last": np.int64(1)},
+            {"shuffle": False, "drop_last": True},
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*were dropped")
-def test_numpys_numbers_are_numbers(options: dict[str, Any], plain: dict[str, Any]) -> None:
+def test_numpys_numbers_are_numbers(
+    options: dict[str, Any], plain: dict[str, Any]
+) -> None:
     with_numpy = stream(**options)
     assert list(with_numpy) == list(stream(**plain))
     with_numpy.load_state_dict(stream(**plain).state_dict())
@@ -61,10 +72,28 @@ def test_numpys_numbers_are_numbers(options: dict[str, Any], plain: dict[str, An
 @pytest.mark.parametrize(
     "options",
     [
-        *({name: value} for name in ("buffer_size", "batches_per_epoch", "epoch") for value in (-1, 2**63, 10**5000)),
-        *({name: LONG} for name in ("buffer_size", "seed", "epoch", "algorithm", "overlong", "shuffle", "split")),
+        *(
+            {name: value}
+            for name in ("buffer_size", "batches_per_epoch", "epoch")
+            for value in (-1, 2**63, 10**5000)
+        ),
+        *(
+            {name: LONG}
+            for name in (
+                "buffer_size",
+                "seed",
+                "epoch",
+                "algorithm",
+                "overlong",
+                "shuffle",
+                "split",
+            )
+        ),
         *({name: LONG} for name in ("length_of", "collate_fn", "rank")),
-        *({"algorithm": "pivot", "max_padding_ratio": value} for value in (NAN, -0.1, LONG, 10**5000)),
+        *(
+            {"algorithm": "pivot", "max_padding_ratio": value}
+            for value in (NAN, -0.1, LONG, 10**5000)
+        ),
         {"buffer_size": NAN},
         {"buffer_size": torch.tensor(5)},
         {"seed": -1},
@@ -86,9 +115,18 @@ def test_an_odd_argument_is_one_short_error(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        *(size_of(value) for value in (NAN, -1, float("inf"), None, "5", 10**400, torch.ones(2))),
-        *(lengths_of(1.0, 2.0, value) for value in (NAN, -1, 0, float("inf"), None, 10**400, 1j, [1])),
-        *(lengths_of(1.0, 2.0, value) for value in ("5", b"5", np.str_("5"), LONG, torch.ones(2))),
+        *(
+            size_of(value)
+            for value in (NAN, -1, float("inf"), None, "5", 10**400, torch.ones(2))
+        ),
+        *(
+            lengths_of(1.0, 2.0, value)
+            for value in (NAN, -1, 0, float("inf"), None, 10**400, 1j, [1])
+        ),
+        *(
+            lengths_of(1.0, 2.0, value)
+            for value in ("5", b"5", np.str_("5"), LONG, torch.ones(2))
+        ),
     ],
 )
 def test_an_odd_length_or_size_is_one_short_error(options: dict[str, Any]) -> None:
@@ -109,12 +147,24 @@ def test_lengths_as_tensors_and_numpy_numbers_are_read() -> None:
 
 STATES = [
     {name: value}
-    for name in ("epoch", "batches", "finished", "read", "options", "rank", "world_size", "worker", "workers")
+    for name in (
+        "epoch",
+        "batches",
+        "finished",
+        "read",
+        "options",
+        "rank",
+        "world_size",
+        "worker",
+        "workers",
+    )
     for value in (torch.tensor([1, 2]), 10**5000, None)
 ]
 
 
-@pytest.mark.parametrize("changed", STATES, ids=lambda changed: str(next(iter(changed))))
+@pytest.mark.parametrize(
+    "changed", STATES, ids=lambda changed: str(next(iter(changed)))
+)
 def test_an_odd_state_is_one_short_error(changed: dict[str, Any]) -> None:
     one = stream()
     next(iter(one))

@@ -55,8 +55,26 @@ def swept(made_once: MadeOnce) -> Path:
                 np.save(stream, np.zeros((length, 2), dtype=np.float32))
                 members.append((f"{place:03}{number:03}.npy", stream.getvalue()))
             (folder / f"train-{place:03}.tar").write_bytes(shard(members))
-        options = ["--max-batch-length", 60, "--buffer-size", 40, "--seed", SEED, "--shuffle-shards", SHARDS_SHUFFLED]
-        ran = run_here("sweep-stream", *shards(folder), *options, "--num-buckets", 4, "--run", folder / "run", "--json")
+        options = [
+            "--max-batch-length",
+            60,
+            "--buffer-size",
+            40,
+            "--seed",
+            SEED,
+            "--shuffle-shards",
+            SHARDS_SHUFFLED,
+        ]
+        ran = run_here(
+            "sweep-stream",
+            *shards(folder),
+            *options,
+            "--num-buckets",
+            4,
+            "--run",
+            folder / "run",
+            "--json",
+        )
         assert ran.returncode == 0, ran.stderr
 
     return made_once("swept-stream", make)
@@ -70,7 +88,10 @@ def copied(swept: Path, folder: Path, algorithm: Any, **settings: int) -> Path:
     """A copy of the run folder, with another algorithm, table and way of the shards to workers."""
     run = Path(shutil.copytree(swept / "run", folder / "run"))
     sweep = read_result(run / "stream.json", StreamSweep)
-    write_result(run / "stream.json", structs.replace(sweep, settings={**sweep.settings, **settings}))
+    write_result(
+        run / "stream.json",
+        structs.replace(sweep, settings={**sweep.settings, **settings}),
+    )
     config = structs.replace(
         read_stream_yaml(run / "stream.yaml"),
         algorithm=algorithm,
@@ -92,14 +113,18 @@ def worker_and_shape(examples: list[dict[str, Any]]) -> list[float]:
     return [get_worker_info().id, len(examples), max(map(length_of, examples))]
 
 
-def delivered(swept: Path, run: Path, *, workers: int, shuffle_buffer: int = 0, **options: int) -> list[list[float]]:
+def delivered(
+    swept: Path, run: Path, *, workers: int, shuffle_buffer: int = 0, **options: int
+) -> list[list[float]]:
     """The worker and the shape of each batch that a DataLoader delivers, by what it decoded."""
     import webdataset
     from torch.utils.data import DataLoader
 
     from batchtune import BucketedStream
 
-    stage = BucketedStream.from_config(run / "stream.yaml", length_of=length_of, collate_fn=worker_and_shape, **options)
+    stage = BucketedStream.from_config(
+        run / "stream.yaml", length_of=length_of, collate_fn=worker_and_shape, **options
+    )
     stream = webdataset.WebDataset(
         shards(swept),
         shardshuffle=SHARDS_SHUFFLED,
@@ -109,26 +134,41 @@ def delivered(swept: Path, run: Path, *, workers: int, shuffle_buffer: int = 0, 
     )
     if shuffle_buffer:
         stream = stream.shuffle(shuffle_buffer, rng=sample_random(SEED, 0, 0, 0))
-    return list(DataLoader(stream.decode().compose(stage), batch_size=None, num_workers=workers))
+    return list(
+        DataLoader(stream.decode().compose(stage), batch_size=None, num_workers=workers)
+    )
 
 
 def simulated(swept: Path, run: Path) -> list[Shape]:
     config = read_stream_yaml(run / "stream.yaml")
-    epoch = stream_epoch(stored_stream(load_stream(shards(swept)), run, SEED), config, 0)
-    return [[float(size), length] for size, length in zip(epoch.batch_sizes, epoch.lengths, strict=True)]
+    epoch = stream_epoch(
+        stored_stream(load_stream(shards(swept)), run, SEED), config, 0
+    )
+    return [
+        [float(size), length]
+        for size, length in zip(epoch.batch_sizes, epoch.lengths, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
-def test_a_worker_delivers_the_simulated_batches(swept: Path, tmp_path: Path, algorithm: str) -> None:
+def test_a_worker_delivers_the_simulated_batches(
+    swept: Path, tmp_path: Path, algorithm: str
+) -> None:
     run = copied(swept, tmp_path, algorithm, workers=1, shuffle_buffer=30)
-    assert [shape for _, *shape in delivered(swept, run, workers=1, shuffle_buffer=30)] == simulated(swept, run)
+    assert [
+        shape for _, *shape in delivered(swept, run, workers=1, shuffle_buffer=30)
+    ] == simulated(swept, run)
 
 
 @pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
-def test_workers_deliver_the_simulated_batches_in_turn(swept: Path, tmp_path: Path, algorithm: str) -> None:
+def test_workers_deliver_the_simulated_batches_in_turn(
+    swept: Path, tmp_path: Path, algorithm: str
+) -> None:
     run = copied(swept, tmp_path, algorithm, workers=2, shuffle_buffer=0)
     batches = delivered(swept, run, workers=2)
-    rounds = 2 * min(sum(worker == number for number, *_ in batches) for worker in range(2))
+    rounds = 2 * min(
+        sum(worker == number for number, *_ in batches) for worker in range(2)
+    )
     assert [number for number, *_ in batches[:rounds]] == [0, 1] * (rounds // 2)
     expected = simulated(swept, run)
     # How soon a loader notices that one of its workers has ended is a matter of time.
@@ -136,8 +176,13 @@ def test_workers_deliver_the_simulated_batches_in_turn(swept: Path, tmp_path: Pa
     assert sorted(shape for _, *shape in batches[rounds:]) == sorted(expected[rounds:])
 
 
-def test_ranks_get_the_simulated_batches(swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, of_rank = copied(swept, tmp_path, "bucket", world_size=2, workers=1, shuffle_buffer=0), []
+def test_ranks_get_the_simulated_batches(
+    swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, of_rank = (
+        copied(swept, tmp_path, "bucket", world_size=2, workers=1, shuffle_buffer=0),
+        [],
+    )
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
@@ -145,7 +190,10 @@ def test_ranks_get_the_simulated_batches(swept: Path, tmp_path: Path, monkeypatc
         of_rank.append([shape for _, *shape in batches])
     assert of_rank[0] != of_rank[1]
     assert simulated(swept, run) == [
-        shape for step in itertools.zip_longest(*of_rank) for shape in step if shape is not None
+        shape
+        for step in itertools.zip_longest(*of_rank)
+        for shape in step
+        if shape is not None
     ]
 
 
@@ -156,14 +204,32 @@ def test_verify_runs_the_batches_that_a_loader_delivers(
     run = copied(swept, tmp_path, "bucket", workers=1, shuffle_buffer=30)
     (tmp_path / "recorded.py").write_text(WORKLOAD)
     monkeypatch.chdir(tmp_path)
-    options = ["--workload", "recorded.py:Recorded", "--device", "cpu", "--memory", "1GiB", "--epoch", "--json"]
+    options = [
+        "--workload",
+        "recorded.py:Recorded",
+        "--device",
+        "cpu",
+        "--memory",
+        "1GiB",
+        "--epoch",
+        "--json",
+    ]
     ran = run_here("verify", "--stream", run, *shards(swept), *options)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    found, lines = json.loads(ran.stdout), (tmp_path / "shapes.jsonl").read_text().splitlines()
-    assert (found["algorithm"], found["buffer_size"], found["worst_steps"]) == ("bucket", 40, 10)
+    found, lines = (
+        json.loads(ran.stdout),
+        (tmp_path / "shapes.jsonl").read_text().splitlines(),
+    )
+    assert (found["algorithm"], found["buffer_size"], found["worst_steps"]) == (
+        "bucket",
+        40,
+        10,
+    )
     shapes = [json.loads(line) for line in lines]
     assert shapes[-found["epoch_batches"] :] == [
         shape for _, *shape in delivered(swept, run, workers=1, shuffle_buffer=30)
     ]
     worst = shapes[: len(shapes) - found["epoch_batches"]]
-    assert sorted(worst) == sorted(2 * [[size, length] for length, size in SIZES.items()])
+    assert sorted(worst) == sorted(
+        2 * [[size, length] for length, size in SIZES.items()]
+    )

@@ -14,9 +14,14 @@ from batchtune import BucketedStream
 # Loaders and their processes warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-TABLE: dict[str, Any] = {"bucket_boundaries": [5, 12, 30], "bucket_batch_sizes": [9, 4, 2]}
+TABLE: dict[str, Any] = {
+    "bucket_boundaries": [5, 12, 30],
+    "bucket_batch_sizes": [9, 4, 2],
+}
 IDS = [f"{number:05d}" for number in range(240)]
-EXAMPLES = [{"id": id_, "length": 1 + 7 * number % 30} for number, id_ in enumerate(IDS)]
+EXAMPLES = [
+    {"id": id_, "length": 1 + 7 * number % 30} for number, id_ in enumerate(IDS)
+]
 
 
 def length_of(example: dict[str, Any]) -> float:
@@ -28,7 +33,16 @@ def ids(batch: list[dict[str, Any]]) -> list[str]:
 
 
 def stream(source: Any = EXAMPLES, **options: Any) -> BucketedStream:
-    return BucketedStream(source, **{"length_of": length_of, "buffer_size": 40, "collate_fn": ids, **TABLE, **options})
+    return BucketedStream(
+        source,
+        **{
+            "length_of": length_of,
+            "buffer_size": 40,
+            "collate_fn": ids,
+            **TABLE,
+            **options,
+        },
+    )
 
 
 def loaded(made: Any, workers: int = 2, **options: Any) -> Any:
@@ -78,13 +92,19 @@ def test_persistent_workers_see_the_epoch(context: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("nominal", [None, 120])
-def test_a_stateful_loader_resumes_in_mid_epoch(persistent: bool, nominal: int | None) -> None:
+def test_a_stateful_loader_resumes_in_mid_epoch(
+    persistent: bool, nominal: int | None
+) -> None:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     def loader() -> Any:
         # Unequal parts: at the end one worker has finished, and the other has not.
-        source = stream(lambda epoch: EXAMPLES[::2], split=True, epoch=2, batches_per_epoch=nominal)
-        return StatefulDataLoader(source, batch_size=None, num_workers=2, persistent_workers=persistent)
+        source = stream(
+            lambda epoch: EXAMPLES[::2], split=True, epoch=2, batches_per_epoch=nominal
+        )
+        return StatefulDataLoader(
+            source, batch_size=None, num_workers=2, persistent_workers=persistent
+        )
 
     whole = list(loader())
     for delivered in (0, 1, 20, len(whole) - 2, len(whole) - 1, len(whole)):
@@ -103,7 +123,10 @@ def test_a_plain_loops_state_is_not_for_workers() -> None:
     one, other = stream(), stream()
     next(iter(one))
     other.load_state_dict(one.state_dict())
-    with pytest.raises(ValueError, match="load the state of torchdata's StatefulDataLoader into that loader"):
+    with pytest.raises(
+        ValueError,
+        match="load the state of torchdata's StatefulDataLoader into that loader",
+    ):
         list(loaded(other, workers=1))
 
 
@@ -117,11 +140,15 @@ def test_hugging_face_streams_resume_in_workers() -> None:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     datasets = pytest.importorskip("datasets")
-    whole = datasets.IterableDataset.from_generator(of_shards, gen_kwargs={"shards": list(range(6))})
+    whole = datasets.IterableDataset.from_generator(
+        of_shards, gen_kwargs={"shards": list(range(6))}
+    )
 
     def loader() -> Any:
         source = whole.shuffle(seed=3, buffer_size=20)
-        return StatefulDataLoader(stream(source, epoch=4), batch_size=None, num_workers=2)
+        return StatefulDataLoader(
+            stream(source, epoch=4), batch_size=None, num_workers=2
+        )
 
     one, other = loader(), loader()
     batches = iter(one)

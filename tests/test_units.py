@@ -9,7 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batchtune.errors import UsageError
-from batchtune.units import counted, format_number, format_seconds, format_size, parse_size
+from batchtune.units import (
+    counted,
+    format_number,
+    format_seconds,
+    format_size,
+    parse_size,
+)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +64,9 @@ def test_a_small_size_needs_a_unit(text: str) -> None:
         (-1536, "-1.5 KiB"),
     ],
 )
-def test_a_size_is_shown_with_three_digits_in_a_fitting_unit(size_bytes: float, text: str) -> None:
+def test_a_size_is_shown_with_three_digits_in_a_fitting_unit(
+    size_bytes: float, text: str
+) -> None:
     assert format_size(size_bytes) == text
 
 
@@ -80,7 +88,9 @@ def test_a_shown_size_is_within_half_a_percent_or_a_byte(size_bytes: int) -> Non
         (-12_345.6, "-12,346"),
     ],
 )
-def test_a_number_is_shown_with_four_digits_or_in_groups(value: float, text: str) -> None:
+def test_a_number_is_shown_with_four_digits_or_in_groups(
+    value: float, text: str
+) -> None:
     assert format_number(value) == text
 
 
@@ -99,10 +109,14 @@ def test_a_number_is_shown_with_four_digits_or_in_groups(value: float, text: str
         (4_500_000, "1,250 h 00 min"),
     ],
 )
-def test_a_time_span_is_shown_in_the_unit_of_its_rounded_value(seconds: float, text: str) -> None:
+def test_a_time_span_is_shown_in_the_unit_of_its_rounded_value(
+    seconds: float, text: str
+) -> None:
     assert format_seconds(seconds) == text
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 cells"), (1, "1 cell"), (28539, "28,539 cells")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 cells"), (1, "1 cell"), (28539, "28,539 cells")]
+)
 def test_a_count_agrees_with_its_noun(count: int, text: str) -> None:
     assert counted(count, "cell") == text

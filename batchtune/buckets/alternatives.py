@@ -31,7 +31,9 @@ _ANY_BATCH_SIZE = 2**53
 _SHUFFLES = 3
 
 
-def saturation(pricing: Pricing, limits: Limits, num_buckets: int, fraction: float) -> Saturation | None:
+def saturation(
+    pricing: Pricing, limits: Limits, num_buckets: int, fraction: float
+) -> Saturation | None:
     """Return the smallest max_batch_length that reaches the `fraction` of the best throughput; None without step times.
 
     Compared are values that are evenly spaced in their logarithm, from the longest length to the largest
@@ -43,31 +45,49 @@ def saturation(pricing: Pricing, limits: Limits, num_buckets: int, fraction: flo
         return None
     whole = pricing.lengths.histogram
     ends = few_ends(whole, np.ones(whole.lengths.size, dtype=np.int64), _MOST_LENGTHS)
-    histogram = Histogram(whole.lengths[ends], np.diff(whole.cumulative[ends], prepend=0))
+    histogram = Histogram(
+        whole.lengths[ends], np.diff(whole.cumulative[ends], prepend=0)
+    )
     cost = batch_seconds(pricing.step_seconds, pricing.targets)
     candidates = []
     for max_batch_length in _values(pricing.lengths.longest, limits.max_batch_length):
-        sizes = replace(limits, max_batch_length=max_batch_length).batch_sizes(histogram.lengths, "length")
+        sizes = replace(limits, max_batch_length=max_batch_length).batch_sizes(
+            histogram.lengths, "length"
+        )
         if limits.frontier is not None:
             sizes = np.minimum(sizes, limits.batch_sizes(histogram.lengths, "frontier"))
-        seconds = np.asarray(cost(sizes.astype(np.float64), histogram.lengths), dtype=np.float64)
+        seconds = np.asarray(
+            cost(sizes.astype(np.float64), histogram.lengths), dtype=np.float64
+        )
         (boundaries,) = optimal_boundaries(histogram, seconds / sizes, [num_buckets])
-        table = BucketTable(boundaries, sizes[np.searchsorted(histogram.lengths, boundaries)])
+        table = BucketTable(
+            boundaries, sizes[np.searchsorted(histogram.lengths, boundaries)]
+        )
         expected = expected_batches(histogram, table, pricing.ranks.dealing)
         candidate = Saturation(
-            fraction=fraction, max_batch_length=max_batch_length, mean_batch_size=expected.tally.mean_batch_size
+            fraction=fraction,
+            max_batch_length=max_batch_length,
+            mean_batch_size=expected.tally.mean_batch_size,
         )
         candidates.append((pricing.table_seconds(expected), candidate))
     longest_allowed = min(seconds for seconds, _ in candidates) / fraction
-    return next(candidate for seconds, candidate in candidates if seconds <= longest_allowed)
+    return next(
+        candidate for seconds, candidate in candidates if seconds <= longest_allowed
+    )
 
 
 def _values(longest: float, largest: float) -> list[float]:
     """Return values of max_batch_length, ascending: between the ends in four digits."""
     if longest >= largest:
         return [largest]
-    between = {float(f"{value:.4g}") for value in np.geomspace(longest, largest, _POINTS)}
-    return [longest, *sorted(value for value in between if longest < value < largest), largest]
+    between = {
+        float(f"{value:.4g}") for value in np.geomspace(longest, largest, _POINTS)
+    }
+    return [
+        longest,
+        *sorted(value for value in between if longest < value < largest),
+        largest,
+    ]
 
 
 def two_dimensional_rows(
@@ -82,7 +102,11 @@ def two_dimensional_rows(
     joint = costs.joint_frontier
     step_seconds = pricing.step_seconds
     lengths = pricing.lengths
-    by_count = {row.num_buckets: row for row in rows if row.sizing == "frontier" and row.pool_size is None}
+    by_count = {
+        row.num_buckets: row
+        for row in rows
+        if row.sizing == "frontier" and row.pool_size is None
+    }
     if joint is None or lengths.targets is None or not by_count:
         return []
     compared = [by_count[count] for count in sorted({min(by_count), max(by_count)})]
@@ -101,24 +125,32 @@ def two_dimensional_rows(
         lengths.targets,
         example_costs,
         [row.num_buckets for row in compared],
-        candidates=np.unique(np.concatenate([costs.joint_lengths, *(row.boundaries for row in compared)])),
+        candidates=np.unique(
+            np.concatenate([costs.joint_lengths, *(row.boundaries for row in compared)])
+        ),
     )
     tables_compared = []
     for row, unsized in zip(compared, tables, strict=True):
         table = replace(unsized, batch_sizes=sizes(*unsized.pairs))
-        flat_batches, flat_seconds = _simulated(BucketTable.of(row.boundaries, row.batch_sizes), pricing)
+        flat_batches, flat_seconds = _simulated(
+            BucketTable.of(row.boundaries, row.batch_sizes), pricing
+        )
         batches, seconds = _simulated(table, pricing)
         proven = costs.joint_proven and costs.joint_proven(*table.pairs)
         tables_compared.append(
             TwoDimensionalRow(
                 num_buckets=row.num_buckets,
-                buckets=list(zip(*(edges.tolist() for edges in table.pairs), strict=True)),
+                buckets=list(
+                    zip(*(edges.tolist() for edges in table.pairs), strict=True)
+                ),
                 batch_sizes=table.batch_sizes.tolist(),
                 batches=batches,
                 estimated_epoch_seconds=seconds,
                 one_dimensional_batches=flat_batches,
                 one_dimensional_epoch_seconds=flat_seconds,
-                unproven=None if proven is None else int(np.count_nonzero(table.batch_sizes > proven)),
+                unproven=None
+                if proven is None
+                else int(np.count_nonzero(table.batch_sizes > proven)),
             )
         )
     return tables_compared
@@ -132,7 +164,9 @@ def _simulated(table: BucketTable, pricing: Pricing) -> tuple[int, float | None]
     for epoch in range(_SHUFFLES):
         drawing = batch_order.Drawing(epoch=epoch)
         cut = batcher.cut(drawing, ON_ONE_RANK)
-        shapes.append(batch_order.simulate(cut, drawing, lengths.values, lengths.targets))
+        shapes.append(
+            batch_order.simulate(cut, drawing, lengths.values, lengths.targets)
+        )
     _, seconds = replace(pricing, ranks=ONE_RANK).mean_cost(shapes)
     return len(shapes[0]), seconds
 
@@ -151,11 +185,17 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
     size = int(table.batch_sizes[0])
     independent = replace(pricing, ranks=replace(pricing.ranks, same_bucket=False))
     shuffled = independent.of_table("fixed", "length", 1, table).row
-    layout = lay_out(np.array([lengths.count]), table.batch_sizes, Dealing(world_size=pricing.ranks.world_size))
+    layout = lay_out(
+        np.array([lengths.count]),
+        table.batch_sizes,
+        Dealing(world_size=pricing.ranks.world_size),
+    )
     targets = None
     if lengths.targets is not None:
         targets = np.maximum.reduceat(lengths.targets, layout.starts)
-    in_order = batch_order.EpochShapes(layout.batch_sizes, lengths.values[layout.starts], targets, layout.buckets)
+    in_order = batch_order.EpochShapes(
+        layout.batch_sizes, lengths.values[layout.starts], targets, layout.buckets
+    )
     scale, grouped = simulate_length_grouped(lengths, size, pricing.ranks, pricing.seed)
     costs = {
         "fixed-random": (shuffled.padded_length, shuffled.estimated_epoch_seconds),
@@ -175,7 +215,9 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
     ]
 
 
-def lower_bound(pricing: Pricing, limits: Limits, found: Sequence[Row | Baseline]) -> LowerBound:
+def lower_bound(
+    pricing: Pricing, limits: Limits, found: Sequence[Row | Baseline]
+) -> LowerBound:
     """Return the bound that no bucket table can beat under these limits.
 
     An example takes at least the share of a batch that it would take among examples of its own length, or of a longer
@@ -192,19 +234,27 @@ def lower_bound(pricing: Pricing, limits: Limits, found: Sequence[Row | Baseline
     if limits.max_batch_size is not None:
         capacity = np.minimum(capacity, limits.max_batch_size)
     shares = float(np.sum(histogram.counts / _greatest_from_here_on(capacity)))
-    seconds = [other.estimated_epoch_seconds for other in found if other.estimated_epoch_seconds is not None]
+    seconds = [
+        other.estimated_epoch_seconds
+        for other in found
+        if other.estimated_epoch_seconds is not None
+    ]
     if pricing.step_seconds is not None:
         largest = _greatest_from_here_on(whole)
         halvings = np.arange(np.ceil(np.log2(largest.max())) + 1)[:, np.newaxis]
         size = np.maximum(1.0, np.floor(largest / 2**halvings))
         shapes = [size, np.broadcast_to(histogram.lengths, size.shape)]
         targets = pricing.lengths.targets
-        if targets is not None:  # a batch's longest is at least the mean of its examples' targets
+        if (
+            targets is not None
+        ):  # a batch's longest is at least the mean of its examples' targets
             starts = np.concatenate(([0], np.cumsum(histogram.counts[::-1])[:-1]))
             mean = np.add.reduceat(targets, starts)[::-1] / histogram.counts
             shapes.append(np.broadcast_to(mean, size.shape))
         lowest = np.min(np.asarray(pricing.step_seconds(*shapes)) / size, axis=0)
-        seconds.append(float(np.sum(histogram.counts * -_greatest_from_here_on(-lowest))) / ranks)
+        seconds.append(
+            float(np.sum(histogram.counts * -_greatest_from_here_on(-lowest))) / ranks
+        )
     return LowerBound(
         # Rounding must not make it one too many.
         batches=ranks * max(1, math.ceil(shares / ranks * (1 - 1e-12))),

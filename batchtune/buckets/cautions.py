@@ -33,7 +33,9 @@ def cautions(lengths: Lengths, limits: Limits, rows: Sequence[Row]) -> Iterator[
         yield unit
     yield from longer_than(lengths, limit, "max_batch_length", _OVERLONG)
     for name, strategy in STRATEGIES.items():
-        yield from strategy.cautions(lengths, limit, [row for row in rows if row.strategy == name])
+        yield from strategy.cautions(
+            lengths, limit, [row for row in rows if row.strategy == name]
+        )
     if rows and all(row.unproven for row in rows):
         yield (
             "every row has batch sizes that are not proven to fit, the recommended one too: run its batches with "
@@ -41,7 +43,9 @@ def cautions(lengths: Lengths, limits: Limits, rows: Sequence[Row]) -> Iterator[
         )
 
 
-def longer_than(lengths: Lengths, limit: float, name: str, consequence: str) -> Iterator[str]:
+def longer_than(
+    lengths: Lengths, limit: float, name: str, consequence: str
+) -> Iterator[str]:
     """Warn of examples beyond a limit, and what becomes of each."""
     overlong = int(np.count_nonzero(lengths.values > limit))
     if overlong:

@@ -55,7 +55,11 @@ class TableSettings(Settings, frozen=True, kw_only=True):
 
     def record(self) -> dict[str, Any]:
         """Return what was set, as plain values."""
-        return {name: value for name, value in msgspec.to_builtins(self).items() if value is not None}
+        return {
+            name: value
+            for name, value in msgspec.to_builtins(self).items()
+            if value is not None
+        }
 
 
 class OwnTable(TableSettings, frozen=True, kw_only=True):
@@ -75,7 +79,9 @@ class OwnTable(TableSettings, frozen=True, kw_only=True):
 
     def batching(self, lengths: Lengths) -> Batching:
         """Return the table itself; an example beyond its last boundary, which the sampler refuses, is an error."""
-        table = table_holding_all(self.bucket_boundaries, self.bucket_batch_sizes, lengths)
+        table = table_holding_all(
+            self.bucket_boundaries, self.bucket_batch_sizes, lengths
+        )
         return Batching(table, self.pool_size, self.batch_overhead)
 
     def describe(self, unit: str | None) -> str:
@@ -93,7 +99,9 @@ class SpeechBrainSettings(TableSettings, frozen=True, kw_only=True):
     SIZING = "length"
 
     max_batch_length: Length
-    num_buckets: Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_NUM_BUCKETS)] | None = None
+    num_buckets: Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_NUM_BUCKETS)] | None = (
+        None
+    )
     bucket_boundaries: Boundaries | None = None
     max_batch_ex: Size | None = None
     shuffle: bool | None = None
@@ -103,7 +111,9 @@ class SpeechBrainSettings(TableSettings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.num_buckets is None and self.bucket_boundaries is None:
-            raise ValueError("needs num_buckets or bucket_boundaries, as today's DynamicBatchSampler does")
+            raise ValueError(
+                "needs num_buckets or bucket_boundaries, as today's DynamicBatchSampler does"
+            )
         boundaries = self.bucket_boundaries or []
         if boundaries != sorted(set(boundaries)):
             raise ValueError("bucket_boundaries must ascend")
@@ -141,8 +151,15 @@ class SpeechBrainSettings(TableSettings, frozen=True, kw_only=True):
     def cautions(self, lengths: Lengths, row: Row) -> Iterator[str]:
         """Warn of examples beyond max_batch_length, and of buckets that keep batches small."""
         limit = self.max_batch_length
-        yield from longer_than(lengths, limit, f"max_batch_length of {YOURS},", "SpeechBrain makes each a batch of one")
-        if self.bucket_boundaries is None:  # given boundaries stay where they are when max_batch_length is raised
+        yield from longer_than(
+            lengths,
+            limit,
+            f"max_batch_length of {YOURS},",
+            "SpeechBrain makes each a batch of one",
+        )
+        if (
+            self.bucket_boundaries is None
+        ):  # given boundaries stay where they are when max_batch_length is raised
             yield from capped_by_num_buckets(lengths, limit, [row], YOURS)
         if max(row.batch_sizes) == 1 and self.max_batch_ex != 1:
             yield (
@@ -162,7 +179,9 @@ class FixedSize(TableSettings, frozen=True, kw_only=True):
 
     def batching(self, lengths: Lengths) -> Batching:
         """Return one bucket up to the longest length."""
-        return Batching(BucketTable(np.array([lengths.longest]), np.array([self.batch_size])))
+        return Batching(
+            BucketTable(np.array([lengths.longest]), np.array([self.batch_size]))
+        )
 
     def describe(self, unit: str | None) -> str:
         """Return the batch size."""
@@ -192,11 +211,14 @@ def current_batching(current: Current, lengths: Lengths) -> Batching:
         return current.settings.batching(lengths)
     except ValueError as error:
         raise current.wrong(
-            f"the settings make no bucket table: {error}", "Fix them, or leave --current out."
+            f"the settings make no bucket table: {error}",
+            "Fix them, or leave --current out.",
         ) from error
 
 
-def table_holding_all(boundaries: list[float], batch_sizes: list[int], lengths: Lengths) -> BucketTable:
+def table_holding_all(
+    boundaries: list[float], batch_sizes: list[int], lengths: Lengths
+) -> BucketTable:
     """Return boundaries and batch sizes as a table; ValueError if they make none, or none for the longest length."""
     table = BucketTable.of(boundaries, batch_sizes)
     if lengths.longest > boundaries[-1]:

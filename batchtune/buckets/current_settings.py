@@ -11,8 +11,23 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from batchtune.configs import Block, Recipe, entries, product_of, read_text, scalar_value, word_or_number
-from batchtune.errors import BatchtuneError, ResultError, UsageError, invalid_field, printable, shortened
+from batchtune.configs import (
+    Block,
+    Recipe,
+    entries,
+    product_of,
+    read_text,
+    scalar_value,
+    word_or_number,
+)
+from batchtune.errors import (
+    BatchtuneError,
+    ResultError,
+    UsageError,
+    invalid_field,
+    printable,
+    shortened,
+)
 
 OPTION = "--current"
 YOURS = "your current config"
@@ -109,17 +124,27 @@ def read_settings(text: str, known: Known[AnySettings]) -> Given[AnySettings]:
     if path and os.path.exists(path):
         return _of_file(Path(path), key_path, known)
     if not _PAIRS.match(text) or len(text) > _LONGEST_TEXT:
-        raise UsageError(f"{OPTION}: {text[:200]!r} is neither a file nor key=value settings", known.hint)
+        raise UsageError(
+            f"{OPTION}: {text[:200]!r} is neither a file nor key=value settings",
+            known.hint,
+        )
     return _written_out(text, known)
 
 
-def _of_file(file: Path, key_path: str | None, known: Known[AnySettings]) -> Given[AnySettings]:
+def _of_file(
+    file: Path, key_path: str | None, known: Known[AnySettings]
+) -> Given[AnySettings]:
     """Read the training's settings from a recipe, at `key_path` or where they are found; other keys may be code."""
-    recipe = Recipe.parse(read_text(file, file.name, "Give a SpeechBrain training YAML."), file.name)
+    recipe = Recipe.parse(
+        read_text(file, file.name, "Give a SpeechBrain training YAML."), file.name
+    )
     file_format = entries(recipe.root).get("format")
-    if file_format is not None and str(scalar_value(file_format)).startswith("batchtune/"):
+    if file_format is not None and str(scalar_value(file_format)).startswith(
+        "batchtune/"
+    ):
         raise ResultError(
-            f"{file.name} is a config that batchtune wrote, and {OPTION} FILE reads a SpeechBrain recipe", known.hint
+            f"{file.name} is a config that batchtune wrote, and {OPTION} FILE reads a SpeechBrain recipe",
+            known.hint,
         )
     if key_path is None:
         kind, block = _training_settings(recipe, known)
@@ -137,22 +162,30 @@ def _of_file(file: Path, key_path: str | None, known: Known[AnySettings]) -> Giv
     return _checked(kind, values, file.name, printable(block.path) or None, known)
 
 
-def _training_settings(recipe: Recipe, known: Known[AnySettings]) -> tuple[type[AnySettings], Block]:
+def _training_settings(
+    recipe: Recipe, known: Known[AnySettings]
+) -> tuple[type[AnySettings], Block]:
     for kind in known.kinds:
         block = kind.find(recipe)
         if block is not None:
             return kind, block
     raise ResultError(
-        f"{recipe.name} has no {known.lacking}", f"{known.hint} Or say where: {OPTION} {recipe.name}:KEY.PATH."
+        f"{recipe.name} has no {known.lacking}",
+        f"{known.hint} Or say where: {OPTION} {recipe.name}:KEY.PATH.",
     )
 
 
-def _settings_at(recipe: Recipe, keys: tuple[str, ...], known: Known[AnySettings]) -> tuple[type[AnySettings], Block]:
+def _settings_at(
+    recipe: Recipe, keys: tuple[str, ...], known: Known[AnySettings]
+) -> tuple[type[AnySettings], Block]:
     block = recipe.block_at(keys)
     for kind in known.kinds:
         if block is not None and block.has_any(kind.SIGNS):
             return kind, block
-    raise ResultError(f"{recipe.name} has no known batching settings at {shortened('.'.join(keys))}", known.hint)
+    raise ResultError(
+        f"{recipe.name} has no known batching settings at {shortened('.'.join(keys))}",
+        known.hint,
+    )
 
 
 def _written_out(text: str, known: Known[AnySettings]) -> Given[AnySettings]:
@@ -160,12 +193,18 @@ def _written_out(text: str, known: Known[AnySettings]) -> Given[AnySettings]:
     for pair in text.split(","):
         name, separator, value = (part.strip() for part in pair.partition("="))
         if not separator or not name or name in values:
-            raise UsageError(f"{OPTION}: {pair.strip()[:60]!r} is not key=value, or the key is given twice", known.hint)
+            raise UsageError(
+                f"{OPTION}: {pair.strip()[:60]!r} is not key=value, or the key is given twice",
+                known.hint,
+            )
         values[name] = _value(name, value)
     for kind in known.kinds:
         if not values.keys().isdisjoint(kind.SIGNS):
             return _checked(kind, values, OPTION, None, known)
-    raise UsageError(f"{OPTION}: {printable(', '.join(values))[:200]} says nothing about the batches", known.hint)
+    raise UsageError(
+        f"{OPTION}: {printable(', '.join(values))[:200]} says nothing about the batches",
+        known.hint,
+    )
 
 
 def _value(name: str, text: str) -> Any:
@@ -179,7 +218,11 @@ def _value(name: str, text: str) -> Any:
 
 
 def _checked(
-    kind: type[AnySettings], values: dict[str, Any], source: str, key_path: str | None, known: Known[AnySettings]
+    kind: type[AnySettings],
+    values: dict[str, Any],
+    source: str,
+    key_path: str | None,
+    known: Known[AnySettings],
 ) -> Given[AnySettings]:
     renamed = {}
     for name, value in values.items():
@@ -192,7 +235,9 @@ def _checked(
     return Given(settings=settings, source=source, key_path=key_path)
 
 
-def _wrong(source: str, key_path: str | None, problem: str, hint: str | None) -> BatchtuneError:
+def _wrong(
+    source: str, key_path: str | None, problem: str, hint: str | None
+) -> BatchtuneError:
     kind = UsageError if source == OPTION else ResultError
     where = source if key_path is None else f"{source}: {key_path}"
     return kind(f"{where}: {problem}", hint)

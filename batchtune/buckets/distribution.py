@@ -25,24 +25,37 @@ def histogram_of(lengths: Lengths, bins: int = _BINS) -> list[HistogramBin]:
     shortest = lengths.shortest
     longest = lengths.longest
     if shortest == longest:
-        return [HistogramBin(from_=math.nextafter(shortest, 0), to=longest, count=lengths.count)]
+        return [
+            HistogramBin(
+                from_=math.nextafter(shortest, 0), to=longest, count=lengths.count
+            )
+        ]
     spaced = np.geomspace if longest > _WIDE * shortest else np.linspace
     edges = spaced(shortest, longest, bins + 1)
     edges[0] = math.nextafter(shortest, 0)
     edges[-1] = longest
-    counts = np.diff(np.searchsorted(lengths.values[::-1], edges, side="right")).tolist()
+    counts = np.diff(
+        np.searchsorted(lengths.values[::-1], edges, side="right")
+    ).tolist()
     spans = pairwise(edges.tolist())
-    return [HistogramBin(from_=low, to=high, count=count) for (low, high), count in zip(spans, counts, strict=True)]
+    return [
+        HistogramBin(from_=low, to=high, count=count)
+        for (low, high), count in zip(spans, counts, strict=True)
+    ]
 
 
 def quantiles_of(lengths: Lengths) -> list[float]:
     """Shape (1001,): quantile i / 1000 at position i, by nearest rank, so that each occurs; ascending."""
-    ranks = np.ceil(np.arange(QUANTILES + 1) / QUANTILES * lengths.count).astype(np.int64)
+    ranks = np.ceil(np.arange(QUANTILES + 1) / QUANTILES * lengths.count).astype(
+        np.int64
+    )
     quantiles: list[float] = lengths.values[::-1][np.maximum(ranks, 1) - 1].tolist()
     return quantiles
 
 
-def bucket_uses(lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenBy | None = None) -> list[BucketUse]:
+def bucket_uses(
+    lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenBy | None = None
+) -> list[BucketUse]:
     """Describe what each bucket of a row's table holds and costs over all ranks, those without examples too.
 
     Of pools the list is empty: their batches hold examples of several buckets. `pricing` has the lengths as batches are
@@ -57,7 +70,9 @@ def bucket_uses(lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenB
     counts = table.counts(histogram)
     cells = expected.numbers * expected.batch_sizes * expected.lengths
     padded = np.bincount(expected.buckets, cells, table.num_buckets)
-    batches = np.bincount(expected.tally.buckets, expected.tally.numbers, table.num_buckets)
+    batches = np.bincount(
+        expected.tally.buckets, expected.tally.numbers, table.num_buckets
+    )
     totals = np.concatenate(([0.0], np.cumsum(lengths.values[::-1])))
     true = np.diff(totals[np.cumsum(counts)], prepend=0.0)
     buckets = []

@@ -16,7 +16,14 @@ from batchtune.epochs.measured_costs import Costs, capped
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.errors import ResultError, shortened
 from batchtune.lengths import Lengths
-from batchtune.results import MOST_BUCKETS, Drift, Row, Sweep, SweepSettings, epoch_costs
+from batchtune.results import (
+    MOST_BUCKETS,
+    Drift,
+    Row,
+    Sweep,
+    SweepSettings,
+    epoch_costs,
+)
 
 _AGAIN = "Make sweep.json again with `batchtune sweep-buckets`."
 
@@ -34,7 +41,10 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
     row = tuned.recommended_row
     unit = tuned.lengths.unit
     if row is None:
-        raise ResultError("the sweep recommends no table, so there is nothing to compare other lengths with", _AGAIN)
+        raise ResultError(
+            "the sweep recommends no table, so there is nothing to compare other lengths with",
+            _AGAIN,
+        )
     if lengths.unit is not None and unit is not None and lengths.unit != unit:
         raise ResultError(
             f"the manifest is in {lengths.unit}, the run in {unit}",
@@ -42,7 +52,10 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
         )
     as_swept = _as_swept(costs, tuned, row)
     if row.strategy not in STRATEGIES:
-        raise ResultError(f"the sweep is edited or damaged: unknown strategy {shortened(row.strategy)}", _AGAIN)
+        raise ResultError(
+            f"the sweep is edited or damaged: unknown strategy {shortened(row.strategy)}",
+            _AGAIN,
+        )
     settings = structs.replace(
         msgspec.convert(tuned.settings, SweepSettings),
         strategies=(row.strategy,),
@@ -52,7 +65,9 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
     changed = lengths.fingerprint != tuned.lengths.fingerprint
     pricing = Pricing.of(lengths, tuned.max_batch_length, settings, as_swept)
     # Examples beyond its boundaries make batches of one.
-    table = BucketTable.of(row.boundaries, row.batch_sizes).extended_to(pricing.lengths.longest)
+    table = BucketTable.of(row.boundaries, row.batch_sizes).extended_to(
+        pricing.lengths.longest
+    )
     batching = Batching(table, row.pool_size, row.batch_overhead)
     now = pricing.priced(row.strategy, row.sizing, batching).row
     best = now
@@ -76,12 +91,16 @@ def _as_swept(costs: Costs, tuned: Sweep, row: Row) -> Costs:
     """Return the costs without what the sweep did not know, since it may be older than the probe."""
     by_frontier = [other for other in tuned.rows if other.sizing == "frontier"]
     timed = row.estimated_epoch_seconds is not None
-    if (row.sizing == "frontier" and costs.frontier is None) or (timed and costs.step_seconds is None):
+    if (row.sizing == "frontier" and costs.frontier is None) or (
+        timed and costs.step_seconds is None
+    ):
         raise ResultError(
             "the recommended table was tuned by what a probe measured, but the run has no probe.json that tells it",
             "Put probe.json back, or probe and sweep again with `batchtune tune`.",
         )
-    as_swept = replace(costs, joint_frontier=None, frontier=None, continued_frontier=None)
+    as_swept = replace(
+        costs, joint_frontier=None, frontier=None, continued_frontier=None
+    )
     if not timed:
         as_swept = replace(as_swept, step_seconds=None)
     if not by_frontier:

@@ -14,7 +14,12 @@ from batchtune.epochs.batch_order import EpochShapes
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import ExpectedBatches, expected_batches
 from batchtune.epochs.layout import ONE_RANK, Dealing, Ranks, Tally
-from batchtune.epochs.measured_costs import Costs, StepSeconds, TypicalTargets, batch_seconds
+from batchtune.epochs.measured_costs import (
+    Costs,
+    StepSeconds,
+    TypicalTargets,
+    batch_seconds,
+)
 from batchtune.epochs.randomness import Mates, mates_in_buckets
 from batchtune.epochs.simulation import SimulatedEpochs, simulate_epochs, with_overhead
 from batchtune.epochs.step_times import StepTimes
@@ -95,7 +100,13 @@ class Pricing:
     seed: int = 0
 
     @classmethod
-    def of(cls, lengths: Lengths, max_batch_length: float, settings: SweepSettings, costs: Costs) -> Pricing:
+    def of(
+        cls,
+        lengths: Lengths,
+        max_batch_length: float,
+        settings: SweepSettings,
+        costs: Costs,
+    ) -> Pricing:
         """Return the pricing of a sweep."""
         padded = lengths
         if settings.multiple_of is not None:
@@ -105,9 +116,13 @@ class Pricing:
             total=lengths.total,
             max_batch_length=max_batch_length,
             step_seconds=costs.step_seconds,
-            targets=TypicalTargets.of(padded) if costs.step_seconds is not None else None,
+            targets=TypicalTargets.of(padded)
+            if costs.step_seconds is not None
+            else None,
             ranks=Ranks(
-                world_size=settings.world_size, same_bucket=settings.same_bucket, accumulate=settings.accumulate
+                world_size=settings.world_size,
+                same_bucket=settings.same_bucket,
+                accumulate=settings.accumulate,
             ),
             proven=costs.proven,
             seed=settings.seed,
@@ -120,25 +135,35 @@ class Pricing:
     def table_seconds(self, expected: ExpectedBatches) -> float:
         """Return the time of an epoch of a table's batches, shared out to ranks that never wait."""
         assert self.step_seconds is not None
-        cost = batch_seconds(self.step_seconds, self.targets, expected.table.lower_edges)
+        cost = batch_seconds(
+            self.step_seconds, self.targets, expected.table.lower_edges
+        )
         return expected.sum_of(cost) / self.ranks.world_size
 
-    def mean_cost(self, epochs: Sequence[EpochShapes], scale: float = 1.0) -> tuple[float, float | None]:
+    def mean_cost(
+        self, epochs: Sequence[EpochShapes], scale: float = 1.0
+    ) -> tuple[float, float | None]:
         """Return the mean padded length and time of epochs whose batches are `1 / scale` of all, in their order."""
         padded = float(np.mean([epoch.padded_length for epoch in epochs]))
         seconds = None
         if self.step_seconds is not None:
-            times = [epoch.epoch_seconds(self.step_seconds, self.ranks) for epoch in epochs]
+            times = [
+                epoch.epoch_seconds(self.step_seconds, self.ranks) for epoch in epochs
+            ]
             seconds = float(np.mean(times)) * scale
         return max(padded * scale, self.total), seconds
 
     def priced(self, strategy: str, sizing: Sizing, batching: Batching) -> Priced:
         """Return the row of batches that hold all lengths: exactly in buckets, by simulation in pools."""
         if batching.pool_size is None:
-            return self.of_table(strategy, sizing, batching.table.num_buckets, batching.table)
+            return self.of_table(
+                strategy, sizing, batching.table.num_buckets, batching.table
+            )
         return self.of_epochs(strategy, sizing, self.simulated(batching))
 
-    def of_table(self, strategy: str, sizing: Sizing, num_buckets: int, table: BucketTable) -> Priced:
+    def of_table(
+        self, strategy: str, sizing: Sizing, num_buckets: int, table: BucketTable
+    ) -> Priced:
         """Return the row of a table that holds all lengths, on average over shuffles.
 
         It is exact, but for the time that several ranks take: epochs are simulated.
@@ -163,7 +188,9 @@ class Pricing:
             effective_buckets=1 / float(np.sum((counts / counts.sum()) ** 2)),
         )
 
-    def of_epochs(self, strategy: str, sizing: Sizing, simulated: SimulatedEpochs) -> Priced:
+    def of_epochs(
+        self, strategy: str, sizing: Sizing, simulated: SimulatedEpochs
+    ) -> Priced:
         """Return the row of pools: means over simulated epochs."""
         ranks = self.ranks.world_size
         numbers = np.array([len(shapes) for shapes in simulated.shapes])
@@ -180,7 +207,8 @@ class Pricing:
             strategy=strategy,
             sizing=sizing,
             num_buckets=simulated.batching.table.num_buckets,
-            batches=ranks * max(1, round(float(numbers.mean()) * simulated.scale / ranks)),
+            batches=ranks
+            * max(1, round(float(numbers.mean()) * simulated.scale / ranks)),
             padded_length=max(padded * simulated.scale, self.total),
             repeated_examples=simulated.repeated_examples,
             effective_buckets=simulated.effective_buckets,
@@ -202,13 +230,19 @@ class Pricing:
             return filled
         cheapest = self.simulated(costed)
         filled_seconds = filled.seconds(self.step_seconds, self.ranks).mean()
-        if cheapest.seconds(self.step_seconds, self.ranks).mean() < filled_seconds * (1 - _LEAST_GAIN):
+        if cheapest.seconds(self.step_seconds, self.ranks).mean() < filled_seconds * (
+            1 - _LEAST_GAIN
+        ):
             return cheapest
         return filled
 
-    def _table_time(self, expected: ExpectedBatches, step_seconds: StepSeconds) -> EpochTime:
+    def _table_time(
+        self, expected: ExpectedBatches, step_seconds: StepSeconds
+    ) -> EpochTime:
         if self.ranks.world_size > 1:
-            time = self._simulated_time(self.simulated(Batching(expected.table)), step_seconds)
+            time = self._simulated_time(
+                self.simulated(Batching(expected.table)), step_seconds
+            )
             return replace(time, deviation=None)
         sizes = expected.batch_sizes
         lengths = expected.lengths
@@ -216,24 +250,36 @@ class Pricing:
         if self.targets is not None:
             targets = self.targets(sizes, lengths, expected.table.lower_edges(lengths))
         seconds = self.table_seconds(expected)
-        errors = time_errors(step_seconds, sizes, lengths, targets, expected.numbers, seconds)
+        errors = time_errors(
+            step_seconds, sizes, lengths, targets, expected.numbers, seconds
+        )
         return EpochTime(seconds=seconds, errors=errors)
 
-    def _simulated_time(self, simulated: SimulatedEpochs, step_seconds: StepSeconds) -> EpochTime:
+    def _simulated_time(
+        self, simulated: SimulatedEpochs, step_seconds: StepSeconds
+    ) -> EpochTime:
         times = simulated.seconds(step_seconds, self.ranks)
         seconds = float(times.mean())
         spread = float(times.std(ddof=1))
         ranks = None
         if self.ranks.world_size > 1:
             other = replace(self.ranks, same_bucket=not self.ranks.same_bucket)
-            dealt = simulate_epochs(simulated.batching, self.lengths, other.dealing, self.seed)
+            dealt = simulate_epochs(
+                simulated.batching, self.lengths, other.dealing, self.seed
+            )
             by_same_bucket = {
                 self.ranks.same_bucket: seconds,
                 other.same_bucket: float(dealt.seconds(step_seconds, other).mean()),
             }
-            all_steps = float(np.mean([shapes.seconds(step_seconds).sum() for shapes in simulated.shapes]))
+            all_steps = float(
+                np.mean(
+                    [shapes.seconds(step_seconds).sum() for shapes in simulated.shapes]
+                )
+            )
             ranks = RankTimes(
-                without_waiting_epoch_seconds=all_steps * simulated.scale / self.ranks.world_size,
+                without_waiting_epoch_seconds=all_steps
+                * simulated.scale
+                / self.ranks.world_size,
                 independent_epoch_seconds=by_same_bucket[False],
                 same_bucket_epoch_seconds=by_same_bucket[True],
             )
@@ -246,7 +292,14 @@ class Pricing:
             ranks=ranks,
         )
 
-    def _priced(self, batching: Batching, tally: Tally, mates: Mates, time: EpochTime | None, **figures: Any) -> Priced:
+    def _priced(
+        self,
+        batching: Batching,
+        tally: Tally,
+        mates: Mates,
+        time: EpochTime | None,
+        **figures: Any,
+    ) -> Priced:
         """Return the row with these figures, and those that follow from them."""
         batches: int = figures["batches"]
         largest, longest = batching.largest_batches(self.lengths.histogram)
@@ -260,7 +313,8 @@ class Pricing:
             batch_sizes=batching.table.batch_sizes.tolist(),
             padding_ratio=self.padding_ratio(figures["padded_length"]),
             fill=self.total / (batches * self.max_batch_length),
-            mean_batch_size=(self.lengths.count + figures["repeated_examples"]) / batches,
+            mean_batch_size=(self.lengths.count + figures["repeated_examples"])
+            / batches,
             largest_padded_length=float((largest * longest).max()),
             estimated_epoch_seconds=None,
             smallest_batch_size=int(tally.batch_sizes.min()),
@@ -279,11 +333,17 @@ class Pricing:
 
 
 def estimated_epoch_seconds(
-    lengths: Lengths, table: BucketTable, step_seconds: StepSeconds, *, drop_last: bool = False
+    lengths: Lengths,
+    table: BucketTable,
+    step_seconds: StepSeconds,
+    *,
+    drop_last: bool = False,
 ) -> float:
     """Return the time of all of an epoch's training steps on one rank, on average over shuffles."""
     expected = expected_batches(lengths.histogram, table, Dealing(drop_last=drop_last))
-    return expected.sum_of(batch_seconds(step_seconds, TypicalTargets.of(lengths), table.lower_edges))
+    return expected.sum_of(
+        batch_seconds(step_seconds, TypicalTargets.of(lengths), table.lower_edges)
+    )
 
 
 def time_errors(
@@ -303,24 +363,38 @@ def time_errors(
     return seconds * step_seconds.errors(sizes, lengths, targets, counts)
 
 
-def shape_errors(step_seconds: StepSeconds, shapes: EpochShapes, seconds: float) -> FloatArray | None:
+def shape_errors(
+    step_seconds: StepSeconds, shapes: EpochShapes, seconds: float
+) -> FloatArray | None:
     """Return the errors of the time of an epoch with these batches; some of them stand for all.
 
     On several ranks their waiting is taken to grow as the time does.
     """
     by_length = np.argsort(shapes.lengths, kind="stable")
-    chosen = by_length[np.linspace(0, by_length.size - 1, _REPRESENTATIVES).astype(np.int64)]
+    chosen = by_length[
+        np.linspace(0, by_length.size - 1, _REPRESENTATIVES).astype(np.int64)
+    ]
     targets = None
     if shapes.targets is not None:
         targets = shapes.targets[chosen]
     sizes = shapes.batch_sizes[chosen].astype(np.float64)
-    return time_errors(step_seconds, sizes, shapes.lengths[chosen], targets, np.ones(chosen.size), seconds)
+    return time_errors(
+        step_seconds,
+        sizes,
+        shapes.lengths[chosen],
+        targets,
+        np.ones(chosen.size),
+        seconds,
+    )
 
 
 def with_equals(timed: Sequence[tuple[AnyRow, EpochTime | None]]) -> list[AnyRow]:
     """Return the rows, each marked by whether its time can be told from the fastest one's."""
     equal = equal_to_best([time for _, time in timed])
-    return [structs.replace(row, equal_to_best=same) for (row, _), same in zip(timed, equal, strict=True)]
+    return [
+        structs.replace(row, equal_to_best=same)
+        for (row, _), same in zip(timed, equal, strict=True)
+    ]
 
 
 def equal_to_best(times: Sequence[EpochTime | None]) -> list[bool | None]:

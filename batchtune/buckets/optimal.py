@@ -107,7 +107,9 @@ def few_ends(histogram: Histogram, batch_sizes: IntArray, most: int) -> IntArray
     return np.unique(np.concatenate((changes, shared, lumps, [lengths.size - 1])))
 
 
-def optimal_boundaries(histogram: Histogram, example_costs: FloatArray, num_buckets: Sequence[int]) -> list[FloatArray]:
+def optimal_boundaries(
+    histogram: Histogram, example_costs: FloatArray, num_buckets: Sequence[int]
+) -> list[FloatArray]:
     """Return the boundaries that minimise the cost of all examples, for several bucket counts in one run.
 
     What an example costs depends on its bucket's end: a bucket (u_i, u_j] costs w_j·(C_j - C_i), where w are the
@@ -143,11 +145,16 @@ def optimal_boundaries(histogram: Histogram, example_costs: FloatArray, num_buck
         slopes = np.diff(lowest_costs[hull]) / np.diff(counts[hull])
         # Rounding can make an end beyond one's own look as good as one's own; it never is better.
         before = np.minimum(hull[np.searchsorted(slopes, costs)], own_ends)
-        lowest_costs = np.concatenate(([0.0], lowest_costs[before] + costs * (counts[1:] - counts[before])))
+        lowest_costs = np.concatenate(
+            ([0.0], lowest_costs[before] + costs * (counts[1:] - counts[before]))
+        )
         totals.append(lowest_costs[-1])
         previous.append(np.concatenate(([0], before)))
     best = BestBuckets(np.array(totals), previous)
-    return [histogram.lengths[ends[best.ends(fewest(best.totals[:limit]))]] for limit in num_buckets]
+    return [
+        histogram.lengths[ends[best.ends(fewest(best.totals[:limit]))]]
+        for limit in num_buckets
+    ]
 
 
 def _lower_hull(x: FloatArray, y: FloatArray) -> npt.NDArray[np.intp]:
@@ -181,7 +188,9 @@ def _lower_hull(x: FloatArray, y: FloatArray) -> npt.NDArray[np.intp]:
             continue
         # All points that are at most `reach` from one of these.
         steps = np.bincount(np.maximum(bent - reach, 0), minlength=kept.size)
-        steps -= np.bincount(np.minimum(bent + reach + 1, kept.size), minlength=kept.size + 1)[:-1]
+        steps -= np.bincount(
+            np.minimum(bent + reach + 1, kept.size), minlength=kept.size + 1
+        )[:-1]
         near = np.flatnonzero(np.cumsum(steps) > 0)
         corners = _lower_hull_one_by_one(x[kept[near]].tolist(), y[kept[near]].tolist())
         kept = np.delete(kept, np.delete(near, corners))

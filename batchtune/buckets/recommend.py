@@ -57,9 +57,25 @@ def recommend(
     table = None
     if tables:
         # Among equals the one with fewer buckets is the best: nothing is then left to trade.
-        best = min(tables, key=lambda index: (costs[index], len(rows[index].boundaries), *_order(rows, index)))
-        near = [index for index in tables if costs[index] <= costs[best] * (1 + _TOLERANCE)]
-        table = min(near, key=lambda index: (len(rows[index].boundaries), costs[index], *_order(rows, index)))
+        best = min(
+            tables,
+            key=lambda index: (
+                costs[index],
+                len(rows[index].boundaries),
+                *_order(rows, index),
+            ),
+        )
+        near = [
+            index for index in tables if costs[index] <= costs[best] * (1 + _TOLERANCE)
+        ]
+        table = min(
+            near,
+            key=lambda index: (
+                len(rows[index].boundaries),
+                costs[index],
+                *_order(rows, index),
+            ),
+        )
     pools = None
     if not few_shapes:
         pools = _best_pools(rows, costs, proven, table, min_randomness)
@@ -75,7 +91,11 @@ def recommend(
     seconds = rows[table].estimated_epoch_seconds
     for baseline in baselines:
         fixed_seconds = baseline.estimated_epoch_seconds
-        if seconds is not None and fixed_seconds is not None and fixed_seconds < seconds:
+        if (
+            seconds is not None
+            and fixed_seconds is not None
+            and fixed_seconds < seconds
+        ):
             reason += f"; {baseline.name} takes less time: an estimated {format_seconds(fixed_seconds)}"
     return Recommendation(table, reason, table)
 
@@ -93,11 +113,17 @@ def _best_pools(
         highest_cost = costs[table] * (1 - _TOLERANCE)
         if min_randomness is None:
             min_randomness = rows[table].randomness
-    pools = [index for index in proven if rows[index].pool_size is not None and costs[index] < highest_cost]
+    pools = [
+        index
+        for index in proven
+        if rows[index].pool_size is not None and costs[index] < highest_cost
+    ]
     pools = [index for index in pools if _is_random(rows[index], min_randomness)]
     lowest_cost = min((costs[index] for index in pools), default=math.inf)
     near = [index for index in pools if costs[index] <= lowest_cost * (1 + _TOLERANCE)]
-    return min(near, key=lambda index: (rows[index].mates_again, costs[index]), default=None)
+    return min(
+        near, key=lambda index: (rows[index].mates_again, costs[index]), default=None
+    )
 
 
 def _order(rows: Sequence[Row], index: int) -> tuple[bool, int]:
@@ -110,7 +136,12 @@ def _is_random(row: Row, min_randomness: float | None) -> bool:
 
 
 def _reason(
-    rows: Sequence[Row], costs: Sequence[float], chosen: int, fixed: Baseline, other: int | None, than: str
+    rows: Sequence[Row],
+    costs: Sequence[float],
+    chosen: int,
+    fixed: Baseline,
+    other: int | None,
+    than: str,
 ) -> str:
     """Say what an epoch needs with the chosen row, next to another row and a fixed batch size."""
     timed = have_times(rows)
@@ -157,7 +188,9 @@ def trade_off(costs: Sequence[float], again: Sequence[float]) -> list[int]:
     Costs rise strictly along them, and mates meet again strictly less often. Of equal rows only the first is returned.
     """
     curve: list[int] = []
-    for index in sorted(range(len(costs)), key=lambda row: (costs[row], again[row], row)):
+    for index in sorted(
+        range(len(costs)), key=lambda row: (costs[row], again[row], row)
+    ):
         if not curve or again[index] < again[curve[-1]]:
             curve.append(index)
     return curve

@@ -10,7 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from batchtune.buckets.optimal import TIE, best_buckets, few_ends
-from batchtune.epochs.expectation import BatchCost, BatchCounts, BucketCosts, ExpectedCosts
+from batchtune.epochs.expectation import (
+    BatchCost,
+    BatchCounts,
+    BucketCosts,
+    ExpectedCosts,
+)
 from batchtune.epochs.table import BucketTable, speechbrain_table
 from batchtune.lengths import SPEECH_UNITS, FloatArray, Histogram, IntArray, Lengths
 from batchtune.results import Row
@@ -50,14 +55,18 @@ class Strategy(ABC):
     in_pools: ClassVar[bool] = False
 
     @abstractmethod
-    def boundaries(self, problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
+    def boundaries(
+        self, problem: Problem, num_buckets: Sequence[int]
+    ) -> list[FloatArray]:
         """Return the boundaries for each of the bucket counts; all at once, since one run can answer them all.
 
         They are strictly ascending and positive, the last at least the longest length, and the same for the same
         problem.
         """
 
-    def cautions(self, lengths: Lengths, max_batch_length: float, rows: Sequence[Row]) -> Iterator[str]:
+    def cautions(
+        self, lengths: Lengths, max_batch_length: float, rows: Sequence[Row]
+    ) -> Iterator[str]:
         """Yield warnings about this strategy's rows, each without a full stop."""
         return iter(())
 
@@ -69,7 +78,9 @@ class Strategy(ABC):
 class SpeechBrain(Strategy):
     """SpeechBrain's own boundaries."""
 
-    def boundaries(self, problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
+    def boundaries(
+        self, problem: Problem, num_buckets: Sequence[int]
+    ) -> list[FloatArray]:
         """Return SpeechBrain's boundaries, and one more, the longest length, where that is beyond its last.
 
         max_batch_length / boundary is below 1 in that one more bucket, or 1 where rounding put SpeechBrain's last
@@ -77,9 +88,14 @@ class SpeechBrain(Strategy):
         """
         histogram = problem.histogram
         limit = problem.max_batch_length
-        return [speechbrain_table(histogram, limit, num_buckets=buckets).boundaries for buckets in num_buckets]
+        return [
+            speechbrain_table(histogram, limit, num_buckets=buckets).boundaries
+            for buckets in num_buckets
+        ]
 
-    def cautions(self, lengths: Lengths, max_batch_length: float, rows: Sequence[Row]) -> Iterator[str]:
+    def cautions(
+        self, lengths: Lengths, max_batch_length: float, rows: Sequence[Row]
+    ) -> Iterator[str]:
         """Warn of numbers of buckets that keep batches small; of text, nobody takes SpeechBrain's."""
         if lengths.unit not in (*SPEECH_UNITS, None):
             return
@@ -94,7 +110,9 @@ class SpeechBrain(Strategy):
         return None
 
 
-def capped_by_num_buckets(lengths: Lengths, max_batch_length: float, rows: Sequence[Row], who: str) -> Iterator[str]:
+def capped_by_num_buckets(
+    lengths: Lengths, max_batch_length: float, rows: Sequence[Row], who: str
+) -> Iterator[str]:
     """Warn of rows whose batches max_batch_length can't make larger: the first boundary grows with it.
 
     It is about exp(2·z_N), z_N the normal quantile at N / (N + 1); once everything falls into the first
@@ -124,12 +142,19 @@ def capped_by_num_buckets(lengths: Lengths, max_batch_length: float, rows: Seque
 class Quantile(Strategy):
     """Buckets of the same total length, as NeMo and Lhotse estimate their duration bins."""
 
-    def boundaries(self, problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
+    def boundaries(
+        self, problem: Problem, num_buckets: Sequence[int]
+    ) -> list[FloatArray]:
         """Give each bucket the same total length, as near as the lengths allow."""
         lengths = problem.histogram.lengths
         so_far = problem.histogram.cumulative_total
-        shares = (so_far[-1] * np.arange(1, buckets) / buckets for buckets in num_buckets)
-        return [_up_to(lengths[np.searchsorted(so_far, each)], float(lengths[-1])) for each in shares]
+        shares = (
+            so_far[-1] * np.arange(1, buckets) / buckets for buckets in num_buckets
+        )
+        return [
+            _up_to(lengths[np.searchsorted(so_far, each)], float(lengths[-1]))
+            for each in shares
+        ]
 
 
 @dataclass(frozen=True)
@@ -138,11 +163,16 @@ class Spaced(Strategy):
 
     space: Callable[..., Any]
 
-    def boundaries(self, problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
+    def boundaries(
+        self, problem: Problem, num_buckets: Sequence[int]
+    ) -> list[FloatArray]:
         """Return the upper edges of buckets that are spaced evenly."""
         shortest = float(problem.histogram.lengths[0])
         longest = float(problem.histogram.lengths[-1])
-        return [_up_to(self.space(shortest, longest, buckets + 1)[1:], longest) for buckets in num_buckets]
+        return [
+            _up_to(self.space(shortest, longest, buckets + 1)[1:], longest)
+            for buckets in num_buckets
+        ]
 
 
 def _up_to(edges: FloatArray, longest: float) -> FloatArray:
@@ -155,7 +185,9 @@ class Optimal(Strategy):
 
     depends_on_sizes = True
 
-    def boundaries(self, problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
+    def boundaries(
+        self, problem: Problem, num_buckets: Sequence[int]
+    ) -> list[FloatArray]:
         """Minimise the cost of an epoch's batches, the last one of each bucket included, in at most that many buckets.
 
         Without a cost it is the number of batches, Σ ceil(n_b / B_b). With one, each batch costs by its expected
@@ -168,7 +200,9 @@ class Optimal(Strategy):
         histogram = problem.histogram
         sizes = problem.batch_sizes
         cost = problem.batch_cost
-        ends = few_ends(histogram, sizes, _MOST_ENDS if cost is None else _MOST_COSTED_ENDS)
+        ends = few_ends(
+            histogram, sizes, _MOST_ENDS if cost is None else _MOST_COSTED_ENDS
+        )
         least_gain = TIE
         of_buckets: BucketCosts
         if cost is None:
@@ -183,7 +217,9 @@ class Optimal(Strategy):
             chosen = ends[best.ends(buckets)]
             total = float(best.totals[buckets - 1])
             if problem.epoch_cost is not None:
-                total = problem.epoch_cost(BucketTable(histogram.lengths[chosen], sizes[chosen]))
+                total = problem.epoch_cost(
+                    BucketTable(histogram.lengths[chosen], sizes[chosen])
+                )
             candidates.append((total, buckets, histogram.lengths[chosen]))
         tables = []
         for limit in num_buckets:
@@ -197,11 +233,16 @@ class Pooled(Strategy):
 
     in_pools = True
 
-    def boundaries(self, problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
+    def boundaries(
+        self, problem: Problem, num_buckets: Sequence[int]
+    ) -> list[FloatArray]:
         """Return the longest lengths of each run of equal batch sizes, whatever the number asked for."""
         lengths = problem.histogram.lengths
         sizes = problem.batch_sizes
-        return [lengths[np.append(np.flatnonzero(np.diff(sizes)), lengths.size - 1)] for _ in num_buckets]
+        return [
+            lengths[np.append(np.flatnonzero(np.diff(sizes)), lengths.size - 1)]
+            for _ in num_buckets
+        ]
 
 
 STRATEGIES: dict[str, Strategy] = {

@@ -11,7 +11,12 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from batchtune.buckets.alternatives import fixed_baselines, lower_bound, saturation, two_dimensional_rows
+from batchtune.buckets.alternatives import (
+    fixed_baselines,
+    lower_bound,
+    saturation,
+    two_dimensional_rows,
+)
 from batchtune.buckets.cautions import cautions
 from batchtune.buckets.current import Current, current_batching
 from batchtune.buckets.current_settings import YOURS
@@ -64,7 +69,9 @@ def run_sweep(
     called with each row as soon as it is known. Raises ResultError if the folder holds results of other data, or if
     max_batch_length is neither given nor measured.
     """
-    foreign, costs, max_batch_length = costs_in(folder, lengths, max_batch_length, force=force)
+    foreign, costs, max_batch_length = costs_in(
+        folder, lengths, max_batch_length, force=force
+    )
     swept = sweep(lengths, max_batch_length, settings, costs, current, on_row)
     if foreign:
         clear_run(folder)
@@ -106,12 +113,24 @@ def sweep(
     UsageError if `max_batch_length` is not positive and finite.
     """
     if not (math.isfinite(max_batch_length) and max_batch_length > 0):
-        raise UsageError(f"max_batch_length must be positive and finite, got {max_batch_length:g}")
-    settings = structs.replace(settings, strategies=settings.strategies or tuple(STRATEGIES))
+        raise UsageError(
+            f"max_batch_length must be positive and finite, got {max_batch_length:g}"
+        )
+    settings = structs.replace(
+        settings, strategies=settings.strategies or tuple(STRATEGIES)
+    )
     is_padded = settings.multiple_of is not None
-    limits = Limits(max_batch_length=max_batch_length, max_batch_size=settings.max_batch_size, frontier=costs.frontier)
+    limits = Limits(
+        max_batch_length=max_batch_length,
+        max_batch_size=settings.max_batch_size,
+        frontier=costs.frontier,
+    )
     if is_padded:
-        limits = replace(limits, frontier=costs.continued_frontier or costs.frontier, measured_up_to=lengths.longest)
+        limits = replace(
+            limits,
+            frontier=costs.continued_frontier or costs.frontier,
+            measured_up_to=lengths.longest,
+        )
     pricing = Pricing.of(lengths, max_batch_length, settings, costs)
     priced = []
     for one in _rows(pricing, limits, settings):
@@ -119,7 +138,9 @@ def sweep(
         on_row(one.row)
     rows = with_equals(priced)
     baselines = fixed_baselines(pricing, limits)
-    recommendation = recommend(rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded)
+    recommendation = recommend(
+        rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded
+    )
     recommended = None
     if recommendation.row is not None:
         recommended = rows[recommendation.row]
@@ -140,7 +161,9 @@ def sweep(
         reason=recommendation.reason,
         warnings=list(cautions(lengths, limits, rows)),
         trade_off=trade_off(epoch_costs(rows), [row.mates_again for row in rows]),
-        saturation=saturation(pricing, limits, most_buckets, settings.throughput_fraction),
+        saturation=saturation(
+            pricing, limits, most_buckets, settings.throughput_fraction
+        ),
         two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),
         histogram=histogram_of(lengths),
         quantiles=quantiles_of(lengths),
@@ -156,7 +179,9 @@ def sweep(
     )
 
 
-def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator[Priced]:
+def _rows(
+    pricing: Pricing, limits: Limits, settings: SweepSettings
+) -> Iterator[Priced]:
     problems = {sizing: _problem(pricing, limits, sizing) for sizing in limits.sizings}
     for name in settings.strategies:
         strategy = STRATEGIES[name]
@@ -164,7 +189,9 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
         sizings = limits.sizings[:1]
         if strategy.depends_on_sizes:
             sizings = limits.sizings
-        if strategy.in_pools:  # a sampler of our own runs them, which takes whatever is known to fit
+        if (
+            strategy.in_pools
+        ):  # a sampler of our own runs them, which takes whatever is known to fit
             numbers = _pool_sizes(settings, pricing.lengths.count)
             sizings = limits.sizings[-1:]
         for sizing in sizings:
@@ -173,8 +200,12 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
                 if settings.multiple_of is not None:
                     boundaries = np.unique(padded_to(boundaries, settings.multiple_of))
                 table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
-                if strategy.in_pools:  # the table says how many examples fit, `number` how large pools are
-                    yield pricing.of_epochs(name, sizing, pricing.best_cut(Batching(table, number)))
+                if (
+                    strategy.in_pools
+                ):  # the table says how many examples fit, `number` how large pools are
+                    yield pricing.of_epochs(
+                        name, sizing, pricing.best_cut(Batching(table, number))
+                    )
                 else:
                     yield pricing.of_table(name, sizing, number, table)
 
@@ -191,9 +222,15 @@ def _problem(pricing: Pricing, limits: Limits, sizing: Sizing) -> Problem:
         return problem
 
     def epoch_cost(table: BucketTable) -> float:
-        return pricing.table_seconds(expected_batches(histogram, table, pricing.ranks.dealing))
+        return pricing.table_seconds(
+            expected_batches(histogram, table, pricing.ranks.dealing)
+        )
 
-    return replace(problem, batch_cost=batch_seconds(step_seconds, pricing.targets), epoch_cost=epoch_cost)
+    return replace(
+        problem,
+        batch_cost=batch_seconds(step_seconds, pricing.targets),
+        epoch_cost=epoch_cost,
+    )
 
 
 def _pool_sizes(settings: SweepSettings, count: int) -> tuple[int, ...]:
@@ -209,11 +246,18 @@ def _pool_sizes(settings: SweepSettings, count: int) -> tuple[int, ...]:
 
 
 def _with_current(
-    swept: Sweep, current: Current, lengths: Lengths, pricing: Pricing, limits: Limits, priced: Sequence[Priced]
+    swept: Sweep,
+    current: Current,
+    lengths: Lengths,
+    pricing: Pricing,
+    limits: Limits,
+    priced: Sequence[Priced],
 ) -> Sweep:
     """Return the sweep with the user's own settings as a row, whose batches are padded as they come."""
     batching = current_batching(current, lengths)
-    own = replace(pricing, lengths=lengths).priced("current", current.settings.SIZING, batching)
+    own = replace(pricing, lengths=lengths).priced(
+        "current", current.settings.SIZING, batching
+    )
     row = with_equals([*priced, own])[-1]
     fits = all_fit(limits, *batching.largest_batches(lengths.histogram))
     warnings = [*swept.warnings]
@@ -226,13 +270,17 @@ def _with_current(
         swept,
         current=row,
         current_fits=fits,
-        current_settings=current.record(current.settings.describe(lengths.unit), current.settings.record()),
+        current_settings=current.record(
+            current.settings.describe(lengths.unit), current.settings.record()
+        ),
         warnings=[*warnings, *current.settings.cautions(lengths, row)],
         lower_bound=lower_bound(pricing, limits, [*swept.rows, *swept.baselines, row]),
     )
 
 
-def _learning_rate(current: Row | None, baseline: Baseline, recommended: Row) -> LearningRate:
+def _learning_rate(
+    current: Row | None, baseline: Baseline, recommended: Row
+) -> LearningRate:
     """Return how to scale a learning rate from the user's settings, or from a fixed batch size, by the rules in use.
 
     Linear: Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour" (arXiv:1706.02677), for
@@ -257,4 +305,9 @@ def _learning_rate(current: Row | None, baseline: Baseline, recommended: Row) ->
 
 def all_fit(limits: Limits, batch_sizes: IntArray, longest: FloatArray) -> bool:
     """Return whether all these batches stay within the limits; a batch of one always does."""
-    return bool(((batch_sizes == 1) | (batch_sizes <= limits.batch_sizes(longest, limits.sizings[-1]))).all())
+    return bool(
+        (
+            (batch_sizes == 1)
+            | (batch_sizes <= limits.batch_sizes(longest, limits.sizings[-1]))
+        ).all()
+    )

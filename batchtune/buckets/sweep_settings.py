@@ -12,7 +12,14 @@ from batchtune.buckets.strategies import STRATEGIES
 from batchtune.errors import UsageError, did_you_mean, invalid_field, shortened
 from batchtune.results import MOST_BUCKETS, SweepSettings
 
-__all__ = ["ALL_STRATEGIES", "SweepSettings", "checked_settings", "parse_num_buckets", "parse_sizes", "sizes_up_to"]
+__all__ = [
+    "ALL_STRATEGIES",
+    "SweepSettings",
+    "checked_settings",
+    "parse_num_buckets",
+    "parse_sizes",
+    "sizes_up_to",
+]
 
 ALL_STRATEGIES = tuple(STRATEGIES)
 
@@ -27,7 +34,9 @@ def checked_settings(**values: Any) -> SweepSettings:
         if name not in STRATEGIES:
             hint = f"{did_you_mean(name, STRATEGIES)}Known strategies: {', '.join(STRATEGIES)}."
             raise UsageError(f"unknown strategy {shortened(name)} (--strategy)", hint)
-    if settings.pool_sizes and not any(STRATEGIES[name].in_pools for name in settings.strategies):
+    if settings.pool_sizes and not any(
+        STRATEGIES[name].in_pools for name in settings.strategies
+    ):
         raise UsageError(
             f"--pool-size has no effect: --strategy {', '.join(settings.strategies)} makes no pools",
             "Add --strategy pooled, or leave out --pool-size.",

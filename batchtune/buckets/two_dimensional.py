@@ -68,14 +68,19 @@ def optimal_table_2d(
     bins = _Bins(lengths, targets, ends, costs)
     most = max(num_buckets)
     # For each end, shape (sub-bins, begins): the least cost of the bins that end there.
-    of_bins = [bins.ending_at(end, slice(0, end)).least(most)[-1] for end in range(1, ends.size + 1)]
+    of_bins = [
+        bins.ending_at(end, slice(0, end)).least(most)[-1]
+        for end in range(1, ends.size + 1)
+    ]
     # Row k: the least cost of the examples up to each end in exactly k buckets.
     lowest_costs = np.full((most + 1, ends.size + 1), np.inf)
     lowest_costs[0, 0] = 0.0
     for end, of_bin in enumerate(of_bins, 1):
         for sub_bins, each in enumerate(of_bin, 1):
             sums = lowest_costs[:-sub_bins, :end] + each
-            lowest_costs[sub_bins:, end] = np.minimum(lowest_costs[sub_bins:, end], sums.min(axis=1))
+            lowest_costs[sub_bins:, end] = np.minimum(
+                lowest_costs[sub_bins:, end], sums.min(axis=1)
+            )
     return [_table(bins, of_bins, lowest_costs, limit) for limit in num_buckets]
 
 
@@ -95,7 +100,13 @@ class _Bins:
     or at the bin's largest target where that is below the top.
     """
 
-    def __init__(self, lengths: FloatArray, targets: FloatArray, ends: FloatArray, costs: ExampleCostsOf) -> None:
+    def __init__(
+        self,
+        lengths: FloatArray,
+        targets: FloatArray,
+        ends: FloatArray,
+        costs: ExampleCostsOf,
+    ) -> None:
         self.ends = ends
         self._costs = costs
         self._tops = _quantiles(targets, _TOPS)
@@ -113,7 +124,9 @@ class _Bins:
         """Return the cuts of the bins that begin there and end here."""
         largest = np.maximum.accumulate(self._largest[:end][::-1])[::-1][begins]
         tops = np.minimum(self._tops[:, np.newaxis], largest)
-        costs = np.asarray(self._costs(np.full_like(tops, self.ends[end - 1]), tops), dtype=np.float64)
+        costs = np.asarray(
+            self._costs(np.full_like(tops, self.ends[end - 1]), tops), dtype=np.float64
+        )
         return _Cuts(tops, (self._counts[end] - self._counts[begins]).T.copy(), costs)
 
 
@@ -126,7 +139,10 @@ class _Cuts(NamedTuple):
 
     def last_sub_bin(self, cut: int) -> FloatArray:
         """Return the cost of the sub-bin up to this cut, from the bin's beginning and each earlier cut."""
-        return cast(FloatArray, self.costs[cut] * (self.counts[cut + 1] - self.counts[: cut + 1]))
+        return cast(
+            FloatArray,
+            self.costs[cut] * (self.counts[cut + 1] - self.counts[: cut + 1]),
+        )
 
     def least(self, most: int) -> FloatArray:
         """Return the least cost up to each cut in exactly 1, 2, … sub-bins, shape (cuts, min(most, cuts), bins)."""
@@ -141,23 +157,36 @@ class _Cuts(NamedTuple):
         return lowest_costs
 
 
-def _table(bins: _Bins, of_bins: list[FloatArray], least: FloatArray, most: int) -> BucketTable:
+def _table(
+    bins: _Bins, of_bins: list[FloatArray], least: FloatArray, most: int
+) -> BucketTable:
     """Trace the best table of at most `most` buckets back from its last bucket; of equal ones the fewest."""
     buckets = fewest(least[1 : most + 1, -1])
     end = least.shape[1] - 1
     pairs: list[tuple[float, float]] = []
     while end > 0:
         # The same sums as before, to the bit, so their least is the one that was taken.
-        sums = [least[buckets - sub_bins, :end] + each for sub_bins, each in enumerate(of_bins[end - 1][:buckets], 1)]
-        more, begin = (int(i) for i in np.unravel_index(np.argmin(sums), (len(sums), end)))
+        sums = [
+            least[buckets - sub_bins, :end] + each
+            for sub_bins, each in enumerate(of_bins[end - 1][:buckets], 1)
+        ]
+        more, begin = (
+            int(i) for i in np.unravel_index(np.argmin(sums), (len(sums), end))
+        )
         cuts = bins.ending_at(end, slice(begin, begin + 1))
         up_to = cuts.least(more + 1)
         cut = cuts.tops.shape[0] - 1
         for before in range(more, -1, -1):
             pairs.append((bins.ends[end - 1], cuts.tops[cut, 0]))
             if before:
-                cut = int(np.argmin(up_to[:cut, before - 1, 0] + cuts.last_sub_bin(cut)[1:, 0]))
+                cut = int(
+                    np.argmin(
+                        up_to[:cut, before - 1, 0] + cuts.last_sub_bin(cut)[1:, 0]
+                    )
+                )
         end = begin
         buckets = buckets - more - 1
     boundaries, target_boundaries = np.array(pairs[::-1]).T.copy()
-    return BucketTable(boundaries, np.ones(len(pairs), dtype=np.int64), target_boundaries)
+    return BucketTable(
+        boundaries, np.ones(len(pairs), dtype=np.int64), target_boundaries
+    )

@@ -33,12 +33,20 @@ COMMANDS = {
     "probe-oom": Declared("tune", "Find the largest batches that fit."),
     "sweep-buckets": Declared("sweep", "Compare bucket tables and recommend one."),
     "sweep-stream": Declared("sweep", "Tune the batches of a stream of tar shards."),
-    "tune-loader": Declared("tune_loader", "Measure a data loader, and recommend its arguments."),
+    "tune-loader": Declared(
+        "tune_loader", "Measure a data loader, and recommend its arguments."
+    ),
     "scan": Declared("scan", "Read the lengths of a data set, once."),
-    "report": Declared("report", "Show a run: what to set, what it saves. In CI: hold it to rules."),
-    "export": Declared("export", "Write the recommendation as a config for another framework."),
+    "report": Declared(
+        "report", "Show a run: what to set, what it saves. In CI: hold it to rules."
+    ),
+    "export": Declared(
+        "export", "Write the recommendation as a config for another framework."
+    ),
     "verify": Declared("verify", "Run the recommended batches for real."),
-    "doctor": Declared("reference", "Show the devices, memory and software of this machine."),
+    "doctor": Declared(
+        "reference", "Show the devices, memory and software of this machine."
+    ),
     "schema": Declared("reference", "Print the JSON Schema of a result file."),
 }
 COMMON = "Options"
@@ -70,7 +78,10 @@ class Command(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the parts of the usage line, without the braces that newer releases of typer put in: `MANIFEST...`."""
-        return [piece.strip("{}").replace("}...", "...") for piece in super().collect_usage_pieces(ctx)]
+        return [
+            piece.strip("{}").replace("}...", "...")
+            for piece in super().collect_usage_pieces(ctx)
+        ]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then the options by topic."""
@@ -138,11 +149,15 @@ class Commands(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, declared.summary) for name, declared in COMMANDS.items()])
+            formatter.write_dl(
+                [(name, declared.summary) for name, declared in COMMANDS.items()]
+            )
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent by CI systems: workers end as on Ctrl-C
+        signal.signal(
+            signal.SIGTERM, signal.default_int_handler
+        )  # sent by CI systems: workers end as on Ctrl-C
         try:
             try:
                 return super().invoke(ctx)
@@ -183,7 +198,9 @@ def load_command(name: str) -> Any:
     """Import a command's module and make a command of its function; the module's `EXAMPLES` end its help."""
     module = import_module(f"batchtune.cli.{COMMANDS[name].module}")
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, cls=Command, epilog=module.EXAMPLES[name])(getattr(module, name.replace("-", "_")))
+    single.command(name, cls=Command, epilog=module.EXAMPLES[name])(
+        getattr(module, name.replace("-", "_"))
+    )
     return typer.main.get_command(single)
 
 
@@ -211,10 +228,22 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def common(
     debug: Annotated[
-        bool, typer.Option("--debug", envvar="BATCHTUNE_DEBUG", show_envvar=False, help="Show tracebacks of errors.")
+        bool,
+        typer.Option(
+            "--debug",
+            envvar="BATCHTUNE_DEBUG",
+            show_envvar=False,
+            help="Show tracebacks of errors.",
+        ),
     ] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version.",
+        ),
     ] = False,
 ) -> None:
     """Tune the batching of variable-length sequences to your GPU.

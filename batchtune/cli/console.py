@@ -43,7 +43,8 @@ def visible(text: str) -> str:
         return text
     return "".join(
         character.encode("unicode_escape").decode()
-        if character not in "\n\t" and unicodedata.category(character) in ("Cc", "Cf", "Cs")
+        if character not in "\n\t"
+        and unicodedata.category(character) in ("Cc", "Cf", "Cs")
         else character
         for character in text
     )
@@ -74,7 +75,9 @@ def _console() -> Console:
     return console
 
 
-def write_result(text: str, output: Path | None, *, inputs: Sequence[str | Path] = ()) -> None:
+def write_result(
+    text: str, output: Path | None, *, inputs: Sequence[str | Path] = ()
+) -> None:
     """Write a result to a file, whole or not at all, but none of `inputs` or of a run; to stdout for None and `-`."""
     from batchtune.files import write_whole
 
@@ -99,9 +102,14 @@ def refuse_overwriting(output: Path, inputs: Sequence[str | Path] = ()) -> None:
     if not output.exists():
         return
     if output.name in RUN_FILES:
-        raise UsageError(f"{output} is a file of a run folder and must not be overwritten", "Give another name.")
+        raise UsageError(
+            f"{output} is a file of a run folder and must not be overwritten",
+            "Give another name.",
+        )
     if any(Path(one).exists() and output.samefile(one) for one in inputs):
-        raise UsageError(f"{output} is an input and must not be overwritten", "Give another name.")
+        raise UsageError(
+            f"{output} is an input and must not be overwritten", "Give another name."
+        )
 
 
 def describe(lengths: Lengths, *, quiet: bool) -> None:
@@ -109,4 +117,7 @@ def describe(lengths: Lengths, *, quiet: bool) -> None:
     from batchtune.reports.survey import survey, survey_sentences
 
     scan = survey(lengths)
-    notes([*survey_sentences(scan), *(f"Warning: {text}" for text in scan.warnings)], quiet=quiet)
+    notes(
+        [*survey_sentences(scan), *(f"Warning: {text}" for text in scan.warnings)],
+        quiet=quiet,
+    )

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from batchtune.cli import console
-from batchtune.cli.options import DEFAULT_RUN_FOLDER, Json, Output, Quiet, RunFolder, expand, option
+from batchtune.cli.options import (
+    DEFAULT_RUN_FOLDER,
+    Json,
+    Output,
+    Quiet,
+    RunFolder,
+    expand,
+    option,
+)
 from batchtune.errors import ResultError, UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +35,9 @@ batchtune export --to speechbrain --patch train.yaml
 @expand
 def export(
     run: RunFolder = DEFAULT_RUN_FOLDER,
-    to: Annotated[str | None, option("The framework; --list shows all.", "FRAMEWORK")] = None,
+    to: Annotated[
+        str | None, option("The framework; --list shows all.", "FRAMEWORK")
+    ] = None,
     output: Output = None,
     patch: Annotated[
         Path | None,
@@ -39,9 +49,16 @@ def export(
         ),
     ] = None,
     key_path: Annotated[
-        str | None, option("With --patch: where FILE holds the sampler's settings.", "A.B", variable=None)
+        str | None,
+        option(
+            "With --patch: where FILE holds the sampler's settings.",
+            "A.B",
+            variable=None,
+        ),
     ] = None,
-    list_known: Annotated[bool, option("List the frameworks.", None, "--list", variable=None)] = False,
+    list_known: Annotated[
+        bool, option("List the frameworks.", None, "--list", variable=None)
+    ] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -55,9 +72,15 @@ def export(
         console.write_result(_listed(as_json=json), None)
         return
     if to is None:
-        raise UsageError("no framework to export to", f"Name it with --to. Known frameworks: {', '.join(FRAMEWORKS)}.")
+        raise UsageError(
+            "no framework to export to",
+            f"Name it with --to. Known frameworks: {', '.join(FRAMEWORKS)}.",
+        )
     if key_path is not None and patch is None:
-        raise UsageError("--key-path needs --patch: it says where that file holds the settings", "Add --patch FILE.")
+        raise UsageError(
+            "--key-path needs --patch: it says where that file holds the settings",
+            "Add --patch FILE.",
+        )
     framework = export_of(to)
     results = load_run(run)
     target = output or patch
@@ -73,15 +96,27 @@ def export(
     elif text.encode() != target.read_bytes():
         write_whole(target, text)
     if json:
-        named = output if output is not None and str(output) != "-" else patch or framework.file
-        file = str(named).encode(errors="backslashreplace").decode()  # perhaps not UTF-8
+        named = (
+            output
+            if output is not None and str(output) != "-"
+            else patch or framework.file
+        )
+        file = (
+            str(named).encode(errors="backslashreplace").decode()
+        )  # perhaps not UTF-8
         exported = Exported(
-            meta=meta_of(Exported), framework=framework.name, title=framework.title, file=file, content=text
+            meta=meta_of(Exported),
+            framework=framework.name,
+            title=framework.title,
+            file=file,
+            content=text,
         )
         console.write_json(exported)
 
 
-def _patched(framework: Export, tuned: Tuned, file: Path, key_path: str | None, *, quiet: bool) -> str:
+def _patched(
+    framework: Export, tuned: Tuned, file: Path, key_path: str | None, *, quiet: bool
+) -> str:
     """Return a user's file with the recommended numbers, and show the changes.
 
     Raises ResultError if the file is missing, unreadable, not UTF-8, or can't be patched.
@@ -95,12 +130,25 @@ def _patched(framework: Export, tuned: Tuned, file: Path, key_path: str | None, 
             "Write a new file with -o FILE.",
         )
     try:
-        before = read_regular(file, LARGEST_BYTES, "Give the training's YAML file.").decode()  # with its line ends
+        before = read_regular(
+            file, LARGEST_BYTES, "Give the training's YAML file."
+        ).decode()  # with its line ends
     except UnicodeDecodeError as error:
-        raise ResultError(f"{file} is not UTF-8 text: {error}", "Nothing was changed.") from None
+        raise ResultError(
+            f"{file} is not UTF-8 text: {error}", "Nothing was changed."
+        ) from None
     text, notes = framework.patch(before, tuned, key_path=key_path, name=str(file))
-    difference = difflib.unified_diff(before.splitlines(), text.splitlines(), str(file), f"{file} (tuned)", lineterm="")
-    console.notes(["\n".join(difference) or f"{file} has these values already.", *notes], quiet=quiet)
+    difference = difflib.unified_diff(
+        before.splitlines(),
+        text.splitlines(),
+        str(file),
+        f"{file} (tuned)",
+        lineterm="",
+    )
+    console.notes(
+        ["\n".join(difference) or f"{file} has these values already.", *notes],
+        quiet=quiet,
+    )
     return text
 
 
@@ -127,6 +175,9 @@ def _listed(*, as_json: bool) -> str:
 
     known = [export_of(name) for name in FRAMEWORKS]
     if as_json:
-        listed = [{"framework": one.name, "title": one.title, "file": one.file} for one in known]
+        listed = [
+            {"framework": one.name, "title": one.title, "file": one.file}
+            for one in known
+        ]
         return json_format.dumps(listed, indent=2, ensure_ascii=False)
     return "\n".join(f"{one.name:<20}{one.title}" for one in known)

@@ -35,28 +35,51 @@ DEFAULT_RUN_FOLDER = Path("batchtune-run")
 BUCKETS = "Bucket tables"
 
 
-def option(help: str, metavar: str | None = None, *flags: str, variable: str | None = "", **further: Any) -> Any:
+def option(
+    help: str,
+    metavar: str | None = None,
+    *flags: str,
+    variable: str | None = "",
+    **further: Any,
+) -> Any:
     """Declare an option of a command; `expand` derives what is not given from the parameter's name.
 
     `variable` is its environment variable without `BATCHTUNE_`; None: it can't be set there or in pyproject.toml.
     """
     envvar = None if variable is None else PREFIX + variable
-    return typer.Option(*flags, help=help, metavar=metavar, envvar=envvar, show_envvar=False, **further)
+    return typer.Option(
+        *flags, help=help, metavar=metavar, envvar=envvar, show_envvar=False, **further
+    )
 
 
-def setting(help: str, metavar: str | None = None, *, default: Any = None, **further: Any) -> Any:
+def setting(
+    help: str, metavar: str | None = None, *, default: Any = None, **further: Any
+) -> Any:
     """Declare a field of a group: an `option` with its default. For a mutable type, use `Annotated` instead."""
     return field(default=default, metadata={"option": option(help, metavar, **further)})
 
 
-Quiet = Annotated[bool, option("Print only the result and errors.", None, "--quiet", "-q", variable=None)]
-Json = Annotated[bool, option("Print the result as JSON on stdout.", variable=None)]
-Full = Annotated[bool, option("Show all tables, not only what fits on a screen.", variable=None)]
-Output = Annotated[Path | None, option("File to write (- for stdout).", "FILE", "--output", "-o", variable=None)]
-RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", envvar="BATCHTUNE_RUN", show_envvar=False, help="The run folder.")
+Quiet = Annotated[
+    bool,
+    option("Print only the result and errors.", None, "--quiet", "-q", variable=None),
 ]
-SetupTimeout = Annotated[float, option("Time limit for importing and building your code.", "SECONDS")]
+Json = Annotated[bool, option("Print the result as JSON on stdout.", variable=None)]
+Full = Annotated[
+    bool, option("Show all tables, not only what fits on a screen.", variable=None)
+]
+Output = Annotated[
+    Path | None,
+    option("File to write (- for stdout).", "FILE", "--output", "-o", variable=None),
+]
+RunFolder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", envvar="BATCHTUNE_RUN", show_envvar=False, help="The run folder."
+    ),
+]
+SetupTimeout = Annotated[
+    float, option("Time limit for importing and building your code.", "SECONDS")
+]
 MaxBatchLength = Annotated[
     float | None,
     option(
@@ -77,7 +100,10 @@ MinRandomness = Annotated[
 ]
 TimeTolerance = Annotated[
     float,
-    option("Largest relative difference between the measured and the estimated time of a verified epoch.", "X"),
+    option(
+        "Largest relative difference between the measured and the estimated time of a verified epoch.",
+        "X",
+    ),
 ]
 WorldSize = Annotated[int, option("Number of ranks that train together.", "N")]
 
@@ -113,21 +139,30 @@ class ManifestOptions:
             show_default=False,
         ),
     ]
-    format: str | None = setting("Format of the manifest (default: detected from its content).", "FORMAT")
-    length_key: str | None = setting(
-        "Column or key of the lengths (default: found by name); a+b: the sum of two or more.", "NAME"
+    format: str | None = setting(
+        "Format of the manifest (default: detected from its content).", "FORMAT"
     )
-    target_key: str | None = setting("Column or key of a second length, such as the transcript's.", "NAME")
+    length_key: str | None = setting(
+        "Column or key of the lengths (default: found by name); a+b: the sum of two or more.",
+        "NAME",
+    )
+    target_key: str | None = setting(
+        "Column or key of a second length, such as the transcript's.", "NAME"
+    )
     unit: str | None = setting(
         "Unit of the lengths: s, ms, samples, frames, tokens, words, characters or bytes. It names the unit of your "
         "data. Only a column whose name says s is converted to ms, or ms to s: add --length-scale 1 if its values "
         "are in that unit already.",
         "UNIT",
     )
-    length_scale: str | None = setting("Multiply lengths by a number or a fraction, such as 1/16000.", "X")
+    length_scale: str | None = setting(
+        "Multiply lengths by a number or a fraction, such as 1/16000.", "X"
+    )
     min_length: float | None = setting("Leave out shorter examples.", "X")
     max_length: float | None = setting("Leave out longer examples.", "X")
-    truncate: float | None = setting("Count longer examples as this long: your training cuts them off there.", "X")
+    truncate: float | None = setting(
+        "Count longer examples as this long: your training cuts them off there.", "X"
+    )
     skip_invalid: bool = setting(
         "Leave out rows with invalid lengths and, of several shards or files, the rest of a damaged one. "
         "Everything left out is counted and reported.",
@@ -139,20 +174,29 @@ class ManifestOptions:
     )
     tokenizer: Annotated[
         Path | None,
-        option("A tokenizer.json or its folder, to measure texts in tokens, and chats by its chat template.", "PATH"),
+        option(
+            "A tokenizer.json or its folder, to measure texts in tokens, and chats by its chat template.",
+            "PATH",
+        ),
     ] = None
     reduce: str | None = setting(
         "How to reduce a list to one length: max, sum, first, or count (the number of items).",
         "HOW",
     )
     target_file: str | None = setting(
-        "File with target lengths or texts: keyed by id like Kaldi's, or one line per example (.ltr, .wrd).", "FILE"
+        "File with target lengths or texts: keyed by id like Kaldi's, or one line per example (.ltr, .wrd).",
+        "FILE",
     )
     jobs: int | None = setting(
-        "Number of processes that read many files (default: one per processor).", "N", min=1, max=1024
+        "Number of processes that read many files (default: one per processor).",
+        "N",
+        min=1,
+        max=1024,
     )
 
-    def load(self, *, quiet: bool, as_in: Path | None = None, described: bool = True) -> Lengths:
+    def load(
+        self, *, quiet: bool, as_in: Path | None = None, described: bool = True
+    ) -> Lengths:
         """Read and describe the lengths; options that were not given are taken from the run folder `as_in`."""
         from batchtune.manifests import load_lengths
 
@@ -168,7 +212,9 @@ class ManifestOptions:
         console.describe(stream.lengths, quiet=quiet)
         return stream
 
-    def _read(self, reader: Callable[..., AnyLengths], *, quiet: bool, as_in: Path | None) -> AnyLengths:
+    def _read(
+        self, reader: Callable[..., AnyLengths], *, quiet: bool, as_in: Path | None
+    ) -> AnyLengths:
         from batchtune.cli.progress import progress
         from batchtune.manifests.inputs import expand
         from batchtune.run_folder import lengths_of
@@ -178,15 +224,25 @@ class ManifestOptions:
         if run_lengths is not None and run_lengths.reading is not None:
             given = options.record().flags
             options = options.completed(run_lengths.reading)
-            taken = {name: value for name, value in options.record().flags.items() if name not in given}
+            taken = {
+                name: value
+                for name, value in options.record().flags.items()
+                if name not in given
+            }
             if "--target-file" in taken:  # named by a file that may come from anywhere
                 for source in expand(str(options.target_file), None):
                     source.check_ordinary()
             if taken:
-                shown = " ".join(f"{name} {value}".strip() for name, value in taken.items())
-                console.note(f"Options taken from the run in {as_in}: {shown}.", quiet=quiet)
+                shown = " ".join(
+                    f"{name} {value}".strip() for name, value in taken.items()
+                )
+                console.note(
+                    f"Options taken from the run in {as_in}: {shown}.", quiet=quiet
+                )
         with progress("Reading", quiet=quiet) as bar:
-            return reader(self.manifest, options, jobs=self.processes, on_progress=bar.reading)
+            return reader(
+                self.manifest, options, jobs=self.processes, on_progress=bar.reading
+            )
 
     @property
     def processes(self) -> int:
@@ -197,7 +253,13 @@ class ManifestOptions:
         """Return the options for reading that the user gave. Raises UsageError if one is invalid."""
         from batchtune.manifests import ReadOptions, parse_scale
 
-        return ReadOptions(**given(ReadOptions, self, length_scale=_if_given(parse_scale, self.length_scale)))
+        return ReadOptions(
+            **given(
+                ReadOptions,
+                self,
+                length_scale=_if_given(parse_scale, self.length_scale),
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,13 +269,24 @@ class RunOptions:
     PANEL: ClassVar[str | None] = None
 
     max_batch_size: int | None = setting(
-        "Largest number of examples in a batch (default: no limit).", "N", rich_help_panel=BUCKETS
+        "Largest number of examples in a batch (default: no limit).",
+        "N",
+        rich_help_panel=BUCKETS,
     )
-    run: Annotated[Path, option("Run folder: the files of this run are read and written there.", "DIR")] = (
-        DEFAULT_RUN_FOLDER
+    run: Annotated[
+        Path,
+        option("Run folder: the files of this run are read and written there.", "DIR"),
+    ] = DEFAULT_RUN_FOLDER
+    seed: int = setting(
+        "Seed for the workload's random numbers and the sampler's shuffles.",
+        "N",
+        default=0,
     )
-    seed: int = setting("Seed for the workload's random numbers and the sampler's shuffles.", "N", default=0)
-    force: bool = setting("If the folder holds another run, remove it and start over.", variable=None, default=False)
+    force: bool = setting(
+        "If the folder holds another run, remove it and start over.",
+        variable=None,
+        default=False,
+    )
     quiet: Quiet = False
     json: Json = False
     full: Full = False
@@ -236,12 +309,20 @@ class WorkloadOptions:
         "the one for the lengths' unit).",
         "W",
     )
-    set: Annotated[list[str] | None, option("An option for the workload; can be repeated.", "KEY=VALUE")] = None
-    device: str | None = setting(f"{DEVICE_FORMS} (default: as probed, or auto).", "DEVICE")
-    memory: str | None = setting(
-        "Memory limit of the training process, such as 2GiB (default: as probed, or the whole device).", "SIZE"
+    set: Annotated[
+        list[str] | None,
+        option("An option for the workload; can be repeated.", "KEY=VALUE"),
+    ] = None
+    device: str | None = setting(
+        f"{DEVICE_FORMS} (default: as probed, or auto).", "DEVICE"
     )
-    memory_fraction: float | None = setting("Fraction of that memory to use (default: as probed, or 0.9).", "X")
+    memory: str | None = setting(
+        "Memory limit of the training process, such as 2GiB (default: as probed, or the whole device).",
+        "SIZE",
+    )
+    memory_fraction: float | None = setting(
+        "Fraction of that memory to use (default: as probed, or 0.9).", "X"
+    )
     reserve: str | None = setting(
         "Memory to keep free in addition, such as 500MiB: for what training needs but the workload lacks (NCCL's "
         "buffers, a second model, evaluation).",
@@ -276,7 +357,8 @@ class ProbeOptions(WorkloadOptions):
     """The options of a probe."""
 
     ddp: bool = setting(
-        "Keep room for a copy of the gradients: the gradient buckets of DistributedDataParallel.", default=False
+        "Keep room for a copy of the gradients: the gradient buckets of DistributedDataParallel.",
+        default=False,
     )
     num_lengths: int = setting(
         "Number of lengths to start with, from the shortest to the longest; more are added where the bucket "
@@ -295,7 +377,9 @@ class ProbeOptions(WorkloadOptions):
         "N",
     )
     tolerance: float = setting(
-        "How far a batch size may be below the largest that fits, as a fraction of it.", "X", default=0.01
+        "How far a batch size may be below the largest that fits, as a fraction of it.",
+        "X",
+        default=0.01,
     )
     trial_timeout: float = setting("Time limit of one trial.", "SECONDS", default=300.0)
 
@@ -304,14 +388,26 @@ class ProbeOptions(WorkloadOptions):
         from batchtune.probe.settings import ProbeSettings
         from batchtune.workloads import default_workload, with_unit
 
-        asked = {"options": {}, "workload": default_workload(lengths.unit), **self.asked()}
+        asked = {
+            "options": {},
+            "workload": default_workload(lengths.unit),
+            **self.asked(),
+        }
         if asked["workload"] is None:
             raise UsageError(
                 "no training step to measure: the unit of the lengths is unknown, so no built-in can be chosen",
                 "Name one with --workload, or give the unit of the lengths with --unit.",
             )
         asked["options"] = with_unit(asked["workload"], asked["options"], lengths.unit)
-        return ProbeSettings(**given(ProbeSettings, self, run, trial_timeout_seconds=self.trial_timeout, **asked))
+        return ProbeSettings(
+            **given(
+                ProbeSettings,
+                self,
+                run,
+                trial_timeout_seconds=self.trial_timeout,
+                **asked,
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +416,9 @@ class SweepOptions:
 
     PANEL: ClassVar[str] = BUCKETS
 
-    num_buckets: str = setting("Bucket counts: 15, 10:20 (both included) or 10,15,20.", "N", default="10:20")
+    num_buckets: str = setting(
+        "Bucket counts: 15, 10:20 (both included) or 10,15,20.", "N", default="10:20"
+    )
     strategy: Annotated[
         list[str] | None,
         option(
@@ -346,19 +444,29 @@ class SweepOptions:
     )
     world_size: WorldSize = 1
     same_bucket: bool = setting(
-        "With --world-size: all ranks take batches of the same bucket at each step.", default=False
+        "With --world-size: all ranks take batches of the same bucket at each step.",
+        default=False,
     )
     accumulate: int = setting(
-        "Gradient accumulation steps; ranks only wait for each other at the last one.", "N", default=1
+        "Gradient accumulation steps; ranks only wait for each other at the last one.",
+        "N",
+        default=1,
     )
     throughput_fraction: float = setting(
-        "Report the smallest max_batch_length that reaches this fraction of the best throughput.", "X", default=0.95
+        "Report the smallest max_batch_length that reaches this fraction of the best throughput.",
+        "X",
+        default=0.95,
     )
     min_randomness: MinRandomness = None
 
     def settings(self, run: RunOptions) -> SweepSettings:
         """Return the settings of the sweep. Raises UsageError if a value is invalid."""
-        from batchtune.buckets.sweep_settings import ALL_STRATEGIES, checked_settings, parse_num_buckets, parse_sizes
+        from batchtune.buckets.sweep_settings import (
+            ALL_STRATEGIES,
+            checked_settings,
+            parse_num_buckets,
+            parse_sizes,
+        )
         from batchtune.results import SweepSettings
 
         return checked_settings(
@@ -368,7 +476,9 @@ class SweepOptions:
                 run,
                 strategies=tuple(self.strategy or ALL_STRATEGIES),
                 num_buckets=parse_num_buckets(self.num_buckets),
-                pool_sizes=_if_given(partial(parse_sizes, flag="--pool-size"), self.pool_size),
+                pool_sizes=_if_given(
+                    partial(parse_sizes, flag="--pool-size"), self.pool_size
+                ),
             )
         )
 
@@ -387,17 +497,31 @@ class StreamOptions:
 
     PANEL: ClassVar[str] = "Stream"
 
-    workers: int = setting("DataLoader workers of each rank; each reads its own shards.", "N", default=1)
+    workers: int = setting(
+        "DataLoader workers of each rank; each reads its own shards.", "N", default=1
+    )
     world_size: WorldSize = 1
-    shuffle_shards: int = setting("WebDataset's shardshuffle; 0 keeps the order of the source.", "N", default=100)
+    shuffle_shards: int = setting(
+        "WebDataset's shardshuffle; 0 keeps the order of the source.", "N", default=100
+    )
     shuffle_buffer: int = setting(
-        "The N of WebDataset's .shuffle(N) before batching; 0: no shuffle.", "N", default=1000
+        "The N of WebDataset's .shuffle(N) before batching; 0: no shuffle.",
+        "N",
+        default=1000,
     )
     buffer_size: str = setting(
-        "Number of examples that a worker holds to form batches; several are compared.", "N", default="256,1024,4096"
+        "Number of examples that a worker holds to form batches; several are compared.",
+        "N",
+        default="256,1024,4096",
     )
-    num_buckets: str = setting("Bucket counts: 15, 10:20 (both included) or 10,15,20.", "N", default="4,8,12,16,20")
-    shard_size: int = setting("Examples per shard, if the source has no shards.", "N", default=1000)
+    num_buckets: str = setting(
+        "Bucket counts: 15, 10:20 (both included) or 10,15,20.",
+        "N",
+        default="4,8,12,16,20",
+    )
+    shard_size: int = setting(
+        "Examples per shard, if the source has no shards.", "N", default=1000
+    )
     bytes_per_length: float | None = setting(
         "Memory in the buffer per unit of length, in bytes (default: by the unit: 64000 a second, which is "
         "float32 at 16 kHz, 320 a frame, 8 a token).",
@@ -432,8 +556,13 @@ class LoaderOptions:
 
     PANEL: ClassVar[str] = "Loader"
 
-    set: Annotated[list[str] | None, option("An argument for your function; can be repeated.", "KEY=VALUE")] = None
-    kind: str | None = setting("Kind of loader: torch, dali or iterable (default: detected).", "KIND")
+    set: Annotated[
+        list[str] | None,
+        option("An argument for your function; can be repeated.", "KEY=VALUE"),
+    ] = None
+    kind: str | None = setting(
+        "Kind of loader: torch, dali or iterable (default: detected).", "KIND"
+    )
     sweep: Annotated[
         list[str] | None,
         option(
@@ -442,15 +571,25 @@ class LoaderOptions:
             "NAME=VALUES",
         ),
     ] = None
-    step_ms: float | None = setting("Time of a training step in ms (default: from the run's probe).", "X")
+    step_ms: float | None = setting(
+        "Time of a training step in ms (default: from the run's probe).", "X"
+    )
     device: str = setting(f"{DEVICE_FORMS}.", "DEVICE", default="auto")
-    ranks_per_node: int = setting("Ranks that share the processors of this machine.", "N", default=1)
+    ranks_per_node: int = setting(
+        "Ranks that share the processors of this machine.", "N", default=1
+    )
     seconds: float = setting("Seconds to measure each setting.", "X", default=2.0)
-    trials: int = setting("How often to measure the best settings; the median counts.", "N", default=3)
+    trials: int = setting(
+        "How often to measure the best settings; the median counts.", "N", default=3
+    )
     timeout: float = setting("Time limit of one batch.", "SECONDS", default=60.0)
     setup_timeout: SetupTimeout = 600.0
-    quick: bool = setting("Answer within a minute: fewer settings, shorter measurements.", default=False)
-    stages: bool = setting("Measure reading, decoding, augmenting and collating separately.", default=False)
+    quick: bool = setting(
+        "Answer within a minute: fewer settings, shorter measurements.", default=False
+    )
+    stages: bool = setting(
+        "Measure reading, decoding, augmenting and collating separately.", default=False
+    )
     check_reproducible: bool = setting(
         "Check that two epochs from the same seed give the same batches, bit for bit; it takes two epochs, of at most "
         "a minute each.",
@@ -495,13 +634,17 @@ def expand(command: Callable[..., None]) -> Callable[..., None]:
 
     def run(**values: Any) -> None:
         for name, group in groups.items():
-            values[name] = group(**{option.name: values.pop(option.name) for option in fields(group)})
+            values[name] = group(
+                **{option.name: values.pop(option.name) for option in fields(group)}
+            )
         command(**values)
 
     run.__name__ = command.__name__
     run.__doc__ = command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what inspect reads
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__annotations__ = {
+        parameter.name: parameter.annotation for parameter in parameters
+    }
     return run
 
 
@@ -525,7 +668,9 @@ def _completed(parameter: inspect.Parameter, panel: str | None) -> inspect.Param
     info.rich_help_panel = info.rich_help_panel or panel
     if info.envvar == PREFIX:
         info.envvar = PREFIX + parameter.name.upper()
-    if isinstance(parameter.default, bool) and info.default is ...:  # typer would add a --no-... to it
+    if (
+        isinstance(parameter.default, bool) and info.default is ...
+    ):  # typer would add a --no-... to it
         info.default = f"--{parameter.name.replace('_', '-')}"
     annotation: Any = Annotated[hint.__origin__, info]
     return parameter.replace(annotation=annotation, kind=inspect.Parameter.KEYWORD_ONLY)

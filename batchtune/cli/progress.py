@@ -45,7 +45,9 @@ def progress(doing: str, *, quiet: bool) -> Iterator[Progress]:
             shown.bar.add_task(doing, total=None)
         elif not quiet:
             ended = threading.Event()
-            lines = threading.Thread(target=shown.write_lines, args=[ended], daemon=True)
+            lines = threading.Thread(
+                target=shown.write_lines, args=[ended], daemon=True
+            )
             lines.start()
             stack.callback(lines.join)
             stack.callback(ended.set)
@@ -56,7 +58,11 @@ def _bar() -> Bar:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+    )
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
@@ -70,12 +76,25 @@ class Progress:
     rows: int = 0
     started: float = field(default_factory=time.monotonic)
 
-    def update(self, doing: str, done: float, total: float | None, seconds_left: float | None = None) -> None:
+    def update(
+        self,
+        doing: str,
+        done: float,
+        total: float | None,
+        seconds_left: float | None = None,
+    ) -> None:
         """Show what is done now, and how much of all."""
         self.doing = doing
-        self.ends = time.monotonic() + seconds_left if seconds_left is not None else None
+        self.ends = (
+            time.monotonic() + seconds_left if seconds_left is not None else None
+        )
         if self.bar is not None:
-            self.bar.update(self.bar.task_ids[0], description=f"{doing}{self._left()}", completed=done, total=total)
+            self.bar.update(
+                self.bar.task_ids[0],
+                description=f"{doing}{self._left()}",
+                completed=done,
+                total=total,
+            )
 
     def reading(self, share: float, examples: int) -> None:
         """Show which share of the bytes of a manifest is read."""
@@ -95,9 +114,16 @@ class Progress:
         """Show the settings of a loader that are measured."""
         from batchtune.results import argument_text
 
-        words = [f"{name}={argument_text(value)}" for name, value in tuning.arguments.items()]
+        words = [
+            f"{name}={argument_text(value)}" for name, value in tuning.arguments.items()
+        ]
         doing = " ".join([_TUNING[tuning.doing], *words])
-        self.update(f"{doing}, {tuning.done} of {tuning.total}", tuning.done, tuning.total, tuning.seconds)
+        self.update(
+            f"{doing}, {tuning.done} of {tuning.total}",
+            tuning.done,
+            tuning.total,
+            tuning.seconds,
+        )
 
     def say(self, line: str) -> None:
         """Print a line above the bar; there is none in a log."""
@@ -111,7 +137,9 @@ class Progress:
             seconds = time.monotonic() - self.started
             if seconds >= due:
                 due = seconds + min(seconds, _SILENT_SECONDS - 2 * _POLL_SECONDS)
-                console.note(f"{self.doing}, after {format_seconds(seconds)}{self._left()}; Ctrl-C stops it.")
+                console.note(
+                    f"{self.doing}, after {format_seconds(seconds)}{self._left()}; Ctrl-C stops it."
+                )
 
     def _left(self) -> str:
         seconds = (self.ends or 0.0) - time.monotonic()
@@ -141,23 +169,42 @@ class WorkerBar:
             self.bar.say(_trial_line(probing.trial, self._shape(probing.shape)))
         elif probing.confirming:
             self._show(
-                probing, f"Confirming in turns, step {probing.done + 1:,} of {probing.total:,}:", probing.seconds_left
+                probing,
+                f"Confirming in turns, step {probing.done + 1:,} of {probing.total:,}:",
+                probing.seconds_left,
             )
         elif probing.shortening:
             self._show(probing, "Finding the longest that fits:", probing.seconds_left)
         else:
-            self._show(probing, f"{probing.done} of {probing.total} lengths done, trying", probing.seconds_left)
+            self._show(
+                probing,
+                f"{probing.done} of {probing.total} lengths done, trying",
+                probing.seconds_left,
+            )
 
     def verifying(self, verifying: VerifyProgress) -> None:
         """Show the progress of a verification."""
         phase = verifying.phase.capitalize()
-        self._show(verifying, f"{phase} batches, step {verifying.done + 1:,} of {verifying.total:,}:")
+        self._show(
+            verifying,
+            f"{phase} batches, step {verifying.done + 1:,} of {verifying.total:,}:",
+        )
 
-    def _show(self, worker: ProbeProgress | VerifyProgress, doing: str, seconds_left: float | None = None) -> None:
+    def _show(
+        self,
+        worker: ProbeProgress | VerifyProgress,
+        doing: str,
+        seconds_left: float | None = None,
+    ) -> None:
         if not self.introduced:
             self.introduced = True
             console.notes(_about(worker.device, ddp=self.ddp), quiet=self.quiet)
-        self.bar.update(f"{doing} {self._shape(worker.shape)}", worker.done, worker.total, seconds_left)
+        self.bar.update(
+            f"{doing} {self._shape(worker.shape)}",
+            worker.done,
+            worker.total,
+            seconds_left,
+        )
 
     def _shape(self, shape: BatchShape) -> str:
         return f"{shape.batch_size:,} × {format_length(shape.length, self.unit)}"

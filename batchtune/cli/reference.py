@@ -26,7 +26,10 @@ batchtune schema probe -o probe.schema.json
 
 @expand
 def doctor(
-    timeout: Annotated[float, option("Time limit for PyTorch and the driver to answer.", "SECONDS", min=1)] = 120.0,
+    timeout: Annotated[
+        float,
+        option("Time limit for PyTorch and the driver to answer.", "SECONDS", min=1),
+    ] = 120.0,
     json: Json = False,
 ) -> None:
     """Show the devices, memory and software of this machine.
@@ -49,7 +52,10 @@ def doctor(
 @expand
 def schema(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Name of the schema; without it, lists all names.")
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Name of the schema; without it, lists all names."
+        ),
     ] = None,
     output: Output = None,
     json: Json = False,
@@ -66,7 +72,10 @@ def schema(
     if name is None and json:
         text = json_format.dumps({"schemas": schema_list()}, indent=2)
     elif name is None:
-        text = "\n".join(f"{known:<13}  {schema.file}: {schema.summary}" for known, schema in SCHEMAS.items())
+        text = "\n".join(
+            f"{known:<13}  {schema.file}: {schema.summary}"
+            for known, schema in SCHEMAS.items()
+        )
     elif name in SCHEMAS:
         text = json_format.dumps(schema_of(name), indent=2, ensure_ascii=False)
     else:

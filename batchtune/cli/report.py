@@ -44,7 +44,13 @@ batchtune report --manifest train-v2.csv --fail-if 'stale > 2%' --fail-if 'beyon
 """
 }
 
-_ENDINGS = {".md": "markdown", ".html": "html", ".htm": "html", ".json": "json", ".txt": "terminal"}
+_ENDINGS = {
+    ".md": "markdown",
+    ".html": "html",
+    ".htm": "html",
+    ".json": "json",
+    ".txt": "terminal",
+}
 _GATE = "Gate"
 _RULES_VARIABLE = "BATCHTUNE_FAIL_IF"
 _SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -109,11 +115,20 @@ def report(
         ),
     ] = None,
     baseline: Annotated[
-        Path | None, option("The run folder to compare with in rules with `worse`.", "RUN", rich_help_panel=_GATE)
+        Path | None,
+        option(
+            "The run folder to compare with in rules with `worse`.",
+            "RUN",
+            rich_help_panel=_GATE,
+        ),
     ] = None,
     junit_xml: Annotated[
         Path | None,
-        option("Write the outcome of each rule as JUnit XML (- for stdout).", "FILE", rich_help_panel=_GATE),
+        option(
+            "Write the outcome of each rule as JUnit XML (- for stdout).",
+            "FILE",
+            rich_help_panel=_GATE,
+        ),
     ] = None,
     github: Annotated[
         bool,
@@ -150,19 +165,25 @@ def report(
         results = _judged(run, rules, baseline, new, quiet=quiet)
     except BatchtuneError as error:  # an older JUnit file must not stand for this run
         if junit_xml is not None:
-            errors = render_junit(not_judged(rules, error.message), run.resolve().name or "run")
+            errors = render_junit(
+                not_judged(rules, error.message), run.resolve().name or "run"
+            )
             console.write_result(errors, junit_xml, inputs=inputs)
         raise
     try:
         if junit_xml is not None:
-            console.write_result(render_junit(results.verdicts, results.name), junit_xml, inputs=inputs)
+            console.write_result(
+                render_junit(results.verdicts, results.name), junit_xml, inputs=inputs
+            )
         _show(results, report_format, output, full=full)
         if github and summary:
             _publish(results, Path(summary))
     finally:  # an error of writing must not hide a rule that fails
         for verdict in results.verdicts:
             if verdict.outcome != "holds":
-                console.note(f"{verdict.outcome.capitalize()}: {verdict.rule}: {verdict.message}")
+                console.note(
+                    f"{verdict.outcome.capitalize()}: {verdict.rule}: {verdict.message}"
+                )
     if code := exit_code(results.verdicts):
         raise typer.Exit(code)
 
@@ -177,26 +198,44 @@ def _format_of(given: str | None, output: Path | None, *, as_json: bool) -> str:
         return "terminal"
     if output.suffix.lower() not in _ENDINGS:
         endings = ", ".join(_ENDINGS)
-        raise UsageError(f"the ending of {output} names no report format", f"End it in {endings}, or give --format.")
+        raise UsageError(
+            f"the ending of {output} names no report format",
+            f"End it in {endings}, or give --format.",
+        )
     return _ENDINGS[output.suffix.lower()]
 
 
 def _written_rules(ctx: typer.Context, given: list[str] | None) -> list[str]:
     """Return the rules as the user wrote them; in the environment, `;` and line ends separate them, not spaces."""
     if getattr(ctx.get_parameter_source("fail_if"), "name", None) == "ENVIRONMENT":
-        return re.split(r"[;\n]+", os.environ[_RULES_VARIABLE].strip("; \n"))  # an empty rule is an error
+        return re.split(
+            r"[;\n]+", os.environ[_RULES_VARIABLE].strip("; \n")
+        )  # an empty rule is an error
     return given or []
 
 
 def _check(rules: Sequence[Rule], junit: Path | None, output: Path | None) -> None:
     """Raise UsageError for options that contradict each other."""
     if junit is not None and not rules:
-        raise UsageError("--junit-xml needs rules: without one there is nothing to test", "Add --fail-if RULE.")
+        raise UsageError(
+            "--junit-xml needs rules: without one there is nothing to test",
+            "Add --fail-if RULE.",
+        )
     if junit is not None and junit.resolve() == (output or Path("-")).resolve():
-        raise UsageError("--junit-xml and the report go to the same place", "Give -o or --junit-xml another file.")
+        raise UsageError(
+            "--junit-xml and the report go to the same place",
+            "Give -o or --junit-xml another file.",
+        )
 
 
-def _judged(folder: Path, rules: Sequence[Rule], baseline: Path | None, new: NewLengths, *, quiet: bool) -> RunResults:
+def _judged(
+    folder: Path,
+    rules: Sequence[Rule],
+    baseline: Path | None,
+    new: NewLengths,
+    *,
+    quiet: bool,
+) -> RunResults:
     """Return the run with its verdicts and drift."""
     from batchtune.reports import load_run
     from batchtune.reports.gate import judge
@@ -206,7 +245,9 @@ def _judged(folder: Path, rules: Sequence[Rule], baseline: Path | None, new: New
     if new.manifest:
         results = replace(results, drift=_drift(results, new, quiet=quiet))
     compared = load_run(baseline) if baseline is not None else None
-    return replace(results, verdicts=judge(rules, RuleInputs(results=results, baseline=compared)))
+    return replace(
+        results, verdicts=judge(rules, RuleInputs(results=results, baseline=compared))
+    )
 
 
 def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
@@ -222,7 +263,11 @@ def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
             "Run `batchtune sweep-buckets` first.",
         )
     lengths = new.load(quiet=quiet, as_in=results.folder)
-    if probe is not None and lengths.targets is None and any(point.target_length for point in probe.frontier):
+    if (
+        probe is not None
+        and lengths.targets is None
+        and any(point.target_length for point in probe.frontier)
+    ):
         raise ResultError(
             "the run was tuned with target lengths, and the manifest was read without them",
             "Name their column with --target-key, or their file with --target-file.",
@@ -230,7 +275,9 @@ def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
     return drift(lengths, sweep, costs_of(probe) if probe is not None else Costs())
 
 
-def _show(results: RunResults, report_format: str, output: Path | None, *, full: bool) -> None:
+def _show(
+    results: RunResults, report_format: str, output: Path | None, *, full: bool
+) -> None:
     if report_format == "terminal" and (output is None or str(output) == "-"):
         console.show(results, full=full)
         return
@@ -257,8 +304,14 @@ def _publish(results: RunResults, summary: Path) -> None:
     with summary.open("a", encoding="utf-8") as stream:
         stream.write(render(results))
     for verdict in results.verdicts:
-        if verdict.outcome != "holds":  # on stderr, which GitHub reads too: stdout carries the result
-            print(console.visible(annotation(f"{verdict.rule}: {verdict.message}")), file=sys.stderr, flush=True)
+        if (
+            verdict.outcome != "holds"
+        ):  # on stderr, which GitHub reads too: stdout carries the result
+            print(
+                console.visible(annotation(f"{verdict.rule}: {verdict.message}")),
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def annotation(message: str) -> str:

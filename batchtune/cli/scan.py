@@ -26,9 +26,17 @@ def scan(
     source: ManifestOptions,
     output: Annotated[
         Path | None,
-        option("Parquet file to write: id, length, target_length, source.", "FILE", "--output", "-o", variable=None),
+        option(
+            "Parquet file to write: id, length, target_length, source.",
+            "FILE",
+            "--output",
+            "-o",
+            variable=None,
+        ),
     ] = None,
-    summary: Annotated[bool, option("Only show the summary, as without -o.", variable=None)] = False,
+    summary: Annotated[
+        bool, option("Only show the summary, as without -o.", variable=None)
+    ] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -49,7 +57,8 @@ def scan(
     to_stdout = str(output) == "-"
     if to_stdout and json:
         raise UsageError(
-            "stdout can't hold both the Parquet file and the JSON", "Name a file with -o, or leave out --json."
+            "stdout can't hold both the Parquet file and the JSON",
+            "Name a file with -o, or leave out --json.",
         )
     if output is None or summary:
         lengths = source.load(quiet=quiet, described=False)
@@ -69,7 +78,9 @@ def scan(
             sys.stdout.buffer.write(stream.getbuffer())
             console.describe(lengths, quiet=quiet)
             return
-        console.note(f"{output} holds {lengths.count:,} lengths, the longest first.", quiet=quiet)
+        console.note(
+            f"{output} holds {lengths.count:,} lengths, the longest first.", quiet=quiet
+        )
     scan = survey(lengths, source.manifest)
     if json:
         console.write_json(scan)
@@ -82,4 +93,7 @@ def _check_output(output: Path) -> None:
     if str(output) != "-" and output.is_file() and output.stat().st_size:
         with output.open("rb") as stream:
             if stream.read(4) != b"PAR1":
-                raise UsageError(f"{output} exists and is not a Parquet file", "Name another with -o, or remove it.")
+                raise UsageError(
+                    f"{output} exists and is not a Parquet file",
+                    "Name another with -o, or remove it.",
+                )

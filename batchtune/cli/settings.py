@@ -44,12 +44,19 @@ def apply_project(ctx: Any, load_commands: Callable[[], Iterable[Any]]) -> None:
     known.update(_keys(ctx.command, shared=True))
     origins = _origins(table, known, path, "tool.batchtune")
     own = table.get(ctx.command.name, {})
-    origins |= _origins(own, _keys(ctx.command, shared=False), path, f"tool.batchtune.{ctx.command.name}")
+    origins |= _origins(
+        own,
+        _keys(ctx.command, shared=False),
+        path,
+        f"tool.batchtune.{ctx.command.name}",
+    )
     ctx.meta[_ORIGINS] = origins
     ctx.default_map = {name: origin.value for name, origin in origins.items()}
 
 
-def _origins(table: Any, known: Mapping[str, Any], path: Path, name: str) -> dict[str, Origin]:
+def _origins(
+    table: Any, known: Mapping[str, Any], path: Path, name: str
+) -> dict[str, Origin]:
     """Return what a table sets, by the names of parameters; `known` are its keys and the parameters that they set."""
     if not isinstance(table, Mapping):
         raise UsageError(f"{path}: {name} must be a table")
@@ -66,7 +73,9 @@ def _origins(table: Any, known: Mapping[str, Any], path: Path, name: str) -> dic
         if parameter is None:
             continue
         if isinstance(value, bool) != getattr(parameter, "is_flag", False):
-            raise UsageError(f"{where}: {shortened(value)} is of the wrong kind: only a flag is true or false")
+            raise UsageError(
+                f"{where}: {shortened(value)} is of the wrong kind: only a flag is true or false"
+            )
         origins[parameter.name] = Origin(_as_text(value, parameter), where, path)
     return origins
 
@@ -76,7 +85,11 @@ def _keys(command: Any, *, shared: bool) -> dict[str, Any]:
     keys = {}
     for parameter in command.params:
         if parameter.envvar:
-            name = parameter.envvar.removeprefix(PREFIX).lower() if shared else parameter.name
+            name = (
+                parameter.envvar.removeprefix(PREFIX).lower()
+                if shared
+                else parameter.name
+            )
             keys[name.replace("_", "-")] = parameter
     return keys
 
@@ -105,7 +118,10 @@ def _read(path: Path) -> Any:
     except OSError:  # somebody else's file above the working folder
         return None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} is not a TOML file: {error}", "Fix it: batchtune's settings may be in it.") from None
+        raise UsageError(
+            f"{path} is not a TOML file: {error}",
+            "Fix it: batchtune's settings may be in it.",
+        ) from None
     return document.get("tool", {}).get("batchtune")
 
 
@@ -149,11 +165,21 @@ def show_origins(ctx: Any) -> None:
         if origin is None:
             continue
         option = max(parameter.opts, key=len)
-        value = " ".join(origin.value) if isinstance(origin.value, list) else str(origin.value)
+        value = (
+            " ".join(origin.value)
+            if isinstance(origin.value, list)
+            else str(origin.value)
+        )
         source = origin.where
         if origin.file is not None:
-            source = origin.file.name if origin.file.parent == Path.cwd() else str(origin.file)
-            if parameter.name in _OF_TRUSTED_PROJECTS and (reason := _distrust(origin.file)):
+            source = (
+                origin.file.name
+                if origin.file.parent == Path.cwd()
+                else str(origin.file)
+            )
+            if parameter.name in _OF_TRUSTED_PROJECTS and (
+                reason := _distrust(origin.file)
+            ):
                 raise UsageError(
                     f"{origin.where} = {shortened(value)} is not used: {reason}, and may name neither code nor files "
                     "to write",
@@ -161,7 +187,9 @@ def show_origins(ctx: Any) -> None:
                 )
         shown.append(f"{option.lstrip('-')} {bounded(value)} from {source}")
     if shown:
-        console.note(f"Settings: {', '.join(shown)}", quiet=bool(ctx.params.get("quiet")))
+        console.note(
+            f"Settings: {', '.join(shown)}", quiet=bool(ctx.params.get("quiet"))
+        )
 
 
 def _distrust(path: Path) -> str | None:

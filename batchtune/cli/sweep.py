@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.cli import console
-from batchtune.cli.options import ManifestOptions, MaxBatchLength, RunOptions, StreamOptions, SweepOptions, expand
+from batchtune.cli.options import (
+    ManifestOptions,
+    MaxBatchLength,
+    RunOptions,
+    StreamOptions,
+    SweepOptions,
+    expand,
+)
 from batchtune.errors import UsageError
 from batchtune.units import format_length
 
@@ -51,7 +58,12 @@ def sweep_buckets(
     current = sweep.current_settings()
     lengths = source.load(quiet=run.quiet, as_in=run.continued)
     _check_limit(max_batch_length, lengths, quiet=run.quiet)
-    _show(sweep_and_write(lengths, settings, current, run, max_batch_length=max_batch_length), run)
+    _show(
+        sweep_and_write(
+            lengths, settings, current, run, max_batch_length=max_batch_length
+        ),
+        run,
+    )
 
 
 @expand
@@ -92,7 +104,9 @@ def sweep_stream(
             on_row=bar.row,
         )
     config = run.run / STREAM_CONFIG_FILE
-    _write_config(swept, config, lambda probe: render_stream_yaml(stream_config(swept, probe)))
+    _write_config(
+        swept, config, lambda probe: render_stream_yaml(stream_config(swept, probe))
+    )
     _show(swept, run)
 
 
@@ -120,11 +134,17 @@ def sweep_and_write(
             force=run.force,
             on_row=bar.row,
         )
-    _write_config(swept, run.run / SAMPLER_FILE, lambda probe: render_sampler_yaml(sampler_config(swept, probe)))
+    _write_config(
+        swept,
+        run.run / SAMPLER_FILE,
+        lambda probe: render_sampler_yaml(sampler_config(swept, probe)),
+    )
     return swept
 
 
-def _write_config(swept: Sweep | StreamSweep, config: Path, render: Callable[[Probe | None], str]) -> None:
+def _write_config(
+    swept: Sweep | StreamSweep, config: Path, render: Callable[[Probe | None], str]
+) -> None:
     """Write the recommendation as a config, with what the folder's probe proves, or remove an earlier one."""
     from batchtune.files import write_whole
     from batchtune.results import PROBE_FILE, Probe, read_result
@@ -135,7 +155,9 @@ def _write_config(swept: Sweep | StreamSweep, config: Path, render: Callable[[Pr
         write_whole(config, render(probe), follow=False)
     elif config.exists():
         config.unlink()
-        console.note(f"Removed {config}: it was written by an earlier sweep, and this one recommends nothing.")
+        console.note(
+            f"Removed {config}: it was written by an earlier sweep, and this one recommends nothing."
+        )
 
 
 def _show(swept: Sweep | StreamSweep, run: RunOptions) -> None:
@@ -147,7 +169,9 @@ def _show(swept: Sweep | StreamSweep, run: RunOptions) -> None:
         console.show(load_run(run.run), full=run.full)
 
 
-def _check_limit(max_batch_length: float | None, lengths: Lengths, *, quiet: bool) -> None:
+def _check_limit(
+    max_batch_length: float | None, lengths: Lengths, *, quiet: bool
+) -> None:
     """Warn if --max-batch-length seems to be in another unit; raise UsageError if batches would hold one example."""
     from batchtune.buckets.cautions import limit_unit_hint
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchtune.cli import console
-from batchtune.cli.options import ManifestOptions, ProbeOptions, RunOptions, SweepOptions, TimeTolerance, expand, option
+from batchtune.cli.options import (
+    ManifestOptions,
+    ProbeOptions,
+    RunOptions,
+    SweepOptions,
+    TimeTolerance,
+    expand,
+    option,
+)
 from batchtune.cli.sweep import sweep_and_write
 from batchtune.cli.verify import EXIT_DOES_NOT_HOLD, sampler_plan, verify_with_progress
 
@@ -38,9 +46,15 @@ def tune(
     probe: ProbeOptions,
     sweep: SweepOptions,
     run: RunOptions,
-    verify: Annotated[bool, option("Run the recommended batches at the end, like `batchtune verify`.")] = False,
+    verify: Annotated[
+        bool, option("Run the recommended batches at the end, like `batchtune verify`.")
+    ] = False,
     verify_steps: Annotated[
-        int | None, option("With --verify: number of shuffled steps (default: an epoch, at most 200 or a minute).", "N")
+        int | None,
+        option(
+            "With --verify: number of shuffled steps (default: an epoch, at most 200 or a minute).",
+            "N",
+        ),
     ] = None,
     time_tolerance: TimeTolerance = 0.1,
 ) -> None:
@@ -56,7 +70,9 @@ def tune(
     from batchtune.verify.plan import VerifySettings
 
     verify_settings = VerifySettings(
-        steps=verify_steps, time_tolerance=time_tolerance, step_timeout_seconds=probe.trial_timeout
+        steps=verify_steps,
+        time_tolerance=time_tolerance,
+        step_timeout_seconds=probe.trial_timeout,
     )
     sweep_settings = sweep.settings(run)
     current = sweep.current_settings()
@@ -65,7 +81,11 @@ def tune(
     swept = sweep_and_write(lengths, sweep_settings, current, run)
     holds = True
     if verify and swept.recommended is not None:
-        asked = {"workload": found.workload.spec, "options": found.workload.options, **probe.asked()}
+        asked = {
+            "workload": found.workload.spec,
+            "options": found.workload.options,
+            **probe.asked(),
+        }
         plan = sampler_plan(lengths, run.run, verify_settings, quiet=run.quiet)
         holds = verify_with_progress(plan, run.run, asked, quiet=run.quiet).holds
     elif verify:
@@ -100,7 +120,10 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
 
 
 def _probe(
-    lengths: Lengths, probe: ProbeOptions, run: RunOptions, sweep_settings: SweepSettings | None = None
+    lengths: Lengths,
+    probe: ProbeOptions,
+    run: RunOptions,
+    sweep_settings: SweepSettings | None = None,
 ) -> Probe:
     """Run the probe with a line for each trial and a bar below."""
     from batchtune.cli.progress import worker_bar
@@ -114,5 +137,14 @@ def _probe(
         chosen = f"Workload: {settings.workload}, the built-in for lengths in {lengths.unit}; --workload names yours."
         console.note(chosen, quiet=run.quiet)
     with worker_bar(lengths.unit, ddp=settings.ddp, quiet=run.quiet) as bar:
-        hooks = ProbeHooks(on_progress=bar.probing, on_note=partial(console.note, quiet=run.quiet))
-        return run_probe(lengths, settings, run.run, force=run.force, sweep_settings=sweep_settings, hooks=hooks)
+        hooks = ProbeHooks(
+            on_progress=bar.probing, on_note=partial(console.note, quiet=run.quiet)
+        )
+        return run_probe(
+            lengths,
+            settings,
+            run.run,
+            force=run.force,
+            sweep_settings=sweep_settings,
+            hooks=hooks,
+        )

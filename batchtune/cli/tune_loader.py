@@ -9,7 +9,15 @@ from typing import Annotated
 import typer
 
 from batchtune.cli import console
-from batchtune.cli.options import DEFAULT_RUN_FOLDER, Full, Json, LoaderOptions, Quiet, expand, option
+from batchtune.cli.options import (
+    DEFAULT_RUN_FOLDER,
+    Full,
+    Json,
+    LoaderOptions,
+    Quiet,
+    expand,
+    option,
+)
 
 EXAMPLES = {
     "tune-loader": """
@@ -35,10 +43,18 @@ def tune_loader(
     ],
     loader: LoaderOptions,
     run: Annotated[
-        Path, option("Run folder: its probe says how long steps take; loader.json and loader.yaml go there.", "DIR")
+        Path,
+        option(
+            "Run folder: its probe says how long steps take; loader.json and loader.yaml go there.",
+            "DIR",
+        ),
     ] = DEFAULT_RUN_FOLDER,
     force: Annotated[
-        bool, option("If the folder holds the tuning of another loader, replace it.", variable=None)
+        bool,
+        option(
+            "If the folder holds the tuning of another loader, replace it.",
+            variable=None,
+        ),
     ] = False,
     quiet: Quiet = False,
     json: Json = False,
@@ -72,8 +88,14 @@ def tune_loader(
         console.write_json(tuning)
     else:
         # `report` shows the rest of the run.
-        console.show(replace(load_run(run), probe=None, sweep=None, stream=None, verification=None), full=full)
+        console.show(
+            replace(
+                load_run(run), probe=None, sweep=None, stream=None, verification=None
+            ),
+            full=full,
+        )
     if tuning.recommended_row is None:
         raise LoaderError(
-            f"{target}: no setting of the loader works", "The report shows why; fix that, and run it again."
+            f"{target}: no setting of the loader works",
+            "The report shows why; fix that, and run it again.",
         )

@@ -27,7 +27,13 @@ from batchtune.errors import ResultError, UsageError
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.manifests import StreamLengths
-    from batchtune.results import SamplerConfig, StreamConfig, StreamSweep, Sweep, Verification
+    from batchtune.results import (
+        SamplerConfig,
+        StreamConfig,
+        StreamSweep,
+        Sweep,
+        Verification,
+    )
     from batchtune.verify.plan import VerifyPlan, VerifySettings
 
 EXAMPLES = {
@@ -39,7 +45,14 @@ batchtune verify --stream 'shards/train-{000..127}.tar' --workload train.py:MySt
 """
 }
 EXIT_DOES_NOT_HOLD = 3
-_RUN_FILES = ("run.json", "probe.json", "sweep.json", "sampler.yaml", "stream.json", "stream.yaml")
+_RUN_FILES = (
+    "run.json",
+    "probe.json",
+    "sweep.json",
+    "sampler.yaml",
+    "stream.json",
+    "stream.yaml",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +73,9 @@ class RunAndManifest(ManifestOptions):
     def split(self, run: Path | None) -> tuple[Path, ManifestOptions]:
         """Return the run folder and the source; the first argument may only be the run folder without --run."""
         first, *rest = self.manifest
-        if run is not None or not any((Path(first) / name).is_file() for name in _RUN_FILES):
+        if run is not None or not any(
+            (Path(first) / name).is_file() for name in _RUN_FILES
+        ):
             return run or DEFAULT_RUN_FOLDER, self
         if not rest:
             raise UsageError(
@@ -74,17 +89,31 @@ class RunAndManifest(ManifestOptions):
 def verify(
     source: RunAndManifest,
     subject: WorkloadOptions,
-    run: Annotated[Path | None, option("The run folder (default: batchtune-run).", "DIR")] = None,
+    run: Annotated[
+        Path | None, option("The run folder (default: batchtune-run).", "DIR")
+    ] = None,
     stream: Annotated[
-        bool, option("Run the batches of stream.yaml (default: only if the run folder has no sampler.yaml).")
+        bool,
+        option(
+            "Run the batches of stream.yaml (default: only if the run folder has no sampler.yaml)."
+        ),
     ] = False,
     steps: Annotated[
-        int | None, option("Number of shuffled steps (default: an epoch, at most 200 or a minute).", "N")
+        int | None,
+        option(
+            "Number of shuffled steps (default: an epoch, at most 200 or a minute).",
+            "N",
+        ),
     ] = None,
     epoch: Annotated[bool, option("Run one whole epoch instead of --steps.")] = False,
     time_tolerance: TimeTolerance = 0.1,
-    step_timeout: Annotated[float, option("Time limit of one step.", "SECONDS")] = 300.0,
-    seed: Annotated[int | None, option("Seed for the shuffles (default: that of the YAML file).", "N")] = None,
+    step_timeout: Annotated[
+        float, option("Time limit of one step.", "SECONDS")
+    ] = 300.0,
+    seed: Annotated[
+        int | None,
+        option("Seed for the shuffles (default: that of the YAML file).", "N"),
+    ] = None,
     quiet: Quiet = False,
     json: Json = False,
     full: Full = False,
@@ -109,11 +138,20 @@ def verify(
 
     folder, manifest = source.split(run)
     check_writable(folder)
-    if not stream and (folder / STREAM_CONFIG_FILE).exists() and not (folder / SAMPLER_FILE).exists():
+    if (
+        not stream
+        and (folder / STREAM_CONFIG_FILE).exists()
+        and not (folder / SAMPLER_FILE).exists()
+    ):
         stream = True
-        console.note(f"Verifying {folder / STREAM_CONFIG_FILE}, as the folder holds no {SAMPLER_FILE}.", quiet=quiet)
+        console.note(
+            f"Verifying {folder / STREAM_CONFIG_FILE}, as the folder holds no {SAMPLER_FILE}.",
+            quiet=quiet,
+        )
     if steps is not None and epoch:
-        raise UsageError("how long to verify is not clear", "Give one of --steps and --epoch.")
+        raise UsageError(
+            "how long to verify is not clear", "Give one of --steps and --epoch."
+        )
     settings = VerifySettings(
         steps=steps,
         epoch=epoch,
@@ -123,9 +161,17 @@ def verify(
     )
     asked = subject.asked()
     if stream:
-        plan = _stream_plan(manifest.load_stream(quiet=quiet, as_in=folder), folder, settings, seed)
+        plan = _stream_plan(
+            manifest.load_stream(quiet=quiet, as_in=folder), folder, settings, seed
+        )
     else:
-        plan = sampler_plan(manifest.load(quiet=quiet, as_in=folder), folder, settings, seed, quiet=quiet)
+        plan = sampler_plan(
+            manifest.load(quiet=quiet, as_in=folder),
+            folder,
+            settings,
+            seed,
+            quiet=quiet,
+        )
     found = verify_with_progress(plan, folder, asked, quiet=quiet)
     if json:
         console.write_json(found)
@@ -136,7 +182,12 @@ def verify(
 
 
 def sampler_plan(
-    lengths: Lengths, folder: Path, settings: VerifySettings, seed: int | None = None, *, quiet: bool
+    lengths: Lengths,
+    folder: Path,
+    settings: VerifySettings,
+    seed: int | None = None,
+    *,
+    quiet: bool,
 ) -> VerifyPlan:
     """Return the plan to run the batches of the folder's `sampler.yaml`; without `seed`, with the seed in it."""
     from batchtune.exports.run_configs import read_sampler_yaml
@@ -154,7 +205,9 @@ def sampler_plan(
     return _plan(lengths, path, config, settings, seed)
 
 
-def _stream_plan(found: StreamLengths, folder: Path, settings: VerifySettings, seed: int | None) -> VerifyPlan:
+def _stream_plan(
+    found: StreamLengths, folder: Path, settings: VerifySettings, seed: int | None
+) -> VerifyPlan:
     """Return the plan to run the batches that the folder's `stream.yaml` makes of a stream, likewise."""
     from batchtune.exports.run_configs import read_stream_yaml
     from batchtune.results import STREAM_CONFIG_FILE, STREAM_FILE, StreamSweep
@@ -185,11 +238,17 @@ def _plan(
         probe = read_result(probe_path, Probe)
         check_lengths(lengths, probe.lengths.fingerprint, probe_path, probe.lengths)
     settings = replace(settings, seed=seed if seed is not None else config.seed)
-    stream = stored_stream(found, path.parent, settings.seed) if found is not None else None
-    return VerifyPlan(lengths=lengths, config=config, settings=settings, probe=probe, stream=stream)
+    stream = (
+        stored_stream(found, path.parent, settings.seed) if found is not None else None
+    )
+    return VerifyPlan(
+        lengths=lengths, config=config, settings=settings, probe=probe, stream=stream
+    )
 
 
-def _check_recommended(config: Path, sweep: Path, kind: type[Sweep | StreamSweep], command: str) -> None:
+def _check_recommended(
+    config: Path, sweep: Path, kind: type[Sweep | StreamSweep], command: str
+) -> None:
     """Raise ResultError if a config does not exist, with the sweep's own reason if it recommends nothing."""
     from batchtune.results import read_result
 
@@ -204,7 +263,9 @@ def _check_recommended(config: Path, sweep: Path, kind: type[Sweep | StreamSweep
     )
 
 
-def verify_with_progress(plan: VerifyPlan, folder: Path, asked: Mapping[str, Any], *, quiet: bool) -> Verification:
+def verify_with_progress(
+    plan: VerifyPlan, folder: Path, asked: Mapping[str, Any], *, quiet: bool
+) -> Verification:
     """Run a plan with a progress bar, and write `verify.json`; `asked` has the fields of `ProbeSettings` to change."""
     from batchtune.cli.progress import worker_bar
     from batchtune.verify.plan import subject_of
@@ -212,7 +273,12 @@ def verify_with_progress(plan: VerifyPlan, folder: Path, asked: Mapping[str, Any
 
     subject = subject_of(plan.lengths, plan.probe, asked, folder)
     epoch = len(plan.first_epoch)
-    console.note(f"Running {plan.planned_steps:,} shuffled steps; an epoch has {epoch:,}.", quiet=quiet)
+    console.note(
+        f"Running {plan.planned_steps:,} shuffled steps; an epoch has {epoch:,}.",
+        quiet=quiet,
+    )
     on_note = partial(console.note, quiet=quiet)
     with worker_bar(plan.lengths.unit, ddp=subject.settings.ddp, quiet=quiet) as bar:
-        return run_verify(plan, subject, folder, on_note=on_note, on_progress=bar.verifying)
+        return run_verify(
+            plan, subject, folder, on_note=on_note, on_progress=bar.verifying
+        )

@@ -72,7 +72,9 @@ class Cut:
         return np.maximum.reduceat(held, np.cumsum(sizes) - sizes).astype(np.float64)
 
 
-def drawn(cut: Cut, drawing: Drawing, lengths: npt.NDArray[Any] | None = None) -> IntArray:
+def drawn(
+    cut: Cut, drawing: Drawing, lengths: npt.NDArray[Any] | None = None
+) -> IntArray:
     """Return the indices of batches in their order, shape (steps × world_size,); `lengths` if batches are sorted.
 
     Batch i is the one of rank i % world_size at step i // world_size.
@@ -86,14 +88,24 @@ def drawn(cut: Cut, drawing: Drawing, lengths: npt.NDArray[Any] | None = None) -
     elif not layout.in_order:
         # As a sampler that reads examples one by one completes a step's batches: full ones when their last example was
         # read, then the rests, bucket by bucket.
-        last = cut.examples[layout.starts + layout.batch_sizes - 1].reshape(-1, together).max(axis=1)
+        last = (
+            cut.examples[layout.starts + layout.batch_sizes - 1]
+            .reshape(-1, together)
+            .max(axis=1)
+        )
         after_all = layout.count + layout.buckets[::together]
-        order = np.argsort(np.where(layout.rest[::together], after_all, last), kind="stable")
+        order = np.argsort(
+            np.where(layout.rest[::together], after_all, last), kind="stable"
+        )
     if layout.dealing.drop_last:
         order = order[: layout.batches_per_rank * layout.dealing.world_size // together]
     if drawing.ordering != "random":
         assert lengths is not None
-        longest = cut.longest(lengths, np.arange(layout.starts.size)).reshape(-1, together).max(axis=1)
+        longest = (
+            cut.longest(lengths, np.arange(layout.starts.size))
+            .reshape(-1, together)
+            .max(axis=1)
+        )
         keys = longest[order]
         if drawing.ordering == "descending":
             keys = -keys
@@ -103,7 +115,9 @@ def drawn(cut: Cut, drawing: Drawing, lengths: npt.NDArray[Any] | None = None) -
 
 def dropped_examples(layout: Layout, batches: IntArray) -> int:
     """Return how many examples are in none of the batches that were drawn."""
-    return layout.count - int(layout.batch_sizes[batches].sum()) + layout.repeated_examples
+    return (
+        layout.count - int(layout.batch_sizes[batches].sum()) + layout.repeated_examples
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,10 +148,17 @@ class EpochShapes:
         """Return the time of the epoch, whose batches ranks take in turn; a step lasts as long as its slowest batch."""
         seconds = np.zeros(ranks.steps(len(self)) * ranks.world_size * ranks.accumulate)
         seconds[: len(self)] = self.seconds(step_seconds)
-        return float(seconds.reshape(-1, ranks.accumulate, ranks.world_size).sum(axis=1).max(axis=1).sum())
+        return float(
+            seconds.reshape(-1, ranks.accumulate, ranks.world_size)
+            .sum(axis=1)
+            .max(axis=1)
+            .sum()
+        )
 
 
-def simulate(cut: Cut, drawing: Drawing, lengths: FloatArray, targets: FloatArray | None = None) -> EpochShapes:
+def simulate(
+    cut: Cut, drawing: Drawing, lengths: FloatArray, targets: FloatArray | None = None
+) -> EpochShapes:
     """Return the shapes of the batches that all ranks have in one epoch: those of step 0, rank by rank, then step 1."""
     layout = cut.layout
     batches = drawn(cut, drawing, lengths)
@@ -145,4 +166,6 @@ def simulate(cut: Cut, drawing: Drawing, lengths: FloatArray, targets: FloatArra
     if targets is not None:
         longest_targets = cut.longest(targets, batches)
     longest = cut.longest(lengths, batches)
-    return EpochShapes(layout.batch_sizes[batches], longest, longest_targets, layout.buckets[batches])
+    return EpochShapes(
+        layout.batch_sizes[batches], longest, longest_targets, layout.buckets[batches]
+    )

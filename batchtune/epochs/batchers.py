@@ -16,7 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.epochs.batch_order import EXAMPLES, Cut, Drawing
-from batchtune.epochs.layout import Dealing, Indices, Layout, deal, index_dtype, lay_out, steps_per_rank
+from batchtune.epochs.layout import (
+    Dealing,
+    Indices,
+    Layout,
+    deal,
+    index_dtype,
+    lay_out,
+    steps_per_rank,
+)
 from batchtune.epochs.table import Buckets, BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
@@ -42,7 +50,9 @@ class Batching:
     """
 
     table: BucketTable  # in pools, a batch holds at most the batch size of its longest example's bucket
-    pool_size: int | None = None  # the most examples of a pool; None: batches are made in buckets
+    pool_size: int | None = (
+        None  # the most examples of a pool; None: batches are made in buckets
+    )
     batch_overhead: float | None = None
 
     def largest_batches(self, histogram: Histogram) -> tuple[IntArray, FloatArray]:
@@ -57,10 +67,14 @@ class Batching:
         allowed_sizes = self.table.batch_sizes[self.table.assign(longest)]
         return np.minimum(np.minimum(allowed_sizes, up_to), self.pool_size), longest
 
-    def batcher(self, lengths: npt.NDArray[Any], targets: npt.NDArray[Any] | None = None) -> Batcher:
+    def batcher(
+        self, lengths: npt.NDArray[Any], targets: npt.NDArray[Any] | None = None
+    ) -> Batcher:
         """Return the batcher of examples with these lengths, none beyond the last boundary."""
         if self.pool_size is None:
-            return BucketBatcher(self.table.assign(lengths, targets), self.table.batch_sizes)
+            return BucketBatcher(
+                self.table.assign(lengths, targets), self.table.batch_sizes
+            )
         return PoolBatcher(lengths, self)
 
 
@@ -82,7 +96,9 @@ class BucketBatcher(Batcher):
     def __init__(self, buckets: Buckets, batch_sizes: IntArray) -> None:
         """Sort examples into their buckets, one for each example; 8 or 16 bits are fast and lean."""
         # Shape (examples,): indices of examples, within a bucket in their own order; and shape (buckets,).
-        self._order = np.argsort(buckets, kind="stable").astype(index_dtype(buckets.size), copy=False)
+        self._order = np.argsort(buckets, kind="stable").astype(
+            index_dtype(buckets.size), copy=False
+        )
         self._counts = np.bincount(buckets, minlength=batch_sizes.size)
         self._batch_sizes = batch_sizes
 
@@ -134,8 +150,13 @@ class PoolBatcher(Batcher):
         """
         wanted = self.batches_per_rank(drawing, dealing)
         shuffles = [replace(drawing, attempt=attempt) for attempt in range(_ATTEMPTS)]
-        for shuffle in (*shuffles, replace(drawing, epoch=0)):  # the last is one that `wanted` comes from
-            examples, steps = self._first_steps.get((shuffle, dealing)) or self._steps(shuffle, dealing)
+        for shuffle in (
+            *shuffles,
+            replace(drawing, epoch=0),
+        ):  # the last is one that `wanted` comes from
+            examples, steps = self._first_steps.get((shuffle, dealing)) or self._steps(
+                shuffle, dealing
+            )
             batches = steps_per_rank(steps)
             if batches == wanted or (batches > wanted) == dealing.drop_last:
                 break
@@ -171,22 +192,38 @@ class PoolBatcher(Batcher):
             places = self._places[some]
             buckets = self._buckets[places]
             # Cut to one beyond the pool, so that sizes do not overflow.
-            fits = (np.minimum(self._batching.table.batch_sizes, size + 1) * dealing.together)[buckets]
+            fits = (
+                np.minimum(self._batching.table.batch_sizes, size + 1)
+                * dealing.together
+            )[buckets]
             taken = fits
-            if overhead is not None and not dealing.drop_last and size <= _LARGEST_COSTED:
-                taken = _cheapest(self._distinct[places], fits, overhead * dealing.together)
+            if (
+                overhead is not None
+                and not dealing.drop_last
+                and size <= _LARGEST_COSTED
+            ):
+                taken = _cheapest(
+                    self._distinct[places], fits, overhead * dealing.together
+                )
             starts = _walked(taken)
             held = np.diff(starts, append=places.size)
             limiting = buckets.ravel()[starts].astype(np.int64)
             rest = ((starts + held) % size == 0) & (held < fits.ravel()[starts])
             parts.append((starts + start, held, limiting, rest))
-        starts, held, limiting, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return examples, Layout(starts, held, limiting, rest, dealing, count, in_order=True)
+        starts, held, limiting, rest = (
+            np.concatenate(arrays) for arrays in zip(*parts, strict=True)
+        )
+        return examples, Layout(
+            starts, held, limiting, rest, dealing, count, in_order=True
+        )
 
     def _parts(self) -> Iterator[tuple[int, int, int]]:
         """Yield (start, pools, examples of each): pools of one size, in groups that fit in the cache."""
         each, more = divmod(self._places.size, self._pools)
-        for start, pools, size in ((0, more, each + 1), (more * (each + 1), self._pools - more, each)):
+        for start, pools, size in (
+            (0, more, each + 1),
+            (more * (each + 1), self._pools - more, each),
+        ):
             at_once = max(1, _AT_ONCE // size)
             for first in range(0, pools, at_once):
                 yield start + first * size, min(at_once, pools - first), size
@@ -215,7 +252,9 @@ def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
         if compared.size:
             sums = costs[first + compared] + compared[:, np.newaxis] * longest
             sums[compared[:, np.newaxis] >= held] = np.inf
-            smaller = sums.min(axis=0) < whole  # of equal costs the largest batch is taken
+            smaller = (
+                sums.min(axis=0) < whole
+            )  # of equal costs the largest batch is taken
             taken[smaller, first] = compared[sums.argmin(axis=0)[smaller]]
             whole = np.minimum(whole, sums.min(axis=0))
         costs[first] = overhead + whole

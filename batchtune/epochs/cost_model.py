@@ -44,32 +44,62 @@ _SAYS_THE_SAME = 1e-5
 # The floors that are tried: those with which a form of all terms fits best.
 _FLOORS = 3
 
-_COEFFICIENTS = ("floor", "constant", "example", "linear", "quadratic", "target_linear", "target_quadratic", "cross")
-_TERMS = ("example", "linear", "quadratic", "target_linear", "target_quadratic", "cross")
+_COEFFICIENTS = (
+    "floor",
+    "constant",
+    "example",
+    "linear",
+    "quadratic",
+    "target_linear",
+    "target_quadratic",
+    "cross",
+)
+_TERMS = (
+    "example",
+    "linear",
+    "quadratic",
+    "target_linear",
+    "target_quadratic",
+    "cross",
+)
 # Terms for all L + T positions alike, as in a decoder-only language model with prompt and answer; for their pairs.
-_SUMS = {"sum": ("linear", "target_linear"), "sum of pairs": ("quadratic", "target_quadratic", "cross", "cross")}
+_SUMS = {
+    "sum": ("linear", "target_linear"),
+    "sum of pairs": ("quadratic", "target_quadratic", "cross", "cross"),
+}
 
 _Form = tuple[str, ...]
 
 
 def predict(
-    model: CostModel, batch_size: npt.ArrayLike, length: npt.ArrayLike, target_length: npt.ArrayLike | None = None
+    model: CostModel,
+    batch_size: npt.ArrayLike,
+    length: npt.ArrayLike,
+    target_length: npt.ArrayLike | None = None,
 ) -> FloatArray:
     """Return the model's cost of batch shapes, all arguments broadcast against each other, in bytes or seconds.
 
     Raises ValueError if the model needs target lengths and gets none.
     """
     if target_length is None and needs_targets(model):
-        raise ValueError("the cost model was fitted with target lengths and needs them to predict")
+        raise ValueError(
+            "the cost model was fitted with target lengths and needs them to predict"
+        )
     size = np.asarray(batch_size, dtype=np.float64)
     long = np.asarray(length, dtype=np.float64)
-    target = 0.0 if target_length is None else np.asarray(target_length, dtype=np.float64)
-    return np.maximum(model.constant + size * model.per_example(long, target), model.floor)
+    target = (
+        0.0 if target_length is None else np.asarray(target_length, dtype=np.float64)
+    )
+    return np.maximum(
+        model.constant + size * model.per_example(long, target), model.floor
+    )
 
 
 def scaled(model: CostModel, factor: float) -> CostModel:
     """Return the same model with every cost multiplied by a positive factor; its relative errors stay."""
-    return msgspec.structs.replace(model, **{name: factor * getattr(model, name) for name in _COEFFICIENTS})
+    return msgspec.structs.replace(
+        model, **{name: factor * getattr(model, name) for name in _COEFFICIENTS}
+    )
 
 
 def needs_targets(model: CostModel) -> bool:
@@ -92,7 +122,9 @@ def fit_cost(
     padded lengths. Targets count only if they vary independently of the lengths; if only one length was measured, a
     unit of its targets is taken to cost as much as one of its length, which is safe at shorter lengths.
     """
-    size, long, cost = (np.asarray(values, dtype=np.float64) for values in (batch_sizes, lengths, costs))
+    size, long, cost = (
+        np.asarray(values, dtype=np.float64) for values in (batch_sizes, lengths, costs)
+    )
     target = np.zeros(cost.size)
     if target_lengths is not None:
         target = np.asarray(target_lengths, dtype=np.float64)
@@ -103,16 +135,26 @@ def fit_cost(
     if weights is not None:
         weight *= np.asarray(weights, dtype=np.float64)
     order = np.argsort(padded, kind="stable")
-    terms = dict(zip(_TERMS, (np.ones(cost.size), long, long**2, target, target**2, long * target), strict=True))
+    terms = dict(
+        zip(
+            _TERMS,
+            (np.ones(cost.size), long, long**2, target, target**2, long * target),
+            strict=True,
+        )
+    )
     columns = {name: (size * values / cost)[order] for name, values in terms.items()}
     for name, summed in _SUMS.items():
         columns[name] = np.sum([columns[term] for term in summed], axis=0)
     columns["constant"] = 1 / cost[order]
-    measured = _Measured(columns, cost[order], weight[order] / np.sqrt(np.mean(weight**2)))
+    measured = _Measured(
+        columns, cost[order], weight[order] / np.sqrt(np.mean(weight**2))
+    )
     model = measured.best(list(_forms(size, long, target)))
     error = predict(model, size, long, target) / cost - 1
     return msgspec.structs.replace(
-        model, relative_error=float(np.sqrt(np.mean(error**2))), largest_error=float(np.abs(error).max())
+        model,
+        relative_error=float(np.sqrt(np.mean(error**2))),
+        largest_error=float(np.abs(error).max()),
     )
 
 
@@ -136,9 +178,18 @@ def _forms(size: FloatArray, long: FloatArray, target: FloatArray) -> Iterator[_
             yield ("sum",)
             return
         if np.ptp(ratio) > _PROPORTIONAL * ratio.max():
-            of_targets += [("sum",), ("sum of pairs",), ("sum", "sum of pairs"), ("sum", "quadratic")]
+            of_targets += [
+                ("sum",),
+                ("sum of pairs",),
+                ("sum", "sum of pairs"),
+                ("sum", "quadratic"),
+            ]
             for count in (1, 2, 3, 5):
-                of_targets += [form for form in combinations(_TERMS[1:], count) if set(form) - {"linear", "quadratic"}]
+                of_targets += [
+                    form
+                    for form in combinations(_TERMS[1:], count)
+                    if set(form) - {"linear", "quadratic"}
+                ]
         if np.ptp(target) == 0:  # then T is the constant per example
             each = [()]
     for example in each:
@@ -160,7 +211,9 @@ def _weight_of(form: _Form) -> int:
 class _Measured:
     """Measurements, from the smallest padded length on; arrays of the shape (measured,)."""
 
-    columns: dict[str, FloatArray]  # each term's share of the cost, per unit of its coefficient
+    columns: dict[
+        str, FloatArray
+    ]  # each term's share of the cost, per unit of its coefficient
     cost: FloatArray
     weights: FloatArray  # their squares' mean is 1
 
@@ -172,7 +225,9 @@ class _Measured:
             for index, form in enumerate(forms):
                 model, error, _ = self._fitted(form, count, level)
                 score = (
-                    (error + _NEGLIGIBLE) * (1 + _PREFERENCE * index) / _WORTH_IT ** (_weight_of(form) + (level > 0))
+                    (error + _NEGLIGIBLE)
+                    * (1 + _PREFERENCE * index)
+                    / _WORTH_IT ** (_weight_of(form) + (level > 0))
                 )
                 candidates.append((score, model))
         first = candidates[0]
@@ -196,7 +251,9 @@ class _Measured:
             floors.append((self._fitted(richest, count, level)[2], count, level))
         return [(count, level) for _, count, level in sorted(floors)[:_FLOORS]]
 
-    def _fitted(self, form: _Form, count: int, level: float) -> tuple[CostModel, float, float]:
+    def _fitted(
+        self, form: _Form, count: int, level: float
+    ) -> tuple[CostModel, float, float]:
         """Fit a form to all but the first `count` measurements, which lie on a floor of this level.
 
         Return the model, the root mean square of the relative error of each measurement as predicted from all others,
@@ -209,7 +266,9 @@ class _Measured:
         names = ("constant", *form)
         columns = np.stack([self.columns[name] for name in names], axis=1)
         scales = np.linalg.norm(columns, axis=0)
-        columns /= np.where(scales > 0, scales, 1.0)  # they differ by many orders of magnitude
+        columns /= np.where(
+            scales > 0, scales, 1.0
+        )  # they differ by many orders of magnitude
         weighted = (columns * self.weights[:, np.newaxis])[count:]
         coefficients, _ = nnls(weighted, self.weights[count:], maxiter=1000)
         fitted = columns @ coefficients
@@ -217,15 +276,24 @@ class _Measured:
         others = max(count, 2)
         without = np.maximum(fitted, floor)
         model_error = self._error(without)
-        without[:count] = np.maximum(fitted[:count], 1 + (floor[:count] - 1) * others / (others - 1))
+        without[:count] = np.maximum(
+            fitted[:count], 1 + (floor[:count] - 1) * others / (others - 1)
+        )
         independent, triangular = np.linalg.qr(weighted[:, coefficients > 0])
         leverage = np.sum(independent**2, axis=1)
         error = np.inf
-        if leverage.max() < _DECIDES_ALONE and np.abs(np.diag(triangular)).min(initial=np.inf) > _SAYS_THE_SAME:
-            without[count:] = np.maximum(1 - (1 - fitted[count:]) / (1 - leverage), floor[count:])
+        if (
+            leverage.max() < _DECIDES_ALONE
+            and np.abs(np.diag(triangular)).min(initial=np.inf) > _SAYS_THE_SAME
+        ):
+            without[count:] = np.maximum(
+                1 - (1 - fitted[count:]) / (1 - leverage), floor[count:]
+            )
             error = self._error(without)
         named = dict.fromkeys(_COEFFICIENTS, 0.0) | {"floor": level}
-        for name, coefficient in zip(names, coefficients / np.where(scales > 0, scales, 1.0), strict=True):
+        for name, coefficient in zip(
+            names, coefficients / np.where(scales > 0, scales, 1.0), strict=True
+        ):
             for term in _SUMS.get(name, (name,)):
                 named[term] += float(coefficient)
         return CostModel(**named, relative_error=0.0), error, model_error

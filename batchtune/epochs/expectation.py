@@ -45,7 +45,9 @@ class ExpectedBatches:
 
     def sum_of(self, cost: BatchCost) -> float:
         """Return the expected sum of a cost over the epoch's batches."""
-        return float(np.sum(self.numbers * np.asarray(cost(self.batch_sizes, self.lengths))))
+        return float(
+            np.sum(self.numbers * np.asarray(cost(self.batch_sizes, self.lengths)))
+        )
 
     @cached_property
     def padded_length(self) -> float:
@@ -53,7 +55,9 @@ class ExpectedBatches:
         return self.sum_of(np.multiply)
 
 
-def expected_batches(histogram: Histogram, table: BucketTable, dealing: Dealing = ON_ONE_RANK) -> ExpectedBatches:
+def expected_batches(
+    histogram: Histogram, table: BucketTable, dealing: Dealing = ON_ONE_RANK
+) -> ExpectedBatches:
     """Return the batches to expect when each bucket's examples are shuffled and cut into batches.
 
     Raises ValueError if the longest length is beyond the last boundary.
@@ -65,17 +69,25 @@ def expected_batches(histogram: Histogram, table: BucketTable, dealing: Dealing 
     logs = log_factorials_up_to(histogram.count)
     lengths = []
     numbers = []
-    for bucket, size, number in zip(counted.buckets, counted.batch_sizes, counted.numbers, strict=True):
+    for bucket, size, number in zip(
+        counted.buckets, counted.batch_sizes, counted.numbers, strict=True
+    ):
         held = slice(edges[bucket], edges[bucket + 1])
-        within = all_within(histogram.cumulative[held] - before[bucket], counts[bucket], size, logs)
+        within = all_within(
+            histogram.cumulative[held] - before[bucket], counts[bucket], size, logs
+        )
         expected = number * np.maximum(np.diff(within, prepend=0.0), 0.0)
         longest = histogram.lengths[held]
         if longest.size > _GROUPS:
             # So many parts of the batches and of the range of lengths.
             place = within + (longest - longest[0]) / (longest[-1] - longest[0])
-            starts = np.flatnonzero(np.diff(np.floor(place * (_GROUPS / 2)), prepend=-1.0))
+            starts = np.flatnonzero(
+                np.diff(np.floor(place * (_GROUPS / 2)), prepend=-1.0)
+            )
             total = np.add.reduceat(expected, starts)
-            mean = np.add.reduceat(expected * longest, starts) / np.maximum(total, np.finfo(np.float64).tiny)
+            mean = np.add.reduceat(expected * longest, starts) / np.maximum(
+                total, np.finfo(np.float64).tiny
+            )
             # Rounding must not carry a mean beyond its bucket.
             longest = np.clip(mean, longest[starts], longest[-1])
             expected = total
@@ -92,7 +104,9 @@ def expected_batches(histogram: Histogram, table: BucketTable, dealing: Dealing 
     )
 
 
-def all_within(within: IntArray, count: IntArray, drawn: IntArray, log_factorials: FloatArray) -> FloatArray:
+def all_within(
+    within: IntArray, count: IntArray, drawn: IntArray, log_factorials: FloatArray
+) -> FloatArray:
     """Return P(all of `drawn` out of `count` lie among the first `within`): C(within, drawn) / C(count, drawn)."""
     possible = drawn <= within
     drawable = np.where(possible, drawn, 0)
@@ -119,10 +133,14 @@ class BucketCosts(ABC):
     `ends` are indices of distinct lengths, as `few_ends` returns them, `batch_sizes` of buckets that end there.
     """
 
-    def __init__(self, histogram: Histogram, ends: IntArray, batch_sizes: IntArray) -> None:
+    def __init__(
+        self, histogram: Histogram, ends: IntArray, batch_sizes: IntArray
+    ) -> None:
         self.num_ends = ends.size
         # Shape (ends + 1,): the number of examples up to each end.
-        self._counts = np.concatenate(([0], histogram.cumulative[ends])).astype(np.int64)
+        self._counts = np.concatenate(([0], histogram.cumulative[ends])).astype(
+            np.int64
+        )
         # No batch is larger than the data set.
         self._sizes = np.minimum(batch_sizes, histogram.count + 1)
 
@@ -147,7 +165,13 @@ class ExpectedCosts(BucketCosts):
     for each of U ends.
     """
 
-    def __init__(self, histogram: Histogram, ends: IntArray, batch_sizes: IntArray, cost: BatchCost) -> None:
+    def __init__(
+        self,
+        histogram: Histogram,
+        ends: IntArray,
+        batch_sizes: IntArray,
+        cost: BatchCost,
+    ) -> None:
         super().__init__(histogram, ends, batch_sizes)
         totals = np.diff(histogram.cumulative_total[ends], prepend=0.0)
         self._lengths = totals / np.diff(self._counts)
@@ -156,7 +180,9 @@ class ExpectedCosts(BucketCosts):
         largest = min(int(self._sizes.max()), histogram.count)
         self._tabled = np.unique(np.geomspace(1, largest, _TABLED_SIZES).round())
         sizes = np.repeat(self._tabled, ends.size)
-        costs = np.asarray(cost(sizes, np.tile(self._lengths, self._tabled.size)), dtype=np.float64)
+        costs = np.asarray(
+            cost(sizes, np.tile(self._lengths, self._tabled.size)), dtype=np.float64
+        )
         self._table = costs.reshape(self._tabled.size, ends.size)
 
     def up_to(self, end: int) -> FloatArray:
@@ -164,18 +190,33 @@ class ExpectedCosts(BucketCosts):
         examples = self._counts[end] - self._counts[:end]
         size = self._sizes[end - 1]
         batches = examples // size
-        full = int(np.count_nonzero(batches))  # the first buckets, which hold the most examples, have full batches
-        costs = np.asarray(self._cost(np.full(end, float(size)), self._lengths[:end]), dtype=np.float64)
+        full = int(
+            np.count_nonzero(batches)
+        )  # the first buckets, which hold the most examples, have full batches
+        costs = np.asarray(
+            self._cost(np.full(end, float(size)), self._lengths[:end]), dtype=np.float64
+        )
         total = np.zeros(end)
-        total[:full] = batches[:full] * (self._longest(end, np.full(full, size)) @ costs)
+        total[:full] = batches[:full] * (
+            self._longest(end, np.full(full, size)) @ costs
+        )
         rests = examples % size
         rows = np.searchsorted((self._tabled[1:] + self._tabled[:-1]) / 2, rests)
-        total += np.where(rests > 0, np.sum(self._longest(end, rests) * self._table[rows, :end], axis=1), 0.0)
+        total += np.where(
+            rests > 0,
+            np.sum(self._longest(end, rests) * self._table[rows, :end], axis=1),
+            0.0,
+        )
         return total
 
     def _longest(self, end: int, drawn: IntArray) -> FloatArray:
         """Return P(the longest of a batch lies behind each end), shape (buckets, end), of the buckets (u_i, u_end]."""
         firsts = self._counts[: drawn.size, np.newaxis]
         within = np.maximum(self._counts[: end + 1] - firsts, 0)
-        upper = all_within(within, self._counts[end] - firsts, drawn[:, np.newaxis], self._log_factorials)
+        upper = all_within(
+            within,
+            self._counts[end] - firsts,
+            drawn[:, np.newaxis],
+            self._log_factorials,
+        )
         return np.diff(upper, axis=1)

@@ -38,10 +38,16 @@ class Frontier:
         # Where the data or the probe's time ended, the memory did not.
         is_open = [point.closed_by in ("data", "time") for point in points]
         held = np.where(is_open, _UNLIMITED, sizes)
-        failed = np.array([point.oom_batch_size or _UNLIMITED for point in points], dtype=np.int64)
+        failed = np.array(
+            [point.oom_batch_size or _UNLIMITED for point in points], dtype=np.int64
+        )
         # A step of the search lies between what passed and what failed, so only a failure shows a dip.
-        dips = np.minimum.accumulate(np.where(np.append(held[:-1] < held[1:], False), held, failed - 1))
-        return cls._sorted(lengths, np.full(lengths.size, np.inf), np.minimum(sizes, dips))
+        dips = np.minimum.accumulate(
+            np.where(np.append(held[:-1] < held[1:], False), held, failed - 1)
+        )
+        return cls._sorted(
+            lengths, np.full(lengths.size, np.inf), np.minimum(sizes, dips)
+        )
 
     @classmethod
     def of_pairs(cls, points: Sequence[FrontierPoint]) -> Frontier:
@@ -52,20 +58,28 @@ class Frontier:
         return cls._sorted(lengths, targets, sizes)
 
     @classmethod
-    def _sorted(cls, lengths: FloatArray, targets: FloatArray, sizes: IntArray) -> Frontier:
+    def _sorted(
+        cls, lengths: FloatArray, targets: FloatArray, sizes: IntArray
+    ) -> Frontier:
         order = np.argsort(sizes, kind="stable")
         return cls(lengths[order], targets[order], sizes[order])
 
-    def __call__(self, lengths: npt.ArrayLike, targets: npt.ArrayLike = 0.0) -> IntArray:
+    def __call__(
+        self, lengths: npt.ArrayLike, targets: npt.ArrayLike = 0.0
+    ) -> IntArray:
         """Return the largest batch size that fits, at least 1, of lengths and targets broadcast against each other."""
         return np.maximum(self.proven(lengths, targets), 1)
 
     def proven(self, lengths: npt.ArrayLike, targets: npt.ArrayLike = 0.0) -> IntArray:
         """Return the same, but 0 if no measured shape is as large."""
-        long, target = np.broadcast_arrays(np.asarray(lengths, dtype=np.float64), np.asarray(targets, dtype=np.float64))
+        long, target = np.broadcast_arrays(
+            np.asarray(lengths, dtype=np.float64), np.asarray(targets, dtype=np.float64)
+        )
         proven = np.zeros(long.shape, dtype=np.int64)
         # From the smallest size up, so that the largest stays.
-        for length, longest_target, size in zip(self.lengths, self.targets, self.batch_sizes, strict=True):
+        for length, longest_target, size in zip(
+            self.lengths, self.targets, self.batch_sizes, strict=True
+        ):
             proven[(long <= length) & (target <= longest_target)] = size
         return proven
 
@@ -81,7 +95,9 @@ class Frontier:
         return np.where(stretched > 1, beyond, self(lengths)).astype(np.int64)
 
 
-def largest_max_batch_length(frontier: Frontier, histogram: Histogram, max_batch_size: int | None = None) -> float:
+def largest_max_batch_length(
+    frontier: Frontier, histogram: Histogram, max_batch_size: int | None = None
+) -> float:
     """Return the largest M such that for every distinct length u max(1, int(M / u)) examples of length u fit.
 
     If the frontier reaches the number of examples of length at most u, or `max_batch_size`, beyond which nothing was
@@ -90,11 +106,17 @@ def largest_max_batch_length(frontier: Frontier, histogram: Histogram, max_batch
     """
     lengths = histogram.lengths
     fits = frontier(lengths)
-    fillable = histogram.cumulative if max_batch_size is None else np.minimum(histogram.cumulative, max_batch_size)
+    fillable = (
+        histogram.cumulative
+        if max_batch_size is None
+        else np.minimum(histogram.cumulative, max_batch_size)
+    )
     limited = fits < fillable
     if not limited.any():
         return float((lengths * fillable).max())
-    beyond = float(((fits + 1) * lengths)[limited].min())  # int(M / u) = fits + 1 from here on
+    beyond = float(
+        ((fits + 1) * lengths)[limited].min()
+    )  # int(M / u) = fits + 1 from here on
     if (lengths == np.floor(lengths)).all():
         return math.ceil(beyond) - 1.0
     digits = 10.0 ** (math.floor(math.log10(beyond)) - 5)

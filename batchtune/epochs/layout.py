@@ -21,7 +21,9 @@ class Dealing:
     """The way in which buckets become the batches of all ranks, which always have the same number."""
 
     world_size: int = 1
-    same_bucket: bool = False  # whether, step by step, the batches of all ranks are of one bucket
+    same_bucket: bool = (
+        False  # whether, step by step, the batches of all ranks are of one bucket
+    )
     drop_last: bool = False  # whether to leave out examples that fill no batch, and batches not enough for all ranks
 
     @property
@@ -72,11 +74,15 @@ class Layout:
     starts: IntArray  # a batch's first example, as a position in this epoch's examples
     batch_sizes: IntArray
     buckets: IntArray  # the bucket whose batch size limits the batch
-    rest: npt.NDArray[np.bool_]  # whether it holds what the full batches of its bucket or pool leave over
+    rest: npt.NDArray[
+        np.bool_
+    ]  # whether it holds what the full batches of its bucket or pool leave over
     dealing: Dealing
     count: int  # of examples in the data set
     in_order: bool = False  # whether unshuffled batches come in this order; else as their last examples are read
-    most_per_rank: int | None = None  # with `drop_last`, the most batches that a rank runs; None: all that are enough
+    most_per_rank: int | None = (
+        None  # with `drop_last`, the most batches that a rank runs; None: all that are enough
+    )
 
     @property
     def batches_per_rank(self) -> int:
@@ -127,11 +133,17 @@ class Tally:
     @property
     def batch_size_variation(self) -> float:
         """The standard deviation of the batch sizes / their mean."""
-        variance = float(np.average((self.batch_sizes - self.mean_batch_size) ** 2, weights=self.numbers))
+        variance = float(
+            np.average(
+                (self.batch_sizes - self.mean_batch_size) ** 2, weights=self.numbers
+            )
+        )
         return math.sqrt(variance) / self.mean_batch_size
 
 
-def tally(counts: IntArray, batch_sizes: IntArray, dealing: Dealing = ON_ONE_RANK) -> Tally:
+def tally(
+    counts: IntArray, batch_sizes: IntArray, dealing: Dealing = ON_ONE_RANK
+) -> Tally:
     """Count the batches that `lay_out` cuts, by bucket and size.
 
     On one rank they are Σ ceil(n_b / B_b) whatever the shuffle, as for every sampler that fills buckets and emits the
@@ -145,7 +157,9 @@ def tally(counts: IntArray, batch_sizes: IntArray, dealing: Dealing = ON_ONE_RAN
     numbers = np.concatenate((full, np.minimum(rests, 0 if dealing.drop_last else 1)))
     made = numbers > 0
     buckets = np.tile(np.arange(counts.size), 2)
-    return Tally(buckets[made], np.concatenate((batch_sizes, rests))[made], numbers[made])
+    return Tally(
+        buckets[made], np.concatenate((batch_sizes, rests))[made], numbers[made]
+    )
 
 
 def positions(starts: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> IntArray:
@@ -177,7 +191,9 @@ def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Layout
     nth = np.arange(buckets.size) - np.repeat(np.cumsum(steps) - steps, steps)
     starts = firsts[buckets] + nth * sizes[buckets]
     held = np.minimum(sizes[buckets], ends[buckets] - starts)
-    layout = Layout(starts, held, buckets, held < sizes[buckets], dealing, int(counts.sum()))
+    layout = Layout(
+        starts, held, buckets, held < sizes[buckets], dealing, int(counts.sum())
+    )
     return deal(layout, firsts=firsts)
 
 
@@ -185,11 +201,15 @@ def steps_per_rank(steps: Layout) -> int:
     """Return the number of batches of each rank once these are dealt, without the rests with `drop_last`."""
     dealing = steps.dealing
     if dealing.drop_last:
-        return int(np.count_nonzero(~steps.rest)) * dealing.together // dealing.world_size
+        return (
+            int(np.count_nonzero(~steps.rest)) * dealing.together // dealing.world_size
+        )
     return -(-steps.starts.size * dealing.together // dealing.world_size)
 
 
-def deal(steps: Layout, per_rank: int | None = None, firsts: IntArray | None = None) -> Layout:
+def deal(
+    steps: Layout, per_rank: int | None = None, firsts: IntArray | None = None
+) -> Layout:
     """Deal what was cut into steps, those of one batch or with `same_bucket` of one for each rank, to the ranks.
 
     If the steps are no multiple of the ranks, or too few for `per_rank` batches of each, the largest are split in two

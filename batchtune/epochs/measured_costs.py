@@ -76,13 +76,19 @@ def costs_of(probe: Probe) -> Costs:
     def proven_by(longest: float, batch_size: int) -> int | None:
         if batch_size > int(frontier.proven(longest)):
             return None
-        fitting = (point for point in probe.frontier if point.length >= longest and point.batch_size >= batch_size)
+        fitting = (
+            point
+            for point in probe.frontier
+            if point.length >= longest and point.batch_size >= batch_size
+        )
         return next(fitting).trial
 
     costs = Costs(
         frontier=frontier,
         continued_frontier=frontier.continued,
-        proven=frontier.proven if probe.is_proven else lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
+        proven=frontier.proven
+        if probe.is_proven
+        else lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
         proven_by=proven_by,
         step_seconds=times,
         device_name=probe.device.name,
@@ -90,22 +96,38 @@ def costs_of(probe: Probe) -> Costs:
     if not probe.joint_frontier:
         return costs
     joint = Frontier.of_pairs([*probe.frontier, *probe.joint_frontier])
-    return replace(costs, joint_frontier=joint, joint_proven=joint.proven, joint_lengths=np.unique(joint.lengths))
+    return replace(
+        costs,
+        joint_frontier=joint,
+        joint_proven=joint.proven,
+        joint_lengths=np.unique(joint.lengths),
+    )
 
 
 def capped(costs: Costs, max_batch_length: float) -> Costs:
     """Return the same costs, but no batch longer than the user wants."""
-    sizes = {name: getattr(costs, name) for name in ("frontier", "continued_frontier", "joint_frontier")}
+    sizes = {
+        name: getattr(costs, name)
+        for name in ("frontier", "continued_frontier", "joint_frontier")
+    }
     capped_sizes: dict[str, Any] = {
-        name: partial(_capped, uncapped, max_batch_length) for name, uncapped in sizes.items() if uncapped
+        name: partial(_capped, uncapped, max_batch_length)
+        for name, uncapped in sizes.items()
+        if uncapped
     }
     return replace(costs, **capped_sizes)
 
 
 def _capped(
-    sizes: Callable[..., IntArray], max_batch_length: float, lengths: FloatArray, *targets: FloatArray
+    sizes: Callable[..., IntArray],
+    max_batch_length: float,
+    lengths: FloatArray,
+    *targets: FloatArray,
 ) -> IntArray:
-    return np.minimum(sizes(lengths, *targets), np.maximum(1, (max_batch_length / lengths).astype(np.int64)))
+    return np.minimum(
+        sizes(lengths, *targets),
+        np.maximum(1, (max_batch_length / lengths).astype(np.int64)),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,18 +151,30 @@ class TypicalTargets:
         if lengths.targets is None:
             return None
         targets = lengths.targets[::-1]
-        edges = np.expm1(np.linspace(np.log1p(targets.min()), np.log1p(targets.max()), _LEVELS))
+        edges = np.expm1(
+            np.linspace(np.log1p(targets.min()), np.log1p(targets.max()), _LEVELS)
+        )
         level = np.searchsorted(edges[:-1], targets)
         groups = min(lengths.count, _GROUPS)
         group = np.arange(lengths.count) * groups // lengths.count
-        counts = np.bincount(group * _LEVELS + level, minlength=groups * _LEVELS).reshape(groups, _LEVELS)
-        up_to = np.concatenate((np.zeros((1, _LEVELS), dtype=np.int64), counts.cumsum(axis=0).cumsum(axis=1)))
+        counts = np.bincount(
+            group * _LEVELS + level, minlength=groups * _LEVELS
+        ).reshape(groups, _LEVELS)
+        up_to = np.concatenate(
+            (
+                np.zeros((1, _LEVELS), dtype=np.int64),
+                counts.cumsum(axis=0).cumsum(axis=1),
+            )
+        )
         in_level = counts.sum(axis=0)
         means = np.bincount(level, targets, _LEVELS) / np.maximum(in_level, 1)
         return cls(lengths.values[::-1], np.where(in_level > 0, means, edges), up_to)
 
     def __call__(
-        self, batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, above: npt.ArrayLike | None = None
+        self,
+        batch_sizes: npt.ArrayLike,
+        lengths: npt.ArrayLike,
+        above: npt.ArrayLike | None = None,
     ) -> FloatArray:
         """Return the mean of the longest target over batches drawn from the examples up to a length.
 
@@ -153,7 +187,9 @@ class TypicalTargets:
         if above is None:
             start = end - max(1, self.lengths.size // _BUCKETS)
         else:
-            start = np.searchsorted(self.lengths, np.asarray(above, dtype=np.float64), side="right")
+            start = np.searchsorted(
+                self.lengths, np.asarray(above, dtype=np.float64), side="right"
+            )
         groups_each = (self.examples_up_to.shape[0] - 1) / self.lengths.size
         last = np.ceil(end * groups_each).astype(np.int64)
         first = np.round(start * groups_each).astype(np.int64).clip(0, last - 1)
@@ -165,7 +201,9 @@ class TypicalTargets:
 
 
 def batch_seconds(
-    step_seconds: StepSeconds, targets: TypicalTargets | None, above: Callable[[FloatArray], FloatArray] | None = None
+    step_seconds: StepSeconds,
+    targets: TypicalTargets | None,
+    above: Callable[[FloatArray], FloatArray] | None = None,
 ) -> BatchCost:
     """Return the time of one step by batch size and longest length alone, with the target that is typical of both.
 
@@ -175,5 +213,7 @@ def batch_seconds(
         return lambda batch_sizes, lengths: step_seconds(batch_sizes, lengths)
 
     return lambda batch_sizes, lengths: step_seconds(
-        batch_sizes, lengths, targets(batch_sizes, lengths, None if above is None else above(lengths))
+        batch_sizes,
+        lengths,
+        targets(batch_sizes, lengths, None if above is None else above(lengths)),
     )

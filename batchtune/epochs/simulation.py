@@ -55,13 +55,19 @@ class SimulatedEpochs:
     @property
     def repeated_examples(self) -> int:
         """How many an epoch of the data set deals twice, on average."""
-        return round(self.scale * float(np.mean([cut.layout.repeated_examples for cut in self.cuts])))
+        return round(
+            self.scale
+            * float(np.mean([cut.layout.repeated_examples for cut in self.cuts]))
+        )
 
     @property
     def mates(self) -> Mates:
         """How random the batches of the data set are: in pools as large, two examples share one less often."""
         mates = self._mates_of_sample
-        shares = [_share_of_pool(self.batching, lengths.count) for lengths in (self.lengths, self.sample)]
+        shares = [
+            _share_of_pool(self.batching, lengths.count)
+            for lengths in (self.lengths, self.sample)
+        ]
         return replace(mates, again=mates.again * shares[0] / shares[1])
 
     @property
@@ -79,7 +85,9 @@ class SimulatedEpochs:
         return self.scale * np.array(times)
 
 
-def simulate_epochs(batching: Batching, lengths: Lengths, dealing: Dealing, seed: int) -> SimulatedEpochs:
+def simulate_epochs(
+    batching: Batching, lengths: Lengths, dealing: Dealing, seed: int
+) -> SimulatedEpochs:
     """Simulate the sampler's first epochs with this seed, by its own steps.
 
     If some examples stand for many, batches are the same but for chance, as pools are as large; only two examples
@@ -88,7 +96,9 @@ def simulate_epochs(batching: Batching, lengths: Lengths, dealing: Dealing, seed
     sample = _evenly(lengths, min(lengths.count, _MANY))
     if batching.pool_size is not None:
         examples = max(_EXAMPLES, _OF_A_RANK * dealing.world_size)
-        sample = _of_pools(lengths, batching.pool_size, max(_POOLS, -(-examples // batching.pool_size)))
+        sample = _of_pools(
+            lengths, batching.pool_size, max(_POOLS, -(-examples // batching.pool_size))
+        )
     batcher = batching.batcher(sample.values)
     number = _epochs_of(sample, _FILLED if batching.batch_overhead is None else _CUT)
     cuts = []
@@ -101,7 +111,9 @@ def simulate_epochs(batching: Batching, lengths: Lengths, dealing: Dealing, seed
     return SimulatedEpochs(batching, lengths, sample, cuts, shapes)
 
 
-def with_overhead(filled: SimulatedEpochs, step_seconds: StepSeconds) -> Batching | None:
+def with_overhead(
+    filled: SimulatedEpochs, step_seconds: StepSeconds
+) -> Batching | None:
     """Return the pools with a batch overhead; None if cutting them for the least cost can gain next to nothing.
 
     The overhead is that of the straight line through the times of an epoch's steps by their padded lengths.
@@ -127,7 +139,9 @@ def simulate_length_grouped(
     Ranks take batches in turn. The last ones are completed with examples from the beginning, as Accelerate does, so
     that each rank has as many.
     """
-    grouped_size = batch_size * ranks.accumulate  # the Trainer groups the batches of a whole step
+    grouped_size = (
+        batch_size * ranks.accumulate
+    )  # the Trainer groups the batches of a whole step
     megabatch = megabatch_size(lengths.count, grouped_size)
     sample = _of_pools(lengths, megabatch, max(_POOLS, -(-_EXAMPLES // megabatch)))
     completed = sample.count
@@ -139,8 +153,14 @@ def simulate_length_grouped(
     shapes = []
     for epoch in range(_epochs_of(sample, _FILLED)):
         shuffled = np.random.default_rng([seed, epoch]).permutation(sample.count)
-        order = np.resize(length_grouped(sample.values, grouped_size, shuffled), completed)
-        targets = None if sample.targets is None else np.maximum.reduceat(sample.targets[order], starts)
+        order = np.resize(
+            length_grouped(sample.values, grouped_size, shuffled), completed
+        )
+        targets = (
+            None
+            if sample.targets is None
+            else np.maximum.reduceat(sample.targets[order], starts)
+        )
         longest = np.maximum.reduceat(sample.values[order], starts)
         shapes.append(EpochShapes(sizes, longest, targets, np.zeros_like(sizes)))
     return lengths.count / sample.count, shapes
@@ -151,7 +171,9 @@ def megabatch_size(count: int, batch_size: int) -> int:
     return batch_size * max(1, min(count // (batch_size * 4), _MEGABATCHES))
 
 
-def length_grouped(lengths: FloatArray, batch_size: int, shuffled: IntArray) -> IntArray:
+def length_grouped(
+    lengths: FloatArray, batch_size: int, shuffled: IntArray
+) -> IntArray:
     """Return the examples of an epoch in their order, from a random order of all; consecutive ones form batches.
 
     As `get_length_grouped_indices` of Transformers (5.23): each megabatch is sorted, the longest example first, and the
@@ -161,7 +183,9 @@ def length_grouped(lengths: FloatArray, batch_size: int, shuffled: IntArray) -> 
     grouped: IntArray = shuffled.copy()
     for start in range(0, grouped.size, size):
         megabatch = shuffled[start : start + size]
-        grouped[start : start + size] = megabatch[np.argsort(-lengths[megabatch], kind="stable")]
+        grouped[start : start + size] = megabatch[
+            np.argsort(-lengths[megabatch], kind="stable")
+        ]
     longest = size * int(np.argmax(lengths[grouped[::size]]))
     grouped[[0, longest]] = grouped[[longest, 0]]
     return grouped

@@ -76,19 +76,33 @@ class StepTimes:
         to it, as far as noise can be the reason.
         """
         timed = _Timed.of(trials, with_targets=True)
-        model = fit_cost(timed.sizes, timed.lengths, timed.seconds, timed.targets, weights=np.sqrt(timed.certainty))
+        model = fit_cost(
+            timed.sizes,
+            timed.lengths,
+            timed.seconds,
+            timed.targets,
+            weights=np.sqrt(timed.certainty),
+        )
         if model is None:
             return None
-        ratios = timed.seconds / predict(model, timed.sizes, timed.lengths, timed.targets)
-        mean_ratio = float(ratios.mean())  # not weighted: steps that were slow make a time less certain
+        ratios = timed.seconds / predict(
+            model, timed.sizes, timed.lengths, timed.targets
+        )
+        mean_ratio = float(
+            ratios.mean()
+        )  # not weighted: steps that were slow make a time less certain
         by_noise = _MOST_BIAS * float(np.mean(timed.errors**2))
-        return cls.of(trials, scaled(model, min(max(mean_ratio, 1 - by_noise), 1 + by_noise)))
+        return cls.of(
+            trials, scaled(model, min(max(mean_ratio, 1 - by_noise), 1 + by_noise))
+        )
 
     @classmethod
     def of(cls, trials: Sequence[Trial], model: CostModel) -> Self:
         """Return the times of trials that passed, and of other shapes by a model that was fitted to them."""
         timed = _Timed.of(trials, with_targets=needs_targets(model))
-        ratios = np.log(timed.seconds / predict(model, timed.sizes, timed.lengths, timed.targets))
+        ratios = np.log(
+            timed.seconds / predict(model, timed.sizes, timed.lengths, timed.targets)
+        )
         return cls(
             model=model,
             points=_coordinates(timed.sizes, timed.lengths, timed.targets),
@@ -104,7 +118,10 @@ class StepTimes:
         return replace(self, model=scaled(self.model, factor))
 
     def __call__(
-        self, batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, target_lengths: npt.ArrayLike | None = None
+        self,
+        batch_sizes: npt.ArrayLike,
+        lengths: npt.ArrayLike,
+        target_lengths: npt.ArrayLike | None = None,
     ) -> FloatArray:
         """Return the seconds of one step of each batch shape; arguments and errors are those of `predict`."""
         seconds = predict(self.model, batch_sizes, lengths, target_lengths)
@@ -112,7 +129,9 @@ class StepTimes:
         corrections = np.empty(shapes.shape[1])
         for start in range(0, corrections.size, _CHUNK):
             part = slice(start, start + _CHUNK)
-            corrections[part] = (self.kept * self.ratios) @ self._weights(shapes[:, part])
+            corrections[part] = (self.kept * self.ratios) @ self._weights(
+                shapes[:, part]
+            )
         corrected: FloatArray = seconds * np.exp(corrections).reshape(seconds.shape)
         return corrected
 
@@ -132,7 +151,9 @@ class StepTimes:
         last the common one: of the mean over the median, and half of the leave-one-out error.
         """
         seconds = counts * self(batch_sizes, lengths, targets)
-        weights = self._weights(self._shapes(seconds.shape, batch_sizes, lengths, targets))
+        weights = self._weights(
+            self._shapes(seconds.shape, batch_sizes, lengths, targets)
+        )
         shares = self.kept * (weights @ seconds.ravel() / seconds.sum())
         missed = self._missed()
         common = math.hypot(self.common_error, _MISSED_ALIKE * missed)
@@ -145,22 +166,35 @@ class StepTimes:
         if not self.sigmas.size:
             return math.sqrt(square)
         noise = min(square, float(np.mean(self.sigmas**2)))
-        return math.sqrt(square - noise * (1 - min(1.0, _MODEL_TERMS / self.sigmas.size)))
+        return math.sqrt(
+            square - noise * (1 - min(1.0, _MODEL_TERMS / self.sigmas.size))
+        )
 
     def _missed(self) -> float:
         """Return the root mean square of what each measured ratio is off from what the others say, less the noise."""
         if not self.ratios.size:
             return 0.0
         weights = self._weights(self.points, left_out=True)
-        square = float(np.mean(((self.kept * self.ratios) @ weights - self.ratios) ** 2))
-        noise = float(np.mean(self.sigmas**2 + (self.kept * self.sigmas) ** 2 @ weights**2))
+        square = float(
+            np.mean(((self.kept * self.ratios) @ weights - self.ratios) ** 2)
+        )
+        noise = float(
+            np.mean(self.sigmas**2 + (self.kept * self.sigmas) ** 2 @ weights**2)
+        )
         return math.sqrt(max(square - noise, _LEAST_MISSED * square))
 
-    def _shapes(self, shape: tuple[int, ...], *given: npt.ArrayLike | None) -> FloatArray:
+    def _shapes(
+        self, shape: tuple[int, ...], *given: npt.ArrayLike | None
+    ) -> FloatArray:
         """Return shape (coordinates, shapes) of batch sizes, lengths and maybe targets, broadcast to `shape`."""
         if not needs_targets(self.model):
             given = given[:2]
-        return _coordinates(*(np.broadcast_to(np.asarray(each, np.float64), shape).ravel() for each in given))
+        return _coordinates(
+            *(
+                np.broadcast_to(np.asarray(each, np.float64), shape).ravel()
+                for each in given
+            )
+        )
 
     def _weights(self, shapes: FloatArray, *, left_out: bool = False) -> FloatArray:
         """Return shape (measured, shapes): how much each ratio counts; if `left_out`, at measured shapes the others."""
@@ -196,7 +230,9 @@ class _Timed:
     def of(cls, trials: Sequence[Trial], *, with_targets: bool) -> _Timed:
         """Return the shapes of trials that passed; targets tell them apart only `with_targets`."""
         mean_to_median, common_error = _mean_to_median(trials)
-        by_shape: dict[tuple[int, float, float | bool | None], list[Trial]] = defaultdict(list)
+        by_shape: dict[tuple[int, float, float | bool | None], list[Trial]] = (
+            defaultdict(list)
+        )
         for trial in trials:
             if trial.outcome == "ok" and trial.step_seconds:
                 target = trial.target_length
@@ -207,14 +243,29 @@ class _Timed:
         errors = []
         for same in by_shape.values():
             # A single step needs no factor.
-            expected = [(trial.step_seconds or 0.0) * (mean_to_median if _steps(trial) > 1 else 1.0) for trial in same]
+            expected = [
+                (trial.step_seconds or 0.0)
+                * (mean_to_median if _steps(trial) > 1 else 1.0)
+                for trial in same
+            ]
             seconds.append(np.median(expected))
-            errors.append(np.median([_error(trial) for trial in same]) / math.sqrt(len(same)))
-        sizes, lengths, targets = np.array(list(by_shape), dtype=np.float64).reshape(-1, 3).T
+            errors.append(
+                np.median([_error(trial) for trial in same]) / math.sqrt(len(same))
+            )
+        sizes, lengths, targets = (
+            np.array(list(by_shape), dtype=np.float64).reshape(-1, 3).T
+        )
         known_targets = None
         if with_targets and not np.isnan(targets).any():
             known_targets = targets
-        return cls(sizes, lengths, known_targets, np.array(seconds), np.array(errors), common_error)
+        return cls(
+            sizes,
+            lengths,
+            known_targets,
+            np.array(seconds),
+            np.array(errors),
+            common_error,
+        )
 
     @property
     def certainty(self) -> FloatArray:
@@ -231,10 +282,14 @@ def _beyond_noise(ratios: FloatArray, noise: FloatArray) -> FloatArray:
         return np.ones(0)
     explained = float(np.mean(noise**2)) * (1 + math.sqrt(2 / ratios.size))
     real = max(0.0, float(np.mean(ratios**2)) - explained)
-    return np.where(noise > 0, real / np.maximum(real + noise**2, np.finfo(np.float64).tiny), 1.0)
+    return np.where(
+        noise > 0, real / np.maximum(real + noise**2, np.finfo(np.float64).tiny), 1.0
+    )
 
 
-def _coordinates(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None = None) -> FloatArray:
+def _coordinates(
+    sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None = None
+) -> FloatArray:
     coordinates = [np.log(lengths), np.log(sizes * lengths)]
     if targets is not None:
         coordinates.append(np.log1p(targets))
@@ -272,8 +327,15 @@ def _error(trial: Trial) -> float:
     if trial.step_seconds_spread is None or not trial.step_seconds:
         return _ONE_STEP_ERROR
     steps = _steps(trial)
-    error = _ERROR_OF_MEDIAN * trial.step_seconds_spread / trial.step_seconds / math.sqrt(steps)
-    return error / (1 - 1.1 / steps)  # the quartiles of few steps lie closer together: those of 3 by the factor 0.63
+    error = (
+        _ERROR_OF_MEDIAN
+        * trial.step_seconds_spread
+        / trial.step_seconds
+        / math.sqrt(steps)
+    )
+    return error / (
+        1 - 1.1 / steps
+    )  # the quartiles of few steps lie closer together: those of 3 by the factor 0.63
 
 
 def _steps(trial: Trial) -> int:

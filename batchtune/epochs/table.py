@@ -51,10 +51,20 @@ class BucketTable:
                 f"{sizes.size} bucket_batch_sizes for {edges.size} bucket_boundaries: give one batch size for each "
                 "boundary"
             )
-        _check_each("bucket_boundaries must be positive and finite", edges, (edges > 0) & (edges < np.inf))
-        _check_each("bucket_boundaries must ascend", edges, np.diff(edges, prepend=0) > 0)
-        whole = (sizes >= 1) & (sizes <= _LARGEST_BATCH_SIZE) & (sizes == np.floor(sizes))
-        _check_each("bucket_batch_sizes must be whole numbers from 1 to 2**53", sizes, whole)
+        _check_each(
+            "bucket_boundaries must be positive and finite",
+            edges,
+            (edges > 0) & (edges < np.inf),
+        )
+        _check_each(
+            "bucket_boundaries must ascend", edges, np.diff(edges, prepend=0) > 0
+        )
+        whole = (
+            (sizes >= 1) & (sizes <= _LARGEST_BATCH_SIZE) & (sizes == np.floor(sizes))
+        )
+        _check_each(
+            "bucket_batch_sizes must be whole numbers from 1 to 2**53", sizes, whole
+        )
         return cls(edges.astype(np.float64), sizes.astype(np.int64))
 
     @property
@@ -68,7 +78,9 @@ class BucketTable:
         assert self.target_boundaries is not None
         return self.boundaries, self.target_boundaries
 
-    def assign(self, lengths: npt.NDArray[Any], targets: npt.NDArray[Any] | None = None) -> Buckets:
+    def assign(
+        self, lengths: npt.NDArray[Any], targets: npt.NDArray[Any] | None = None
+    ) -> Buckets:
         """Return the bucket of each example, `num_buckets` for those that no bucket holds.
 
         Over one length it is `numpy.searchsorted(boundaries, length)`, left side. Lengths of fewer bits than float64
@@ -80,24 +92,38 @@ class BucketTable:
         """
         if self.target_boundaries is not None:
             assert targets is not None
-            assigned = np.full(lengths.size, self.num_buckets, dtype=np.min_scalar_type(self.num_buckets))
+            assigned = np.full(
+                lengths.size,
+                self.num_buckets,
+                dtype=np.min_scalar_type(self.num_buckets),
+            )
             for bucket in range(self.num_buckets - 1, -1, -1):
-                assigned[(lengths <= self.boundaries[bucket]) & (targets <= self.target_boundaries[bucket])] = bucket
+                assigned[
+                    (lengths <= self.boundaries[bucket])
+                    & (targets <= self.target_boundaries[bucket])
+                ] = bucket
             return assigned
         edges: npt.NDArray[Any] = self.boundaries
         if lengths.dtype.kind == "f" and lengths.dtype.itemsize < edges.dtype.itemsize:
             edges = edges.astype(lengths.dtype)
-        return np.searchsorted(edges, lengths, side="left").astype(np.min_scalar_type(self.num_buckets))
+        return np.searchsorted(edges, lengths, side="left").astype(
+            np.min_scalar_type(self.num_buckets)
+        )
 
     def extended_to(self, longest: float) -> BucketTable:
         """Return the table, with one bucket more, of batches of one, if `longest` is beyond the last boundary."""
         if longest <= self.boundaries[-1]:
             return self
-        return BucketTable(np.append(self.boundaries, longest), np.append(self.batch_sizes, 1))
+        return BucketTable(
+            np.append(self.boundaries, longest), np.append(self.batch_sizes, 1)
+        )
 
     def lower_edges(self, lengths: FloatArray) -> FloatArray:
         """Return the boundary below the bucket of each length."""
-        return cast(FloatArray, np.append(0.0, self.boundaries)[np.searchsorted(self.boundaries, lengths)])
+        return cast(
+            FloatArray,
+            np.append(0.0, self.boundaries)[np.searchsorted(self.boundaries, lengths)],
+        )
 
     def edges(self, histogram: Histogram) -> IntArray:
         """Return where the buckets begin and end: bucket b holds the distinct lengths edges[b] : edges[b + 1].
@@ -105,7 +131,9 @@ class BucketTable:
         This and the next two raise ValueError if the longest length is beyond the last boundary.
         """
         if histogram.lengths[-1] > self.boundaries[-1]:
-            raise ValueError(f"length {histogram.lengths[-1]} is beyond the last boundary {self.boundaries[-1]}")
+            raise ValueError(
+                f"length {histogram.lengths[-1]} is beyond the last boundary {self.boundaries[-1]}"
+            )
         ends = np.searchsorted(histogram.lengths, self.boundaries, side="right")
         return cast(IntArray, np.concatenate(([0], ends)).astype(np.int64))
 
@@ -129,19 +157,27 @@ def _numbers(name: str, given: npt.ArrayLike, hint: str = "") -> npt.NDArray[Any
     except ValueError:  # nested lists of different lengths
         raise ValueError(f"{name} must be a list of numbers{hint}") from None
     if values.ndim != 1 or values.size == 0:
-        raise ValueError(f"{name} must be one-dimensional and not empty, got shape {values.shape}{hint}")
+        raise ValueError(
+            f"{name} must be one-dimensional and not empty, got shape {values.shape}{hint}"
+        )
     if values.dtype.kind not in "iuf":
         raise ValueError(f"{name} must be numbers, got {values.dtype}{hint}")
     return values
 
 
-def _check_each(rule: str, values: npt.NDArray[Any], sound: npt.NDArray[np.bool_]) -> None:
+def _check_each(
+    rule: str, values: npt.NDArray[Any], sound: npt.NDArray[np.bool_]
+) -> None:
     if not sound.all():
         entry = int(sound.argmin())
         raise ValueError(f"{rule}, but entry {entry} is {values[entry]}: fix it")
 
 
-def batch_sizes_for(boundaries: npt.ArrayLike, max_batch_length: float, max_batch_size: int | None = None) -> IntArray:
+def batch_sizes_for(
+    boundaries: npt.ArrayLike,
+    max_batch_length: float,
+    max_batch_size: int | None = None,
+) -> IntArray:
     """Return the batch size of each bucket: max(1, int(max_batch_length / boundary)), at most `max_batch_size`.
 
     It divides and cuts as SpeechBrain does, to round alike. `max_batch_length` is positive and finite.
@@ -218,7 +254,11 @@ class Limits:
             sizes = batch_sizes_for(lengths, self.max_batch_length, self.max_batch_size)
             if self.measured_up_to is None or self.frontier is None:
                 return sizes
-            return np.where(lengths > self.measured_up_to, np.minimum(sizes, self.frontier(lengths)), sizes)
+            return np.where(
+                lengths > self.measured_up_to,
+                np.minimum(sizes, self.frontier(lengths)),
+                sizes,
+            )
         assert self.frontier is not None
         sizes = np.asarray(self.frontier(lengths), dtype=np.int64)
         if self.max_batch_size is None:
@@ -232,12 +272,20 @@ class OverlongError(ValueError):
 
 def checked_lengths(lengths: npt.ArrayLike) -> npt.NDArray[Any]:
     """Return the lengths that a user gave as an array; raise ValueError for one that is not positive and finite."""
-    values = _numbers("lengths", lengths, "; for a manifest, use from_config; for a data set, also give it length_of=")
-    _check_each("lengths must be positive and finite", values, (values > 0) & (values < np.inf))
+    values = _numbers(
+        "lengths",
+        lengths,
+        "; for a manifest, use from_config; for a data set, also give it length_of=",
+    )
+    _check_each(
+        "lengths must be positive and finite", values, (values > 0) & (values < np.inf)
+    )
     return values
 
 
-def holding_all(values: npt.NDArray[Any], table: BucketTable, overlong: str) -> BucketTable:
+def holding_all(
+    values: npt.NDArray[Any], table: BucketTable, overlong: str
+) -> BucketTable:
     """Return the table, extended if there are overlong examples; raise OverlongError if `overlong` is "error"."""
     if table.assign(values.max(keepdims=True))[0] < table.num_buckets:
         return table

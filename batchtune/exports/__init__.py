@@ -41,7 +41,9 @@ def export_of(name: str) -> Export:
     if name not in _MODULES:
         hint = f"{did_you_mean(name.lower(), FRAMEWORKS)}Known frameworks: {', '.join(FRAMEWORKS)}."
         raise UsageError(f"unknown framework {shortened(name)}", hint)
-    exports: tuple[Export, ...] = import_module(f"batchtune.exports.{_MODULES[name]}").EXPORTS
+    exports: tuple[Export, ...] = import_module(
+        f"batchtune.exports.{_MODULES[name]}"
+    ).EXPORTS
     return next(export for export in exports if export.name == name)
 
 
@@ -56,10 +58,21 @@ def configs_of(tuned: Tuned) -> dict[str, str]:
     )
 
     renders: dict[str, Callable[[], str]] = {
-        SAMPLER_FILE: lambda: render_sampler_yaml(sampler_config(tuned.needed_sweep, tuned.probe)),
-        STREAM_CONFIG_FILE: lambda: render_stream_yaml(stream_config(tuned.needed_stream, tuned.probe)),
-        **({} if tuned.loader is None else {LOADER_CONFIG_FILE: partial(render_loader_yaml, tuned.loader)}),
-        **{export.title: partial(export.render, tuned) for export in map(export_of, FRAMEWORKS)},
+        SAMPLER_FILE: lambda: render_sampler_yaml(
+            sampler_config(tuned.needed_sweep, tuned.probe)
+        ),
+        STREAM_CONFIG_FILE: lambda: render_stream_yaml(
+            stream_config(tuned.needed_stream, tuned.probe)
+        ),
+        **(
+            {}
+            if tuned.loader is None
+            else {LOADER_CONFIG_FILE: partial(render_loader_yaml, tuned.loader)}
+        ),
+        **{
+            export.title: partial(export.render, tuned)
+            for export in map(export_of, FRAMEWORKS)
+        },
     }
     configs: dict[str, str] = {}
     for title, render in renders.items():

@@ -114,7 +114,10 @@ def recommended_row(sweep: Sweep | StreamSweep) -> Any:
 
 
 def choose_table(
-    sweep: Sweep, framework: str, expresses: Callable[[Row], bool] = lambda row: True, why: str = ""
+    sweep: Sweep,
+    framework: str,
+    expresses: Callable[[Row], bool] = lambda row: True,
+    why: str = "",
 ) -> Chosen[Row]:
     """Choose the best bucket table that the framework can express, as `_choose` does; `why` it can't express others.
 
@@ -133,14 +136,22 @@ def choose_table(
     return _choose(sweep, framework, is_expressed, why, next_best)
 
 
-def choose_stream(sweep: StreamSweep, framework: str, *runs: Algorithm) -> Chosen[StreamRow]:
+def choose_stream(
+    sweep: StreamSweep, framework: str, *runs: Algorithm
+) -> Chosen[StreamRow]:
     """Choose the best row of the algorithms that the framework runs, as `_choose` does."""
     why = f"it runs the algorithm {' or '.join(runs)}"
-    return _choose(sweep, framework, lambda row: row.algorithm in runs, why, sweep.speechbrain_row)
+    return _choose(
+        sweep, framework, lambda row: row.algorithm in runs, why, sweep.speechbrain_row
+    )
 
 
 def _choose(
-    sweep: Sweep | StreamSweep, framework: str, expresses: Callable[[Any], bool], why: str, next_best: Any
+    sweep: Sweep | StreamSweep,
+    framework: str,
+    expresses: Callable[[Any], bool],
+    why: str,
+    next_best: Any,
 ) -> Chosen[Any]:
     """Choose the recommended row if the framework can express it, else the next best if it can express that.
 
@@ -165,7 +176,9 @@ def _choose(
     row = min(expressed, key=preference)
     if next_best is not None and expresses(next_best):
         row = next_best
-    more = (cost_of(row, timed=timed) or 0.0) / (cost_of(recommended, timed=timed) or 1.0) - 1
+    more = (cost_of(row, timed=timed) or 0.0) / (
+        cost_of(recommended, timed=timed) or 1.0
+    ) - 1
     what = "time" if timed else "batches"
     remark = (
         f"batchtune recommends {_described(recommended)}, which {framework} can't express: {why}; this is "

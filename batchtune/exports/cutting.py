@@ -15,11 +15,17 @@ from batchtune.results import Sweep
 
 # Toolkits for speech count samples if lengths are in seconds; comments say what to multiply by at another rate.
 SAMPLE_RATE = 16_000
-_AUDIO_UNITS: dict[str | None, float] = {"s": SAMPLE_RATE, "ms": SAMPLE_RATE / 1000, "samples": 1}
+_AUDIO_UNITS: dict[str | None, float] = {
+    "s": SAMPLE_RATE,
+    "ms": SAMPLE_RATE / 1000,
+    "samples": 1,
+}
 _FAIRSEQ_FILE = "batchtune_fairseq.txt"
 
 
-def _cutting_fields(tuned: Tuned, toolkit: str, setting: str, loads: Collection[str]) -> dict[str, Any]:
+def _cutting_fields(
+    tuned: Tuned, toolkit: str, setting: str, loads: Collection[str]
+) -> dict[str, Any]:
     """Return what the templates of both have in common.
 
     `setting` is the toolkit's limit for a batch, `loads` are the arguments of torch's DataLoader that it can set.
@@ -82,11 +88,17 @@ def _neighbours(sweep: Sweep) -> Iterator[tuple[float, float, int]]:
         rank = math.ceil((index + 1) * sweep.lengths.count / steps)
         first = bisect_left(ends, low)
         last = bisect_left(starts, high)
-        if low == high or first >= last:  # without a bin between them, the histogram is damaged
+        if (
+            low == high or first >= last
+        ):  # without a bin between them, the histogram is damaged
             yield low, high, rank
             continue
         for place in range(first, last):
-            yield max(low, starts[place]), min(high, ends[min(place + 1, len(ends) - 1)]), rank
+            yield (
+                max(low, starts[place]),
+                min(high, ends[min(place + 1, len(ends) - 1)]),
+                rank,
+            )
 
 
 def _render_espnet(tuned: Tuned) -> str:
@@ -133,7 +145,11 @@ def _render_fairseq(tuned: Tuned) -> str:
     counts_ends = not audio and unit != "frames"
     longest = _at_least(sweep.lengths.max, scale)
     cut = "max-sample-size" if audio else "max-source-positions"
-    data = {"max-tokens": str(max_tokens), "batch-size": str(batch_size), "required-batch-size-multiple": "1"}
+    data = {
+        "max-tokens": str(max_tokens),
+        "batch-size": str(batch_size),
+        "required-batch-size-multiple": "1",
+    }
     task = {cut: str(longest + counts_ends)}
     if limits.shortest is not None and audio:
         task["min-sample-size"] = str(_at_least(limits.shortest, scale))
@@ -148,13 +164,20 @@ def _render_fairseq(tuned: Tuned) -> str:
         too_long=longest > max_tokens,
         counts_ends=counts_ends,
         cut=cut,
-        flags=" ".join(f"--{flag} {value}".rstrip() for flag, value in {**data, **task}.items()),
+        flags=" ".join(
+            f"--{flag} {value}".rstrip() for flag, value in {**data, **task}.items()
+        ),
         data=data,
         task=task,
     )
 
 
 EXPORTS = (
-    Export(name="espnet", title="ESPnet", file="batchtune_espnet.yaml", render=_render_espnet),
+    Export(
+        name="espnet",
+        title="ESPnet",
+        file="batchtune_espnet.yaml",
+        render=_render_espnet,
+    ),
     Export(name="fairseq", title="fairseq", file=_FAIRSEQ_FILE, render=_render_fairseq),
 )

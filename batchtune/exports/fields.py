@@ -19,7 +19,14 @@ from batchtune.results import (
     argument_text,
     unproven_sizes,
 )
-from batchtune.units import counted, format_length, format_number, format_percent, format_seconds, format_size
+from batchtune.units import (
+    counted,
+    format_length,
+    format_number,
+    format_percent,
+    format_seconds,
+    format_size,
+)
 
 
 class LengthLimits(NamedTuple):
@@ -41,8 +48,13 @@ class LengthLimits(NamedTuple):
         reading = lengths.reading or ReadingRecord()
         remarks = []
         if lengths.left_out:
-            reasons = "; ".join(f"{counted(count, 'example')}, {reason}" for reason, count in lengths.left_out.items())
-            remarks.append(f"Left out at tuning: {reasons}. No batch with them was counted or run")
+            reasons = "; ".join(
+                f"{counted(count, 'example')}, {reason}"
+                for reason, count in lengths.left_out.items()
+            )
+            remarks.append(
+                f"Left out at tuning: {reasons}. No batch with them was counted or run"
+            )
         if reading.truncate is not None:
             limit = format_length(reading.truncate, lengths.unit)
             remarks.append(
@@ -59,7 +71,9 @@ class LengthLimits(NamedTuple):
         """
         limits = cls.of(sweep)._replace(positive=True)
         reading = sweep.lengths.reading
-        if limits.longest is not None or (reading is not None and reading.truncate is not None):
+        if limits.longest is not None or (
+            reading is not None and reading.truncate is not None
+        ):
             return limits
         return limits._replace(longest=sweep.lengths.max)
 
@@ -70,7 +84,10 @@ class LengthLimits(NamedTuple):
 
     def scaled(self, factor: float) -> LengthLimits:
         """Return the limits in another unit, without floating-point noise."""
-        return self._replace(shortest=_scaled(self.shortest, factor), longest=_scaled(self.longest, factor))
+        return self._replace(
+            shortest=_scaled(self.shortest, factor),
+            longest=_scaled(self.longest, factor),
+        )
 
     def named(self, shortest: str, longest: str) -> dict[str, float]:
         """Return those limits that there are, by a framework's names for them."""
@@ -106,21 +123,36 @@ class Loading(NamedTuple):
     def of(cls, tuned: Tuned, expresses: Collection[str] = TORCH_ARGUMENTS) -> Loading:
         """Return the arguments that a run recommends."""
         loader = tuned.loader
-        if loader is None or loader.recommended_row is None or not kind_of(loader.kind).IS_DATALOADER:
+        if (
+            loader is None
+            or loader.recommended_row is None
+            or not kind_of(loader.kind).IS_DATALOADER
+        ):
             return cls({})
         row = loader.recommended_row
-        arguments = {name: value for name, value in row.arguments.items() if value is not None}
-        beyond = [f"{name}={argument_text(value)}" for name, value in arguments.items() if name not in expresses]
+        arguments = {
+            name: value for name, value in row.arguments.items() if value is not None
+        }
+        beyond = [
+            f"{name}={argument_text(value)}"
+            for name, value in arguments.items()
+            if name not in expresses
+        ]
         measured = f"`batchtune tune-loader` measured the arguments of {LOADER_CONFIG_FILE}: {row.rate_words}"
         if row.gpu_idle is not None:
             measured += f", and a step that waits for data {format_percent(row.gpu_idle)} of the time"
         remarks = [measured]
         if beyond:
             remarks.append(f"Also recommended, and not set here: {', '.join(beyond)}")
-        return cls({name: arguments[name] for name in expresses if name in arguments}, tuple(remarks))
+        return cls(
+            {name: arguments[name] for name in expresses if name in arguments},
+            tuple(remarks),
+        )
 
 
-def table_fields(chosen: Chosen[Row], tuned: Tuned, expresses: Collection[str] = TORCH_ARGUMENTS) -> dict[str, Any]:
+def table_fields(
+    chosen: Chosen[Row], tuned: Tuned, expresses: Collection[str] = TORCH_ARGUMENTS
+) -> dict[str, Any]:
     """Return what the templates of bucket tables have in common.
 
     `expresses` are the arguments of the DataLoader that the framework can set.
@@ -143,14 +175,19 @@ def table_fields(chosen: Chosen[Row], tuned: Tuned, expresses: Collection[str] =
 
 
 def stream_fields(
-    chosen: Chosen[StreamRow], tuned: Tuned, expresses: Collection[str] = TORCH_ARGUMENTS
+    chosen: Chosen[StreamRow],
+    tuned: Tuned,
+    expresses: Collection[str] = TORCH_ARGUMENTS,
 ) -> dict[str, Any]:
     """Return what the templates of streams have in common; arguments as for `table_fields`."""
     sweep = tuned.needed_stream
     row = chosen.row
     streamed = sweep.streamed
     workers = max(1, streamed.workers)
-    about = _about(row, sweep.world_size) + f", with {counted(workers, 'worker')} on each rank"
+    about = (
+        _about(row, sweep.world_size)
+        + f", with {counted(workers, 'worker')} on each rank"
+    )
     if row.unproven:
         about += f"; {format_number(row.unproven)} batches are larger than what is proven to fit"
     loading = Loading.of(tuned, expresses)
@@ -168,7 +205,9 @@ def stream_fields(
     }
 
 
-def _sweep_fields(chosen: Chosen[Row] | Chosen[StreamRow], sweep: Sweep | StreamSweep) -> dict[str, Any]:
+def _sweep_fields(
+    chosen: Chosen[Row] | Chosen[StreamRow], sweep: Sweep | StreamSweep
+) -> dict[str, Any]:
     lengths = sweep.lengths
     about = (
         f"Tuned by batchtune for {counted(lengths.count, 'example')} with lengths in "
@@ -183,7 +222,12 @@ def _sweep_fields(chosen: Chosen[Row] | Chosen[StreamRow], sweep: Sweep | Stream
             f"Batches were counted as padded to multiples of {format_length(multiple, lengths.unit)} (--multiple-of): "
             "the collate function must pad to them"
         )
-    return {"about_data": about, "row": chosen.row, "remarks": remarks, "unit": lengths.unit}
+    return {
+        "about_data": about,
+        "row": chosen.row,
+        "remarks": remarks,
+        "unit": lengths.unit,
+    }
 
 
 def _about(row: Row | StreamRow, ranks: int) -> str:
@@ -192,5 +236,7 @@ def _about(row: Row | StreamRow, ranks: int) -> str:
     if ranks > 1:
         text += f" on {counted(ranks, 'rank')}"
     if row.estimated_epoch_seconds:
-        text += f", {format_seconds(row.estimated_epoch_seconds)} by the probe's step times"
+        text += (
+            f", {format_seconds(row.estimated_epoch_seconds)} by the probe's step times"
+        )
     return f"{text}, {row.padding_ratio:.1%} padding"

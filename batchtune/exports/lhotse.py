@@ -7,7 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 from batchtune.errors import ResultError, shortened
-from batchtune.exports.base import AnyRow, Chosen, Export, Tuned, choose_stream, choose_table
+from batchtune.exports.base import (
+    AnyRow,
+    Chosen,
+    Export,
+    Tuned,
+    choose_stream,
+    choose_table,
+)
 from batchtune.exports.fields import stream_fields, table_fields
 from batchtune.exports.text import from_template, number
 from batchtune.results import Row, StreamSweep, Sweep, unproven_sizes
@@ -22,7 +29,9 @@ _NEMO_BUFFER = 10_000
 _OF_NEMO = ("num_workers", "pin_memory")
 
 
-def in_seconds(values: Sequence[float], unit: str | None, framework: str) -> list[float]:
+def in_seconds(
+    values: Sequence[float], unit: str | None, framework: str
+) -> list[float]:
     """Return lengths in seconds, which an unknown unit is taken for; raise ResultError if they count something else."""
     if unit == "ms":
         return [value / 1000 for value in values]
@@ -128,7 +137,10 @@ def _render_nemo(tuned: Tuned) -> str:
     chosen = _covering(choose_table(sweep, "NeMo"), sweep)
     # NeMo, which repeats the data, would fill sizes that a bucket can't fill, and which were not run.
     most = _most_examples(sweep, chosen.row)
-    sizes = [max(1, min(size, count)) for size, count in zip(chosen.row.batch_sizes, most, strict=True)]
+    sizes = [
+        max(1, min(size, count))
+        for size, count in zip(chosen.row.batch_sizes, most, strict=True)
+    ]
     return from_template(
         "nemo.yaml.j2",
         title="NeMo, model.train_ds",
@@ -177,7 +189,8 @@ def _most_examples(sweep: Sweep, row: Row) -> list[int]:
     if row is sweep.recommended_row and len(sweep.buckets) == len(row.boundaries):
         return [use.examples for use in sweep.buckets]
     return [
-        sum(bin.count for bin in sweep.histogram if bin.to > low and bin.from_ < high) or sweep.lengths.count
+        sum(bin.count for bin in sweep.histogram if bin.to > low and bin.from_ < high)
+        or sweep.lengths.count
         for low, high in pairwise([0.0, *row.boundaries])
     ]
 
@@ -186,20 +199,40 @@ def _joint_fields(sweep: Sweep) -> dict[str, Any]:
     """Return the fields of the best table over length and target length; that is None without any."""
     if not sweep.two_dimensional:
         return {"joint": None}
-    best = min(sweep.two_dimensional, key=lambda row: (row.estimated_epoch_seconds or row.batches, len(row.buckets)))
-    durations = in_seconds([length for length, _ in best.buckets], sweep.lengths.unit, "NeMo")
+    best = min(
+        sweep.two_dimensional,
+        key=lambda row: (row.estimated_epoch_seconds or row.batches, len(row.buckets)),
+    )
+    durations = in_seconds(
+        [length for length, _ in best.buckets], sweep.lengths.unit, "NeMo"
+    )
     tokens = [number(target) for _, target in best.buckets]
     return {
         "joint": best,
         "unproven": unproven_sizes(best),
-        "pairs": [f"[{number(seconds)}, {most}]" for seconds, most in zip(durations, tokens, strict=True)],
+        "pairs": [
+            f"[{number(seconds)}, {most}]"
+            for seconds, most in zip(durations, tokens, strict=True)
+        ],
         "joint_buffer_size": max(_NEMO_BUFFER, least_buffer(best.batch_sizes)),
     }
 
 
 EXPORTS = (
-    Export(name="lhotse", title="Lhotse", file="lhotse_sampler.py", render=_render_lhotse),
-    Export(name="lhotse-shar", title="Lhotse Shar", file="lhotse_shar.py", render=_render_shar),
+    Export(
+        name="lhotse", title="Lhotse", file="lhotse_sampler.py", render=_render_lhotse
+    ),
+    Export(
+        name="lhotse-shar",
+        title="Lhotse Shar",
+        file="lhotse_shar.py",
+        render=_render_shar,
+    ),
     Export(name="nemo", title="NeMo", file="train_ds.yaml", render=_render_nemo),
-    Export(name="nemo-tarred", title="NeMo with tarred data", file="tarred_train_ds.yaml", render=_render_tarred),
+    Export(
+        name="nemo-tarred",
+        title="NeMo with tarred data",
+        file="tarred_train_ds.yaml",
+        render=_render_tarred,
+    ),
 )

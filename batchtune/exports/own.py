@@ -13,11 +13,17 @@ def _of_sampler(name: str, title: str, file: str) -> Export:
     def render(tuned: Tuned) -> str:
         sweep = tuned.needed_sweep
         reading = sweep.lengths.reading or ReadingRecord()
-        values = {option: getattr(reading, option) for option in reading.__struct_fields__}
+        values = {
+            option: getattr(reading, option) for option in reading.__struct_fields__
+        }
         return from_template(
             f"{name}.py.j2",
             title=title,
-            reading={option: value for option, value in values.items() if isinstance(value, str)},
+            reading={
+                option: value
+                for option, value in values.items()
+                if isinstance(value, str)
+            },
             config=tuned.config,
             **table_fields(Chosen(recommended_row(sweep)), tuned),
         )
@@ -33,7 +39,9 @@ def _of_stream(name: str, title: str, file: str) -> Export:
             title=title,
             config=tuned.stream_config,
             nominal=sweep.batches_per_rank is not None,
-            **stream_fields(choose_stream(sweep, OWN_STREAM, *STREAM_ALGORITHMS), tuned),
+            **stream_fields(
+                choose_stream(sweep, OWN_STREAM, *STREAM_ALGORITHMS), tuned
+            ),
         )
 
     return Export(name=name, title=title, file=file, render=render)

@@ -31,7 +31,9 @@ Value = float | list[float] | None
 _STANDARD_TAG = "tag:yaml.org,2002:"
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*", re.MULTILINE)
 # A key with nothing behind it, and the spaces of the next line.
-_INDENTED = re.compile(r"^[^\s#-][^#\n]*:(?: *!\S+)?[ \t]*(?:#.*)?\n( +)[^\s#-]", re.MULTILINE)
+_INDENTED = re.compile(
+    r"^[^\s#-][^#\n]*:(?: *!\S+)?[ \t]*(?:#.*)?\n( +)[^\s#-]", re.MULTILINE
+)
 
 
 class RecipePatch:
@@ -45,7 +47,9 @@ class RecipePatch:
         self.wanted: dict[Keys, Value] = {}
         self._removed: set[Keys] = set()
 
-    def block(self, key_path: str | None, find: Callable[[str], Block | None]) -> Block | None:
+    def block(
+        self, key_path: str | None, find: Callable[[str], Block | None]
+    ) -> Block | None:
         """Return the block at a path with dots between keys, else the one that `find` returns; ResultError without."""
         if key_path is None:
             return find("--key-path ")
@@ -67,7 +71,15 @@ class RecipePatch:
             return value
         return None
 
-    def put(self, block: Block, key: str, value: Value, *, before: str, replaces: str | None = None) -> None:
+    def put(
+        self,
+        block: Block,
+        key: str,
+        value: Value,
+        *,
+        before: str,
+        replaces: str | None = None,
+    ) -> None:
         """Set a block's setting; one that it lacks takes the place of `replaces`, or is added in front of `before`.
 
         A number takes the place of a reference, which stays what it is elsewhere. Raises ResultError if a value can't
@@ -85,7 +97,9 @@ class RecipePatch:
         elif replaces in names:
             index = names.index(replaces)
         else:
-            pairs.insert([*names, before].index(before), (_node_of(key), _node_of(value)))
+            pairs.insert(
+                [*names, before].index(before), (_node_of(key), _node_of(value))
+            )
             return
         name, old = pairs[index]
         if is_mapping(old) or (is_scalar(old) and old.style in ("|", ">")):
@@ -105,7 +119,8 @@ class RecipePatch:
         self._refuse_other_uses(before)
         text = self._written()
         unsafe = ResultError(
-            f"{self.recipe.name} is written in a way in which numbers can't be replaced safely", self.paste_in
+            f"{self.recipe.name} is written in a way in which numbers can't be replaced safely",
+            self.paste_in,
         )
         try:
             after = Recipe.parse(text, self.recipe.name)
@@ -132,8 +147,12 @@ class RecipePatch:
         changed = self._removed | self.wanted.keys()
         blocks = {path[:-1] for path in changed}
         for place, target in _uses(recipe):
-            shares_block = any(target and block[: len(target)] == target for block in blocks)
-            if target in changed or (shares_block and (is_validation(place) or "<<" in place)):
+            shares_block = any(
+                target and block[: len(target)] == target for block in blocks
+            )
+            if target in changed or (
+                shares_block and (is_validation(place) or "<<" in place)
+            ):
                 raise ResultError(
                     f"{recipe.name}: {one_line('.'.join(place))} takes {'.'.join(target)} and would change with it",
                     "Write out its own settings there.",
@@ -144,7 +163,9 @@ class RecipePatch:
         from ruamel.yaml import YAML
 
         for _, node in walk(self.recipe.root):
-            if isinstance(node.anchor, str):  # the serializer keeps the names of anchors in this form only
+            if isinstance(
+                node.anchor, str
+            ):  # the serializer keeps the names of anchors in this form only
                 node.anchor = SimpleNamespace(value=node.anchor, always_dump=True)
         yaml = YAML()
         yaml.width = sys.maxsize
@@ -161,7 +182,12 @@ class RecipePatch:
         values: dict[Keys, tuple[object, ...]] = {}
         for path, node in walk(recipe.root):
             if not any(path[:length] in changed for length in range(len(path) + 1)):
-                values[path] = (node.id, node.tag, node.anchor, node.value if is_scalar(node) else None)
+                values[path] = (
+                    node.id,
+                    node.tag,
+                    node.anchor,
+                    node.value if is_scalar(node) else None,
+                )
         return values
 
 

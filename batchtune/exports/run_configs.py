@@ -74,20 +74,30 @@ def render_sampler_yaml(config: SamplerConfig) -> str:
 
 def read_sampler_yaml(path: Path) -> SamplerConfig:
     """Read and check a `sampler.yaml`; raises ResultError as `_read_config` does."""
-    return _read_config(path, SamplerConfig, SAMPLER_FILE, "sweep-buckets", _check_sampler)
+    return _read_config(
+        path, SamplerConfig, SAMPLER_FILE, "sweep-buckets", _check_sampler
+    )
 
 
 def _check_sampler(config: SamplerConfig) -> None:
     """Raise ValueError if fields contradict each other."""
     sizes = config.bucket_batch_sizes
     if config.num_buckets != len(sizes):
-        raise ValueError(f"num_buckets is {config.num_buckets}, but the table's is {len(sizes)}")
+        raise ValueError(
+            f"num_buckets is {config.num_buckets}, but the table's is {len(sizes)}"
+        )
     if config.max_batch_size != max(sizes):
-        raise ValueError(f"max_batch_size is {config.max_batch_size}, but the table's is {max(sizes)}")
+        raise ValueError(
+            f"max_batch_size is {config.max_batch_size}, but the table's is {max(sizes)}"
+        )
     if (config.sampler == "pooled") != (config.pool_size is not None):
-        raise ValueError(f"sampler is {config.sampler}, but pool_size is {config.pool_size}")
+        raise ValueError(
+            f"sampler is {config.sampler}, but pool_size is {config.pool_size}"
+        )
     if config.batch_overhead is not None and config.sampler != "pooled":
-        raise ValueError(f"batch_overhead belongs to the sampler pooled, but sampler is {config.sampler}")
+        raise ValueError(
+            f"batch_overhead belongs to the sampler pooled, but sampler is {config.sampler}"
+        )
 
 
 def stream_config(stream: StreamSweep, probe: Probe | None = None) -> StreamConfig:
@@ -106,7 +116,9 @@ def stream_config(stream: StreamSweep, probe: Probe | None = None) -> StreamConf
         max_padding_ratio=row.max_padding_ratio,
         shuffle=True,
         drop_last=False,
-        batches_per_epoch=None if stream.batches_per_rank is None else batches_per_rank(row, stream),
+        batches_per_epoch=None
+        if stream.batches_per_rank is None
+        else batches_per_rank(row, stream),
         seed=stream.streamed.seed,
         evidence=_evidence_of(stream, row, probe),
     )
@@ -119,12 +131,16 @@ def render_stream_yaml(config: StreamConfig) -> str:
 
 def read_stream_yaml(path: Path) -> StreamConfig:
     """Read and check a `stream.yaml`; raises ResultError as `_read_config` does."""
-    return _read_config(path, StreamConfig, STREAM_CONFIG_FILE, "sweep-stream", _check_stream)
+    return _read_config(
+        path, StreamConfig, STREAM_CONFIG_FILE, "sweep-stream", _check_stream
+    )
 
 
 def _check_stream(config: StreamConfig) -> None:
     if config.max_padding_ratio is not None and config.algorithm != "pivot":
-        raise ValueError(f"max_padding_ratio belongs to the algorithm pivot, but algorithm is {config.algorithm}")
+        raise ValueError(
+            f"max_padding_ratio belongs to the algorithm pivot, but algorithm is {config.algorithm}"
+        )
 
 
 def loader_config(tuning: LoaderTuning) -> LoaderConfig:
@@ -154,10 +170,14 @@ def loader_config(tuning: LoaderTuning) -> LoaderConfig:
 
 def render_loader_yaml(tuning: LoaderTuning) -> str:
     """Return the recommended arguments as YAML; raise ResultError if no setting is recommended."""
-    return _render_yaml(msgspec.to_builtins(loader_config(tuning)), f"loader-{tuning.kind}")
+    return _render_yaml(
+        msgspec.to_builtins(loader_config(tuning)), f"loader-{tuning.kind}"
+    )
 
 
-def _evidence_of(sweep: Sweep | StreamSweep, row: Row | StreamRow, probe: Probe | None) -> SamplerEvidence:
+def _evidence_of(
+    sweep: Sweep | StreamSweep, row: Row | StreamRow, probe: Probe | None
+) -> SamplerEvidence:
     """Return the evidence for a row of a sweep."""
     reading = sweep.lengths.reading or ReadingRecord()
     multiple = sweep.settings.get("multiple_of")
@@ -168,7 +188,9 @@ def _evidence_of(sweep: Sweep | StreamSweep, row: Row | StreamRow, probe: Probe 
         padding_ratio=row.padding_ratio,
         estimated_epoch_seconds=row.estimated_epoch_seconds,
         unproven=row.unproven,
-        margin_bytes=probe.margin.bytes if probe is not None and probe.margin is not None else None,
+        margin_bytes=probe.margin.bytes
+        if probe is not None and probe.margin is not None
+        else None,
         min_length=reading.min_length,
         max_length=reading.max_length,
         left_out=sweep.lengths.left_out,
@@ -219,7 +241,11 @@ AnyConfig = TypeVar("AnyConfig", SamplerConfig, StreamConfig)
 
 
 def _read_config(
-    path: Path, kind: type[AnyConfig], name: str, command: str, check: Callable[[AnyConfig], None]
+    path: Path,
+    kind: type[AnyConfig],
+    name: str,
+    command: str,
+    check: Callable[[AnyConfig], None],
 ) -> AnyConfig:
     """Read a config with a bucket table, which `command` writes as `name`; `check` raises ValueError on contradictions.
 
@@ -233,7 +259,9 @@ def _read_config(
     header = document if isinstance(document, dict) else {}
     declared = header.get("format")
     if declared != kind.FORMAT:
-        named = declared if isinstance(declared, str) else None  # aliases may make the text of a list endless
+        named = (
+            declared if isinstance(declared, str) else None
+        )  # aliases may make the text of a list endless
         raise ResultError(
             f"{path} has the format {shortened(named)}; a file of the format {kind.FORMAT!r} is needed here",
             f"Give the {name} that `batchtune {command}` wrote.",

@@ -25,14 +25,19 @@ _PASTE_IN = "`batchtune export --to {}` writes it to paste in by hand."
 # Settings of recipes before SpeechBrain 1.0, whose train.py picks each by its name and knows no bucket_boundaries.
 _OLD_NAMES = ("max_batch_len", "shuffle_ex", "max_batch_len_val")
 # Unit → samples of audio, by the constant SAMPLE_RATE.
-_SAMPLES: dict[str | None, str] = {"s": "{} * SAMPLE_RATE", "ms": "{} * SAMPLE_RATE / 1000"}
+_SAMPLES: dict[str | None, str] = {
+    "s": "{} * SAMPLE_RATE",
+    "ms": "{} * SAMPLE_RATE / 1000",
+}
 _SAMPLER = "sampler_kwargs"
 _EPOCH = "looped_nominal_epoch"
 
 
 def _derived_sizes(sweep: Sweep, row: Row, cap: int | None) -> list[int]:
     """Return SpeechBrain's batch sizes: min(cap, max(1, int(max_batch_length / boundary)))."""
-    sizes: list[int] = batch_sizes_for(row.boundaries, sweep.max_batch_length, cap).tolist()
+    sizes: list[int] = batch_sizes_for(
+        row.boundaries, sweep.max_batch_length, cap
+    ).tolist()
     return sizes
 
 
@@ -72,7 +77,9 @@ def _leaving_out(sweep: Sweep) -> str | None:
     given = limits.named("key_min_value", "key_max_value").items()
     if not given:
         return None
-    arguments = ", ".join(f'{name}={{"{_length_key(sweep)}": {number(limit)}}}' for name, limit in given)
+    arguments = ", ".join(
+        f'{name}={{"{_length_key(sweep)}": {number(limit)}}}' for name, limit in given
+    )
     return f"train_data = train_data.filtered_sorted({arguments})"
 
 
@@ -109,7 +116,9 @@ def _render_sampler(tuned: Tuned) -> str:
     )
 
 
-def patch_speechbrain(text: str, tuned: Tuned, *, key_path: str | None = None, name: str = "the file") -> Patched:
+def patch_speechbrain(
+    text: str, tuned: Tuned, *, key_path: str | None = None, name: str = "the file"
+) -> Patched:
     """Put the recommended numbers into the settings of a recipe's DynamicBatchSampler.
 
     - The table goes to `max_batch_length` and `bucket_boundaries`, which replaces `num_buckets`.
@@ -139,7 +148,13 @@ def patch_speechbrain(text: str, tuned: Tuned, *, key_path: str | None = None, n
     limit = LIMITS[0]
     notes = _put_cap(patch, block, sweep, row)
     patch.put(block, limit, sweep.max_batch_length, before=limit)
-    patch.put(block, "bucket_boundaries", list(row.boundaries), before=limit, replaces="num_buckets")
+    patch.put(
+        block,
+        "bucket_boundaries",
+        list(row.boundaries),
+        before=limit,
+        replaces="num_buckets",
+    )
     notes += [*chosen.remarks, *LengthLimits.of(sweep).left_out]
     unproven = unproven_sizes(row)
     if unproven is not None:
@@ -181,7 +196,9 @@ def _put_cap(patch: RecipePatch, block: Block, sweep: Sweep, row: Row) -> list[s
     if needed is not None and (cap is None or cap > needed):
         patch.put(block, "max_batch_ex", needed, before=LIMITS[0])
     elif cap is not None and cap < max(row.batch_sizes):
-        return [f"max_batch_ex: {cap:g} is kept: batches only get smaller. --max-batch-size sweeps with it"]
+        return [
+            f"max_batch_ex: {cap:g} is kept: batches only get smaller. --max-batch-size sweeps with it"
+        ]
     return []
 
 
@@ -228,7 +245,9 @@ def _least_counted(sweep: StreamSweep, in_samples: bool) -> float:
     return min(0.001, lengths.min)
 
 
-def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: str = "the file") -> Patched:
+def patch_stream(
+    text: str, tuned: Tuned, *, key_path: str | None = None, name: str = "the file"
+) -> Patched:
     """Put the recommended numbers into the arguments of a recipe's `dynamic_bucketed_batch`.
 
     - `target_batch_numel`, `max_batch_numel` and `max_padding_ratio` go to the mapping that has the first, such as
@@ -277,19 +296,27 @@ def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: 
         function["min_sample_len"] = scaled(given.shortest)
     elif "min_sample_len" not in outer.settings:
         function["min_sample_len"] = _least_counted(sweep, rate is not None)
-    if limits.longest is not None and (given.longest is not None or "max_sample_len" not in outer.settings):
+    if limits.longest is not None and (
+        given.longest is not None or "max_sample_len" not in outer.settings
+    ):
         function["max_sample_len"] = scaled(limits.longest)
     for key, value in function.items():
         patch.put(outer, key, value, before=_SAMPLER)
     notes = [*chosen.remarks, *limits.left_out]
     if rate is not None:
-        notes.append(f"The numels count samples, {format_number(rate)} a second (sample_rate)")
+        notes.append(
+            f"The numels count samples, {format_number(rate)} a second (sample_rate)"
+        )
     batches = batches_per_rank(row, sweep)
-    loader = patch.recipe.the_one_for_training(patch.recipe.blocks_with((_EPOCH,)), "--key-path ")
+    loader = patch.recipe.the_one_for_training(
+        patch.recipe.blocks_with((_EPOCH,)), "--key-path "
+    )
     if loader is not None:
         patch.put(loader, _EPOCH, batches, before=_EPOCH)
     else:
-        notes.append(f"Give make_dataloader {_EPOCH}={batches}, the batches of an epoch on each rank")
+        notes.append(
+            f"Give make_dataloader {_EPOCH}={batches}, the batches of an epoch on each rank"
+        )
     return Patched(patch.result(), tuple(f"{note}." for note in notes))
 
 
@@ -313,8 +340,14 @@ def _rate(patch: RecipePatch, block: Block, sweep: StreamSweep) -> float | None:
     lengths = sweep.lengths
     if lengths.unit not in PER_SECOND:
         return None
-    limit = patch.number_at(block, STREAM_LIMITS[0]) or patch.number_at(block, STREAM_LIMITS[1])
-    if lengths.unit == "s" and limit is not None and not counts_samples(limit, lengths.max):
+    limit = patch.number_at(block, STREAM_LIMITS[0]) or patch.number_at(
+        block, STREAM_LIMITS[1]
+    )
+    if (
+        lengths.unit == "s"
+        and limit is not None
+        and not counts_samples(limit, lengths.max)
+    ):
         return None
     rate = patch.number_at(block, "sample_rate")
     if rate is None or rate <= 0:

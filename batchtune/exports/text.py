@@ -9,7 +9,13 @@ from functools import cache
 from typing import Any
 
 from batchtune.errors import without_commands
-from batchtune.units import counted, format_length, format_number, format_seconds, with_full_stop
+from batchtune.units import (
+    counted,
+    format_length,
+    format_number,
+    format_seconds,
+    with_full_stop,
+)
 
 _WIDTH = 100
 
@@ -17,7 +23,9 @@ _WIDTH = 100
 def one_line(text: str) -> str:
     r"""Put text on one line: characters that end a comment (\n, \r, U+0085, U+2028, ...) or hide become escapes."""
     return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
+        character
+        if character.isprintable()
+        else character.encode("unicode_escape").decode()
         for character in without_commands(text)
     )
 
@@ -84,7 +92,13 @@ def _paragraphs(sentences: Iterable[str]) -> Written:
 def broken(line: str, beneath: str = "    ") -> Written:
     """Wrap a list's line between its entries; the next lines begin with `beneath`."""
     return Written(
-        textwrap.fill(line, _WIDTH, subsequent_indent=beneath, break_long_words=False, break_on_hyphens=False)
+        textwrap.fill(
+            line,
+            _WIDTH,
+            subsequent_indent=beneath,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
     )
 
 

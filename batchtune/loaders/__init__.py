@@ -39,7 +39,10 @@ def read_tuning(path: Path) -> LoaderTuning:
     """
     tuning = read_result(path, LoaderTuning)
     for problem in _problems(tuning):
-        raise ResultError(f"{path} is edited or damaged: {problem}", "Run `batchtune tune-loader` again.")
+        raise ResultError(
+            f"{path} is edited or damaged: {problem}",
+            "Run `batchtune tune-loader` again.",
+        )
     return tuning
 
 

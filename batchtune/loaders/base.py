@@ -97,7 +97,9 @@ class LoaderKind(ABC):
     SPLIT: ClassVar[str] = "Split the data set by torch.utils.data.get_worker_info()."
 
     @abstractmethod
-    def axes(self, processors: int, *, accelerator: bool, takes: frozenset[str]) -> Axes:
+    def axes(
+        self, processors: int, *, accelerator: bool, takes: frozenset[str]
+    ) -> Axes:
         """Return what is swept unless the user says otherwise; runs without the library.
 
         `processors` are those of one rank; `accelerator` is whether batches go to a GPU; `takes` are the parameters of

@@ -18,14 +18,18 @@ _MAX_DEPTH = 8
 _PLAIN = (str, bytes, bytearray, bool, int, float, complex, type(None))
 
 
-def leaves(batch: Any, name: str = "", depth: int = _MAX_DEPTH) -> Iterator[tuple[str, Any]]:
+def leaves(
+    batch: Any, name: str = "", depth: int = _MAX_DEPTH
+) -> Iterator[tuple[str, Any]]:
     """Yield the tensors and arrays of a batch, and its plain values, each with its name: `wav.data`, `0`, `meta.id`.
 
     A list of plain values is one leaf. Private attributes of objects are left out.
     """
     if _is_tensor(batch) or isinstance(batch, _PLAIN):
         yield name, batch
-    elif isinstance(batch, (list, tuple)) and all(isinstance(item, _PLAIN) for item in batch):
+    elif isinstance(batch, (list, tuple)) and all(
+        isinstance(item, _PLAIN) for item in batch
+    ):
         yield name, list(batch)
     elif depth:
         for key, inner in _members(batch):
@@ -109,12 +113,20 @@ def _members(value: Any) -> Iterable[tuple[Any, Any]]:
         return enumerate(value)
     if isinstance(value, type) or callable(value):
         return ()
-    return [(key, inner) for key, inner in getattr(value, "__dict__", {}).items() if not key.startswith("_")]
+    return [
+        (key, inner)
+        for key, inner in getattr(value, "__dict__", {}).items()
+        if not key.startswith("_")
+    ]
 
 
 def _examples(batch: Any, values: list[Any]) -> int | None:
     """Return how many examples a batch has: the entries of a list of dicts, or the most frequent first side."""
-    if isinstance(batch, list) and batch and all(isinstance(item, Mapping) for item in batch):
+    if (
+        isinstance(batch, list)
+        and batch
+        and all(isinstance(item, Mapping) for item in batch)
+    ):
         return len(batch)
     sizes: Counter[int] = Counter()
     for value in values:
@@ -129,7 +141,13 @@ def _lengths(tensor: Any, examples: int) -> list[float]:
     """Return the length of each example of a tensor; nothing without a length."""
     if _is_ragged(tensor):
         axes = list(zip(*tensor.shape, strict=True))
-        return list(max(axes, key=lambda extents: (max(extents) - min(extents), max(extents)), default=[]))
+        return list(
+            max(
+                axes,
+                key=lambda extents: (max(extents) - min(extents), max(extents)),
+                default=[],
+            )
+        )
     sides = [int(side) for side in tensor.shape]
     if examples in sides:
         sides.remove(examples)

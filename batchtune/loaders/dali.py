@@ -48,7 +48,10 @@ _DYNAMIC = "nvidia.dali.experimental.dynamic"
 _IMPORTS_IT = re.compile(r"nvidia\.dali\.experimental(\.| import )dynamic")
 _QUEUE_DEPTH = 2
 # DALI's words for an operator that failed before its result was needed; the operator's own error is the cause.
-_LATE = ("An error happened during asynchronous execution", "An error happened during deferred evaluation")
+_LATE = (
+    "An error happened during asynchronous execution",
+    "An error happened during deferred evaluation",
+)
 
 
 class DaliKind(LoaderKind):
@@ -72,7 +75,9 @@ class DaliKind(LoaderKind):
     SPLIT: ClassVar[str] = "Pass shard_id and num_shards on to the reader."
     GIVEN: ClassVar[tuple[str, ...]] = ("shard_id", "num_shards", "rng", "num_threads")
 
-    def axes(self, processors: int, *, accelerator: bool, takes: frozenset[str]) -> Axes:
+    def axes(
+        self, processors: int, *, accelerator: bool, takes: frozenset[str]
+    ) -> Axes:
         """As in the base class: at most 24 settings, on a machine without a GPU at most 18."""
         eval_modes = ["eager", "deferred", "sync_cpu"]
         if accelerator:  # else it is sync_cpu
@@ -100,7 +105,9 @@ class DaliKind(LoaderKind):
     def recognises(self, target: Target) -> bool:
         """Return whether the function's file imports DALI's dynamic mode."""
         try:
-            source = inspect.getsource(inspect.getmodule(target.function) or target.function)
+            source = inspect.getsource(
+                inspect.getmodule(target.function) or target.function
+            )
         except (OSError, TypeError):  # written in C
             return False
         return _IMPORTS_IT.search(source) is not None
@@ -172,7 +179,14 @@ class DaliLoader(OpenLoader):
 class _Source:
     """The user's function in one thread; all methods are called there."""
 
-    def __init__(self, ndd: Any, target: Target, arguments: Arguments, shard: int = 0, shards: int = 1) -> None:
+    def __init__(
+        self,
+        ndd: Any,
+        target: Target,
+        arguments: Arguments,
+        shard: int = 0,
+        shards: int = 1,
+    ) -> None:
         self._ndd = ndd
         self._target = target
         self._mode = str(arguments.get("eval_mode", "eager"))
@@ -318,7 +332,11 @@ def _count_examples(ndd: Any) -> None:
     `next_epoch(batch_size=B)` yields ceil(size of the shard / B) batches, all of B examples. Only the reader knows the
     size (`get_metadata`), and only the user's function holds the reader; so this wraps `next_epoch`.
     """
-    reader_class = next(base for base in reversed(ndd.readers.File.__mro__) if "next_epoch" in vars(base))
+    reader_class = next(
+        base
+        for base in reversed(ndd.readers.File.__mro__)
+        if "next_epoch" in vars(base)
+    )
     original = reader_class.next_epoch
     if hasattr(original, "__wrapped__"):
         return
@@ -328,7 +346,9 @@ def _count_examples(ndd: Any) -> None:
         left: int | None = None
         with contextlib.closing(original(reader, *args, **kwargs)) as batches:
             for outputs in batches:
-                first = next(iter(outputs.values() if isinstance(outputs, dict) else outputs))
+                first = next(
+                    iter(outputs.values() if isinstance(outputs, dict) else outputs)
+                )
                 size = getattr(first, "batch_size", None)
                 if size is not None:
                     if left is None:

@@ -55,9 +55,15 @@ class IterableKind(LoaderKind):
     GIVEN: ClassVar[tuple[str, ...]] = tuple(_DEFAULTS)
     WORKERS: ClassVar[str] = "num_workers"
 
-    def axes(self, processors: int, *, accelerator: bool, takes: frozenset[str]) -> Axes:
+    def axes(
+        self, processors: int, *, accelerator: bool, takes: frozenset[str]
+    ) -> Axes:
         """As the base class says."""
-        workers = {0, processors, *(1 << power for power in range(processors.bit_length()))}
+        workers = {
+            0,
+            processors,
+            *(1 << power for power in range(processors.bit_length())),
+        }
         axes: dict[str, Sequence[Argument]] = {
             "num_workers": sorted(workers),
             "prefetch_factor": [2, 4],
@@ -65,7 +71,11 @@ class IterableKind(LoaderKind):
         }
         if accelerator:
             axes["pin_memory"] = [False, True]
-        return {name: values for name, values in axes.items() if name in takes or self.IS_DATALOADER}
+        return {
+            name: values
+            for name, values in axes.items()
+            if name in takes or self.IS_DATALOADER
+        }
 
     def simplified(self, arguments: Arguments) -> Arguments:
         """As the base class says. A single worker keeps the order; without `num_workers`, all settings may differ."""
@@ -119,7 +129,9 @@ class TorchKind(IterableKind):
             )
         if lengths is not None:
             sampler = _recommended(target, given, lengths)
-            given = {name: value for name, value in given.items() if name not in _BATCHING} | {"batch_sampler": sampler}
+            given = {
+                name: value for name, value in given.items() if name not in _BATCHING
+            } | {"batch_sampler": sampler}
         return TorchLoader(target, maker, given, arguments, lengths)
 
 
@@ -148,7 +160,9 @@ class IterableLoader(OpenLoader):
         if self._used and isinstance(self._made, Iterator):
             self._made = _call(self._target, self._arguments)
         self._used = True
-        iterator = iter(self._made)  # a variable, so that the traceback of an error keeps it
+        iterator = iter(
+            self._made
+        )  # a variable, so that the traceback of an error keeps it
         for batch in iterator:
             ready = self._on_device(batch)
             del batch
@@ -160,7 +174,11 @@ class IterableLoader(OpenLoader):
             return batch
         import torch
 
-        batch = moved(batch, self._target.device, non_blocking=bool(self._arguments.get("pin_memory")))
+        batch = moved(
+            batch,
+            self._target.device,
+            non_blocking=bool(self._arguments.get("pin_memory")),
+        )
         torch.cuda.synchronize(self._target.device)
         return batch
 
@@ -187,12 +205,23 @@ class TorchLoader(IterableLoader):
 
     kind: ClassVar[str] = "torch"
 
-    def __init__(self, target: Target, maker: Any, given: dict[str, Any], arguments: Arguments, lengths: Any) -> None:
+    def __init__(
+        self,
+        target: Target,
+        maker: Any,
+        given: dict[str, Any],
+        arguments: Arguments,
+        lengths: Any,
+    ) -> None:
         import numpy as np
         from torch.utils.data import DataLoader, IterableDataset
 
         # Arguments that the target takes are not the DataLoader's, unless both have them.
-        swept = {name: value for name, value in arguments.items() if name not in target.takes or name in _DEFAULTS}
+        swept = {
+            name: value
+            for name, value in arguments.items()
+            if name not in target.takes or name in _DEFAULTS
+        }
         # With a limit of its own, torch looks for dead workers only when that is over.
         given = given | {"timeout": 0} | swept
         plain = DataLoader(**given | _WITHOUT_WORKERS)
@@ -202,10 +231,14 @@ class TorchLoader(IterableLoader):
         self._sampler: _NotingSampler | None = None
         if self.dealt and plain.batch_sampler is not None:
             self._sampler = _NotingSampler(plain.batch_sampler)
-            given = {name: value for name, value in given.items() if name not in _BATCHING}
+            given = {
+                name: value for name, value in given.items() if name not in _BATCHING
+            }
             given["batch_sampler"] = self._sampler
         self.exact = lengths is not None
-        self._lengths = np.asarray(lengths if lengths is not None else [], dtype=np.float64)
+        self._lengths = np.asarray(
+            lengths if lengths is not None else [], dtype=np.float64
+        )
         try:
             loader = maker(**given)
         except TypeError as error:
@@ -262,14 +295,18 @@ class _NotingSampler:
 
 def _call(target: Target, arguments: Arguments) -> Any:
     """Call the target with these arguments; where it needs one that is not set, with the default of torch."""
-    defaults = {name: value for name, value in _DEFAULTS.items() if name in target.needs}
+    defaults = {
+        name: value for name, value in _DEFAULTS.items() if name in target.needs
+    }
     return target.call({**defaults, **arguments})
 
 
 def _arguments_of(loader: Any) -> dict[str, Any]:
     """Return the arguments that a DataLoader was made with."""
     given = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
-    if type(loader.sampler).__name__ == "_InfiniteConstantSampler":  # of an IterableDataset
+    if (
+        type(loader.sampler).__name__ == "_InfiniteConstantSampler"
+    ):  # of an IterableDataset
         return given | {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     if loader.batch_sampler is not None:
         return given | {"batch_sampler": loader.batch_sampler}
@@ -299,7 +336,9 @@ def _recommended(target: Target, given: Mapping[str, Any], lengths: Any) -> Any:
     try:
         return batchtune.sampler_from_config(target.config, lengths)
     except (ValueError, TypeError) as error:
-        raise LoaderError(f"the target's `lengths` do not fit {target.config}: {error}") from error
+        raise LoaderError(
+            f"the target's `lengths` do not fit {target.config}: {error}"
+        ) from error
 
 
 def _starts_workers(pipeline: Any) -> bool:
@@ -307,4 +346,6 @@ def _starts_workers(pipeline: Any) -> bool:
     from torch.utils.data import DataLoader
 
     stages = getattr(pipeline, "pipeline", None)
-    return isinstance(stages, list) and any(isinstance(stage, DataLoader) for stage in stages)
+    return isinstance(stages, list) and any(
+        isinstance(stage, DataLoader) for stage in stages
+    )

@@ -13,7 +13,9 @@ from batchtune.processes.worker import Failed, oom_kills
 from batchtune.workloads.loading import first_line, user_traceback
 
 # As torch, Python and the C library write them.
-_DIED = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal|exited unexpectedly).*")
+_DIED = re.compile(
+    r"DataLoader worker \(pid.*?\) (?:is killed by signal|exited unexpectedly).*"
+)
 _NO_SHARED_MEMORY = re.compile(
     r"unable to (?:allocate|open|resize) shared memory|(?:shm|torch_)\S*.*No space left on device|out of shared memory"
 )
@@ -35,7 +37,9 @@ def failed(error: BaseException, kills: int | None) -> Failed:
         return failure
     message = first_line(error)
     last_lines = user_traceback(error)
-    if "in DataLoader worker process" in message:  # the error itself ends what torch passes on
+    if (
+        "in DataLoader worker process" in message
+    ):  # the error itself ends what torch passes on
         message = last_lines.rstrip().rpartition("\n")[2]
     said = "".join(traceback.format_exception(error, limit=0))
     if _NO_SHARED_MEMORY.search(said):
@@ -47,7 +51,11 @@ def failed(error: BaseException, kills: int | None) -> Failed:
     if deaths := _DIED.findall(said):
         death = deaths[-1].strip()  # torch's own cause names the signal
         if (oom_kills() or 0) > (kills or 0):
-            return Failed(outcome="oom", message=f"{death} The kernel killed it for want of memory.", hint=_FEWER)
+            return Failed(
+                outcome="oom",
+                message=f"{death} The kernel killed it for want of memory.",
+                hint=_FEWER,
+            )
         return Failed(
             outcome="crash",
             message=death,

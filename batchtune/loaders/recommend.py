@@ -41,9 +41,15 @@ def equal_to_best(rows: Sequence[LoaderRow], demand: Demand | None) -> set[str]:
         return set()
     tolerance = EQUAL
     if demand is None:
-        tolerance = max(EQUAL, min(_MOST_EQUAL, fastest.examples_per_second_spread or 0.0))
+        tolerance = max(
+            EQUAL, min(_MOST_EQUAL, fastest.examples_per_second_spread or 0.0)
+        )
     slowness = {row.name: _slowness(row, fastest, demand) for row in rows}
-    return {name for name, slow in slowness.items() if slow <= min(slowness.values()) + tolerance}
+    return {
+        name
+        for name, slow in slowness.items()
+        if slow <= min(slowness.values()) + tolerance
+    }
 
 
 def _slowness(row: LoaderRow, reference: LoaderRow, demand: Demand | None) -> float:
@@ -66,7 +72,9 @@ def reason_for(tuning: LoaderTuning) -> str:
         reason = f"Nothing is recommended: {counted(len(tuning.rows), 'setting')} measured, and none works."
     elif tuning.demand is None or row.gpu_idle is None:
         equal = sum(other.equal_to_best is True for other in tuning.rows) - 1
-        reason = f"{row.name} delivers {row.rate_words}, and nothing that was measured more."
+        reason = (
+            f"{row.name} delivers {row.rate_words}, and nothing that was measured more."
+        )
         if equal > 0:
             reason += f" It can't be told from {counted(equal, 'other setting')}, with no fewer {workers}."
     else:

@@ -49,14 +49,23 @@ class Steps:
         """Return the seconds of a step with each delivered batch; one whose examples are unknown counts as one."""
         seconds: list[float] = []
         for taken in epochs:
-            examples = np.nan_to_num(_column(batch.examples for batch in taken.batches), nan=1.0)
-            seconds += self.seconds_of(examples, _column(batch.length for batch in taken.batches)).tolist()
+            examples = np.nan_to_num(
+                _column(batch.examples for batch in taken.batches), nan=1.0
+            )
+            seconds += self.seconds_of(
+                examples, _column(batch.length for batch in taken.batches)
+            ).tolist()
         return seconds
 
     def demand(self, epochs: Iterable[Taken]) -> Demand:
         """Return the record of it for the batches that were delivered, at least one."""
         mean = float(np.mean(self.of(epochs)))
-        return Demand(source=self.source, per=self.per, step_seconds=mean, device_name=self.device_name)
+        return Demand(
+            source=self.source,
+            per=self.per,
+            step_seconds=mean,
+            device_name=self.device_name,
+        )
 
 
 def steps_of_run(folder: Path, step_ms: float | None, *, exact: bool) -> Steps | None:
@@ -69,7 +78,11 @@ def steps_of_run(folder: Path, step_ms: float | None, *, exact: bool) -> Steps |
         ResultError: A file of the run can't be read.
     """
     if step_ms is not None:
-        return Steps(source="step-ms", per="batch", seconds_of=lambda examples, _: 0 * examples + step_ms / 1000)
+        return Steps(
+            source="step-ms",
+            per="batch",
+            seconds_of=lambda examples, _: 0 * examples + step_ms / 1000,
+        )
     if not (folder / PROBE_FILE).exists():
         return None
     probe = read_result(folder / PROBE_FILE, Probe)
@@ -93,7 +106,9 @@ def steps_of_run(folder: Path, step_ms: float | None, *, exact: bool) -> Steps |
     if row is None or row.estimated_epoch_seconds is None:
         return None
     per_example = row.estimated_epoch_seconds / sweep.lengths.count
-    return replace(steps, per="example", seconds_of=lambda examples, _: examples * per_example)
+    return replace(
+        steps, per="example", seconds_of=lambda examples, _: examples * per_example
+    )
 
 
 def row_of(kind: LoaderKind, measurements: Sequence[Measurement]) -> LoaderRow:
@@ -101,13 +116,27 @@ def row_of(kind: LoaderKind, measurements: Sequence[Measurement]) -> LoaderRow:
     last = measurements[-1]
     workers = kind.workers(last.arguments)
     if last.outcome != "ok":
-        return LoaderRow(arguments=last.arguments, workers=workers, outcome=last.outcome, error=last.error)
-    epochs = list(itertools.chain.from_iterable(measurement.epochs for measurement in measurements))
+        return LoaderRow(
+            arguments=last.arguments,
+            workers=workers,
+            outcome=last.outcome,
+            error=last.error,
+        )
+    epochs = list(
+        itertools.chain.from_iterable(
+            measurement.epochs for measurement in measurements
+        )
+    )
     delivered = list(itertools.chain.from_iterable(taken.batches for taken in epochs))
     rates = np.array([_rates(measurement, workers) for measurement in measurements])
     batches, examples, length = np.median(rates, axis=0)
-    waits = list(itertools.chain.from_iterable(taken.waits[1:] for taken in epochs)) or epochs[0].waits
-    processors = sum(taken.cpu_seconds for taken in epochs) / sum(taken.seconds for taken in epochs)
+    waits = (
+        list(itertools.chain.from_iterable(taken.waits[1:] for taken in epochs))
+        or epochs[0].waits
+    )
+    processors = sum(taken.cpu_seconds for taken in epochs) / sum(
+        taken.seconds for taken in epochs
+    )
     return LoaderRow(
         arguments=last.arguments,
         workers=workers,
@@ -141,22 +170,32 @@ def epoch_size(epochs: Iterable[Taken]) -> tuple[int | None, int | None]:
     """Return the batches and examples of an epoch that came to its end; None: not known."""
     for taken in epochs:
         if taken.complete:
-            examples = [batch.examples for batch in taken.batches if batch.examples is not None]
+            examples = [
+                batch.examples for batch in taken.batches if batch.examples is not None
+            ]
             if len(examples) == len(taken.batches):
                 return len(examples), sum(examples)
             return len(taken.batches), None
     return None, None
 
 
-def epoch_seconds(row: LoaderRow, batches: int | None, demand: Demand | None) -> float | None:
+def epoch_seconds(
+    row: LoaderRow, batches: int | None, demand: Demand | None
+) -> float | None:
     """Return the time of an epoch: its steps and measured waits, or the loader's own time without step times."""
-    if batches is None or row.batches_per_second is None or row.first_batch_seconds is None:
+    if (
+        batches is None
+        or row.batches_per_second is None
+        or row.first_batch_seconds is None
+    ):
         return None
     if demand is None:
         return row.first_batch_seconds + (batches - 1) / row.batches_per_second
     if row.gpu_idle is None:
         return None
-    return row.first_batch_seconds + batches * demand.step_seconds / max(1e-9, 1 - row.gpu_idle)
+    return row.first_batch_seconds + batches * demand.step_seconds / max(
+        1e-9, 1 - row.gpu_idle
+    )
 
 
 def _rates(measurement: Measurement, workers: int) -> FloatArray:
@@ -176,7 +215,9 @@ def _totals(measurement: Measurement, workers: int) -> FloatArray:
         first = min(max(1, workers), len(taken.waits) // 2)
         figures = [
             (1, batch.examples, batch.total_length, wait, step)
-            for batch, wait, step in zip(taken.batches, taken.waits, taken.steps, strict=True)
+            for batch, wait, step in zip(
+                taken.batches, taken.waits, taken.steps, strict=True
+            )
         ]
         totals += np.array(figures[first:], dtype=np.float64).sum(axis=0)
     return totals

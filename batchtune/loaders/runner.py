@@ -88,7 +88,9 @@ class LoaderRunner:
         """Measure the stages of making a batch in a fresh process. Raises LoaderError if a stage fails."""
         with self._worker():
             self._inspect()
-            return self._ask(Split(seconds=seconds), Stages, seconds + self._settings.timeout_seconds).stages
+            return self._ask(
+                Split(seconds=seconds), Stages, seconds + self._settings.timeout_seconds
+            ).stages
 
     def measure(self, arguments: Arguments, request: Take) -> Measurement:
         """Measure one setting in a fresh process: epochs as requested until the time is over, after a warm-up.
@@ -101,10 +103,14 @@ class LoaderRunner:
                 opened = self._open(arguments)
                 with _watched_memory(opened.pid, measurement):
                     if not request.digests:
-                        self._take(Take(batches=_WARM_UP_BATCHES, seconds=request.seconds))
+                        self._take(
+                            Take(batches=_WARM_UP_BATCHES, seconds=request.seconds)
+                        )
                     psutil.cpu_percent()  # the next call gives the share since this one
                     measurement.epochs += self._epochs(request)
-                    measurement.busy_processors = psutil.cpu_percent() / 100 * psutil.cpu_count()
+                    measurement.busy_processors = (
+                        psutil.cpu_percent() / 100 * psutil.cpu_count()
+                    )
             except _Failure as failure:
                 measurement.outcome = failure.failed.outcome
                 measurement.error = failure.failed.text
@@ -112,9 +118,13 @@ class LoaderRunner:
 
     def repeats(self, arguments: Arguments, workers: int) -> bool:
         """Return whether workers of a setting repeat each other, by the values of their first batches."""
-        request = Take(seconds=_REPEATS_SECONDS, batches=_REPEATS_ROUNDS * workers, digests=True)
+        request = Take(
+            seconds=_REPEATS_SECONDS, batches=_REPEATS_ROUNDS * workers, digests=True
+        )
         measured = self.measure(arguments, request)
-        return measured.outcome == "ok" and repeated_batches(measured.epochs[0].digests, workers)
+        return measured.outcome == "ok" and repeated_batches(
+            measured.epochs[0].digests, workers
+        )
 
     def reproduced(self, arguments: Arguments) -> Reproduced:
         """Take an epoch in each of two fresh processes, from the same seed, and compare all tensors bit for bit.
@@ -122,10 +132,20 @@ class LoaderRunner:
         Raises LoaderError if one of the two fails.
         """
         first, second = (self._epoch_to_compare(arguments) for _ in range(2))
-        for index, (batch, other) in enumerate(zip(first.digests, second.digests, strict=False)):
+        for index, (batch, other) in enumerate(
+            zip(first.digests, second.digests, strict=False)
+        ):
             if batch != other:
-                names = [name for name in {**batch, **other} if batch.get(name) != other.get(name)]
-                return Reproduced(batches=index + 1, first_difference=index, what=f"{', '.join(names)} differ")
+                names = [
+                    name
+                    for name in {**batch, **other}
+                    if batch.get(name) != other.get(name)
+                ]
+                return Reproduced(
+                    batches=index + 1,
+                    first_difference=index,
+                    what=f"{', '.join(names)} differ",
+                )
         return Reproduced(batches=min(len(first.digests), len(second.digests)))
 
     def _epoch_to_compare(self, arguments: Arguments) -> Taken:
@@ -159,7 +179,10 @@ class LoaderRunner:
             request = replace(request, seconds=left)
 
     def _inspect(self) -> Opened:
-        return self._open({name: values[0] for name, values in self._settings.sweep.items()}, inspect=True)
+        return self._open(
+            {name: values[0] for name, values in self._settings.sweep.items()},
+            inspect=True,
+        )
 
     def _open(self, arguments: Arguments, *, inspect: bool = False) -> Opened:
         settings = self._settings
@@ -177,7 +200,11 @@ class LoaderRunner:
         return self._ask(request, Opened, settings.setup_timeout_seconds)
 
     def _take(self, request: Take) -> Taken:
-        limit = request.seconds + max(request.steps or [0.0]) + self._settings.timeout_seconds
+        limit = (
+            request.seconds
+            + max(request.steps or [0.0])
+            + self._settings.timeout_seconds
+        )
         return self._ask(request, Taken, limit)
 
     def _ask(self, request: Message, kind: type[Answer], timeout: float) -> Answer:
@@ -187,7 +214,11 @@ class LoaderRunner:
             if lost.outcome != "timeout":
                 printed = "\n".join(lost.output.strip().splitlines()[-_LAST_LINES:])
                 message = f"the process that takes the batches {lost}"
-                raise _Failure(Failed(outcome=lost.outcome, message=message, traceback=printed or None)) from None
+                raise _Failure(
+                    Failed(
+                        outcome=lost.outcome, message=message, traceback=printed or None
+                    )
+                ) from None
             where = f", at {last_frame(lost.output)}" if lost.output else ""
             reply = Failed(
                 outcome="timeout",
@@ -206,9 +237,14 @@ def repeated_batches(digests: list[dict[str, str]], workers: int) -> bool:
     Workers deliver in turn. The batches of different rounds must differ: constant batches, or few different labels, are
     the same by chance.
     """
-    rounds = [digests[first : first + workers] for first in range(0, len(digests) - workers + 1, workers)]
+    rounds = [
+        digests[first : first + workers]
+        for first in range(0, len(digests) - workers + 1, workers)
+    ]
     firsts = [batches[0] for batches in rounds]
-    if len(rounds) < _FEWEST_ROUNDS or any(batch in firsts[:number] for number, batch in enumerate(firsts)):
+    if len(rounds) < _FEWEST_ROUNDS or any(
+        batch in firsts[:number] for number, batch in enumerate(firsts)
+    ):
         return False
     return all(batches == batches[:1] * workers for batches in rounds)
 
@@ -225,7 +261,9 @@ def _watched_memory(pid: int, measurement: Measurement) -> Iterator[None]:
             began = time.monotonic()
             with contextlib.suppress(psutil.Error):
                 _look(pid, measurement)
-            measurement.shared_bytes = max(measurement.shared_bytes, _shared_bytes() - shared_before)
+            measurement.shared_bytes = max(
+                measurement.shared_bytes, _shared_bytes() - shared_before
+            )
             waiting = max(_LOOKING_SECONDS, (time.monotonic() - began) / _LOOKING_SHARE)
 
     thread = threading.Thread(target=watch, daemon=True)

@@ -72,12 +72,16 @@ class LoaderSettings:
 
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in KINDS:
-            raise UsageError(f"--kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
+            raise UsageError(
+                f"--kind must be one of {', '.join(KINDS)}, got {self.kind!r}"
+            )
         for name, (low, high) in _RANGES.items():
             number = getattr(self, name)
             if number is not None and not low <= number <= high:  # NaN is not either
                 option = name.removesuffix("_seconds").replace("_", "-")
-                raise UsageError(f"--{option} must be from {low:g} to {high:g}, got {number:g}")
+                raise UsageError(
+                    f"--{option} must be from {low:g} to {high:g}, got {number:g}"
+                )
         processors = len(all_processors())
         if not 1 <= self.ranks_per_node <= processors:
             raise UsageError(
@@ -109,7 +113,14 @@ class LoaderSettings:
 
     def record(self) -> dict[str, Any]:
         """Return them as `loader.json` holds them."""
-        names = ("seconds", "trials", "timeout_seconds", "ranks_per_node", "quick", "seed")
+        names = (
+            "seconds",
+            "trials",
+            "timeout_seconds",
+            "ranks_per_node",
+            "quick",
+            "seed",
+        )
         return {
             "sweep": {name: list(values) for name, values in self.sweep.items()},
             "processors": len(self.processors),
@@ -132,9 +143,15 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[Argument]]:
     for text in texts:
         name, _, values = text.partition("=")
         if not (values and name.isidentifier()):
-            raise UsageError(f"--sweep {text!r} is not NAME=VALUES", "For example num_workers=0:8 or pin_memory=true.")
+            raise UsageError(
+                f"--sweep {text!r} is not NAME=VALUES",
+                "For example num_workers=0:8 or pin_memory=true.",
+            )
         if name in axes:
-            raise UsageError(f"--sweep {name} is given twice", "List all values in one: num_workers=0,2,4.")
+            raise UsageError(
+                f"--sweep {name} is given twice",
+                "List all values in one: num_workers=0,2,4.",
+            )
         axes[name] = _values(text, values)
     return axes
 
@@ -144,11 +161,15 @@ def _values(text: str, values: str) -> list[Argument]:
     if colon and first.isdecimal() and last.isdecimal():
         numbers = range(int(first), int(last) + 1)
         if not 0 < len(numbers) <= _MAX_VALUES:
-            raise UsageError(f"--sweep {text}: a range goes from a smaller to a larger number, {_MAX_VALUES} at most")
+            raise UsageError(
+                f"--sweep {text}: a range goes from a smaller to a larger number, {_MAX_VALUES} at most"
+            )
         return list(numbers)
     words = values.split(",")
     if not all(map(str.strip, words)):
-        raise UsageError(f"--sweep {text}: a value is empty", "Separate values by single commas.")
+        raise UsageError(
+            f"--sweep {text}: a value is empty", "Separate values by single commas."
+        )
     return [parse_options([f"value={word}"])["value"] for word in words]
 
 
@@ -170,5 +191,7 @@ def swept_axes(kind: LoaderKind, axes: Axes, sweep: Axes, takes: Sequence[str]) 
                 try:
                     msgspec.convert(value, kind.ARGUMENTS[name])
                 except msgspec.ValidationError as error:
-                    raise UsageError(f"--sweep {name}: {argument_text(value)} {invalid_field(error)}") from None
+                    raise UsageError(
+                        f"--sweep {name}: {argument_text(value)} {invalid_field(error)}"
+                    ) from None
     return {**axes, **sweep}

@@ -50,12 +50,16 @@ def measure_stages(loader: Any, seconds: float) -> list[LoaderStage]:
     own_seconds: dict[str, float] = {}
     seconds_before = 0.0
     for stage in stages:
-        own_seconds[stage.name] = own_seconds.get(stage.name, 0.0) + max(0.0, stage.seconds - seconds_before)
+        own_seconds[stage.name] = own_seconds.get(stage.name, 0.0) + max(
+            0.0, stage.seconds - seconds_before
+        )
         seconds_before = stage.seconds
     own_seconds.pop("", None)
     total = sum(own_seconds.values())
     return [
-        LoaderStage(name=name, seconds_per_example=spent / examples, share=spent / total)
+        LoaderStage(
+            name=name, seconds_per_example=spent / examples, share=spent / total
+        )
         for name, spent in own_seconds.items()
     ]
 
@@ -68,7 +72,9 @@ def _stages_of(loader: Any) -> list[_Stage]:
         return _iterable_stages(loader)
     dataset = loader.dataset
     indices = loader.batch_sampler
-    collate: Callable[[Iterator[Any]], Iterable[Any]] = functools.partial(map, loader.collate_fn)
+    collate: Callable[[Iterator[Any]], Iterable[Any]] = functools.partial(
+        map, loader.collate_fn
+    )
     if isinstance(dataset, IterableDataset):
         stages = _iterable_stages(dataset)
         if loader.batch_size is not None:
@@ -80,7 +86,9 @@ def _stages_of(loader: Any) -> list[_Stage]:
             indices = loader.sampler
         stages = [
             _Stage("", lambda _: indices),
-            _Stage(f"{type(dataset).__name__}.__getitem__", functools.partial(map, fetch)),
+            _Stage(
+                f"{type(dataset).__name__}.__getitem__", functools.partial(map, fetch)
+            ),
         ]
     if loader.collate_fn is not default_convert:
         stages.append(_Stage(f"collate ({_function_name(loader.collate_fn)})", collate))
@@ -110,13 +118,20 @@ def _iterable_stages(dataset: Any) -> list[_Stage]:
     first, *others = dataset.pipeline
     # Copies: some count the epochs that they ran.
     stages = [_Stage(_stage_name(first), lambda _: dataset.invoke(copy.copy(first)))]
-    stages += [_Stage(_stage_name(stage), functools.partial(dataset.invoke, copy.copy(stage))) for stage in others]
+    stages += [
+        _Stage(_stage_name(stage), functools.partial(dataset.invoke, copy.copy(stage)))
+        for stage in others
+    ]
     return stages
 
 
 def _stage_name(stage: Any) -> str:
     """Name a stage of a WebDataset pipeline by the user's functions, or else by what it does."""
-    options = {name: value for name, value in getattr(stage, "kw", {}).items() if name != "handler"}
+    options = {
+        name: value
+        for name, value in getattr(stage, "kw", {}).items()
+        if name != "handler"
+    }
     functions = filter(callable, [*getattr(stage, "args", ()), *options.values()])
     users = ", ".join(map(_function_name, functions))
     return users or _function_name(getattr(stage, "f", stage)).lstrip("_")
@@ -144,7 +159,9 @@ def _run(stages: list[_Stage], seconds: float) -> int:
             if time.perf_counter() - started >= seconds:
                 break
         if examples == before:
-            raise LoaderError("the loader delivered no batch, so its stages can't be measured")
+            raise LoaderError(
+                "the loader delivered no batch, so its stages can't be measured"
+            )
     return examples
 
 

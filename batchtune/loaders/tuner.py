@@ -17,8 +17,20 @@ from msgspec.structs import replace
 from batchtune.errors import LoaderError, ResultError
 from batchtune.loaders import kind_of, read_tuning
 from batchtune.loaders.protocol import Take, Taken
-from batchtune.loaders.recommend import EQUAL, equal_to_best, ranked, reason_for, warnings_for
-from batchtune.loaders.rows import epoch_seconds, epoch_size, idle_share, row_of, steps_of_run
+from batchtune.loaders.recommend import (
+    EQUAL,
+    equal_to_best,
+    ranked,
+    reason_for,
+    warnings_for,
+)
+from batchtune.loaders.rows import (
+    epoch_seconds,
+    epoch_size,
+    idle_share,
+    row_of,
+    steps_of_run,
+)
 from batchtune.loaders.runner import COMPARED_SECONDS, LoaderRunner, Measurement
 from batchtune.loaders.settings import LoaderSettings, swept_axes
 from batchtune.results import (
@@ -45,7 +57,9 @@ _STAGES_SECONDS = 3.0
 _QUICK_SECONDS = 40.0
 
 
-Doing = Literal["opening", "comparing", "measuring", "confirming", "stages", "reproducing"]
+Doing = Literal[
+    "opening", "comparing", "measuring", "confirming", "stages", "reproducing"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +80,11 @@ OnProgress = Callable[[LoaderProgress], None]
 
 
 def run_loader_tuning(
-    settings: LoaderSettings, folder: Path, *, force: bool = False, on_progress: OnProgress = lambda progress: None
+    settings: LoaderSettings,
+    folder: Path,
+    *,
+    force: bool = False,
+    on_progress: OnProgress = lambda progress: None,
 ) -> LoaderTuning:
     """Tune the loader against the step of a run folder, and write `loader.json` there.
 
@@ -103,7 +121,13 @@ def run_loader_tuning(
 class Tuner:
     """One tuning: the rows that are known, and the first measurement of each."""
 
-    def __init__(self, settings: LoaderSettings, runner: LoaderRunner, folder: Path, on_progress: OnProgress) -> None:
+    def __init__(
+        self,
+        settings: LoaderSettings,
+        runner: LoaderRunner,
+        folder: Path,
+        on_progress: OnProgress,
+    ) -> None:
         self._settings = settings
         self._runner = runner
         self._on_progress = on_progress
@@ -123,29 +147,47 @@ class Tuner:
         self._stages: list[LoaderStage] = []
         self._reproduced: Reproduced | None = None
         axes = self._kind.axes(
-            len(settings.processors), accelerator=opened.device != "cpu", takes=frozenset(opened.takes)
+            len(settings.processors),
+            accelerator=opened.device != "cpu",
+            takes=frozenset(opened.takes),
         )
         if settings.quick:
             axes = self._kind.quick_axes(axes)
-            self._notes.append("--quick measures few settings, each for a short time: others may be better.")
-        self._arguments = self._kind.settings(swept_axes(self._kind, axes, settings.sweep, opened.takes))
+            self._notes.append(
+                "--quick measures few settings, each for a short time: others may be better."
+            )
+        self._arguments = self._kind.settings(
+            swept_axes(self._kind, axes, settings.sweep, opened.takes)
+        )
 
     def tune(self) -> None:
         """Measure all settings, then the best more closely, then what else was asked for."""
-        several = [arguments for arguments in self._arguments if self._kind.workers(arguments) > 1]
+        several = [
+            arguments
+            for arguments in self._arguments
+            if self._kind.workers(arguments) > 1
+        ]
         if several and not self._opened.dealt:
             self._on_progress(LoaderProgress(doing="comparing", arguments=several[0]))
-            self._repeats = self._runner.repeats(several[0], self._kind.workers(several[0]))
+            self._repeats = self._runner.repeats(
+                several[0], self._kind.workers(several[0])
+            )
         self._measure_all()
         self._compare_best()
         if self._settings.stages:
             self._on_progress(LoaderProgress(doing="stages"))
             with self._noting("The stages can't be measured"):
-                self._stages = self._runner.stages(max(_STAGES_SECONDS, self._settings.seconds))
+                self._stages = self._runner.stages(
+                    max(_STAGES_SECONDS, self._settings.seconds)
+                )
         best = self._best()
         if self._settings.check_reproducible and best is not None:
             self._on_progress(
-                LoaderProgress(doing="reproducing", arguments=best.arguments, seconds=2 * COMPARED_SECONDS)
+                LoaderProgress(
+                    doing="reproducing",
+                    arguments=best.arguments,
+                    seconds=2 * COMPARED_SECONDS,
+                )
             )
             with self._noting("Two epochs can't be compared"):
                 self._reproduced = self._runner.reproduced(best.arguments)
@@ -167,9 +209,15 @@ class Tuner:
         total = len(self._arguments)
         for done, arguments in enumerate(self._arguments):
             if self._is_late():
-                self._notes.append(f"--quick did not come to {counted(total - done, 'setting')}: the time was over.")
+                self._notes.append(
+                    f"--quick did not come to {counted(total - done, 'setting')}: the time was over."
+                )
                 return
-            self._on_progress(LoaderProgress(doing="measuring", arguments=arguments, done=done, total=total))
+            self._on_progress(
+                LoaderProgress(
+                    doing="measuring", arguments=arguments, done=done, total=total
+                )
+            )
             measurement = self._first_measurement(arguments)
             row = row_of(self._kind, [measurement])
             self.rows[row.name] = row
@@ -180,8 +228,14 @@ class Tuner:
         """Measure a setting, unless its workers repeat each other, or find out that they do."""
         several = self._kind.workers(arguments) > 1
         if not (several and self._repeats):
-            measurement = self._runner.measure(arguments, Take(seconds=self._settings.seconds))
-            if not several or self._opened.dealt or not self._delivers_all_data(measurement):
+            measurement = self._runner.measure(
+                arguments, Take(seconds=self._settings.seconds)
+            )
+            if (
+                not several
+                or self._opened.dealt
+                or not self._delivers_all_data(measurement)
+            ):
                 return measurement
         self._repeats = True
         error = f"{self._kind.WORKERS_ARE} repeat each other\n{self._kind.SPLIT}"
@@ -194,7 +248,11 @@ class Tuner:
         for other in self._measured.values():
             _, examples_alone = epoch_size(other.epochs)
             is_alone = self._kind.workers(other.arguments) < 2
-            if is_alone and examples_alone is not None and examples == workers * examples_alone:
+            if (
+                is_alone
+                and examples_alone is not None
+                and examples == workers * examples_alone
+            ):
                 return True
         return False
 
@@ -216,7 +274,9 @@ class Tuner:
                 return
             self._measure_in_turns(finalists)
             compared |= {row.name for row in finalists}
-            waits = [row.gpu_idle for row in self._working() if row.gpu_idle is not None]
+            waits = [
+                row.gpu_idle for row in self._working() if row.gpu_idle is not None
+            ]
             if waits and min(waits) > shortest - EQUAL:
                 return
             shortest = min(waits, default=math.inf)
@@ -229,7 +289,14 @@ class Tuner:
             earlier = measurements[row.name]
             if self._is_late() or (earlier and earlier[-1].outcome != "ok"):
                 continue
-            self._on_progress(LoaderProgress(doing="confirming", arguments=row.arguments, done=done, total=len(turns)))
+            self._on_progress(
+                LoaderProgress(
+                    doing="confirming",
+                    arguments=row.arguments,
+                    done=done,
+                    total=len(turns),
+                )
+            )
             earlier.append(self._runner.measure(row.arguments, self._request(row)))
         for row in rows:
             if measurements[row.name]:
@@ -268,7 +335,11 @@ class Tuner:
     @property
     def _taken(self) -> list[Taken]:
         """The epochs of all settings that work."""
-        return list(itertools.chain.from_iterable(measurement.epochs for measurement in self._measured.values()))
+        return list(
+            itertools.chain.from_iterable(
+                measurement.epochs for measurement in self._measured.values()
+            )
+        )
 
     @property
     def _demand(self) -> Demand | None:
@@ -289,7 +360,9 @@ class Tuner:
         for row in self.rows.values():
             is_equal = row.name in equal if row in comparable else None
             seconds = epoch_seconds(row, batches, demand)
-            rows.append(replace(row, equal_to_best=is_equal, estimated_epoch_seconds=seconds))
+            rows.append(
+                replace(row, equal_to_best=is_equal, estimated_epoch_seconds=seconds)
+            )
         tuning = LoaderTuning(
             meta=meta_of(LoaderTuning),
             lengths=None if self._steps is None else self._steps.lengths,

@@ -23,7 +23,17 @@ from batchtune.loaders import KINDS, kind_of
 from batchtune.loaders.base import OpenLoader, Target
 from batchtune.loaders.batches import digests_of, words_of
 from batchtune.loaders.failures import failed
-from batchtune.loaders.protocol import Open, Opened, Reply, Request, Split, Stages, Take, Taken, decode_request
+from batchtune.loaders.protocol import (
+    Open,
+    Opened,
+    Reply,
+    Request,
+    Split,
+    Stages,
+    Take,
+    Taken,
+    decode_request,
+)
 from batchtune.processes.serving import serve
 from batchtune.processes.worker import Failed, oom_kills
 from batchtune.workloads.loading import load_function
@@ -32,7 +42,9 @@ from batchtune.workloads.loading import load_function
 def work(channel: int) -> None:
     """Serve requests until the supervisor closes the socket."""
     serve(socket.socket(fileno=channel), decode_request, _Loaders().answer)
-    os._exit(0)  # no finalizer of the user's code may hang the end; the nursery ends all workers
+    os._exit(
+        0
+    )  # no finalizer of the user's code may hang the end; the nursery ends all workers
 
 
 class _Loaders:
@@ -65,7 +77,9 @@ class _Loaders:
         target = _target(request, device)
         arguments = request.arguments
         if request.inspect:
-            arguments = {name: value for name, value in arguments.items() if name in target.takes}
+            arguments = {
+                name: value for name, value in arguments.items() if name in target.takes
+            }
         if request.kind is not None:
             kind = kind_of(request.kind)
         else:
@@ -119,7 +133,9 @@ def _take(loader: OpenLoader, request: Take) -> Taken | Failed:
             message="no batch in an epoch: is the data set empty, or smaller than a batch, with drop_last?",
         )
     cpu_seconds = _cpu_seconds() - busy_before
-    with contextlib.suppress(Exception):  # workers that were stopped in the middle of a batch may end in disorder
+    with contextlib.suppress(
+        Exception
+    ):  # workers that were stopped in the middle of a batch may end in disorder
         epoch.close()
     return replace(
         taken,
@@ -166,8 +182,14 @@ def _target(request: Open, device: str) -> Target:
     with contextlib.suppress(TypeError, ValueError):  # written in C
         parameters += inspect.signature(function).parameters.values()
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    named = {parameter.name: parameter.default for parameter in parameters if parameter.kind in by_name}
-    needed = {name for name, default in named.items() if default is inspect.Parameter.empty}
+    named = {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.kind in by_name
+    }
+    needed = {
+        name for name, default in named.items() if default is inspect.Parameter.empty
+    }
     return Target(
         function=function,
         options=request.options,
@@ -187,5 +209,7 @@ def _cpu_seconds() -> float:
         total += used.ru_utime + used.ru_stime
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it has just ended
-            total += sum(process.cpu_times()[:4])  # its own and its children's, user and system
+            total += sum(
+                process.cpu_times()[:4]
+            )  # its own and its children's, user and system
     return total

@@ -11,4 +11,12 @@ from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import ReadOptions, parse_scale
 from batchtune.manifests.reading import load_lengths, load_stream, scan
 
-__all__ = ["FORMATS", "ReadOptions", "StreamLengths", "load_lengths", "load_stream", "parse_scale", "scan"]
+__all__ = [
+    "FORMATS",
+    "ReadOptions",
+    "StreamLengths",
+    "load_lengths",
+    "load_stream",
+    "parse_scale",
+    "scan",
+]

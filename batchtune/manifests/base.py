@@ -18,15 +18,27 @@ _DEEPEST = 4
 # The names under which data sets keep lengths, in order of preference, and the unit that each implies, or None.
 # They are compared by `normalised`: `Duration[ms]`, `duration (ms)` and `duration_ms` are one name.
 _NAMES: tuple[tuple[Unit | None, str], ...] = (
-    ("s", "duration dur durations audio_duration speech_duration seconds duration_s duration_sec duration_secs"),
+    (
+        "s",
+        "duration dur durations audio_duration speech_duration seconds duration_s duration_sec duration_secs",
+    ),
     ("s", "duration_seconds dur_s length_s length_sec length_seconds len_s"),
-    ("ms", "duration_ms duration_msec duration_millis duration_milliseconds dur_ms length_ms len_ms milliseconds"),
+    (
+        "ms",
+        "duration_ms duration_msec duration_millis duration_milliseconds dur_ms length_ms len_ms milliseconds",
+    ),
     ("samples", "num_samples n_samples nsamples samples audio_samples"),
     ("frames", "num_frames n_frames nframes frames"),
-    ("tokens", "num_tokens n_tokens ntokens tokens token_count token_length input_length input_tokens prompt_tokens"),
+    (
+        "tokens",
+        "num_tokens n_tokens ntokens tokens token_count token_length input_length input_tokens prompt_tokens",
+    ),
     ("tokens", "total_tokens num_prefill_tokens num_decode_tokens num_total_tokens"),
     ("words", "num_words n_words word_count"),
-    ("characters", "num_chars n_chars chars char_count text_length num_characters n_characters characters"),
+    (
+        "characters",
+        "num_chars n_chars chars char_count text_length num_characters n_characters characters",
+    ),
     ("bytes", "bytes num_bytes n_bytes size_bytes size file_size filesize"),
     (None, "length len sequence_length seq_length seq_len seqlen"),
 )
@@ -43,7 +55,9 @@ _COUNTED_UNITS: dict[str, Unit] = {
 }
 
 # Where a row is likely to carry its id; messages show the first of these that exists.
-_ID_NAMES = tuple("id utt_id uttid utt key audio_filepath audio_path path audio wav file clip name".split())
+_ID_NAMES = tuple(
+    "id utt_id uttid utt key audio_filepath audio_path path audio wav file clip name".split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +87,35 @@ class Column:
     def text(self) -> bool:
         """Whether more of the values are text than numbers: then their lengths are counted."""
         numbers = sum(_holds_number(value) for value in self.values)
-        texts = sum(_holds_text(value) and not _holds_number(value) for value in self.values)
+        texts = sum(
+            _holds_text(value) and not _holds_number(value) for value in self.values
+        )
         return self.is_text or texts > numbers
 
     @property
     def chat(self) -> bool:
         """Whether the values are lists of messages, each with a role and a content."""
         example = self.example
-        return isinstance(example, list) and isinstance(example[0], dict) and {"role", "content"} <= example[0].keys()
+        return (
+            isinstance(example, list)
+            and isinstance(example[0], dict)
+            and {"role", "content"} <= example[0].keys()
+        )
 
     @property
     def holds_tokens(self) -> bool:
         """Whether the values are lists of tokens, by their name: then their number of items is the length."""
-        return isinstance(self.example, list) and normalised(last_part(self.name)) in _TOKEN_LISTS
+        return (
+            isinstance(self.example, list)
+            and normalised(last_part(self.name)) in _TOKEN_LISTS
+        )
 
     @property
     def known_unit(self) -> Unit | None:
         """The unit that the name implies."""
-        return KNOWN_UNITS.get(normalised(self.name)) or KNOWN_UNITS.get(normalised(last_part(self.name)))
+        return KNOWN_UNITS.get(normalised(self.name)) or KNOWN_UNITS.get(
+            normalised(last_part(self.name))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +189,11 @@ class Format(ABC):
     def unit_in(self, column: str) -> Unit | None:
         """Return the unit of a column by what the file says of it, else by its name; None if neither says one."""
         name = normalised(column)
-        return self.units.get(name) or _COUNTED_UNITS.get(name) or Column(column).known_unit
+        return (
+            self.units.get(name)
+            or _COUNTED_UNITS.get(name)
+            or Column(column).known_unit
+        )
 
 
 def normalised(name: str) -> str:

@@ -18,7 +18,13 @@ import msgspec
 from batchtune.errors import ManifestError, shortened
 from batchtune.files import read_regular
 from batchtune.lengths import Unit
-from batchtune.manifests.measuring import Unreadable, Values, counter, tokenizer_file, walk
+from batchtune.manifests.measuring import (
+    Unreadable,
+    Values,
+    counter,
+    tokenizer_file,
+    walk,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -26,7 +32,9 @@ if TYPE_CHECKING:
 # Real templates take less than a millisecond.
 _LONGEST_SECONDS = 10.0
 _LARGEST_BYTES = 64 * 1024 * 1024
-_FETCH = "Fetch the tokenizer again, or take the template out to count the contents alone."
+_FETCH = (
+    "Fetch the tokenizer again, or take the template out to count the contents alone."
+)
 # The date in a rendered template, so that lengths do not depend on the day.
 _TODAY = datetime(2024, 7, 26)
 
@@ -44,17 +52,26 @@ class ChatTemplate:
 
         Raises ManifestError for a template that computes for too long, Unreadable for a chat that it refuses.
         """
-        messages = [{name: value for name, value in message.items() if value is not None} for message in chat]
+        messages = [
+            {name: value for name, value in message.items() if value is not None}
+            for message in chat
+        ]
         try:
             with _time_limit():
                 return self.template.render(
-                    messages=messages, tools=None, documents=None, add_generation_prompt=False, **self.special_tokens
+                    messages=messages,
+                    tools=None,
+                    documents=None,
+                    add_generation_prompt=False,
+                    **self.special_tokens,
                 )
         except TimeoutError:
             message = f"{self.path}: the chat template takes more than {_LONGEST_SECONDS:g} s for one chat"
             raise ManifestError(message, _FETCH) from None
         except Exception as error:  # a template may fail in any way
-            raise Unreadable("refused by the chat template", shortened(str(error), 200)) from None
+            raise Unreadable(
+                "refused by the chat template", shortened(str(error), 200)
+            ) from None
 
 
 def _raise_timeout(*_: object) -> NoReturn:
@@ -91,13 +108,20 @@ def chat_lengths(chats: Values, unit: Unit, tokenizer: Path | None) -> list[obje
             lengths.append(slice(begin, len(texts)))
         except Unreadable as error:
             lengths.append(error.with_traceback(None))
-    counts = counter(unit, tokenizer, adds_special_tokens=False)(texts)  # of all at once, by many threads
-    return [sum(counts[length]) if isinstance(length, slice) else length for length in lengths]
+    counts = counter(unit, tokenizer, adds_special_tokens=False)(
+        texts
+    )  # of all at once, by many threads
+    return [
+        sum(counts[length]) if isinstance(length, slice) else length
+        for length in lengths
+    ]
 
 
 def _texts(chat: object, template: ChatTemplate | None) -> list[str]:
     """Return the texts whose lengths add up to the chat's: the rendered one, or all contents, without images."""
-    if not isinstance(chat, list) or not all(isinstance(message, dict) for message in chat):
+    if not isinstance(chat, list) or not all(
+        isinstance(message, dict) for message in chat
+    ):
         raise Unreadable("not a list of messages", shortened(chat))
     if not chat:
         raise Unreadable("an empty list")
@@ -107,7 +131,9 @@ def _texts(chat: object, template: ChatTemplate | None) -> list[str]:
     for message in chat:
         content = message.get("content")
         parts += content if isinstance(content, list) else [content]
-    texts = [walk(part, ("text",)) if isinstance(part, dict) else part for part in parts]
+    texts = [
+        walk(part, ("text",)) if isinstance(part, dict) else part for part in parts
+    ]
     return [text for text in texts if isinstance(text, str)]
 
 
@@ -119,16 +145,26 @@ def template_of(tokenizer: Path) -> ChatTemplate | None:
     config: dict[str, Any] = {}
     if config_path.is_file():
         try:
-            config = msgspec.json.decode(read_regular(config_path, _LARGEST_BYTES, _FETCH), type=dict[str, Any])
+            config = msgspec.json.decode(
+                read_regular(config_path, _LARGEST_BYTES, _FETCH), type=dict[str, Any]
+            )
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ManifestError(f"{config_path} can't be read: {error}", _FETCH) from None
+            raise ManifestError(
+                f"{config_path} can't be read: {error}", _FETCH
+            ) from None
     source = config.get("chat_template")
     if template_path.is_file():
-        source = read_regular(template_path, _LARGEST_BYTES, _FETCH).decode(errors="replace")
+        source = read_regular(template_path, _LARGEST_BYTES, _FETCH).decode(
+            errors="replace"
+        )
     else:
         template_path = config_path
     if isinstance(source, list):  # several, by their names
-        named = [entry.get("template") for entry in source if walk(entry, ("name",)) == "default"]
+        named = [
+            entry.get("template")
+            for entry in source
+            if walk(entry, ("name",)) == "default"
+        ]
         source = next(iter(named), None)
     if not isinstance(source, str):
         return None
@@ -169,7 +205,9 @@ def _compiled(source: str, path: Path) -> Template:
 
         def __setitem__(self, name: str, value: Any) -> None:
             if str(name).startswith("_"):
-                raise jinja2.exceptions.SecurityError(f"a namespace can't hold {shortened(name)}")
+                raise jinja2.exceptions.SecurityError(
+                    f"a namespace can't hold {shortened(name)}"
+                )
             super().__setitem__(name, value)
 
     def refuse(message: object) -> NoReturn:
@@ -178,7 +216,9 @@ def _compiled(source: str, path: Path) -> Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
+    environment.filters["tojson"] = lambda value, **options: json.dumps(
+        value, **{"ensure_ascii": False, **options}
+    )
     environment.globals |= {
         "raise_exception": refuse,
         "strftime_now": _TODAY.strftime,
@@ -188,4 +228,6 @@ def _compiled(source: str, path: Path) -> Template:
     try:
         return environment.from_string(source)
     except (jinja2.TemplateError, RecursionError) as error:
-        raise ManifestError(f"{path}: the chat template is not valid: {error}", _FETCH) from None
+        raise ManifestError(
+            f"{path}: the chat template is not valid: {error}", _FETCH
+        ) from None

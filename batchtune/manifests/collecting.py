@@ -50,7 +50,11 @@ class Task(NamedTuple):
     @property
     def files(self) -> list[Path]:
         """The files that are read."""
-        return [source.path for source in (self.source, self.target_file) if source is not None]
+        return [
+            source.path
+            for source in (self.source, self.target_file)
+            if source is not None
+        ]
 
 
 @dataclass(slots=True)
@@ -105,8 +109,12 @@ class Part:
             self.left_out[reason] += count
         shortest = -np.inf if options.min_length is None else options.min_length
         longest = np.inf if options.max_length is None else options.max_length
-        self._leave_out(kept, lengths < shortest, f"shorter than --min-length {shortest:.15g}")
-        self._leave_out(kept, lengths > longest, f"longer than --max-length {longest:.15g}")
+        self._leave_out(
+            kept, lengths < shortest, f"shorter than --min-length {shortest:.15g}"
+        )
+        self._leave_out(
+            kept, lengths > longest, f"longer than --max-length {longest:.15g}"
+        )
         if options.truncate is not None:
             self.truncated += int((kept & (lengths > options.truncate)).sum())
             lengths = np.minimum(lengths, options.truncate)
@@ -116,14 +124,22 @@ class Part:
         if plan.with_ids:
             self.ids += itertools.compress(rows.ids(), kept)
 
-    def _leave_out(self, kept: npt.NDArray[np.bool_], excluded: npt.NDArray[np.bool_], reason: str) -> None:
+    def _leave_out(
+        self, kept: npt.NDArray[np.bool_], excluded: npt.NDArray[np.bool_], reason: str
+    ) -> None:
         """Keep excluded examples no longer, and count them."""
         count = int((kept & excluded).sum())
         if count:
             self.left_out[reason] += count
             kept &= ~excluded
 
-    def _checked(self, rows: Rows, plan: Plan, indices: Sequence[int], kept: npt.NDArray[np.bool_]) -> FloatArray:
+    def _checked(
+        self,
+        rows: Rows,
+        plan: Plan,
+        indices: Sequence[int],
+        kept: npt.NDArray[np.bool_],
+    ) -> FloatArray:
         """Return the sum of some columns; count the invalid ones among those kept, and keep them no longer."""
         is_target = indices[0] == plan.num_lengths
         total = np.zeros(kept.size)
@@ -134,7 +150,11 @@ class Part:
                 values = _measured(rows.columns[index], plan.measures[index], plan)
                 lengths = numbers(values)
                 if not is_target and plan.factor != 1:
-                    lengths = lengths * float(plan.factor.numerator) / float(plan.factor.denominator)
+                    lengths = (
+                        lengths
+                        * float(plan.factor.numerator)
+                        / float(plan.factor.denominator)
+                    )
                 name = plan.target if is_target else plan.columns[index]
                 written = rows.columns[index]
                 columns.append((name or "", written, values, lengths))
@@ -149,7 +169,9 @@ class Part:
             self.left_out[f"invalid {what} ({reason})"] += 1
             self.num_invalid += 1
             if len(self.shown) < _SHOWN:
-                self.shown.append(f"{place_of(rows, row) or f'row {self.rows + row + 1:,}'}: {seen}")
+                self.shown.append(
+                    f"{place_of(rows, row) or f'row {self.rows + row + 1:,}'}: {seen}"
+                )
         kept &= valid
         return total
 
@@ -208,9 +230,15 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
     try:
         reader = reader_of(source, plan.format)
         is_sharded = reader.sharded
-        if unit_of(reader, plan.columns[: plan.num_lengths], plan.measures) != plan.stored_unit:
+        if (
+            unit_of(reader, plan.columns[: plan.num_lengths], plan.measures)
+            != plan.stored_unit
+        ):
             hint = "What is read together must count the same; read them one by one, or convert one of them."
-            raise ManifestError(f"{source.path} has its lengths in another unit than the sources before it", hint)
+            raise ManifestError(
+                f"{source.path} has its lengths in another unit than the sources before it",
+                hint,
+            )
         seen: set[str | None] = set()
         for rows in _joined(reader, plan, task.target_file):
             part.add(rows, plan)
@@ -218,7 +246,10 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
                 _refuse_repeated(source, rows, seen)
     except MemoryError:
         hint = "Raise the limit, or write it as JSON Lines, CSV or Parquet with one example in each row."
-        raise ManifestError(f"{source.path}: this process may not take as much memory as reading needs", hint) from None
+        raise ManifestError(
+            f"{source.path}: this process may not take as much memory as reading needs",
+            hint,
+        ) from None
     except ManifestError as error:
         if plan.alone and not (plan.options.skip_invalid and is_sharded):
             raise
@@ -231,7 +262,9 @@ def _refuse_repeated(source: Source, rows: Rows, seen: set[str | None]) -> None:
     for index, name in enumerate(rows.ids()):
         if name in seen:
             hint = "Each example has an id of its own in this format: rename or remove one of them."
-            raise ManifestError(f"{source.path}, {place_of(rows, index)}: duplicate id", hint)
+            raise ManifestError(
+                f"{source.path}, {place_of(rows, index)}: duplicate id", hint
+            )
         seen.add(name)
 
 
@@ -252,12 +285,20 @@ def _joined(reader: Format, plan: Plan, target_file: Source | None) -> Iterator[
         if reader.unique_ids:
             targets += map(by_id.get, rows.ids())
         else:
-            targets += [text for _, text in itertools.islice(lines, len(rows.columns[0]))]
+            targets += [
+                text for _, text in itertools.islice(lines, len(rows.columns[0]))
+            ]
         if len(targets) < len(rows.columns[0]):
-            raise ManifestError(f"{reader.source.path} has more examples than the target file has lines", hint)
+            raise ManifestError(
+                f"{reader.source.path} has more examples than the target file has lines",
+                hint,
+            )
         yield replace(rows, columns=[*rows.columns, targets])
     if any(text.strip() for _, text in lines):
-        raise ManifestError(f"{reader.source.path} has fewer examples than the target file has lines", hint)
+        raise ManifestError(
+            f"{reader.source.path} has fewer examples than the target file has lines",
+            hint,
+        )
 
 
 def keyed_targets(source: Source) -> dict[str | None, str]:
@@ -267,7 +308,9 @@ def keyed_targets(source: Source) -> dict[str | None, str]:
         name, *rest = text.split(maxsplit=1) or [""]
         if name in targets:
             message = f"{source.path}, line {line}: duplicate id {shortened(name)}"
-            raise ManifestError(message, "Each id has one target: remove or rename one of the lines.")
+            raise ManifestError(
+                message, "Each id has one target: remove or rename one of the lines."
+            )
         target = "".join(rest).rstrip()
         if _SHAPE.fullmatch(target):
             target = target.partition(",")[0]
@@ -305,20 +348,28 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, tuple[str, ...]]:
         shown += [prefix + line for line in part.shown]
         part.lengths = bytearray()  # not held twice
     if whole.rows == 0 and not broken:
-        raise ManifestError(f"{plan.label} holds no examples", "Check that it was written to its end.")
+        raise ManifestError(
+            f"{plan.label} holds no examples", "Check that it was written to its end."
+        )
     if whole.num_invalid and not skips:
         raise _invalid_error(whole, shown)
     if not whole.lengths:
         reasons = [f"{reason}: {count:,}" for reason, count in whole.left_out.items()]
         message = f"{plan.label}: none of its {whole.rows:,} examples is left ({'; '.join(reasons)})"
-        raise ManifestError(message, "Check --length-key, --length-scale, --min-length and --max-length.")
+        raise ManifestError(
+            message,
+            "Check --length-key, --length-scale, --min-length and --max-length.",
+        )
     notes = list(plan.notes)
     if whole.num_estimates:
         notes.append(
             f"{counted(whole.num_estimates, 'length')} of MP3 files without a Xing or VBRI header: estimated from the "
             "file's size and its first bit rate."
         )
-    return whole, (*notes, *(f"Broken: {message}. What comes before that is kept." for message in broken))
+    return whole, (
+        *notes,
+        *(f"Broken: {message}. What comes before that is kept." for message in broken),
+    )
 
 
 def _first(head: str, lines: Sequence[str], count: int) -> str:
@@ -338,7 +389,9 @@ def _invalid_error(whole: Part, shown: Sequence[str]) -> ManifestError:
     if all("(a list)" in reason for reason in whole.left_out):
         hint = "Say what becomes of a list with --reduce max, sum, first or count."
     elif count == whole.rows:
-        hint = "No row is valid: are these the columns? See --length-key and --target-key."
+        hint = (
+            "No row is valid: are these the columns? See --length-key and --target-key."
+        )
     return ManifestError(_first(head, shown, count), hint)
 
 

@@ -24,7 +24,9 @@ from batchtune.errors import ManifestError
 from batchtune.manifests.measuring import Unreadable
 
 # In lower case, without the dot. `.raw` is not among them: such a file says nothing about itself.
-AUDIO_SUFFIXES = frozenset("wav wave bwf rf64 bw64 mp3 mp2 mp1 mpga flac ogg oga opus spx m4a aiff aif aifc".split())
+AUDIO_SUFFIXES = frozenset(
+    "wav wave bwf rf64 bw64 mp3 mp2 mp1 mpga flac ogg oga opus spx m4a aiff aif aifc".split()
+)
 
 _LARGEST_TEXT_BYTES = 1024 * 1024
 _HEAD_BYTES = 256
@@ -63,7 +65,12 @@ class Payload:
         if self.size > _LARGEST_TEXT_BYTES:
             raise Unreadable("longer than 1 MiB of text", f"{self.size:,} bytes")
         try:
-            text = self.read(0, self.size).decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
+            text = (
+                self.read(0, self.size)
+                .decode("utf-8-sig")
+                .removesuffix("\n")
+                .removesuffix("\r")
+            )
         except UnicodeDecodeError as error:
             raise Unreadable("not text", f"byte {error.start} is not UTF-8") from None
         if "\0" in text:
@@ -80,7 +87,9 @@ def opened_payload(path: Path | str) -> Iterator[Payload]:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise Unreadable("not a regular file")
-            yield Payload(status.st_size, lambda offset, size: os.pread(descriptor, size, offset))
+            yield Payload(
+                status.st_size, lambda offset, size: os.pread(descriptor, size, offset)
+            )
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -118,8 +127,28 @@ _MOST_CHUNKS = 500
 def _wav_length(payload: Payload, head: bytes) -> AudioLength:
     """Return the length of a WAV file that begins so."""
     if len(head) >= 44:  # the header of most files
-        riff, _, wave, name, size, codec, channels, rate, _, align, bits, data, length = _CANONICAL.unpack_from(head)
-        ordinary = (riff, wave, name, size, data) == (b"RIFF", b"WAVE", b"fmt ", 16, b"data") and codec in _PER_SAMPLE
+        (
+            riff,
+            _,
+            wave,
+            name,
+            size,
+            codec,
+            channels,
+            rate,
+            _,
+            align,
+            bits,
+            data,
+            length,
+        ) = _CANONICAL.unpack_from(head)
+        ordinary = (riff, wave, name, size, data) == (
+            b"RIFF",
+            b"WAVE",
+            b"fmt ",
+            16,
+            b"data",
+        ) and codec in _PER_SAMPLE
         known = 0 < length < _SURELY_KNOWN and length <= payload.size - 44
         if ordinary and known and rate and align == channels * (bits + 7 >> 3) != 0:
             return AudioLength(length // align, rate)
@@ -127,7 +156,11 @@ def _wav_length(payload: Payload, head: bytes) -> AudioLength:
         raise Unreadable("no WAV header")
 
     def read(start: int, size: int) -> bytes:
-        return head[start : start + size] if start + size <= len(head) else payload.read(start, size)
+        return (
+            head[start : start + size]
+            if start + size <= len(head)
+            else payload.read(start, size)
+        )
 
     fmt = b""
     fact = 0
@@ -149,7 +182,9 @@ def _wav_length(payload: Payload, head: bytes) -> AudioLength:
             if _is_open(length, fmt, head, payload.size):
                 length = available
             if length > available:
-                raise Unreadable("truncated WAV", f"{available:,} of {length:,} bytes of audio")
+                raise Unreadable(
+                    "truncated WAV", f"{available:,} of {length:,} bytes of audio"
+                )
             return _wav_samples(fmt, fact, length)
         if name == b"fmt ":
             fmt = read(offset, min(length, 40))
@@ -176,14 +211,18 @@ def _wav_samples(fmt: bytes, fact: int, size: int) -> AudioLength:
     if codec == _EXTENSIBLE and len(fmt) >= 26:
         codec = int.from_bytes(fmt[24:26], "little")
     if rate == 0 or channels == 0 or align == 0:
-        seen = f"{channels} channels, {rate} samples per second, blocks of {align} bytes"
+        seen = (
+            f"{channels} channels, {rate} samples per second, blocks of {align} bytes"
+        )
         raise Unreadable("a damaged WAV header", seen)
     if codec in _PER_SAMPLE:
         return AudioLength(size // align, rate)
     # No codec in use packs more than 100 samples of one channel into a byte.
     if 0 < fact <= 100 * size:
         return AudioLength(fact, rate)
-    raise Unreadable("a WAV codec that is not read", f"codec 0x{codec:04x}, without a length")
+    raise Unreadable(
+        "a WAV codec that is not read", f"codec 0x{codec:04x}, without a length"
+    )
 
 
 # Other audio
@@ -229,29 +268,44 @@ def _mutagen_length(payload: Payload) -> AudioLength:
         from mutagen.oggopus import OggOpus
     except ImportError as error:
         message = f"audio files other than WAV are read by mutagen, which can't be imported ({error})"
-        raise ManifestError(message, "Install it: pip install 'batchtune[audio]'.") from None
+        raise ManifestError(
+            message, "Install it: pip install 'batchtune[audio]'."
+        ) from None
     try:
         audio: Any = mutagen.File(PayloadFile(payload))
         if audio is None:
-            raise Unreadable("no audio header", f"a file that begins with {payload.read(0, 4)!r}")
+            raise Unreadable(
+                "no audio header", f"a file that begins with {payload.read(0, 4)!r}"
+            )
         info = audio.info
         sample_rate = 48_000  # to which Opus always decodes
         if not isinstance(audio, OggOpus):
             sample_rate = int(info.sample_rate)
         num_samples = round(info.length * sample_rate)
     except (mutagen.MutagenError, *_PARSER_ERRORS) as error:
-        raise Unreadable("damaged, or not audio", str(error).strip() or type(error).__name__) from None
+        raise Unreadable(
+            "damaged, or not audio", str(error).strip() or type(error).__name__
+        ) from None
     is_mp3 = isinstance(audio, MP3)
     if is_mp3 and info.sketchy:
         raise Unreadable("no MP3 header")
     if num_samples <= 0 or sample_rate <= 0:
         raise Unreadable("an audio header without a length")
-    return AudioLength(num_samples, sample_rate, is_mp3 and info.bitrate_mode == BitrateMode.UNKNOWN)
+    return AudioLength(
+        num_samples, sample_rate, is_mp3 and info.bitrate_mode == BitrateMode.UNKNOWN
+    )
 
 
 # What mutagen and NumPy may raise for bytes made to hurt them.
 _PARSER_ERRORS = (
-    *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError),
+    *(
+        ArithmeticError,
+        AttributeError,
+        EOFError,
+        LookupError,
+        MemoryError,
+        RecursionError,
+    ),
     *(TypeError, ValueError, struct.error),
 )
 

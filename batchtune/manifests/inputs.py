@@ -16,16 +16,36 @@ from typing import Any
 
 from braceexpand import braceexpand
 
-from batchtune.errors import ManifestError, ResultError, UsageError, did_you_mean, listed, shortened
+from batchtune.errors import (
+    ManifestError,
+    ResultError,
+    UsageError,
+    did_you_mean,
+    listed,
+    shortened,
+)
 from batchtune.lengths import UNITS, Unit
 from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.measuring import COUNTINGS, LARGEST, REDUCTIONS, SMALLEST, Counting, Reduction
+from batchtune.manifests.measuring import (
+    COUNTINGS,
+    LARGEST,
+    REDUCTIONS,
+    SMALLEST,
+    Counting,
+    Reduction,
+)
 from batchtune.manifests.source import STDIN, Source
 from batchtune.results import ReadingRecord
 from batchtune.units import counted
 
 # Files of a folder as Kaldi and ESPnet lay it out, the most useful first.
-_KALDI_FILES = ("utt2dur", "utt2num_samples", "speech_shape", "utt2num_frames", "reco2dur")
+_KALDI_FILES = (
+    "utt2dur",
+    "utt2num_samples",
+    "speech_shape",
+    "utt2num_frames",
+    "reco2dur",
+)
 _FILES_AT_ONCE = 2000
 _MOST_EXPANSIONS = 1_000_000
 # NeMo's own braces, which shells leave alone: shard__OP_0..7_CL_.tar.
@@ -34,7 +54,9 @@ _NEMO_BRACES = re.compile(r"_OP_([^{}]*?)_CL_")
 _CACHE = re.compile(r"(?:^|/)cache-[^/]*\.arrow$")
 
 
-def expand(named: str | Path | Sequence[str | Path], wanted: str | None) -> list[Source]:
+def expand(
+    named: str | Path | Sequence[str | Path], wanted: str | None
+) -> list[Source]:
     """Return the sources that a user's words mean.
 
     Each may be a file; `-`; a folder; a pattern (`*`, `?`, `[…]`); braces (`shard-{000..127}.tar`,
@@ -49,17 +71,24 @@ def expand(named: str | Path | Sequence[str | Path], wanted: str | None) -> list
     for spec in map(str, specs):
         sources += _sources_named(spec, wanted)
     if not sources:
-        raise ManifestError("no manifest is named", "Name a file, a folder or - for standard input.")
+        raise ManifestError(
+            "no manifest is named", "Name a file, a folder or - for standard input."
+        )
     seen = Counter((os.path.realpath(source.path), source.names) for source in sources)
     for (path, _), count in seen.items():
         if count > 1:
-            raise ManifestError(f"duplicate input: {path} is named more than once", "Name each file once.")
+            raise ManifestError(
+                f"duplicate input: {path} is named more than once",
+                "Name each file once.",
+            )
     return sources
 
 
 def _sources_named(spec: str, wanted: str | None) -> Iterator[Source]:
     if not spec:
-        raise ManifestError("the name of a manifest is empty", "Is a variable of the shell not set?")
+        raise ManifestError(
+            "the name of a manifest is empty", "Is a variable of the shell not set?"
+        )
     if _exists(spec):
         yield from _sources_at(Path(spec), wanted)
         return
@@ -93,18 +122,30 @@ def _expanded_braces(spec: str) -> list[str]:
     pattern = _NEMO_BRACES.sub(r"{\1}", spec)
     if pattern.count("{") != pattern.count("}"):
         return [spec]
-    names = list(itertools.islice(braceexpand(f"{{{pattern},}}", escape=False), _MOST_EXPANSIONS + 1))
+    names = list(
+        itertools.islice(
+            braceexpand(f"{{{pattern},}}", escape=False), _MOST_EXPANSIONS + 1
+        )
+    )
     if len(names) > _MOST_EXPANSIONS:
         hint = f"At most {_MOST_EXPANSIONS:,} can be named at once."
-        raise ManifestError(f"{shortened(spec)} means more than {_MOST_EXPANSIONS:,} files", hint)
+        raise ManifestError(
+            f"{shortened(spec)} means more than {_MOST_EXPANSIONS:,} files", hint
+        )
     return [name.strip() for name in names if name.strip()] or [spec]
 
 
-def _sources_at(path: Path, wanted: str | None, *, is_named: bool = True) -> list[Source]:
+def _sources_at(
+    path: Path, wanted: str | None, *, is_named: bool = True
+) -> list[Source]:
     if path.is_dir():
         return _sources_in(path, wanted)
     audio = FORMATS["audio"]
-    if path.name.lower().endswith(audio.endings) and wanted in (None, audio.name) and path.exists():
+    if (
+        path.name.lower().endswith(audio.endings)
+        and wanted in (None, audio.name)
+        and path.exists()
+    ):
         return [Source(path.parent, (path.name,))]
     return [Source(path, is_named=is_named)]
 
@@ -121,17 +162,27 @@ def _sources_in(folder: Path, wanted: str | None) -> list[Source]:
     names = [name for name in _files_below(folder) if not _CACHE.search(name)]
     names_by_format: dict[str, list[str]] = {}
     for member in FORMATS.values():
-        files = [name for name in names if name.lower().endswith(member.endings or "\0")]
+        files = [
+            name for name in names if name.lower().endswith(member.endings or "\0")
+        ]
         if files and wanted in (None, member.name):
             names_by_format[member.name] = files
     if len(names_by_format) > 1:
-        counts = [f"{counted(len(files), 'file')} of {name}" for name, files in names_by_format.items()]
+        counts = [
+            f"{counted(len(files), 'file')} of {name}"
+            for name, files in names_by_format.items()
+        ]
         hint = "Say which is the data set, with --format or with a pattern such as 'FOLDER/*.tar'."
-        raise ManifestError(f"{folder} is a folder with several formats: {', '.join(counts)}", hint)
+        raise ManifestError(
+            f"{folder} is a folder with several formats: {', '.join(counts)}", hint
+        )
     for format_name, files in names_by_format.items():
         if format_name == "audio":
             starts = range(0, len(files), _FILES_AT_ONCE)
-            return [Source(folder, files[start : start + _FILES_AT_ONCE]) for start in starts]
+            return [
+                Source(folder, files[start : start + _FILES_AT_ONCE])
+                for start in starts
+            ]
         return [Source(folder / name, is_named=False) for name in files]
     hint = "Supported: audio files, tar shards, Parquet, Arrow or JSONL files, a data set that Hugging Face's datasets"
     hint = f"{hint} saved, a Kaldi folder ({', '.join(_KALDI_FILES)}). Or name a file."
@@ -142,7 +193,10 @@ def _files_below(folder: Path) -> list[str]:
     """Return all files below a folder but hidden ones, relative to it, sorted."""
 
     def refuse(error: OSError) -> None:
-        raise ManifestError(f"{error.filename} can't be listed: {error.strerror}", "Ask for the right to read it.")
+        raise ManifestError(
+            f"{error.filename} can't be listed: {error.strerror}",
+            "Ask for the right to read it.",
+        )
 
     names = []
     entered: set[str] = set()
@@ -154,7 +208,11 @@ def _files_below(folder: Path) -> list[str]:
         entered.add(real_path)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         below = os.path.relpath(parent, folder)
-        names += [os.path.normpath(os.path.join(below, name)) for name in files if not name.startswith(".")]
+        names += [
+            os.path.normpath(os.path.join(below, name))
+            for name in files
+            if not name.startswith(".")
+        ]
     return sorted(names)
 
 
@@ -209,15 +267,22 @@ class ReadOptions:
         for name, other in _EXCLUSIVE:
             if getattr(self, name) is not None and getattr(self, other) is not None:
                 names = f"--{name} and --{other}".replace("_", "-")
-                raise UsageError(f"{names} exclude each other", "Leave one of them out.")
+                raise UsageError(
+                    f"{names} exclude each other", "Leave one of them out."
+                )
         shortest = self.min_length or 0.0
         longest = math.inf if self.max_length is None else self.max_length
         if not shortest <= longest:
             message = f"no example has a length from --min-length {shortest:.15g} to --max-length {longest:.15g}"
             raise UsageError(message, "Exchange them, or leave one out.")
-        if self.truncate is not None and not max(shortest, SMALLEST) <= self.truncate <= LARGEST:
+        if (
+            self.truncate is not None
+            and not max(shortest, SMALLEST) <= self.truncate <= LARGEST
+        ):
             message = f"--truncate {self.truncate:.15g} leaves no length above {shortest:.15g}"
-            raise UsageError(message, "Give the length at which your training cuts examples off.")
+            raise UsageError(
+                message, "Give the length at which your training cuts examples off."
+            )
 
     @property
     def counts_texts(self) -> bool:
@@ -230,13 +295,21 @@ class ReadOptions:
 
     def record(self) -> ReadingRecord:
         """Return them as result files hold them."""
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        texts = {name: str(value) for name, value in values.items() if isinstance(value, (Path, Fraction))}
+        values: dict[str, Any] = {
+            field.name: getattr(self, field.name) for field in fields(self)
+        }
+        texts = {
+            name: str(value)
+            for name, value in values.items()
+            if isinstance(value, (Path, Fraction))
+        }
         return ReadingRecord(**values | texts)
 
     def completed(self, record: ReadingRecord) -> ReadOptions:
         """Return these options, completed by those of a result file that fit them. Raises ResultError."""
-        recorded: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(self)}
+        recorded: dict[str, Any] = {
+            field.name: getattr(record, field.name) for field in fields(self)
+        }
         try:
             if record.length_scale is not None:
                 recorded["length_scale"] = parse_scale(record.length_scale)
@@ -245,16 +318,27 @@ class ReadOptions:
             ReadOptions(**recorded)
         except UsageError as error:
             message = f"how the run's manifest was read is damaged: {error.message}"
-            raise ResultError(message, "Create it again with the command that wrote it.") from error
+            raise ResultError(
+                message, "Create it again with the command that wrote it."
+            ) from error
         # 0.0 is given, though it equals False.
-        given = {name for name in recorded if getattr(self, name) is not None and getattr(self, name) is not False}
+        given = {
+            name
+            for name in recorded
+            if getattr(self, name) is not None and getattr(self, name) is not False
+        }
         barred = set(given)
         for pair in _EXCLUSIVE:
             if given & set(pair):
                 barred.update(pair)
         if "length_key" in given and self.length_key != record.length_key:
-            barred.update(("unit", "length_scale", "measure", "tokenizer", "reduce"))  # of that column
-        return replace(self, **{name: value for name, value in recorded.items() if name not in barred})
+            barred.update(
+                ("unit", "length_scale", "measure", "tokenizer", "reduce")
+            )  # of that column
+        return replace(
+            self,
+            **{name: value for name, value in recorded.items() if name not in barred},
+        )
 
 
 def check_choice(name: str, choice: str | None, known: Iterable[str]) -> None:
@@ -268,7 +352,11 @@ def parse_scale(text: str) -> Fraction:
     """Read a length scale such as `0.001` or `1/16000`, exactly. Raises UsageError if it is not above 0, or absurd."""
     match = _SCALE.fullmatch(text)
     try:
-        scale = Fraction(match[1]) / Fraction(match[2] or 1) if match is not None else Fraction(0)
+        scale = (
+            Fraction(match[1]) / Fraction(match[2] or 1)
+            if match is not None
+            else Fraction(0)
+        )
         if float(scale.numerator) > 0 and float(scale.denominator) > 0:
             return scale
     except (OverflowError, ZeroDivisionError):

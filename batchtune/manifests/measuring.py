@@ -67,7 +67,9 @@ def number(value: object) -> float | None:
     """Return a value as a number, or None if it is not one; text is read, `nan` and `inf` count as numbers."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
-    if isinstance(value, str) and "_" in value:  # Python's digit grouping, no number in a manifest
+    if (
+        isinstance(value, str) and "_" in value
+    ):  # Python's digit grouping, no number in a manifest
         return None
     try:
         return float(value)
@@ -99,7 +101,13 @@ def fault(value: object, scaled: float) -> str:
     if isinstance(value, str) and not value.strip():
         return "empty"
     if number(value) is None:
-        names = {type(None): "missing", bool: "a boolean", list: "a list", dict: "an object", str: "text"}
+        names = {
+            type(None): "missing",
+            bool: "a boolean",
+            list: "a list",
+            dict: "an object",
+            str: "text",
+        }
         return names.get(type(value), "not a number")
     if math.isnan(scaled):
         return "NaN"
@@ -126,7 +134,9 @@ def walk(value: object, path: tuple[str, ...]) -> object:
         elif not isinstance(value, list):
             return None
         elif part.isdecimal():
-            value = value[int(part)] if len(part) <= 9 and int(part) < len(value) else None
+            value = (
+                value[int(part)] if len(part) <= 9 and int(part) < len(value) else None
+            )
         elif path[position:] == (COUNT,):
             return len(value)
         else:
@@ -155,7 +165,10 @@ def reduced(values: Values, reduction: Reduction) -> Values:
     """Replace lists by one number each; any other value stays."""
     if isinstance(values, np.ndarray):
         return values
-    return [_reduced(value, reduction) if isinstance(value, list) else value for value in values]
+    return [
+        _reduced(value, reduction) if isinstance(value, list) else value
+        for value in values
+    ]
 
 
 def _reduced(items: list[object], reduction: Reduction) -> object:
@@ -174,12 +187,16 @@ def _reduced(items: list[object], reduction: Reduction) -> object:
 _COUNTS: dict[str, Count] = {
     "characters": lambda texts: list(map(len, texts)),
     "words": lambda texts: [len(text.split()) for text in texts],
-    "bytes": lambda texts: [len(text.encode("utf-8", errors="surrogatepass")) for text in texts],
+    "bytes": lambda texts: [
+        len(text.encode("utf-8", errors="surrogatepass")) for text in texts
+    ],
 }
 
 
 @lru_cache
-def counter(unit: str, tokenizer: Path | None, *, adds_special_tokens: bool = True) -> Count:
+def counter(
+    unit: str, tokenizer: Path | None, *, adds_special_tokens: bool = True
+) -> Count:
     """Return a function that counts characters, words, bytes, or tokens of texts.
 
     The tokenizer is a `tokenizer.json` of Hugging Face's tokenizers, or its folder; the special tokens that it adds to
@@ -194,7 +211,10 @@ def counter(unit: str, tokenizer: Path | None, *, adds_special_tokens: bool = Tr
         raise UsageError("--tokenizer needs the package tokenizers", hint) from None
     path = tokenizer_file(tokenizer)
     if not path.is_file():
-        raise ManifestError(f"{path}, the tokenizer, does not exist", "Name a tokenizer.json on this machine.")
+        raise ManifestError(
+            f"{path}, the tokenizer, does not exist",
+            "Name a tokenizer.json on this machine.",
+        )
     try:
         loaded = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing more particular
@@ -204,7 +224,14 @@ def counter(unit: str, tokenizer: Path | None, *, adds_special_tokens: bool = Tr
     loaded.no_padding()
 
     def count(texts: Sequence[str]) -> list[int]:
-        return list(map(len, loaded.encode_batch(list(texts), add_special_tokens=adds_special_tokens)))
+        return list(
+            map(
+                len,
+                loaded.encode_batch(
+                    list(texts), add_special_tokens=adds_special_tokens
+                ),
+            )
+        )
 
     return count
 

@@ -28,7 +28,10 @@ from batchtune.manifests.source import Source
 # Target files of fairseq: letters or words, separated by spaces.
 _SYMBOLS = (".ltr", ".wrd", ".ltr.gz", ".wrd.gz")
 _CHATS = ("messages", "conversations", "conversation")
-_CONVERSIONS: dict[tuple[Unit, Unit], Fraction] = {("ms", "s"): Fraction(1, 1000), ("s", "ms"): Fraction(1000)}
+_CONVERSIONS: dict[tuple[Unit, Unit], Fraction] = {
+    ("ms", "s"): Fraction(1, 1000),
+    ("s", "ms"): Fraction(1000),
+}
 _SAMPLE_RATES = range(4000, 192_001)
 
 
@@ -67,18 +70,27 @@ class Plan:
 def reader_of(source: Source, name: str | None) -> Format:
     """Return a reader of the named format, or of the one that a source's first bytes fit. Raises ManifestError."""
     if source.blank:
-        raise ManifestError(f"{source.path} is empty", "Check that it was written to its end.")
+        raise ManifestError(
+            f"{source.path} is empty", "Check that it was written to its end."
+        )
     if name is not None:
         if FORMATS[name].of_folder != (source.names is not None):
-            raise ManifestError(f"{source.path} is not of the format {name}", "Leave --format out, or name another.")
+            raise ManifestError(
+                f"{source.path} is not of the format {name}",
+                "Leave --format out, or name another.",
+            )
         return FORMATS[name](source)
     for member in FORMATS.values():
         if member.fits(source.head):
             return member(source)
     seen = shortened(source.head.data.partition(b"\n")[0].decode(errors="replace"))
-    known = "; ".join(f"{member.name} ({member.description})" for member in FORMATS.values())
+    known = "; ".join(
+        f"{member.name} ({member.description})" for member in FORMATS.values()
+    )
     hint = f"The formats known: {known}. Name one with --format."
-    raise ManifestError(f"{source.path} fits no known manifest format: it begins with {seen}", hint)
+    raise ManifestError(
+        f"{source.path} fits no known manifest format: it begins with {seen}", hint
+    )
 
 
 def plan_of(reader: Format, options: ReadOptions) -> Plan:
@@ -86,9 +98,15 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
     path = reader.source.path
     columns = reader.columns()
     if not columns:
-        raise ManifestError(f"{path} holds no examples", "Check that it was written to its end.")
+        raise ManifestError(
+            f"{path} holds no examples", "Check that it was written to its end."
+        )
     target_key = options.target_key
-    if target_key is None and options.length_key is None and options.target_file is None:
+    if (
+        target_key is None
+        and options.length_key is None
+        and options.target_file is None
+    ):
         target_key = reader.default_target()
     target = None
     if target_key is not None:
@@ -97,20 +115,28 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
     if key is not None:
         lengths = _summands(path, columns, key)
     else:
-        lengths = [_chosen(path, [column for column in columns if column != target], options)]
+        lengths = [
+            _chosen(path, [column for column in columns if column != target], options)
+        ]
     if target in lengths:
         hint = "A target length is another than the length."
-        raise UsageError(f"--length-key and --target-key both name {shortened(target_key)}", hint)
+        raise UsageError(
+            f"--length-key and --target-key both name {shortened(target_key)}", hint
+        )
 
     measured = lengths if target is None else [*lengths, target]
     named = [key is not None] * len(lengths) + [True]
     measures = [
-        _measure(column, options, counts_texts=is_named) for column, is_named in zip(measured, named, strict=False)
+        _measure(column, options, counts_texts=is_named)
+        for column, is_named in zip(measured, named, strict=False)
     ]
     has_texts = any(measure.texts is not None for measure in measures)
     if options.counts_texts and options.target_file is None and not has_texts:
         hint = "Name the column of the texts with --length-key or --target-key."
-        raise UsageError(f"{shortened(lengths[0].name)} holds no texts, which --measure and --tokenizer count", hint)
+        raise UsageError(
+            f"{shortened(lengths[0].name)} holds no texts, which --measure and --tokenizer count",
+            hint,
+        )
     if options.tokenizer is not None:
         counter("tokens", options.tokenizer)  # it can be loaded
     names = []
@@ -125,18 +151,26 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
     unit, factor = _scaling(path, stored_unit, options.unit, options.length_scale)
 
     notes = []
-    if reader.names_columns and options.length_key is None and measures[0].texts is None:
+    if (
+        reader.names_columns
+        and options.length_key is None
+        and measures[0].texts is None
+    ):
         in_unit = ""
         if stored_unit is not None:
             in_unit = f", in {stored_unit}"
-        notes.append(f"Lengths are taken from column {shortened(lengths[0].name)}{in_unit}.")
+        notes.append(
+            f"Lengths are taken from column {shortened(lengths[0].name)}{in_unit}."
+        )
     if target is not None and options.target_key is None:
         notes.append(f"Target lengths are taken from column {shortened(target.name)}.")
     for column, measure in zip(measured, measures, strict=True):
         if measure.texts is not None:
             notes.append(_counting_note(column, measure, options))
     if unit is None:
-        notes.append("The unit of the lengths is unknown: name it with --unit, so that results and configs show it.")
+        notes.append(
+            "The unit of the lengths is unknown: name it with --unit, so that results and configs show it."
+        )
     elif stored_unit not in (None, unit) and options.length_scale is None:
         notes.append(f"Lengths are converted from {stored_unit} to {unit}.")
     return Plan(
@@ -153,7 +187,9 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
     )
 
 
-def unit_of(reader: Format, names: Sequence[str], measures: Sequence[Measure]) -> Unit | None:
+def unit_of(
+    reader: Format, names: Sequence[str], measures: Sequence[Measure]
+) -> Unit | None:
     """Return the unit of columns whose sum is the length, None if unknown. Raises UsageError if they have several."""
     names_by_unit: dict[Unit, str] = {}
     for name, measure in zip(names, measures, strict=False):
@@ -161,7 +197,9 @@ def unit_of(reader: Format, names: Sequence[str], measures: Sequence[Measure]) -
         if unit is not None:
             names_by_unit.setdefault(unit, name)
     if len(names_by_unit) > 1:
-        each = " and ".join(f"{shortened(name)} in {unit}" for unit, name in names_by_unit.items())
+        each = " and ".join(
+            f"{shortened(name)} in {unit}" for unit, name in names_by_unit.items()
+        )
         raise UsageError(f"--length-key adds {each}", "Add columns of one unit only.")
     return next(iter(names_by_unit), None)
 
@@ -197,9 +235,17 @@ def _chosen(path: Path, columns: Sequence[Column], options: ReadOptions) -> Colu
     """
     named = [column for column in columns if normalised(column.name) in KNOWN_UNITS]
     known = [column for column in named if column.known_unit is not None]
-    tokens = [column for column in columns if column.holds_tokens and normalised(column.name) in INPUTS]
+    tokens = [
+        column
+        for column in columns
+        if column.holds_tokens and normalised(column.name) in INPUTS
+    ]
     chats = [column for column in columns if column.chat and column.name in _CHATS]
-    nested = [column for column in columns if normalised(last_part(column.name)) in KNOWN_UNITS]
+    nested = [
+        column
+        for column in columns
+        if normalised(last_part(column.name)) in KNOWN_UNITS
+    ]
     ranked = [known, tokens, chats, named, nested]
     if options.counts_texts:
         ranked.insert(0, chats)
@@ -209,10 +255,14 @@ def _chosen(path: Path, columns: Sequence[Column], options: ReadOptions) -> Colu
             return numeric[0]
         if numeric:
             examples = ", ".join(
-                f"{shortened(column.name)} (such as {shortened(column.example, 40)})" for column in numeric[:20]
+                f"{shortened(column.name)} (such as {shortened(column.example, 40)})"
+                for column in numeric[:20]
             )
             message = f"{path} has {len(numeric)} columns that may hold the lengths: {examples}"
-            raise ManifestError(message, f"Choose with --length-key NAME, such as {shortened(numeric[0].name)}.")
+            raise ManifestError(
+                message,
+                f"Choose with --length-key NAME, such as {shortened(numeric[0].name)}.",
+            )
     hint = "Name the column that holds the lengths with --length-key NAME; a table needs a first line of names."
     message = f"{path} has no column that is known to hold lengths. Its columns: {_listed(columns)}"
     raise ManifestError(message, hint)
@@ -232,7 +282,9 @@ def _measure(column: Column, options: ReadOptions, *, counts_texts: bool) -> Mea
         lists = "count"
     is_counted = lists == "count" and isinstance(column.example, list)
     is_text = column.text or (options.counts_texts and isinstance(column.example, str))
-    return Measure(texts=unit if is_text and counts_texts and not is_counted else None, lists=lists)
+    return Measure(
+        texts=unit if is_text and counts_texts and not is_counted else None, lists=lists
+    )
 
 
 def _counting_note(column: Column, measure: Measure, options: ReadOptions) -> str:
@@ -241,9 +293,15 @@ def _counting_note(column: Column, measure: Measure, options: ReadOptions) -> st
     if not measure.chats:
         otherwise = ""
         if not options.counts_texts:
-            otherwise = " --measure words or bytes, or --tokenizer FILE, count otherwise."
+            otherwise = (
+                " --measure words or bytes, or --tokenizer FILE, count otherwise."
+            )
         return f"Column {name} holds text: its {measure.texts} are counted.{otherwise}"
-    template = None if options.tokenizer is None else template_of(tokenizer_file(options.tokenizer))
+    template = (
+        None
+        if options.tokenizer is None
+        else template_of(tokenizer_file(options.tokenizer))
+    )
     how = "their contents are counted, without a chat template (--tokenizer FOLDER names one)"
     if template is not None:
         how = f"each are counted as the chat template in {template.path} renders it, in jinja2's sandbox"
@@ -265,14 +323,20 @@ def _scaling(
     if (source, unit) in _CONVERSIONS:
         return unit, _CONVERSIONS[source, unit]
     hint = f"Say how many {unit} one of the {source} is with --length-scale X (1/16000 for 16 kHz audio)."
-    raise ManifestError(f"{path} has its lengths in {source}, and --unit asks for {unit}", hint)
+    raise ManifestError(
+        f"{path} has its lengths in {source}, and --unit asks for {unit}", hint
+    )
 
 
 def _unit_after(source: Unit | None, scale: Fraction) -> Unit | None:
     """Return the unit of lengths after scaling, if there is no doubt."""
     if scale == 1:
         return source
-    if source == "samples" and scale.numerator == 1 and scale.denominator in _SAMPLE_RATES:
+    if (
+        source == "samples"
+        and scale.numerator == 1
+        and scale.denominator in _SAMPLE_RATES
+    ):
         return "s"
     for (before, after), factor in _CONVERSIONS.items():
         if (before, factor) == (source, scale):
@@ -290,4 +354,9 @@ def with_target_file(plan: Plan, path: Path, targets: Iterable[object]) -> Plan:
             default = "words"
         measure = replace(measure, texts=plan.options.text_unit(default))
     note = f"Target lengths are the {measure.texts or 'numbers'} in {path}."
-    return replace(plan, target=str(path), measures=(*plan.measures, measure), notes=(*plan.notes, note))
+    return replace(
+        plan,
+        target=str(path),
+        measures=(*plan.measures, measure),
+        notes=(*plan.notes, note),
+    )

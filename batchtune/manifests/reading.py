@@ -19,7 +19,15 @@ import numpy as np
 from batchtune.errors import BatchtuneError, ManifestError, UsageError
 from batchtune.files import writing_whole
 from batchtune.lengths import Lengths, Shard, StreamLengths
-from batchtune.manifests.collecting import OnProgress, Part, Task, keyed_targets, merged, read_part, sorted_lengths
+from batchtune.manifests.collecting import (
+    OnProgress,
+    Part,
+    Task,
+    keyed_targets,
+    merged,
+    read_part,
+    sorted_lengths,
+)
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import ReadOptions, check_choice, expand
 from batchtune.manifests.planning import Plan, plan_of, reader_of, with_target_file
@@ -36,7 +44,11 @@ Manifest: TypeAlias = "str | Path | Sequence[str | Path]"
 
 
 def load_lengths(
-    manifest: Manifest, options: ReadOptions = _DEFAULTS, *, jobs: int = 1, on_progress: OnProgress | None = None
+    manifest: Manifest,
+    options: ReadOptions = _DEFAULTS,
+    *,
+    jobs: int = 1,
+    on_progress: OnProgress | None = None,
 ) -> Lengths:
     """Read the lengths of a data set, with their unit, the number left out by reason, and notes for the user.
 
@@ -58,7 +70,11 @@ def load_lengths(
 
 
 def load_stream(
-    manifest: Manifest, options: ReadOptions = _DEFAULTS, *, jobs: int = 1, on_progress: OnProgress | None = None
+    manifest: Manifest,
+    options: ReadOptions = _DEFAULTS,
+    *,
+    jobs: int = 1,
+    on_progress: OnProgress | None = None,
 ) -> StreamLengths:
     """Read the lengths of a data set in the order in which they are stored.
 
@@ -71,7 +87,14 @@ def load_stream(
     shards: list[Shard] = []
     if sharded or (len(tasks) > 1 and not FORMATS[plan.format].of_folder):
         for task, part in zip(tasks, parts, strict=True):
-            shards.append(Shard(part.label, part.values.size, task.source.size, part.broken is not None))
+            shards.append(
+                Shard(
+                    part.label,
+                    part.values.size,
+                    task.source.size,
+                    part.broken is not None,
+                )
+            )
     whole, notes = merged(parts, plan)
     values = whole.values.copy()
     targets = whole.target_values
@@ -84,15 +107,24 @@ def load_stream(
     )
 
 
-def load_ordered_lengths(manifest: Manifest, options: ReadOptions = _DEFAULTS) -> StreamLengths:
+def load_ordered_lengths(
+    manifest: Manifest, options: ReadOptions = _DEFAULTS
+) -> StreamLengths:
     """Read the lengths of a data set so that entry i is the length of example i.
 
     Raises as `load_lengths` does, and UsageError if the options leave examples out.
     """
-    if options.skip_invalid or options.min_length is not None or options.max_length is not None:
+    if (
+        options.skip_invalid
+        or options.min_length is not None
+        or options.max_length is not None
+    ):
         message = "--skip-invalid, --min-length and --max-length would leave out examples that the data set still has: "
         hint = "Leave them out of the data set and its manifest instead."
-        raise UsageError(f"{message}entry i of the lengths would no longer be that of example i", hint)
+        raise UsageError(
+            f"{message}entry i of the lengths would no longer be that of example i",
+            hint,
+        )
     return load_stream(manifest, options)
 
 
@@ -126,10 +158,14 @@ def scan(
         store = _Store(output.with_name(f"{output.name}.parts"))
     stored = store.load(tasks)
     if stored:
-        on_note(f"{len(stored):,} of {len(tasks):,} sources were read before and are not read again.")
+        on_note(
+            f"{len(stored):,} of {len(tasks):,} sources were read before and are not read again."
+        )
     try:
         parts = read_all(tasks, jobs, on_progress, store.save, stored)
-        sources = np.repeat([part.label for part in parts], [part.values.size for part in parts])
+        sources = np.repeat(
+            [part.label for part in parts], [part.values.size for part in parts]
+        )
         whole, notes = merged(parts, plan)
     except (KeyboardInterrupt, BatchtuneError):
         held = len(store.load(tasks))
@@ -140,7 +176,11 @@ def scan(
     table = lengths_table(whole.ids, whole.values, whole.target_values, plan.unit)
     table = table.append_column("source", pyarrow.array(sources).dictionary_encode())
     table = table.take(pyarrow.array(np.argsort(-whole.values, kind="stable")))
-    with writing_whole(output) if isinstance(output, Path) else contextlib.nullcontext(output) as stream:
+    with (
+        writing_whole(output)
+        if isinstance(output, Path)
+        else contextlib.nullcontext(output) as stream
+    ):
         pyarrow.parquet.write_table(table, stream, compression="zstd")
     if store.folder is not None:
         shutil.rmtree(store.folder, ignore_errors=True)
@@ -158,14 +198,18 @@ class _Store:
         parts = {}
         for index, task in enumerate(tasks):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
-                parts[index] = msgspec.msgpack.decode(Path(self._path(task) or "").read_bytes(), type=Part)
+                parts[index] = msgspec.msgpack.decode(
+                    Path(self._path(task) or "").read_bytes(), type=Part
+                )
         return parts
 
     def save(self, task: Task, part: Part) -> None:
         """Keep the examples of a file that was read to its end."""
         path = self._path(task)
         if path is not None and part.broken is None:
-            with writing_whole(path, synced=False) as stream:  # one that is lost or damaged is read again
+            with writing_whole(
+                path, synced=False
+            ) as stream:  # one that is lost or damaged is read again
                 stream.write(msgspec.msgpack.encode(part))
 
     def _path(self, task: Task) -> Path | None:
@@ -173,9 +217,15 @@ class _Store:
         source = task.source
         if self.folder is None or not source.path.is_file():
             return None
-        states = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in task.files]
-        plan = replace(task.plan, options=replace(task.plan.options, skip_invalid=False))
-        digest = hashlib.sha256(repr((_STORE_VERSION, plan, states)).encode()).hexdigest()
+        states = [
+            (path, path.stat().st_size, path.stat().st_mtime_ns) for path in task.files
+        ]
+        plan = replace(
+            task.plan, options=replace(task.plan.options, skip_invalid=False)
+        )
+        digest = hashlib.sha256(
+            repr((_STORE_VERSION, plan, states)).encode()
+        ).hexdigest()
         return self.folder / f"{digest[:32]}.part"
 
 
@@ -195,16 +245,24 @@ def planned(
         target_files = expand(options.target_file, None)
         if len(target_files) != len(sources):
             message = f"{counted(len(target_files), 'target file')} for {counted(len(sources), 'manifest')}"
-            raise ManifestError(message, "Name one target file for each manifest, in the same order.")
+            raise ManifestError(
+                message, "Name one target file for each manifest, in the same order."
+            )
         targets: Iterable[str] = (text for _, text in target_files[0].lines())
         if reader.unique_ids:
             targets = keyed_targets(target_files[0]).values()
         plan = with_target_file(plan, target_files[0].path, targets)
     label = first.label
     if len(sources) > 1:
-        label = str(first.path) if FORMATS[plan.format].of_folder else f"{label} and {len(sources) - 1:,} more"
+        label = (
+            str(first.path)
+            if FORMATS[plan.format].of_folder
+            else f"{label} and {len(sources) - 1:,} more"
+        )
     plan = replace(plan, label=label, alone=len(sources) == 1)
-    return plan, [Task(plan, *pair) for pair in itertools.zip_longest(sources, target_files)]
+    return plan, [
+        Task(plan, *pair) for pair in itertools.zip_longest(sources, target_files)
+    ]
 
 
 def read_all(

@@ -37,7 +37,12 @@ STDIN = Path("-")
 _BLANK = b" \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f"
 _BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz"}
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+}
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,9 @@ class Source:
         report: Called now and then with the share that is read, from 0 to 1.
     """
 
-    def __init__(self, path: Path, names: Sequence[str] | None = None, *, is_named: bool = True) -> None:
+    def __init__(
+        self, path: Path, names: Sequence[str] | None = None, *, is_named: bool = True
+    ) -> None:
         self.path = Path("standard input") if path == STDIN else path
         self.names = None if names is None else tuple(names)
         self.is_named = is_named
@@ -119,29 +126,45 @@ class Source:
         data = bytearray()
         # Gzip returns less than asked for at the end of each of its members.
         with self.opened() as stream:
-            while len(data) <= HEAD_BYTES and (more := stream.read(HEAD_BYTES + 1 - len(data))):
+            while len(data) <= HEAD_BYTES and (
+                more := stream.read(HEAD_BYTES + 1 - len(data))
+            ):
                 data += more
         if data.startswith(_UTF16):
             hint = "Convert it: iconv -f UTF-16 -t UTF-8."
-            raise ManifestError(f"{self.path} is UTF-16 text; manifests are read as UTF-8", hint)
-        return Head(bytes(data[:HEAD_BYTES]).removeprefix(_BOM), len(data) <= HEAD_BYTES)
+            raise ManifestError(
+                f"{self.path} is UTF-16 text; manifests are read as UTF-8", hint
+            )
+        return Head(
+            bytes(data[:HEAD_BYTES]).removeprefix(_BOM), len(data) <= HEAD_BYTES
+        )
 
     @property
     def blank(self) -> bool:
         """Whether it is a file that holds only white space."""
-        return self.names is None and self.head.complete and not self.head.data.strip(_BLANK)
+        return (
+            self.names is None
+            and self.head.complete
+            and not self.head.data.strip(_BLANK)
+        )
 
     @cached_property
     def compression(self) -> str | None:
         """How the file is compressed, or None."""
         with self.raw() as raw:
             magic = raw.read(6)
-        return next((name for first, name in _COMPRESSED.items() if magic.startswith(first)), None)
+        return next(
+            (name for first, name in _COMPRESSED.items() if magic.startswith(first)),
+            None,
+        )
 
     @contextlib.contextmanager
     def raw(self) -> Iterator[BinaryIO]:
         """Open the bytes as they are stored."""
-        with explained(self.path), open(self._given if self._copy is None else self._copy.name, "rb") as raw:
+        with (
+            explained(self.path),
+            open(self._given if self._copy is None else self._copy.name, "rb") as raw,
+        ):
             yield raw
 
     @contextlib.contextmanager
@@ -166,7 +189,9 @@ class Source:
         size = self.size
         pieces: list[bytes] = []
         with self.opened() as stream:
-            while size <= limit and (piece := stream.read(max(BLOCK_BYTES, self.size + 1))):
+            while size <= limit and (
+                piece := stream.read(max(BLOCK_BYTES, self.size + 1))
+            ):
                 pieces.append(piece)
                 size = sum(map(len, pieces))
         if size > limit:
@@ -198,14 +223,21 @@ class Source:
                     offset += end
                 if len(rest) > _LARGEST_LINE_BYTES:
                     seen = f"is longer than {_LARGEST_LINE_BYTES // 2**20} MiB: no example is that long"
-                    raise ManifestError(f"{self.path}, line {line:,} {seen}", "Are the line ends missing?")
+                    raise ManifestError(
+                        f"{self.path}, line {line:,} {seen}",
+                        "Are the line ends missing?",
+                    )
         if rest:
             yield self._block(rest, line, offset)
 
     def _block(self, data: bytes, line: int, offset: int) -> Block:
         self._check_text(data, line, offset)
         # Far faster than `data.count`.
-        return Block(line, data, int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord("\n"))))
+        return Block(
+            line,
+            data,
+            int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord("\n"))),
+        )
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """Read number, from 1, and text of every line, without its end."""
@@ -232,20 +264,31 @@ class Source:
     def _copy(self) -> IO[bytes] | None:
         """A temporary file with what can be read only once; None for a file on disk."""
         if self._given.is_char_device() or self._given.is_block_device():
-            raise ManifestError(f"{self.path} is a device, not a manifest", "Name a file.")
+            raise ManifestError(
+                f"{self.path} is a device, not a manifest", "Name a file."
+            )
         if not self.is_named:
             self.check_ordinary()
         if self._given != STDIN and not self._given.is_fifo():
             return None
-        with contextlib.nullcontext(sys.stdin.buffer) if self._given == STDIN else self._given.open("rb") as stream:
+        with (
+            contextlib.nullcontext(sys.stdin.buffer)
+            if self._given == STDIN
+            else self._given.open("rb") as stream
+        ):
             copy = _copied(stream)
         weakref.finalize(self, copy.close)
         return copy
 
     def check_ordinary(self) -> None:
         """Raise ManifestError if it is a pipe, a socket or a device, which may never end."""
-        if self.names is None and (self._given == STDIN or (self._given.exists() and not self._given.is_file())):
-            raise ManifestError(f"{self.path} is not an ordinary file", "Remove it, or name the files to read.")
+        if self.names is None and (
+            self._given == STDIN or (self._given.exists() and not self._given.is_file())
+        ):
+            raise ManifestError(
+                f"{self.path} is not an ordinary file",
+                "Remove it, or name the files to read.",
+            )
 
 
 class Stream:
@@ -267,17 +310,24 @@ class Stream:
         if self._expanded > max(_TRUSTED_BYTES, _LARGEST_EXPANSION * position):
             seen = f"expands more than {_LARGEST_EXPANSION}-fold, to over {self._expanded // 2**20:,} MiB"
             hint = "Decompress it yourself if you trust it."
-            raise ManifestError(f"{self._source.path} {seen}: it is damaged, or made to do harm", hint)
+            raise ManifestError(
+                f"{self._source.path} {seen}: it is damaged, or made to do harm", hint
+            )
         return data
 
 
-def _decompressed(raw: BinaryIO, compression: str | None) -> contextlib.AbstractContextManager[IO[bytes]]:
+def _decompressed(
+    raw: BinaryIO, compression: str | None
+) -> contextlib.AbstractContextManager[IO[bytes]]:
     if compression is None:
         return contextlib.nullcontext(raw)
     if compression == "zstd":
         import pyarrow
 
-        return cast(IO[bytes], pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"))
+        return cast(
+            IO[bytes],
+            pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"),
+        )
     if compression == "gzip":
         return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
     if compression == "bzip2":
@@ -294,11 +344,17 @@ def explained(path: Path) -> Iterator[None]:
         hint = f"Check the path; relative ones start at {Path.cwd()}."
         raise ManifestError(f"{path} does not exist", hint) from None
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # a file's, not a decompressor's
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # a file's, not a decompressor's
             reason = (error.strerror or str(error)).lower()
-            raise ManifestError(f"{path} can't be read: {reason}", "Check the file and its rights.") from error
+            raise ManifestError(
+                f"{path} can't be read: {reason}", "Check the file and its rights."
+            ) from error
         hint = "Make or fetch the file again, then try again."
-        raise ManifestError(f"{path} is damaged or breaks off: it can't be decompressed ({error})", hint) from None
+        raise ManifestError(
+            f"{path} is damaged or breaks off: it can't be decompressed ({error})", hint
+        ) from None
 
 
 def _copied(stream: IO[bytes] | BinaryIO) -> IO[bytes]:

@@ -73,7 +73,9 @@ class Archive:
     def _read_at(self, offset: int, size: int) -> bytes:
         # Not through a memory map: a file that somebody cuts short meanwhile would end the process there.
         data = os.pread(self._descriptor, size, offset)
-        while len(data) < min(size, self.end - offset):  # a network may hand out less at once
+        while len(data) < min(
+            size, self.end - offset
+        ):  # a network may hand out less at once
             more = os.pread(self._descriptor, size - len(data), offset + len(data))
             if not more:
                 break
@@ -100,7 +102,9 @@ def is_header(block: bytes) -> bool:
 def _expected(field: bytes) -> int:
     """Return the lower half of a header's Adler-32 by its checksum; -1 if that is malformed."""
     try:
-        return (1 + int(field.split(b"\0", 1)[0], 8) - 8 * ord(" ") + sum(field)) % 65521
+        return (
+            1 + int(field.split(b"\0", 1)[0], 8) - 8 * ord(" ") + sum(field)
+        ) % 65521
     except ValueError:
         return -1
 
@@ -119,7 +123,9 @@ class Tar:
         self._position = 0
         # Only to read single headers of the archive: it is opened empty.
         self._tarfile = tarfile.TarFile(
-            fileobj=io.BytesIO(bytes(2 * BLOCK)), encoding="utf-8", errors="backslashreplace"
+            fileobj=io.BytesIO(bytes(2 * BLOCK)),
+            encoding="utf-8",
+            errors="backslashreplace",
         )
         self._tarfile.fileobj = PayloadFile(Payload(archive.end, self._read_extension))  # type: ignore[assignment]
 
@@ -164,8 +170,17 @@ class Tar:
             file: File | None
             if block[156] in _PAX and not self._matters(start, size):
                 continue
-            if block[156] == _FILE and size >= 0 and block[135] in b"\0 " and not block[345]:
-                file = File(block[:100].split(b"\0", 1)[0].decode("utf-8", "backslashreplace"), start, size)
+            if (
+                block[156] == _FILE
+                and size >= 0
+                and block[135] in b"\0 "
+                and not block[345]
+            ):
+                file = File(
+                    block[:100].split(b"\0", 1)[0].decode("utf-8", "backslashreplace"),
+                    start,
+                    size,
+                )
             else:
                 file = self._special(position)
             if file is not None:
@@ -191,8 +206,16 @@ class Tar:
         archive.offset = position
         try:
             member = tarfile.TarInfo.fromtarfile(archive)
-        except (tarfile.HeaderError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
-            raise self._damaged(position, str(error) or "an extended header without its member") from None
+        except (
+            tarfile.HeaderError,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            RecursionError,
+        ) as error:
+            raise self._damaged(
+                position, str(error) or "an extended header without its member"
+            ) from None
         if archive.offset <= position or member.size < 0:
             raise self._damaged(position, f"a member of {member.size:,} bytes")
         self._position = archive.offset
@@ -203,7 +226,9 @@ class Tar:
         return None
 
     def _damaged(self, position: int, seen: str) -> ManifestError:
-        return ManifestError(f"{self._source.path} is damaged at byte {position:,}: {seen}", _HINT)
+        return ManifestError(
+            f"{self._source.path} is damaged at byte {position:,}: {seen}", _HINT
+        )
 
     def _cut(self, end: int) -> ManifestError:
         message = f"{self._source.path} breaks off in the middle: its last member goes on up to byte {end:,}"

@@ -29,7 +29,9 @@ class Anchor(NamedTuple):
 
     def is_within(self, other: Anchor) -> bool:
         """Return whether neither its length nor its target is larger than the other's."""
-        return self.length <= other.length and (self.target_length or 0.0) <= (other.target_length or 0.0)
+        return self.length <= other.length and (self.target_length or 0.0) <= (
+            other.target_length or 0.0
+        )
 
     @property
     def arrays(self) -> tuple[FloatArray, FloatArray]:
@@ -41,30 +43,49 @@ class Shapes:
     """Batch shapes, to compare with arrays of lengths and targets, shape (n,) each."""
 
     def __init__(self, shapes: Iterable[BatchShape]) -> None:
-        rows = sorted((shape.batch_size, shape.length, shape.target_length or 0.0) for shape in shapes)
+        rows = sorted(
+            (shape.batch_size, shape.length, shape.target_length or 0.0)
+            for shape in shapes
+        )
         self._rows = np.array(rows, dtype=np.float64).reshape(-1, 3)
         self.sizes, self._lengths, self._targets = np.ascontiguousarray(self._rows.T)
 
     def exceeds(self, shape: BatchShape) -> bool:
         """Return whether one of them contains a shape, as `BatchShape.contains` has it."""
         row = np.array([shape.batch_size, shape.length, shape.target_length or 0.0])
-        return bool(((self._rows >= row).all(axis=1) & (self._rows > row).any(axis=1)).any())
+        return bool(
+            ((self._rows >= row).all(axis=1) & (self._rows > row).any(axis=1)).any()
+        )
 
-    def largest_beyond(self, lengths: FloatArray, targets: FloatArray, among: Mask | bool = True) -> FloatArray:
+    def largest_beyond(
+        self, lengths: FloatArray, targets: FloatArray, among: Mask | bool = True
+    ) -> FloatArray:
         """Return the largest batch size at a length and target no shorter, or 0; shape (n,)."""
-        beyond = (lengths[:, None] <= self._lengths) & (targets[:, None] <= self._targets)
-        largest: FloatArray = np.where(beyond & among, self.sizes, 0.0).max(axis=1, initial=0.0)
+        beyond = (lengths[:, None] <= self._lengths) & (
+            targets[:, None] <= self._targets
+        )
+        largest: FloatArray = np.where(beyond & among, self.sizes, 0.0).max(
+            axis=1, initial=0.0
+        )
         return largest
 
-    def smallest_below(self, lengths: FloatArray, targets: FloatArray, among: Mask | bool = True) -> FloatArray:
+    def smallest_below(
+        self, lengths: FloatArray, targets: FloatArray, among: Mask | bool = True
+    ) -> FloatArray:
         """Return the smallest batch size at a length and target no longer, or infinity; shape (n,)."""
-        below = (lengths[:, None] >= self._lengths) & (targets[:, None] >= self._targets)
-        smallest: FloatArray = np.where(below & among, self.sizes, np.inf).min(axis=1, initial=np.inf)
+        below = (lengths[:, None] >= self._lengths) & (
+            targets[:, None] >= self._targets
+        )
+        smallest: FloatArray = np.where(below & among, self.sizes, np.inf).min(
+            axis=1, initial=np.inf
+        )
         return smallest
 
     def elsewhere(self, anchor: Anchor) -> Mask:
         """Return which have another length or target; shape (shapes,)."""
-        other: Mask = (self._lengths != anchor.length) | (self._targets != (anchor.target_length or 0.0))
+        other: Mask = (self._lengths != anchor.length) | (
+            self._targets != (anchor.target_length or 0.0)
+        )
         return other
 
 

@@ -29,7 +29,9 @@ def rounds_of(trials: Sequence[Trial], limit_bytes: int) -> int:
     Twice if the allocator keeps a cache, which may grow after all have run; three times if peaks of equal batches
     differ: the more are seen, the surer the margin.
     """
-    if any((trial.peak_spread_bytes or 0) > _EQUAL_PEAKS * limit_bytes for trial in trials):
+    if any(
+        (trial.peak_spread_bytes or 0) > _EQUAL_PEAKS * limit_bytes for trial in trials
+    ):
         return 3
     if any(trial.reserved_bytes is not None for trial in trials):
         return 2
@@ -67,7 +69,10 @@ class Turns:
 
     def may_have_damaged(self, ran: Ran) -> bool:
         """Return whether a step killed its worker for the first time: it and all others run again."""
-        if ran.trial.outcome not in ("crash", "timeout") or ran.trial.shape in self._faults:
+        if (
+            ran.trial.outcome not in ("crash", "timeout")
+            or ran.trial.shape in self._faults
+        ):
             return False
         self._faults.add(ran.trial.shape)
         return True
@@ -109,13 +114,19 @@ class Turns:
 
         It is the median over the steps: so few can't show how many steps are slow, which the trials' means do.
         """
-        alone = {trial.shape: trial.step_seconds for trial in trials if trial.step_seconds}
+        alone = {
+            trial.shape: trial.step_seconds for trial in trials if trial.step_seconds
+        }
         ratios = []
         timed = set()
         workers = set()
         for step in self.passed:
             seconds = alone.get(step.shape)
-            if step.step_seconds is not None and seconds is not None and step.worker in workers:
+            if (
+                step.step_seconds is not None
+                and seconds is not None
+                and step.worker in workers
+            ):
                 ratios.append(step.step_seconds / seconds)
                 timed.add(step.shape)
             workers.add(step.worker)  # its first step takes longer
@@ -125,7 +136,10 @@ class Turns:
 
 
 def confirm(
-    stepper: Supervisor, shapes: Sequence[BatchShape], rounds: int, on_step: Callable[[BatchShape], bool]
+    stepper: Supervisor,
+    shapes: Sequence[BatchShape],
+    rounds: int,
+    on_step: Callable[[BatchShape], bool],
 ) -> Turns:
     """Run the shapes in turns in a fresh worker, and find all that fail.
 
@@ -140,7 +154,10 @@ def confirm(
 
 
 def _run_worker(
-    stepper: Supervisor, shapes: Sequence[BatchShape], on_step: Callable[[BatchShape], bool], turns: Turns
+    stepper: Supervisor,
+    shapes: Sequence[BatchShape],
+    on_step: Callable[[BatchShape], bool],
+    turns: Turns,
 ) -> bool:
     """Run the turns in a fresh worker; return False if all must run again."""
     stepper.start()

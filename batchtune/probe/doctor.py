@@ -37,7 +37,11 @@ _PACKAGES = {
     "datasets": ("datasets",),
     "transformers": ("transformers",),
     "lightning": ("lightning", "pytorch-lightning"),
-    "nvidia-dali": ("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-dali-cuda110"),
+    "nvidia-dali": (
+        "nvidia-dali-cuda130",
+        "nvidia-dali-cuda120",
+        "nvidia-dali-cuda110",
+    ),
 }
 
 
@@ -70,12 +74,16 @@ def examine(timeout_seconds: float) -> Doctor:
         gpus=merge_gpus(driver.gpus, torch.gpus),
         cpu=describe_cpu(lock_holder(CPU_ID)),
         environment=environment,
-        packages={name: _installed(distributions) for name, distributions in _PACKAGES.items()},
+        packages={
+            name: _installed(distributions) for name, distributions in _PACKAGES.items()
+        },
         warnings=settings_warnings(environment),
     )
 
 
-def merge_gpus(by_driver: Sequence[DoctorGpu], by_torch: Sequence[DoctorGpu]) -> list[DoctorGpu]:
+def merge_gpus(
+    by_driver: Sequence[DoctorGpu], by_torch: Sequence[DoctorGpu]
+) -> list[DoctorGpu]:
     """Return one entry a GPU: those that torch sees, in its order, then those that only the driver knows."""
     unseen = {gpu.uuid: gpu for gpu in by_driver if gpu.uuid or not by_torch}
     gpus = []
@@ -102,7 +110,9 @@ def lock_holder(device_id: str | None) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         path = lock_path(device_id or "")
         # `1: FLOCK ADVISORY WRITE 4711 fe:01:1234 0 EOF`; in a container the process may be 0.
-        if re.search(rf"FLOCK .* WRITE .*:{path.stat().st_ino} ", Path("/proc/locks").read_text()):
+        if re.search(
+            rf"FLOCK .* WRITE .*:{path.stat().st_ino} ", Path("/proc/locks").read_text()
+        ):
             return int(path.read_text())
     return None
 
@@ -133,12 +143,18 @@ def _ask_in_a_process(timeout_seconds: float) -> tuple[_DriverFacts, _TorchFacts
         lines = answers.read().splitlines()
         printed.seek(0)
         last_words = printed.read().decode(errors="replace").strip().rpartition("\n")[2]
-    driver = _DriverFacts(driver=None, gpus=[], problem=f"the query of the driver failed: {problem}")
+    driver = _DriverFacts(
+        driver=None, gpus=[], problem=f"the query of the driver failed: {problem}"
+    )
     version = _installed(["torch"])
-    broken = DoctorTorch(version=version, cuda=None, hip=None, cudnn=None, problem=last_words or problem)
+    broken = DoctorTorch(
+        version=version, cuda=None, hip=None, cudnn=None, problem=last_words or problem
+    )
     torch = _TorchFacts(torch=broken, gpus=[])
     for line in lines:
-        with contextlib.suppress(msgspec.DecodeError):  # the process was ended in the middle of a line
+        with contextlib.suppress(
+            msgspec.DecodeError
+        ):  # the process was ended in the middle of a line
             facts = msgspec.json.decode(line, type=_DriverFacts | _TorchFacts)
             if isinstance(facts, _DriverFacts):
                 driver = facts
@@ -189,7 +205,11 @@ def _ask_torch() -> _TorchFacts:
         for backend in backends():
             gpus += backend.seen_by_torch()
     facts = DoctorTorch(
-        version=str(torch.__version__), cuda=torch.version.cuda, hip=torch.version.hip, cudnn=None, problem=None
+        version=str(torch.__version__),
+        cuda=torch.version.cuda,
+        hip=torch.version.hip,
+        cudnn=None,
+        problem=None,
     )
     if gpus:
         cudnn: object = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # torch's

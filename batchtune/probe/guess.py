@@ -25,10 +25,18 @@ def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
         return _to_a_failure(known, bracket)
     guess = _within_reach(known, bracket, _guess(known, bracket))
     left = 3 + int(math.log2(bracket.cap)) - bracket.tried
-    if bracket.failed is None and known.task.rungs[bisect_right(known.task.rungs, bracket.cap) - 1] != bracket.cap:
+    if (
+        bracket.failed is None
+        and known.task.rungs[bisect_right(known.task.rungs, bracket.cap) - 1]
+        != bracket.cap
+    ):
         left -= 1  # for the cap itself, which ends the length by a trial of its own
     high = bracket.beyond
-    if bracket.hardly is not None and bracket.hardly > bracket.passed + 1 and not known.is_end(anchor):
+    if (
+        bracket.hardly is not None
+        and bracket.hardly > bracket.passed + 1
+        and not known.is_end(anchor)
+    ):
         high = min(high, bracket.hardly)
     rungs = between(known.task.rungs, bracket.passed, high)
     if rungs:
@@ -44,7 +52,9 @@ def _to_a_failure(known: Knowledge, bracket: Bracket) -> int:
     need = known.fit.need(bracket)
     room = math.ceil((known.peaks.limit_bytes - peak) / need) if need else bracket.ran
     size = bracket.ran + max(bracket.step, room)
-    return max(bracket.ran + 1, min(size, bracket.cap, (bracket.failed or bracket.cap + 1) - 1))
+    return max(
+        bracket.ran + 1, min(size, bracket.cap, (bracket.failed or bracket.cap + 1) - 1)
+    )
 
 
 def _within_reach(known: Knowledge, bracket: Bracket, guess: int) -> int:
@@ -65,7 +75,12 @@ def _within_reach(known: Knowledge, bracket: Bracket, guess: int) -> int:
 
 def _guess(known: Knowledge, bracket: Bracket) -> int:
     """Return the size to try by all that is known, whatever the bounds."""
-    if not bracket.given_up and bracket.failed is not None and not bracket.ran and bracket.surely:
+    if (
+        not bracket.given_up
+        and bracket.failed is not None
+        and not bracket.ran
+        and bracket.surely
+    ):
         return bracket.surely
     multiple = known.next_multiple(bracket)
     if multiple is not None:
@@ -94,7 +109,9 @@ def _middle(known: Knowledge, bracket: Bracket) -> int:
         low = bracket.surely
     if bracket.hardly is not None and low < bracket.hardly < high:
         high = bracket.hardly
-    open_rungs = between(known.task.rungs, low, high) or between(known.task.rungs, bracket.passed, bracket.beyond)
+    open_rungs = between(known.task.rungs, low, high) or between(
+        known.task.rungs, bracket.passed, bracket.beyond
+    )
     if not open_rungs:
         return (bracket.passed + bracket.beyond) // 2
     return open_rungs[len(open_rungs) // 2]
@@ -114,14 +131,26 @@ def _by_peaks(known: Knowledge, bracket: Bracket) -> int | None:
     assert fit.model is not None
     # A little below the model's limit: a success closes the length, a failure does not.
     margin = max(min(fit.model.relative_error, 0.5), known.settings.tolerance / 2)
-    size = max(1, min(int((fit.room_bytes - fit.model.constant) / need * (1 - margin)), bracket.cap))
+    size = max(
+        1,
+        min(
+            int((fit.room_bytes - fit.model.constant) / need * (1 - margin)),
+            bracket.cap,
+        ),
+    )
     # It takes two lengths to separate L from L².
     if as_longer is not None and (len(fit.excesses) < 2 or bracket.failures > 1):
         return min(size, as_longer)
-    if as_longer is not None and bracket.surely and size * bracket.surely > 1.1 * as_longer**2:
+    if (
+        as_longer is not None
+        and bracket.surely
+        and size * bracket.surely > 1.1 * as_longer**2
+    ):
         size = as_longer  # the need of an example can't fall faster than the square of its length
     if fit.is_misfit and bracket.surely and size <= _NEAR * bracket.surely:
-        return bracket.surely  # proven already: its own peak then shows where the limit is
+        return (
+            bracket.surely
+        )  # proven already: its own peak then shows where the limit is
     return size
 
 

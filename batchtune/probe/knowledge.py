@@ -39,7 +39,12 @@ class Knowledge:
     these is at least as large.
     """
 
-    def __init__(self, task: Task, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        trials: Sequence[Trial],
+        confirmed: Collection[BatchShape] | None = None,
+    ) -> None:
         self.task = task
         self.lengths = task.lengths
         self.settings = task.settings
@@ -52,18 +57,34 @@ class Knowledge:
                 continue
             shape = trial.shape
             is_searched = not trial.timing or trial.outcome != "ok"
-            if is_searched and trial.batch_size not in self._sizes[Anchor(trial.length, trial.target_length)]:
-                self._sizes[Anchor(trial.length, trial.target_length)].append(trial.batch_size)
+            if (
+                is_searched
+                and trial.batch_size
+                not in self._sizes[Anchor(trial.length, trial.target_length)]
+            ):
+                self._sizes[Anchor(trial.length, trial.target_length)].append(
+                    trial.batch_size
+                )
             self._trials_of[shape].append(trial)
         self._passed = {shape for shape in self._trials_of if self.passes(shape)}
         self._ran = Shapes(self._passed)
-        self.failures = {shape: failure for shape in self._trials_of if (failure := self._failure(shape)) is not None}
+        self.failures = {
+            shape: failure
+            for shape in self._trials_of
+            if (failure := self._failure(shape)) is not None
+        }
         """The trial that rules out each shape."""
         self.peaks = Peaks(task.limit_bytes, trials, task.steps)
         proven = [shape for shape in self._trials_of if self.is_proven(shape)]
         self._proven = Shapes(proven)
-        ooms = [shape for shape, failure in self.failures.items() if failure.outcome == "oom"]
-        self._out_of_reach = Shapes([*ooms, *(self._passed - self.failures.keys() - set(proven))])
+        ooms = [
+            shape
+            for shape, failure in self.failures.items()
+            if failure.outcome == "oom"
+        ]
+        self._out_of_reach = Shapes(
+            [*ooms, *(self._passed - self.failures.keys() - set(proven))]
+        )
         self.is_contradicted = any(map(self.is_dominated, ooms))
         """Whether a shape ran out of memory twice though a larger one passed: then lengths need their own proofs."""
 
@@ -115,7 +136,11 @@ class Knowledge:
 
     def median_seconds(self, shape: BatchShape) -> float | None:
         """Return the median step time of a shape; None if unknown."""
-        times = [trial.step_seconds for trial in self._trials_of[shape] if trial.step_seconds is not None]
+        times = [
+            trial.step_seconds
+            for trial in self._trials_of[shape]
+            if trial.step_seconds is not None
+        ]
         if not times:
             return None
         return float(np.median(times))
@@ -168,7 +193,9 @@ class Knowledge:
         """Return the index of the trial that proves this size here: the smallest proven shape that covers it."""
         proofs = []
         for shape in self._trials_of:
-            covers = shape.batch_size >= batch_size and anchor.is_within(Anchor(shape.length, shape.target_length))
+            covers = shape.batch_size >= batch_size and anchor.is_within(
+                Anchor(shape.length, shape.target_length)
+            )
             if covers and self.is_proven(shape):
                 proofs.append((shape.padded_length, self.passed_trial(shape).index))
         if not proofs:
@@ -176,13 +203,17 @@ class Knowledge:
         _, index = min(proofs)
         return index
 
-    def proven_sizes(self, lengths: FloatArray, targets: FloatArray | None = None) -> IntArray:
+    def proven_sizes(
+        self, lengths: FloatArray, targets: FloatArray | None = None
+    ) -> IntArray:
         """Return the largest batch size proven at each length (and target), below any that failed, or 0; shape (n,)."""
         if targets is None:
             targets = np.zeros(lengths.shape)
         below = Shapes(self.failures).smallest_below(lengths, targets)
         if not self.is_contradicted:
-            return self._proven.largest_beyond(lengths, targets, self._proven.sizes < below[:, None]).astype(np.int64)
+            return self._proven.largest_beyond(
+                lengths, targets, self._proven.sizes < below[:, None]
+            ).astype(np.int64)
         sizes = np.zeros(lengths.shape, dtype=np.int64)
         for index, wanted in enumerate(map(Anchor, lengths.tolist(), targets.tolist())):
             sizes[index] = self._own_proof(wanted, float(below[index]))
@@ -192,13 +223,19 @@ class Knowledge:
         """Return the largest size proven at the next longer length that was tried, below that size; or 0."""
         for anchor in sorted(self.anchors):
             if wanted.is_within(anchor):
-                proven = [size for size in self._sizes[anchor] if self.is_proven(anchor.shape(size))]
+                proven = [
+                    size
+                    for size in self._sizes[anchor]
+                    if self.is_proven(anchor.shape(size))
+                ]
                 largest = max((size for size in proven if size < below), default=0)
                 if largest:
                     return largest
         return 0
 
-    def possible_sizes(self, lengths: FloatArray, targets: FloatArray | None = None) -> FloatArray:
+    def possible_sizes(
+        self, lengths: FloatArray, targets: FloatArray | None = None
+    ) -> FloatArray:
         """Return the largest batch size that may fit, by all that is known; arguments as in `proven_sizes`."""
         if targets is None:
             targets = np.zeros(lengths.shape)
@@ -206,14 +243,18 @@ class Knowledge:
         for anchor in self.anchors:
             bracket = self.bracket(anchor)
             if self.closed_by(bracket) not in (None, "data"):
-                beyond = (lengths >= anchor.length) & (targets >= (anchor.target_length or 0.0))
+                beyond = (lengths >= anchor.length) & (
+                    targets >= (anchor.target_length or 0.0)
+                )
                 # A size within a step of what is proven is as good.
                 largest[beyond] = np.minimum(largest[beyond], bracket.proven)
         by_model = self.fit.largest_sizes(lengths, targets)
         if by_model is not None:
             largest = np.minimum(largest, by_model)
         cap = min(self.lengths.count, self.settings.max_batch_size or np.inf)
-        possible: FloatArray = np.maximum(self.proven_sizes(lengths, targets), np.floor(np.minimum(largest, cap)))
+        possible: FloatArray = np.maximum(
+            self.proven_sizes(lengths, targets), np.floor(np.minimum(largest, cap))
+        )
         return possible
 
     # The bounds at one length
@@ -224,15 +265,29 @@ class Knowledge:
 
     def _bracket(self, anchor: Anchor) -> Bracket:
         sizes = sorted(self._sizes.get(anchor, ()))
-        failures = {size: self.failures[anchor.shape(size)] for size in sizes if anchor.shape(size) in self.failures}
+        failures = {
+            size: self.failures[anchor.shape(size)]
+            for size in sizes
+            if anchor.shape(size) in self.failures
+        }
         failed = min(failures, default=None)
-        ran = [size for size in sizes if anchor.shape(size) in self._passed and (failed is None or size < failed)]
-        passed = max((size for size in ran if self.is_proven(anchor.shape(size))), default=0)
+        ran = [
+            size
+            for size in sizes
+            if anchor.shape(size) in self._passed and (failed is None or size < failed)
+        ]
+        passed = max(
+            (size for size in ran if self.is_proven(anchor.shape(size))), default=0
+        )
         peaks = [(size, self.peaks.highest(anchor.shape(size))) for size in ran]
         given_up = sum(trial.confirmation for trial in failures.values())
         cap = self.cap(anchor)
-        surely = self._proven.largest_beyond(*anchor.arrays, self._proven.elsewhere(anchor))[0]
-        hardly = self._out_of_reach.smallest_below(*anchor.arrays, self._out_of_reach.elsewhere(anchor))[0]
+        surely = self._proven.largest_beyond(
+            *anchor.arrays, self._proven.elsewhere(anchor)
+        )[0]
+        hardly = self._out_of_reach.smallest_below(
+            *anchor.arrays, self._out_of_reach.elsewhere(anchor)
+        )[0]
         return Bracket(
             anchor=anchor,
             cap=cap,
@@ -240,27 +295,45 @@ class Knowledge:
             ran=max(ran, default=0),
             tight=min((size for size in ran if size > passed), default=None),
             failed=failed,
-            failed_by=None if failed is None else cast(ClosedBy, failures[failed].outcome),
+            failed_by=None
+            if failed is None
+            else cast(ClosedBy, failures[failed].outcome),
             tried=len(sizes),
             failures=len(failures),
             given_up=given_up,
-            peaks=tuple((size, float(peak)) for size, peak in peaks if peak is not None),
+            peaks=tuple(
+                (size, float(peak)) for size, peak in peaks if peak is not None
+            ),
             surely=0 if self.is_contradicted else min(int(surely), cap),
             hardly=None if np.isinf(hardly) else int(hardly),
-            step=step_at(passed or failed or 1, self.settings.tolerance) << max(0, given_up - 1),
+            step=step_at(passed or failed or 1, self.settings.tolerance)
+            << max(0, given_up - 1),
         )
 
     def falls(self) -> list[tuple[BatchShape, BatchShape]]:
         """Return pairs of a shape that ran out of memory, in a fresh worker too, and a larger one that passed."""
         falls = []
         for shape, failure in self.failures.items():
-            if failure.outcome == "oom" and not failure.confirmation and self.is_dominated(shape):
-                falls.append((shape, next(other for other in self._passed if other.contains(shape))))
+            if (
+                failure.outcome == "oom"
+                and not failure.confirmation
+                and self.is_dominated(shape)
+            ):
+                falls.append(
+                    (
+                        shape,
+                        next(other for other in self._passed if other.contains(shape)),
+                    )
+                )
         return falls
 
     def largest_at_longer(self, anchor: Anchor) -> tuple[float, int] | None:
         """Return the next longer length at which a batch is proven, and its size there; None without one."""
-        longer = [other for other in self._sizes if other.length > anchor.length and anchor.is_within(other)]
+        longer = [
+            other
+            for other in self._sizes
+            if other.length > anchor.length and anchor.is_within(other)
+        ]
         for other in sorted(longer):
             passed = self.bracket(other).passed
             if passed:
@@ -291,7 +364,9 @@ class Knowledge:
                 return closed_by
         if bracket.passed == 0:
             # A single example that leaves no margin.
-            at_an_end = bracket.ran >= bracket.cap or bracket.failed is not None or not is_end
+            at_an_end = (
+                bracket.ran >= bracket.cap or bracket.failed is not None or not is_end
+            )
             if bracket.tight == 1 and at_an_end:
                 return "memory"
             return None
@@ -303,7 +378,11 @@ class Knowledge:
             # Less than one step above the margin is not worth a search.
             if bracket.failed is not None:
                 return bracket.failed_by
-        if not is_end and bracket.peak is not None and self.fit.leaves_no_room(bracket, bracket.peak, step):
+        if (
+            not is_end
+            and bracket.peak is not None
+            and self.fit.leaves_no_room(bracket, bracket.peak, step)
+        ):
             return "memory"
         return None
 

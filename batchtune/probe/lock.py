@@ -50,8 +50,12 @@ def lock_device(device_id: str, device_name: str) -> io.FileIO:
     except BlockingIOError:
         with lock:
             written = os.pread(lock.fileno(), 32, 0).strip()
-        raise DeviceBusy(device_name, int(written) if written.isdigit() else None) from None
-    with contextlib.suppress(OSError):  # another user's file may not be writable: the lock holds anyway
+        raise DeviceBusy(
+            device_name, int(written) if written.isdigit() else None
+        ) from None
+    with contextlib.suppress(
+        OSError
+    ):  # another user's file may not be writable: the lock holds anyway
         os.ftruncate(lock.fileno(), 0)
         os.write(lock.fileno(), b"%d\n" % os.getpid())
     return lock
@@ -59,7 +63,11 @@ def lock_device(device_id: str, device_name: str) -> io.FileIO:
 
 def lock_path(device_id: str) -> Path:
     """Return where the lock of a device lies."""
-    return Path(tempfile.gettempdir()) / FOLDER / (re.sub(r"[^A-Za-z0-9._-]", "_", device_id) + ".lock")
+    return (
+        Path(tempfile.gettempdir())
+        / FOLDER
+        / (re.sub(r"[^A-Za-z0-9._-]", "_", device_id) + ".lock")
+    )
 
 
 def _open(path: Path) -> int:
@@ -70,13 +78,20 @@ def _open(path: Path) -> int:
     with contextlib.suppress(FileExistsError):
         path.parent.mkdir()
         made = True
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    folder = os.open(
+        path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    )
     try:
         if made:
             os.fchmod(folder, 0o1777)  # as /tmp is: the sticky bit
         # Two calls: one that creates or opens fails where /tmp is guarded (fs.protected_regular).
         with contextlib.suppress(FileExistsError):
-            handle = os.open(path.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o666, dir_fd=folder)
+            handle = os.open(
+                path.name,
+                os.O_RDWR | os.O_CREAT | os.O_EXCL | flags,
+                0o666,
+                dir_fd=folder,
+            )
             os.fchmod(handle, 0o666)
             return handle
         try:

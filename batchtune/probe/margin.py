@@ -24,7 +24,9 @@ class Peaks:
     the one that holds the most. The first step of a process may need more than later ones, and counts apart.
     """
 
-    def __init__(self, limit_bytes: int, trials: Sequence[Trial], steps: Sequence[Trial]) -> None:
+    def __init__(
+        self, limit_bytes: int, trials: Sequence[Trial], steps: Sequence[Trial]
+    ) -> None:
         self.limit_bytes = limit_bytes
         self._peaks: dict[BatchShape, list[int]] = defaultdict(list)
         self._passed_first: set[BatchShape] = set()
@@ -36,14 +38,22 @@ class Peaks:
             if trial.worker is not None and not trial.confirmation:
                 first_of_worker.setdefault(trial.worker, number)
         firsts = set(first_of_worker.values())
-        passed = [(number, trial) for number, trial in enumerate(evidence) if trial.outcome == "ok"]
+        passed = [
+            (number, trial)
+            for number, trial in enumerate(evidence)
+            if trial.outcome == "ok"
+        ]
         self._rests = _rests(passed, firsts)
         held = [median(rests) for rests in self._rests.values()]
         self.rest_bytes = int(max(held)) if held else None
         """In use between trials (parameters, optimizer state) in the process that holds the most; None if unknown."""
-        self.are_known = not passed or any(trial.peak_bytes is not None for _, trial in passed)
+        self.are_known = not passed or any(
+            trial.peak_bytes is not None for _, trial in passed
+        )
         """Whether peaks can be measured here; True before anything has passed."""
-        self._first_steps = [step for number, step in enumerate(steps) if number in firsts]
+        self._first_steps = [
+            step for number, step in enumerate(steps) if number in firsts
+        ]
         for number, trial in passed:
             is_first = number in firsts
             if is_first:
@@ -73,7 +83,9 @@ class Peaks:
         lowest = min(self._peaks.get(shape, ()), default=None)
         if lowest is None:
             return True
-        spread = 0.0 if shape in self._passed_first else float(self.margin.first_step_bytes)
+        spread = (
+            0.0 if shape in self._passed_first else float(self.margin.first_step_bytes)
+        )
         return self.limit_bytes - lowest >= self._margin_bytes(spread)
 
     @cached_property
@@ -90,7 +102,10 @@ class Peaks:
     def _margin_bytes(self, first_step_bytes: float) -> int:
         if not self.are_known:
             return 0
-        return int(max(_SPREADS * self._spread_bytes, first_step_bytes) + _LEAST_MARGIN * self.limit_bytes)
+        return int(
+            max(_SPREADS * self._spread_bytes, first_step_bytes)
+            + _LEAST_MARGIN * self.limit_bytes
+        )
 
     @cached_property
     def _spread_bytes(self) -> int:
@@ -122,7 +137,9 @@ class Peaks:
         return max((max(peaks) for peaks in self._peaks.values()), default=0)
 
 
-def _rests(passed: Sequence[tuple[int, Trial]], firsts: set[int]) -> dict[int | None, list[int]]:
+def _rests(
+    passed: Sequence[tuple[int, Trial]], firsts: set[int]
+) -> dict[int | None, list[int]]:
     """Return each worker's bytes in use after what passed; without the first, if others did."""
     rests: dict[int | None, list[int]] = defaultdict(list)
     rests_of_firsts = {}

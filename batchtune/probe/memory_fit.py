@@ -28,7 +28,9 @@ _MOST_CORRECTION = 2.0  # of the model, as a factor
 class MemoryFit:
     """The need of an example, from the peaks of the shapes that passed and the brackets of all that was tried."""
 
-    def __init__(self, peaks: Peaks, passed: Sequence[BatchShape], brackets: Sequence[Bracket]) -> None:
+    def __init__(
+        self, peaks: Peaks, passed: Sequence[BatchShape], brackets: Sequence[Bracket]
+    ) -> None:
         self._peaks = peaks
         self._brackets = brackets
         self._limit_bytes = peaks.limit_bytes
@@ -47,7 +49,11 @@ class MemoryFit:
         if self.model is not None:
             needs.append(self._need_by_model(bracket, self.model))
         rest_bytes = self._peaks.rest_bytes
-        if len(bracket.peaks) == 1 and rest_bytes is not None and self._excess(bracket) is None:
+        if (
+            len(bracket.peaks) == 1
+            and rest_bytes is not None
+            and self._excess(bracket) is None
+        ):
             # All that the step took beyond what is in use between trials: at least what the examples need.
             size, peak = bracket.peaks[0]
             needs.append((peak - rest_bytes) / size)
@@ -75,8 +81,12 @@ class MemoryFit:
             return np.ones((2, lengths.size))
         excesses = np.array([self.excesses[length] for length in telling.tolist()])
         after = np.searchsorted(telling, lengths)
-        nearest = np.array([np.maximum(after - 1, 0), np.minimum(after, telling.size - 1)])
-        near: FloatArray = excesses[nearest].clip(1 / _MOST_CORRECTION, _MOST_CORRECTION)
+        nearest = np.array(
+            [np.maximum(after - 1, 0), np.minimum(after, telling.size - 1)]
+        )
+        near: FloatArray = excesses[nearest].clip(
+            1 / _MOST_CORRECTION, _MOST_CORRECTION
+        )
         return near
 
     def leaves_no_room(self, bracket: Bracket, peak: float, step: int) -> bool:
@@ -92,7 +102,9 @@ class MemoryFit:
         if measured is not None and abs(measured - need) <= 0.25 * need:
             need = min(measured, need)
         elif self.model.relative_error * peak > need * step:
-            if self.is_misfit and (self._intercept is None or peak < 0.8 * self.room_bytes):
+            if self.is_misfit and (
+                self._intercept is None or peak < 0.8 * self.room_bytes
+            ):
                 return False
             # Even if the model overrates the need by a third, the next size does not fit.
             if not self.is_misfit and room >= _SURELY_MISSING * need * step:
@@ -104,7 +116,9 @@ class MemoryFit:
     def excesses(self) -> dict[float, float]:
         """Length → measured / modelled memory of its largest shape, with the longest target that shows it."""
         excesses: dict[float, float] = {}
-        for bracket in sorted(self._brackets, key=lambda bracket: bracket.anchor.target_length or 0.0):
+        for bracket in sorted(
+            self._brackets, key=lambda bracket: bracket.anchor.target_length or 0.0
+        ):
             excess = self._excess(bracket)
             if excess is not None:
                 excesses[bracket.anchor.length] = excess
@@ -154,7 +168,12 @@ class MemoryFit:
         usable = max(float(self._peaks.highest_of_all), limit - unusable)
         failed_at = []
         for bracket in self._brackets:
-            if bracket.failed and bracket.failed_by == "oom" and not bracket.given_up and bracket.peaks:
+            if (
+                bracket.failed
+                and bracket.failed_by == "oom"
+                and not bracket.given_up
+                and bracket.peaks
+            ):
                 size, peak = bracket.peaks[-1]
                 would_be = peak + (self.need(bracket) or 0.0) * (bracket.failed - size)
                 if usable <= would_be < limit:
@@ -167,13 +186,17 @@ class MemoryFit:
     def _room_by_limit(self) -> float:
         return float(self._limit_bytes - self._peaks.margin.bytes)
 
-    def largest_sizes(self, lengths: FloatArray, targets: FloatArray) -> FloatArray | None:
+    def largest_sizes(
+        self, lengths: FloatArray, targets: FloatArray
+    ) -> FloatArray | None:
         """Return the largest batch sizes that may fit by the model and its error, shape (n,); None if it can't tell."""
         model = self.model
         if model is None or not self.excesses or model.floor > self.room_bytes:
             return None
         with np.errstate(divide="ignore"):
-            need = model.per_example(lengths, targets) * self._nearest_excesses(lengths).min(axis=0)
+            need = model.per_example(lengths, targets) * self._nearest_excesses(
+                lengths
+            ).min(axis=0)
             sizes: FloatArray = (self.room_bytes - model.constant) / need
         return sizes * (1 + min(model.relative_error, 0.5))
 
@@ -200,7 +223,10 @@ class MemoryFit:
             return False
         for bracket in self._brackets:
             for (small, low), (large, high) in pairwise(bracket.peaks):
-                if 0 < (small - 1) // quantum == (large - 1) // quantum and high - low > self._peaks.margin.bytes:
+                if (
+                    0 < (small - 1) // quantum == (large - 1) // quantum
+                    and high - low > self._peaks.margin.bytes
+                ):
                     return True
         return False
 

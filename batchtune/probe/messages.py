@@ -27,7 +27,9 @@ _MANY_RETRIES = 0.1
 class NothingFits(ProbeError):
     """Even one example of the shortest length does not fit, as a trial shows."""
 
-    def __init__(self, lengths: Lengths, workload: str, limit_bytes: int, trial: Trial) -> None:
+    def __init__(
+        self, lengths: Lengths, workload: str, limit_bytes: int, trial: Trial
+    ) -> None:
         self.trial = trial
         shortest = format_length(lengths.shortest, lengths.unit)
         super().__init__(
@@ -40,7 +42,14 @@ class NothingFits(ProbeError):
 class TooLong(ProbeError):
     """The longest examples do not fit; `fitting_length` is the longest that does, `too_long` how many are longer."""
 
-    def __init__(self, lengths: Lengths, workload: str, limit_bytes: int, trial: Trial, fitting_length: float) -> None:
+    def __init__(
+        self,
+        lengths: Lengths,
+        workload: str,
+        limit_bytes: int,
+        trial: Trial,
+        fitting_length: float,
+    ) -> None:
         self.fitting_length = fitting_length
         self.too_long = lengths.count - lengths.histogram.count_up_to(fitting_length)
         super().__init__(
@@ -69,9 +78,13 @@ class IgnoresShape(WorkloadError):
     def __init__(self, lengths: Lengths, workload: str, equal: Sequence[Trial]) -> None:
         batches = []
         for trial in equal:
-            shape = f"{trial.batch_size:,} × {format_length(trial.length, lengths.unit)}"
+            shape = (
+                f"{trial.batch_size:,} × {format_length(trial.length, lengths.unit)}"
+            )
             seconds = format_seconds(trial.step_seconds or 0)
-            batches.append(f"{shape} took {format_size(trial.peak_bytes or 0)} and {seconds}")
+            batches.append(
+                f"{shape} took {format_size(trial.peak_bytes or 0)} and {seconds}"
+            )
         super().__init__(
             f"{workload}: memory and step time do not depend on the batch: {' and '.join(batches)}",
             "Does make_batch() ignore its `shape`? It must return a batch of shape.batch_size examples, padded to "
@@ -82,7 +95,9 @@ class IgnoresShape(WorkloadError):
 def workload_error(workload: str, ran: Ran) -> WorkloadError:
     """Return the error for a trial that failed with the workload's own error."""
     hint = "It did not run out of memory: the probe stops. Fix it and run the same command again; the trials so far "
-    return WorkloadError(_failed(workload, ran), ran.hint or f"{hint}are kept.", ran.traceback)
+    return WorkloadError(
+        _failed(workload, ran), ran.hint or f"{hint}are kept.", ran.traceback
+    )
 
 
 def _failed(workload: str, ran: Ran) -> str:
@@ -99,7 +114,9 @@ def _unit_hint(lengths: Lengths, workload: str) -> str:
 def nothing_confirmed(turns: Turns) -> ProbeError:
     """Return the error if all batches that fit alone fail among others."""
     message = "no batch that fits alone passed in turns with the others"
-    failed = [ran.trial for ran in turns.failures] or [step for step in turns.steps if step.outcome == "oom"]
+    failed = [ran.trial for ran in turns.failures] or [
+        step for step in turns.steps if step.outcome == "oom"
+    ]
     if failed:
         message += f": {failed[-1].shape} failed last, {error_in_turns(failed[-1])}"
     return ProbeError(
@@ -108,7 +125,9 @@ def nothing_confirmed(turns: Turns) -> ProbeError:
     )
 
 
-def longest_not_proven(lengths: Lengths, proven: float, device: Device, margin: Margin | None) -> ProbeError:
+def longest_not_proven(
+    lengths: Lengths, proven: float, device: Device, margin: Margin | None
+) -> ProbeError:
     """Return the error if no batch of the longest example leaves the margin free; `proven` is the longest that does."""
     longer = lengths.count - lengths.histogram.count_up_to(proven)
     why = "some batch with it failed in turns with the others"
@@ -140,7 +159,9 @@ def longest_does_not_fit(lengths: Lengths, device: Device) -> str:
     )
 
 
-def about_devices(before: Device, now: Device, trials: Sequence[Trial]) -> Iterator[str]:
+def about_devices(
+    before: Device, now: Device, trials: Sequence[Trial]
+) -> Iterator[str]:
     """Yield why the device's figures may be wrong; `before` is the device when the run began."""
     yield from trust_warnings(now, trials)
     caught = sum(trial.caught for trial in trials)
@@ -180,10 +201,16 @@ def about_margin(margin: Margin | None, device: Device) -> Iterator[str]:
         )
 
 
-def about_the_end(unfinished: bool, settings: ProbeSettings, at_stake: float | None) -> Iterator[str]:
+def about_the_end(
+    unfinished: bool, settings: ProbeSettings, at_stake: float | None
+) -> Iterator[str]:
     """Yield that the probe ended early, or which share of an epoch more lengths would save at most."""
     if unfinished:
-        limit = "" if settings.minutes is None else f", at the latest after the {settings.minutes:g} min of --minutes"
+        limit = (
+            ""
+            if settings.minutes is None
+            else f", at the latest after the {settings.minutes:g} min of --minutes"
+        )
         yield (
             f"The probe is unfinished: it ended before all lengths were measured{limit}. The same command continues it."
         )
@@ -204,7 +231,9 @@ def about_turns(turns: Turns | None) -> Iterator[str]:
     """Yield what went wrong in the last turns."""
     if turns is None:
         return
-    failed = [ran.trial for ran in turns.failures] or [step for step in turns.steps if step.outcome == "oom"]
+    failed = [ran.trial for ran in turns.failures] or [
+        step for step in turns.steps if step.outcome == "oom"
+    ]
     if failed:
         yield (
             f"In each confirmation batches failed, {failed[-1].shape} the last: {error_in_turns(failed[-1])}. What "

@@ -81,7 +81,9 @@ def error_verdict(error: BaseException) -> Verdict | None:
     verdicts = {_own_verdict(cause) for cause in _linked(error)}
     if "oom" in verdicts:
         return "oom"
-    if "disguised" in verdicts or any(_own_verdict(other) for other in _linked(error, contexts=True)):
+    if "disguised" in verdicts or any(
+        _own_verdict(other) for other in _linked(error, contexts=True)
+    ):
         return "disguised"
     return None
 
@@ -97,7 +99,9 @@ def noting_ooms(found: list[str]) -> Iterator[None]:
         if event == "call":
             frame.f_trace_lines = False
         elif event == "exception" and not found and error_verdict(argument[1]) == "oom":
-            found.append(f"{first_line(argument[1])} ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})")
+            found.append(
+                f"{first_line(argument[1])} ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
+            )
         return on_event
 
     before = sys.gettrace()
@@ -109,7 +113,9 @@ def noting_ooms(found: list[str]) -> Iterator[None]:
 
 
 def _own_verdict(error: BaseException) -> Verdict | None:
-    if isinstance(error, MemoryError) or any(kind.__name__ in _OOM_TYPES for kind in type(error).__mro__):
+    if isinstance(error, MemoryError) or any(
+        kind.__name__ in _OOM_TYPES for kind in type(error).__mro__
+    ):
         return "oom"
     if isinstance(error, _NEVER_OOM):
         return None

@@ -25,7 +25,12 @@ from batchtune.probe.confirmation import (
     rounds_of,
 )
 from batchtune.probe.journal import open_run, workload_sha256
-from batchtune.probe.progress import SLOWER_IN_TURNS, ProbeClock, ProbeHooks, ProbeProgress
+from batchtune.probe.progress import (
+    SLOWER_IN_TURNS,
+    ProbeClock,
+    ProbeHooks,
+    ProbeProgress,
+)
 from batchtune.probe.protocol import Ran
 from batchtune.probe.refining import Refinement
 from batchtune.probe.search import FrontierSearch
@@ -82,8 +87,14 @@ def run_probe(
             previous, trials = open_run(lengths, settings, folder)
         changed = []
         if trials:
-            hooks.on_note(f"{len(trials)} trials of an earlier run in {folder} are reused; --force measures again.")
-        if previous is not None and trials and previous.workload_sha256 != workload_sha256(settings):
+            hooks.on_note(
+                f"{len(trials)} trials of an earlier run in {folder} are reused; --force measures again."
+            )
+        if (
+            previous is not None
+            and trials
+            and previous.workload_sha256 != workload_sha256(settings)
+        ):
             changed = [
                 f"The workload's file has changed since this run began, and {counted(len(trials), 'trial')} measured "
                 "the old code. If the change affects memory or time, measure again with --force."
@@ -105,7 +116,9 @@ def run_probe(
                 previous = Run(
                     meta=meta_of(Run),
                     lengths=lengths.summary(),
-                    workload=WorkloadRecord(spec=settings.workload, options=settings.options),
+                    workload=WorkloadRecord(
+                        spec=settings.workload, options=settings.options
+                    ),
                     device=device,
                     settings=settings.recorded(),
                     workload_sha256=workload_sha256(settings),
@@ -163,7 +176,9 @@ class _Probing:
         if self.sweep_settings.multiple_of:
             padded = padded.padded_to(self.sweep_settings.multiple_of)
         self.refinement = Refinement(padded, self.sweep_settings.num_buckets)
-        self.search = FrontierSearch(padded, self.settings, self.device.limit_bytes, refine=self.refinement)
+        self.search = FrontierSearch(
+            padded, self.settings, self.device.limit_bytes, refine=self.refinement
+        )
 
     def run(self) -> Probe:
         """Search and confirm, and write `probe.json`; if interrupted, what is known by then."""
@@ -180,15 +195,23 @@ class _Probing:
         path = self.folder / PROBE_FILE
         if self.trials and path.exists():
             finished = read_result(path, Probe)
-            if finished.trials == self.trials and finished.confirmation is not None and not finished.unfinished:
+            if (
+                finished.trials == self.trials
+                and finished.confirmation is not None
+                and not finished.unfinished
+            ):
                 if not set(self.changed) <= set(finished.warnings):
-                    finished = replace(finished, warnings=[*self.changed, *finished.warnings])
+                    finished = replace(
+                        finished, warnings=[*self.changed, *finished.warnings]
+                    )
                     write_result(path, finished)
                 return finished
         turns = Turns()
         for _ in range(_MOST_CONFIRMATIONS):
             shapes = self._shapes()
-            if turns.confirmed and all(is_covered(shape, turns.confirmed) for shape in shapes):
+            if turns.confirmed and all(
+                is_covered(shape, turns.confirmed) for shape in shapes
+            ):
                 break  # smaller ones than those that passed in turns take up no more memory
             turns = self._confirm(shapes)
             if not self._learn(turns) or self.out_of_time:
@@ -202,7 +225,11 @@ class _Probing:
         """Write what is known when the probe is interrupted, unless an earlier one knew more."""
         path = self.folder / PROBE_FILE
         knows_better = path.exists() and read_result(path, Probe).is_proven
-        if not knows_better and not self.is_shortening and self.search.frontier(self.trials, unfinished=True):
+        if (
+            not knows_better
+            and not self.is_shortening
+            and self.search.frontier(self.trials, unfinished=True)
+        ):
             write_result(path, self._result(None))
             self.hooks.on_note(
                 f"{path} holds the largest batches that ran by now, marked as unfinished: none of them is proven, as "
@@ -216,15 +243,23 @@ class _Probing:
         return not self.out_of_time
 
     def _search(self) -> None:
-        while (wanted := self.search.propose(self.trials)) is not None and self._has_time():
+        while (
+            wanted := self.search.propose(self.trials)
+        ) is not None and self._has_time():
             if not self.is_shortening and self.search.does_not_fit(self.trials):
                 self.is_shortening = True
-                self.hooks.on_note(messages.longest_does_not_fit(self.lengths, self.device))
+                self.hooks.on_note(
+                    messages.longest_does_not_fit(self.lengths, self.device)
+                )
             self._measure(wanted.shape, fresh=wanted.fresh)
 
-    def _measure(self, shape: BatchShape, *, fresh: bool = False, timing: bool = False) -> None:
+    def _measure(
+        self, shape: BatchShape, *, fresh: bool = False, timing: bool = False
+    ) -> None:
         self._show_progress(shape, None)
-        self._keep(self.measurer.measure(shape, len(self.trials), fresh=fresh, timing=timing))
+        self._keep(
+            self.measurer.measure(shape, len(self.trials), fresh=fresh, timing=timing)
+        )
 
     def _keep(self, ran: Ran) -> None:
         """Journal a trial. Raises WorkloadError for an error of the workload's own."""
@@ -241,7 +276,9 @@ class _Probing:
             spent = sum(trial.elapsed_seconds for trial in self.trials)
             seconds_left = spent / done * (total - done)
             if not self.is_shortening:
-                seconds_left += self.clock.confirmation_seconds(self.trials, self.device.limit_bytes)
+                seconds_left += self.clock.confirmation_seconds(
+                    self.trials, self.device.limit_bytes
+                )
         self.hooks.on_progress(
             ProbeProgress(
                 shape=shape,
@@ -262,7 +299,11 @@ class _Probing:
         are_whole = bool((self.lengths.targets % 1 == 0).all())
         known = {trial.shape for trial in self.trials}
         points = self.search.frontier(self.trials)
-        chosen = np.unique(np.linspace(0, len(points) - 1, min(len(points), _MOST_TIMED)).round().astype(int))
+        chosen = np.unique(
+            np.linspace(0, len(points) - 1, min(len(points), _MOST_TIMED))
+            .round()
+            .astype(int)
+        )
         for point in (points[index] for index in chosen[::-1]):
             target = float(typical([point.batch_size], [point.length])[0])
             if are_whole:
@@ -277,16 +318,28 @@ class _Probing:
         """Return the largest batch of each point that no other point's contains, large and small ones in turns."""
         points = self.search.frontier(self.trials, unfinished=True)
         points += self.search.frontier(self.trials, joint=True, unfinished=True)
-        peaks = {trial.shape: trial.peak_bytes or 0 for trial in self.trials if trial.outcome == "ok"}
-        shapes = {BatchShape(point.batch_size, point.length, point.target_length) for point in points}
-        return alternating(sorted(shapes & peaks.keys(), key=lambda shape: (-peaks[shape], str(shape))))
+        peaks = {
+            trial.shape: trial.peak_bytes or 0
+            for trial in self.trials
+            if trial.outcome == "ok"
+        }
+        shapes = {
+            BatchShape(point.batch_size, point.length, point.target_length)
+            for point in points
+        }
+        return alternating(
+            sorted(shapes & peaks.keys(), key=lambda shape: (-peaks[shape], str(shape)))
+        )
 
     def _confirm(self, shapes: list[BatchShape]) -> Turns:
         """Run the shapes in turns."""
         if not shapes:
             return Turns()
         rounds = rounds_of(self.trials, self.device.limit_bytes)
-        seconds = {trial.shape: SLOWER_IN_TURNS * (trial.step_seconds or 0.0) for trial in self.trials}
+        seconds = {
+            trial.shape: SLOWER_IN_TURNS * (trial.step_seconds or 0.0)
+            for trial in self.trials
+        }
         left = shapes * rounds
         total = len(left)
 
@@ -326,20 +379,28 @@ class _Probing:
             )
             self._keep(replace(failure, trial=trial))
         known = self.search.known(self.trials)
-        some_failed = bool(turns.failures) or any(step.outcome == "oom" for step in turns.steps)
+        some_failed = bool(turns.failures) or any(
+            step.outcome == "oom" for step in turns.steps
+        )
         return some_failed or not all(map(known.is_proven, turns.confirmed))
 
-    def _frontier(self, turns: Turns | None, *, joint: bool = False) -> list[FrontierPoint]:
+    def _frontier(
+        self, turns: Turns | None, *, joint: bool = False
+    ) -> list[FrontierPoint]:
         """Return what fits; if the probe was interrupted, so that no turns are complete, none of it is proven."""
         if turns is not None:
-            return self.search.frontier(self.trials, turns.confirmed, joint=joint, unfinished=self.out_of_time)
+            return self.search.frontier(
+                self.trials, turns.confirmed, joint=joint, unfinished=self.out_of_time
+            )
         points = self.search.frontier(self.trials, joint=joint, unfinished=True)
         return [replace(point, trial=None) for point in points]
 
     def _result(self, turns: Turns | None) -> Probe:
         """Return the result; `turns` is None if the probe was interrupted."""
         points = self._frontier(turns)
-        if self.out_of_time and (not points or points[-1].length < self.lengths.longest):
+        if self.out_of_time and (
+            not points or points[-1].length < self.lengths.longest
+        ):
             turns = None  # the turns had too little time to prove anything useful
             points = self._frontier(turns)
         if turns is not None and not points:
@@ -352,20 +413,29 @@ class _Probing:
         known = self.search.known(self.trials)
         margin = known.peaks.margin if known.peaks.are_known else None
         if turns is not None and points[-1].length < self.lengths.longest:
-            raise messages.longest_not_proven(self.lengths, points[-1].length, self.device, margin)
+            raise messages.longest_not_proven(
+                self.lengths, points[-1].length, self.device, margin
+            )
         unfinished = turns is None or self.out_of_time
         times = StepTimes.fit(self.trials)
         return Probe(
             meta=meta_of(Probe),
             lengths=self.lengths.summary(),
-            workload=WorkloadRecord(spec=self.settings.workload, options=self.settings.options),
+            workload=WorkloadRecord(
+                spec=self.settings.workload, options=self.settings.options
+            ),
             device=self.run_device,
             settings=self.settings.recorded(),
             trials=self.trials,
             frontier=points,
-            models=Models(peak_bytes=known.fit.model, step_seconds=None if times is None else times.model),
+            models=Models(
+                peak_bytes=known.fit.model,
+                step_seconds=None if times is None else times.model,
+            ),
             max_batch_length=largest_max_batch_length(
-                Frontier.of(points), self.lengths.histogram, self.settings.max_batch_size
+                Frontier.of(points),
+                self.lengths.histogram,
+                self.settings.max_batch_size,
             ),
             confirmation=None if turns is None else turns.record(self.trials),
             margin=margin,
@@ -375,8 +445,12 @@ class _Probing:
                 *messages.about_devices(self.run_device, self.device, self.trials),
                 *messages.about_falls(known.falls()),
                 *messages.about_margin(margin, self.device),
-                *messages.about_the_end(unfinished, self.settings, self.refinement.left_at_stake(known)),
-                *messages.about_equal_batches(self.search.equal_batches(known) if unfinished else None),
+                *messages.about_the_end(
+                    unfinished, self.settings, self.refinement.left_at_stake(known)
+                ),
+                *messages.about_equal_batches(
+                    self.search.equal_batches(known) if unfinished else None
+                ),
                 *messages.about_turns(turns),
             ],
             unfinished=unfinished,

@@ -25,7 +25,9 @@ _RECOMPILE_LIMIT = re.compile(r"(recompile|cache_size)[ _]limit")
 def process_limits() -> dict[str, int]:
     """Return the soft limits by name, those that are not set left out."""
     limits = {name: resource.getrlimit(getattr(resource, name))[0] for name in _LIMITS}
-    return {name: limit for name, limit in limits.items() if limit != resource.RLIM_INFINITY}
+    return {
+        name: limit for name, limit in limits.items() if limit != resource.RLIM_INFINITY
+    }
 
 
 def lowered_limit(before: Mapping[str, int]) -> str | None:
@@ -38,7 +40,11 @@ def lowered_limit(before: Mapping[str, int]) -> str | None:
             kind = getattr(resource, name)
             _, hard = resource.getrlimit(kind)
             resource.setrlimit(kind, (hard, hard))
-            value = format_size(limit) if name in ("RLIMIT_AS", "RLIMIT_DATA") else f"{limit:,}"
+            value = (
+                format_size(limit)
+                if name in ("RLIMIT_AS", "RLIMIT_DATA")
+                else f"{limit:,}"
+            )
             return (
                 f"the workload lowers the limit {name} of its process to {value}: the probe would measure that instead "
                 "of memory. Take resource.setrlimit out of it, and give the limit with --memory"
@@ -53,7 +59,10 @@ def compilations() -> int:
 
 def at_recompile_limit() -> bool:
     """Return whether some function reached torch's limit of compiled versions: other shapes run it uncompiled."""
-    return any(_RECOMPILE_LIMIT.search(reason) for reason in _dynamo_counters().get("unimplemented", {}))
+    return any(
+        _RECOMPILE_LIMIT.search(reason)
+        for reason in _dynamo_counters().get("unimplemented", {})
+    )
 
 
 def _dynamo_counters() -> Mapping[str, Mapping[str, Any]]:
@@ -68,15 +77,23 @@ def trained_parameters() -> list[torch.Tensor]:
 
     live = gc.get_objects()
     # By type, not isinstance, which asks an object for its __class__: a lazy module would import things to answer.
-    optimizers = [thing for thing in live if issubclass(type(thing), torch.optim.Optimizer)]
+    optimizers = [
+        thing for thing in live if issubclass(type(thing), torch.optim.Optimizer)
+    ]
     trained = []
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             trained += group["params"]
     if not optimizers:
-        trained = [thing for thing in live if issubclass(type(thing), torch.nn.Parameter)]
+        trained = [
+            thing for thing in live if issubclass(type(thing), torch.nn.Parameter)
+        ]
     each_once = {id(parameter): parameter for parameter in trained}.values()
-    return [parameter for parameter in each_once if parameter.requires_grad and not is_lazy(parameter)]
+    return [
+        parameter
+        for parameter in each_once
+        if parameter.requires_grad and not is_lazy(parameter)
+    ]
 
 
 def gradient_bytes() -> int:
@@ -86,7 +103,10 @@ def gradient_bytes() -> int:
     https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.)
     """
     gc.collect()  # drop what is no longer trained
-    return sum(parameter.numel() * parameter.element_size() for parameter in trained_parameters())
+    return sum(
+        parameter.numel() * parameter.element_size()
+        for parameter in trained_parameters()
+    )
 
 
 class Training:
@@ -98,7 +118,10 @@ class Training:
 
     def __init__(self) -> None:
         """Begin before the first step, once the workload is built."""
-        self._before = [(weakref.ref(parameter), parameter._version) for parameter in trained_parameters()]
+        self._before = [
+            (weakref.ref(parameter), parameter._version)
+            for parameter in trained_parameters()
+        ]
         self._sums: list[float] | None = None
         self._has_changed = False
 
@@ -114,9 +137,13 @@ class Training:
             if parameter._version != version:
                 self._has_changed = True
                 return True
-            with contextlib.suppress(Exception):  # no memory is left, or a tensor of a kind that has no sum
+            with contextlib.suppress(
+                Exception
+            ):  # no memory is left, or a tensor of a kind that has no sum
                 sums.append(_sum(parameter))
-        if not sums or len(sums) < len(self._before):  # made in a step, or without a sum
+        if not sums or len(sums) < len(
+            self._before
+        ):  # made in a step, or without a sum
             return None
         if self._sums is None:
             self._sums = sums

@@ -63,7 +63,9 @@ class ProbeClock:
     def leaves_a_trial(self, trials: Sequence[Trial], limit_bytes: int) -> bool:
         """Return whether time is left for a trial as long as the recent ones, and to confirm what is known then."""
         recent = [trial.elapsed_seconds for trial in trials[-_RECENT:]]
-        return self.leaves(max(recent, default=0.0) + self.confirmation_seconds(trials, limit_bytes))
+        return self.leaves(
+            max(recent, default=0.0) + self.confirmation_seconds(trials, limit_bytes)
+        )
 
     def confirmation_seconds(self, trials: Sequence[Trial], limit_bytes: int) -> float:
         """Return about how long the confirmation will take: a step at each length, by the longest of its trials."""
@@ -71,4 +73,6 @@ class ProbeClock:
         for trial in trials:
             length = (trial.length, trial.target_length)
             longest[length] = max(longest.get(length, 0.0), trial.step_seconds or 0.0)
-        return self.start_seconds + SLOWER_IN_TURNS * rounds_of(trials, limit_bytes) * sum(longest.values())
+        return self.start_seconds + SLOWER_IN_TURNS * rounds_of(
+            trials, limit_bytes
+        ) * sum(longest.values())

@@ -66,4 +66,6 @@ class Ran(Message, frozen=True):
 
 Reply = Identified | Ready | Ran | Failed
 
-decode_request = msgspec.json.Decoder[Identify | Prepare | Run](Identify | Prepare | Run).decode
+decode_request = msgspec.json.Decoder[Identify | Prepare | Run](
+    Identify | Prepare | Run
+).decode

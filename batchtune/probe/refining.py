@@ -61,7 +61,10 @@ class Refinement:
         if at_stake is not None:
             ends = _Ends(self.lengths, self._spread_ends, known, single)
             length = ends.worst(self.num_buckets, at_stake)
-            may_add_more = at_stake == _AT_STAKE and len(single) < _FOR_MAX_BATCH_LENGTH * settings.num_lengths
+            may_add_more = (
+                at_stake == _AT_STAKE
+                and len(single) < _FOR_MAX_BATCH_LENGTH * settings.num_lengths
+            )
             if length is None and may_add_more:
                 length = ends.for_max_batch_length()
             if length is not None:
@@ -77,7 +80,9 @@ class Refinement:
         single = _single(known)
         if _least_at_stake(known, single) == _AT_STAKE:
             return None
-        lost, _ = _Ends(self.lengths, self._spread_ends, known, single).most_lost(self.num_buckets)
+        lost, _ = _Ends(self.lengths, self._spread_ends, known, single).most_lost(
+            self.num_buckets
+        )
         if lost <= _AT_STAKE:
             return None
         return lost
@@ -108,7 +113,10 @@ class Refinement:
         totals = self.lengths.histogram.cumulative_total
         shares = np.arange(1, _ENDS + 1) / _ENDS * (1 - 1e-12)
         logs = np.log(distinct / distinct[0])
-        chosen = np.union1d(np.searchsorted(totals, totals[-1] * shares), np.searchsorted(logs, logs[-1] * shares))
+        chosen = np.union1d(
+            np.searchsorted(totals, totals[-1] * shares),
+            np.searchsorted(logs, logs[-1] * shares),
+        )
         ends: FloatArray = distinct[chosen]
         return ends
 
@@ -132,7 +140,9 @@ def _least_at_stake(known: Knowledge, single: Sequence[Anchor]) -> float | None:
     return None
 
 
-def _step_cost(known: Knowledge) -> Callable[[FloatArray, FloatArray, FloatArray | None], FloatArray]:
+def _step_cost(
+    known: Knowledge,
+) -> Callable[[FloatArray, FloatArray, FloatArray | None], FloatArray]:
     """Return (sizes, lengths, targets) → the cost of a step, 1 for a batch that fills the memory.
 
     What an example computes is taken to be in proportion to the memory it needs. Measured times would decide better
@@ -143,8 +153,14 @@ def _step_cost(known: Knowledge) -> Callable[[FloatArray, FloatArray, FloatArray
         return lambda sizes, lengths, targets: np.ones(sizes.shape)
     room = known.fit.room_bytes - model.constant
 
-    def cost(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None) -> FloatArray:
-        filled = sizes * model.per_example(lengths, 0.0 if targets is None else targets) / room
+    def cost(
+        sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None
+    ) -> FloatArray:
+        filled = (
+            sizes
+            * model.per_example(lengths, 0.0 if targets is None else targets)
+            / room
+        )
         return _OVERHEAD + (1 - _OVERHEAD) * filled
 
     return cost
@@ -161,12 +177,20 @@ class _Ends:
         tolerance: Sizes that differ by no more than this share count as the same.
     """
 
-    def __init__(self, lengths: Lengths, spread: FloatArray, known: Knowledge, single: Sequence[Anchor]) -> None:
+    def __init__(
+        self,
+        lengths: Lengths,
+        spread: FloatArray,
+        known: Knowledge,
+        single: Sequence[Anchor],
+    ) -> None:
         distinct = lengths.histogram.lengths
         self.measured = np.unique([anchor.length for anchor in single])
         indices = np.flatnonzero(np.isin(distinct, self.measured))
         # The next longer one limits max_batch_length most, by the size of the length that was measured beyond it.
-        ends = np.union1d(spread, distinct[np.minimum([indices, indices + 1], distinct.size - 1)])
+        ends = np.union1d(
+            spread, distinct[np.minimum([indices, indices + 1], distinct.size - 1)]
+        )
         end_indices = np.searchsorted(distinct, ends)
         targets = None
         if lengths.targets is not None:
@@ -174,12 +198,16 @@ class _Ends:
         up_to = lengths.histogram.cumulative[end_indices]
         step_cost = _step_cost(known)
         self.histogram = Histogram(ends, np.diff(up_to, prepend=0))
-        self.shortest: FloatArray = distinct[np.concatenate(([0], end_indices[:-1] + 1))]
+        self.shortest: FloatArray = distinct[
+            np.concatenate(([0], end_indices[:-1] + 1))
+        ]
         self.fillable = up_to.astype(np.float64)
         self.tolerance = known.settings.tolerance
         self.proven = np.maximum(1, known.proven_sizes(ends, targets))
         self.possible = np.maximum(self.proven, known.possible_sizes(ends, targets))
-        self.now = step_cost(self.proven.astype(np.float64), ends, targets) / self.proven
+        self.now = (
+            step_cost(self.proven.astype(np.float64), ends, targets) / self.proven
+        )
         self.best = step_cost(self.possible, ends, targets) / self.possible
 
     def worst(self, num_buckets: Sequence[int], at_stake: float) -> float | None:
@@ -212,7 +240,9 @@ class _Ends:
         """Return the middle of the lengths whose size holds max_batch_length down; None if it is high enough."""
         limited = self.proven < self.fillable
         now = np.where(limited, (self.proven + 1) * self.shortest, np.inf)
-        best = np.where(self.possible < self.fillable, (self.possible + 1) * self.shortest, np.inf)
+        best = np.where(
+            self.possible < self.fillable, (self.possible + 1) * self.shortest, np.inf
+        )
         if not limited.any() or now.min() >= (1 - _OF_MAX_BATCH_LENGTH) * best.min():
             return None
         return self._within_its_gap(int(now.argmin()), apart=0.5)
@@ -236,12 +266,18 @@ class _Ends:
             return None
         span = np.log(high / low)
         wanted = np.clip(np.log(lengths[end] / low), apart * span, (1 - apart) * span)
-        return float(lengths[inside[int(np.abs(np.log(lengths[inside] / low) - wanted).argmin())]])
+        return float(
+            lengths[
+                inside[int(np.abs(np.log(lengths[inside] / low) - wanted).argmin())]
+            ]
+        )
 
     @cached_property
     def _is_open(self) -> npt.NDArray[np.bool_]:
         step = np.maximum(1, np.floor(self.proven * self.tolerance))
-        is_open: npt.NDArray[np.bool_] = np.minimum(self.possible, self.fillable) >= self.proven + step
+        is_open: npt.NDArray[np.bool_] = (
+            np.minimum(self.possible, self.fillable) >= self.proven + step
+        )
         return is_open
 
     def _used(self, boundaries: FloatArray) -> tuple[IntArray, IntArray]:

@@ -45,15 +45,25 @@ class FrontierSearch:
     """Finds the largest batch size that fits: at lengths that span the data, then where `refine` says."""
 
     def __init__(
-        self, lengths: Lengths, settings: ProbeSettings, limit_bytes: int, *, refine: Refine | None = None
+        self,
+        lengths: Lengths,
+        settings: ProbeSettings,
+        limit_bytes: int,
+        *,
+        refine: Refine | None = None,
     ) -> None:
-        rungs = ladder(settings.tolerance, min(lengths.count, settings.max_batch_size or lengths.count))
+        rungs = ladder(
+            settings.tolerance,
+            min(lengths.count, settings.max_batch_size or lengths.count),
+        )
         self.task = Task(lengths, settings, limit_bytes, rungs)
         self._lengths = lengths
         self._num_lengths = min(settings.num_lengths, lengths.histogram.lengths.size)
         self._refine = refine
 
-    def known(self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> Knowledge:
+    def known(
+        self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None
+    ) -> Knowledge:
         """Return the conclusions from the trials."""
         return Knowledge(self.task, trials, confirmed)
 
@@ -116,9 +126,15 @@ class FrontierSearch:
                 failed = index
                 if trial.outcome != "oom":
                     raise SingleFails(workload, trial)
-            index = 0 if failed == distinct.size - 1 and passed < 0 else (passed + failed) // 2
+            index = (
+                0
+                if failed == distinct.size - 1 and passed < 0
+                else (passed + failed) // 2
+            )
         if passed >= 0:
-            raise TooLong(self._lengths, workload, limit_bytes, trial, float(distinct[passed]))
+            raise TooLong(
+                self._lengths, workload, limit_bytes, trial, float(distinct[passed])
+            )
         if message_verdict(trial.error or "") == "disguised":
             raise SingleFails(workload, trial)
         raise NothingFits(self._lengths, workload, limit_bytes, trial)
@@ -141,9 +157,13 @@ class FrontierSearch:
         seconds_of_largest = known.median_seconds(longest.shape(largest))
         if seconds is None or seconds_of_largest is None or ratio < _VERY_DIFFERENT:
             return None
-        if abs(high - low) > known.peaks.margin.bytes or seconds_of_largest > seconds * ratio ** (1 / 3):
+        if abs(
+            high - low
+        ) > known.peaks.margin.bytes or seconds_of_largest > seconds * ratio ** (1 / 3):
             return None
-        equal = [known.passed_trial(longest.shape(size)) for size in (smallest, largest)]
+        equal = [
+            known.passed_trial(longest.shape(size)) for size in (smallest, largest)
+        ]
         return IgnoresShape(self._lengths, known.settings.workload, equal)
 
     # Results
@@ -180,7 +200,9 @@ class FrontierSearch:
                     target_length=anchor.target_length,
                     batch_size=size,
                     closed_by=closed_by,
-                    oom_batch_size=bracket.failed if bracket.failed_by == "oom" else None,
+                    oom_batch_size=bracket.failed
+                    if bracket.failed_by == "oom"
+                    else None,
                     step_seconds=known.median_seconds(anchor.shape(size)),
                     peak_bytes=known.peaks.highest(anchor.shape(size)),
                     trial=known.proof(anchor, size),
@@ -198,9 +220,13 @@ class FrontierSearch:
         known = self.known(trials)
         if known.anchor(self._lengths.longest).shape(1) in known.failures:
             tried = sum(known.tried(anchor.shape(1)) > 0 for anchor in known.anchors)
-            return tried, max(tried, 2 + (self._lengths.histogram.lengths.size - 2).bit_length())
+            return tried, max(
+                tried, 2 + (self._lengths.histogram.lengths.size - 2).bit_length()
+            )
         order = self._order(known)
-        closed = sum(known.closed_by(known.bracket(anchor)) is not None for anchor in order)
+        closed = sum(
+            known.closed_by(known.bracket(anchor)) is not None for anchor in order
+        )
         return closed, max(len(order), self._num_lengths)
 
     # Which lengths
@@ -221,7 +247,9 @@ class FrontierSearch:
             chosen_from = cap
         if chosen_from is None:
             return [first]
-        between = sorted(set(self._lengths_between(chosen_from)) - {longest, shortest}, reverse=True)
+        between = sorted(
+            set(self._lengths_between(chosen_from)) - {longest, shortest}, reverse=True
+        )
         spanning = [first, *(known.anchor(length) for length in (shortest, *between))]
         return [*spanning, *sorted(set(known.anchors) - set(spanning), reverse=True)]
 
@@ -236,16 +264,26 @@ class FrontierSearch:
         wanted = self._num_lengths - 2
         if wanted < 1:
             return []
-        filled = np.flatnonzero(histogram.cumulative * lengths >= longest_batch_size * lengths[-1])
-        first = min(max(1, int(filled[0]) if filled.size else 1), lengths.size - 1 - wanted)
-        logs = np.log(lengths[first:] / lengths[first]) / np.log(lengths[-1] / lengths[first])
+        filled = np.flatnonzero(
+            histogram.cumulative * lengths >= longest_batch_size * lengths[-1]
+        )
+        first = min(
+            max(1, int(filled[0]) if filled.size else 1), lengths.size - 1 - wanted
+        )
+        logs = np.log(lengths[first:] / lengths[first]) / np.log(
+            lengths[-1] / lengths[first]
+        )
         totals = histogram.cumulative_total[first:] - histogram.cumulative_total[first]
         marks = np.linspace(0, 1, wanted + 1)[:-1]
-        indices = first + np.searchsorted((logs + totals / totals[-1]) / 2, marks, side="left")
+        indices = first + np.searchsorted(
+            (logs + totals / totals[-1]) / 2, marks, side="left"
+        )
         # Marks may fall on the same length: move the later ones up to the next free one, leaving room for the rest.
         chosen = [first - 1]
         for number, index in enumerate(indices.tolist()):
-            chosen.append(min(max(index, chosen[-1] + 1), lengths.size - 1 - (wanted - number)))
+            chosen.append(
+                min(max(index, chosen[-1] + 1), lengths.size - 1 - (wanted - number))
+            )
         return [float(lengths[index]) for index in chosen[1:]]
 
 
@@ -253,7 +291,11 @@ def _first_failure(trials: Sequence[Trial], longest: float) -> int | None:
     """Return the first batch size that failed at the longest length: later trials must not change what it decides."""
     faults: set[int] = set()
     for trial in trials:
-        if trial.length != longest or trial.outcome in ("ok", "error") or trial.confirmation:
+        if (
+            trial.length != longest
+            or trial.outcome in ("ok", "error")
+            or trial.confirmation
+        ):
             continue
         if trial.outcome == "oom" or trial.batch_size in faults:
             return trial.batch_size

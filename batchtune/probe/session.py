@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from batchtune.probe.devices.base import Meter
 from batchtune.probe.oom import Verdict, error_verdict, noting_ooms
-from batchtune.probe.process_checks import at_recompile_limit, compilations, lowered_limit, process_limits
+from batchtune.probe.process_checks import (
+    at_recompile_limit,
+    compilations,
+    lowered_limit,
+    process_limits,
+)
 from batchtune.probe.protocol import Ran, Stage
 from batchtune.results import Trial
 from batchtune.shapes import BatchShape
@@ -56,8 +61,12 @@ class Session:
     _meter: Meter
     _has_stepped: bool = False
     _limits: dict[str, int] = field(default_factory=process_limits)
-    _steady_trials: int = 0  # the last ones in a row whose equal steps took equal time and memory
-    _rest_bytes: int = field(init=False)  # in use after the setup, then after the last step or trial that passed
+    _steady_trials: int = (
+        0  # the last ones in a row whose equal steps took equal time and memory
+    )
+    _rest_bytes: int = field(
+        init=False
+    )  # in use after the setup, then after the last step or trial that passed
 
     def __post_init__(self) -> None:
         self._rest_bytes = self._meter.in_use()
@@ -85,7 +94,9 @@ class Session:
         if release:
             self._free()
         attempt = self._attempt(shape, single=True)
-        if attempt.error is None and attempt.ooms:  # who caught it? A library may go on with a smaller workspace
+        if (
+            attempt.error is None and attempt.ooms
+        ):  # who caught it? A library may go on with a smaller workspace
             with noting_ooms(attempt.caught):
                 self._attempt(shape, single=True)
         return self._ran(attempt)
@@ -93,7 +104,9 @@ class Session:
     def _attempt(self, shape: BatchShape, *, single: bool = False) -> _Attempt:
         meter = self._meter
         is_brief = self._steady_trials >= _STEADY_TRIALS
-        attempt = _Attempt(self._workload, meter, shape, single=single, is_brief=is_brief)
+        attempt = _Attempt(
+            self._workload, meter, shape, single=single, is_brief=is_brief
+        )
         retries_before, ooms_before = meter.retries_and_ooms()
         compilations_before = compilations()
         try:
@@ -129,15 +142,22 @@ class Session:
         trial = attempt.trial()
         # Any error but a plain OOM costs the worker. So does an OOM in its very first step: the optimizer's state may
         # be incomplete, and the next step would fail because of that.
-        is_plain_oom = attempt.verdict == "oom" and (self._has_stepped or attempt.stage != "step")
+        is_plain_oom = attempt.verdict == "oom" and (
+            self._has_stepped or attempt.stage != "step"
+        )
         is_harmless = attempt.error is None or (is_plain_oom and self._meter.healthy())
-        is_worn = not attempt.single and self._meter.worn()  # steps go on with what earlier ones left, as training does
+        is_worn = (
+            not attempt.single and self._meter.worn()
+        )  # steps go on with what earlier ones left, as training does
         return Ran(
             trial=trial,
             stage=None if passed else attempt.stage,
             traceback=attempt.traceback,
             hint=None if attempt.leak is None else _LEAK_HINT,
-            renew=attempt.leak is not None or not is_harmless or self._holds_more(passed) or is_worn,
+            renew=attempt.leak is not None
+            or not is_harmless
+            or self._holds_more(passed)
+            or is_worn,
         )
 
     def _holds_more(self, passed: bool) -> bool:
@@ -163,9 +183,13 @@ class _Attempt:
     is_brief: bool
     seconds: list[float] = field(default_factory=list)  # of the timed steps
     in_use: list[int] = field(default_factory=list)  # bytes after each completed step
-    peaks: list[int | None] = field(default_factory=list)  # bytes, of making the batch and of each step
+    peaks: list[int | None] = field(
+        default_factory=list
+    )  # bytes, of making the batch and of each step
     reserved: list[int | None] = field(default_factory=list)
-    surroundings: dict[str, Any] = field(default_factory=dict)  # further fields of the trial
+    surroundings: dict[str, Any] = field(
+        default_factory=dict
+    )  # further fields of the trial
     retries: int = 0
     ooms: int = 0
     compilations: int = 0
@@ -184,7 +208,9 @@ class _Attempt:
         flushed, _ = self.meter.retries_and_ooms()
         with noting_ooms(self.caught):
             batch = self._make()
-            self._step(batch)  # a warm-up: it makes the optimizer's state, and libraries choose their kernels
+            self._step(
+                batch
+            )  # a warm-up: it makes the optimizer's state, and libraries choose their kernels
         if self.caught or self.meter.retries_and_ooms()[0] > flushed:
             return
         self.meter.surroundings()  # count from here
@@ -204,7 +230,9 @@ class _Attempt:
     def _run_timed(self, batch: Any) -> None:
         """Run steps until their time is known."""
         compiling = 0
-        while not self.seconds or not (self.single or enough(self.seconds, brief=self.is_brief)):
+        while not self.seconds or not (
+            self.single or enough(self.seconds, brief=self.is_brief)
+        ):
             compiled = compilations()
             seconds = self._step(batch, watched=not self.single and not self.seconds)
             if compilations() > compiled and compiling < _MOST_COMPILING_STEPS:
@@ -236,7 +264,10 @@ class _Attempt:
         started = time.monotonic()
         gc.collect()
         in_use = [self.meter.in_use()]
-        while len(in_use) <= _LEAKING_STEPS and time.monotonic() - started < _WATCH_SECONDS:
+        while (
+            len(in_use) <= _LEAKING_STEPS
+            and time.monotonic() - started < _WATCH_SECONDS
+        ):
             self._step(batch)
             gc.collect()
             in_use.append(self.meter.in_use())
@@ -268,9 +299,15 @@ class _Attempt:
         if self.error is not None:
             return "error", self.error
         if self.caught_oom is not None:
-            return "oom", f"caught by the workload, whose step returned all the same: {self.caught_oom}"
+            return (
+                "oom",
+                f"caught by the workload, whose step returned all the same: {self.caught_oom}",
+            )
         if self.retries and not self.single:
-            return "oom", f"passed only after the allocator had emptied its cache {self.retries} times"
+            return (
+                "oom",
+                f"passed only after the allocator had emptied its cache {self.retries} times",
+            )
         return "ok", None
 
     @property
@@ -284,7 +321,10 @@ class _Attempt:
         if len(self.seconds) < 2:
             return False
         spread = max(self._later_peaks, default=0) - min(self._later_peaks, default=0)
-        return _are_steady(self.seconds) and spread <= _STEADY_PEAKS * self.meter.device.limit_bytes
+        return (
+            _are_steady(self.seconds)
+            and spread <= _STEADY_PEAKS * self.meter.device.limit_bytes
+        )
 
     def trial(self) -> Trial:
         """Return its record. Failures have no times and no peaks, except a single step's peak."""
@@ -324,7 +364,11 @@ def drain_autograd() -> None:
     """Free what a failed backward pass left in this thread: torch keeps its queue until the next one begins."""
     import torch
 
-    with contextlib.suppress(Exception), torch.inference_mode(False), torch.enable_grad():
+    with (
+        contextlib.suppress(Exception),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
         torch.autograd.backward(torch.ones(1, device="cpu", requires_grad=True).sum())
 
 

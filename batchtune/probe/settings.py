@@ -9,7 +9,15 @@ from batchtune.probe.devices import DEVICE_FORMS, is_device
 from batchtune.results import ProbedWith
 
 _RECORDED = (
-    *("device", "memory_bytes", "memory_fraction", "num_lengths", "max_lengths", "tolerance", "max_batch_size"),
+    *(
+        "device",
+        "memory_bytes",
+        "memory_fraction",
+        "num_lengths",
+        "max_lengths",
+        "tolerance",
+        "max_batch_size",
+    ),
     *("seed", "reserve_bytes", "ddp"),
 )
 
@@ -39,7 +47,10 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not is_device(self.device):
-            raise UsageError(f"there is no device {shortened(self.device)}", f"Use --device {DEVICE_FORMS}.")
+            raise UsageError(
+                f"there is no device {shortened(self.device)}",
+                f"Use --device {DEVICE_FORMS}.",
+            )
         num = self.num_lengths
         most = self.max_lengths
         fraction = self.memory_fraction
@@ -47,16 +58,44 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
         trial = self.trial_timeout_seconds
         setup = self.setup_timeout_seconds
         for holds, rule, given in (
-            (0 < fraction <= 1, "the memory fraction must be above 0 and at most 1", fraction),
-            (0 <= self.tolerance < 1, "the tolerance must be at least 0 and below 1", self.tolerance),
-            (self.reserve_bytes >= 0, "the memory to keep free must be at least 0", self.reserve_bytes),
+            (
+                0 < fraction <= 1,
+                "the memory fraction must be above 0 and at most 1",
+                fraction,
+            ),
+            (
+                0 <= self.tolerance < 1,
+                "the tolerance must be at least 0 and below 1",
+                self.tolerance,
+            ),
+            (
+                self.reserve_bytes >= 0,
+                "the memory to keep free must be at least 0",
+                self.reserve_bytes,
+            ),
             (num >= 2, "at least 2 lengths must be probed", num),
-            (most is None or most >= num, f"--max-lengths must be no less than the {num} of --num-lengths", most),
-            (size is None or size >= 1, "the largest batch size must be at least 1", size),
+            (
+                most is None or most >= num,
+                f"--max-lengths must be no less than the {num} of --num-lengths",
+                most,
+            ),
+            (
+                size is None or size >= 1,
+                "the largest batch size must be at least 1",
+                size,
+            ),
             (trial > 0, "the time limit of a trial must be positive", trial),
             (setup > 0, "--setup-timeout must be above 0 seconds", f"{setup:g}"),
-            (self.minutes is None or self.minutes > 0, "--minutes must be above 0", self.minutes),
-            (self.wait_seconds >= 0, "--wait must be at least 0 seconds", f"{self.wait_seconds:g}"),
+            (
+                self.minutes is None or self.minutes > 0,
+                "--minutes must be above 0",
+                self.minutes,
+            ),
+            (
+                self.wait_seconds >= 0,
+                "--wait must be at least 0 seconds",
+                f"{self.wait_seconds:g}",
+            ),
         ):
             if not holds:
                 raise UsageError(f"{rule}, got {given}")

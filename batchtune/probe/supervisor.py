@@ -12,7 +12,15 @@ from msgspec.structs import replace
 from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadError
 from batchtune.probe.devices import backends
 from batchtune.probe.lock import DeviceBusy, lock_device
-from batchtune.probe.protocol import Identified, Identify, Prepare, Ran, Ready, Reply, Run
+from batchtune.probe.protocol import (
+    Identified,
+    Identify,
+    Prepare,
+    Ran,
+    Ready,
+    Reply,
+    Run,
+)
 from batchtune.probe.settings import ProbeSettings
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
 from batchtune.results import Device, DeviceProcess, Trial
@@ -85,7 +93,14 @@ class Supervisor:
         self._nursery.close()
         return self._start_worker()
 
-    def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
+    def measure(
+        self,
+        shape: BatchShape,
+        index: int,
+        *,
+        fresh: bool = False,
+        timing: bool = False,
+    ) -> Ran:
         """Run one trial, the journal's entry `index`; if `fresh`, in a worker that has run nothing before.
 
         If the worker dies or hangs, that is the trial's outcome (`crash`, `oom`, `timeout`). Raises as `start`.
@@ -115,7 +130,9 @@ class Supervisor:
         if ran.renew:
             self._drop()
         elapsed = round(time.monotonic() - started, 6)
-        return replace(ran, trial=replace(ran.trial, worker=self.worker, elapsed_seconds=elapsed))
+        return replace(
+            ran, trial=replace(ran.trial, worker=self.worker, elapsed_seconds=elapsed)
+        )
 
     def _start_worker(self) -> Device:
         """Build the workload in a new worker, which may be forked from the same process as the last one."""
@@ -167,7 +184,9 @@ class Supervisor:
     def _ask(self, request: Identify | Prepare, kind: type[Prepared]) -> Prepared:
         """Ask the new worker for what comes before any trial."""
         try:
-            reply = self._nursery.ask(request, (kind, Failed), self._settings.setup_timeout_seconds)
+            reply = self._nursery.ask(
+                request, (kind, Failed), self._settings.setup_timeout_seconds
+            )
         except WorkerLost as lost:
             raise self._setup_error(lost) from None
         if isinstance(reply, kind):

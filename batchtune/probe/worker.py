@@ -19,7 +19,12 @@ from batchtune.errors import BatchtuneError, OptionError, WorkloadError
 from batchtune.probe import protocol
 from batchtune.probe.devices import backend_for, backends, describe_environment
 from batchtune.probe.oom import error_verdict
-from batchtune.probe.process_checks import Training, gradient_bytes, lowered_limit, process_limits
+from batchtune.probe.process_checks import (
+    Training,
+    gradient_bytes,
+    lowered_limit,
+    process_limits,
+)
 from batchtune.probe.protocol import Identify, Prepare, Ran, Ready, Run, Stage
 from batchtune.probe.session import Session
 from batchtune.processes.serving import serve
@@ -66,14 +71,23 @@ class Worker:
         except OptionError as error:
             return Failed(stage="options", message=error.message, hint=error.hint)
         except WorkloadError as error:
-            return Failed(stage=self._stage, message=error.message, hint=error.hint, traceback=error.traceback)
+            return Failed(
+                stage=self._stage,
+                message=error.message,
+                hint=error.hint,
+                traceback=error.traceback,
+            )
         except BatchtuneError as error:
             return Failed(stage=self._stage, message=error.message, hint=error.hint)
         except BaseException as error:
             lowered = lowered_limit(self._limits)
             if lowered is not None:
                 return Failed(stage=self._stage, message=lowered)
-            failed = Failed(stage=self._stage, message=first_line(error), traceback=user_traceback(error))
+            failed = Failed(
+                stage=self._stage,
+                message=first_line(error),
+                traceback=user_traceback(error),
+            )
             if error_verdict(error) == "oom":
                 return replace(failed, outcome="oom")
             return failed
@@ -85,14 +99,19 @@ class Worker:
         ran = self._session.measure(request.shape)
         if ran.trial.outcome != "ok":
             return ran
-        return replace(ran, trial=replace(ran.trial, parameters_changed=self._training.has_changed()))
+        return replace(
+            ran,
+            trial=replace(ran.trial, parameters_changed=self._training.has_changed()),
+        )
 
     def _prepare(self, request: Prepare) -> Ready:
         """Open and limit the device, and build the workload on it."""
         from batchtune.workloads import load_workload
 
         settings = request.settings
-        meter = backend_for(settings.device).open(settings.device, settings, request.limit_bytes)
+        meter = backend_for(settings.device).open(
+            settings.device, settings, request.limit_bytes
+        )
         self._stage = "import"
         workload = load_workload(request.workload, request.options)
         self._check_limits()
@@ -112,7 +131,9 @@ class Worker:
         meter.settle(settings.reserve_bytes, ddp_bytes)
         self._session = Session(workload, meter)
         self._training = Training()
-        return Ready(device=replace(meter.device, settings=describe_settings(meter.switches())))
+        return Ready(
+            device=replace(meter.device, settings=describe_settings(meter.switches()))
+        )
 
     def _check_limits(self) -> None:
         """Raise WorkloadError if the workload has lowered a limit of this process."""
@@ -126,7 +147,9 @@ def describe_settings(switches: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     precision: str | None = None
-    with contextlib.suppress(RuntimeError):  # from torch 2.9 on, if its newer form was used too
+    with contextlib.suppress(
+        RuntimeError
+    ):  # from torch 2.9 on, if its newer form was used too
         precision = torch.get_float32_matmul_precision()
     return {
         **describe_environment(),

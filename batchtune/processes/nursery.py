@@ -45,7 +45,9 @@ def main() -> None:
     control.set_inheritable(False)
     # While it imports it can't watch the supervisor. Later this would end it with the thread that started it.
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    with contextlib.suppress(BaseException):  # what fails here fails in the worker again, and is shown there
+    with contextlib.suppress(
+        BaseException
+    ):  # what fails here fails in the worker again, and is shown there
         for module in ("torch", sys.argv[3]):
             importlib.import_module(module)
     # Workers collect garbage after each trial: what was imported stays, and looking through it takes 0.2 s.
@@ -55,7 +57,9 @@ def main() -> None:
     serve(control, int(sys.argv[2]), _work)
 
 
-def serve(control: socket.socket, supervisor: int, work: Callable[[int], object]) -> None:
+def serve(
+    control: socket.socket, supervisor: int, work: Callable[[int], object]
+) -> None:
     """Fork workers as the supervisor asks for them; end the process when the supervisor closes the socket, or ends.
 
     `supervisor` is its process id: a process forked from it may hold the socket open. `work` is called in each worker's
@@ -66,7 +70,9 @@ def serve(control: socket.socket, supervisor: int, work: Callable[[int], object]
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     for number in _HANDLED_SIGNALS:  # Ctrl-C too: the supervisor decides when to stop
-        signal.signal(number, lambda number, frame: None)  # its number arrives through the pipe
+        signal.signal(
+            number, lambda number, frame: None
+        )  # its number arrives through the pipe
     ends = []
     with contextlib.suppress(AttributeError, OSError):  # a kernel before Linux 5.3
         ends.append(os.pidfd_open(supervisor))
@@ -101,19 +107,32 @@ def serve(control: socket.socket, supervisor: int, work: Callable[[int], object]
     os._exit(0)
 
 
-def ready(watched: Sequence[int | socket.socket], seconds: float | None = None) -> list[int]:
+def ready(
+    watched: Sequence[int | socket.socket], seconds: float | None = None
+) -> list[int]:
     """Return which descriptors have something to read, or have ended; `select.select` takes none above 1023."""
     waiting = select.poll()
     for stream in watched:
         waiting.register(stream, select.POLLIN)
-    return [number for number, _ in waiting.poll(None if seconds is None else seconds * 1000)]
+    return [
+        number
+        for number, _ in waiting.poll(None if seconds is None else seconds * 1000)
+    ]
 
 
-def _fork(inherited: Sequence[int], work: Callable[[int], object], channel: int, output: int, folder: int) -> int:
+def _fork(
+    inherited: Sequence[int],
+    work: Callable[[int], object],
+    channel: int,
+    output: int,
+    folder: int,
+) -> int:
     """Fork a worker, into a session of its inherited; the kernel kills it if this process is killed."""
     nursery = os.getpid()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads: those of numpy's BLAS, which handles forks
+        warnings.simplefilter(
+            "ignore"
+        )  # of threads: those of numpy's BLAS, which handles forks
         if worker := os.fork():
             return worker
     try:
@@ -156,7 +175,10 @@ def _reap(exit_codes: dict[int, int]) -> bool:
 def _clear_up(worker: int, exit_codes: dict[int, int]) -> None:
     """Kill all descendants, again and again until none is left: each pass may find what was just forked."""
     started = time.monotonic()
-    while _reap(exit_codes) and (elapsed := time.monotonic() - started) < _PATIENCE_SECONDS:
+    while (
+        _reap(exit_codes)
+        and (elapsed := time.monotonic() - started) < _PATIENCE_SECONDS
+    ):
         if worker and worker not in exit_codes:
             os.kill(worker, signal.SIGKILL)
         # Not before the worker has ended: to look for others takes memory, which later workers would inherit.

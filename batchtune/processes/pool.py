@@ -33,7 +33,11 @@ def run_in_processes(
     """
     keep_out_the_working_folder()
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=die_with_parent)
+    pool = ProcessPoolExecutor(
+        jobs,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=die_with_parent,
+    )
     try:
         with _without_interrupts():
             futures = {pool.submit(work, task): key for key, task in tasks.items()}
@@ -47,7 +51,9 @@ def run_in_processes(
             for key, result in results:
                 take(key, result)
     except BaseException:
-        for worker in set(multiprocessing.active_children()) - others:  # nobody waits for them
+        for worker in (
+            set(multiprocessing.active_children()) - others
+        ):  # nobody waits for them
             worker.kill()
         raise
     finally:
@@ -62,7 +68,11 @@ def _without_interrupts() -> Iterator[None]:
     """
     arrived: list[int] = []
     main = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number)) if main else None
+    handler = (
+        signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
+        if main
+        else None
+    )
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -67,7 +67,9 @@ class Failed(Message, frozen=True):
     @property
     def text(self) -> str:
         """The message, the hint and the traceback, each on lines of its own."""
-        return "\n".join(part for part in (self.message, self.hint, self.traceback) if part)
+        return "\n".join(
+            part for part in (self.message, self.hint, self.traceback) if part
+        )
 
 
 encode = msgspec.json.Encoder().encode
@@ -80,7 +82,9 @@ class WorkerLost(Exception):
     the end of what it printed; if it hangs, its stack as `user_stack` writes it.
     """
 
-    def __init__(self, outcome: Literal["timeout", "oom", "crash"], how: str, output: str = "") -> None:
+    def __init__(
+        self, outcome: Literal["timeout", "oom", "crash"], how: str, output: str = ""
+    ) -> None:
         super().__init__(how)
         self.outcome: Literal["timeout", "oom", "crash"] = outcome
         self.output = output
@@ -94,7 +98,9 @@ class Nursery:
     the variables `environment`.
     """
 
-    def __init__(self, module: str, replies: Any, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, module: str, replies: Any, environment: Mapping[str, str]
+    ) -> None:
         self._module = module
         self._environment = environment
         self._replies = msgspec.json.Decoder(replies)
@@ -118,19 +124,34 @@ class Nursery:
         self._said = b""
         self._channel, worker_end = socket.socketpair()
         output, writing = os.pipe()
-        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)  # the worker's, too, wherever the nursery was started
-        with worker_end, contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it was just killed
-            socket.send_fds(self._control, [b"start"], [worker_end.fileno(), writing, folder])
+        folder = os.open(
+            ".", os.O_RDONLY | os.O_DIRECTORY
+        )  # the worker's, too, wherever the nursery was started
+        with (
+            worker_end,
+            contextlib.suppress(BrokenPipeError, ConnectionResetError),
+        ):  # it was just killed
+            socket.send_fds(
+                self._control, [b"start"], [worker_end.fileno(), writing, folder]
+            )
         os.close(writing)
         os.close(folder)
         deadline = time.monotonic() + _IMPORTING_SECONDS
-        while not self._started and self._exit_code is None and (left := deadline - time.monotonic()) > 0:
+        while (
+            not self._started
+            and self._exit_code is None
+            and (left := deadline - time.monotonic()) > 0
+        ):
             self._listen(left)
         self._output = bytearray()
-        self._reader = threading.Thread(target=_drain, args=[output, self._output], daemon=True)
+        self._reader = threading.Thread(
+            target=_drain, args=[output, self._output], daemon=True
+        )
         self._reader.start()
 
-    def ask(self, request: Message, kinds: tuple[type[Answer], ...], timeout_seconds: float) -> Answer:
+    def ask(
+        self, request: Message, kinds: tuple[type[Answer], ...], timeout_seconds: float
+    ) -> Answer:
         """Send the worker a request, and wait for a reply of these kinds. Raises WorkerLost if none comes in time."""
         if not self._said and ready([self._channel], 0):
             self._receive()
@@ -144,7 +165,9 @@ class Nursery:
                     self._said = rest
                     return reply
         said = f"said {self._said[:100]!r} over its channel to batchtune"
-        raise WorkerLost("crash", f"{said}: your code writes to files that are not its own")
+        raise WorkerLost(
+            "crash", f"{said}: your code writes to files that are not its own"
+        )
 
     def output(self) -> str:
         """Return the end of the worker's output."""
@@ -173,15 +196,27 @@ class Nursery:
 
     def _start(self) -> None:
         self.close()
-        self._control, nursery_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, nursery_end = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET
+        )
         with nursery_end:
             self._process = subprocess.Popen(
-                start.command("batchtune.processes.nursery", nursery_end.fileno(), os.getpid(), self._module),
+                start.command(
+                    "batchtune.processes.nursery",
+                    nursery_end.fileno(),
+                    os.getpid(),
+                    self._module,
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[nursery_end.fileno()],
-                env={**os.environ, **self._environment, "PYTHONUNBUFFERED": "1", MARK: self._mark},
+                env={
+                    **os.environ,
+                    **self._environment,
+                    "PYTHONUNBUFFERED": "1",
+                    MARK: self._mark,
+                },
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone
             )
 
@@ -212,7 +247,11 @@ class Nursery:
         deadline = time.monotonic() + _KILLING_SECONDS
         while time.monotonic() < deadline:
             every = psutil.process_iter(["environ"])
-            marked = [process for process in every if (process.info["environ"] or {}).get(MARK) == self._mark]
+            marked = [
+                process
+                for process in every
+                if (process.info["environ"] or {}).get(MARK) == self._mark
+            ]
             if not marked:
                 return
             for process in marked:
@@ -227,7 +266,9 @@ class Nursery:
             readable = ready([self._channel], 0 if ended else _POLL_SECONDS)
             if readable and self._receive():
                 continue
-            if readable or ended:  # a child of the workload's may hold the channel open after the worker has gone
+            if (
+                readable or ended
+            ):  # a child of the workload's may hold the channel open after the worker has gone
                 self._died()
             if time.monotonic() > deadline:
                 raise WorkerLost("timeout", "hangs", self._stack())
@@ -247,7 +288,10 @@ class Nursery:
             with contextlib.suppress(OSError):
                 self._control.send(b"stack")
         deadline = time.monotonic() + _STACK_SECONDS
-        while self.output().count(_OUTERMOST_FRAME) == printed and time.monotonic() < deadline:
+        while (
+            self.output().count(_OUTERMOST_FRAME) == printed
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.02)
         return user_stack(self.output())
 
@@ -256,7 +300,8 @@ class Nursery:
         while (code := self._ended()) is None:
             if time.monotonic() > deadline:
                 raise WorkerLost(
-                    "crash", "closed its channel to batchtune: your code closes files that are not its own"
+                    "crash",
+                    "closed its channel to batchtune: your code closes files that are not its own",
                 )
             time.sleep(0.01)
         self._reader.join(timeout=1)
@@ -267,9 +312,15 @@ class Nursery:
             with contextlib.suppress(ValueError):
                 how = f"was killed by {signal.Signals(-code).name}"
         out_of_memory = (
-            (code == -signal.SIGABRT and ("bad_alloc" in output or "annot allocate memory" in output))
+            (
+                code == -signal.SIGABRT
+                and ("bad_alloc" in output or "annot allocate memory" in output)
+            )
             # Python's own last word, where no memory was left even to report the lack of it.
-            or (code == 1 and output.rstrip().rpartition("\n")[2].startswith("MemoryError"))
+            or (
+                code == 1
+                and output.rstrip().rpartition("\n")[2].startswith("MemoryError")
+            )
             or (code == -signal.SIGKILL and self._oom_killed())
         )
         raise WorkerLost("oom" if out_of_memory else "crash", how, output)

@@ -53,7 +53,9 @@ _COMPARE = {
 # Outcome → its element of JUnit.
 _CASES = {"fails": "failure", "error": "error"}
 # Characters that XML 1.0 can't hold even escaped (https://www.w3.org/TR/xml/#charsets), and all control characters.
-_FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_FORBIDDEN = re.compile(
+    "[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +98,19 @@ def _parse_rule(given: str) -> Rule:
     if match["flag"]:
         limit = match["flag"].lower() == "true"
         if match["operator"] not in ("==", "!="):
-            raise UsageError(f"--fail-if: {text}: true and false can only be compared by == and !=", _EXAMPLE)
+            raise UsageError(
+                f"--fail-if: {text}: true and false can only be compared by == and !=",
+                _EXAMPLE,
+            )
     else:
         limit = Fraction(match["number"])
         if match["percent"]:
             limit /= 100
     if match["operator"] == "worse" and (not match["percent"] or limit < 0):
-        raise UsageError(f"--fail-if: {text}: how much worse is allowed must be in per cent, such as 2%", _EXAMPLE)
+        raise UsageError(
+            f"--fail-if: {text}: how much worse is allowed must be in per cent, such as 2%",
+            _EXAMPLE,
+        )
     return Rule(
         text=text,
         field=match["field"],
@@ -159,7 +167,11 @@ def _judge(rule: Rule, inputs: RuleInputs) -> Verdict:
 
 
 def _verdict(
-    rule: Rule, outcome: Answer, message: str, value: Value | None = None, other: Value | None = None
+    rule: Rule,
+    outcome: Answer,
+    message: str,
+    value: Value | None = None,
+    other: Value | None = None,
 ) -> Verdict:
     limit = rule.limit if isinstance(rule.limit, bool) else float(rule.limit)
     return Verdict(
@@ -195,16 +207,26 @@ def _field(rule: Rule) -> Field:
             n=1,
             cutoff=0.0,
         )
-        raise NotKnownError(f"{rule.field} is not a number that a rule can name; did you mean {near}?")
+        raise NotKnownError(
+            f"{rule.field} is not a number that a rule can name; did you mean {near}?"
+        )
     if field.is_flag != isinstance(rule.limit, bool):
-        raise NotKnownError(f"{rule.field} can't be compared with {rule.written}: one of them is true or false")
+        raise NotKnownError(
+            f"{rule.field} can't be compared with {rule.written}: one of them is true or false"
+        )
     if rule.operator == "worse":
         if not field.of_row or not field.better:
-            raise NotKnownError(f"{rule.field} can't be worse: only a figure of a recommended row can")
+            raise NotKnownError(
+                f"{rule.field} can't be worse: only a figure of a recommended row can"
+            )
     elif rule.is_percent and not field.is_ratio:
-        raise NotKnownError(f"{rule.field} is not a ratio, and can't be compared with {rule.written}")
+        raise NotKnownError(
+            f"{rule.field} is not a ratio, and can't be compared with {rule.written}"
+        )
     elif field.is_share and not 0 <= rule.limit <= 1:
-        raise NotKnownError(f"{rule.field} is from 0 to 1, and {rule.written} is not: write 8% or 0.08")
+        raise NotKnownError(
+            f"{rule.field} is from 0 to 1, and {rule.written} is not: write 8% or 0.08"
+        )
     return field
 
 
@@ -238,7 +260,11 @@ def render_junit(verdicts: Sequence[Verdict], name: str) -> str:
         about = {"message": message, "type": f"batchtune.{verdict.outcome}"}
         SubElement(case, _CASES[verdict.outcome], about).text = f"{title}\n{message}"
     indent(root)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="unicode") + "\n"
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        + tostring(root, encoding="unicode")
+        + "\n"
+    )
 
 
 def clean_xml(text: str) -> str:

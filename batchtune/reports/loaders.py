@@ -8,9 +8,23 @@ from msgspec.structs import replace
 
 from batchtune.loaders import kind_of
 from batchtune.reports.run import RunResults
-from batchtune.reports.section import UNKNOWN, Section, Table, known, make_table, settings_table
+from batchtune.reports.section import (
+    UNKNOWN,
+    Section,
+    Table,
+    known,
+    make_table,
+    settings_table,
+)
 from batchtune.results import BUSY_IDLE, LOADER_CONFIG_FILE, LoaderRow, LoaderTuning
-from batchtune.units import counted, format_number, format_percent, format_seconds, format_size, with_full_stop
+from batchtune.units import (
+    counted,
+    format_number,
+    format_percent,
+    format_seconds,
+    format_size,
+    with_full_stop,
+)
 
 _OUTCOMES = {
     "error": "an error",
@@ -36,7 +50,11 @@ def loader_section(run: RunResults) -> Section:
     tables += _failed_table(loader)
     if loader.stages:
         tables.append(_stages_table(loader))
-    tables.append(settings_table("Settings of the tuning", {"kind": loader.kind, **loader.settings}))
+    tables.append(
+        settings_table(
+            "Settings of the tuning", {"kind": loader.kind, **loader.settings}
+        )
+    )
     return Section(
         title="Loader",
         sentences=[_headline(loader), *_support(loader)],
@@ -79,19 +97,32 @@ def _support(loader: LoaderTuning) -> Iterator[str]:
         yield f"An epoch {what} is estimated at {format_seconds(row.estimated_epoch_seconds)}."
     demand = loader.demand
     if demand is not None:
-        source = "by --step-ms" if demand.source == "step-ms" else f"by the probe on {demand.device_name}"
+        source = (
+            "by --step-ms"
+            if demand.source == "step-ms"
+            else f"by the probe on {demand.device_name}"
+        )
         takes = f"The step takes {format_seconds(demand.step_seconds)} for a batch on average, {source}"
-        rate = known(loader.demanded, lambda demanded: f", which is {format_number(demanded)} examples/s")
+        rate = known(
+            loader.demanded,
+            lambda demanded: f", which is {format_number(demanded)} examples/s",
+        )
         yield f"{takes}{rate or ''}."
     if row is not None and loader.reason:
         yield f"Why: {with_full_stop(loader.reason)}"
     if loader.reproducible and loader.reproduced is not None:
         same = format_number(loader.reproduced.batches)
         yield f"Reproducible: two epochs from one seed gave the same {same} batches, bit for bit."
-    if row is not None and row.examples_per_second_spread is not None and row.trials > 1:
+    if (
+        row is not None
+        and row.examples_per_second_spread is not None
+        and row.trials > 1
+    ):
         differ = format_percent(row.examples_per_second_spread)
         yield f"Its rate is the median of {row.trials} trials, which differ by {differ}."
-    epoch = known(loader.epoch_batches, lambda batches: f", {format_number(batches)} in an epoch")
+    epoch = known(
+        loader.epoch_batches, lambda batches: f", {format_number(batches)} in an epoch"
+    )
     yield f"Measured: {loader.target.words} ({loader.kind}), batches of {loader.batch or 'unknown shape'}{epoch or ''}."
 
 
@@ -109,13 +140,20 @@ def _comparison(loader: LoaderTuning, chosen: LoaderRow) -> Table:
     working = loader.working_rows
     fastest = max(working, key=lambda row: row.rate)
     workers = kind_of(loader.kind).WORKERS_ARE
-    alone = max((row for row in working if not row.workers), key=lambda row: row.rate, default=None)
+    alone = max(
+        (row for row in working if not row.workers),
+        key=lambda row: row.rate,
+        default=None,
+    )
     compared = {"recommended" if len(loader.rows) > 1 else "measured": chosen}
     if fastest is not chosen:
         compared["fastest"] = fastest
     if alone is not None and alone is not chosen and alone is not fastest:
         compared[f"without {workers}"] = alone
-    rows = [{"": name, workers: str(row.workers), **row_cells(row)} for name, row in compared.items()]
+    rows = [
+        {"": name, workers: str(row.workers), **row_cells(row)}
+        for name, row in compared.items()
+    ]
     return make_table(
         "The loader's rate",
         rows,
@@ -161,7 +199,13 @@ def _failed_table(loader: LoaderTuning) -> list[Table]:
     rows = []
     for row in _failed(loader):
         outcome = _OUTCOMES.get(row.outcome, row.outcome)
-        rows.append({"setting": setting_name(loader, row), "outcome": outcome, "message": row.error or UNKNOWN})
+        rows.append(
+            {
+                "setting": setting_name(loader, row),
+                "outcome": outcome,
+                "message": row.error or UNKNOWN,
+            }
+        )
     if not rows:
         return []
     return [
@@ -206,7 +250,9 @@ def _warnings(loader: LoaderTuning) -> Iterator[str]:
     # Of repetition the tuning warns itself.
     failed = [row for row in _failed(loader) if row.outcome != "repeats"]
     if failed:
-        why = (failed[0].error or _OUTCOMES[failed[0].outcome]).strip().partition("\n")[0]
+        why = (
+            (failed[0].error or _OUTCOMES[failed[0].outcome]).strip().partition("\n")[0]
+        )
         yield (
             f"{len(failed)} of {counted(len(loader.rows), 'setting')} of the loader failed; "
             f"{setting_name(loader, failed[0])}: {with_full_stop(why)}"

@@ -35,7 +35,12 @@ def render(results: RunResults) -> str:
             return "\n\n".join(blocks) + "\n"
     while len(blocks) > 1 and _size(blocks) > MAX_BYTES - 100:
         blocks.pop()
-    return "\n\n".join([*blocks, f"The rest is left out, as this would be too long: {_WHOLE}"]) + "\n"
+    return (
+        "\n\n".join(
+            [*blocks, f"The rest is left out, as this would be too long: {_WHOLE}"]
+        )
+        + "\n"
+    )
 
 
 def _size(blocks: Sequence[str]) -> int:
@@ -61,7 +66,10 @@ def escape(text: str) -> str:
     """Return one line of text as Markdown that shows it unchanged, also inside a table's cell."""
     escaped = _MARKUP.sub(lambda match: f"\\{match[0]}", text)
     escaped = "".join(_HTML.get(char, char) for char in escaped)
-    return _BLOCK_START.sub(lambda start: f"{start[0]}\\" if start[0][-1].isdigit() else f"\\{start[0]}", escaped)
+    return _BLOCK_START.sub(
+        lambda start: f"{start[0]}\\" if start[0][-1].isdigit() else f"\\{start[0]}",
+        escaped,
+    )
 
 
 def _table(table: Table, most: int) -> str:

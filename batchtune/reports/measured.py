@@ -62,10 +62,19 @@ def probe_section(run: RunResults) -> Section:
     )
     if probe.trials:
         tables.append(_trials_table(probe))
-    tables.append(settings_table("Device and settings", {**asdict(probe.device), **probe.settings}))
+    tables.append(
+        settings_table(
+            "Device and settings", {**asdict(probe.device), **probe.settings}
+        )
+    )
     next_steps = []
     if run.main is probe:
-        next_steps = [(f"batchtune sweep-buckets MANIFEST{run.as_option}", "find the buckets that waste least")]
+        next_steps = [
+            (
+                f"batchtune sweep-buckets MANIFEST{run.as_option}",
+                "find the buckets that waste least",
+            )
+        ]
     return Section(
         title="Probe",
         sentences=list(_sentences(probe)),
@@ -107,13 +116,18 @@ def _sentences(probe: Probe) -> Iterator[str]:
             f"{format_size(probe.margin.spread_bytes)} in {counted(probe.margin.repetitions, 'repetition')}."
         )
     outcomes = Counter(trial.outcome for trial in probe.trials)
-    ended = ", ".join(f"{outcomes[name]} {name}" for name in get_args(Outcome) if outcomes[name])
+    ended = ", ".join(
+        f"{outcomes[name]} {name}" for name in get_args(Outcome) if outcomes[name]
+    )
     driver = f", driver {probe.device.driver}" if probe.device.driver else ""
     yield (
         f"Measured: {probe.workload.words} with torch {probe.device.torch}{driver}, allocator "
         f"{probe.device.allocator}, in {counted(len(probe.trials), 'trial')} ({ended})."
     )
-    fits = [f"{name} to within {format_percent(model.relative_error)}" for name, model in _models(probe)]
+    fits = [
+        f"{name} to within {format_percent(model.relative_error)}"
+        for name, model in _models(probe)
+    ]
     if fits:
         yield f"The models fit the trials: {', '.join(fits)}."
 
@@ -182,7 +196,9 @@ def _trials_table(probe: Probe) -> Table:
     rows = [
         {
             "trial": str(trial.index),
-            "batch shape": format_shape(trial.batch_size, trial.length, probe.lengths.unit),
+            "batch shape": format_shape(
+                trial.batch_size, trial.length, probe.lengths.unit
+            ),
             "target length": known(trial.target_length, format_number),
             "outcome": trial.outcome,
             "step time": known(trial.step_seconds, format_seconds),
@@ -204,7 +220,9 @@ def _trials_table(probe: Probe) -> Table:
     )
 
 
-def failures_table(title: str, failures: list[Trial] | list[VerifyFailure], unit: str | None, file: str) -> list[Table]:
+def failures_table(
+    title: str, failures: list[Trial] | list[VerifyFailure], unit: str | None, file: str
+) -> list[Table]:
     """Lay out the batches that failed; no table without any."""
     rows = [
         {
@@ -265,7 +283,9 @@ def _outcome(verification: Verification) -> Iterator[str]:
 def _time(verification: Verification) -> str:
     if verification.measured_epoch_seconds is None:
         return "times were not measured"
-    takes = f"an epoch takes {format_seconds(verification.measured_epoch_seconds)} measured"
+    takes = (
+        f"an epoch takes {format_seconds(verification.measured_epoch_seconds)} measured"
+    )
     if verification.estimated_epoch_seconds is None or verification.time_ratio is None:
         return f"{takes}, and no estimate is known"
     error = ""
@@ -291,7 +311,11 @@ def _verification_facts(verification: Verification) -> Iterator[str]:
         "held by the allocator": verification.reserved_bytes,
         "more in use at the end than at first": verification.rest_growth_bytes,
     }
-    measured = [f"{format_size(size)} {what}" for what, size in memory.items() if size is not None and size > 0]
+    measured = [
+        f"{format_size(size)} {what}"
+        for what, size in memory.items()
+        if size is not None and size > 0
+    ]
     if measured:
         yield f"Memory: {', '.join(measured)}."
 
@@ -315,7 +339,9 @@ def mismatch(run: RunResults) -> str | None:
         )
     row = swept.recommended_row
     rows: Sequence[Row | StreamRow] = [row] if row is not None else []
-    if isinstance(swept, StreamSweep) and (swept.recommended_row is None or swept.recommended_row.by_speechbrain):
+    if isinstance(swept, StreamSweep) and (
+        swept.recommended_row is None or swept.recommended_row.by_speechbrain
+    ):
         rows = swept.rows
     if any(_ran(verified, row) for row in rows):
         return None
@@ -328,10 +354,16 @@ def mismatch(run: RunResults) -> str | None:
 
 def _ran(verified: Verification, row: Row | StreamRow) -> bool:
     """Whether a row's batches are those that were verified."""
-    if row.boundaries != verified.bucket_boundaries or row.batch_sizes != verified.bucket_batch_sizes:
+    if (
+        row.boundaries != verified.bucket_boundaries
+        or row.batch_sizes != verified.bucket_batch_sizes
+    ):
         return False
     if isinstance(row, Row):
-        return row.pool_size == verified.pool_size and row.batch_overhead == verified.batch_overhead
+        return (
+            row.pool_size == verified.pool_size
+            and row.batch_overhead == verified.batch_overhead
+        )
     return (
         row.algorithm == verified.algorithm
         and row.buffer_size == verified.buffer_size

@@ -17,7 +17,13 @@ from batchtune.reports.streams import stream_section
 from batchtune.reports.sweeps import sweep_section
 from batchtune.results import Doctor, DoctorCpu, DoctorGpu, DoctorTorch, Drift, Verdict
 from batchtune.trust import busy_with
-from batchtune.units import counted, format_length, format_percent, format_seconds, format_size
+from batchtune.units import (
+    counted,
+    format_length,
+    format_percent,
+    format_seconds,
+    format_size,
+)
 
 # Field of `RunResults` → what makes its section. The first that a run has is its main result.
 SECTIONS: dict[str, Callable[[RunResults], Section]] = {
@@ -68,7 +74,9 @@ class Page:
 
 def build_page(run: RunResults) -> Page:
     """Lay out a run's results: what went wrong first, then the main result, then what supports it."""
-    main, *others = [make(run) for name, make in SECTIONS.items() if getattr(run, name) is not None]
+    main, *others = [
+        make(run) for name, make in SECTIONS.items() if getattr(run, name) is not None
+    ]
     sections = [main]
     for section in others:  # beside a sweep, the limit that was probed is no news
         brief = 0 if section.title == "Probe" else 1
@@ -78,7 +86,10 @@ def build_page(run: RunResults) -> Page:
         if run.verification.holds:
             sections.insert(1, verification)
         else:  # what the recommended batches save is no news then
-            sections = [verification, *(replace(section, brief=0) for section in sections)]
+            sections = [
+                verification,
+                *(replace(section, brief=0) for section in sections),
+            ]
     if run.lengths is not None:
         sections.append(_data_section(run))
     if run.verdicts:
@@ -86,9 +97,16 @@ def build_page(run: RunResults) -> Page:
     next_steps: list[tuple[str, str]] = []
     for section in sections:
         next_steps += section.next_steps
-    next_steps.append((f"batchtune report{run.as_argument} --full", "all tables (-o report.html: charts)"))
+    next_steps.append(
+        (
+            f"batchtune report{run.as_argument} --full",
+            "all tables (-o report.html: charts)",
+        )
+    )
     page = make_page(f"batchtune report: {run.name}", sections)
-    return replace(page, next_steps=[(clean(command), purpose) for command, purpose in next_steps])
+    return replace(
+        page, next_steps=[(clean(command), purpose) for command, purpose in next_steps]
+    )
 
 
 def build_verification_page(run: RunResults) -> Page:
@@ -96,12 +114,17 @@ def build_verification_page(run: RunResults) -> Page:
     sections = [verification_section(run)]
     if run.lengths is not None:
         sections.append(_data_section(run))
-    return replace(make_page(f"batchtune verify: {run.name}", sections), next_steps=build_page(run).next_steps)
+    return replace(
+        make_page(f"batchtune verify: {run.name}", sections),
+        next_steps=build_page(run).next_steps,
+    )
 
 
 def make_page(title: str, sections: Iterable[Section]) -> Page:
     """Return a page whose strings can do nothing to the place where they are shown."""
-    return Page(title=clean(title), sections=[_cleaned(section) for section in sections])
+    return Page(
+        title=clean(title), sections=[_cleaned(section) for section in sections]
+    )
 
 
 def _cleaned(section: Section) -> Section:
@@ -116,7 +139,10 @@ def _cleaned(section: Section) -> Section:
 def verdict_section(verdicts: Sequence[Verdict]) -> Section:
     """Return the gate's verdicts, in a sentence and in a table with the worst first."""
     ordered = sorted(verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.outcome))
-    rows = [{"verdict": verdict.outcome, "fails if": verdict.rule, "found": verdict.message} for verdict in ordered]
+    rows = [
+        {"verdict": verdict.outcome, "fails if": verdict.rule, "found": verdict.message}
+        for verdict in ordered
+    ]
     outcomes = Counter(verdict.outcome for verdict in verdicts)
     sentence = f"Rules: {outcomes['holds']} of {len(verdicts)} hold."
     if outcomes["error"]:
@@ -169,7 +195,9 @@ def drift_sentences(drift: Drift) -> list[str]:
     costs = f"{drift.batches:,} batches against {drift.retuned_batches:,}"
     if drift.epoch_seconds is not None and drift.retuned_epoch_seconds is not None:
         seconds = format_seconds(drift.retuned_epoch_seconds)
-        costs = f"{format_seconds(drift.epoch_seconds)} against {seconds} an epoch, {costs}"
+        costs = (
+            f"{format_seconds(drift.epoch_seconds)} against {seconds} an epoch, {costs}"
+        )
     return [
         f"The lengths of the manifest ({examples}) differ from those of the run: {counted(drift.beyond, 'example')} "
         "lie beyond the last boundary.",
@@ -190,11 +218,16 @@ def doctor_page(doctor: Doctor) -> Page:
         "--device auto": f"takes {devices[0] if devices else 'cpu'}",
     }
     tables = [_facts("Software", versions)]
-    tables += [_facts(gpu.device or f"GPU {gpu.uuid}, which PyTorch does not see", _gpu(gpu)) for gpu in doctor.gpus]
+    tables += [
+        _facts(gpu.device or f"GPU {gpu.uuid}, which PyTorch does not see", _gpu(gpu))
+        for gpu in doctor.gpus
+    ]
     tables.append(_facts("cpu", _cpu(doctor.cpu)))
     if doctor.environment:
         tables.append(_facts("Settings", doctor.environment))
-    packages = {name: version or "not installed" for name, version in doctor.packages.items()}
+    packages = {
+        name: version or "not installed" for name, version in doctor.packages.items()
+    }
     tables.append(_facts("Packages", packages))
     return make_page(
         "batchtune doctor",
@@ -219,8 +252,15 @@ def _facts(title: str, facts: Mapping[str, str | None]) -> Table:
 
 
 def _torch(torch: DoctorTorch) -> str:
-    versions = {"": torch.version, "CUDA ": torch.cuda, "ROCm ": torch.hip, "cuDNN ": torch.cudnn}
-    words = [f"{name}{version}" for name, version in versions.items() if version is not None]
+    versions = {
+        "": torch.version,
+        "CUDA ": torch.cuda,
+        "ROCm ": torch.hip,
+        "cuDNN ": torch.cudnn,
+    }
+    words = [
+        f"{name}{version}" for name, version in versions.items() if version is not None
+    ]
     if torch.problem is not None:
         words.append(f"does not work: {torch.problem}")
     return ", ".join(words)
@@ -229,7 +269,10 @@ def _torch(torch: DoctorTorch) -> str:
 def _gpu(gpu: DoctorGpu) -> dict[str, str | None]:
     users = None
     if gpu.processes is not None:
-        users = busy_with(gpu.processes) or "nobody, or only processes that hold almost nothing"
+        users = (
+            busy_with(gpu.processes)
+            or "nobody, or only processes that hold almost nothing"
+        )
     clock = known(gpu.sm_clock_mhz, lambda mhz: f"{mhz:,} MHz")
     if clock is not None and gpu.max_sm_clock_mhz:
         clock += f" of at most {gpu.max_sm_clock_mhz:,} MHz"
@@ -247,7 +290,9 @@ def _gpu(gpu: DoctorGpu) -> dict[str, str | None]:
         "MIG": switch[gpu.mig],
         "ECC": switch[gpu.ecc],
         "clock": clock,
-        "NVML": known(gpu.nvml_problem, lambda problem: f"does not answer everything: {problem}"),
+        "NVML": known(
+            gpu.nvml_problem, lambda problem: f"does not answer everything: {problem}"
+        ),
     }
 
 
@@ -256,11 +301,18 @@ def _cpu(cpu: DoctorCpu) -> dict[str, str | None]:
         "name": f"{cpu.name}, {counted(cpu.processors, 'processor')}",
         "memory": format_size(cpu.total_bytes),
         "available": known(cpu.available_bytes, format_size),
-        "memory limit": known(cpu.limit_problem, lambda problem: f"does not work: {problem}") or "works",
-        "load average": known(cpu.load_average, lambda load: f"{load:.1f} in the last minute"),
+        "memory limit": known(
+            cpu.limit_problem, lambda problem: f"does not work: {problem}"
+        )
+        or "works",
+        "load average": known(
+            cpu.load_average, lambda load: f"{load:.1f} in the last minute"
+        ),
         "a probe": _probe(cpu.probe_process),
     }
 
 
 def _probe(process: int | None) -> str:
-    return known(process, lambda pid: f"process {pid} is running one") or "none is running"
+    return (
+        known(process, lambda pid: f"process {pid} is running one") or "none is running"
+    )

@@ -31,7 +31,13 @@ Value = float | int | bool
 # Fields of `results.Drift` that rules can name.
 _DRIFT_FIELDS = ("stale", "beyond", "changed")
 # Fields of a row that a bucket table has none of.
-_OF_POOLS = {"pool_size", "batch_overhead", "simulated_epochs", "batches_deviation", "epoch_seconds_deviation"}
+_OF_POOLS = {
+    "pool_size",
+    "batch_overhead",
+    "simulated_epochs",
+    "batches_deviation",
+    "epoch_seconds_deviation",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +52,9 @@ class RuleInputs:
         kind = KINDS[name]
         instead = ""
         if name == "sweep" and self.results.stream is not None:
-            instead = "; fields of the stream begin with stream., such as stream.batches"
+            instead = (
+                "; fields of the stream begin with stream., such as stream.batches"
+            )
         why = f"the run has no {kind.file}: run `batchtune {kind.command}`{instead}"
         return _known(getattr(self.results, name), why)
 
@@ -101,13 +109,17 @@ def all_fields() -> dict[str, Field]:
             kind="loader",
             of_row=True,
         ),
-        *_fields("bound.", LowerBound, lambda inputs: inputs.of_kind("sweep").lower_bound),
+        *_fields(
+            "bound.", LowerBound, lambda inputs: inputs.of_kind("sweep").lower_bound
+        ),
         *_fields("verify.", Verification, _verification),
         *_fields("probe.", Probe, results["probe"]),
     ]
     shards = _fields("shards.", Shards, lambda inputs: inputs.of_kind("stream").shards)
     fields += [replace(field, unknown="the shards do as they are") for field in shards]
-    fields += [field for field in _fields("", Drift, _drift) if field.name in _DRIFT_FIELDS]
+    fields += [
+        field for field in _fields("", Drift, _drift) if field.name in _DRIFT_FIELDS
+    ]
     fields += [
         field
         for field in _fields(
@@ -117,7 +129,11 @@ def all_fields() -> dict[str, Field]:
         )
         if field.name == "max_batch_length"
     ]
-    in_stream = ("stream.batches_per_rank", "stream.max_batch_length", "stream.simulated_examples")
+    in_stream = (
+        "stream.batches_per_rank",
+        "stream.max_batch_length",
+        "stream.simulated_examples",
+    )
     fields += [
         field
         for field in _fields(
@@ -135,7 +151,9 @@ def all_fields() -> dict[str, Field]:
         unknown="run `batchtune tune-loader` with --check-reproducible",
     )
     named = {field.name: field for field in [*fields, reproducible]}
-    named["gpu_idle"] = replace(named["loader.gpu_idle"], name="gpu_idle", record=_held_against_step)
+    named["gpu_idle"] = replace(
+        named["loader.gpu_idle"], name="gpu_idle", record=_held_against_step
+    )
     return named
 
 
@@ -187,7 +205,11 @@ def _fields(
         declared: dict[str, Any] = {}
         types = [part.type]
         if isinstance(part.type, msgspec.inspect.UnionType):
-            types = [member for member in part.type.types if not isinstance(member, msgspec.inspect.NoneType)]
+            types = [
+                member
+                for member in part.type.types
+                if not isinstance(member, msgspec.inspect.NoneType)
+            ]
         part_type = types[0]
         if isinstance(part_type, msgspec.inspect.Metadata):
             declared = part_type.extra or {}
@@ -202,8 +224,13 @@ def _fields(
                 kind=kind,
             ):
                 yield replace(inner, path=(part.name, *inner.path))
-        elif len(types) == 1 and (is_flag or is_float or isinstance(part_type, msgspec.inspect.IntType)):
-            is_share = isinstance(part_type, msgspec.inspect.FloatType) and (part_type.ge, part_type.le) == (0, 1)
+        elif len(types) == 1 and (
+            is_flag or is_float or isinstance(part_type, msgspec.inspect.IntType)
+        ):
+            is_share = isinstance(part_type, msgspec.inspect.FloatType) and (
+                part_type.ge,
+                part_type.le,
+            ) == (0, 1)
             yield Field(
                 name=prefix + part.name,
                 kind=kind,
@@ -229,15 +256,24 @@ def value_in(record: Any, field: Field, where: str = "") -> Value:
     for name in field.path:
         value = None if value is None else getattr(value, name)
     why = field.unknown
-    if isinstance(record, Row) and field.path[-1] in _OF_POOLS and record.pool_size is None:
+    if (
+        isinstance(record, Row)
+        and field.path[-1] in _OF_POOLS
+        and record.pool_size is None
+    ):
         why = "only pools have it, and this is a bucket table"
-    known: Value = _known(value, f"{field.name} is not known{where} (null){f': {why}' if why else ''}")
+    known: Value = _known(
+        value, f"{field.name} is not known{where} (null){f': {why}' if why else ''}"
+    )
     return known
 
 
 def _held_against_step(inputs: RuleInputs) -> Any:
     """Return the recommended row of a loader; raise NotKnownError where no step is known that could wait for it."""
-    _known(inputs.of_kind("loader").demand, "no step times are known: give --step-ms, or probe first")
+    _known(
+        inputs.of_kind("loader").demand,
+        "no step times are known: give --step-ms, or probe first",
+    )
     return inputs.recommended("loader")
 
 
@@ -255,7 +291,9 @@ def _drift(inputs: RuleInputs) -> Drift:
 
 def compared_with(inputs: RuleInputs, field: Field) -> tuple[Any, str]:
     """Return the baseline's recommended row, and whether it is of other lengths, in words. Raises NotKnownError."""
-    baseline = _known(inputs.baseline, "no other run to compare with is given: use --baseline")
+    baseline = _known(
+        inputs.baseline, "no other run to compare with is given: use --baseline"
+    )
     kind = KINDS[field.kind]
     why = f"the baseline has no {kind.file}: run `batchtune {kind.command}` there"
     theirs = _known(getattr(baseline, field.kind), why)
@@ -265,7 +303,9 @@ def compared_with(inputs: RuleInputs, field: Field) -> tuple[Any, str]:
         return row, ""
     units = {ours.lengths.unit, theirs.lengths.unit} - {None}
     if len(units) > 1:
-        raise NotKnownError(f"the baseline's lengths count {theirs.lengths.unit}, this run's {ours.lengths.unit}")
+        raise NotKnownError(
+            f"the baseline's lengths count {theirs.lengths.unit}, this run's {ours.lengths.unit}"
+        )
     if ours.lengths.fingerprint != theirs.lengths.fingerprint:
         return row, " (of other lengths)"
     return row, ""
@@ -273,7 +313,10 @@ def compared_with(inputs: RuleInputs, field: Field) -> tuple[Any, str]:
 
 def _verification(inputs: RuleInputs) -> Verification:
     """Return the verification, if it is about the batches that are recommended now."""
-    verification = _known(inputs.results.verification, "the run has no verify.json: run `batchtune verify`")
+    verification = _known(
+        inputs.results.verification,
+        "the run has no verify.json: run `batchtune verify`",
+    )
     if not verification.of_stream and inputs.results.sweep is not None:
         inputs.recommended("sweep")
     difference = mismatch(inputs.results)

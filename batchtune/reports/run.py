@@ -128,7 +128,9 @@ def load_run(folder: Path) -> RunResults:
         ResultError: The folder is missing or holds none of `probe.json`, `sweep.json`, `stream.json` and
             `loader.json`; one of them can't be read, or is edited or damaged; or they are of different data.
     """
-    commands = ", ".join(f"`batchtune {kind.command}` writes {kind.file}" for kind in KINDS.values())
+    commands = ", ".join(
+        f"`batchtune {kind.command}` writes {kind.file}" for kind in KINDS.values()
+    )
     hint = f"With --run {folder}, {commands}, and `batchtune tune MANIFEST --workload W` the first two."
     if not folder.is_dir():
         raise ResultError(f"There is no run folder {folder}", hint)
@@ -136,11 +138,17 @@ def load_run(folder: Path) -> RunResults:
     for name, kind in KINDS.items():
         path = folder / kind.file
         if path.exists():
-            results[name] = read_tuning(path) if name == "loader" else read_result(path, kind.record)
+            results[name] = (
+                read_tuning(path)
+                if name == "loader"
+                else read_result(path, kind.record)
+            )
     if not results:
         files = " nor ".join(kind.file for kind in KINDS.values())
         raise ResultError(f"{folder} holds neither {files}", hint)
-    with_lengths = [name for name, result in results.items() if result.lengths is not None]
+    with_lengths = [
+        name for name, result in results.items() if result.lengths is not None
+    ]
     for name, other_name in itertools.pairwise(with_lengths):
         lengths = results[name].lengths
         other = results[other_name].lengths

@@ -88,7 +88,9 @@ def make_table(
         brief: Whether a brief report shows it.
         folded: Whether only a page that can fold it shows it.
     """
-    columns = [column for column in rows[0] if any(row[column] is not None for row in rows)]
+    columns = [
+        column for column in rows[0] if any(row[column] is not None for row in rows)
+    ]
     shown = spread(len(rows), most, marked)
     note = ""
     total = max(of, len(rows))
@@ -97,7 +99,10 @@ def make_table(
     return Table(
         title=clean(title),
         columns=tuple(map(clean, columns)),
-        rows=tuple(tuple(clean(rows[index][column] or UNKNOWN) for column in columns) for index in shown),
+        rows=tuple(
+            tuple(clean(rows[index][column] or UNKNOWN) for column in columns)
+            for index in shown
+        ),
         left=frozenset(map(clean, left)),
         marked=None if marked is None else shown.index(marked),
         note=note,
@@ -130,7 +135,10 @@ def clean(text: str) -> str:
     command is parted, and text longer than 400 characters is cut with an ellipsis.
     """
     line = without_commands(" ".join(text.split()))
-    line = "".join("\ufffd" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char for char in line)
+    line = "".join(
+        "\ufffd" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char
+        for char in line
+    )
     return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
 
 

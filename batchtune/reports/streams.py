@@ -20,7 +20,15 @@ from batchtune.reports.swept import (
     sizes_table,
     swept_warnings,
 )
-from batchtune.results import ROUNDING, STREAM_CONFIG_FILE, Row, Shards, StreamRow, StreamSweep, cost_of
+from batchtune.results import (
+    ROUNDING,
+    STREAM_CONFIG_FILE,
+    Row,
+    Shards,
+    StreamRow,
+    StreamSweep,
+    cost_of,
+)
 from batchtune.units import (
     counted,
     format_length,
@@ -48,11 +56,18 @@ def stream_section(run: RunResults) -> Section:
             sentences=[f"Nothing is recommended for the stream: {reason}"],
             tables=tables,
             warnings=warnings,
-            next_steps=[(f"batchtune sweep-stream SOURCE{run.as_option}", "compare other buffers and settings")],
+            next_steps=[
+                (
+                    f"batchtune sweep-stream SOURCE{run.as_option}",
+                    "compare other buffers and settings",
+                )
+            ],
         )
     facts = list(times.doubts())
     if row.unproven == 0:
-        facts.append("Every batch of the simulated epochs was run, or is no larger than one that was.")
+        facts.append(
+            "Every batch of the simulated epochs was run, or is no larger than one that was."
+        )
     facts += better_current(stream, timed=times.are_reliable)
     facts += described_current(stream)
     if row.boundaries:
@@ -99,7 +114,11 @@ def _alternatives(stream: StreamSweep) -> dict[str, AnyRow]:
     speechbrain = stream.speechbrain_row
     if stream.current is not None and stream.current_fits is not False:
         found[CURRENT] = stream.current
-    if speechbrain is not None and speechbrain is not stream.recommended_row and stream.lengths.unit in SPEECH_UNITS:
+    if (
+        speechbrain is not None
+        and speechbrain is not stream.recommended_row
+        and stream.lengths.unit in SPEECH_UNITS
+    ):
         found["SpeechBrain's best setting"] = speechbrain
     if stream.map_style is not None:
         found[f"a {MAP_STYLE}"] = stream.map_style
@@ -109,14 +128,22 @@ def _alternatives(stream: StreamSweep) -> dict[str, AnyRow]:
 def _typed_call(row: StreamRow) -> str:
     """Return a row as the call that one would type, without the bucket table, which `stream.yaml` holds."""
     if not row.by_speechbrain:
-        padding = "" if row.max_padding_ratio is None else f", max_padding_ratio={row.max_padding_ratio:g}"
+        padding = (
+            ""
+            if row.max_padding_ratio is None
+            else f", max_padding_ratio={row.max_padding_ratio:g}"
+        )
         return f'BucketedStream(algorithm="{row.algorithm}", buffer_size={row.buffer_size}{padding})'
     limits = {
         "target_batch_numel": row.target_batch_numel,
         "max_batch_numel": row.max_batch_numel,
         "max_batch_size": row.max_batch_size,
     }
-    settings = [f'"{name}": {number:.15g}' for name, number in limits.items() if number is not None]
+    settings = [
+        f'"{name}": {number:.15g}'
+        for name, number in limits.items()
+        if number is not None
+    ]
     # SpeechBrain's own default is 0.2, so that None has to be typed, too.
     settings.append(f'"max_padding_ratio": {row.max_padding_ratio}')
     return f"dynamic_bucketed_batch(buffersize={row.buffer_size}, sampler_kwargs={{{', '.join(settings)}}})"
@@ -139,7 +166,9 @@ def _other_settings(stream: StreamSweep, row: StreamRow) -> Iterator[str]:
             f"SpeechBrain, .with_epoch({batches}) in WebDataset."
         )
     if advice is not None:
-        size = "" if advice.maxsize_bytes is None else f", maxsize={advice.maxsize_bytes}"
+        size = (
+            "" if advice.maxsize_bytes is None else f", maxsize={advice.maxsize_bytes}"
+        )
         yield (
             f"For these ranks and workers, write {counted(advice.shards, 'shard')}: ShardWriter(pattern, "
             f"maxcount={advice.maxcount}{size})."
@@ -202,7 +231,9 @@ def _comparison(stream: StreamSweep, chosen: StreamRow, *, timed: bool) -> Table
         rows = [row for row in rows if row.buffer_size <= chosen.buffer_size] or rows
         if stream.speechbrain_row in rows:
             rows = [stream.speechbrain_row]
-        best = min(rows, key=lambda row: (bool(row.unproven), cost_of(row, timed=timed) or 0.0))
+        best = min(
+            rows, key=lambda row: (bool(row.unproven), cost_of(row, timed=timed) or 0.0)
+        )
         if algorithm != chosen.algorithm:
             compared[f"{algorithm_name(best)}, best"] = best
     if stream.map_style is not None:
@@ -212,7 +243,14 @@ def _comparison(stream: StreamSweep, chosen: StreamRow, *, timed: bool) -> Table
 
 
 def _rows_table(stream: StreamSweep) -> Table:
-    rows = [{"way": _way(row), **_cells(row), "unproven": known(row.unproven, format_number)} for row in stream.rows]
+    rows = [
+        {
+            "way": _way(row),
+            **_cells(row),
+            "unproven": known(row.unproven, format_number),
+        }
+        for row in stream.rows
+    ]
     return make_table(
         "Ways to batch the stream",
         rows,
@@ -237,7 +275,10 @@ def _way(row: StreamRow) -> str:
 def _cells(row: AnyRow) -> dict[str, str | None]:
     """Return the size of the buffer, which random access does not have, and the cost."""
     buffer = format_number(row.buffer_size) if isinstance(row, StreamRow) else None
-    return {"buffer": buffer, **cost_cells(row, padding=row.padding_ratio, again=row.mates_again)}
+    return {
+        "buffer": buffer,
+        **cost_cells(row, padding=row.padding_ratio, again=row.mates_again),
+    }
 
 
 def _warnings(stream: StreamSweep) -> Iterator[str]:
@@ -266,5 +307,11 @@ def _next_steps(run: RunResults) -> Iterator[tuple[str, str]]:
         yield verify, "run these batches for real"
     if run.sweep is None:
         if run.probe is None:
-            yield f"batchtune probe-oom MANIFEST --workload W{run.as_option}", "measure what fits"
-        yield f"batchtune export{run.as_argument} --to FRAMEWORK", "the same for SpeechBrain, NeMo, ..."
+            yield (
+                f"batchtune probe-oom MANIFEST --workload W{run.as_option}",
+                "measure what fits",
+            )
+        yield (
+            f"batchtune export{run.as_argument} --to FRAMEWORK",
+            "the same for SpeechBrain, NeMo, ...",
+        )

@@ -11,7 +11,13 @@ from batchtune.buckets.distribution import histogram_of
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.reports.section import Section, Table, format_share, make_table
 from batchtune.results import Percentiles, Scan, meta_of
-from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
+from batchtune.units import (
+    counted,
+    format_length,
+    format_number,
+    format_percent,
+    format_seconds,
+)
 
 _BINS = 20
 _BAR = 30  # characters of the longest bar of the histogram
@@ -68,7 +74,10 @@ def _wrong_unit(lengths: Lengths, median: float) -> Iterator[str]:
     """Warn of lengths that can't be what their unit says."""
     unit = lengths.unit or ""
     remedy = "Is the unit right? --unit names it, and --length-scale converts (1/16000 for samples at 16 kHz to s)."
-    if unit in _PER_SECOND and not _SHORTEST_SECONDS <= median / _PER_SECOND[unit] <= _LONGEST_SECONDS:
+    if (
+        unit in _PER_SECOND
+        and not _SHORTEST_SECONDS <= median / _PER_SECOND[unit] <= _LONGEST_SECONDS
+    ):
         seconds = format_seconds(median / _PER_SECOND[unit])
         yield f"A median of {format_length(median, unit)} is {seconds} for one example. {remedy}"
     fractions = lengths.values[np.abs(lengths.values - np.rint(lengths.values)) > 0.01]
@@ -106,7 +115,9 @@ def survey_sentences(scan: Scan) -> Iterator[str]:
     )
     yield f"Percentiles: {_percentile_words(scan.percentiles)}; {counted(scan.distinct, 'different length')}."
     if scan.targets is not None:
-        targets = f"{format_number(scan.targets.max)} to {format_number(scan.targets.min)}"
+        targets = (
+            f"{format_number(scan.targets.max)} to {format_number(scan.targets.min)}"
+        )
         yield f"Targets: {targets}; {_percentile_words(scan.targets)}."
     for reason, count in scan.left_out.items():
         yield f"Left out: {counted(count, 'example')}, {reason}."
@@ -117,7 +128,12 @@ def survey_sentences(scan: Scan) -> Iterator[str]:
 
 
 def _percentile_words(spread: Percentiles) -> str:
-    values = {"median": spread.median, "p95": spread.p95, "p99": spread.p99, "p99.9": spread.p999}
+    values = {
+        "median": spread.median,
+        "p95": spread.p95,
+        "p99": spread.p99,
+        "p99.9": spread.p999,
+    }
     return ", ".join(f"{name} {format_number(value)}" for name, value in values.items())
 
 

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.lengths import SPEECH_UNITS
 from batchtune.reports.run import RunResults
-from batchtune.reports.section import UNKNOWN, Section, Table, format_shape, known, make_table
+from batchtune.reports.section import (
+    UNKNOWN,
+    Section,
+    Table,
+    format_shape,
+    known,
+    make_table,
+)
 from batchtune.reports.swept import (
     CURRENT,
     Times,
@@ -20,7 +27,15 @@ from batchtune.reports.swept import (
     sizes_table,
     swept_warnings,
 )
-from batchtune.results import SAMPLER_FILE, Baseline, LowerBound, Row, Sweep, cost_of, unproven_sizes
+from batchtune.results import (
+    SAMPLER_FILE,
+    Baseline,
+    LowerBound,
+    Row,
+    Sweep,
+    cost_of,
+    unproven_sizes,
+)
 from batchtune.units import (
     counted,
     format_length,
@@ -78,7 +93,9 @@ def sweep_section(run: RunResults) -> Section:
 
 
 def _nothing_recommended(sweep: Sweep) -> Iterator[str]:
-    yield with_full_stop(f"Nothing is recommended: {sweep.reason or 'no reason is given'}")
+    yield with_full_stop(
+        f"Nothing is recommended: {sweep.reason or 'no reason is given'}"
+    )
     fixed = _baseline(sweep, _FIXED)
     if fixed is not None:
         size = format_number(fixed.batch_size)
@@ -91,7 +108,9 @@ def _headline(sweep: Sweep, row: Row, *, timed: bool) -> str:
     if row.pool_size is None:
         what = f"{counted(len(row.boundaries), 'bucket')} ({row.strategy})"
     sizes = f"max_batch_length = {format_length(sweep.max_batch_length, sweep.lengths.unit)}"
-    if row.sizing == "frontier":  # its batches go beyond max_batch_length, which is what fits at every length
+    if (
+        row.sizing == "frontier"
+    ):  # its batches go beyond max_batch_length, which is what fits at every length
         sizes = "measured batch sizes"
     for name, other in alternatives(sweep).items():
         return f"Set {what} with {sizes}: {advantage(row, name, other, timed=timed)}."
@@ -115,7 +134,9 @@ def alternatives(sweep: Sweep) -> dict[str, Row | Baseline]:
     elif is_speech and today is not None and today is not sweep.recommended_row:
         found[str(_practice(today))] = today
     elif not is_speech and grouped is not None:
-        found[f"Transformers' group_by_length (batch size {format_number(grouped.batch_size)})"] = grouped
+        found[
+            f"Transformers' group_by_length (batch size {format_number(grouped.batch_size)})"
+        ] = grouped
     if fixed is not None:
         found[f"a fixed batch size of {format_number(fixed.batch_size)}"] = fixed
     return found
@@ -128,11 +149,17 @@ def today_row(sweep: Sweep) -> Row | None:
 
 
 def _practice(row: Row) -> str | None:
-    return STRATEGIES[row.strategy].practice(row.num_buckets) if row.strategy in STRATEGIES else None
+    return (
+        STRATEGIES[row.strategy].practice(row.num_buckets)
+        if row.strategy in STRATEGIES
+        else None
+    )
 
 
 def _baseline(sweep: Sweep, name: str) -> Baseline | None:
-    return next((baseline for baseline in sweep.baselines if baseline.name == name), None)
+    return next(
+        (baseline for baseline in sweep.baselines if baseline.name == name), None
+    )
 
 
 def _proof(run: RunResults, row: Row) -> Iterator[str]:
@@ -142,8 +169,14 @@ def _proof(run: RunResults, row: Row) -> Iterator[str]:
         yield f"{unproven.capitalize()}: the warnings say what to do."
     elif row.unproven is not None:
         left = "; how much memory that leaves free is not known"
-        if run.probe is not None and run.probe.margin is not None and run.probe.margin.bytes:
-            share = format_percent(run.probe.margin.bytes / run.probe.device.limit_bytes)
+        if (
+            run.probe is not None
+            and run.probe.margin is not None
+            and run.probe.margin.bytes
+        ):
+            share = format_percent(
+                run.probe.margin.bytes / run.probe.device.limit_bytes
+            )
             left = f", and leaves {format_size(run.probe.margin.bytes)} ({share} of the limit) free"
         yield f"Every batch size was run, or is no larger than one that was{left}."
 
@@ -159,7 +192,11 @@ def _support(sweep: Sweep, row: Row) -> Iterator[str]:
         yield f"Pools need batchtune's own sampler: {table}."
     yield from _ranks(sweep, row)
     saturation = sweep.saturation
-    if saturation is not None and row.sizing == "length" and saturation.max_batch_length < sweep.max_batch_length:
+    if (
+        saturation is not None
+        and row.sizing == "length"
+        and saturation.max_batch_length < sweep.max_batch_length
+    ):
         yield (
             f"max_batch_length = {format_length(saturation.max_batch_length, sweep.lengths.unit)} already reaches "
             f"{format_percent(saturation.fraction)} of the best throughput of any max_batch_length, with "
@@ -178,7 +215,10 @@ def _support(sweep: Sweep, row: Row) -> Iterator[str]:
         )
     yield f"{sizes}."
     if sweep.two_dimensional:
-        best = min(sweep.two_dimensional, key=lambda row: row.batches / row.one_dimensional_batches)
+        best = min(
+            sweep.two_dimensional,
+            key=lambda row: row.batches / row.one_dimensional_batches,
+        )
         gain = best.one_dimensional_batches / best.batches
         if best.estimated_epoch_seconds and best.one_dimensional_epoch_seconds:
             gain = best.one_dimensional_epoch_seconds / best.estimated_epoch_seconds
@@ -199,7 +239,11 @@ def _ranks(sweep: Sweep, row: Row) -> Iterator[str]:
     ranks = row.ranks
     if ranks is None or not ranks.without_waiting_epoch_seconds:
         return
-    alike = "of the same bucket" if row.pool_size is None else "that lie next to each other in a pool"
+    alike = (
+        "of the same bucket"
+        if row.pool_size is None
+        else "that lie next to each other in a pool"
+    )
     without = ranks.without_waiting_epoch_seconds
     yield (
         f"On {sweep.world_size} ranks an epoch takes {_waiting(ranks.independent_epoch_seconds, without)} if each rank "
@@ -238,7 +282,9 @@ def _cells(sweep: Sweep, costed: Row | Baseline | LowerBound) -> dict[str, str |
     if isinstance(costed, Row):
         again = costed.mates_again
     elif isinstance(costed, Baseline) and costed.name == _FIXED:
-        again = (min(costed.batch_size, sweep.lengths.count) - 1) / max(1, sweep.lengths.count - 1)
+        again = (min(costed.batch_size, sweep.lengths.count) - 1) / max(
+            1, sweep.lengths.count - 1
+        )
     if not isinstance(costed, LowerBound):
         padding = costed.padding_ratio
     return cost_cells(costed, padding=padding, again=again)
@@ -251,7 +297,12 @@ def _rows_table(sweep: Sweep, *, timed: bool) -> list[Table]:
         fastest = sweep.rows[best.setdefault(series_name(row), index)]
         if (cost_of(row, timed=timed) or 0.0) < (cost_of(fastest, timed=timed) or 0.0):
             best[series_name(row)] = index
-    chosen = {sweep.recommended, sweep.recommended_table, *best.values(), *sweep.trade_off}
+    chosen = {
+        sweep.recommended,
+        sweep.recommended_table,
+        *best.values(),
+        *sweep.trade_off,
+    }
     shown = sorted(index for index in chosen if index is not None)
     rows = []
     for index in shown:
@@ -272,7 +323,12 @@ def _rows_table(sweep: Sweep, *, timed: bool) -> list[Table]:
     total = len(sweep.rows)
     return [
         make_table(
-            "Bucket tables and pools compared", rows, left=["strategy"], marked=marked, file="sweep.json", of=total
+            "Bucket tables and pools compared",
+            rows,
+            left=["strategy"],
+            marked=marked,
+            file="sweep.json",
+            of=total,
         )
     ]
 
@@ -303,7 +359,9 @@ def _unproven(run: RunResults, row: Row) -> Iterator[str]:
     unproven = unproven_sizes(row)
     if unproven is None:
         return
-    remedy = "Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`."
+    remedy = (
+        "Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`."
+    )
     if run.probe is not None and not run.probe.is_proven:
         remedy = "The same `batchtune probe-oom`, which was interrupted, continues; then run `batchtune sweep-buckets`."
     yield f"{unproven.capitalize()}: no batch as large was run, alone and in turns with the others. {remedy}"
@@ -311,8 +369,14 @@ def _unproven(run: RunResults, row: Row) -> Iterator[str]:
 
 def _sweep_again(run: RunResults, sweep: Sweep) -> tuple[str, str]:
     if all(row.pool_size is not None for row in sweep.rows):
-        return f"batchtune sweep-buckets MANIFEST{run.as_option}", "compare bucket tables, too"
-    return f"batchtune sweep-buckets MANIFEST --num-buckets 2:60{run.as_option}", "compare other numbers"
+        return (
+            f"batchtune sweep-buckets MANIFEST{run.as_option}",
+            "compare bucket tables, too",
+        )
+    return (
+        f"batchtune sweep-buckets MANIFEST --num-buckets 2:60{run.as_option}",
+        "compare other numbers",
+    )
 
 
 def _next_steps(run: RunResults, sweep: Sweep, row: Row) -> Iterator[tuple[str, str]]:
@@ -320,12 +384,24 @@ def _next_steps(run: RunResults, sweep: Sweep, row: Row) -> Iterator[tuple[str, 
     verify = f"batchtune verify{run.as_argument} MANIFEST{run.workload_flags}"
     if verified is not None and not verified.of_stream and not verified.holds:
         if verified.failures:  # otherwise the reasons say what to do
-            yield f"batchtune tune MANIFEST --workload W --force{run.as_option}", "probe again"
+            yield (
+                f"batchtune tune MANIFEST --workload W --force{run.as_option}",
+                "probe again",
+            )
         yield verify, "run these batches again"
         return
-    yield str(run.folder / SAMPLER_FILE), f"the config, for {'Pooled' if row.pool_size else 'Bucket'}BatchSampler"
+    yield (
+        str(run.folder / SAMPLER_FILE),
+        f"the config, for {'Pooled' if row.pool_size else 'Bucket'}BatchSampler",
+    )
     if run.probe is None:
-        yield f"batchtune probe-oom MANIFEST --workload W{run.as_option}", "measure what fits"
+        yield (
+            f"batchtune probe-oom MANIFEST --workload W{run.as_option}",
+            "measure what fits",
+        )
     elif verified is None or verified.of_stream:
         yield verify, "run these batches for real"
-    yield f"batchtune export{run.as_argument} --to FRAMEWORK", "the same for SpeechBrain, NeMo, ..."
+    yield (
+        f"batchtune export{run.as_argument} --to FRAMEWORK",
+        "the same for SpeechBrain, NeMo, ...",
+    )

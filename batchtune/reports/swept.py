@@ -6,7 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from batchtune.reports.run import RunResults
-from batchtune.reports.section import Table, format_share, format_times, known, make_table
+from batchtune.reports.section import (
+    Table,
+    format_share,
+    format_times,
+    known,
+    make_table,
+)
 from batchtune.results import Costed, Row, StreamRow, StreamSweep, Sweep, cost_of
 from batchtune.units import (
     format_length,
@@ -41,13 +47,21 @@ class Times:
         row = sweep.recommended_row
         errors = []
         self.of_row = None
-        if row is not None and row.estimated_epoch_seconds and row.estimated_epoch_error_seconds is not None:
-            self.of_row = 2 * row.estimated_epoch_error_seconds / row.estimated_epoch_seconds
+        if (
+            row is not None
+            and row.estimated_epoch_seconds
+            and row.estimated_epoch_error_seconds is not None
+        ):
+            self.of_row = (
+                2 * row.estimated_epoch_error_seconds / row.estimated_epoch_seconds
+            )
             errors.append(self.of_row)
         if run.probe is not None and run.probe.models.step_seconds is not None:
             errors.append(run.probe.models.step_seconds.relative_error)
         self.error = max(errors, default=None)
-        self.are_reliable = sweep.has_times and (self.error is None or self.error <= _WORST_ERROR)
+        self.are_reliable = sweep.has_times and (
+            self.error is None or self.error <= _WORST_ERROR
+        )
 
     def doubts(self) -> Iterator[str]:
         """Say why batches are compared and not times, if so."""
@@ -103,7 +117,9 @@ def described_current(sweep: AnySweep) -> Iterator[str]:
     """Say what was read as the user's own config, and where."""
     settings = sweep.current_settings or {}
     if isinstance(settings.get("describe"), str):
-        place = [str(settings[name]) for name in ("source", "key_path") if settings.get(name)]
+        place = [
+            str(settings[name]) for name in ("source", "key_path") if settings.get(name)
+        ]
         where = f" ({', '.join(place)})" if place else ""
         yield f"{CURRENT.capitalize()} is {settings['describe']}{where}."
 
@@ -113,7 +129,9 @@ def current_name(sweep: AnySweep) -> str:
     return f"{CURRENT} (does not fit)" if sweep.current_fits is False else CURRENT
 
 
-def cost_cells(costed: Costed, *, padding: float | None, again: float | None) -> dict[str, str | None]:
+def cost_cells(
+    costed: Costed, *, padding: float | None, again: float | None
+) -> dict[str, str | None]:
     """Return what every table on costs shows, by the titles of its columns; None is unknown."""
     return {
         "batches": format_number(costed.batches),
@@ -123,7 +141,12 @@ def cost_cells(costed: Costed, *, padding: float | None, again: float | None) ->
     }
 
 
-def comparison_table(title: str, compared: Mapping[str, tuple[Costed, dict[str, str | None]]], *, timed: bool) -> Table:
+def comparison_table(
+    title: str,
+    compared: Mapping[str, tuple[Costed, dict[str, str | None]]],
+    *,
+    timed: bool,
+) -> Table:
     """Lay out what an epoch costs, with each cost as a multiple of the first one's; times only if they compare."""
     costs = [cost_of(costed, timed=timed) for costed, _ in compared.values()]
     rows = []
@@ -141,10 +164,14 @@ def comparison_table(title: str, compared: Mapping[str, tuple[Costed, dict[str, 
     )
 
 
-def sizes_table(title: str, row: AnyRow, unit: str | None, file: str, proofs: Sequence[str] = ()) -> Table:
+def sizes_table(
+    title: str, row: AnyRow, unit: str | None, file: str, proofs: Sequence[str] = ()
+) -> Table:
     """Lay out how many examples a batch holds, by its longest, and the trial that proves it, where one is known."""
     rows = []
-    for index, (boundary, size) in enumerate(zip(row.boundaries, row.batch_sizes, strict=True)):
+    for index, (boundary, size) in enumerate(
+        zip(row.boundaries, row.batch_sizes, strict=True)
+    ):
         rows.append(
             {
                 "up to": format_length(boundary, unit),

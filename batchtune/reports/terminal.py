@@ -26,7 +26,18 @@ _COMMAND = 42
 # Styles of the gate's verdicts, by their first cell.
 _OUTCOME_STYLES = {"holds": "green", "fails": "bold red", "error": "bold yellow"}
 # For a terminal whose encoding lacks our own signs.
-_PLAIN = str.maketrans({_MARK: ">", TIMES: "x", UNKNOWN: "-", "…": ".", "µ": "u", "±": "~", "█": "#", "\ufffd": "?"})
+_PLAIN = str.maketrans(
+    {
+        _MARK: ">",
+        TIMES: "x",
+        UNKNOWN: "-",
+        "…": ".",
+        "µ": "u",
+        "±": "~",
+        "█": "#",
+        "\ufffd": "?",
+    }
+)
 
 
 def render(results: RunResults, *, full: bool = True) -> str:
@@ -50,7 +61,11 @@ def text_of(page: Page, console: Console, *, full: bool) -> str:
     try:
         text.encode(console.encoding)
     except UnicodeEncodeError:
-        return text.translate(_PLAIN).encode(console.encoding, "replace").decode(console.encoding)
+        return (
+            text.translate(_PLAIN)
+            .encode(console.encoding, "replace")
+            .decode(console.encoding)
+        )
     return text
 
 
@@ -101,12 +116,16 @@ def _brief(page: Page, console: Console) -> list[RenderableType]:
     return [*before, *_first_warnings(page.warnings, room, console), *after]
 
 
-def _first_warnings(warnings: Sequence[str], room: int, console: Console) -> list[RenderableType]:
+def _first_warnings(
+    warnings: Sequence[str], room: int, console: Console
+) -> list[RenderableType]:
     """Lay out the first warning, the next ones while there is room, and the number of the others."""
     for count in range(len(warnings), 0, -1):
         texts = list(warnings[:count])
         if count < len(warnings):
-            texts.append(f"{counted(len(warnings) - count, 'more warning')}: --full shows all.")
+            texts.append(
+                f"{counted(len(warnings) - count, 'more warning')}: --full shows all."
+            )
         bullets = _bullets(texts, "!")
         if count == 1 or _height([bullets], console) <= room:
             return [bullets]
@@ -138,7 +157,10 @@ def _table(table: Table, console: Console) -> list[RenderableType]:
     if table.marked is not None:
         marks = ["  "] * len(table.rows)
         marks[table.marked] = f"{_MARK} "
-    rows = [(mark + first, *others) for mark, (first, *others) in zip(marks, table.rows, strict=True)]
+    rows = [
+        (mark + first, *others)
+        for mark, (first, *others) in zip(marks, table.rows, strict=True)
+    ]
     for column, *cells in zip(table.columns, *rows, strict=True):
         if column in table.left:
             longest = max(map(len, " ".join([column, *cells]).split()), default=0)
@@ -148,13 +170,17 @@ def _table(table: Table, console: Console) -> list[RenderableType]:
                 min_width=min(_MOST_UNBROKEN, longest + 2),
             )
         else:
-            rich_table.add_column(Text(column.replace(" ", "\n")), justify="right", no_wrap=True)
+            rich_table.add_column(
+                Text(column.replace(" ", "\n")), justify="right", no_wrap=True
+            )
     for index, row in enumerate(rows):
         style = _OUTCOME_STYLES.get(row[0], "")
         if index == table.marked:
             style = "bold green"
         rich_table.add_row(*map(Text, row), style=style)
-    least = Measurement.get(console, console.options.update(max_width=1000), rich_table).minimum
+    least = Measurement.get(
+        console, console.options.update(max_width=1000), rich_table
+    ).minimum
     if least > console.width:  # lines are wider than the terminal then
         rich_table.width = least
     parts: list[RenderableType] = [Text(table.title, "bold"), rich_table]

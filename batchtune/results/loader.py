@@ -49,7 +49,9 @@ TORCH_TYPES: dict[str, Any] = {
 }
 TORCH_ARGUMENTS = tuple(TORCH_TYPES)
 
-LoaderOutcome = Literal["ok", "error", "timeout", "crash", "oom", "shared_memory", "empty", "repeats"]
+LoaderOutcome = Literal[
+    "ok", "error", "timeout", "crash", "oom", "shared_memory", "empty", "repeats"
+]
 """How the measurement of a setting ended: `shared_memory`: /dev/shm is too small for its batches; `empty`: it delivered
 no batch; `error`: an exception, in a worker or not; `crash`: a process died of something else than a lack of memory;
 `repeats`: its workers deliver the same data, so its rate says nothing."""
@@ -135,7 +137,10 @@ class LoaderRow(Record, frozen=True, kw_only=True):
     def name(self) -> str:
         """Which row it is, as sentences say it: `num_workers=4 prefetch_factor=2`."""
         return (
-            " ".join(f"{name}={argument_text(value)}" for name, value in self.arguments.items())
+            " ".join(
+                f"{name}={argument_text(value)}"
+                for name, value in self.arguments.items()
+            )
             or "the loader as it is"
         )
 
@@ -237,7 +242,11 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
         yield from wrong_settings(self.settings, MeasuredWith)
         missing = list(wrong_rows(self.rows, recommended=self.recommended))
         yield from missing
-        if not missing and self.recommended is not None and self.rows[self.recommended].outcome != "ok":
+        if (
+            not missing
+            and self.recommended is not None
+            and self.rows[self.recommended].outcome != "ok"
+        ):
             yield f"recommended is {self.recommended}, whose outcome is {self.rows[self.recommended].outcome}"
 
     @property
@@ -260,7 +269,12 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
         """Examples per second that the step takes if it never waits; None where no step is known."""
         examples = sum(row.examples for row in self.rows)
         batches = sum(row.batches for row in self.rows)
-        if self.demand is None or not self.demand.step_seconds or not examples or not batches:
+        if (
+            self.demand is None
+            or not self.demand.step_seconds
+            or not examples
+            or not batches
+        ):
             return None
         return examples / batches / self.demand.step_seconds
 
@@ -268,14 +282,26 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
     def is_bottleneck(self) -> bool:
         """Whether the step waits, and no setting that was measured delivers as much as it takes."""
         row = self.recommended_row
-        if self.demand is None or row is None or row.gpu_idle is None or row.gpu_idle <= BUSY_IDLE:
+        if (
+            self.demand is None
+            or row is None
+            or row.gpu_idle is None
+            or row.gpu_idle <= BUSY_IDLE
+        ):
             return False
-        return all((row.batches_per_second or 0.0) * self.demand.step_seconds < 1 for row in self.rows)
+        return all(
+            (row.batches_per_second or 0.0) * self.demand.step_seconds < 1
+            for row in self.rows
+        )
 
     @property
     def reproducible(self) -> bool | None:
         """Whether two epochs from the same seed were alike; None where it was not checked."""
-        return None if self.reproduced is None else self.reproduced.first_difference is None
+        return (
+            None
+            if self.reproduced is None
+            else self.reproduced.first_difference is None
+        )
 
 
 class LoaderEvidence(Record, frozen=True, kw_only=True):
@@ -286,7 +312,13 @@ class LoaderEvidence(Record, frozen=True, kw_only=True):
     processors: Size
     ranks_per_node: Size
     examples_per_second: Amount | None
-    step_seconds: Annotated[StepSeconds, msgspec.Meta(description="Of a batch on average; null without a step.")] | None
+    step_seconds: (
+        Annotated[
+            StepSeconds,
+            msgspec.Meta(description="Of a batch on average; null without a step."),
+        ]
+        | None
+    )
     gpu_idle: Share | None
 
 
@@ -309,4 +341,6 @@ class LoaderConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 def argument_text(value: Argument) -> str:
     """Return a value as the command line writes it: `true`, `none`, `4`, `spawn`."""
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    return (
+        str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    )

@@ -96,10 +96,20 @@ class Trial(Record, frozen=True, kw_only=True):
     at_recompile_limit: bool = False
 
     @classmethod
-    def of(cls, shape: BatchShape, outcome: Outcome, error: str | None = None, **facts: Any) -> Trial:
+    def of(
+        cls, shape: BatchShape, outcome: Outcome, error: str | None = None, **facts: Any
+    ) -> Trial:
         """Record an outcome; facts that are not given are unknown. The supervisor fills in its index and wall time."""
-        unknown = dict.fromkeys(("step_seconds", "peak_bytes", "reserved_bytes", "alloc_retries"))
-        made: dict[str, Any] = {"index": 0, "steps": 0, "elapsed_seconds": 0.0, **unknown, **facts}
+        unknown = dict.fromkeys(
+            ("step_seconds", "peak_bytes", "reserved_bytes", "alloc_retries")
+        )
+        made: dict[str, Any] = {
+            "index": 0,
+            "steps": 0,
+            "elapsed_seconds": 0.0,
+            **unknown,
+            **facts,
+        }
         return cls(
             batch_size=shape.batch_size,
             length=shape.length,
@@ -189,11 +199,17 @@ class CostModel(Record, frozen=True, kw_only=True):
     @overload
     def per_example(self, length: float, target_length: float = 0.0) -> float: ...
     @overload
-    def per_example(self, length: FloatArray, target_length: FloatArray | float = 0.0) -> FloatArray: ...
+    def per_example(
+        self, length: FloatArray, target_length: FloatArray | float = 0.0
+    ) -> FloatArray: ...
     def per_example(self, length: Any, target_length: Any = 0.0) -> Any:
         """Return the cost of one more example, in the model's unit, element by element."""
-        own = self.example + length * (self.linear + self.quadratic * length + self.cross * target_length)
-        return own + target_length * (self.target_linear + self.target_quadratic * target_length)
+        own = self.example + length * (
+            self.linear + self.quadratic * length + self.cross * target_length
+        )
+        return own + target_length * (
+            self.target_linear + self.target_quadratic * target_length
+        )
 
 
 class Confirmation(Record, frozen=True, kw_only=True):
@@ -229,7 +245,9 @@ class Models(Record, frozen=True, kw_only=True):
 class ProbedWith(Record, frozen=True, kw_only=True):
     """The settings of a probe that later commands read."""
 
-    device: Annotated[str, msgspec.Meta(pattern=r"^[a-z]{1,16}(:[0-9]{1,4})?$")] = "auto"
+    device: Annotated[str, msgspec.Meta(pattern=r"^[a-z]{1,16}(:[0-9]{1,4})?$")] = (
+        "auto"
+    )
     memory_bytes: Size | None = None
     memory_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     max_batch_size: Size | None = None

@@ -50,7 +50,8 @@ class SweepSettings(Record, frozen=True, kw_only=True):
 
     strategies: tuple[str, ...] = ()
     num_buckets: Annotated[
-        tuple[Annotated[int, msgspec.Meta(ge=1, le=MOST_BUCKETS)], ...], msgspec.Meta(min_length=1)
+        tuple[Annotated[int, msgspec.Meta(ge=1, le=MOST_BUCKETS)], ...],
+        msgspec.Meta(min_length=1),
     ] = tuple(range(10, 21))
     pool_sizes: tuple[Size | Literal["all"], ...] = ()
     max_batch_size: Size | None = None
@@ -175,7 +176,11 @@ class Row(EpochFigures, frozen=True, kw_only=True):
     @property
     def sized_name(self) -> str:
         """The same, and where a table's batch sizes come from: `optimal with 12 buckets sized by the frontier`."""
-        return self.name + (" sized by the frontier" if self.pool_size is None and self.sizing == "frontier" else "")
+        return self.name + (
+            " sized by the frontier"
+            if self.pool_size is None and self.sizing == "frontier"
+            else ""
+        )
 
     @property
     def sizes_in_use(self) -> int:

@@ -6,7 +6,16 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from batchtune.results.shared import Amount, Bytes, Count, Length, Record, Seed, Share, Size
+from batchtune.results.shared import (
+    Amount,
+    Bytes,
+    Count,
+    Length,
+    Record,
+    Seed,
+    Share,
+    Size,
+)
 
 
 class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):

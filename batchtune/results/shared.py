@@ -113,7 +113,13 @@ class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if value is not None and value is not False:
-                text = "" if value is True else f"{value:.15g}" if isinstance(value, float) else shlex.quote(value)
+                text = (
+                    ""
+                    if value is True
+                    else f"{value:.15g}"
+                    if isinstance(value, float)
+                    else shlex.quote(value)
+                )
                 found[f"--{name.replace('_', '-')}"] = text
         return found
 
@@ -141,7 +147,11 @@ class LengthsSummary(Record, frozen=True, kw_only=True):
         """Compare the total with the count and the longest."""
         if self.min > self.max:
             yield f"min is {self.min} and max {self.max}"
-        if not self.max * (1 - ROUNDING) <= self.total <= self.max * self.count * (1 + ROUNDING):
+        if (
+            not self.max * (1 - ROUNDING)
+            <= self.total
+            <= self.max * self.count * (1 + ROUNDING)
+        ):
             yield f"total is {self.total}, for {self.count} examples up to {self.max}"
 
 
@@ -154,7 +164,9 @@ class WorkloadRecord(Record, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """The step for people: `train.py:MyStep layers=4`."""
-        return self.spec + "".join(f" {key}={value}" for key, value in self.options.items())
+        return self.spec + "".join(
+            f" {key}={value}" for key, value in self.options.items()
+        )
 
 
 class DeviceProcess(Record, frozen=True, kw_only=True):
@@ -222,7 +234,9 @@ def wrong_limit(max_batch_length: float, lengths: LengthsSummary) -> Iterator[st
         yield f"max_batch_length is {max_batch_length}, for lengths from {lengths.min}"
 
 
-def wrong_table(boundaries: Sequence[float], batch_sizes: Sequence[int], sizes: str = "batch sizes") -> Iterator[str]:
+def wrong_table(
+    boundaries: Sequence[float], batch_sizes: Sequence[int], sizes: str = "batch sizes"
+) -> Iterator[str]:
     """Yield what is wrong with a bucket table."""
     if len(boundaries) != len(batch_sizes):
         yield f"it has {len(boundaries)} boundaries and {len(batch_sizes)} {sizes}"
@@ -286,7 +300,10 @@ def meta_of(kind: type[Result]) -> Meta:
 def encode(result: Result) -> bytes:
     """Return a result as the bytes of its file, harmless in a terminal or a log."""
     text = msgspec.json.format(msgspec.json.encode(result), indent=2)
-    return _ACTIVE.sub(lambda match: f"\\u{ord(match[0]):04x}", text.decode()).encode() + b"\n"
+    return (
+        _ACTIVE.sub(lambda match: f"\\u{ord(match[0]):04x}", text.decode()).encode()
+        + b"\n"
+    )
 
 
 def write_result(path: Path, result: Result) -> None:
@@ -294,7 +311,9 @@ def write_result(path: Path, result: Result) -> None:
     write_whole(path, encode(result), follow=False)
 
 
-LARGEST_BYTES = 256 << 20  # of a result file; a sweep of all bucket counts up to 1000 takes less
+LARGEST_BYTES = (
+    256 << 20
+)  # of a result file; a sweep of all bucket counts up to 1000 takes less
 
 
 class _Envelope(msgspec.Struct):
@@ -312,7 +331,9 @@ def read_result(path: Path, kind: type[R]) -> R:
     try:
         meta = msgspec.json.decode(data, type=_Envelope).meta
         if meta.format != kind.FORMAT:
-            raise ResultError(f"{path} is a {shortened(meta.format)} file; a {kind.FORMAT!r} file is needed here")
+            raise ResultError(
+                f"{path} is a {shortened(meta.format)} file; a {kind.FORMAT!r} file is needed here"
+            )
         if meta.version > kind.VERSION:
             raise ResultError(
                 f"{path} has version {meta.version} of {shortened(meta.format)}, written by batchtune "

@@ -103,7 +103,11 @@ class StreamRow(EpochFigures, frozen=True, kw_only=True):
         buffer = f"a buffer of {format_number(self.buffer_size)}"
         if self.by_speechbrain:
             return f"SpeechBrain's dynamic_bucketed_batch with {buffer}"
-        buckets = "" if self.num_buckets is None else f"{counted(self.num_buckets, 'bucket')} and "
+        buckets = (
+            ""
+            if self.num_buckets is None
+            else f"{counted(self.num_buckets, 'bucket')} and "
+        )
         return f"{self.algorithm} with {buckets}{buffer}"
 
     @property
@@ -227,7 +231,11 @@ class StreamSweep(Result, frozen=True, kw_only=True):
         yield from wrong_settings(self.settings, StreamedWith)
         yield from wrong_limit(self.max_batch_length, self.lengths)
         wrong = list(
-            wrong_rows(self.rows, recommended=self.recommended, recommended_speechbrain=self.recommended_speechbrain)
+            wrong_rows(
+                self.rows,
+                recommended=self.recommended,
+                recommended_speechbrain=self.recommended_speechbrain,
+            )
         )
         yield from wrong
         row = None if wrong else self.speechbrain_row
@@ -242,7 +250,11 @@ class StreamSweep(Result, frozen=True, kw_only=True):
     @property
     def speechbrain_row(self) -> StreamRow | None:
         """The best row of SpeechBrain's own algorithm, if any."""
-        return None if self.recommended_speechbrain is None else self.rows[self.recommended_speechbrain]
+        return (
+            None
+            if self.recommended_speechbrain is None
+            else self.rows[self.recommended_speechbrain]
+        )
 
     @property
     def has_times(self) -> bool:
@@ -258,7 +270,11 @@ class StreamSweep(Result, frozen=True, kw_only=True):
     def streamed(self) -> StreamedWith:
         """How the examples reach workers, and the seed."""
         # Only these: other settings may hold text that is no UTF-8, such as the names of files.
-        known = {name: value for name, value in self.settings.items() if name in StreamedWith.__struct_fields__}
+        known = {
+            name: value
+            for name, value in self.settings.items()
+            if name in StreamedWith.__struct_fields__
+        }
         return msgspec.convert(known, StreamedWith)
 
 

@@ -199,7 +199,12 @@ class Sweep(Result, frozen=True, kw_only=True):
         table = self.recommended_table
         last_of_curve = max(self.trade_off, default=None)
         missing = list(
-            wrong_rows(self.rows, recommended=self.recommended, recommended_table=table, trade_off=last_of_curve)
+            wrong_rows(
+                self.rows,
+                recommended=self.recommended,
+                recommended_table=table,
+                trade_off=last_of_curve,
+            )
         )
         yield from missing
         if any(low > high for low, high in itertools.pairwise(self.quantiles)):

@@ -39,15 +39,26 @@ from batchtune.sampler.common import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_OF_ALL = ("bucket_boundaries", "bucket_batch_sizes", "shuffle", "batch_ordering", "drop_last", "seed")
+_OF_ALL = (
+    "bucket_boundaries",
+    "bucket_batch_sizes",
+    "shuffle",
+    "batch_ordering",
+    "drop_last",
+    "seed",
+)
 _READING = {option.name for option in fields(ReadOptions)}
 
 
 class EpochBatchSampler(OnRanks, Sampler[list[int]]):
     """A batch sampler for buckets or pools."""
 
-    KIND: ClassVar[str | None] = None  # the `sampler` of the sampler.yaml files that it runs; None: any
-    OPTIONS: ClassVar[tuple[str, ...]] = _OF_ALL  # the fields of these files that are its arguments
+    KIND: ClassVar[str | None] = (
+        None  # the `sampler` of the sampler.yaml files that it runs; None: any
+    )
+    OPTIONS: ClassVar[tuple[str, ...]] = (
+        _OF_ALL  # the fields of these files that are its arguments
+    )
     pool_size: int | None = None  # as for `PooledBatchSampler`; None in buckets
     batch_overhead: float | None = None
 
@@ -69,9 +80,13 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
     ) -> None:
         table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
         if batch_ordering not in ORDERINGS:
-            raise ValueError(f"batch_ordering must be one of {', '.join(ORDERINGS)}, got {shortened(batch_ordering)}")
+            raise ValueError(
+                f"batch_ordering must be one of {', '.join(ORDERINGS)}, got {shortened(batch_ordering)}"
+            )
         if overlong not in ("error", "single"):
-            raise ValueError(f"overlong must be error or single, got {shortened(overlong)}")
+            raise ValueError(
+                f"overlong must be error or single, got {shortened(overlong)}"
+            )
         self.seed = whole("seed", seed, most=MOST_SEED)
         self.batch_ordering = batch_ordering
         self.shuffle = flag("shuffle", shuffle)
@@ -80,7 +95,9 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         self._ranks = checked_ranks(rank, world_size)
         values = checked_lengths(lengths)
         table = holding_all(values, table, overlong)
-        self._batcher = Batching(table, self.pool_size, self.batch_overhead).batcher(values)
+        self._batcher = Batching(table, self.pool_size, self.batch_overhead).batcher(
+            values
+        )
         # A copy, as the caller may change theirs between two epochs.
         self._lengths = None if batch_ordering == "random" else np.array(values)
         options = [self.shuffle, self.batch_ordering, self.drop_last, self.same_bucket]
@@ -145,7 +162,9 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             )
         kinds = {one.KIND: one for one in (cls, *cls.__subclasses__())}
         made_by = kinds[config.sampler]
-        reading = {name: overrides.pop(name) for name in sorted(_READING & overrides.keys())}
+        reading = {
+            name: overrides.pop(name) for name in sorted(_READING & overrides.keys())
+        }
         if isinstance(lengths, (str, Path)):
             if reading.get("length_scale") is not None:
                 reading["length_scale"] = parse_scale(str(reading["length_scale"]))
@@ -161,9 +180,14 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             lengths = found.values
             targets = found.targets
         elif reading:
-            raise TypeError(f"{', '.join(reading)}: these are for the path of a manifest")
+            raise TypeError(
+                f"{', '.join(reading)}: these are for the path of a manifest"
+            )
         elif length_of is not None:
-            measured = (as_number(length_of(lengths[index]), index) for index in range(len(lengths)))
+            measured = (
+                as_number(length_of(lengths[index]), index)
+                for index in range(len(lengths))
+            )
             lengths = np.fromiter(measured, np.float64)
         options = {name: getattr(config, name) for name in made_by.OPTIONS}
         evidence = config.evidence
@@ -193,7 +217,9 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         """How many examples this epoch leaves out, over all ranks; 0 without `drop_last`."""
         drawing, dealing = self._plan(self.epoch)
         cut = self._batcher.cut(drawing, dealing)
-        return batch_order.dropped_examples(cut.layout, batch_order.drawn(cut, drawing, self._lengths))
+        return batch_order.dropped_examples(
+            cut.layout, batch_order.drawn(cut, drawing, self._lengths)
+        )
 
     @property
     def sampler(self) -> SimpleNamespace:
@@ -217,7 +243,9 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         now = self._pass = _Pass(epoch, first, first, loader)
         drawing, dealing = self._plan(epoch)
         cut = self._batcher.cut(drawing, dealing)
-        batches = batch_order.drawn(cut, drawing, self._lengths)[self.rank :: self.world_size]
+        batches = batch_order.drawn(cut, drawing, self._lengths)[
+            self.rank :: self.world_size
+        ]
         if not batches.size:
             warnings.warn(
                 f"drop_last leaves out all {cut.layout.count:,} examples, as they don't fill a batch on each of "
@@ -230,8 +258,17 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         now.running = False
 
     def _plan(self, epoch: int) -> tuple[Drawing, Dealing]:
-        drawing = Drawing(shuffle=self.shuffle, ordering=self.batch_ordering, seed=self.seed, epoch=epoch)
-        return drawing, Dealing(world_size=self.world_size, same_bucket=self.same_bucket, drop_last=self.drop_last)
+        drawing = Drawing(
+            shuffle=self.shuffle,
+            ordering=self.batch_ordering,
+            seed=self.seed,
+            epoch=epoch,
+        )
+        return drawing, Dealing(
+            world_size=self.world_size,
+            same_bucket=self.same_bucket,
+            drop_last=self.drop_last,
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Make this epoch the next; if it is the one that `load_state_dict` resumes, it goes on from there.
@@ -260,22 +297,33 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         Raises ValueError if the state is of another sampler: other lengths, options, seed or number of ranks.
         """
         covered = "lengths, boundaries, batch sizes and options"
-        check_state("sampler", state_dict, ("epoch", "position"), self._identity, covered)
+        check_state(
+            "sampler", state_dict, ("epoch", "position"), self._identity, covered
+        )
         epoch = whole("epoch", state_dict["epoch"])
         position = whole("position", state_dict["position"])
         most = self._batcher.batches_per_rank(*self._plan(epoch))
         if position > most:
-            raise ValueError(f"the state is at batch {position}, but its epoch has {most}")
+            raise ValueError(
+                f"the state is at batch {position}, but its epoch has {most}"
+            )
         self._next = (epoch, position)
         self._pass = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the view of a running loader, which can't be copied to another process."""
-        return {**self.__dict__, "_pass": None if self._pass is None else replace(self._pass, loader=None)}
+        return {
+            **self.__dict__,
+            "_pass": None if self._pass is None else replace(self._pass, loader=None),
+        }
 
     @property
     def _identity(self) -> dict[str, Any]:
-        return {"seed": self.seed, "world_size": self.world_size, "digest": self._digest}
+        return {
+            "seed": self.seed,
+            "world_size": self.world_size,
+            "digest": self._digest,
+        }
 
     @property
     def _cursor(self) -> tuple[int, int]:
@@ -291,9 +339,13 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         now = self._pass
         handed_out = 0 if now is None else now.handed_out - now.first
         if batches > handed_out:
-            raise ValueError(f"batches is {batches}, but the sampler has handed out {handed_out} in this pass")
+            raise ValueError(
+                f"batches is {batches}, but the sampler has handed out {handed_out} in this pass"
+            )
         # Lightning sets the epoch again after its loader has begun it: until the next pass, what follows is not set.
-        if now is None or (not now.running and batches == handed_out and self._next[0] != now.epoch):
+        if now is None or (
+            not now.running and batches == handed_out and self._next[0] != now.epoch
+        ):
             return self._next
         return now.epoch, now.first + batches
 
@@ -325,4 +377,8 @@ def _loader_of(frame: FrameType) -> Mapping[str, Any] | None:
     the iterator: `_num_yielded` counts what it had delivered when it was given up.
     """
     caller = frame.f_locals.get("self")
-    return vars(caller) if type(caller).__module__ == "torch.utils.data.dataloader" else None
+    return (
+        vars(caller)
+        if type(caller).__module__ == "torch.utils.data.dataloader"
+        else None
+    )

@@ -101,12 +101,19 @@ class PooledBatchSampler(EpochBatchSampler):
     OPTIONS = (*EpochBatchSampler.OPTIONS, "pool_size", "batch_overhead")
 
     def __init__(
-        self, lengths: npt.ArrayLike, *, pool_size: int, batch_overhead: float | None = None, **options: Any
+        self,
+        lengths: npt.ArrayLike,
+        *,
+        pool_size: int,
+        batch_overhead: float | None = None,
+        **options: Any,
     ) -> None:
         self.pool_size = whole("pool_size", pool_size, 1)
         if batch_overhead is not None:
             if not is_number(batch_overhead) or not 0 <= batch_overhead < 1e300:
-                raise ValueError(f"batch_overhead must be finite and at least 0, got {shortened(batch_overhead)}")
+                raise ValueError(
+                    f"batch_overhead must be finite and at least 0, got {shortened(batch_overhead)}"
+                )
             self.batch_overhead = float(batch_overhead)
         super().__init__(lengths, **options)
 

@@ -81,7 +81,9 @@ def whole(name: str, value: float, least: int = 0, *, most: int = _LARGEST) -> i
     Floats count, as a size may have been computed.
     """
     if not is_number(value) or value != value // 1 or value < least:
-        raise ValueError(f"{name} must be a whole number, at least {least}, got {shortened(value)}")
+        raise ValueError(
+            f"{name} must be a whole number, at least {least}, got {shortened(value)}"
+        )
     if value > most:
         raise ValueError(f"{name} must be at most {most:,}, got {shortened(value)}")
     return int(value)
@@ -89,7 +91,9 @@ def whole(name: str, value: float, least: int = 0, *, most: int = _LARGEST) -> i
 
 def is_number(value: object) -> bool:
     """Return whether the value is a number of Python or NumPy."""
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(
+        value, bool
+    )
 
 
 def flag(name: str, value: bool) -> bool:
@@ -110,9 +114,13 @@ def as_number(value: Any, example: int, function: str = "length_of") -> float:
     if isinstance(value, float):
         return value
     if not isinstance(value, TEXT):
-        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's
+        with contextlib.suppress(
+            TypeError, ValueError, OverflowError, RuntimeError
+        ):  # the last is torch's
             return float(value)
-    raise ValueError(f"{function} must return a number, but for example {example} it returned {shortened(value)}")
+    raise ValueError(
+        f"{function} must return a number, but for example {example} it returned {shortened(value)}"
+    )
 
 
 def as_bytes(value: Any, example: int) -> float:
@@ -126,7 +134,11 @@ def as_bytes(value: Any, example: int) -> float:
 
 
 def check_state(
-    what: str, state: Mapping[str, Any], position: Iterable[str], ours: Mapping[str, Any], covered: str
+    what: str,
+    state: Mapping[str, Any],
+    position: Iterable[str],
+    ours: Mapping[str, Any],
+    covered: str,
 ) -> None:
     """Raise ValueError if a state lacks a field, or is of another sampler or stream.
 

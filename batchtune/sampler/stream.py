@@ -28,7 +28,15 @@ from batchtune.sampler.common import (
     stream_options,
     whole,
 )
-from batchtune.sampler.worker import ExampleLimits, Held, NextEpochs, Place, Position, Source, at_epoch
+from batchtune.sampler.worker import (
+    ExampleLimits,
+    Held,
+    NextEpochs,
+    Place,
+    Position,
+    Source,
+    at_epoch,
+)
 from batchtune.streams.bucketed import StreamBatching, batched, stream_random
 
 if TYPE_CHECKING:
@@ -130,14 +138,24 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         split: bool = False,
     ) -> None:
         super().__init__()
-        if source is not None and not isinstance(source, Iterable) and not callable(source):
+        if (
+            source is not None
+            and not isinstance(source, Iterable)
+            and not callable(source)
+        ):
             raise ValueError(
                 f"source must be an iterable of examples or a function of the epoch, got {shortened(source)}"
             )
         if algorithm not in STREAM_ALGORITHMS:
-            raise ValueError(f"algorithm must be one of {', '.join(STREAM_ALGORITHMS)}, got {shortened(algorithm)}")
+            raise ValueError(
+                f"algorithm must be one of {', '.join(STREAM_ALGORITHMS)}, got {shortened(algorithm)}"
+            )
         if max_padding_ratio is not None:
-            if algorithm != "pivot" or not is_number(max_padding_ratio) or not 0 <= max_padding_ratio <= 1:
+            if (
+                algorithm != "pivot"
+                or not is_number(max_padding_ratio)
+                or not 0 <= max_padding_ratio <= 1
+            ):
                 raise ValueError(
                     f'max_padding_ratio is for algorithm="pivot", from 0 to 1, got {shortened(max_padding_ratio)}'
                 )
@@ -176,18 +194,39 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         self.dropped_examples = 0
         self.batches_per_epoch = batches_per_epoch
         self._ranks = checked_ranks(rank, world_size)
-        options = [algorithm, buffer_size, buffer_bytes, max_padding_ratio, bool(shuffle), bool(drop_last), overlong]
+        options = [
+            algorithm,
+            buffer_size,
+            buffer_bytes,
+            max_padding_ratio,
+            bool(shuffle),
+            bool(drop_last),
+            overlong,
+        ]
         if min_length is not None:
             options.append(float(min_length))
-        options += [table.boundaries.tolist(), table.batch_sizes.tolist(), self.seed, batches_per_epoch, self.split]
-        self._digest = hashlib.blake2b(json.dumps(options).encode(), digest_size=8).hexdigest()
+        options += [
+            table.boundaries.tolist(),
+            table.batch_sizes.tolist(),
+            self.seed,
+            batches_per_epoch,
+            self.split,
+        ]
+        self._digest = hashlib.blake2b(
+            json.dumps(options).encode(), digest_size=8
+        ).hexdigest()
         self._epochs = NextEpochs(whole("epoch", epoch))
         self._resumed: Position | None = None
         self._position: Position | None = None
 
     @classmethod
     def from_config(
-        cls, path: str | Path, source: Source | None = None, *, length_of: Callable[[Any], float], **options: Any
+        cls,
+        path: str | Path,
+        source: Source | None = None,
+        *,
+        length_of: Callable[[Any], float],
+        **options: Any,
     ) -> Self:
         """Make the stream that a `stream.yaml` describes.
 
@@ -227,7 +266,9 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
 
     def __call__(self, examples: Source) -> Iterator[Any]:
         """Return the batches of one pass over the examples, as a stage of a pipeline does."""
-        if self._resumed is not None and self._resumed.finished:  # in a worker, whose part of the epoch is over
+        if (
+            self._resumed is not None and self._resumed.finished
+        ):  # in a worker, whose part of the epoch is over
             self._resumed = None
             return iter(())
         self._position = self._resumed or Position(self._epochs.of(self.rank))
@@ -248,7 +289,11 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         held = Held(self._limits)
         position = self._position = Position(epoch, held=held)
         batches = self._passes(source, epoch, held, place)
-        share = None if self.batches_per_epoch is None else place.share(self.batches_per_epoch)
+        share = (
+            None
+            if self.batches_per_epoch is None
+            else place.share(self.batches_per_epoch)
+        )
         for number, places in enumerate(islice(batches, share), 1):
             batch = held.taken(places)
             if resumed is None or number > resumed.batches:
@@ -270,7 +315,9 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
                 stacklevel=2,
             )
 
-    def _passes(self, source: Source, epoch: int, held: Held, place: Place) -> Iterator[list[int]]:
+    def _passes(
+        self, source: Source, epoch: int, held: Held, place: Place
+    ) -> Iterator[list[int]]:
         """Yield the batches of one pass over a worker's part of the source; for a nominal epoch, of pass after pass.
 
         Each pass empties the buffer. If it went on into the next one it would be full when a nominal epoch ends: of
@@ -290,11 +337,19 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
             reading = iter(source if isinstance(source, Iterable) else source(epoch))
             seen = held.seen
             made = held.batches
-            held.begin(islice(reading, place.reader, None, readers) if self.split else reading)
+            held.begin(
+                islice(reading, place.reader, None, readers) if self.split else reading
+            )
             yield from batched(held, self._batching, random)
             # A stage may be called with an empty source.
-            if held.seen == seen and reading is source and not (self.split or self.source is None):
-                raise ValueError("the source is an iterator and has nothing left: give an iterable for further passes")
+            if (
+                held.seen == seen
+                and reading is source
+                and not (self.split or self.source is None)
+            ):
+                raise ValueError(
+                    "the source is an iterator and has nothing left: give an iterable for further passes"
+                )
             if self.batches_per_epoch is None:
                 return
             if held.batches == made or reading is source:
@@ -320,7 +375,11 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         Warns if workers of a plain DataLoader have read the stream, as they do not report where they are.
         """
         position = self._cursor
-        if get_worker_info() is None and position.batches == 0 and self._epochs.differ(self.rank):
+        if (
+            get_worker_info() is None
+            and position.batches == 0
+            and self._epochs.differ(self.rank)
+        ):
             warnings.warn(
                 "the DataLoader's workers do not say which batches it has delivered, so this state is that of the next "
                 "epoch's begin: save the state of torchdata's StatefulDataLoader instead",
@@ -333,12 +392,16 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
 
         Raises ValueError if the state is of another stream: other options, seed, rank, worker or number of them.
         """
-        check_state("stream", state_dict, Position(0).state(), self._identity, "all options")
+        check_state(
+            "stream", state_dict, Position(0).state(), self._identity, "all options"
+        )
         position = Position.of_state(state_dict, self._place)
         self._epochs.set(self.rank, position.epoch + position.finished)
         self._position = position
         # Only a loader with workers goes on where some have ended and others have not.
-        self._resumed = None if position.finished and get_worker_info() is None else position
+        self._resumed = (
+            None if position.finished and get_worker_info() is None else position
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the running pass, and keep the rank: a spawned worker knows of no process group."""

@@ -15,7 +15,14 @@ from torch.utils.data import get_worker_info  # noqa: TID253  # as in common.py
 
 from batchtune.epochs.table import OverlongError
 from batchtune.errors import shortened
-from batchtune.sampler.common import as_bytes, as_number, check_function, flag, is_number, whole
+from batchtune.sampler.common import (
+    as_bytes,
+    as_number,
+    check_function,
+    flag,
+    is_number,
+    whole,
+)
 from batchtune.streams.bucketed import Reader
 
 Source: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
@@ -40,7 +47,9 @@ class ExampleLimits:
     def __post_init__(self) -> None:
         check_function("length_of", self.length_of)
         if self.overlong not in ("error", "single", "drop"):
-            raise ValueError(f"overlong must be error, single or drop, got {shortened(self.overlong)}")
+            raise ValueError(
+                f"overlong must be error, single or drop, got {shortened(self.overlong)}"
+            )
         if self.min_length is not None:
             longest = self.last_boundary
             if not is_number(self.min_length) or not 0 < self.min_length <= longest:
@@ -88,7 +97,9 @@ class Held(Reader):
         lengths: list[float] = []
         length_of = self._limits.length_of
         buffer_bytes = self._limits.buffer_bytes
-        while len(lengths) < room and (buffer_bytes is None or self._total_bytes <= buffer_bytes):
+        while len(lengths) < room and (
+            buffer_bytes is None or self._total_bytes <= buffer_bytes
+        ):
             example = next(self._examples, _END)
             if example is _END:
                 self.ended = True
@@ -125,7 +136,9 @@ class Held(Reader):
     def _hold(self, example: Any) -> None:
         """Hold an example, with its size in memory if that is limited."""
         if self._limits.bytes_of is not None:
-            self._bytes[self.count] = as_bytes(self._limits.bytes_of(example), self.seen)
+            self._bytes[self.count] = as_bytes(
+                self._limits.bytes_of(example), self.seen
+            )
             self._total_bytes += self._bytes[self.count]
         self._held[self.count] = example
         self.count += 1
@@ -173,7 +186,9 @@ class Position:
     batches: int = 0
     read: str = ""  # the digest of the lengths that were read until then; while a pass runs, `held` has it
     finished: bool = False
-    place: Place | None = None  # of the worker that resumes there; None for a running pass
+    place: Place | None = (
+        None  # of the worker that resumes there; None for a running pass
+    )
     held: Held | None = None
 
     @classmethod
@@ -269,7 +284,9 @@ def at_epoch(source: Any, epoch: int) -> Any:
     if not callable(getattr(source, "set_epoch", None)):
         return source
     values = getattr(source, "__dict__", {}).items()
-    if tensors := {name: value for name, value in values if isinstance(value, torch.Tensor)}:
+    if tensors := {
+        name: value for name, value in values if isinstance(value, torch.Tensor)
+    }:
         source = copy(source)
         for name, value in tensors.items():
             setattr(source, name, value.clone())

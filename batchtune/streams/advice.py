@@ -29,7 +29,9 @@ _EXAMPLES_OF_A_SHARD = 100
 _BYTES_OF_A_SHARD = 10**9
 
 
-def recommend_stream(rows: Sequence[StreamRow], *, min_randomness: float | None = None) -> Recommendation:
+def recommend_stream(
+    rows: Sequence[StreamRow], *, min_randomness: float | None = None
+) -> Recommendation:
     """Recommend the smallest buffer among the best rows.
 
     They must have only proven batches (unless no row has) and be as random as asked for, or else as the best row with
@@ -38,7 +40,11 @@ def recommend_stream(rows: Sequence[StreamRow], *, min_randomness: float | None 
     of the cost: the time, or without step times the batches.
     """
     timed = have_times(rows)
-    allowed = [row for row in rows if min_randomness is None or row.randomness >= min_randomness]
+    allowed = [
+        row
+        for row in rows
+        if min_randomness is None or row.randomness >= min_randomness
+    ]
     if not allowed:
         most_random = max(rows, key=lambda row: row.randomness)
         reason = (
@@ -51,7 +57,11 @@ def recommend_stream(rows: Sequence[StreamRow], *, min_randomness: float | None 
     in_buckets = [row for row in allowed if row.algorithm == "bucket"]
     if min_randomness is None and in_buckets:
         most_again = _best_of(in_buckets, timed=timed).mates_again * (1 + _EQUAL_AGAIN)
-        random_enough = [row for row in allowed if row.algorithm == "bucket" or row.mates_again <= most_again]
+        random_enough = [
+            row
+            for row in allowed
+            if row.algorithm == "bucket" or row.mates_again <= most_again
+        ]
     row = _best_of(random_enough, timed=timed)
     # SpeechBrain's own at its best: as random, if there is such.
     by_speechbrain = [other for other in random_enough if other.by_speechbrain]
@@ -63,7 +73,9 @@ def recommend_stream(rows: Sequence[StreamRow], *, min_randomness: float | None 
 
     reason = f"{row.name} takes {_described(row, timed=timed)}"
     if speechbrain is not None and speechbrain is not row:
-        reason += f", {speechbrain.name} at its best {_described(speechbrain, timed=timed)}"
+        reason += (
+            f", {speechbrain.name} at its best {_described(speechbrain, timed=timed)}"
+        )
     cheapest = min(allowed, key=lambda other: _cost(other, timed=timed))
     saves = _cost(cheapest, timed=timed) < _cost(row, timed=timed) * (1 - _EQUAL)
     if saves and cheapest.mates_again > row.mates_again:
@@ -89,7 +101,9 @@ def _best_of(rows: Sequence[StreamRow], *, timed: bool) -> StreamRow:
             deviations = [row.epoch_seconds_deviation, cheapest.epoch_seconds_deviation]
         spread = sum(deviation or 0.0 for deviation in deviations)
         lowest = _cost(cheapest, timed=timed)
-        return bool(row.equal_to_best) or _cost(row, timed=timed) - lowest <= max(_EQUAL * lowest, spread)
+        return bool(row.equal_to_best) or _cost(row, timed=timed) - lowest <= max(
+            _EQUAL * lowest, spread
+        )
 
     equal = list(filter(is_equal, rows))
     smallest = min(row.buffer_size for row in equal)
@@ -129,7 +143,9 @@ def advised_shards(count: int, total_bytes: int | None, readers: int) -> ShardAd
     return ShardAdvice(shards=shards, maxcount=maxcount, maxsize_bytes=maxsize)
 
 
-def shards_of(stream: StreamLengths, sizes: Sequence[int], settings: StreamSettings) -> Shards:
+def shards_of(
+    stream: StreamLengths, sizes: Sequence[int], settings: StreamSettings
+) -> Shards:
     """Describe the shards, which hold so many examples each."""
     counts = np.array(sizes, dtype=np.int64)
     edges = np.concatenate(([0], np.cumsum(counts)))
@@ -138,10 +154,17 @@ def shards_of(stream: StreamLengths, sizes: Sequence[int], settings: StreamSetti
     median = float(np.median(counts))
     readers = settings.readers
     idle = max(0, readers - int(np.count_nonzero(counts)))
-    is_fine = bool(stream.shards) and not idle and len(sizes) % readers == 0 and counts.max() <= 1.5 * max(1, median)
+    is_fine = (
+        bool(stream.shards)
+        and not idle
+        and len(sizes) % readers == 0
+        and counts.max() <= 1.5 * max(1, median)
+    )
     advice = None
     if not is_fine and stream.lengths.count >= readers:
-        total_bytes = sum(shard.size for shard in stream.shards) if stream.shards else None
+        total_bytes = (
+            sum(shard.size for shard in stream.shards) if stream.shards else None
+        )
         advice = advised_shards(stream.lengths.count, total_bytes, readers)
     return Shards(
         count=len(sizes),
@@ -162,7 +185,9 @@ def shards_of(stream: StreamLengths, sizes: Sequence[int], settings: StreamSetti
 
 def _are_sorted(lengths: FloatArray) -> bool:
     """Return whether length goes with the place in the stream: the rank correlation of both is nearly 1 or -1."""
-    sample = lengths[np.linspace(0, lengths.size - 1, min(lengths.size, 10_000)).astype(np.int64)]
+    sample = lengths[
+        np.linspace(0, lengths.size - 1, min(lengths.size, 10_000)).astype(np.int64)
+    ]
     if sample.size < 3 or np.ptp(sample) == 0:
         return False
     _, ranks = np.unique(sample, return_inverse=True)
@@ -196,7 +221,9 @@ def stream_cautions(shards: Shards, settings: StreamSettings) -> Iterator[str]:
         )
 
 
-def row_cautions(shards: Shards, row: StreamRow | None, map_style: Row | None) -> Iterator[str]:
+def row_cautions(
+    shards: Shards, row: StreamRow | None, map_style: Row | None
+) -> Iterator[str]:
     """Yield what is wrong with the recommended row."""
     if row is None:
         return
@@ -206,7 +233,10 @@ def row_cautions(shards: Shards, row: StreamRow | None, map_style: Row | None) -
             f"batch mates of one epoch are mates again in the next in {format_percent(row.mates_again)} of cases: "
             "larger shuffle buffers, or a recommendation held to --min-randomness, mix them better"
         )
-    if not shards.idle_workers and max(row.worker_imbalance, row.rank_imbalance) > _UNEVEN:
+    if (
+        not shards.idle_workers
+        and max(row.worker_imbalance, row.rank_imbalance) > _UNEVEN
+    ):
         yield (
             f"the shards give one worker {row.worker_imbalance:.2f} times and one rank {row.rank_imbalance:.2f} times "
             "as many batches as the mean: others wait for it, or see the same examples more often"

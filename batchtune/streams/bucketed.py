@@ -30,7 +30,9 @@ class StreamBatching:
     algorithm: StreamAlgorithm
     table: BucketTable  # a batch holds at most the batch size of its longest example's bucket
     buffer_size: int  # the most examples that are held at once
-    max_padding_ratio: float | None = None  # for `pivot`: the most of a batch that may be padding; None: any
+    max_padding_ratio: float | None = (
+        None  # for `pivot`: the most of a batch that may be padding; None: any
+    )
     shuffle: bool = True  # whether chance decides which examples go together, and in which order batches come
     drop_last: bool = False  # whether to leave out examples at the end of the stream that fill no batch
 
@@ -77,7 +79,9 @@ def stream_random(seed: int, epoch: int, rank: int = 0, worker: int = 0) -> Rand
     return Random(f"{seed} {epoch} {rank} {worker}")
 
 
-def stream_batches(lengths: FloatArray, batching: StreamBatching, random: Random) -> StreamBatches:
+def stream_batches(
+    lengths: FloatArray, batching: StreamBatching, random: Random
+) -> StreamBatches:
     """Return the batches of a stream of examples with these lengths, none beyond the last boundary."""
     reader = LengthReader(lengths)
     examples: list[int] = []
@@ -87,10 +91,14 @@ def stream_batches(lengths: FloatArray, batching: StreamBatching, random: Random
         examples += batch
         ends.append(len(examples))
         read.append(reader.count)
-    return StreamBatches(*(np.array(numbers, dtype=np.int64) for numbers in (examples, ends, read)))
+    return StreamBatches(
+        *(np.array(numbers, dtype=np.int64) for numbers in (examples, ends, read))
+    )
 
 
-def batched(reader: Reader, batching: StreamBatching, random: Random) -> Iterator[list[int]]:
+def batched(
+    reader: Reader, batching: StreamBatching, random: Random
+) -> Iterator[list[int]]:
     """Yield the batches of a stream, as the places of their examples; at most buffer_size are held at any time.
 
     A batch whose longest example is u holds at most the table's batch size for u. The examples that are left when the
@@ -100,7 +108,9 @@ def batched(reader: Reader, batching: StreamBatching, random: Random) -> Iterato
     return make(reader, batching, random)
 
 
-def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Iterator[list[int]]:
+def _bucketed(
+    reader: Reader, batching: StreamBatching, random: Random
+) -> Iterator[list[int]]:
     """Yield batches of one bucket each.
 
     The buffer fills up, then as many examples as a batch takes leave the bucket that holds most relative to its batch
@@ -126,10 +136,15 @@ def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Itera
             break
         while reader.count >= next_look:
             next_look += batching.buffer_size
-            waited = [looks + bool(bucket) for looks, bucket in zip(waited, buckets, strict=True)]
+            waited = [
+                looks + bool(bucket)
+                for looks, bucket in zip(waited, buckets, strict=True)
+            ]
         leaving = waited.index(max(waited))
         if waited[leaving] <= _PATIENCE or not buckets[leaving]:
-            fullness = [len(bucket) / size for bucket, size in zip(buckets, sizes, strict=True)]
+            fullness = [
+                len(bucket) / size for bucket, size in zip(buckets, sizes, strict=True)
+            ]
             leaving = fullness.index(max(fullness))
         waited[leaving] = 0
         batch = _filled(buckets, sizes, leaving, chance)
@@ -139,7 +154,10 @@ def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Itera
 
 
 def _last_batches(
-    buckets: list[list[int]], sizes: list[int], batching: StreamBatching, chance: Random | None
+    buckets: list[list[int]],
+    sizes: list[int],
+    batching: StreamBatching,
+    chance: Random | None,
 ) -> list[list[int]]:
     """Take the last batches: full ones of each bucket, then the remaining examples in a row, the longest first."""
     batches = []
@@ -156,7 +174,9 @@ def _last_batches(
     return batches
 
 
-def _filled(buckets: list[list[int]], sizes: list[int], bucket: int, chance: Random | None) -> list[int]:
+def _filled(
+    buckets: list[list[int]], sizes: list[int], bucket: int, chance: Random | None
+) -> list[int]:
     """Take a batch out of a bucket, and if that holds too few, out of the next shorter ones."""
     batch = _taken(buckets[bucket], sizes[bucket], chance)
     for shorter in range(bucket - 1, -1, -1):
@@ -177,7 +197,9 @@ def _taken(held: list[int], size: int, chance: Random | None) -> list[int]:
     return batch
 
 
-def _pooled(reader: Reader, batching: StreamBatching, random: Random) -> Iterator[list[int]]:
+def _pooled(
+    reader: Reader, batching: StreamBatching, random: Random
+) -> Iterator[list[int]]:
     """Yield batches of neighbours in pools that are sorted by length, the longest first; of equal ones the earlier.
 
     While a pool's batches leave, the next one fills. A pool is cut from its longest or from its shortest example on,
@@ -219,7 +241,9 @@ def _pooled(reader: Reader, batching: StreamBatching, random: Random) -> Iterato
             cuts.pop()
             if not reader.ended:
                 rest = held[first:last]
-        batches = [[place for _, place in held[first:last]] for first, last in reversed(cuts)]
+        batches = [
+            [place for _, place in held[first:last]] for first, last in reversed(cuts)
+        ]
         if batching.shuffle:
             random.shuffle(batches)
         held = rest
@@ -227,7 +251,10 @@ def _pooled(reader: Reader, batching: StreamBatching, random: Random) -> Iterato
 
 
 def _cut_descending(
-    descending: list[float], edges: list[float], sizes: list[int], max_padding_ratio: float = 1.0
+    descending: list[float],
+    edges: list[float],
+    sizes: list[int],
+    max_padding_ratio: float = 1.0,
 ) -> list[tuple[int, int]]:
     """Return where batches begin and end if each takes as many as fit with its longest, from the longest on."""
     cuts: list[tuple[int, int]] = []
@@ -236,14 +263,20 @@ def _cut_descending(
         longest = descending[first]
         last = min(first + sizes[bisect_left(edges, longest)], len(descending))
         if max_padding_ratio < 1:
-            while last - first > 1 and 1 - sum(descending[first:last]) / (longest * (last - first)) > max_padding_ratio:
+            while (
+                last - first > 1
+                and 1 - sum(descending[first:last]) / (longest * (last - first))
+                > max_padding_ratio
+            ):
                 last -= 1
         cuts.append((first, last))
         first = last
     return cuts
 
 
-def _cut_ascending(descending: list[float], edges: list[float], sizes: list[int]) -> list[tuple[int, int]]:
+def _cut_ascending(
+    descending: list[float], edges: list[float], sizes: list[int]
+) -> list[tuple[int, int]]:
     """Return the same, cut from the shortest on, which makes as few batches."""
     cuts: list[tuple[int, int]] = []
     last = len(descending)
@@ -297,7 +330,9 @@ def around_pivot(
     first = pivot
     last = pivot + 1
     longest = lengths[pivot]
-    taken = [longest]  # in the order in which they join, as it decides how their sum is rounded
+    taken = [
+        longest
+    ]  # in the order in which they join, as it decides how their sum is rounded
     count = 1
     while grows(count, longest):
         count += 1
@@ -323,7 +358,9 @@ def around_pivot(
     return first, last
 
 
-def _pivoted(reader: Reader, batching: StreamBatching, random: Random) -> Iterator[list[int]]:
+def _pivoted(
+    reader: Reader, batching: StreamBatching, random: Random
+) -> Iterator[list[int]]:
     """Yield batches of neighbours in the sorted buffer, around a random one, or without shuffle the oldest.
 
     What is left when the stream ends is cut from the longest on.
@@ -349,7 +386,10 @@ def _pivoted(reader: Reader, batching: StreamBatching, random: Random) -> Iterat
     places = held.places[::-1]
     descending = held.lengths[::-1]
     for first, last in _cut_descending(descending, edges, sizes, ratio):
-        if not batching.drop_last or last - first == sizes[bisect_left(edges, descending[first])]:
+        if (
+            not batching.drop_last
+            or last - first == sizes[bisect_left(edges, descending[first])]
+        ):
             batches.append(places[first:last])
     if batching.shuffle:
         random.shuffle(batches)

@@ -11,7 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.lengths import FloatArray
-from batchtune.streams.bucketed import LengthReader, SortedBuffer, StreamBatches, around_pivot
+from batchtune.streams.bucketed import (
+    LengthReader,
+    SortedBuffer,
+    StreamBatches,
+    around_pivot,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +56,9 @@ class PivotSettings:
         return kept
 
 
-def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random: random.Random) -> StreamBatches:
+def speechbrain_batches(
+    lengths: npt.ArrayLike, settings: PivotSettings, random: random.Random
+) -> StreamBatches:
     """Return the batches that SpeechBrain's `dynamic_bucketed_batch` makes of a stream with these lengths.
 
     They equal SpeechBrain's, example for example, and leave `random` in the same state, if its `random` has the same
@@ -79,7 +86,9 @@ def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random:
             examples += batch
             ends.append(len(examples))
             # Anything after the last valid example is read only when the stream has ended.
-            read.append(values.size if reader.ended else int(kept[reader.count - 1]) + 1)
+            read.append(
+                values.size if reader.ended else int(kept[reader.count - 1]) + 1
+            )
     except ZeroDivisionError:
         raise ValueError(
             f"batch {len(ends) + 1}: SpeechBrain's padding_ratio divides by zero, as two examples are of length 0; "
@@ -92,11 +101,19 @@ def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random:
     )
 
 
-def _batches(reader: LengthReader, count: int, settings: PivotSettings, random: random.Random) -> Iterator[list[int]]:
+def _batches(
+    reader: LengthReader, count: int, settings: PivotSettings, random: random.Random
+) -> Iterator[list[int]]:
     """Yield each batch of a stream of `count` examples, as places in it, the longest example first."""
-    most_cells = math.inf if settings.max_batch_numel is None else settings.max_batch_numel
-    most_examples = count if settings.max_batch_size is None else settings.max_batch_size
-    most_padding = math.inf if settings.max_padding_ratio is None else settings.max_padding_ratio
+    most_cells = (
+        math.inf if settings.max_batch_numel is None else settings.max_batch_numel
+    )
+    most_examples = (
+        count if settings.max_batch_size is None else settings.max_batch_size
+    )
+    most_padding = (
+        math.inf if settings.max_padding_ratio is None else settings.max_padding_ratio
+    )
     target = settings.target_batch_numel
 
     def admits(count: int, longest: float) -> bool:
@@ -113,6 +130,8 @@ def _batches(reader: LengthReader, count: int, settings: PivotSettings, random: 
         if reader.ended and (settings.drop_end or not held.places):
             return
         pivot = random.randint(0, len(held.places) - 1)
-        batch = held.take(*around_pivot(held.lengths, pivot, admits, most_padding, grows))
+        batch = held.take(
+            *around_pivot(held.lengths, pivot, admits, most_padding, grows)
+        )
         batch.reverse()
         yield batch

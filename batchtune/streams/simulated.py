@@ -19,8 +19,19 @@ from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray
 from batchtune.manifests import StreamLengths
-from batchtune.results import STREAM_FILE, StreamConfig, StreamedWith, StreamSweep, read_result
-from batchtune.streams.bucketed import StreamBatches, StreamBatching, stream_batches, stream_random
+from batchtune.results import (
+    STREAM_FILE,
+    StreamConfig,
+    StreamedWith,
+    StreamSweep,
+    read_result,
+)
+from batchtune.streams.bucketed import (
+    StreamBatches,
+    StreamBatching,
+    stream_batches,
+    stream_random,
+)
 from batchtune.streams.pivot import PivotSettings, speechbrain_batches
 from batchtune.units import counted
 
@@ -50,8 +61,12 @@ class Sharding:
     """
 
     world_size: int = 1
-    workers: int = 1  # of each rank's DataLoader; 1 also if it reads in the process itself
-    shuffle_shards: int = 0  # how many shards its `shardshuffle` holds; 0: they stay in order
+    workers: int = (
+        1  # of each rank's DataLoader; 1 also if it reads in the process itself
+    )
+    shuffle_shards: int = (
+        0  # how many shards its `shardshuffle` holds; 0: they stay in order
+    )
     shuffle_buffer: int = 0  # how many examples `.shuffle` holds; 0: they stay in order
 
     @classmethod
@@ -64,7 +79,9 @@ class Sharding:
             shuffle_buffer=settings.shuffle_buffer,
         )
 
-    def streams(self, sizes: Sequence[int], *, seed: int, epoch: int) -> list[list[IntArray]]:
+    def streams(
+        self, sizes: Sequence[int], *, seed: int, epoch: int
+    ) -> list[list[IntArray]]:
         """Return what each worker reads: [rank][worker], the indices of examples as stored, in its order.
 
         The order of the shards is WebDataset's own with this seed, to the shard. Within a worker examples are shuffled
@@ -78,16 +95,26 @@ class Sharding:
             streams: list[IntArray] = []
             for worker in range(self.workers):
                 dealt = of_rank[worker :: self.workers]
-                shards = shuffled(dealt, self.shuffle_shards, random.Random(seed + epoch))
+                shards = shuffled(
+                    dealt, self.shuffle_shards, random.Random(seed + epoch)
+                )
                 stored = positions(starts[shards], starts[shards + 1] - starts[shards])
-                streams.append(shuffled(stored, self.shuffle_buffer, sample_random(seed, epoch, rank, worker)))
+                streams.append(
+                    shuffled(
+                        stored,
+                        self.shuffle_buffer,
+                        sample_random(seed, epoch, rank, worker),
+                    )
+                )
             by_rank.append(streams)
         return by_rank
 
 
 def sample_random(seed: int, epoch: int, rank: int, worker: int) -> random.Random:
     """Return the random numbers by which `Sharding.streams` shuffles one worker's examples."""
-    return random.Random(f"samples {seed} {epoch} {rank} {worker}")  # not the numbers by which batches are made
+    return random.Random(
+        f"samples {seed} {epoch} {rank} {worker}"
+    )  # not the numbers by which batches are made
 
 
 def shuffled(stream: IntArray, buffer_size: int, random: random.Random) -> IntArray:
@@ -147,30 +174,50 @@ class StoredStream:
     sharding: Sharding
     scale: FloatArray
     seed: int
-    _read_by_epoch: dict[int, list[list[IntArray]]] = field(default_factory=dict, init=False)
+    _read_by_epoch: dict[int, list[list[IntArray]]] = field(
+        default_factory=dict, init=False
+    )
 
     @classmethod
     def of(
-        cls, lengths: FloatArray, targets: FloatArray | None, sizes: Sequence[int], sharding: Sharding, seed: int
+        cls,
+        lengths: FloatArray,
+        targets: FloatArray | None,
+        sizes: Sequence[int],
+        sharding: Sharding,
+        seed: int,
     ) -> StoredStream:
         """Take all examples, or the first shards, as many of each worker, that hold 131,072 or more."""
         readers = sharding.world_size * sharding.workers
         # Shard i goes to rank i % ranks, there to worker i // ranks % workers: whole rounds stay dealt as they are.
         rounds = np.zeros((-(-len(sizes) // readers), readers))
         rounds.flat[: len(sizes)] = sizes
-        enough = int(np.searchsorted(np.cumsum(rounds.sum(axis=1)), _MOST_SIMULATED)) + 1
+        enough = (
+            int(np.searchsorted(np.cumsum(rounds.sum(axis=1)), _MOST_SIMULATED)) + 1
+        )
         read = rounds[:enough].sum(axis=0)
-        scale = np.divide(rounds.sum(axis=0), read, out=np.ones(readers), where=read > 0)
+        scale = np.divide(
+            rounds.sum(axis=0), read, out=np.ones(readers), where=read > 0
+        )
         by_rank = scale.reshape(sharding.workers, sharding.world_size).T.ravel()
         examples = int(read.sum())
         if targets is not None:
             targets = targets[:examples]
-        return cls(lengths[:examples], targets, sizes[: enough * readers], sharding, by_rank, seed)
+        return cls(
+            lengths[:examples],
+            targets,
+            sizes[: enough * readers],
+            sharding,
+            by_rank,
+            seed,
+        )
 
     def read_in(self, epoch: int) -> list[list[IntArray]]:
         """Return what each worker reads in an epoch, [rank][worker], as `Sharding.streams` does; worked out once."""
         if epoch not in self._read_by_epoch:
-            self._read_by_epoch[epoch] = self.sharding.streams(self.sizes, seed=self.seed, epoch=epoch)
+            self._read_by_epoch[epoch] = self.sharding.streams(
+                self.sizes, seed=self.seed, epoch=epoch
+            )
         return self._read_by_epoch[epoch]
 
 
@@ -218,7 +265,9 @@ class StreamEpoch:
         return float(np.sum(values * self.weights))
 
 
-def simulate_stream(stored: StoredStream, batching: AnyBatching, epoch: int) -> StreamEpoch:
+def simulate_stream(
+    stored: StoredStream, batching: AnyBatching, epoch: int
+) -> StreamEpoch:
     """Simulate the batches that all workers make of their streams in an epoch."""
     made: list[StreamBatches] = []
     examples: list[IntArray] = []
@@ -229,7 +278,9 @@ def simulate_stream(stored: StoredStream, batching: AnyBatching, epoch: int) -> 
             chance = stream_random(stored.seed, epoch, rank, worker)
             if isinstance(batching, PivotSettings):
                 batches = speechbrain_batches(lengths, batching, chance)
-                lengths = np.where(batching.keeps(lengths), lengths, 0.0)  # what it leaves out is never held
+                lengths = np.where(
+                    batching.keeps(lengths), lengths, 0.0
+                )  # what it leaves out is never held
             else:
                 batches = stream_batches(lengths, batching, chance)
             made.append(batches)
@@ -251,10 +302,14 @@ def simulate_stream(stored: StoredStream, batching: AnyBatching, epoch: int) -> 
     longest_targets = None
     if stored.targets is not None:
         longest_targets = _longest(stored.targets[order], starts)
-    batches_by_worker = np.array([batches.ends.size for batches in made], dtype=np.int64)
+    batches_by_worker = np.array(
+        [batches.ends.size for batches in made], dtype=np.int64
+    )
     return StreamEpoch(
         cut=Cut(order, layout),
-        shapes=EpochShapes(sizes, _longest(stored.lengths[order], starts), longest_targets, buckets),
+        shapes=EpochShapes(
+            sizes, _longest(stored.lengths[order], starts), longest_targets, buckets
+        ),
         batches_by_worker=batches_by_worker,
         weights=np.repeat(stored.scale, batches_by_worker),
         waits=np.concatenate([waits(batches) for batches in made]),
@@ -303,14 +358,21 @@ def distance_apart(epoch: StreamEpoch) -> float:
 
 def _batches_by_rank(epoch: StreamEpoch, sharding: Sharding) -> list[IntArray]:
     """Return each rank's batches in the order in which it takes them: those of its workers in turn."""
-    ends = np.cumsum(epoch.batches_by_worker).reshape(sharding.world_size, sharding.workers)
+    ends = np.cumsum(epoch.batches_by_worker).reshape(
+        sharding.world_size, sharding.workers
+    )
     by_worker = epoch.batches_by_worker.reshape(sharding.world_size, sharding.workers)
-    return [_in_turn(numbers) + end[-1] - numbers.sum() for numbers, end in zip(by_worker, ends, strict=True)]
+    return [
+        _in_turn(numbers) + end[-1] - numbers.sum()
+        for numbers, end in zip(by_worker, ends, strict=True)
+    ]
 
 
 def _in_turn(numbers: Sequence[int] | IntArray) -> IntArray:
     """Return the order of rows that lie one after the other: the first of each, then the second of each, and so on."""
-    return np.argsort(np.concatenate([np.arange(number) for number in numbers]), kind="stable")
+    return np.argsort(
+        np.concatenate([np.arange(number) for number in numbers]), kind="stable"
+    )
 
 
 def stream_epoch(stored: StoredStream, config: StreamConfig, epoch: int) -> EpochShapes:
@@ -335,10 +397,17 @@ def stream_epoch(stored: StoredStream, config: StreamConfig, epoch: int) -> Epoc
     if shapes.targets is not None:
         targets = shapes.targets[order]
     lengths = shapes.lengths[order]
-    return EpochShapes(shapes.batch_sizes[order], lengths, targets, table.assign(lengths).astype(np.int64))
+    return EpochShapes(
+        shapes.batch_sizes[order],
+        lengths,
+        targets,
+        table.assign(lengths).astype(np.int64),
+    )
 
 
-def epoch_seconds(stored: StoredStream, epoch: StreamEpoch, step_seconds: StepSeconds) -> float:
+def epoch_seconds(
+    stored: StoredStream, epoch: StreamEpoch, step_seconds: StepSeconds
+) -> float:
     """Return the time of an epoch: a rank takes its workers' batches in turn, and each step waits for the slowest.
 
     Ranks whose streams end earlier go on with their first batches, as in a nominal epoch of the mean length.
@@ -347,5 +416,9 @@ def epoch_seconds(stored: StoredStream, epoch: StreamEpoch, step_seconds: StepSe
     steps = round(seconds.size / stored.sharding.world_size)
     if steps == 0:
         return 0.0
-    ranks = [np.resize(seconds[batches], steps) for batches in _batches_by_rank(epoch, stored.sharding) if batches.size]
+    ranks = [
+        np.resize(seconds[batches], steps)
+        for batches in _batches_by_rank(epoch, stored.sharding)
+        if batches.size
+    ]
     return float(np.max(ranks, axis=0).sum() * epoch.weights.mean())

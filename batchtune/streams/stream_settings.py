@@ -62,7 +62,9 @@ class StreamSettings(StreamedWith, frozen=True, kw_only=True):
         try:
             return msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
-            raise UsageError(f"--{invalid_field(error).replace('_', '-', 2)}") from error
+            raise UsageError(
+                f"--{invalid_field(error).replace('_', '-', 2)}"
+            ) from error
 
     @property
     def readers(self) -> int:
@@ -80,7 +82,9 @@ class PivotArguments(Settings, frozen=True, kw_only=True):
     target_batch_numel: Length
     max_batch_numel: Length | None = None
     max_batch_size: Size | None = None
-    max_padding_ratio: Share | None = 0.2  # null turns it off; left out, it is SpeechBrain's default
+    max_padding_ratio: Share | None = (
+        0.2  # null turns it off; left out, it is SpeechBrain's default
+    )
     buffersize: Size | None = None
     drop_end: bool = False
     min_sample_len: Length | None = None
@@ -99,7 +103,9 @@ class PivotArguments(Settings, frozen=True, kw_only=True):
         for mapping in block.chain:
             function = entries(mapping).get("sampler_fn")
             if function is not None and _PIVOT not in f"{function.tag}{function.value}":
-                problem = f"sampler_fn is not {_PIVOT}, so its batches can't be reproduced"
+                problem = (
+                    f"sampler_fn is not {_PIVOT}, so its batches can't be reproduced"
+                )
                 raise recipe.wrong(function, problem, "Leave --current out.")
 
     def current(self, given: Given[PivotArguments], lengths: Lengths) -> CurrentStream:
@@ -114,18 +120,26 @@ class PivotArguments(Settings, frozen=True, kw_only=True):
             for name in (*STREAM_LIMITS, *_SAMPLE_LENGTHS):
                 if arguments[name] is not None:
                     arguments[name] *= PER_SECOND[lengths.unit] / rate
-            notes.append(f"{YOURS} counts samples, read as {format_number(rate)} a second (sample_rate)")
+            notes.append(
+                f"{YOURS} counts samples, read as {format_number(rate)} a second (sample_rate)"
+            )
         batching = PivotSettings(**arguments)
         if batching.max_batch_numel is not None:
             consequence = "SpeechBrain makes each a batch of one, however long"
-            notes += longer_than(lengths, batching.max_batch_numel, f"max_batch_numel of {YOURS},", consequence)
+            notes += longer_than(
+                lengths,
+                batching.max_batch_numel,
+                f"max_batch_numel of {YOURS},",
+                consequence,
+            )
         if given.from_file and self.buffersize is None:
             default = batching.buffersize
-            notes.append(f"buffersize is not in {given.source}: SpeechBrain's default, {default}, is assumed")
+            notes.append(
+                f"buffersize is not in {given.source}: SpeechBrain's default, {default}, is assumed"
+            )
         target = format_length(batching.target_batch_numel, lengths.unit)
-        describe = (
-            f"SpeechBrain's dynamic_bucketed_batch, target_batch_numel={target}, buffersize={batching.buffersize}"
-        )
+        settings = f"target_batch_numel={target}, buffersize={batching.buffersize}"
+        describe = f"SpeechBrain's dynamic_bucketed_batch, {settings}"
         values = asdict(batching)
         if rate is not None:
             values["sample_rate"] = rate
@@ -141,10 +155,16 @@ class PivotArguments(Settings, frozen=True, kw_only=True):
                     f"Give the limits in {lengths.unit}, without sample_rate.",
                 )
             return None
-        if lengths.unit == "ms":  # a batch holds about as many of them as of samples, so the size tells nothing
+        if (
+            lengths.unit == "ms"
+        ):  # a batch holds about as many of them as of samples, so the size tells nothing
             return rate
         # A recipe's sample_rate says how its audio is read, whatever its limits count.
-        limit = self.target_batch_numel if self.max_batch_numel is None else self.max_batch_numel
+        limit = (
+            self.target_batch_numel
+            if self.max_batch_numel is None
+            else self.max_batch_numel
+        )
         if not counts_samples(limit, lengths.longest):
             return None if given.from_file else rate
         if rate is None:

@@ -22,9 +22,21 @@ from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.manifests import StreamLengths
-from batchtune.results import STREAM_FILE, Row, StreamRow, StreamSweep, meta_of, write_result
+from batchtune.results import (
+    STREAM_FILE,
+    Row,
+    StreamRow,
+    StreamSweep,
+    meta_of,
+    write_result,
+)
 from batchtune.run_folder import clear_run
-from batchtune.streams.advice import recommend_stream, row_cautions, shards_of, stream_cautions
+from batchtune.streams.advice import (
+    recommend_stream,
+    row_cautions,
+    shards_of,
+    stream_cautions,
+)
 from batchtune.streams.bucketed import StreamBatching
 from batchtune.streams.pivot import PivotSettings
 from batchtune.streams.simulated import (
@@ -47,7 +59,14 @@ _PADDING_RATIOS = (0.05, 0.1, 0.2, 0.4)
 _EPOCHS = 3
 _SEED = 0
 # Bytes of a unit of length as samples are held in memory: float32 at 16 kHz, 80 float32 features, 64-bit tokens.
-_BYTES = {"s": 64_000.0, "ms": 64.0, "samples": 4.0, "frames": 320.0, "tokens": 8.0, "words": 8.0}
+_BYTES = {
+    "s": 64_000.0,
+    "ms": 64.0,
+    "samples": 4.0,
+    "frames": 320.0,
+    "tokens": 8.0,
+    "words": 8.0,
+}
 
 
 def run_stream_sweep(
@@ -64,7 +83,9 @@ def run_stream_sweep(
 
     `on_row` is called with each row as soon as it is known, and the number of all.
     """
-    foreign, costs, limit = costs_in(folder, stream.lengths, max_batch_length, force=force)
+    foreign, costs, limit = costs_in(
+        folder, stream.lengths, max_batch_length, force=force
+    )
     found = sweep_stream(stream, limit, settings, costs, current, on_row)
     if foreign:
         clear_run(folder)
@@ -86,10 +107,18 @@ def sweep_stream(
     """
     lengths = stream.lengths
     if settings.bytes_per_length is None:
-        settings = structs.replace(settings, bytes_per_length=_BYTES.get(lengths.unit or "", 1.0))
-    limits = Limits(max_batch_length=max_batch_length, max_batch_size=settings.max_batch_size, frontier=costs.frontier)
+        settings = structs.replace(
+            settings, bytes_per_length=_BYTES.get(lengths.unit or "", 1.0)
+        )
+    limits = Limits(
+        max_batch_length=max_batch_length,
+        max_batch_size=settings.max_batch_size,
+        frontier=costs.frontier,
+    )
     of_map = SweepSettings(
-        strategies=tuple(name for name, strategy in STRATEGIES.items() if strategy.depends_on_sizes),
+        strategies=tuple(
+            name for name, strategy in STRATEGIES.items() if strategy.depends_on_sizes
+        ),
         num_buckets=settings.num_buckets,
         max_batch_size=settings.max_batch_size,
         seed=_SEED,
@@ -98,7 +127,9 @@ def sweep_stream(
     as_map = sweep(lengths, max_batch_length, of_map, costs)
     tables = [row for row in as_map.rows if row.sizing == limits.sizings[-1]]
     sizes = shard_sizes(stream, settings.shard_size)
-    stored = StoredStream.of(stream.values, stream.targets, sizes, Sharding.of(settings), _SEED)
+    stored = StoredStream.of(
+        stream.values, stream.targets, sizes, Sharding.of(settings), _SEED
+    )
     pricing = Pricing.of(lengths, max_batch_length, of_map, costs)
     ways = list(_ways(tables, lengths, limits, settings))
     # The user's settings first, as they may have to be corrected.
@@ -126,7 +157,9 @@ def sweep_stream(
     shards = shards_of(stream, sizes, settings)
     warnings = [
         *stream_cautions(shards, settings),
-        *longer_than(lengths, max_batch_length, "max_batch_length", "each becomes a batch of one"),
+        *longer_than(
+            lengths, max_batch_length, "max_batch_length", "each becomes a batch of one"
+        ),
         *row_cautions(shards, chosen, map_style),
     ]
     if current is not None:
@@ -143,7 +176,9 @@ def sweep_stream(
         map_style=map_style,
         recommended=found.row,
         recommended_speechbrain=found.portable,
-        batches_per_rank=None if chosen is None else -(-chosen.batches // settings.world_size),
+        batches_per_rank=None
+        if chosen is None
+        else -(-chosen.batches // settings.world_size),
         reason=found.reason,
         warnings=warnings,
         current=current_row,
@@ -160,25 +195,44 @@ def _fit(epochs: Sequence[StreamEpoch], limits: Limits) -> bool:
             "drop_end and drop_last drop what the buffer holds when the stream ends: everything, if a worker reads "
             "no more than the buffer holds. min_sample_len and max_sample_len may leave out everything, too.",
         )
-    return all(all_fit(limits, epoch.shapes.batch_sizes, epoch.shapes.lengths) for epoch in epochs)
+    return all(
+        all_fit(limits, epoch.shapes.batch_sizes, epoch.shapes.lengths)
+        for epoch in epochs
+    )
 
 
-def _ways(tables: Sequence[Row], lengths: Lengths, limits: Limits, settings: StreamSettings) -> Iterator[AnyBatching]:
+def _ways(
+    tables: Sequence[Row], lengths: Lengths, limits: Limits, settings: StreamSettings
+) -> Iterator[AnyBatching]:
     """Yield the ways to make batches that are compared, for each size of the buffer."""
     pooled = next(strategy for strategy in STRATEGIES.values() if strategy.in_pools)
     fitting = limits.batch_sizes(lengths.histogram.lengths, limits.sizings[-1])
-    problem = Problem(histogram=lengths.histogram, max_batch_length=limits.max_batch_length, batch_sizes=fitting)
+    problem = Problem(
+        histogram=lengths.histogram,
+        max_batch_length=limits.max_batch_length,
+        batch_sizes=fitting,
+    )
     (edges,) = pooled.boundaries(problem, [1])
     all_sizes = BucketTable(edges, limits.batch_sizes(edges, limits.sizings[-1]))
     limit = speechbrain_limit(lengths, limits)
     # Each set of boundaries once.
-    different = {tuple(row.boundaries): BucketTable.of(row.boundaries, row.batch_sizes) for row in tables}
+    different = {
+        tuple(row.boundaries): BucketTable.of(row.boundaries, row.batch_sizes)
+        for row in tables
+    }
     for buffer_size in sizes_up_to(lengths.count, settings.buffer_sizes):
         for table in different.values():
-            yield StreamBatching(algorithm="bucket", table=table, buffer_size=buffer_size)
+            yield StreamBatching(
+                algorithm="bucket", table=table, buffer_size=buffer_size
+            )
         yield StreamBatching(algorithm="pool", table=all_sizes, buffer_size=buffer_size)
         for ratio in _PADDING_RATIOS:
-            yield StreamBatching(algorithm="pivot", table=all_sizes, buffer_size=buffer_size, max_padding_ratio=ratio)
+            yield StreamBatching(
+                algorithm="pivot",
+                table=all_sizes,
+                buffer_size=buffer_size,
+                max_padding_ratio=ratio,
+            )
         for ratio in _PADDING_RATIOS:
             yield PivotSettings(
                 target_batch_numel=limit,
@@ -202,7 +256,9 @@ def speechbrain_limit(lengths: Lengths, limits: Limits) -> float:
     too_large = ((fitting + 1) * histogram.lengths)[fitting < most]
     if too_large.size == 0:
         return limits.max_batch_length
-    below = float(f"{too_large.min() * (1 - 6e-6):.6g}")  # six digits, which round by at most 5e-6
+    below = float(
+        f"{too_large.min() * (1 - 6e-6):.6g}"
+    )  # six digits, which round by at most 5e-6
     return min(limits.max_batch_length, below)
 
 
@@ -219,8 +275,17 @@ def _priced(
     longest = first.shapes.lengths
     batches_by_epoch = np.array([epoch.weights.sum() for epoch in epochs])
     batches = max(1, round(float(batches_by_epoch.mean())))
-    padded_length = float(np.mean([epoch.total(epoch.shapes.batch_sizes * epoch.shapes.lengths) for epoch in epochs]))
-    true_length = float(np.mean([epoch.total(_true_lengths(epoch, stored)) for epoch in epochs]))
+    padded_length = float(
+        np.mean(
+            [
+                epoch.total(epoch.shapes.batch_sizes * epoch.shapes.lengths)
+                for epoch in epochs
+            ]
+        )
+    )
+    true_length = float(
+        np.mean([epoch.total(_true_lengths(epoch, stored)) for epoch in epochs])
+    )
     count = pricing.lengths.count
     dropped = max(0, count - round(first.total(sizes)))
     mates = mates_in_cuts([epoch.cut for epoch in epochs], stored.lengths)
@@ -267,7 +332,9 @@ def _priced(
     return row, time
 
 
-def _time(epochs: Sequence[StreamEpoch], stored: StoredStream, step_seconds: StepSeconds) -> EpochTime:
+def _time(
+    epochs: Sequence[StreamEpoch], stored: StoredStream, step_seconds: StepSeconds
+) -> EpochTime:
     """Return the mean time of simulated epochs."""
     times = np.array([epoch_seconds(stored, epoch, step_seconds) for epoch in epochs])
     seconds = float(times.mean())
@@ -313,4 +380,6 @@ def _true_lengths(epoch: StreamEpoch, stored: StoredStream) -> FloatArray:
 
 
 def _unproven(epoch: StreamEpoch, proven: Callable[[FloatArray], IntArray]) -> int:
-    return int(np.count_nonzero(epoch.shapes.batch_sizes > proven(epoch.shapes.lengths)))
+    return int(
+        np.count_nonzero(epoch.shapes.batch_sizes > proven(epoch.shapes.lengths))
+    )

@@ -52,7 +52,9 @@ class Subject:
     limit_bytes: int | None
 
 
-def subject_of(lengths: Lengths, probe: Probe | None, asked: Mapping[str, Any], folder: Path) -> Subject:
+def subject_of(
+    lengths: Lengths, probe: Probe | None, asked: Mapping[str, Any], folder: Path
+) -> Subject:
     """Return what was probed, with the `ProbeSettings` fields that the user `asked` for in place of the probe's.
 
     Without a workload among them, the probe's is taken if it is built in. Raises UsageError if the user has to name the
@@ -63,15 +65,24 @@ def subject_of(lengths: Lengths, probe: Probe | None, asked: Mapping[str, Any], 
     recorded = ProbedWith()
     if probe is not None:
         recorded = msgspec.convert(probe.settings, ProbedWith)
-    named = {**msgspec.structs.asdict(recorded), **asked, "workload": workload.spec, "options": options}
+    named = {
+        **msgspec.structs.asdict(recorded),
+        **asked,
+        "workload": workload.spec,
+        "options": options,
+    }
     settings = ProbeSettings(**named)
     limit = None
-    if probe is not None and all(getattr(settings, name) == getattr(recorded, name) for name in _OF_THE_LIMIT):
+    if probe is not None and all(
+        getattr(settings, name) == getattr(recorded, name) for name in _OF_THE_LIMIT
+    ):
         limit = probe.device.limit_bytes
     return Subject(settings=settings, limit_bytes=limit)
 
 
-def _workload(probed: WorkloadRecord | None, asked: Mapping[str, Any], folder: Path) -> WorkloadRecord:
+def _workload(
+    probed: WorkloadRecord | None, asked: Mapping[str, Any], folder: Path
+) -> WorkloadRecord:
     """Return the workload to run, named by the user; only a built-in and its options may come from the record.
 
     Anything else in the record could be made to run any code, and so could options, such as a file to load.
@@ -85,7 +96,9 @@ def _workload(probed: WorkloadRecord | None, asked: Mapping[str, Any], folder: P
                 "Name the one that you will train with --workload, such as --workload train.py:MyStep.",
             )
     elif spec in (None, probed.spec):
-        if not is_builtin(probed.spec) and (spec is None or (options is None and probed.options)):
+        if not is_builtin(probed.spec) and (
+            spec is None or (options is None and probed.options)
+        ):
             raise UsageError(
                 f"{folder / PROBE_FILE} says that {shlex.quote(probed.spec)} was probed, and batchtune runs no code "
                 "that only a file names, and passes it no such options",
@@ -115,13 +128,19 @@ class VerifySettings:
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
-            raise UsageError(f"the number of steps must be at least 1, got {self.steps}")
+            raise UsageError(
+                f"the number of steps must be at least 1, got {self.steps}"
+            )
         if self.seed < 0:
             raise UsageError(f"the seed must be at least 0, got {self.seed}")
         if not 0 < self.time_tolerance < math.inf:
-            raise UsageError(f"the time tolerance must be a positive number, got {self.time_tolerance}")
+            raise UsageError(
+                f"the time tolerance must be a positive number, got {self.time_tolerance}"
+            )
         if not 0 < self.step_timeout_seconds < math.inf:
-            raise UsageError(f"the time limit of a step must be a positive number, got {self.step_timeout_seconds}")
+            raise UsageError(
+                f"the time limit of a step must be a positive number, got {self.step_timeout_seconds}"
+            )
 
 
 class PlannedBatch(NamedTuple):
@@ -180,14 +199,18 @@ class VerifyPlan:
             return self.settings.steps
         most = min(epoch, _MOST_STEPS)
         if self.costs.step_seconds is not None:
-            mean_seconds = float(self.first_epoch.seconds(self.costs.step_seconds).mean())
+            mean_seconds = float(
+                self.first_epoch.seconds(self.costs.step_seconds).mean()
+            )
             most = min(most, int(_MOST_SECONDS / mean_seconds))
         return max(FEWEST_STEPS, most)
 
     @cached_property
     def table(self) -> BucketTable:
         """The sampler's table."""
-        return BucketTable.of(self.config.bucket_boundaries, self.config.bucket_batch_sizes)
+        return BucketTable.of(
+            self.config.bucket_boundaries, self.config.bucket_batch_sizes
+        )
 
     @property
     def batching(self) -> Batching:
@@ -213,9 +236,13 @@ class VerifyPlan:
         if isinstance(self.config, StreamConfig):
             assert self.stream is not None
             return stream_epoch(self.stream, self.config, epoch)
-        drawing = batch_order.Drawing(ordering=self.config.batch_ordering, seed=self.settings.seed + epoch)
+        drawing = batch_order.Drawing(
+            ordering=self.config.batch_ordering, seed=self.settings.seed + epoch
+        )
         cut = self._batcher.cut(drawing, Dealing(drop_last=self.config.drop_last))
-        return batch_order.simulate(cut, drawing, self.padded.values, self.padded.targets)
+        return batch_order.simulate(
+            cut, drawing, self.padded.values, self.padded.targets
+        )
 
     @cached_property
     def _batcher(self) -> Batcher:
@@ -233,12 +260,17 @@ class VerifyPlan:
         sizes, longest = self.batching.largest_batches(self.padded.histogram)
         worst = []
         for size, length, bucket in zip(
-            sizes.tolist(), longest.tolist(), self.table.assign(longest).tolist(), strict=True
+            sizes.tolist(),
+            longest.tolist(),
+            self.table.assign(longest).tolist(),
+            strict=True,
         ):
             if targets is None:
                 worst.append(PlannedBatch(BatchShape(size, length), bucket))
                 continue
-            start = lengths.size - int(np.searchsorted(lengths[::-1], length, side="right"))  # the values descend
+            start = lengths.size - int(
+                np.searchsorted(lengths[::-1], length, side="right")
+            )  # the values descend
             end = start + int(self.table.counts(self.padded.histogram)[bucket])
             if self.batching.pool_size is not None and size > 1:
                 end = lengths.size  # its others may be shorter than those of the bucket
@@ -262,6 +294,11 @@ class VerifyPlan:
                 targets = itertools.repeat(None)
             else:
                 targets = shapes.targets.tolist()
-            columns = (shapes.batch_sizes.tolist(), shapes.lengths.tolist(), targets, shapes.buckets.tolist())
+            columns = (
+                shapes.batch_sizes.tolist(),
+                shapes.lengths.tolist(),
+                targets,
+                shapes.buckets.tolist(),
+            )
             for size, length, target, bucket in zip(*columns, strict=False):
                 yield PlannedBatch(BatchShape(size, length, target), bucket)

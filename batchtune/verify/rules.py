@@ -35,8 +35,18 @@ _FEW_PAGES_BYTES = 64 << 10
 _FEWEST_AT_THE_END = 8
 _SAME_PACE = 2 / 3
 _FEWEST_FOR_ERROR = 4
-_TIMES = ("estimated_epoch_seconds", "measured_epoch_seconds", "time_ratio", "time_ratio_error")
-_WENT = {"oom": "ran out of memory", "crash": "ended its process", "timeout": "took too long", "error": "failed"}
+_TIMES = (
+    "estimated_epoch_seconds",
+    "measured_epoch_seconds",
+    "time_ratio",
+    "time_ratio_error",
+)
+_WENT = {
+    "oom": "ran out of memory",
+    "crash": "ended its process",
+    "timeout": "took too long",
+    "error": "failed",
+}
 
 
 def growth_of(figures: Sequence[int | None]) -> int | None:
@@ -59,10 +69,15 @@ def leaks(in_use: Sequence[int | None], limit_bytes: int) -> bool:
 
     known = np.array(in_use, dtype=np.float64)
     _, *medians = [float(np.median(part)) for part in np.array_split(known, 4)]
-    if not medians[0] < medians[1] < medians[2] or medians[2] - medians[0] < _FEW_PAGES_BYTES:
+    if (
+        not medians[0] < medians[1] < medians[2]
+        or medians[2] - medians[0] < _FEW_PAGES_BYTES
+    ):
         return False
     quarter = known.size // 4
-    before = stats.linregress(np.arange(known.size - 2 * quarter), known[quarter:-quarter])
+    before = stats.linregress(
+        np.arange(known.size - 2 * quarter), known[quarter:-quarter]
+    )
     least = max(
         _HARMLESS_SHARE * limit_bytes / _FORESEEN_STEPS,
         _ABOVE_NOISE * before.stderr,
@@ -85,17 +100,25 @@ class DoneSteps:
     @property
     def passed(self) -> list[Trial]:
         """The shuffled steps, or the worst without any, before the first that failed: that changes what is in use."""
-        return list(itertools.takewhile(lambda trial: trial.outcome == "ok", self.shuffled or self.worst))
+        return list(
+            itertools.takewhile(
+                lambda trial: trial.outcome == "ok", self.shuffled or self.worst
+            )
+        )
 
 
-def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: Device) -> Verification:
+def judge(
+    steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: Device
+) -> Verification:
     """Judge all steps that were run."""
     ran = (*steps.worst, *steps.shuffled)
     in_use = [trial.rest_bytes for trial in steps.passed]
     growth = growth_of(in_use)
     times = _times(steps.shuffled, plan)
     settled = ran[len(plan.worst_batches) :]  # each worst shape had been run once
-    retries = [trial.alloc_retries for trial in settled if trial.alloc_retries is not None]
+    retries = [
+        trial.alloc_retries for trial in settled if trial.alloc_retries is not None
+    ]
     reserved = [trial.reserved_bytes for trial in steps.passed]
     reserved_growth = growth_of(reserved)
     reasons = list(_failures(steps, plan))
@@ -106,7 +129,9 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
             "--steps). Look for code that keeps tensors, such as a loss that is accumulated without .item()"
         )
         reasons.insert(0, leak)
-    unused = [(size or 0) - (used or 0) for size, used in zip(reserved, in_use, strict=True)]
+    unused = [
+        (size or 0) - (used or 0) for size, used in zip(reserved, in_use, strict=True)
+    ]
     if reserved_growth is not None and leaks(unused, device.limit_bytes):
         reasons.append(
             f"The allocator's cache grew by {format_size(reserved_growth)} and was still growing: batches of different "
@@ -120,7 +145,10 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
     settings["multiple_of"] = config.evidence.multiple_of
     if plan.stream is not None:
         settings |= asdict(plan.stream.sharding)
-    batching: dict[str, Any] = {"pool_size": plan.batching.pool_size, "batch_overhead": plan.batching.batch_overhead}
+    batching: dict[str, Any] = {
+        "pool_size": plan.batching.pool_size,
+        "batch_overhead": plan.batching.batch_overhead,
+    }
     if isinstance(config, StreamConfig):
         names = ("algorithm", "buffer_size", "max_padding_ratio")
         batching = {name: getattr(config, name) for name in names}
@@ -158,7 +186,9 @@ def _largest(figures: Iterable[int | None]) -> int | None:
 def _failures(steps: DoneSteps, plan: VerifyPlan) -> Iterator[str]:
     """Yield the first failure of each bucket."""
     buckets = len(plan.config.bucket_boundaries)
-    for failure in {failure.bucket: failure for failure in reversed(steps.failures)}.values():
+    for failure in {
+        failure.bucket: failure for failure in reversed(steps.failures)
+    }.values():
         shape = f"{failure.batch_size:,} × {format_length(failure.length, plan.lengths.unit)}"
         bucket = f"bucket {failure.bucket + 1} of {buckets}"
         yield f"A batch of {shape} {_WENT[failure.outcome]} ({bucket}): {failure.error}"
@@ -193,18 +223,27 @@ def _times(shuffled: Sequence[Trial], plan: VerifyPlan) -> dict[str, Any]:
     epoch = float(plan.first_epoch.seconds(step_seconds).sum())
     times["estimated_epoch_seconds"] = epoch
     if timed:
-        shapes = np.array([(trial.batch_size, trial.length, trial.target_length or 0.0) for trial in timed])
+        shapes = np.array(
+            [
+                (trial.batch_size, trial.length, trial.target_length or 0.0)
+                for trial in timed
+            ]
+        )
         estimated = step_seconds(*shapes.T[: 2 if plan.lengths.targets is None else 3])
         ratio = float(seconds.sum() / estimated.sum())
         times["time_ratio"] = ratio
         times["measured_epoch_seconds"] = ratio * epoch
         if len(timed) >= _FEWEST_FOR_ERROR:
             deviation = np.std(seconds - ratio * estimated, ddof=1)
-            times["time_ratio_error"] = float(deviation * math.sqrt(len(timed)) / estimated.sum())
+            times["time_ratio_error"] = float(
+                deviation * math.sqrt(len(timed)) / estimated.sum()
+            )
     return times
 
 
-def _warnings(steps: DoneSteps, retries: int, growth: int | None, plan: VerifyPlan) -> Iterator[str]:
+def _warnings(
+    steps: DoneSteps, retries: int, growth: int | None, plan: VerifyPlan
+) -> Iterator[str]:
     if retries:
         yield (
             f"The allocator emptied its cache {counted(retries, 'time')} to go on, which costs time and is "

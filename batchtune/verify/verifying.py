@@ -61,12 +61,16 @@ def run_verify(
     another device or the file can't be written, WorkloadError if the workload failed for another reason than memory,
     ProbeError if the device can't be used.
     """
-    settings = structs.replace(subject.settings, trial_timeout_seconds=plan.settings.step_timeout_seconds)
+    settings = structs.replace(
+        subject.settings, trial_timeout_seconds=plan.settings.step_timeout_seconds
+    )
     workload = WorkloadRecord(spec=settings.workload, options=settings.options)
     examples = plan.lengths.count
     with (
         alone_in(folder),
-        Supervisor(settings, subject.limit_bytes, examples=examples, on_note=on_note) as supervisor,
+        Supervisor(
+            settings, subject.limit_bytes, examples=examples, on_note=on_note
+        ) as supervisor,
     ):
         verification = verify(supervisor, plan, workload, on_progress=on_progress)
         write_result(folder / VERIFY_FILE, verification)
@@ -114,18 +118,34 @@ class _Runner:
         done = self.done
         worst = self.plan.worst_batches
         self._run("worst", worst, done.worst, 2 * len(worst))
-        passed = [batch for batch, trial in zip(worst, done.worst, strict=True) if trial.outcome == "ok"]
+        passed = [
+            batch
+            for batch, trial in zip(worst, done.worst, strict=True)
+            if trial.outcome == "ok"
+        ]
         self._run("worst", alternating(passed), done.worst, len(worst) + len(passed))
         planned = self.plan.planned_steps
         if not done.failures:
             shuffled = itertools.islice(self.plan.shuffled_batches(), planned)
             self._run("shuffled", shuffled, done.shuffled, planned)
 
-    def _run(self, phase: VerifyPhase, batches: Iterable[PlannedBatch], trials: list[Trial], total: int) -> None:
+    def _run(
+        self,
+        phase: VerifyPhase,
+        batches: Iterable[PlannedBatch],
+        trials: list[Trial],
+        total: int,
+    ) -> None:
         """Run a phase; `trials` are those of its steps so far. A failure ends the shuffled ones."""
         for planned in batches:
             shape = planned.shape
-            progress = VerifyProgress(phase=phase, shape=shape, done=len(trials), total=total, device=self.device)
+            progress = VerifyProgress(
+                phase=phase,
+                shape=shape,
+                done=len(trials),
+                total=total,
+                device=self.device,
+            )
             self.on_progress(progress)
             trial = self._take_step(shape)
             self.release = trial.outcome != "ok"  # a failure may leave the cache full
@@ -151,9 +171,15 @@ class _Runner:
         """Run one step; what may be an OOM in disguise counts as one only if a smaller batch then passes."""
         ran = self.stepper.step(shape, release=self.release)
         is_error = ran.trial.outcome == "error"
-        if ran.trial.outcome == "oom" and message_verdict(ran.trial.error or "") == "disguised":
+        if (
+            ran.trial.outcome == "oom"
+            and message_verdict(ran.trial.error or "") == "disguised"
+        ):
             smaller = replace(shape, batch_size=max(1, shape.batch_size // 2))
-            is_error = smaller == shape or self.stepper.step(smaller, release=True).trial.outcome != "ok"
+            is_error = (
+                smaller == shape
+                or self.stepper.step(smaller, release=True).trial.outcome != "ok"
+            )
         if not is_error:
             return ran.trial
         raise WorkloadError(

@@ -7,6 +7,21 @@ which is the worker process.
 from __future__ import annotations
 
 from batchtune.workloads.loading import load_workload
-from batchtune.workloads.registry import BUILTINS, Workload, default_workload, is_builtin, parse_options, with_unit
+from batchtune.workloads.registry import (
+    BUILTINS,
+    Workload,
+    default_workload,
+    is_builtin,
+    parse_options,
+    with_unit,
+)
 
-__all__ = ["BUILTINS", "Workload", "default_workload", "is_builtin", "load_workload", "parse_options", "with_unit"]
+__all__ = [
+    "BUILTINS",
+    "Workload",
+    "default_workload",
+    "is_builtin",
+    "load_workload",
+    "parse_options",
+    "with_unit",
+]

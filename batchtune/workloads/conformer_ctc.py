@@ -40,7 +40,9 @@ class ConformerCTCConfig(TrainingConfig, frozen=True, kw_only=True):
         "large": Size(dim=512, layers=17, heads=8, vocab=1024),
     }
 
-    unit: Literal["s", "ms", "samples", "frames"] = "s"  # of the manifest's lengths; a frame has 10 ms
+    unit: Literal["s", "ms", "samples", "frames"] = (
+        "s"  # of the manifest's lengths; a frame has 10 ms
+    )
     sample_rate: Natural = 16000  # samples per second, for lengths in samples
     # Length of the targets where the manifest has no target length.
     tokens_per_second: Annotated[float, msgspec.Meta(ge=0)] = 5.0
@@ -53,7 +55,12 @@ class ConformerCTCConfig(TrainingConfig, frozen=True, kw_only=True):
 
     def seconds(self, length: float) -> float:
         """Return a length of the manifest in seconds."""
-        per_second = {"s": 1, "ms": 1000, "samples": self.sample_rate, "frames": FRAMES_PER_SECOND}
+        per_second = {
+            "s": 1,
+            "ms": 1000,
+            "samples": self.sample_rate,
+            "frames": FRAMES_PER_SECOND,
+        }
         return length / per_second[self.unit]
 
 
@@ -90,7 +97,9 @@ class ConformerCTC(TrainingWorkload[ConformerCTCConfig, SpeechBatch]):
         features = torch.randn(shape.batch_size, frames, FEATURES, device=self.device)
         # Each token is the one before plus something that is not 0 modulo the number of tokens.
         classes = self.config.hyper.vocab - 1
-        count = min(whole(tokens), -(-frames // SUBSAMPLING))  # at most what the two convolutions leave of the frames
+        count = min(
+            whole(tokens), -(-frames // SUBSAMPLING)
+        )  # at most what the two convolutions leave of the frames
         steps = torch.randint(1, classes, (shape.batch_size, count), device=self.device)
         return SpeechBatch(features, steps.cumsum(dim=1) % classes + 1)
 
@@ -162,7 +171,9 @@ class ConvolutionModule(nn.Module):
     def __init__(self, dim: int, kernel: int, dropout: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(dim)
-        self.gated = nn.Linear(dim, 2 * dim)  # a pointwise convolution is a linear layer
+        self.gated = nn.Linear(
+            dim, 2 * dim
+        )  # a pointwise convolution is a linear layer
         self.depthwise = nn.Conv1d(dim, dim, kernel, padding=kernel // 2, groups=dim)
         self.depthwise_norm = nn.LayerNorm(dim)
         self.output = nn.Linear(dim, dim)

@@ -59,7 +59,9 @@ def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
             "The error was raised when it was called with the --set options.",
             user_traceback(error),
         ) from error
-    missing = [method for method in _METHODS if not callable(getattr(workload, method, None))]
+    missing = [
+        method for method in _METHODS if not callable(getattr(workload, method, None))
+    ]
     if missing:
         raise WorkloadError(
             f"{spec} gives a {type(workload).__name__} without {', '.join(missing)}: that is not a workload",
@@ -68,13 +70,17 @@ def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
     return cast(Workload, workload)
 
 
-def load_function(spec: str, options: Mapping[str, Any], *, given: Collection[str] = ()) -> Callable[..., Any]:
+def load_function(
+    spec: str, options: Mapping[str, Any], *, given: Collection[str] = ()
+) -> Callable[..., Any]:
     """Import the class or function that `spec` names, as `load_workload` does, and check that it takes the options.
 
     `given` are the names of further arguments that it will be called with.
     """
     location, separator, name = spec.rpartition(":")
-    if not ((separator and location and name.isidentifier()) or spec.startswith("builtin:")):
+    if not (
+        (separator and location and name.isidentifier()) or spec.startswith("builtin:")
+    ):
         hint = f"Did you mean builtin:{spec}?" if spec in BUILTINS else _FORMS
         raise WorkloadError(f"{spec!r} names no class or function", hint)
     target = _target(location, name)
@@ -96,10 +102,17 @@ def _target(location: str, name: str) -> Any:
         module, _, attribute = BUILTINS[name].target.partition(":")
         return getattr(importlib.import_module(module), attribute)
     try:
-        code = _import_file(Path(location)) if location.endswith(".py") else _import_module(location)
+        code = (
+            _import_file(Path(location))
+            if location.endswith(".py")
+            else _import_module(location)
+        )
     except BatchtuneError:
         raise
-    except (Exception, SystemExit) as error:  # a script without a main guard leaves with SystemExit
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a script without a main guard leaves with SystemExit
         raise WorkloadError(
             f"{location} can't be imported: {first_line(error)}",
             "The error is in that code or in what it imports; a module is looked for in the working folder too.",
@@ -108,24 +121,34 @@ def _target(location: str, name: str) -> Any:
     if hasattr(code, name):
         return getattr(code, name)
     names = [name for name in vars(code) if not name.startswith("_")]
-    raise WorkloadError(f"{location} has no {name!r}", did_you_mean(name, names) + _FORMS)
+    raise WorkloadError(
+        f"{location} has no {name!r}", did_you_mean(name, names) + _FORMS
+    )
 
 
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise WorkloadError(f"{path} does not exist" if not path.exists() else f"{path} is not a file", _FORMS)
+        raise WorkloadError(
+            f"{path} does not exist" if not path.exists() else f"{path} is not a file",
+            _FORMS,
+        )
     path = path.resolve()
     _put_first(str(path.parent))
     # Under its own name, so that a spawned process can import it too, unless that hides another module: `random.py`.
     module_name = path.stem
     others = [folder for folder in sys.path if folder != str(path.parent)]
     is_known = module_name in {*sys.modules, *sys.builtin_module_names}
-    if is_known or importlib.machinery.PathFinder.find_spec(module_name, others) is not None:
+    if (
+        is_known
+        or importlib.machinery.PathFinder.find_spec(module_name, others) is not None
+    ):
         module_name = f"{OTHER_NAME}{module_name}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses and pickle look a class's module up there
+    sys.modules[module_name] = (
+        module  # dataclasses and pickle look a class's module up there
+    )
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -142,7 +165,10 @@ def _import_module(location: str) -> ModuleType:
     working_folder = os.getcwd()
     here = importlib.machinery.PathFinder.find_spec(package, [working_folder])
     # A folder of data may have the name of an installed package: without an __init__.py it is the last choice.
-    if here is not None and (here.origin is not None or importlib.machinery.PathFinder.find_spec(package) is None):
+    if here is not None and (
+        here.origin is not None
+        or importlib.machinery.PathFinder.find_spec(package) is None
+    ):
         _put_first(working_folder)
     return importlib.import_module(location)
 
@@ -152,7 +178,9 @@ def _put_first(folder: str) -> None:
         sys.path.insert(0, folder)
 
 
-def _check_options(spec: str, target: Any, options: Mapping[str, Any], given: Collection[str]) -> None:
+def _check_options(
+    spec: str, target: Any, options: Mapping[str, Any], given: Collection[str]
+) -> None:
     """Check the options against the signature, so that the error for a wrong one lists those that exist.
 
     What is `given` may be left out of the options, and by the signature.
@@ -162,10 +190,17 @@ def _check_options(spec: str, target: Any, options: Mapping[str, Any], given: Co
     except (TypeError, ValueError):
         return  # written in C: the call itself will fail
     try:
-        signature.bind(**{**options, **dict.fromkeys(name for name in given if name in signature.parameters)})
+        signature.bind(
+            **{
+                **options,
+                **dict.fromkeys(name for name in given if name in signature.parameters),
+            }
+        )
     except TypeError as error:
         names = ", ".join(signature.parameters) or "no options"
-        raise OptionError(f"the options of {spec}: {error}", f"It takes {names}.") from None
+        raise OptionError(
+            f"the options of {spec}: {error}", f"It takes {names}."
+        ) from None
 
 
 def user_traceback(error: BaseException) -> str:
@@ -185,7 +220,8 @@ def user_stack(output: str) -> str:
     """
     printed = output.rpartition(_STACK_HEAD)[2]
     frames = [
-        traceback.FrameSummary(name, int(line), function) for name, line, function in _STACK_LINE.findall(printed)
+        traceback.FrameSummary(name, int(line), function)
+        for name, line, function in _STACK_LINE.findall(printed)
     ]
     return _last_lines("".join(_own_frames(frames[::-1]).format()))
 
@@ -199,7 +235,9 @@ def last_frame(stack: str) -> str:
 def first_line(error: BaseException) -> str:
     """Return an exception's type and the first line of its message."""
     lines = _text(error).strip().splitlines()
-    return printable(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
+    return printable(
+        f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    )
 
 
 def _text(error: BaseException) -> str:
@@ -221,10 +259,13 @@ def _last_lines(text: str) -> str:
 
 def _own_frames(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummary:
     """Return the user's own frames; without any, all frames but batchtune's."""
-    foreign = [frame for frame in stack if not frame.filename.startswith((_OURS, "<frozen"))]
+    foreign = [
+        frame for frame in stack if not frame.filename.startswith((_OURS, "<frozen"))
+    ]
     own = [
         frame
         for frame in foreign
-        if not frame.filename.startswith(_STANDARD) and not _PACKAGES.intersection(Path(frame.filename).parts)
+        if not frame.filename.startswith(_STANDARD)
+        and not _PACKAGES.intersection(Path(frame.filename).parts)
     ]
     return traceback.StackSummary.from_list(own or foreign)

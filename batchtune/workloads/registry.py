@@ -47,16 +47,21 @@ class Builtin(NamedTuple):
     """A built-in workload."""
 
     target: str  # module and class, imported when it is asked for
-    units: tuple[str, ...]  # of the lengths that it stands in for if the user names no workload
+    units: tuple[
+        str, ...
+    ]  # of the lengths that it stands in for if the user names no workload
     takes_unit: bool = False  # whether it has an option `unit`
 
 
 BUILTINS: dict[str, Builtin] = {
     "conformer-ctc": Builtin(
-        "batchtune.workloads.conformer_ctc:ConformerCTC", ("s", "ms", "samples", "frames"), takes_unit=True
+        "batchtune.workloads.conformer_ctc:ConformerCTC",
+        ("s", "ms", "samples", "frames"),
+        takes_unit=True,
     ),
     "transformer-lm": Builtin(
-        "batchtune.workloads.transformer_lm:TransformerLM", ("tokens", "words", "characters", "bytes")
+        "batchtune.workloads.transformer_lm:TransformerLM",
+        ("tokens", "words", "characters", "bytes"),
     ),
 }
 
@@ -68,12 +73,25 @@ def is_builtin(spec: str) -> bool:
 
 def default_workload(unit: str | None) -> str | None:
     """Return the `--workload` value of the built-in that fits lengths of this unit; None if the unit is unknown."""
-    return next((f"builtin:{name}" for name, builtin in BUILTINS.items() if unit in builtin.units), None)
+    return next(
+        (
+            f"builtin:{name}"
+            for name, builtin in BUILTINS.items()
+            if unit in builtin.units
+        ),
+        None,
+    )
 
 
-def with_unit(spec: str, options: Mapping[str, Any], unit: str | None) -> dict[str, Any]:
+def with_unit(
+    spec: str, options: Mapping[str, Any], unit: str | None
+) -> dict[str, Any]:
     """Return a workload's options, with the unit of the lengths if it is a built-in that takes one."""
-    if unit is None or not is_builtin(spec) or not BUILTINS[spec.removeprefix("builtin:")].takes_unit:
+    if (
+        unit is None
+        or not is_builtin(spec)
+        or not BUILTINS[spec.removeprefix("builtin:")].takes_unit
+    ):
         return dict(options)
     return {**options, "unit": options.get("unit", unit)}
 
@@ -89,16 +107,23 @@ def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
         key, separator, text = pair.partition("=")
         key = key.strip()
         if not separator or not key:
-            raise UsageError(f"{pair!r} is not a workload option", "Write key=value, such as layers=12.")
+            raise UsageError(
+                f"{pair!r} is not a workload option",
+                "Write key=value, such as layers=12.",
+            )
         if key in options:
-            raise UsageError(f"the workload option {key!r} is set twice", f"Keep one --set {key}=...")
+            raise UsageError(
+                f"the workload option {key!r} is set twice", f"Keep one --set {key}=..."
+            )
         text = text.strip()
         if text.lower() in _WORDS:
             options[key] = _WORDS[text.lower()]
         elif _INTEGER.fullmatch(text):
             options[key] = int(text)
         elif _DECIMAL.fullmatch(text) and math.isinf(float(text)):
-            raise UsageError(f"{pair!r} is larger than any float", "Write a smaller number.")
+            raise UsageError(
+                f"{pair!r} is larger than any float", "Write a smaller number."
+            )
         else:
             options[key] = float(text) if _DECIMAL.fullmatch(text) else text
     return options

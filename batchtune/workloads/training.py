@@ -55,7 +55,9 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
     dim: Natural | None = None  # a multiple of 2 * heads (rotary positions turn pairs)
     layers: Natural | None = None
     heads: Natural | None = None
-    vocab: Annotated[int, msgspec.Meta(ge=3)] | None = None  # number of output classes, for CTC the blank included
+    vocab: Annotated[int, msgspec.Meta(ge=3)] | None = (
+        None  # number of output classes, for CTC the blank included
+    )
     dropout: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.1
     # By autocast; the parameters stay in fp32, and fp16 scales its loss.
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -66,13 +68,20 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         hyper = self.hyper
         if hyper.dim % (2 * hyper.heads):
-            raise ValueError(f"dim must be a multiple of 2 * heads, got dim={hyper.dim}, heads={hyper.heads}")
+            raise ValueError(
+                f"dim must be a multiple of 2 * heads, got dim={hyper.dim}, heads={hyper.heads}"
+            )
 
     @property
     def hyper(self) -> Size:
         """The preset with what is set explicitly in place of its own values."""
-        given = {name: getattr(self, name) for name in ("dim", "layers", "heads", "vocab")}
-        return replace(self.SIZES[self.size], **{name: value for name, value in given.items() if value is not None})
+        given = {
+            name: getattr(self, name) for name in ("dim", "layers", "heads", "vocab")
+        }
+        return replace(
+            self.SIZES[self.size],
+            **{name: value for name, value in given.items() if value is not None},
+        )
 
 
 Batch = TypeVar("Batch")
@@ -123,7 +132,9 @@ class TrainingWorkload(ABC, Generic[Config, Batch]):
         # torch chooses between its implementations of an optimizer.
         self.optimizer = OPTIMIZERS[self.config.optimizer](self.model.parameters())
         self._scaler = torch.amp.GradScaler(
-            device.type, init_scale=FP16_FIRST_SCALE, enabled=self.config.dtype == "fp16"
+            device.type,
+            init_scale=FP16_FIRST_SCALE,
+            enabled=self.config.dtype == "fp16",
         )
 
     def step(self, batch: Batch) -> None:
@@ -152,7 +163,9 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
     cosine = angles.cos().to(x.dtype)
     sine = angles.sin().to(x.dtype)
     first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
+    return torch.cat(
+        (first * cosine - second * sine, first * sine + second * cosine), dim=-1
+    )
 
 
 class SelfAttention(nn.Module):
@@ -172,12 +185,16 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
         """Map (batch, positions, dim) to the same shape."""
         batch_size, positions, dim = x.shape
-        projected = self.queries_keys_values(x).view(batch_size, positions, 3, self.heads, dim // self.heads)
+        projected = self.queries_keys_values(x).view(
+            batch_size, positions, 3, self.heads, dim // self.heads
+        )
         queries, keys, values = projected.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(
             rotate(queries, angles), rotate(keys, angles), values, is_causal=self.causal
         )
-        output: Tensor = self.output(mixed.transpose(1, 2).reshape(batch_size, positions, dim))
+        output: Tensor = self.output(
+            mixed.transpose(1, 2).reshape(batch_size, positions, dim)
+        )
         return output
 
 
@@ -196,7 +213,9 @@ def feed_forward(dim: int, activation: nn.Module, dropout: float) -> nn.Sequenti
 class Blocks(nn.Module):
     """A stack of blocks with rotary positions: (batch, positions, dim) to the same shape."""
 
-    def __init__(self, config: TrainingConfig, make_block: Callable[[], nn.Module]) -> None:
+    def __init__(
+        self, config: TrainingConfig, make_block: Callable[[], nn.Module]
+    ) -> None:
         super().__init__()
         hyper = config.hyper
         self.checkpointed = config.checkpoint
@@ -207,7 +226,11 @@ class Blocks(nn.Module):
         """Keep each block's activations for the backward pass, or have them computed again there."""
         angles = rotary_angles(x.shape[1], self.head_dim, x.device)
         for block in self.blocks:
-            x = checkpoint(block, x, angles, use_reentrant=False) if self.checkpointed else block(x, angles)
+            x = (
+                checkpoint(block, x, angles, use_reentrant=False)
+                if self.checkpointed
+                else block(x, angles)
+            )
         return x
 
 

@@ -52,7 +52,11 @@ class TransformerLM(TrainingWorkload[TransformerLMConfig, Tensor]):
     def make_batch(self, shape: BatchShape) -> Tensor:
         """Random tokens, (batch_size, positions + 1): each position predicts the token after it."""
         positions = whole(shape.length) + whole(shape.target_length or 0)
-        return torch.randint(self.config.hyper.vocab, (shape.batch_size, positions + 1), device=self.device)
+        return torch.randint(
+            self.config.hyper.vocab,
+            (shape.batch_size, positions + 1),
+            device=self.device,
+        )
 
     def loss(self, batch: Tensor) -> Tensor:
         """Mean cross-entropy over all positions."""
@@ -67,7 +71,9 @@ class LanguageModel(nn.Module):
         super().__init__()
         hyper = config.hyper
         self.embedding = nn.Embedding(hyper.vocab, hyper.dim)
-        nn.init.normal_(self.embedding.weight, std=hyper.dim**-0.5)  # as it is the output layer's weight too
+        nn.init.normal_(
+            self.embedding.weight, std=hyper.dim**-0.5
+        )  # as it is the output layer's weight too
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = Blocks(config, lambda: Block(hyper, config.dropout))
         self.norm = nn.LayerNorm(hyper.dim)

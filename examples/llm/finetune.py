@@ -12,7 +12,11 @@ class FineTuning:
 
     def setup(self, device):
         """Builds the model and its optimizer, once."""
-        self.model = AutoModelForCausalLM.from_pretrained(self.name, dtype=torch.bfloat16).to(device).train()
+        self.model = (
+            AutoModelForCausalLM.from_pretrained(self.name, dtype=torch.bfloat16)
+            .to(device)
+            .train()
+        )
         if self.checkpointing:
             self.model.gradient_checkpointing_enable()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
@@ -20,7 +24,9 @@ class FineTuning:
     def make_batch(self, shape):
         """Makes a padded batch of that shape on the device; which tokens it holds does not matter."""
         size = (shape.batch_size, int(shape.length))
-        return torch.randint(self.model.config.vocab_size, size, device=self.model.device)
+        return torch.randint(
+            self.model.config.vocab_size, size, device=self.model.device
+        )
 
     def step(self, tokens):
         """Runs one full training step."""

@@ -27,12 +27,16 @@ VOCABULARY = 8192
 
 def main() -> None:
     """Writes chats.jsonl, tokenizer.json and tokenizer_config.json."""
-    parser = argparse.ArgumentParser(description="Makes chats about the standard library, and a tokenizer.")
+    parser = argparse.ArgumentParser(
+        description="Makes chats about the standard library, and a tokenizer."
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--most", type=int, help="how many chats at most")
     arguments = parser.parse_args()
     library = Path(sysconfig.get_path("stdlib"))
-    all_chats = itertools.chain.from_iterable(map(chats_in, sorted(library.glob("*.py"))))
+    all_chats = itertools.chain.from_iterable(
+        map(chats_in, sorted(library.glob("*.py")))
+    )
     chats = list(itertools.islice(all_chats, arguments.most))
 
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -40,10 +44,18 @@ def main() -> None:
     (arguments.folder / "chats.jsonl").write_text("".join(lines), encoding="utf-8")
     tokenizer = ByteLevelBPETokenizer()
     texts = (message["content"] for messages in chats for message in messages)
-    tokenizer.train_from_iterator(texts, vocab_size=VOCABULARY, special_tokens=SPECIAL, show_progress=False)
+    tokenizer.train_from_iterator(
+        texts, vocab_size=VOCABULARY, special_tokens=SPECIAL, show_progress=False
+    )
     tokenizer.save(str(arguments.folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIAL[1], "chat_template": TEMPLATE}
-    (arguments.folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIAL[1],
+        "chat_template": TEMPLATE,
+    }
+    (arguments.folder / "tokenizer_config.json").write_text(
+        json.dumps(config, indent=2), encoding="utf-8"
+    )
     print(f"{len(chats):,} chats")
 
 
@@ -58,7 +70,10 @@ def chats_in(path: Path) -> Iterator[list[dict[str, str]]]:
         if isinstance(node, ast.FunctionDef) and (docstring := ast.get_docstring(node)):
             question = f"Write a Python function `{node.name}`. {docstring}"
             answer = "\n".join(lines[node.lineno - 1 : node.end_lineno])
-            yield [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+            yield [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": answer},
+            ]
 
 
 if __name__ == "__main__":

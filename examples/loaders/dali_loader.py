@@ -42,7 +42,9 @@ def make_batches(
     """
     paths = sorted(map(str, Path(folder).glob("*.wav")))
     if not paths:
-        raise FileNotFoundError(f"no wavs in {folder}: python examples/loaders/make_audio.py makes some")
+        raise FileNotFoundError(
+            f"no wavs in {folder}: python examples/loaders/make_audio.py makes some"
+        )
     reader = ndd.readers.File(
         files=paths,
         random_shuffle=True,
@@ -57,13 +59,26 @@ def make_batches(
 class Batches:
     """The batches of a reader: it is kept, since one that is made for each epoch would shuffle them all alike."""
 
-    def __init__(self, reader: ndd.readers.File, batch_size: int, rng: ndd.random.RNG | None, device: str) -> None:
-        self.reader, self.batch_size, self.rng, self.device = reader, batch_size, rng, device
+    def __init__(
+        self,
+        reader: ndd.readers.File,
+        batch_size: int,
+        rng: ndd.random.RNG | None,
+        device: str,
+    ) -> None:
+        self.reader, self.batch_size, self.rng, self.device = (
+            reader,
+            batch_size,
+            rng,
+            device,
+        )
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """One epoch. The last batch is filled up with the first clips of the next one."""
         for encoded, _ in self.reader.next_epoch(batch_size=self.batch_size):
-            samples, _ = ndd.decoders.audio(encoded, dtype=ndd.float32, downmix=True, sample_rate=SAMPLE_RATE)
+            samples, _ = ndd.decoders.audio(
+                encoded, dtype=ndd.float32, downmix=True, sample_rate=SAMPLE_RATE
+            )
             if self.device == "gpu":
                 samples = samples.gpu()
             yield padded(log_mel(augmented(samples, self.rng)))
@@ -72,19 +87,30 @@ class Batches:
 def augmented(samples: ndd.Batch, rng: ndd.random.RNG | None) -> ndd.Batch:
     """Louder or quieter, and noise."""
     decibels = ndd.random.uniform(
-        batch_size=samples.batch_size, range=GAINS_DB, rng=rng, device=samples.device.device_type
+        batch_size=samples.batch_size,
+        range=GAINS_DB,
+        rng=rng,
+        device=samples.device.device_type,
     )
-    return ndd.noise.gaussian(samples * 10.0 ** (decibels / 20.0), stddev=NOISE, rng=rng)
+    return ndd.noise.gaussian(
+        samples * 10.0 ** (decibels / 20.0), stddev=NOISE, rng=rng
+    )
 
 
 def log_mel(samples: ndd.Batch) -> ndd.Batch:
     """Frames × mels in dB, each mel with mean 0 and variance 1 over the clip."""
     power = ndd.spectrogram(
-        samples, nfft=FFT, window_length=WINDOW, window_step=HOP, window_fn=torch.hann_window(WINDOW).tolist()
+        samples,
+        nfft=FFT,
+        window_length=WINDOW,
+        window_step=HOP,
+        window_fn=torch.hann_window(WINDOW).tolist(),
     )
     mels = ndd.mel_filter_bank(power, nfilter=MELS, sample_rate=float(SAMPLE_RATE))
     decibels = ndd.to_decibels(mels, multiplier=10.0, reference=1.0, cutoff_db=FLOOR_DB)
-    return ndd.transpose(ndd.normalize(decibels, axes=[1], epsilon=EPSILON), perm=[1, 0])
+    return ndd.transpose(
+        ndd.normalize(decibels, axes=[1], epsilon=EPSILON), perm=[1, 0]
+    )
 
 
 def padded(features: ndd.Batch) -> dict[str, torch.Tensor]:

@@ -23,17 +23,34 @@ SHARDS = 16  # each worker reads its own: as many workers at most
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Writes the files and says where."""
-    parser = argparse.ArgumentParser(description="Writes wavs of made-up speech, one file each, and in tar shards.")
-    parser.add_argument("--out", type=Path, default=Path("audio"), help="the folder; made where it is missing")
+    parser = argparse.ArgumentParser(
+        description="Writes wavs of made-up speech, one file each, and in tar shards."
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("audio"),
+        help="the folder; made where it is missing",
+    )
     parser.add_argument("--clips", type=int, default=320, help="how many")
-    parser.add_argument("--seconds", type=float, nargs=2, default=SECONDS, help="the shortest and the longest clip")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        nargs=2,
+        default=SECONDS,
+        help="the shortest and the longest clip",
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     seconds = make_audio(options.out, options.clips, options.seconds, options.seed)
-    print(f"{options.clips} clips, {seconds:.0f} s in all, in {options.out / 'wavs'} and {options.out / 'shards'}")
+    print(
+        f"{options.clips} clips, {seconds:.0f} s in all, in {options.out / 'wavs'} and {options.out / 'shards'}"
+    )
 
 
-def make_audio(folder: Path, clips: int, seconds: Sequence[float] = SECONDS, seed: int = 0) -> float:
+def make_audio(
+    folder: Path, clips: int, seconds: Sequence[float] = SECONDS, seed: int = 0
+) -> float:
     """Writes `wavs/clip-000000.wav` and so on, and `shards/shard-000.tar` and so on; returns the sum of the lengths.
 
     Args:
@@ -63,7 +80,9 @@ def make_audio(folder: Path, clips: int, seconds: Sequence[float] = SECONDS, see
 def clip(chance: np.random.Generator, length: int) -> np.ndarray:
     """A gliding tone with harmonics, and noise, as 16-bit samples."""
     time = np.arange(length) / SAMPLE_RATE
-    pitch = chance.uniform(80, 250) * (1 + 0.3 * np.sin(2 * np.pi * chance.uniform(0.2, 1) * time))
+    pitch = chance.uniform(80, 250) * (
+        1 + 0.3 * np.sin(2 * np.pi * chance.uniform(0.2, 1) * time)
+    )
     phase = 2 * np.pi * np.cumsum(pitch) / SAMPLE_RATE
     tone = sum(np.sin(harmonic * phase) / harmonic for harmonic in range(1, 9))
     loudness = 0.5 + 0.5 * np.sin(2 * np.pi * 3 * time)  # syllables

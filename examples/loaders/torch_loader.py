@@ -50,7 +50,9 @@ class Clips(Dataset[torch.Tensor]):
     def __init__(self, folder: str) -> None:
         self.paths = sorted(Path(folder).glob("*.wav"))
         if not self.paths:
-            raise FileNotFoundError(f"no wavs in {folder}: python examples/loaders/make_audio.py makes some")
+            raise FileNotFoundError(
+                f"no wavs in {folder}: python examples/loaders/make_audio.py makes some"
+            )
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -107,7 +109,12 @@ def mel_filters() -> torch.Tensor:
     top = 15 + 27 * math.log(SAMPLE_RATE / 2 / 1000) / math.log(6.4)
     mels = torch.linspace(0, top, MELS + 2)
     # Linear up to 1 kHz, which is 15 mels.
-    edges = torch.where(mels < 15, mels * 200 / 3, 1000 * torch.exp((mels - 15) * math.log(6.4) / 27))[:, None]
+    edges = torch.where(
+        mels < 15, mels * 200 / 3, 1000 * torch.exp((mels - 15) * math.log(6.4) / 27)
+    )[:, None]
     low, centre, high = edges[:-2], edges[1:-1], edges[2:]
-    rising, falling = (frequencies - low) / (centre - low), (high - frequencies) / (high - centre)
+    rising, falling = (
+        (frequencies - low) / (centre - low),
+        (high - frequencies) / (high - centre),
+    )
     return torch.minimum(rising, falling).clamp(min=0) * 2 / (high - low)

@@ -19,13 +19,19 @@ import webdataset as wds
 from torch_loader import augmented, log_mel
 
 
-def make_batches(shards: str = "audio/shards", batch_size: int = 16, seed: int = 0) -> wds.WebDataset:
+def make_batches(
+    shards: str = "audio/shards", batch_size: int = 16, seed: int = 0
+) -> wds.WebDataset:
     """Batches, as `DataLoader(..., batch_size=None)` takes them; workers in excess of the shards deliver nothing."""
     paths = sorted(map(str, Path(shards).glob("*.tar")))
     if not paths:
-        raise FileNotFoundError(f"no shards in {shards}: python examples/loaders/make_audio.py makes some")
+        raise FileNotFoundError(
+            f"no shards in {shards}: python examples/loaders/make_audio.py makes some"
+        )
     # Without `empty_check`, a worker without a shard is no error.
-    source = wds.WebDataset(paths, shardshuffle=len(paths), detshuffle=True, seed=seed, empty_check=False)
+    source = wds.WebDataset(
+        paths, shardshuffle=len(paths), detshuffle=True, seed=seed, empty_check=False
+    )
     examples = source.decode(decoded).map_dict(wav=augmented).map_dict(wav=log_mel)
     return examples.batched(batch_size, collation_fn=padded)
 

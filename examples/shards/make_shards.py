@@ -36,15 +36,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Writes tar shards of made-up speech.")
     parser.add_argument("--shards", type=int, default=4, help="how many")
     parser.add_argument("--wavs", type=int, default=100, help="how many in each")
-    parser.add_argument("--out", type=Path, default=Path("shards"), help="the folder; made where it is missing")
-    parser.add_argument("--seconds", type=float, nargs=2, default=SECONDS, help="the shortest and the longest wav")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("shards"),
+        help="the folder; made where it is missing",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        nargs=2,
+        default=SECONDS,
+        help="the shortest and the longest wav",
+    )
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    paths = make_shards(arguments.out, arguments.shards, arguments.wavs, arguments.seconds, arguments.seed)
+    paths = make_shards(
+        arguments.out,
+        arguments.shards,
+        arguments.wavs,
+        arguments.seconds,
+        arguments.seed,
+    )
     print(f"{len(paths)} shards of {arguments.wavs} samples in {arguments.out}")
 
 
-def make_shards(folder: Path, shards: int, wavs: int, seconds: Sequence[float] = SECONDS, seed: int = 1) -> list[Path]:
+def make_shards(
+    folder: Path,
+    shards: int,
+    wavs: int,
+    seconds: Sequence[float] = SECONDS,
+    seed: int = 1,
+) -> list[Path]:
     """Writes `shard-000000.tar` and so on.
 
     Args:
@@ -58,7 +81,9 @@ def make_shards(folder: Path, shards: int, wavs: int, seconds: Sequence[float] =
         The files, in order.
     """
     chance = random.Random(seed)
-    noise = chance.randbytes(2 * 2 * round(seconds[1] * SAMPLE_RATE))  # twice as long as is needed, 2 bytes each
+    noise = chance.randbytes(
+        2 * 2 * round(seconds[1] * SAMPLE_RATE)
+    )  # twice as long as is needed, 2 bytes each
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"shard-{number:06}.tar" for number in range(shards)]
     for number, path in enumerate(paths):
@@ -71,7 +96,9 @@ def make_shards(folder: Path, shards: int, wavs: int, seconds: Sequence[float] =
     return paths
 
 
-def sample(chance: random.Random, noise: bytes, between: Sequence[float]) -> dict[str, bytes]:
+def sample(
+    chance: random.Random, noise: bytes, between: Sequence[float]
+) -> dict[str, bytes]:
     """The members of one sample, cut from the noise: suffix → content."""
     num_samples = round(chance.uniform(*between) * SAMPLE_RATE)
     start = 2 * chance.randrange(len(noise) // 2 - num_samples)

@@ -50,26 +50,41 @@ Batches = list[list[int]]
 
 def main() -> None:
     """Probes, sweeps, trains, prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--manifest", default=str(ROOT / "examples" / "stdlib_lengths.csv"))
-    parser.add_argument("--workload", default=f"{ROOT / 'examples' / 'custom_workload.py'}:TinyTagger")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--manifest", default=str(ROOT / "examples" / "stdlib_lengths.csv")
+    )
+    parser.add_argument(
+        "--workload", default=f"{ROOT / 'examples' / 'custom_workload.py'}:TinyTagger"
+    )
     parser.add_argument("--memory", default="1GiB")
     options = parser.parse_args()
     lengths = load_lengths([options.manifest], ReadOptions())
     settings = ProbeSettings(
-        workload=options.workload, options={}, device="cpu", memory_bytes=parse_size(options.memory)
+        workload=options.workload,
+        options={},
+        device="cpu",
+        memory_bytes=parse_size(options.memory),
     )
     with tempfile.TemporaryDirectory() as folder:
         probe = run_probe(lengths, settings, Path(folder))
     swept = sweep(lengths, probe.max_batch_length, SweepSettings(), costs_of(probe))
-    order = np.random.default_rng(0).permutation(lengths.count)  # as in a data set, not sorted
+    order = np.random.default_rng(0).permutation(
+        lengths.count
+    )  # as in a data set, not sorted
     values = lengths.values[order]
-    epochs = {name: make(values, lengths, probe, swept) for name, make in SAMPLERS.items()}
+    epochs = {
+        name: make(values, lengths, probe, swept) for name, make in SAMPLERS.items()
+    }
     measured = train(settings, probe.device.limit_bytes, values, epochs)
     report(values, epochs, measured, costs_of(probe).step_seconds)
 
 
-def with_speechbrain(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep) -> Batches:
+def with_speechbrain(
+    values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep
+) -> Batches:
     """The real one."""
     sampler = load_dynamic_batch_sampler()(
         range(values.size),
@@ -82,7 +97,9 @@ def with_speechbrain(values: FloatArray, lengths: Lengths, probe: Probe, swept: 
     return [list(batch) for batch in sampler]
 
 
-def with_lhotse(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep) -> Batches:
+def with_lhotse(
+    values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep
+) -> Batches:
     """Its bins and its batching, reproduced (the tests hold them against the real ones)."""
     bins = np.append(lhotse_boundaries(values, NUM_BUCKETS), lengths.longest)
     frontier = costs_of(probe).frontier
@@ -90,17 +107,27 @@ def with_lhotse(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep
     return lhotse_batches(values, bins, frontier(bins).tolist())
 
 
-def with_fixed(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep) -> Batches:
+def with_fixed(
+    values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep
+) -> Batches:
     """Shuffled as torch does."""
-    shuffled = torch.randperm(values.size, generator=torch.Generator().manual_seed(0)).tolist()
+    shuffled = torch.randperm(
+        values.size, generator=torch.Generator().manual_seed(0)
+    ).tolist()
     return list(BatchSampler(shuffled, swept.baselines[0].batch_size, drop_last=False))
 
 
-def with_batchtune(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep) -> Batches:
+def with_batchtune(
+    values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep
+) -> Batches:
     """The best table."""
     assert swept.recommended_table is not None
     row = swept.rows[swept.recommended_table]
-    return list(BucketBatchSampler(values, bucket_boundaries=row.boundaries, bucket_batch_sizes=row.batch_sizes))
+    return list(
+        BucketBatchSampler(
+            values, bucket_boundaries=row.boundaries, bucket_batch_sizes=row.batch_sizes
+        )
+    )
 
 
 SAMPLERS: dict[str, Callable[[FloatArray, Lengths, Probe, Sweep], Batches]] = {
@@ -112,7 +139,10 @@ SAMPLERS: dict[str, Callable[[FloatArray, Lengths, Probe, Sweep], Batches]] = {
 
 
 def train(
-    settings: ProbeSettings, limit_bytes: int, values: FloatArray, epochs: dict[str, Batches]
+    settings: ProbeSettings,
+    limit_bytes: int,
+    values: FloatArray,
+    epochs: dict[str, Batches],
 ) -> dict[str, float]:
     """Seconds of each epoch's steps; what fails for lack of memory is told and counts as nothing."""
     seconds = dict.fromkeys(epochs, 0.0)
@@ -134,14 +164,18 @@ def shapes_of(values: FloatArray, batches: Batches) -> list[BatchShape]:
     return [BatchShape(len(batch), float(values[batch].max())) for batch in batches]
 
 
-def interleaved(shapes: dict[str, list[BatchShape]]) -> Iterator[tuple[str, BatchShape]]:
+def interleaved(
+    shapes: dict[str, list[BatchShape]],
+) -> Iterator[tuple[str, BatchShape]]:
     """All of them, each sampler's evenly spread over the whole."""
     places = [
         ((index + 0.5) / len(of_sampler), name, shape)
         for name, of_sampler in shapes.items()
         for index, shape in enumerate(of_sampler)
     ]
-    return ((name, shape) for _, name, shape in sorted(places, key=lambda place: place[:2]))
+    return (
+        (name, shape) for _, name, shape in sorted(places, key=lambda place: place[:2])
+    )
 
 
 def report(
@@ -158,7 +192,8 @@ def report(
         predicted = None
         if step_seconds is not None:
             sizes, longest = (
-                np.array([getattr(shape, field) for shape in shapes]) for field in ("batch_size", "length")
+                np.array([getattr(shape, field) for shape in shapes])
+                for field in ("batch_size", "length")
             )
             predicted = float(np.sum(step_seconds(sizes, longest)))
         found[name] = {
@@ -166,7 +201,9 @@ def report(
             "padding_ratio": round(1 - float(values.sum()) / padded, 4),
             "measured_seconds": round(measured[name], 2),
             "predicted_seconds": None if predicted is None else round(predicted, 2),
-            "measured_over_predicted": None if predicted is None else round(measured[name] / predicted, 3),
+            "measured_over_predicted": None
+            if predicted is None
+            else round(measured[name] / predicted, 3),
             "times_batchtune": round(measured[name] / measured["batchtune"], 3),
         }
     print(json.dumps(found, indent=2))

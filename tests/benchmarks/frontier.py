@@ -77,7 +77,10 @@ CASES = {
 }
 
 PeerSearch = Callable[..., Iterator[tuple[float, int]]]
-PEERS: dict[str, PeerSearch] = {"each length anew": each_length_anew, "from the last answer": from_the_last_answer}
+PEERS: dict[str, PeerSearch] = {
+    "each length anew": each_length_anew,
+    "from the last answer": from_the_last_answer,
+}
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,13 @@ class OutOfTime(Exception):
 class Asked:
     """A supervisor as the peers ask it, with what it was asked; until the deadline, on the monotonic clock."""
 
-    def __init__(self, supervisor: Supervisor, deadline: float | None = None, *, single: bool = False) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        deadline: float | None = None,
+        *,
+        single: bool = False,
+    ) -> None:
         self.supervisor = supervisor
         self.single = single
         self.deadline = deadline
@@ -108,21 +117,32 @@ class Asked:
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise OutOfTime
         shape = BatchShape(batch_size, length)
-        ran = self.supervisor.step(shape) if self.single else self.supervisor.measure(shape, len(self.trials))
+        ran = (
+            self.supervisor.step(shape)
+            if self.single
+            else self.supervisor.measure(shape, len(self.trials))
+        )
         trial = ran.trial
         if trial.outcome == "error":
-            raise SystemExit(f"{batch_size} x {length:g}: {trial.outcome}: {trial.error}")
+            raise SystemExit(
+                f"{batch_size} x {length:g}: {trial.outcome}: {trial.error}"
+            )
         self.trials.append(trial)
         return trial.outcome == "ok"
 
 
 def speech_like(count: int = 20_000) -> Lengths:
     """Durations of 1 to 30 s, many short and few long."""
-    return Lengths.of(np.random.default_rng(7).gamma(3.0, 3.5, count).clip(1, 30).round(2), unit="s")
+    return Lengths.of(
+        np.random.default_rng(7).gamma(3.0, 3.5, count).clip(1, 30).round(2), unit="s"
+    )
 
 
 def probe(
-    lengths: Lengths, settings: ProbeSettings, folder: Path, deadline: float | None = None
+    lengths: Lengths,
+    settings: ProbeSettings,
+    folder: Path,
+    deadline: float | None = None,
 ) -> tuple[Searched, Probe, float]:
     """batchtune's own, in an empty run folder; also the seconds that it took after its search, to confirm.
 
@@ -137,12 +157,20 @@ def probe(
             raise OutOfTime
 
     started = time.monotonic()
-    result = run_probe(lengths, settings, folder, hooks=ProbeHooks(on_progress=on_progress))
+    result = run_probe(
+        lengths, settings, folder, hooks=ProbeHooks(on_progress=on_progress)
+    )
     whole = time.monotonic() - started
-    trials = [trial for trial in result.trials if not getattr(trial, "confirmation", False)]
+    trials = [
+        trial for trial in result.trials if not getattr(trial, "confirmation", False)
+    ]
     searching = begun[0] - started + sum(trial.elapsed_seconds for trial in trials)
     found = {point.length: point.batch_size for point in result.frontier}
-    return Searched("batchtune", len(trials), _ooms(trials), searching, found), result, whole - searching
+    return (
+        Searched("batchtune", len(trials), _ooms(trials), searching, found),
+        result,
+        whole - searching,
+    )
 
 
 def peer(
@@ -163,18 +191,32 @@ def peer(
         supervisor.start()
         asked = Asked(supervisor, deadline, single=single)
         longest_first = [point.length for point in reversed(points)]
-        for length, size in search(asked, longest_first, lengths.histogram.count_up_to, tolerance):
+        for length, size in search(
+            asked, longest_first, lengths.histogram.count_up_to, tolerance
+        ):
             found.update({length: size})  # what is there stays where time runs out
-    return Searched(name, len(asked.trials), _ooms(asked.trials), time.monotonic() - started, found)
+    return Searched(
+        name, len(asked.trials), _ooms(asked.trials), time.monotonic() - started, found
+    )
 
 
-def truth(lengths: Lengths, points: list[FrontierPoint], settings: ProbeSettings) -> dict[float, int]:
+def truth(
+    lengths: Lengths, points: list[FrontierPoint], settings: ProbeSettings
+) -> dict[float, int]:
     """The largest batch size that fits at each length, one by one around the answer."""
     with supervise(settings) as supervisor:
         supervisor.start()
         asked = Asked(supervisor)
-        caps = {point.length: lengths.histogram.count_up_to(point.length) for point in points}
-        return {point.length: _largest(asked, point.batch_size, point.length, caps[point.length]) for point in points}
+        caps = {
+            point.length: lengths.histogram.count_up_to(point.length)
+            for point in points
+        }
+        return {
+            point.length: _largest(
+                asked, point.batch_size, point.length, caps[point.length]
+            )
+            for point in points
+        }
 
 
 def _largest(fits: Asked, answer: int, length: float, cap: int) -> int:
@@ -211,7 +253,9 @@ def compare(name: str, case: Case, num_lengths: int, memory: str | None) -> bool
     )
     with tempfile.TemporaryDirectory() as folder:
         ours, result, confirming = probe(lengths, settings, Path(folder))
-    print(f"{name}: {len(ours.found)} lengths, limit {format_size(result.device.limit_bytes)}")
+    print(
+        f"{name}: {len(ours.found)} lengths, limit {format_size(result.device.limit_bytes)}"
+    )
     print(_HEADER)
     _print_search(ours, ours)
     _print_confirmation(result, confirming)
@@ -223,13 +267,20 @@ def compare(name: str, case: Case, num_lengths: int, memory: str | None) -> bool
     exact = _print_answers(result.frontier, true, peers)
     fewer = all(other.trials >= TARGET_RATIO * ours.trials for other in peers)
     print(f"  at least {TARGET_RATIO} times fewer trials: {_yes(fewer)}")
-    print(f"  never above the truth, at most {TOLERANCE:.0%} or one example below: {_yes(exact)}\n", flush=True)
+    print(
+        f"  never above the truth, at most {TOLERANCE:.0%} or one example below: {_yes(exact)}\n",
+        flush=True,
+    )
     return fewer and exact
 
 
 def long_tailed(count: int = 66_816) -> Lengths:
     """Lengths as those of meetings: most of a few seconds, the longest 48 times the median."""
-    values = np.exp(np.random.default_rng(11).normal(0.55, 1.0, count)).clip(0.1, 80).round(2)
+    values = (
+        np.exp(np.random.default_rng(11).normal(0.55, 1.0, count))
+        .clip(0.1, 80)
+        .round(2)
+    )
     values[0] = 82.5
     return Lengths.of(values, unit="s")
 
@@ -244,7 +295,10 @@ def compare_on_a_long_tail(busy: int) -> bool:
         memory_bytes=parse_size("400MiB"),
         memory_fraction=1.0,
     )
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+    others = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(busy)
+    ]
     try:
         with tempfile.TemporaryDirectory() as folder:
             ours, result, confirming = probe(lengths, settings, Path(folder))
@@ -259,14 +313,19 @@ def compare_on_a_long_tail(busy: int) -> bool:
         _print_confirmation(result, confirming)
         for name, search in PEERS.items():
             limits = {"tolerance": _OOMPTIMIZER_THRESHOLD, "single": True}
-            _print_search(peer(name, search, lengths, result.frontier, settings, **limits), whole)
+            _print_search(
+                peer(name, search, lengths, result.frontier, settings, **limits), whole
+            )
     finally:
         for process in others:
             process.kill()
             process.wait()
     more = _MORE_IF_BUSY if busy else 1.0
     held = ours.trials <= more * MOST_TRIALS and ours.ooms <= more * MOST_OOMS
-    print(f"  at most {more * MOST_TRIALS:.0f} trials and {more * MOST_OOMS:g} OOMs: {_yes(held)}\n", flush=True)
+    print(
+        f"  at most {more * MOST_TRIALS:.0f} trials and {more * MOST_OOMS:g} OOMs: {_yes(held)}\n",
+        flush=True,
+    )
     return held
 
 
@@ -288,7 +347,9 @@ def _print_confirmation(result: Probe, seconds: float) -> None:
     )
 
 
-def _print_answers(points: list[FrontierPoint], true: dict[float, int], peers: list[Searched]) -> bool:
+def _print_answers(
+    points: list[FrontierPoint], true: dict[float, int], peers: list[Searched]
+) -> bool:
     print(
         f"  {'length':>8}{'batchtune':>11}{'truth':>8}{'below':>8}  {'closed by':<10}"
         + "  ".join(p.name for p in peers)
@@ -298,7 +359,9 @@ def _print_answers(points: list[FrontierPoint], true: dict[float, int], peers: l
         below = true[point.length] - point.batch_size
         held = 0 <= below <= max(1, int(point.batch_size * TOLERANCE))
         exact &= held
-        others = "  ".join(f"{other.found[point.length]:>{len(other.name)}}" for other in peers)
+        others = "  ".join(
+            f"{other.found[point.length]:>{len(other.name)}}" for other in peers
+        )
         print(
             f"  {point.length:>8g}{point.batch_size:>11}{true[point.length]:>8}{below / true[point.length]:>8.2%}"
             f"  {point.closed_by:<10}{others}{'' if held else '  does not hold'}",
@@ -316,10 +379,18 @@ def _yes(held: bool) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("workloads", nargs="*", help=f"{' or '.join(CASES)}, both unless given; or tail")
-    parser.add_argument("--busy", type=int, default=0, help="with tail: next to so many busy processes")
-    parser.add_argument("--memory", help="limit, such as 2GiB; each workload's own unless given")
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    parser.add_argument(
+        "workloads", nargs="*", help=f"{' or '.join(CASES)}, both unless given; or tail"
+    )
+    parser.add_argument(
+        "--busy", type=int, default=0, help="with tail: next to so many busy processes"
+    )
+    parser.add_argument(
+        "--memory", help="limit, such as 2GiB; each workload's own unless given"
+    )
     parser.add_argument("--lengths", type=int, default=15, help="how many lengths")
     options = parser.parse_args()
     started = time.monotonic()
@@ -327,8 +398,12 @@ def main() -> None:
         raise SystemExit(not compare_on_a_long_tail(options.busy))
     chosen = options.workloads or list(CASES)
     if unknown := [name for name in chosen if name not in CASES]:
-        parser.error(f"there is no workload {unknown[0]!r}; known ones: {', '.join(CASES)}")
-    held = [compare(name, CASES[name], options.lengths, options.memory) for name in chosen]
+        parser.error(
+            f"there is no workload {unknown[0]!r}; known ones: {', '.join(CASES)}"
+        )
+    held = [
+        compare(name, CASES[name], options.lengths, options.memory) for name in chosen
+    ]
     print(f"{time.monotonic() - started:.0f} s in all")
     raise SystemExit(not all(held))
 

@@ -56,28 +56,51 @@ class Figures:
 
     def holds(self, law: Law) -> bool:
         """Whether every target holds."""
-        above = self.above + self.above_later + self.above_joint + self.above_max_batch_length
-        cheap = self.trials <= MOST_TRIALS * self.lengths and self.ooms <= MOST_OOMS * self.lengths
+        above = (
+            self.above
+            + self.above_later
+            + self.above_joint
+            + self.above_max_batch_length
+        )
+        cheap = (
+            self.trials <= MOST_TRIALS * self.lengths
+            and self.ooms <= MOST_OOMS * self.lengths
+        )
         return not law.monotone or (above == 0 and cheap and self.loss <= MOST_LOSS)
 
 
-def probe_law(device: LawDevice, num_buckets: tuple[int, ...] = tuple(range(10, 21))) -> Probe:
+def probe_law(
+    device: LawDevice, num_buckets: tuple[int, ...] = tuple(range(10, 21))
+) -> Probe:
     """The probe of a made device."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = ProbeSettings(workload="made.py:Made", options={}, device="cuda", memory_fraction=1.0)
+        settings = ProbeSettings(
+            workload="made.py:Made", options={}, device="cuda", memory_fraction=1.0
+        )
         swept = SweepSettings(num_buckets=num_buckets)
         return run_probe(
-            device.lengths, settings, Path(folder), sweep_settings=swept, hooks=ProbeHooks(measurer=device)
+            device.lengths,
+            settings,
+            Path(folder),
+            sweep_settings=swept,
+            hooks=ProbeHooks(measurer=device),
         )
 
 
-def measure(law: Law, lengths: Lengths, strategies: tuple[str, ...] = ALL_STRATEGIES) -> Figures:
+def measure(
+    law: Law, lengths: Lengths, strategies: tuple[str, ...] = ALL_STRATEGIES
+) -> Figures:
     """Probes, sweeps and compares with the truth."""
     device = LawDevice(law, lengths)
     started = time.perf_counter()
     probe = probe_law(device)
     seconds = time.perf_counter() - started
-    found = sweep(lengths, probe.max_batch_length, SweepSettings(strategies=strategies), costs_of(probe))
+    found = sweep(
+        lengths,
+        probe.max_batch_length,
+        SweepSettings(strategies=strategies),
+        costs_of(probe),
+    )
     wider = SweepSettings(strategies=strategies, num_buckets=LATER)
     later = sweep(lengths, probe.max_batch_length, wider, costs_of(probe))
     assert found.recommended_table is not None, found.reason
@@ -90,7 +113,11 @@ def measure(law: Law, lengths: Lengths, strategies: tuple[str, ...] = ALL_STRATE
         trials=len(searched),
         ooms=ooms,
         above=device.above_truth(table_of(row)),
-        above_later=sum(device.above_truth(table_of(other)) for other in later.rows if not other.unproven),
+        above_later=sum(
+            device.above_truth(table_of(other))
+            for other in later.rows
+            if not other.unproven
+        ),
         above_joint=sum(joint_above(device, one) for one in (found, later)),
         above_max_batch_length=max_batch_length_above(device, probe.max_batch_length),
         loss=loss_of(device, probe, found, row),
@@ -101,7 +128,9 @@ def measure(law: Law, lengths: Lengths, strategies: tuple[str, ...] = ALL_STRATE
 
 
 def table_of(row: Row) -> BucketTable:
-    return BucketTable(np.asarray(row.boundaries), np.asarray(row.batch_sizes, dtype=np.int64))
+    return BucketTable(
+        np.asarray(row.boundaries), np.asarray(row.batch_sizes, dtype=np.int64)
+    )
 
 
 def joint_above(device: LawDevice, found: Sweep) -> int:
@@ -118,7 +147,11 @@ def max_batch_length_above(device: LawDevice, limit: float) -> int:
     histogram = device.lengths.histogram
     sizes = np.minimum(batch_sizes_for(histogram.lengths, limit), histogram.cumulative)
     return sum(
-        not device.fits(BatchShape(int(size), float(length), device.lengths.worst_target(float(length))))
+        not device.fits(
+            BatchShape(
+                int(size), float(length), device.lengths.worst_target(float(length))
+            )
+        )
         for length, size in zip(histogram.lengths, sizes, strict=True)
     )
 
@@ -128,7 +161,9 @@ def exact(device: LawDevice, probe: Probe) -> Costs:
     distinct = device.lengths.histogram.lengths
     targets = None
     if device.lengths.targets is not None:
-        targets = np.array([device.lengths.worst_target(float(length)) for length in distinct])
+        targets = np.array(
+            [device.lengths.worst_target(float(length)) for length in distinct]
+        )
     sizes = np.minimum.accumulate(np.maximum(1, device.largest(distinct, targets)))
     points = [
         FrontierPoint(
@@ -142,24 +177,36 @@ def exact(device: LawDevice, probe: Probe) -> Costs:
         )
         for length, size in zip(distinct, sizes, strict=True)
     ]
-    return Costs(frontier=Frontier.of(points), step_seconds=costs_of(probe).step_seconds)
+    return Costs(
+        frontier=Frontier.of(points), step_seconds=costs_of(probe).step_seconds
+    )
 
 
 def loss_of(device: LawDevice, probe: Probe, found: Sweep, row: Row) -> float:
     """What the recommended table costs above the best with as many buckets and exact knowledge."""
     settings = SweepSettings(strategies=("optimal",), num_buckets=(row.num_buckets,))
     best = sweep(device.lengths, probe.max_batch_length, settings, exact(device, probe))
-    return cost(row) / min(cost(other) for other in best.rows if other.sizing == "frontier") - 1
+    return (
+        cost(row)
+        / min(cost(other) for other in best.rows if other.sizing == "frontier")
+        - 1
+    )
 
 
 def cost(row: Row) -> float:
-    return row.estimated_epoch_seconds if row.estimated_epoch_seconds is not None else float(row.batches)
+    return (
+        row.estimated_epoch_seconds
+        if row.estimated_epoch_seconds is not None
+        else float(row.batches)
+    )
 
 
 def main() -> None:
     """Prints a row for each law and data set."""
     wanted = sys.argv[1:]
-    print(f"{'law':44} {'data':10} {'len':>4} {'tri/l':>6} {'oom/l':>6} above (table, later, 2-D, M)  loss      M    s")
+    print(
+        f"{'law':44} {'data':10} {'len':>4} {'tri/l':>6} {'oom/l':>6} above (table, later, 2-D, M)  loss      M    s"
+    )
     failed = 0
     for targets, laws in ((False, LAWS), (True, TARGET_LAWS)):
         for name, law in laws.items():

@@ -63,11 +63,15 @@ def many_lengths() -> dict[str, float]:
     for name, each in counts.items():
         histogram = Histogram(lengths, each.astype(np.int64))
         for kind, of in costs.items():
-            seconds[f"{kind}, {name}"] = timed(lambda h=histogram, c=of: optimal_boundaries(h, c, NUM_BUCKETS))[0]
+            seconds[f"{kind}, {name}"] = timed(
+                lambda h=histogram, c=of: optimal_boundaries(h, c, NUM_BUCKETS)
+            )[0]
     return seconds
 
 
-def step_seconds(batch_sizes: FloatArray, lengths: FloatArray, above: FloatArray | None = None) -> FloatArray:
+def step_seconds(
+    batch_sizes: FloatArray, lengths: FloatArray, above: FloatArray | None = None
+) -> FloatArray:
     """A made step time."""
     return 0.005 + 1e-6 * batch_sizes * lengths
 
@@ -82,17 +86,25 @@ def as_reported(histogram: Histogram, max_batch_length: float) -> dict[str, floa
     def table_of(boundaries: FloatArray) -> BucketTable:
         return BucketTable(boundaries, batch_sizes_for(boundaries, max_batch_length))
 
-    counted = Problem(histogram=histogram, max_batch_length=max_batch_length, batch_sizes=sizes)
+    counted = Problem(
+        histogram=histogram, max_batch_length=max_batch_length, batch_sizes=sizes
+    )
     timed_by = replace(counted, batch_cost=step_seconds, epoch_cost=epoch)
-    seconds_of_counts, fewest = timed(lambda: STRATEGIES["optimal"].boundaries(counted, NUM_BUCKETS))
-    seconds_of_times, fastest = timed(lambda: STRATEGIES["optimal"].boundaries(timed_by, NUM_BUCKETS))
+    seconds_of_counts, fewest = timed(
+        lambda: STRATEGIES["optimal"].boundaries(counted, NUM_BUCKETS)
+    )
+    seconds_of_times, fastest = timed(
+        lambda: STRATEGIES["optimal"].boundaries(timed_by, NUM_BUCKETS)
+    )
     relaxed = optimal_boundaries(histogram, 1 / sizes, NUM_BUCKETS)
     each = step_seconds(sizes.astype(np.float64), histogram.lengths) / sizes
     by_example = optimal_boundaries(histogram, each, NUM_BUCKETS)
     return {
         "seconds_by_batches": seconds_of_counts,
         "batches": expected_batches(histogram, table_of(fewest[-1])).tally.batches,
-        "batches_without_remainders": expected_batches(histogram, table_of(relaxed[-1])).tally.batches,
+        "batches_without_remainders": expected_batches(
+            histogram, table_of(relaxed[-1])
+        ).tally.batches,
         "seconds_by_time": seconds_of_times,
         "epoch_seconds": epoch(table_of(fastest[-1])),
         "epoch_seconds_by_example": epoch(table_of(by_example[-1])),
@@ -107,7 +119,9 @@ def few_lengths(distinct: int) -> Histogram:
 
 def different_lengths(examples: int) -> Histogram:
     """As many lengths as examples."""
-    return Lengths.of(np.random.default_rng(0).gamma(4, 300, examples).clip(50, 3500)).histogram
+    return Lengths.of(
+        np.random.default_rng(0).gamma(4, 300, examples).clip(50, 3500)
+    ).histogram
 
 
 def two_dimensions() -> dict[str, float]:
@@ -124,15 +138,24 @@ def two_dimensions() -> dict[str, float]:
     def costs(of: FloatArray, by: FloatArray) -> FloatArray:
         return 1e-3 / sizes(of, by) + 1e-6 * (of + by)
 
-    flat_costs = costs(histogram.lengths, np.array([data.worst_target(length) for length in histogram.lengths]))
+    flat_costs = costs(
+        histogram.lengths,
+        np.array([data.worst_target(length) for length in histogram.lengths]),
+    )
     flat = optimal_boundaries(histogram, flat_costs, NUM_BUCKETS)
     plain, _ = timed(lambda: optimal_table_2d(lengths, targets, costs, NUM_BUCKETS))
     candidates = np.unique(np.concatenate(flat))
-    seconds, tables = timed(lambda: optimal_table_2d(lengths, targets, costs, NUM_BUCKETS, candidates=candidates))
+    seconds, tables = timed(
+        lambda: optimal_table_2d(
+            lengths, targets, costs, NUM_BUCKETS, candidates=candidates
+        )
+    )
     best = tables[-1]
     cost = costs(*best.pairs)[best.assign(lengths, targets)].sum()
     ends = np.searchsorted(histogram.lengths, flat[-1])
-    flat_cost = np.sum(flat_costs[ends] * np.diff(histogram.cumulative[ends], prepend=0))
+    flat_cost = np.sum(
+        flat_costs[ends] * np.diff(histogram.cumulative[ends], prepend=0)
+    )
     return {
         "seconds": plain,
         "seconds_with_candidates": seconds,
@@ -147,7 +170,9 @@ def main() -> None:
         "100000_distinct_lengths": many_lengths(),
         "as_reported_3500_distinct_lengths": as_reported(few_lengths(3500), 70_000),
         "as_reported_8000_distinct_lengths": as_reported(few_lengths(8000), 160_000),
-        "as_reported_1000000_distinct_lengths": as_reported(different_lengths(1_000_000), 40_000),
+        "as_reported_1000000_distinct_lengths": as_reported(
+            different_lengths(1_000_000), 40_000
+        ),
         "two_dimensions_30000_examples": two_dimensions(),
     }
     print(json.dumps(result, indent=1))

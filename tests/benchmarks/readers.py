@@ -31,7 +31,10 @@ print(seconds, peak() - before)
 """
 _OURS = ("from batchtune.manifests import load_lengths", "load_lengths(sys.argv[1])")
 _KINDS = {
-    "nemo": ("import json", "lengths = [json.loads(line)['duration'] for line in open(sys.argv[1])]"),
+    "nemo": (
+        "import json",
+        "lengths = [json.loads(line)['duration'] for line in open(sys.argv[1])]",
+    ),
     "speechbrain-json": ("import json", "entries = json.load(open(sys.argv[1]))"),
 }
 
@@ -39,7 +42,11 @@ _KINDS = {
 def examples(count: int) -> Iterator[tuple[int, float, str]]:
     draw = random.Random(1)
     for number in range(count):
-        yield number, round(draw.lognormvariate(2.3, 0.5), 4), " ".join(draw.choices(_WORDS, k=28))
+        yield (
+            number,
+            round(draw.lognormvariate(2.3, 0.5), 4),
+            " ".join(draw.choices(_WORDS, k=28)),
+        )
 
 
 def write_nemo(path: Path, count: int) -> None:
@@ -58,7 +65,12 @@ def write_speechbrain(path: Path, count: int) -> None:
     with path.open("w") as stream:
         for number, duration, text in examples(count):
             wav = f"{{data_root}}/train/{number:07d}.wav"
-            entry = {"wav": wav, "length": duration, "spk_id": f"{number % 1000}", "wrd": text.upper()}
+            entry = {
+                "wav": wav,
+                "length": duration,
+                "spk_id": f"{number % 1000}",
+                "wrd": text.upper(),
+            }
             written = json.dumps(entry, indent=2).replace("\n", "\n  ")
             stream.write(f'{"," if number else "{"}\n  "utt{number:07d}": {written}')
         stream.write("\n}\n")
@@ -67,7 +79,12 @@ def write_speechbrain(path: Path, count: int) -> None:
 def measured(imports: str, body: str, path: Path) -> tuple[float, int]:
     """Seconds and bytes that a piece of code takes in a new process."""
     code = _MEASURED.format(imports=imports, body=body)
-    ran = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     seconds, peak = ran.stdout.split()
     return float(seconds), int(peak)
 
@@ -78,10 +95,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        for kind, write in (("nemo", write_nemo), ("speechbrain-json", write_speechbrain)):
+        for kind, write in (
+            ("nemo", write_nemo),
+            ("speechbrain-json", write_speechbrain),
+        ):
             path = Path(folder, kind)
             write(path, arguments.count)
-            runs = [(measured(*_KINDS[kind], path), measured(*_OURS, path)) for _ in range(arguments.repeats)]
+            runs = [
+                (measured(*_KINDS[kind], path), measured(*_OURS, path))
+                for _ in range(arguments.repeats)
+            ]
             theirs = statistics.median(seconds for (seconds, _), _ in runs)
             ours = statistics.median(seconds for _, (seconds, _) in runs)
             result = {

@@ -99,7 +99,9 @@ def main() -> None:
     parser.add_argument("--ours", type=int, default=10_000_000)
     parser.add_argument("--max-batch-length", type=float, default=600)
     parser.add_argument("--buckets", type=int, default=20)
-    parser.add_argument("--ordering", default="random", choices=["random", "ascending", "descending"])
+    parser.add_argument(
+        "--ordering", default="random", choices=["random", "ascending", "descending"]
+    )
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     shape = (arguments.max_batch_length, arguments.buckets, arguments.ordering)

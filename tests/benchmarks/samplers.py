@@ -40,12 +40,20 @@ T = TypeVar("T")
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1_000_000, help="lengths of the sweep")
-    parser.add_argument("--command-count", type=int, default=6_000_000, help="lengths of the command")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--count", type=int, default=1_000_000, help="lengths of the sweep"
+    )
+    parser.add_argument(
+        "--command-count", type=int, default=6_000_000, help="lengths of the command"
+    )
     options = parser.parse_args()
     original = load_dynamic_batch_sampler()
-    sweep(Lengths.of([1.0, 2.0]), MAX_BATCH_LENGTH, SweepSettings(), Costs())  # imports all there is to import
+    sweep(
+        Lengths.of([1.0, 2.0]), MAX_BATCH_LENGTH, SweepSettings(), Costs()
+    )  # imports all there is to import
     found = {
         name: {
             "distinct": int(np.unique(values).size),
@@ -55,7 +63,12 @@ def main() -> None:
         for rounded, name in ((True, "rounded"), (False, "unrounded"))
         for values in [made_up(options.count, rounded=rounded)]
     }
-    print(json.dumps({"count": options.count, "command_count": options.command_count, **found}, indent=2))
+    print(
+        json.dumps(
+            {"count": options.count, "command_count": options.command_count, **found},
+            indent=2,
+        )
+    )
 
 
 def made_up(count: int, *, rounded: bool) -> FloatArray:
@@ -79,17 +92,25 @@ def sweeps(original: Any, values: FloatArray) -> dict[str, Any]:
     for num_buckets in NUM_BUCKETS:
 
         def construct(num_buckets: int = num_buckets) -> Any:
-            return original(range(values.size), MAX_BATCH_LENGTH, num_buckets, lengths_list=as_list)
+            return original(
+                range(values.size), MAX_BATCH_LENGTH, num_buckets, lengths_list=as_list
+            )
 
         seconds, sampler = timed(construct)
         theirs += seconds
         batches.append(len(sampler))
     settings = SweepSettings(num_buckets=tuple(NUM_BUCKETS))
-    runs = [timed(lambda: sweep(Lengths.of(values), MAX_BATCH_LENGTH, settings, Costs())) for _ in range(REPEATS)]
+    runs = [
+        timed(lambda: sweep(Lengths.of(values), MAX_BATCH_LENGTH, settings, Costs()))
+        for _ in range(REPEATS)
+    ]
     rows = runs[0][1].rows
     assert [row.batches for row in rows if row.strategy == "speechbrain"] == batches
     best = min(seconds for seconds, _ in runs)
-    return {"rows": len(rows), **compared("speechbrain_seconds", theirs, "batchtune_seconds", best)}
+    return {
+        "rows": len(rows),
+        **compared("speechbrain_seconds", theirs, "batchtune_seconds", best),
+    }
 
 
 def command(values: FloatArray) -> dict[str, float]:
@@ -100,15 +121,36 @@ def command(values: FloatArray) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         manifest = Path(folder) / "lengths.parquet"
         pyarrow.parquet.write_table(pyarrow.table({"duration": values}), manifest)
-        arguments = ["--max-batch-length", str(MAX_BATCH_LENGTH), "--run", str(Path(folder) / "run"), "--quiet"]
-        run = [sys.executable, "-m", "batchtune", "sweep-buckets", str(manifest), *arguments]
-        seconds, _ = timed(lambda: subprocess.run(run, stdout=subprocess.DEVNULL, check=True))
+        arguments = [
+            "--max-batch-length",
+            str(MAX_BATCH_LENGTH),
+            "--run",
+            str(Path(folder) / "run"),
+            "--quiet",
+        ]
+        run = [
+            sys.executable,
+            "-m",
+            "batchtune",
+            "sweep-buckets",
+            str(manifest),
+            *arguments,
+        ]
+        seconds, _ = timed(
+            lambda: subprocess.run(run, stdout=subprocess.DEVNULL, check=True)
+        )
     return {"seconds": round(seconds, 2)}
 
 
-def compared(their_name: str, theirs: float, our_name: str, ours: float) -> dict[str, float]:
+def compared(
+    their_name: str, theirs: float, our_name: str, ours: float
+) -> dict[str, float]:
     """Both, and the ratio."""
-    return {their_name: round(theirs, 3), our_name: round(ours, 4), "times_as_fast": round(theirs / ours, 1)}
+    return {
+        their_name: round(theirs, 3),
+        our_name: round(ours, 4),
+        "times_as_fast": round(theirs / ours, 1),
+    }
 
 
 if __name__ == "__main__":

@@ -32,7 +32,14 @@ def main() -> None:
             times[name].append(seconds(command))
     medians = {name: statistics.median(values) for name, values in times.items()}
     ratio = medians["batchtune_help"] / medians["import_typer_and_rich"]
-    print(json.dumps({**{name: round(value, 4) for name, value in medians.items()}, "ratio": round(ratio, 2)}))
+    print(
+        json.dumps(
+            {
+                **{name: round(value, 4) for name, value in medians.items()},
+                "ratio": round(ratio, 2),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

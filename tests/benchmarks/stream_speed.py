@@ -35,7 +35,9 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=60_000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
@@ -51,26 +53,50 @@ def main() -> None:
                 run()
                 best[name] = min(best[name], time.process_time() - start)
         for name, seconds in best.items():
-            print(f"| {buffer_size:,} | {name} | {values.size / seconds:,.0f} | {best['SpeechBrain'] / seconds:.1f} |")
+            print(
+                f"| {buffer_size:,} | {name} | {values.size / seconds:,.0f} | {best['SpeechBrain'] / seconds:.1f} |"
+            )
 
 
 def speechbrain(lengths: list[float], buffer_size: int) -> Callable[[], int]:
     """Returns SpeechBrain's function on the lengths."""
     original = load_speechbrain()[3].dynamic_bucketed_batch
-    limits = {"target_batch_numel": MAX_BATCH_LENGTH, "max_batch_numel": MAX_BATCH_LENGTH}
+    limits = {
+        "target_batch_numel": MAX_BATCH_LENGTH,
+        "max_batch_numel": MAX_BATCH_LENGTH,
+    }
 
     def run() -> int:
         random.seed(0)
-        return sum(1 for _ in original(lengths, None, float, None, None, buffer_size, len, sampler_kwargs=limits))
+        return sum(
+            1
+            for _ in original(
+                lengths,
+                None,
+                float,
+                None,
+                None,
+                buffer_size,
+                len,
+                sampler_kwargs=limits,
+            )
+        )
 
     return run
 
 
-def stream(values: np.ndarray, buffer_size: int, num_buckets: int, options: dict[str, Any]) -> Callable[[], int]:
+def stream(
+    values: np.ndarray, buffer_size: int, num_buckets: int, options: dict[str, Any]
+) -> Callable[[], int]:
     """Returns a stream of the lengths."""
     edges = np.unique(np.quantile(values, np.linspace(0, 1, num_buckets + 1)[1:]))
     sizes = batch_sizes_for(edges, MAX_BATCH_LENGTH)
-    given = {"bucket_boundaries": edges, "bucket_batch_sizes": sizes, "buffer_size": buffer_size, **options}
+    given = {
+        "bucket_boundaries": edges,
+        "bucket_batch_sizes": sizes,
+        "buffer_size": buffer_size,
+        **options,
+    }
     made = BucketedStream(values.tolist(), length_of=float, collate_fn=len, **given)
     return lambda: sum(1 for _ in made)
 

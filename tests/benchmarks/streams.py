@@ -18,13 +18,26 @@ from batchtune.streams.stream_sweep import sweep_stream
 def main() -> None:
     """Times the sweep."""
     lengths = np.clip(np.random.default_rng(0).normal(13, 4, 1_000_000), 1.4, 24.5)
-    stream = StreamLengths(lengths=Lengths.of(lengths), values=lengths, targets=None, shards=[], repeated_ids=None)
-    costs = Costs(step_seconds=lambda sizes, longest: 0.02 + 1e-3 * sizes * longest, frontier=fitting, proven=fitting)
+    stream = StreamLengths(
+        lengths=Lengths.of(lengths),
+        values=lengths,
+        targets=None,
+        shards=[],
+        repeated_ids=None,
+    )
+    costs = Costs(
+        step_seconds=lambda sizes, longest: 0.02 + 1e-3 * sizes * longest,
+        frontier=fitting,
+        proven=fitting,
+    )
     print("| workers | ways | CPU seconds |\n|--:|--:|--:|")
     for workers in (1, 8):
         started = time.process_time()
         swept = sweep_stream(stream, 600, StreamSettings(workers=workers), costs)
-        print(f"| {workers} | {len(swept.rows)} | {time.process_time() - started:.1f} |", flush=True)
+        print(
+            f"| {workers} | {len(swept.rows)} | {time.process_time() - started:.1f} |",
+            flush=True,
+        )
 
 
 def fitting(lengths: FloatArray) -> IntArray:

@@ -50,13 +50,17 @@ def ours(shards: list[Path]) -> list[float]:
 
 def ours_with(pool: ProcessPoolExecutor) -> Way:
     """The same, shards at a time."""
-    return lambda shards: [length for lengths in pool.map(scan, shards) for length in lengths]
+    return lambda shards: [
+        length for lengths in pool.map(scan, shards) for length in lengths
+    ]
 
 
 def webdataset_json(shards: list[Path]) -> list[float]:
     """The json members alone, which hold the duration too."""
     samples = webdataset.WebDataset(
-        [str(shard) for shard in shards], shardshuffle=False, select_files=lambda name: name.endswith(".json")
+        [str(shard) for shard in shards],
+        shardshuffle=False,
+        select_files=lambda name: name.endswith(".json"),
     )
     return [json.loads(sample["json"])["duration"] for sample in samples]
 
@@ -64,7 +68,9 @@ def webdataset_json(shards: list[Path]) -> list[float]:
 def webdataset_decoded(shards: list[Path]) -> list[float]:
     """Every wav decoded."""
     lengths = []
-    for sample in webdataset.WebDataset([str(shard) for shard in shards], shardshuffle=False):
+    for sample in webdataset.WebDataset(
+        [str(shard) for shard in shards], shardshuffle=False
+    ):
         audio, rate = soundfile.read(io.BytesIO(sample["wav"]))
         lengths.append(len(audio) / rate)
     return lengths
@@ -96,13 +102,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shards", type=int, default=10)
     parser.add_argument("--wavs", type=int, default=500)
-    parser.add_argument("--seconds", type=float, nargs=2, default=(2.0, 16.0), help="shortest and longest wav")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        nargs=2,
+        default=(2.0, 16.0),
+        help="shortest and longest wav",
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        shards = make_shards(Path(folder), arguments.shards, arguments.wavs, arguments.seconds)
+        shards = make_shards(
+            Path(folder), arguments.shards, arguments.wavs, arguments.seconds
+        )
         best = compare(shards, arguments.processes, arguments.rounds)
     samples = arguments.shards * arguments.wavs
     ratios = {
@@ -110,10 +124,19 @@ def main() -> None:
         for way in ("serial", "parallel")
         for other in ("webdataset_json", "webdataset_decoded")
     }
-    rates = {f"{name}_samples_per_second": round(samples / seconds) for name, seconds in best.items()}
+    rates = {
+        f"{name}_samples_per_second": round(samples / seconds)
+        for name, seconds in best.items()
+    }
     print(
         json.dumps(
-            {"samples": samples, "wav_seconds": arguments.seconds, "processes": arguments.processes, **rates, **ratios},
+            {
+                "samples": samples,
+                "wav_seconds": arguments.seconds,
+                "processes": arguments.processes,
+                **rates,
+                **ratios,
+            },
             indent=2,
         )
     )

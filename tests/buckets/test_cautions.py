@@ -25,21 +25,37 @@ def warnings_of(current: str) -> list[str]:
 @pytest.mark.parametrize(
     ("values", "subject"),
     [
-        ([1, 2, 30, 40], "2 examples longer than max_batch_length 20 s (the longest is 40 s)"),
-        ([1, 20, 30], "1 example longer than max_batch_length 20 s (the longest is 30 s)"),
+        (
+            [1, 2, 30, 40],
+            "2 examples longer than max_batch_length 20 s (the longest is 40 s)",
+        ),
+        (
+            [1, 20, 30],
+            "1 example longer than max_batch_length 20 s (the longest is 30 s)",
+        ),
     ],
 )
-def test_overlong_examples_are_reported_with_each_frameworks_way(values: list[float], subject: str) -> None:
+def test_overlong_examples_are_reported_with_each_frameworks_way(
+    values: list[float], subject: str
+) -> None:
     (told,) = cautions(Lengths.of(values, unit="s"), Limits(max_batch_length=20), [])
     assert told.startswith(f"{subject}: where it sets the batch size")
-    assert "each becomes a batch of one; Lhotse and ESPnet make batches that exceed it" in told
+    assert (
+        "each becomes a batch of one; Lhotse and ESPnet make batches that exceed it"
+        in told
+    )
 
 
 def test_lhotse_lets_an_overlong_example_exceed_its_limit() -> None:
     sampling = pytest.importorskip("lhotse.dataset.sampling")
     cut = pytest.importorskip("lhotse.testing.dummies").dummy_cut
-    cuts = [cut(index, duration=duration) for index, duration in enumerate([5.0, 5.0, 50.0, 5.0])]
-    first = next(iter(sampling.DynamicCutSampler(cuts, max_duration=20, world_size=1, rank=0)))
+    cuts = [
+        cut(index, duration=duration)
+        for index, duration in enumerate([5.0, 5.0, 50.0, 5.0])
+    ]
+    first = next(
+        iter(sampling.DynamicCutSampler(cuts, max_duration=20, world_size=1, rank=0))
+    )
     assert [one.duration for one in first] == [5, 5, 50]
 
 
@@ -50,10 +66,22 @@ def test_lhotse_lets_an_overlong_example_exceed_its_limit() -> None:
             "max_batch_length=600,num_buckets=10",
             "your current config with num_buckets=10 can't make a batch of more than 14 examples whatever",
         ),
-        ("max_batch_length=600,num_buckets=1", "your current config makes batches of one example, because its"),
-        ("max_batch_length=600,bucket_boundaries=600", "your current config makes batches of one example, because its"),
-        ("max_batch_length=19,bucket_boundaries=5:9", "27 examples longer than max_batch_length of your current"),
-        ("batch_size=400", "your current config makes batches that are larger than what was"),
+        (
+            "max_batch_length=600,num_buckets=1",
+            "your current config makes batches of one example, because its",
+        ),
+        (
+            "max_batch_length=600,bucket_boundaries=600",
+            "your current config makes batches of one example, because its",
+        ),
+        (
+            "max_batch_length=19,bucket_boundaries=5:9",
+            "27 examples longer than max_batch_length of your current",
+        ),
+        (
+            "batch_size=400",
+            "your current config makes batches that are larger than what was",
+        ),
     ],
 )
 def test_the_traps_of_current_settings_are_reported(settings: str, told: str) -> None:
@@ -84,20 +112,32 @@ def test_sound_settings_are_not_warned_of(settings: str) -> None:
         (1000, "tokens", None),
     ],
 )
-def test_lengths_expected_in_seconds_get_a_conversion_hint(times: float, unit: Unit | None, told: str | None) -> None:
+def test_lengths_expected_in_seconds_get_a_conversion_hint(
+    times: float, unit: Unit | None, told: str | None
+) -> None:
     hint = workload_unit_hint(Lengths.of(times * SECONDS, unit=unit), "train.py:MyStep")
     assert (hint is None) == (told is None)
     assert told is None or told in (hint or "")
 
 
 def test_a_built_in_workload_knows_the_unit() -> None:
-    assert workload_unit_hint(Lengths.of(1000 * SECONDS, unit="ms"), "builtin:conformer-ctc") is None
+    assert (
+        workload_unit_hint(
+            Lengths.of(1000 * SECONDS, unit="ms"), "builtin:conformer-ctc"
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize(
     ("times", "unit", "limit", "told"),
     [
-        (1000, "ms", 600, "600 ms is shorter than the median example (12,000 ms). Is it in another unit? The lengths"),
+        (
+            1000,
+            "ms",
+            600,
+            "600 ms is shorter than the median example (12,000 ms). Is it in another unit? The lengths",
+        ),
         (1000, None, 600, "The unit of the lengths is not known"),
         (1, "s", 20, None),
     ],
@@ -111,6 +151,13 @@ def test_a_limit_below_the_median_may_be_in_another_unit(
 
 
 def test_a_sweep_says_first_that_the_unit_may_be_wrong() -> None:
-    found = sweep(Lengths.of(1000 * SECONDS, unit="ms"), 600.0, SweepSettings(num_buckets=(2,)), Costs())
+    found = sweep(
+        Lengths.of(1000 * SECONDS, unit="ms"),
+        600.0,
+        SweepSettings(num_buckets=(2,)),
+        Costs(),
+    )
     assert found.recommended is None
-    assert found.warnings[0].startswith("max_batch_length 600 ms is shorter than the median example")
+    assert found.warnings[0].startswith(
+        "max_batch_length 600 ms is shorter than the median example"
+    )

@@ -17,7 +17,9 @@ from batchtune.errors import BatchtuneError, ResultError, UsageError
 from batchtune.lengths import Lengths
 
 CONFIGS = Path(__file__).parent / "current_configs"
-LENGTHS = Lengths.of(np.random.default_rng(0).lognormal(2, 0.6, 3000).clip(0.2, 60), unit="s")
+LENGTHS = Lengths.of(
+    np.random.default_rng(0).lognormal(2, 0.6, 3000).clip(0.2, 60), unit="s"
+)
 TABLE = "bucket_boundaries=5:10:60,bucket_batch_sizes=20:10:2"
 
 
@@ -37,12 +39,24 @@ def table_of(text: str) -> BucketTable:
 
 class TestWrittenOut:
     def test_speechbrains_settings_give_its_table(self) -> None:
-        current = read_current("max_batch_length=600, num_buckets=200,max_batch_ex=64,shuffle=true")
+        current = read_current(
+            "max_batch_length=600, num_buckets=200,max_batch_ex=64,shuffle=true"
+        )
         assert (current.settings.NAME, current.source) == ("speechbrain", "--current")
-        assert record_of(current) == {"max_batch_length": 600, "num_buckets": 200, "max_batch_ex": 64, "shuffle": True}
-        assert current.settings.describe("s") == "SpeechBrain, max_batch_length=600 s, num_buckets=200, max_batch_ex=64"
+        assert record_of(current) == {
+            "max_batch_length": 600,
+            "num_buckets": 200,
+            "max_batch_ex": 64,
+            "shuffle": True,
+        }
+        assert (
+            current.settings.describe("s")
+            == "SpeechBrain, max_batch_length=600 s, num_buckets=200, max_batch_ex=64"
+        )
         found = current_batching(current, LENGTHS).table
-        table = speechbrain_table(LENGTHS.histogram, 600, num_buckets=200, max_batch_ex=64)
+        table = speechbrain_table(
+            LENGTHS.histogram, 600, num_buckets=200, max_batch_ex=64
+        )
         assert found.boundaries.tolist() == table.boundaries.tolist()
         assert found.batch_sizes.tolist() == table.batch_sizes.tolist()
 
@@ -52,7 +66,12 @@ class TestWrittenOut:
         assert found.batch_sizes.tolist() == [50, 25, 11, 1]
 
     def test_boundaries_go_before_their_number_as_speechbrain_has_it(self) -> None:
-        assert table_of("max_batch_length=100,num_buckets=7,bucket_boundaries=30:90").num_buckets == 2
+        assert (
+            table_of(
+                "max_batch_length=100,num_buckets=7,bucket_boundaries=30:90"
+            ).num_buckets
+            == 2
+        )
 
     def test_a_fixed_batch_size_is_one_bucket(self) -> None:
         assert table_of("batch_size=16").batch_sizes.tolist() == [16]
@@ -61,16 +80,29 @@ class TestWrittenOut:
         found = table_of(TABLE)
         assert found.boundaries.tolist() == [5, 10, 60]
         assert found.batch_sizes.tolist() == [20, 10, 2]
-        assert read_current(TABLE).settings.describe("s") == "batchtune's sampler, 3 buckets"
-        with pytest.raises(UsageError, match=r"longest example \(61 s\) is beyond the last boundary 60 s"):
+        assert (
+            read_current(TABLE).settings.describe("s")
+            == "batchtune's sampler, 3 buckets"
+        )
+        with pytest.raises(
+            UsageError,
+            match=r"longest example \(61 s\) is beyond the last boundary 60 s",
+        ):
             current_batching(read_current(TABLE), Lengths.of([61.0], unit="s"))
 
     def test_pools_are_read_with_the_overhead_of_a_batch(self) -> None:
-        batching = current_batching(read_current(f"{TABLE},pool_size=500,batch_overhead=1.5"), LENGTHS)
+        batching = current_batching(
+            read_current(f"{TABLE},pool_size=500,batch_overhead=1.5"), LENGTHS
+        )
         assert (batching.pool_size, batching.batch_overhead) == (500, 1.5)
 
     def test_numbers_may_be_products(self) -> None:
-        assert record_of(read_current("max_batch_length=16000*45,num_buckets=3"))["max_batch_length"] == 720_000
+        assert (
+            record_of(read_current("max_batch_length=16000*45,num_buckets=3"))[
+                "max_batch_length"
+            ]
+            == 720_000
+        )
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -78,37 +110,80 @@ class TestWrittenOut:
             ("", "neither a file nor key=value"),
             ("foo=3", "foo says nothing about the batches"),
             ("max_batch_length=600", "needs num_buckets or bucket_boundaries"),
-            ("max_batch_length=6,bucket_boundaries=2:1", "bucket_boundaries must ascend"),
-            ("max_batch_length=6,bucket_boundaries=1:2:2", "bucket_boundaries must ascend"),
+            (
+                "max_batch_length=6,bucket_boundaries=2:1",
+                "bucket_boundaries must ascend",
+            ),
+            (
+                "max_batch_length=6,bucket_boundaries=1:2:2",
+                "bucket_boundaries must ascend",
+            ),
             ("max_tokens=4000", "max_tokens says nothing about the batches"),
             ("max_batch_length=600,num_buckets=200,colour=3", "unknown field `colour`"),
-            ("max_batch_length=,num_buckets=3", "max_batch_length: must be a number, got `null`"),
-            ("max_batch_length=600,num_buckets=3,num_buckets=4", "the key is given twice"),
-            ("max_batch_length=long,num_buckets=3", "max_batch_length: must be a number, got `str`"),
-            ("max_batch_length=0,num_buckets=3", "max_batch_length: must be a number of at least 1e-09"),
-            ("max_batch_length=1e300,num_buckets=3", "max_batch_length: must be a number of at most 1e+15"),
-            ("max_batch_length=600,num_buckets=0", "num_buckets: must be a whole number of at least 1"),
-            ("max_batch_length=600,num_buckets=3,batch_ordering=up", "batch_ordering: Invalid enum value 'up'"),
+            (
+                "max_batch_length=,num_buckets=3",
+                "max_batch_length: must be a number, got `null`",
+            ),
+            (
+                "max_batch_length=600,num_buckets=3,num_buckets=4",
+                "the key is given twice",
+            ),
+            (
+                "max_batch_length=long,num_buckets=3",
+                "max_batch_length: must be a number, got `str`",
+            ),
+            (
+                "max_batch_length=0,num_buckets=3",
+                "max_batch_length: must be a number of at least 1e-09",
+            ),
+            (
+                "max_batch_length=1e300,num_buckets=3",
+                "max_batch_length: must be a number of at most 1e+15",
+            ),
+            (
+                "max_batch_length=600,num_buckets=0",
+                "num_buckets: must be a whole number of at least 1",
+            ),
+            (
+                "max_batch_length=600,num_buckets=3,batch_ordering=up",
+                "batch_ordering: Invalid enum value 'up'",
+            ),
             (f"{TABLE},batch_overhead=1", "batch_overhead goes with pool_size"),
-            (f"{TABLE},pool_size=500,batch_overhead=-1", "batch_overhead: must be a number of at least 0"),
+            (
+                f"{TABLE},pool_size=500,batch_overhead=-1",
+                "batch_overhead: must be a number of at least 0",
+            ),
         ],
     )
-    def test_what_is_wrong_gives_one_message_that_names_it(self, text: str, message: str) -> None:
+    def test_what_is_wrong_gives_one_message_that_names_it(
+        self, text: str, message: str
+    ) -> None:
         with pytest.raises(UsageError) as caught:
             read_current(text)
         assert message in caught.value.message
         assert caught.value.message.startswith("--current: ")
-        assert "Known are max_batch_length with num_buckets" in (caught.value.hint or "")
+        assert "Known are max_batch_length with num_buckets" in (
+            caught.value.hint or ""
+        )
 
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("bucket_boundaries=2:1,bucket_batch_sizes=3:3", "bucket_boundaries must ascend"),
-            ("bucket_boundaries=1:2,bucket_batch_sizes=3", "1 bucket_batch_sizes for 2 bucket_boundaries"),
+            (
+                "bucket_boundaries=2:1,bucket_batch_sizes=3:3",
+                "bucket_boundaries must ascend",
+            ),
+            (
+                "bucket_boundaries=1:2,bucket_batch_sizes=3",
+                "1 bucket_batch_sizes for 2 bucket_boundaries",
+            ),
         ],
     )
     def test_what_makes_no_table_is_refused(self, text: str, message: str) -> None:
-        with pytest.raises(UsageError, match=f"--current: the settings make no bucket table: .*{message}"):
+        with pytest.raises(
+            UsageError,
+            match=f"--current: the settings make no bucket table: .*{message}",
+        ):
             table_of(text)
 
 
@@ -123,15 +198,24 @@ class TestSpeechBrainFiles:
             "batch_ordering": "random",
         }
         record = current.record("", {})
-        assert (record["source"], record["key_path"]) == ("recipe.yaml", "dynamic_batch_sampler_train")
+        assert (record["source"], record["key_path"]) == (
+            "recipe.yaml",
+            "dynamic_batch_sampler_train",
+        )
 
     def test_another_block_can_be_named(self) -> None:
         current = read_current(f"{CONFIGS / 'recipe.yaml'}:dynamic_batch_sampler_valid")
         assert record_of(current)["max_batch_length"] == 100
 
     def test_a_recipe_without_dynamic_batching_has_none(self, tmp_path: Path) -> None:
-        text = (CONFIGS / "recipe.yaml").read_text().replace("dynamic_batching: True", "dynamic_batching: False")
-        with pytest.raises(ResultError, match="has no settings of a DynamicBatchSampler") as caught:
+        text = (
+            (CONFIGS / "recipe.yaml")
+            .read_text()
+            .replace("dynamic_batching: True", "dynamic_batching: False")
+        )
+        with pytest.raises(
+            ResultError, match="has no settings of a DynamicBatchSampler"
+        ) as caught:
             of_file(tmp_path, text)
         assert "batch_size" in (caught.value.hint or "")
 
@@ -141,7 +225,9 @@ class TestSpeechBrainFiles:
 
     def test_several_blocks_are_listed_with_how_to_choose(self, tmp_path: Path) -> None:
         text = "first: {max_batch_length: 5, num_buckets: 3}\nin: {second: {max_batch_length: 6, num_buckets: 3}}\n"
-        with pytest.raises(ResultError, match=r"2 blocks of batching settings: first, in\.second") as caught:
+        with pytest.raises(
+            ResultError, match=r"2 blocks of batching settings: first, in\.second"
+        ) as caught:
             of_file(tmp_path, text)
         assert caught.value.hint == "Say which one: --current train.yaml:first."
         assert record_of(of_file(tmp_path, text, ":in.second"))["max_batch_length"] == 6
@@ -153,12 +239,23 @@ class TestSpeechBrainFiles:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("base: &b {num_buckets: 7}\ntrain: {<<: *b, max_batch_length: 5}\n", "line 2: the settings are .* merged"),
-            ("train: !include:other.yaml {max_batch_length: 3, num_buckets: 3}\n", "the settings are in another file"),
-            ("train: {max_batch_length: 3, left_bucket_len: 2}\n", "train: needs num_buckets or bucket_boundaries"),
+            (
+                "base: &b {num_buckets: 7}\ntrain: {<<: *b, max_batch_length: 5}\n",
+                "line 2: the settings are .* merged",
+            ),
+            (
+                "train: !include:other.yaml {max_batch_length: 3, num_buckets: 3}\n",
+                "the settings are in another file",
+            ),
+            (
+                "train: {max_batch_length: 3, left_bucket_len: 2}\n",
+                "train: needs num_buckets or bucket_boundaries",
+            ),
         ],
     )
-    def test_a_block_that_does_not_hold_its_settings_is_refused(self, tmp_path: Path, text: str, message: str) -> None:
+    def test_a_block_that_does_not_hold_its_settings_is_refused(
+        self, tmp_path: Path, text: str, message: str
+    ) -> None:
         with pytest.raises(ResultError, match=message):
             of_file(tmp_path, text)
 
@@ -172,30 +269,45 @@ class TestSpeechBrainFiles:
             ("1.e+1", 10),
         ],
     )
-    def test_references_and_products(self, tmp_path: Path, formula: str, value: float) -> None:
+    def test_references_and_products(
+        self, tmp_path: Path, formula: str, value: float
+    ) -> None:
         rest = "a: 6\nb: 4\nin: {x: 2.5}\n"
         text = f"{rest}train:\n  num_buckets: 3\n  max_batch_length: {formula}\n"
         assert record_of(of_file(tmp_path, text))["max_batch_length"] == value
-        resolved = pytest.importorskip("hyperpyyaml").resolve_references(text).getvalue()
-        assert YAML(typ="safe", pure=True).load(resolved)["train"]["max_batch_length"] == value
+        resolved = (
+            pytest.importorskip("hyperpyyaml").resolve_references(text).getvalue()
+        )
+        assert (
+            YAML(typ="safe", pure=True).load(resolved)["train"]["max_batch_length"]
+            == value
+        )
 
     @pytest.mark.parametrize(
         ("value", "message"),
         [
             ("!PLACEHOLDER", "line 6: .*!PLACEHOLDER"),
             ("!apply:os.system [touch owned]", "!apply:os.system"),
-            ("!!python/object/apply:os.system [ls]", "max_batch_length: must be a number, got `array`"),
+            (
+                "!!python/object/apply:os.system [ls]",
+                "max_batch_length: must be a number, got `array`",
+            ),
             ("!ref <gone>", "points to 'gone', which does not exist"),
             ("!ref <round>", "around in a circle"),
             ("!ref <object.attribute>", "<object.attribute>"),
-            ("!ref <one> * __import__('os')", "is not a product of numbers and references"),
+            (
+                "!ref <one> * __import__('os')",
+                "is not a product of numbers and references",
+            ),
             ("!ref 9**9**9**9**9", "is not a product of numbers and references"),
             ("!ref <one> + 1", "is not a product of numbers and references"),
             ("!ref <product> * 2", "not a plain number"),
             ("[1, 2]", "max_batch_length: must be a number, got `array`"),
         ],
     )
-    def test_a_value_that_cant_be_read_is_refused(self, tmp_path: Path, value: str, message: str) -> None:
+    def test_a_value_that_cant_be_read_is_refused(
+        self, tmp_path: Path, value: str, message: str
+    ) -> None:
         text = "one: 1\nproduct: !ref <one> * 2\nround: !ref <round>\n"
         text += f"train:\n  num_buckets: 3\n  max_batch_length: {value}\nlater: !ref <one> + 1\n"
         with pytest.raises(ResultError, match=message) as caught:
@@ -210,14 +322,19 @@ class TestFiles:
         [
             (b"", "is empty"),
             (b"seed: 1\n", "has no settings of a DynamicBatchSampler"),
-            (b"format: batchtune/sampler\nbucket_boundaries: [1]\n", "is a config that batchtune wrote"),
+            (
+                b"format: batchtune/sampler\nbucket_boundaries: [1]\n",
+                "is a config that batchtune wrote",
+            ),
             (b"\xff\xfe\x00", "is not UTF-8 text"),
             (b"a: " + b"[" * 2000, "not a readable YAML file"),
             (b"a: 1\n" * 500_000, "is larger than 2 MiB"),
             (b"a: 1\n!" + b"!" * 200_000, "line of more than 100,000 characters"),
         ],
     )
-    def test_a_file_that_is_no_configuration_is_told(self, tmp_path: Path, content: bytes, message: str) -> None:
+    def test_a_file_that_is_no_configuration_is_told(
+        self, tmp_path: Path, content: bytes, message: str
+    ) -> None:
         path = tmp_path / "train.yaml"
         path.write_bytes(content)
         with pytest.raises(ResultError, match=message):
@@ -236,7 +353,9 @@ class TestFiles:
 
     def test_a_path_with_a_key_path_that_is_not_there(self) -> None:
         for path in ("a.b", "encoder"):
-            with pytest.raises(ResultError, match=f"has no known batching settings at '{path}'"):
+            with pytest.raises(
+                ResultError, match=f"has no known batching settings at '{path}'"
+            ):
                 read_current(f"{CONFIGS / 'recipe.yaml'}:{path}")
 
     def test_a_text_that_no_file_can_be_called_is_refused(self) -> None:
@@ -245,15 +364,23 @@ class TestFiles:
                 read_current(text)
 
     @pytest.mark.parametrize("opening", ["lists", "mappings", "merges", "references"])
-    def test_a_bomb_of_aliases_goes_off_in_no_time(self, tmp_path: Path, opening: str) -> None:
+    def test_a_bomb_of_aliases_goes_off_in_no_time(
+        self, tmp_path: Path, opening: str
+    ) -> None:
         bombs = {
             "lists": ("a0: &a0 [1, 1]\n", "a{n}: &a{n} [{all}]\n"),
-            "mappings": ("a0: &a0 {x: 1}\n", "a{n}: &a{n} {{p: *a{m}, q: *a{m}, r: *a{m}}}\n"),
+            "mappings": (
+                "a0: &a0 {x: 1}\n",
+                "a{n}: &a{n} {{p: *a{m}, q: *a{m}, r: *a{m}}}\n",
+            ),
             "merges": ("a0: &a0 {x: 1}\n", "a{n}: &a{n} {{<<: [{all}], k{n}: 1}}\n"),
             "references": ("a0: 1\n", "a{n}: !ref <a{m}> * <a{m}> * <a{m}>\n"),
         }
         first, more = bombs[opening]
-        text = first + "".join(more.format(n=n, m=n - 1, all=", ".join([f"*a{n - 1}"] * 9)) for n in range(1, 25))
+        text = first + "".join(
+            more.format(n=n, m=n - 1, all=", ".join([f"*a{n - 1}"] * 9))
+            for n in range(1, 25)
+        )
         value = {"lists": "*a24", "references": "!ref <a24>"}.get(opening, "5")
         text += f"train: {{num_buckets: 3, max_batch_length: {value}}}\n"
         begun = time.process_time()
@@ -282,9 +409,13 @@ WORDS = (
 )
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem
+)
 @pytest.mark.parametrize("mutations", [15, pytest.param(200, marks=pytest.mark.slow)])
-def test_any_damage_gives_settings_or_one_message(path: Path, tmp_path: Path, mutations: int) -> None:
+def test_any_damage_gives_settings_or_one_message(
+    path: Path, tmp_path: Path, mutations: int
+) -> None:
     draw = random.Random(path.name)
     whole, damaged = path.read_bytes(), tmp_path / "damaged.yaml"
     for _ in range(mutations):

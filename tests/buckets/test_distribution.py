@@ -18,7 +18,9 @@ VALUES = st.lists(st.floats(0.01, 1e4), min_size=1, max_size=80)
 
 @given(VALUES)
 @settings(deadline=None, max_examples=40)
-def test_each_length_is_in_one_bin_and_each_quantile_is_a_length(values: list[float]) -> None:
+def test_each_length_is_in_one_bin_and_each_quantile_is_a_length(
+    values: list[float],
+) -> None:
     lengths = Lengths.of(values)
     bins = histogram_of(lengths)
     quantiles = quantiles_of(lengths)
@@ -29,11 +31,15 @@ def test_each_length_is_in_one_bin_and_each_quantile_is_a_length(values: list[fl
     assert set(quantiles) <= set(lengths.values.tolist())
 
 
-@pytest.mark.parametrize("ranks", [Ranks(), Ranks(world_size=16), Ranks(world_size=16, same_bucket=True)])
+@pytest.mark.parametrize(
+    "ranks", [Ranks(), Ranks(world_size=16), Ranks(world_size=16, same_bucket=True)]
+)
 def test_the_buckets_together_are_the_row(ranks: Ranks) -> None:
     lengths = Lengths.of(np.random.default_rng(0).gamma(4, 3, 500).round(1) + 0.1)
     table = BucketTable(np.array([5.0, 12.0, 30.0, 80.0]), np.array([20, 9, 4, 1]))
-    pricing = Pricing(lengths=lengths, total=lengths.total, max_batch_length=100, ranks=ranks)
+    pricing = Pricing(
+        lengths=lengths, total=lengths.total, max_batch_length=100, ranks=ranks
+    )
     row = pricing.of_table("made", "length", 4, table).row
     uses = bucket_uses(lengths, pricing, row)
     assert [use.examples for use in uses] == table.counts(lengths.histogram).tolist()

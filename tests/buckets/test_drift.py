@@ -25,8 +25,14 @@ SETTINGS = SweepSettings(strategies=("quantile", "optimal"), num_buckets=(5, 8))
 some_lengths = st.lists(st.integers(1, 400).map(float), min_size=1, max_size=60)
 
 
-def made(values: FloatArray | list[float], settings: SweepSettings = SETTINGS, costs: Costs | None = None) -> Sweep:
-    return with_recommended(sweep(Lengths.of(values, unit="s"), 600.0, settings, costs or Costs()))
+def made(
+    values: FloatArray | list[float],
+    settings: SweepSettings = SETTINGS,
+    costs: Costs | None = None,
+) -> Sweep:
+    return with_recommended(
+        sweep(Lengths.of(values, unit="s"), 600.0, settings, costs or Costs())
+    )
 
 
 def with_recommended(found: Sweep, index: int = -1) -> Sweep:
@@ -34,7 +40,9 @@ def with_recommended(found: Sweep, index: int = -1) -> Sweep:
     return msgspec.structs.replace(found, recommended=index % len(found.rows))
 
 
-def of(values: FloatArray | list[float], tuned: Sweep, costs: Costs | None = None) -> Drift:
+def of(
+    values: FloatArray | list[float], tuned: Sweep, costs: Costs | None = None
+) -> Drift:
     return drift(Lengths.of(values, unit="s"), tuned, costs or Costs())
 
 
@@ -42,7 +50,9 @@ def frontier(lengths: FloatArray) -> IntArray:
     return np.maximum(1, (900.0 / lengths).astype(np.int64))
 
 
-def step_seconds(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None = None) -> FloatArray:
+def step_seconds(
+    sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None = None
+) -> FloatArray:
     return 0.02 + 1e-4 * sizes * lengths + 1e-6 * sizes * lengths**2
 
 
@@ -55,14 +65,22 @@ def test_the_same_lengths_cost_what_the_sweep_says(index: int) -> None:
     tuned = with_recommended(made(SPEECH, costs=MEASURED), index)
     row = tuned.rows[index]
     found = of(SPEECH, tuned, MEASURED)
-    assert (found.batches, found.epoch_seconds) == (row.batches, row.estimated_epoch_seconds)
-    assert (found.retuned_batches, found.retuned_epoch_seconds) == (row.batches, row.estimated_epoch_seconds)
+    assert (found.batches, found.epoch_seconds) == (
+        row.batches,
+        row.estimated_epoch_seconds,
+    )
+    assert (found.retuned_batches, found.retuned_epoch_seconds) == (
+        row.batches,
+        row.estimated_epoch_seconds,
+    )
     assert (found.changed, found.stale) == (False, 0.0)
 
 
 @given(some_lengths, st.floats(401, 1000))
 @settings(deadline=None, max_examples=30)
-def test_lengths_that_are_all_longer_are_all_beyond(values: list[float], factor: float) -> None:
+def test_lengths_that_are_all_longer_are_all_beyond(
+    values: list[float], factor: float
+) -> None:
     found = of([value * factor for value in values], made(values))
     assert found.beyond == found.lengths.count == len(values)
 
@@ -76,7 +94,9 @@ def test_what_is_beyond_the_table_makes_batches_of_one() -> None:
 
 @given(some_lengths, some_lengths)
 @settings(deadline=None, max_examples=30)
-def test_a_table_tuned_anew_by_the_remainders_is_never_worse(ours: list[float], theirs: list[float]) -> None:
+def test_a_table_tuned_anew_by_the_remainders_is_never_worse(
+    ours: list[float], theirs: list[float]
+) -> None:
     found = of(ours, made(theirs))
     assert found.retuned_batches <= found.batches
     assert found.stale == pytest.approx(found.batches / found.retuned_batches - 1)
@@ -85,11 +105,19 @@ def test_a_table_tuned_anew_by_the_remainders_is_never_worse(ours: list[float], 
 def test_where_times_are_known_staleness_is_in_time() -> None:
     found = of(SPEECH * 1.4, made(SPEECH, costs=MEASURED), MEASURED)
     assert found.epoch_seconds is not None and found.retuned_epoch_seconds is not None
-    assert found.stale == max(0.0, found.epoch_seconds / found.retuned_epoch_seconds - 1)
+    assert found.stale == max(
+        0.0, found.epoch_seconds / found.retuned_epoch_seconds - 1
+    )
 
 
 def test_the_settings_of_the_sweep_hold_for_the_table_tuned_anew() -> None:
-    settings = SweepSettings(strategies=("linear",), num_buckets=(6,), max_batch_size=16, multiple_of=2.0, world_size=4)
+    settings = SweepSettings(
+        strategies=("linear",),
+        num_buckets=(6,),
+        max_batch_size=16,
+        multiple_of=2.0,
+        world_size=4,
+    )
     tuned = made(SPEECH, settings, MEASURED)
     other = SPEECH[::2] * 0.8
     anew = made(other, settings, MEASURED)
@@ -102,7 +130,9 @@ def test_the_settings_of_the_sweep_hold_for_the_table_tuned_anew() -> None:
 
 def test_a_limit_below_the_probes_holds_for_the_table_tuned_anew() -> None:
     def capped(lengths: FloatArray) -> IntArray:
-        return np.minimum(frontier(lengths), np.maximum(1, (600.0 / lengths).astype(np.int64)))
+        return np.minimum(
+            frontier(lengths), np.maximum(1, (600.0 / lengths).astype(np.int64))
+        )
 
     tuned = made(SPEECH, costs=replace(MEASURED, frontier=capped))
     assert tuned.rows[-1].sizing == "frontier"
@@ -115,7 +145,9 @@ def test_beyond_the_probe_a_new_table_takes_only_proven_sizes() -> None:
     def further(lengths: FloatArray) -> IntArray:
         """What must fit where memory grows with the square of the length."""
         stretched = np.maximum(lengths / SPEECH.max(), 1.0)
-        return np.maximum(1, frontier(np.minimum(lengths, SPEECH.max())) / stretched**2).astype(np.int64)
+        return np.maximum(
+            1, frontier(np.minimum(lengths, SPEECH.max())) / stretched**2
+        ).astype(np.int64)
 
     def probed(lengths: FloatArray) -> IntArray:
         return np.where(lengths <= SPEECH.max(), frontier(lengths), 10**6)

@@ -15,7 +15,9 @@ def cost_of(seconds: float, errors: FloatArray | None) -> EpochTime:
 
 def test_made_step_times_have_no_error() -> None:
     shapes = np.array([2.0, 1.0])
-    errors = time_errors(lambda sizes, lengths: np.ones(sizes.size), shapes, shapes, None, shapes, 2.0)
+    errors = time_errors(
+        lambda sizes, lengths: np.ones(sizes.size), shapes, shapes, None, shapes, 2.0
+    )
     assert errors is None
     assert cost_of(2.0, errors).standard_error is None
     assert equal_to_best([cost_of(2.0, errors)] * 2) == [None, None]
@@ -32,5 +34,8 @@ def test_errors_in_common_cancel_where_own_ones_do_not() -> None:
 
 
 def test_two_standard_errors_are_still_equal() -> None:
-    times = [cost_of(seconds, np.array([error])) for seconds, error in ((8.0, 2.0), (9.0, 2.5), (9.5, 2.5))]
+    times = [
+        cost_of(seconds, np.array([error]))
+        for seconds, error in ((8.0, 2.0), (9.0, 2.5), (9.5, 2.5))
+    ]
     assert equal_to_best(times) == [True, True, False]

@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.buckets.optimal import _lower_hull, _lower_hull_one_by_one, optimal_boundaries
+from batchtune.buckets.optimal import (
+    _lower_hull,
+    _lower_hull_one_by_one,
+    optimal_boundaries,
+)
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
 
@@ -21,7 +25,9 @@ def cost_of(histogram: Histogram, costs: FloatArray, boundaries: FloatArray) -> 
     return float(np.sum(costs[ends] * np.diff(histogram.cumulative[ends], prepend=0)))
 
 
-def by_brute_force(histogram: Histogram, costs: FloatArray, most: int) -> tuple[float, int]:
+def by_brute_force(
+    histogram: Histogram, costs: FloatArray, most: int
+) -> tuple[float, int]:
     """The least cost over all sets of at most `most` ends, and the fewest buckets that give it."""
     longest = len(costs) - 1
     return min(
@@ -39,7 +45,11 @@ def by_plain_programme(costs: FloatArray, counts: IntArray, most: int) -> float:
     best = np.inf
     for _ in range(most):
         least = np.array(
-            [np.inf] + [min(least[:j] + costs[j - 1] * (up_to[j] - up_to[:j])) for j in range(1, up_to.size)]
+            [np.inf]
+            + [
+                min(least[:j] + costs[j - 1] * (up_to[j] - up_to[:j]))
+                for j in range(1, up_to.size)
+            ]
         )
         best = min(best, least[-1])
     return float(best)
@@ -61,7 +71,9 @@ def test_no_boundaries_cost_less_and_fewer_buckets_win_a_tie(
     histogram = histogram_of(case[0])
     costs = np.array(case[1], dtype=float)
     asked = list(range(1, costs.size + 3))
-    for most, boundaries in zip(asked, optimal_boundaries(histogram, costs, asked), strict=True):
+    for most, boundaries in zip(
+        asked, optimal_boundaries(histogram, costs, asked), strict=True
+    ):
         found = cost_of(histogram, costs, boundaries), boundaries.size
         assert found == by_brute_force(histogram, costs, min(most, costs.size))
 
@@ -78,7 +90,9 @@ HARD = {
 
 
 @pytest.mark.parametrize("costs_of", HARD.values(), ids=HARD)
-def test_hard_costs_and_counts_agree_with_the_plain_programme(costs_of: Callable[[FloatArray], FloatArray]) -> None:
+def test_hard_costs_and_counts_agree_with_the_plain_programme(
+    costs_of: Callable[[FloatArray], FloatArray],
+) -> None:
     lengths = np.arange(1.0, 201)
     costs = np.asarray(costs_of(lengths), dtype=float)
     equal = np.ones(200)
@@ -87,7 +101,9 @@ def test_hard_costs_and_counts_agree_with_the_plain_programme(costs_of: Callable
         counts = tail.astype(np.int64)
         histogram = Histogram(lengths, counts)
         (boundaries,) = optimal_boundaries(histogram, costs, [6])
-        assert cost_of(histogram, costs, boundaries) == pytest.approx(by_plain_programme(costs, counts, 6), rel=1e-12)
+        assert cost_of(histogram, costs, boundaries) == pytest.approx(
+            by_plain_programme(costs, counts, 6), rel=1e-12
+        )
 
 
 @pytest.mark.parametrize("dents", [1, 400])
@@ -96,4 +112,7 @@ def test_few_dents_in_a_long_curve_are_found(dents: int) -> None:
     x = np.cumsum(rng.integers(1, 4, 5000)).astype(float)
     y = (x - 5000) ** 2
     y[rng.integers(0, x.size, dents)] -= rng.integers(1, 100_000, dents)
-    assert _lower_hull(x, y).tolist() == _lower_hull_one_by_one(x.tolist(), y.tolist()).tolist()
+    assert (
+        _lower_hull(x, y).tolist()
+        == _lower_hull_one_by_one(x.tolist(), y.tolist()).tolist()
+    )

@@ -31,7 +31,11 @@ def constant_and_cells(sizes: Any, lengths: Any) -> FloatArray:
 
 
 def quadratic(sizes: Any, lengths: Any) -> FloatArray:
-    return 0.005 + cells(sizes, lengths) ** 0.9 + 1e-6 * np.asarray(sizes) * np.asarray(lengths) ** 2
+    return (
+        0.005
+        + cells(sizes, lengths) ** 0.9
+        + 1e-6 * np.asarray(sizes) * np.asarray(lengths) ** 2
+    )
 
 
 def in_tiles(sizes: Any, lengths: Any) -> FloatArray:
@@ -55,10 +59,16 @@ def optimal_rows(
 
 
 def cost(row: Row) -> float:
-    return row.batches if row.estimated_epoch_seconds is None else row.estimated_epoch_seconds
+    return (
+        row.batches
+        if row.estimated_epoch_seconds is None
+        else row.estimated_epoch_seconds
+    )
 
 
-def least_by_brute_force(lengths: Lengths, sizes: IntArray, seconds: Seconds | None) -> list[float]:
+def least_by_brute_force(
+    lengths: Lengths, sizes: IntArray, seconds: Seconds | None
+) -> list[float]:
     """What the row of the cheapest table with at most 1, 2, ... boundaries says it costs."""
     pricing = Pricing(
         lengths=lengths,
@@ -90,12 +100,20 @@ def test_no_other_table_costs_less_whatever_the_sizes(
 ) -> None:
     rng = np.random.default_rng(seed)
     ends = np.cumsum(rng.integers(1, 9, len(counts))).astype(np.float64)
-    sizes = rng.integers(1, 16, len(counts)) if not steps else np.repeat(rng.integers(1, 16, 3), 2)[: len(counts)]
+    sizes = (
+        rng.integers(1, 16, len(counts))
+        if not steps
+        else np.repeat(rng.integers(1, 16, 3), 2)[: len(counts)]
+    )
     lengths = Lengths.of(np.repeat(ends, counts))
-    costs = Costs(frontier=lambda of: sizes[np.searchsorted(ends, of)], step_seconds=seconds)
+    costs = Costs(
+        frontier=lambda of: sizes[np.searchsorted(ends, of)], step_seconds=seconds
+    )
     asked = tuple(range(1, ends.size + 1))
     rows = optimal_rows(lengths, asked, costs)
-    assert [cost(row) for row in rows] == pytest.approx(least_by_brute_force(lengths, sizes, seconds), rel=1e-9)
+    assert [cost(row) for row in rows] == pytest.approx(
+        least_by_brute_force(lengths, sizes, seconds), rel=1e-9
+    )
     for row in rows:
         assert row.batch_sizes == sizes[np.searchsorted(ends, row.boundaries)].tolist()
         assert len(row.boundaries) <= row.num_buckets
@@ -108,11 +126,21 @@ HEAVY = (RNG.pareto(1.2, 800) * 3 + 1).clip(max=300).round(1)
 
 @pytest.mark.parametrize(
     ("seconds", "values", "limit"),
-    [(cells, SPEECH, 60), (constant_and_cells, HEAVY, 600), (quadratic, SPEECH, 600), (quadratic, HEAVY, 60)],
+    [
+        (cells, SPEECH, 60),
+        (constant_and_cells, HEAVY, 600),
+        (quadratic, SPEECH, 600),
+        (quadratic, HEAVY, 60),
+    ],
 )
-def test_optimal_is_never_slower_than_others_at_equal_sizes(values: FloatArray, seconds: Seconds, limit: float) -> None:
+def test_optimal_is_never_slower_than_others_at_equal_sizes(
+    values: FloatArray, seconds: Seconds, limit: float
+) -> None:
     """Up to a thousandth: other boundaries need not be lengths of examples, and costs are estimated."""
-    chosen = SweepSettings(strategies=("quantile", "linear", "exponential", "optimal"), num_buckets=(1, 2, 5, 10))
+    chosen = SweepSettings(
+        strategies=("quantile", "linear", "exponential", "optimal"),
+        num_buckets=(1, 2, 5, 10),
+    )
     rows = sweep(Lengths.of(values), limit, chosen, Costs(step_seconds=seconds)).rows
     for num_buckets in chosen.num_buckets:
         *others, optimal = (row for row in rows if row.num_buckets == num_buckets)
@@ -120,8 +148,14 @@ def test_optimal_is_never_slower_than_others_at_equal_sizes(values: FloatArray, 
 
 
 def test_few_ends_stand_for_thousands_of_lengths() -> None:
-    lengths = Lengths.of(np.exp(np.random.default_rng(3).normal(0.55, 1.15, 60_000)).clip(0.1, 82.5).round(2))
-    rows = optimal_rows(lengths, (5, 15), Costs(step_seconds=constant_and_cells), max_batch_length=423)
+    lengths = Lengths.of(
+        np.exp(np.random.default_rng(3).normal(0.55, 1.15, 60_000))
+        .clip(0.1, 82.5)
+        .round(2)
+    )
+    rows = optimal_rows(
+        lengths, (5, 15), Costs(step_seconds=constant_and_cells), max_batch_length=423
+    )
     # The times of the tables that were found among 2,048 ends.
     for row, finer in zip(rows, (35.4358, 26.3348), strict=True):
         assert row.estimated_epoch_seconds == pytest.approx(finer, rel=0.0015)

@@ -33,12 +33,18 @@ def step_seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
 TIMED = Costs(step_seconds=step_seconds)
 
 
-def swept(lengths: Lengths, *pool_sizes: int, costs: Costs = TIMED, **options: Any) -> Sweep:
-    settings = SweepSettings(strategies=("pooled",), pool_sizes=pool_sizes, **{"seed": 7, **options})
+def swept(
+    lengths: Lengths, *pool_sizes: int, costs: Costs = TIMED, **options: Any
+) -> Sweep:
+    settings = SweepSettings(
+        strategies=("pooled",), pool_sizes=pool_sizes, **{"seed": 7, **options}
+    )
     return sweep(lengths, 300, settings, costs)
 
 
-def row_of(lengths: Lengths, pool_size: int, *, costs: Costs = TIMED, **options: Any) -> Row:
+def row_of(
+    lengths: Lengths, pool_size: int, *, costs: Costs = TIMED, **options: Any
+) -> Row:
     (row,) = swept(lengths, pool_size, costs=costs, **options).rows
     return row
 
@@ -46,7 +52,9 @@ def row_of(lengths: Lengths, pool_size: int, *, costs: Costs = TIMED, **options:
 @pytest.mark.parametrize("pool_size", [60, 400, 1500])
 def test_figures_are_means_of_the_first_epochs(pool_size: int) -> None:
     row = row_of(SPEECH, pool_size)
-    batching = Batching(BucketTable.of(row.boundaries, row.batch_sizes), pool_size, row.batch_overhead)
+    batching = Batching(
+        BucketTable.of(row.boundaries, row.batch_sizes), pool_size, row.batch_overhead
+    )
     batcher = batching.batcher(SPEECH.values)
     batches = []
     padded = []
@@ -54,7 +62,10 @@ def test_figures_are_means_of_the_first_epochs(pool_size: int) -> None:
     for epoch in range(row.simulated_epochs or 0):
         drawing = Drawing(seed=7, epoch=epoch)
         cut = batcher.cut(drawing, ON_ONE_RANK)
-        shapes = [(len(batch), SPEECH.values[batch].max()) for batch in cut.lists(drawn(cut, drawing))]
+        shapes = [
+            (len(batch), SPEECH.values[batch].max())
+            for batch in cut.lists(drawn(cut, drawing))
+        ]
         sizes, longest = np.array(shapes).T
         batches.append(len(shapes))
         padded.append(float(sizes @ longest))
@@ -66,7 +77,9 @@ def test_figures_are_means_of_the_first_epochs(pool_size: int) -> None:
     assert row.epoch_seconds_deviation == pytest.approx(np.std(seconds, ddof=1))
 
 
-LONG_TAILED = np.exp(np.random.default_rng(3).normal(0.55, 1.15, 66_816)).clip(0.1, 82.5).round(2)
+LONG_TAILED = (
+    np.exp(np.random.default_rng(3).normal(0.55, 1.15, 66_816)).clip(0.1, 82.5).round(2)
+)
 
 
 @pytest.mark.parametrize(("count", "examples"), [(500, 1 << 17), (1500, 750)])
@@ -75,15 +88,25 @@ def test_mates_meet_again_as_often_as_in_real_epochs(
 ) -> None:
     lengths = Lengths.of(LONG_TAILED[:count])
     boundaries = np.unique(lengths.values)
-    batching = Batching(BucketTable(boundaries, np.maximum(1, 300 / boundaries).astype(np.int64)), 250, 20.0)
+    batching = Batching(
+        BucketTable(boundaries, np.maximum(1, 300 / boundaries).astype(np.int64)),
+        250,
+        20.0,
+    )
     batcher = batching.batcher(lengths.values)
     real = []
     for seed in range(8):
-        cuts = [batcher.cut(Drawing(seed=seed, epoch=epoch), ON_ONE_RANK) for epoch in range(12)]
+        cuts = [
+            batcher.cut(Drawing(seed=seed, epoch=epoch), ON_ONE_RANK)
+            for epoch in range(12)
+        ]
         real.append(mates_in_cuts(cuts, lengths.values).again)
     monkeypatch.setattr(simulation, "_EXAMPLES", examples)
     monkeypatch.setattr(simulation, "_OF_A_RANK", 0)
-    estimates = [simulate_epochs(batching, lengths, ON_ONE_RANK, seed).mates.again for seed in range(12)]
+    estimates = [
+        simulate_epochs(batching, lengths, ON_ONE_RANK, seed).mates.again
+        for seed in range(12)
+    ]
     assert np.mean(estimates) == pytest.approx(np.mean(real), rel=0.015)
 
 
@@ -93,37 +116,74 @@ def test_every_rank_has_as_many_batches_and_waits() -> None:
     for row in (independent, same):
         assert row.batches % 4 == 0 and row.steps == row.batches / 4
         assert row.ranks is not None
-        assert row.ranks.without_waiting_epoch_seconds < row.ranks.independent_epoch_seconds
+        assert (
+            row.ranks.without_waiting_epoch_seconds
+            < row.ranks.independent_epoch_seconds
+        )
     assert independent.ranks is not None and same.ranks is not None
-    assert independent.estimated_epoch_seconds == independent.ranks.independent_epoch_seconds
+    assert (
+        independent.estimated_epoch_seconds
+        == independent.ranks.independent_epoch_seconds
+    )
     assert same.estimated_epoch_seconds == same.ranks.same_bucket_epoch_seconds
 
 
 def test_small_pools_are_cut_for_the_least_time() -> None:
     small, large = swept(SPEECH, 60, 1500).rows
-    assert small.batch_overhead == pytest.approx(20, rel=0.01)  # 0.02 s of 0.001 s for each second of speech
+    assert small.batch_overhead == pytest.approx(
+        20, rel=0.01
+    )  # 0.02 s of 0.001 s for each second of speech
     assert large.batch_overhead is None
-    filled = Pricing(lengths=SPEECH, total=SPEECH.total, max_batch_length=300, step_seconds=step_seconds, seed=7)
-    other = filled.priced("pooled", "length", Batching(BucketTable.of(small.boundaries, small.batch_sizes), 60)).row
-    assert other.estimated_epoch_seconds is not None and small.estimated_epoch_seconds is not None
+    filled = Pricing(
+        lengths=SPEECH,
+        total=SPEECH.total,
+        max_batch_length=300,
+        step_seconds=step_seconds,
+        seed=7,
+    )
+    other = filled.priced(
+        "pooled",
+        "length",
+        Batching(BucketTable.of(small.boundaries, small.batch_sizes), 60),
+    ).row
+    assert (
+        other.estimated_epoch_seconds is not None
+        and small.estimated_epoch_seconds is not None
+    )
     assert small.estimated_epoch_seconds < 0.997 * other.estimated_epoch_seconds
     assert row_of(SPEECH, 60, costs=Costs()).batch_overhead is None
 
 
 def test_sizes_are_the_largest_known_to_fit() -> None:
-    costs = Costs(frontier=lambda lengths: np.maximum(1, 400 / lengths**0.9).astype(np.int64))
+    costs = Costs(
+        frontier=lambda lengths: np.maximum(1, 400 / lengths**0.9).astype(np.int64)
+    )
     row = row_of(SPEECH, 400, costs=costs)
     assert row.sizing == "frontier"
-    assert row.batch_sizes == np.maximum(1, 400 / np.array(row.boundaries) ** 0.9).astype(int).tolist()
+    assert (
+        row.batch_sizes
+        == np.maximum(1, 400 / np.array(row.boundaries) ** 0.9).astype(int).tolist()
+    )
     assert row.num_buckets == len(set(row.batch_sizes)) == len(row.batch_sizes)
 
 
 def test_pools_go_from_a_thousand_to_all_unless_asked_for() -> None:
     many = swept(Lengths.of(np.linspace(1, 20, 12_000)), costs=Costs()).rows
     # 5,900 would be three pools, as 4,100 are.
-    assert [row.pool_size for row in many] == [1000, 1400, 2000, 2900, 4100, 8400, 12_000]
+    assert [row.pool_size for row in many] == [
+        1000,
+        1400,
+        2000,
+        2900,
+        4100,
+        8400,
+        12_000,
+    ]
     assert [row.pool_size for row in swept(Lengths.of([3.0, 4.0])).rows] == [2]
-    assert [row.pool_size for row in swept(SPEECH, 10**9, 20, 10**15).rows] == [20, 1500]
+    assert [row.pool_size for row in swept(SPEECH, 10**9, 20, 10**15).rows] == [
+        20,
+        1500,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +194,9 @@ def test_pool_sizes_are_read(text: str, sizes: tuple[int | str, ...]) -> None:
     assert parse_sizes(text, "--pool-size") == sizes
 
 
-@pytest.mark.parametrize("text", ["", "0", "-5", "1e3", "1.5", "many", "10,", "5:9", "9" * 40])
+@pytest.mark.parametrize(
+    "text", ["", "0", "-5", "1e3", "1.5", "many", "10,", "5:9", "9" * 40]
+)
 def test_a_pool_size_that_is_no_number_of_examples_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--pool-size must be a number of examples"):
         parse_sizes(text, "--pool-size")
@@ -143,9 +205,17 @@ def test_a_pool_size_that_is_no_number_of_examples_is_refused(text: str) -> None
 def test_other_lengths_are_compared_in_pools_of_one_size() -> None:
     random = np.random.default_rng(8)
     wide = Lengths.of(random.integers(1, 3000, 3000), unit="tokens")
-    tuned = sweep(wide, 1e6, SweepSettings(strategies=("pooled",), pool_sizes=(800,)), Costs())
-    assert tuned.recommended_row is not None and tuned.recommended_row.num_buckets > 1000
+    tuned = sweep(
+        wide, 1e6, SweepSettings(strategies=("pooled",), pool_sizes=(800,)), Costs()
+    )
+    assert (
+        tuned.recommended_row is not None and tuned.recommended_row.num_buckets > 1000
+    )
     assert drift(wide, tuned, Costs()).stale == 0
     shorter = Lengths.of(np.minimum(wide.values, 1500), unit="tokens")
     found = drift(shorter, tuned, Costs())
-    assert found.changed and 0 <= found.stale < 0.1 and found.batches <= tuned.recommended_row.batches
+    assert (
+        found.changed
+        and 0 <= found.stale < 0.1
+        and found.batches <= tuned.recommended_row.batches
+    )

@@ -19,16 +19,24 @@ CHAT = Lengths.of(PROMPTS, ANSWERS)
 SPEECH = np.random.default_rng(2).gamma(5, 2, 3000).round(2) + 1
 
 
-def step_seconds(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | float = 0.0) -> FloatArray:
+def step_seconds(
+    sizes: FloatArray, lengths: FloatArray, targets: FloatArray | float = 0.0
+) -> FloatArray:
     return 0.02 + 1e-6 * sizes * (lengths + 3 * targets)
 
 
 def table_of(boundaries: list[float], batch_sizes: list[int]) -> BucketTable:
-    return BucketTable(np.array(boundaries, dtype=float), np.array(batch_sizes, dtype=np.int64))
+    return BucketTable(
+        np.array(boundaries, dtype=float), np.array(batch_sizes, dtype=np.int64)
+    )
 
 
-def quantile_table(values: FloatArray, buckets: int, max_batch_length: float) -> BucketTable:
-    boundaries = np.append(np.quantile(values, np.arange(1, buckets) / buckets), values.max())
+def quantile_table(
+    values: FloatArray, buckets: int, max_batch_length: float
+) -> BucketTable:
+    boundaries = np.append(
+        np.quantile(values, np.arange(1, buckets) / buckets), values.max()
+    )
     return BucketTable(boundaries, batch_sizes_for(boundaries, max_batch_length))
 
 
@@ -42,7 +50,11 @@ def times(
     ranks = Ranks(world_size=world_size, accumulate=accumulate, same_bucket=same_bucket)
     lengths = Lengths.of(values)
     pricing = Pricing(
-        lengths=lengths, total=lengths.total, max_batch_length=300, step_seconds=step_seconds, ranks=ranks
+        lengths=lengths,
+        total=lengths.total,
+        max_batch_length=300,
+        step_seconds=step_seconds,
+        ranks=ranks,
     )
     time = pricing.of_table("made", "length", 1, table).time
     assert time is not None and time.ranks is not None
@@ -67,7 +79,10 @@ def really_dealt(table: BucketTable, world_size: int, same_bucket: bool) -> floa
                 world_size=world_size,
                 same_bucket=same_bucket,
             )
-            shapes = [(len(batch), CHAT.values[batch].max(), targets[batch].max()) for batch in sampler]
+            shapes = [
+                (len(batch), CHAT.values[batch].max(), targets[batch].max())
+                for batch in sampler
+            ]
             of_ranks.append(step_seconds(*np.array(shapes).T))
         seconds.append(np.max(of_ranks, axis=0).sum())
     return float(np.mean(seconds))
@@ -92,12 +107,22 @@ def test_ranks_wait_for_long_targets_as_in_real_epochs(same_bucket: bool) -> Non
 
 @pytest.mark.parametrize(("world_size", "buckets"), [(2, 3), (8, 8)])
 def test_batches_of_the_same_bucket_wait_less(world_size: int, buckets: int) -> None:
-    found = times(SPEECH * 100, quantile_table(SPEECH * 100, buckets, 20_000), world_size)
-    assert found.without_waiting_epoch_seconds < found.same_bucket_epoch_seconds < found.independent_epoch_seconds
+    found = times(
+        SPEECH * 100, quantile_table(SPEECH * 100, buckets, 20_000), world_size
+    )
+    assert (
+        found.without_waiting_epoch_seconds
+        < found.same_bucket_epoch_seconds
+        < found.independent_epoch_seconds
+    )
 
 
 def test_batches_that_all_take_as_long_never_wait() -> None:
     for accumulate in (1, 3):
         found = times([5.0] * 240, table_of([5], [10]), 8, accumulate)
-        assert found.independent_epoch_seconds == pytest.approx(found.without_waiting_epoch_seconds)
-        assert found.same_bucket_epoch_seconds == pytest.approx(found.without_waiting_epoch_seconds)
+        assert found.independent_epoch_seconds == pytest.approx(
+            found.without_waiting_epoch_seconds
+        )
+        assert found.same_bucket_epoch_seconds == pytest.approx(
+            found.without_waiting_epoch_seconds
+        )

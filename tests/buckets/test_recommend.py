@@ -46,11 +46,28 @@ def row(
     )
 
 
-def pools(batches: int, size: int, again: float, seconds: float | None = None, *, unproven: int | None = None) -> Row:
-    return row(batches, 60, seconds, strategy="pooled", unproven=unproven, again=again, pool_size=size)
+def pools(
+    batches: int,
+    size: int,
+    again: float,
+    seconds: float | None = None,
+    *,
+    unproven: int | None = None,
+) -> Row:
+    return row(
+        batches,
+        60,
+        seconds,
+        strategy="pooled",
+        unproven=unproven,
+        again=again,
+        pool_size=size,
+    )
 
 
-def fixed(batches: int, shuffled: float | None = None, by_length: float | None = None) -> list[Baseline]:
+def fixed(
+    batches: int, shuffled: float | None = None, by_length: float | None = None
+) -> list[Baseline]:
     return [
         Baseline(
             name=name,
@@ -67,8 +84,14 @@ def fixed(batches: int, shuffled: float | None = None, by_length: float | None =
 @pytest.mark.parametrize(
     ("rows", "chosen"),
     [
-        ([row(1011, 5), row(1010, 7), row(1000, 20)], 1),  # the fewest buckets within 1% of the fewest batches
-        ([row(1000, 5, 120.0), row(1100, 9, 100.0)], 1),  # the time decides where it is known
+        (
+            [row(1011, 5), row(1010, 7), row(1000, 20)],
+            1,
+        ),  # the fewest buckets within 1% of the fewest batches
+        (
+            [row(1000, 5, 120.0), row(1100, 9, 100.0)],
+            1,
+        ),  # the time decides where it is known
         ([row(1000, 5), row(1100, 9, 100.0)], 0),
         ([row(9, 5, 100.5), row(9, 5, 100.2), row(9, 9, 100.0)], 1),
         ([row(9, sizing="frontier"), row(9)], 1),
@@ -78,7 +101,9 @@ def fixed(batches: int, shuffled: float | None = None, by_length: float | None =
         ([row(628, 1, unproven=1), row(2300, 12, unproven=0)], 0),
     ],
 )
-def test_the_fewest_buckets_among_the_best_tables_win(rows: list[Row], chosen: int | None) -> None:
+def test_the_fewest_buckets_among_the_best_tables_win(
+    rows: list[Row], chosen: int | None
+) -> None:
     found = recommend(rows, fixed(2000))
     assert (found.row, found.portable) == (chosen, chosen)
 
@@ -120,7 +145,9 @@ def test_the_reason_is_a_sentence_for_people(rows: list[Row], reason: str) -> No
 
 
 # Few different values, so that ties of all kinds happen.
-ROWS = st.lists(st.tuples(st.integers(1, 9).map(float), st.integers(1, 9).map(float)), max_size=25)
+ROWS = st.lists(
+    st.tuples(st.integers(1, 9).map(float), st.integers(1, 9).map(float)), max_size=25
+)
 
 
 def columns(rows: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
@@ -128,12 +155,16 @@ def columns(rows: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
 
 
 def beaten(row: tuple[float, float], rows: list[tuple[float, float]]) -> bool:
-    return any(other != row and other[0] <= row[0] and other[1] <= row[1] for other in rows)
+    return any(
+        other != row and other[0] <= row[0] and other[1] <= row[1] for other in rows
+    )
 
 
 @given(ROWS)
 @settings(deadline=None, max_examples=100)
-def test_the_curve_holds_each_unbeaten_point_once_by_brute_force(rows: list[tuple[float, float]]) -> None:
+def test_the_curve_holds_each_unbeaten_point_once_by_brute_force(
+    rows: list[tuple[float, float]],
+) -> None:
     unbeaten = sorted({row for row in rows if not beaten(row, rows)})
     assert [rows[index] for index in trade_off(*columns(rows))] == unbeaten
 
@@ -149,16 +180,26 @@ TABLE = row(1000, 12, 100.0, again=0.05)
         (pools(980, 5000, 0.06, 90.0), 0),  # less random
         (pools(980, 5000, 0.04, 90.0, unproven=1), 0),
         (pools(980, 5000, 0.04, 90.0, unproven=0), 1),
-        (pools(2000, 5000, 0.01, 90.0), 0),  # as many batches as with a fixed batch size
+        (
+            pools(2000, 5000, 0.01, 90.0),
+            0,
+        ),  # as many batches as with a fixed batch size
     ],
 )
-def test_pools_are_recommended_if_faster_and_as_random(found: Row, expected: int) -> None:
+def test_pools_are_recommended_if_faster_and_as_random(
+    found: Row, expected: int
+) -> None:
     chosen = recommend([TABLE, found], fixed(2000))
     assert (chosen.row, chosen.portable) == (expected, 0)
 
 
 def test_of_pools_as_fast_as_the_fastest_the_most_random_win() -> None:
-    rows = [pools(900, 1000, 0.01, 95.0), pools(850, 5000, 0.03, 90.5), pools(840, 9000, 0.05, 90.0), TABLE]
+    rows = [
+        pools(900, 1000, 0.01, 95.0),
+        pools(850, 5000, 0.03, 90.5),
+        pools(840, 9000, 0.05, 90.0),
+        TABLE,
+    ]
     chosen = recommend(rows, fixed(2000))
     assert (chosen.row, chosen.portable) == (1, 3)
 
@@ -169,19 +210,33 @@ def test_pools_need_no_more_randomness_than_is_asked_for() -> None:
     assert recommend(rows, fixed(2000), min_randomness=0.8).row == 1
     chosen = recommend(rows, fixed(2000), min_randomness=0.96)
     assert (chosen.row, chosen.portable) == (None, None)
-    chosen = recommend([*rows, pools(990, 1000, 0.001, 120.0)], fixed(2000), min_randomness=0.96)
-    assert (chosen.row, chosen.portable) == (3, None)  # slower than the table, which is not random enough
+    chosen = recommend(
+        [*rows, pools(990, 1000, 0.001, 120.0)], fixed(2000), min_randomness=0.96
+    )
+    assert (chosen.row, chosen.portable) == (
+        3,
+        None,
+    )  # slower than the table, which is not random enough
 
 
 def test_with_few_shapes_no_pools_are_recommended() -> None:
-    assert recommend([TABLE, pools(900, 5000, 0.01, 50.0)], fixed(2000), few_shapes=True).row == 0
+    assert (
+        recommend(
+            [TABLE, pools(900, 5000, 0.01, 50.0)], fixed(2000), few_shapes=True
+        ).row
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
     ("rows", "options", "reason"),
     [
         ([pools(980, 5000, 0.021)], {"few_shapes": True}, "of as few shapes as asked"),
-        ([pools(1190, 5000, 0.021)], {}, "no row needs fewer batches than a fixed batch size of 24"),
+        (
+            [pools(1190, 5000, 0.021)],
+            {},
+            "no row needs fewer batches than a fixed batch size of 24",
+        ),
         (
             [pools(1190, 1000, 0.001), pools(980, 5000, 0.021), pools(970, 9000, 0.1)],
             {"min_randomness": 0.99},
@@ -189,7 +244,9 @@ def test_with_few_shapes_no_pools_are_recommended() -> None:
         ),
     ],
 )
-def test_the_reason_says_why_nothing_is_recommended(rows: list[Row], options: dict[str, Any], reason: str) -> None:
+def test_the_reason_says_why_nothing_is_recommended(
+    rows: list[Row], options: dict[str, Any], reason: str
+) -> None:
     found = recommend(rows, fixed(1190), **options)
     assert found.row is None
     assert reason in found.reason

@@ -15,15 +15,25 @@ SPEECH = Lengths.of(np.random.default_rng(6).gamma(6, 2, 1500).round(1) + 0.5)
 NO_LIMIT = Limits(max_batch_length=2000)
 
 
-def step_seconds(batch_sizes: FloatArray, lengths: FloatArray, target_lengths: FloatArray | None = None) -> FloatArray:
-    return 0.05 + 1e-3 * batch_sizes * lengths + (0 if target_lengths is None else 1e-3 * batch_sizes * target_lengths)
+def step_seconds(
+    batch_sizes: FloatArray,
+    lengths: FloatArray,
+    target_lengths: FloatArray | None = None,
+) -> FloatArray:
+    return (
+        0.05
+        + 1e-3 * batch_sizes * lengths
+        + (0 if target_lengths is None else 1e-3 * batch_sizes * target_lengths)
+    )
 
 
 def frontier(lengths: FloatArray) -> IntArray:
     return np.maximum(1, 300 / lengths).astype(np.int64)
 
 
-def found(lengths: Lengths = SPEECH, limits: Limits = NO_LIMIT, fraction: float = 0.95) -> Saturation:
+def found(
+    lengths: Lengths = SPEECH, limits: Limits = NO_LIMIT, fraction: float = 0.95
+) -> Saturation:
     result = saturation(pricing(lengths, limits), limits, 6, fraction)
     assert result is not None
     return result
@@ -43,7 +53,9 @@ def epoch_seconds(max_batch_length: float) -> float:
     """What the optimal table for this max_batch_length costs."""
     ends = SPEECH.histogram.lengths
     sizes = batch_sizes_for(ends, max_batch_length)
-    (boundaries,) = optimal_boundaries(SPEECH.histogram, step_seconds(sizes, ends) / sizes, [6])
+    (boundaries,) = optimal_boundaries(
+        SPEECH.histogram, step_seconds(sizes, ends) / sizes, [6]
+    )
     table = BucketTable(boundaries, batch_sizes_for(boundaries, max_batch_length))
     return estimated_epoch_seconds(SPEECH, table, step_seconds)
 
@@ -55,7 +67,11 @@ def test_the_smallest_that_reaches_the_fraction_is_returned(fraction: float) -> 
     assert result.fraction == fraction
     assert best / epoch_seconds(result.max_batch_length) >= fraction
     # The next smaller value of the 24.
-    assert best / epoch_seconds(result.max_batch_length * (SPEECH.longest / 2000) ** (1 / 23)) < fraction
+    assert (
+        best
+        / epoch_seconds(result.max_batch_length * (SPEECH.longest / 2000) ** (1 / 23))
+        < fraction
+    )
 
 
 def test_what_the_frontier_does_not_allow_brings_nothing() -> None:

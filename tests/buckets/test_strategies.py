@@ -28,32 +28,54 @@ def problem_of(values: list[float], max_batch_length: float) -> Problem:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 class TestEveryStrategy:
-    @given(values=LENGTHS, max_batch_length=st.floats(1e-3, 1e7), num_buckets=NUM_BUCKETS)
+    @given(
+        values=LENGTHS, max_batch_length=st.floats(1e-3, 1e7), num_buckets=NUM_BUCKETS
+    )
     @settings(deadline=None, max_examples=25)
     def test_tables_put_every_example_in_exactly_one_bucket(
-        self, strategy: str, values: list[float], max_batch_length: float, num_buckets: list[int]
+        self,
+        strategy: str,
+        values: list[float],
+        max_batch_length: float,
+        num_buckets: list[int],
     ) -> None:
         problem = problem_of(values, max_batch_length)
         tables = STRATEGIES[strategy].boundaries(problem, num_buckets)
         assert len(tables) == len(num_buckets)
         for boundaries in tables:  # BucketTable itself refuses what does not ascend
-            table = BucketTable(boundaries, batch_sizes_for(boundaries, max_batch_length))
+            table = BucketTable(
+                boundaries, batch_sizes_for(boundaries, max_batch_length)
+            )
             assert table.counts(problem.histogram).sum() == len(values)
 
-    def test_gives_several_counts_in_one_call_as_one_by_one(self, strategy: str) -> None:
-        problem = problem_of(np.random.default_rng(0).lognormal(2, 1, 500).tolist(), 300)
+    def test_gives_several_counts_in_one_call_as_one_by_one(
+        self, strategy: str
+    ) -> None:
+        problem = problem_of(
+            np.random.default_rng(0).lognormal(2, 1, 500).tolist(), 300
+        )
         together = STRATEGIES[strategy].boundaries(problem, [9, 3, 3])
         alone = [STRATEGIES[strategy].boundaries(problem, [n])[0] for n in (9, 3, 3)]
         assert [t.tolist() for t in together] == [a.tolist() for a in alone]
 
-    def test_ends_at_the_longest_length_where_the_data_decide(self, strategy: str) -> None:
+    def test_ends_at_the_longest_length_where_the_data_decide(
+        self, strategy: str
+    ) -> None:
         values = np.random.default_rng(1).lognormal(2, 1, 500).tolist()
-        (boundaries,) = STRATEGIES[strategy].boundaries(problem_of(values, max(values) / 2), [5])
+        (boundaries,) = STRATEGIES[strategy].boundaries(
+            problem_of(values, max(values) / 2), [5]
+        )
         assert boundaries[-1] == max(values)
 
 
-def boundaries(strategy: str, values: list[float], num_buckets: int, limit: float = 100) -> list[float]:
-    return STRATEGIES[strategy].boundaries(problem_of(values, limit), [num_buckets])[0].tolist()  # type: ignore[no-any-return]
+def boundaries(
+    strategy: str, values: list[float], num_buckets: int, limit: float = 100
+) -> list[float]:
+    return (
+        STRATEGIES[strategy]
+        .boundaries(problem_of(values, limit), [num_buckets])[0]
+        .tolist()
+    )  # type: ignore[no-any-return]
 
 
 def test_linear_cuts_the_span_into_equal_widths() -> None:
@@ -78,8 +100,12 @@ def test_speechbrain_adds_a_bucket_of_one_for_overlong_examples() -> None:
     assert batch_sizes_for(ends, 10).tolist()[-1] == 1
 
 
-@pytest.mark.parametrize(("num_buckets", "cap"), [(10, 14), (15, 21), (20, 28), (60, 71), (200, 173)])
-def test_speechbrains_bucket_count_alone_caps_its_batch_size(num_buckets: int, cap: int) -> None:
+@pytest.mark.parametrize(
+    ("num_buckets", "cap"), [(10, 14), (15, 21), (20, 28), (60, 71), (200, 173)]
+)
+def test_speechbrains_bucket_count_alone_caps_its_batch_size(
+    num_buckets: int, cap: int
+) -> None:
     for limit in (100, 600, 48_000):
         ends = boundaries("speechbrain", [1, 2, 9], num_buckets, limit)
         assert batch_sizes_for(ends, limit)[0] == cap

@@ -31,7 +31,9 @@ def frontier(lengths: FloatArray) -> IntArray:
 
 
 def step_seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
-    return np.maximum(0.05, 0.02 + 1e-3 * batch_sizes * lengths + 1e-6 * batch_sizes * lengths**2)
+    return np.maximum(
+        0.05, 0.02 + 1e-3 * batch_sizes * lengths + 1e-6 * batch_sizes * lengths**2
+    )
 
 
 PROBED = Costs(frontier=frontier, step_seconds=step_seconds, device_name="made")
@@ -47,17 +49,28 @@ def swept(
     num_buckets: tuple[int, ...] = (3, 8),
     max_batch_size: int | None = None,
 ) -> Sweep:
-    chosen = SweepSettings(strategies=strategies, num_buckets=num_buckets, max_batch_size=max_batch_size, seed=7)
+    chosen = SweepSettings(
+        strategies=strategies,
+        num_buckets=num_buckets,
+        max_batch_size=max_batch_size,
+        seed=7,
+    )
     return sweep(Lengths.of(values, unit="s"), max_batch_length, chosen, costs)
 
 
 def test_there_is_a_row_for_every_strategy_and_bucket_count() -> None:
-    rows = [(row.strategy, row.num_buckets, row.sizing) for row in swept(SPEECH, strategies=TABLES).rows]
+    rows = [
+        (row.strategy, row.num_buckets, row.sizing)
+        for row in swept(SPEECH, strategies=TABLES).rows
+    ]
     assert rows == [(name, n, "length") for name in TABLES for n in (3, 8)]
 
 
 def test_with_a_frontier_only_optimal_is_swept_both_ways() -> None:
-    rows = [(row.strategy, row.sizing) for row in swept(SPEECH, costs=PROBED, strategies=TABLES, num_buckets=(5,)).rows]
+    rows = [
+        (row.strategy, row.sizing)
+        for row in swept(SPEECH, costs=PROBED, strategies=TABLES, num_buckets=(5,)).rows
+    ]
     assert rows == [*((name, "length") for name in TABLES), ("optimal", "frontier")]
 
 
@@ -73,8 +86,14 @@ def test_max_batch_size_holds_in_every_row_and_baseline() -> None:
 
 
 def test_the_estimated_time_is_that_of_every_batch() -> None:
-    constant = Costs(step_seconds=lambda sizes, lengths: np.full(np.broadcast(sizes, lengths).shape, 0.5))
-    lengths = np.random.default_rng(5).gamma(6, 2, 1500).round(2) + 0.5  # each epoch in pools has as many batches
+    constant = Costs(
+        step_seconds=lambda sizes, lengths: np.full(
+            np.broadcast(sizes, lengths).shape, 0.5
+        )
+    )
+    lengths = (
+        np.random.default_rng(5).gamma(6, 2, 1500).round(2) + 0.5
+    )  # each epoch in pools has as many batches
     for row in swept(lengths, costs=constant).rows:
         assert row.estimated_epoch_seconds == pytest.approx(0.5 * row.batches)
 
@@ -90,14 +109,27 @@ def test_the_fixed_batch_size_comes_from_a_given_frontier() -> None:
 
 def test_the_sorted_baseline_cuts_the_descending_lengths() -> None:
     baseline = swept([1, 2, 3, 4, 10], 20).baselines[1]
-    assert (baseline.name, baseline.batches, baseline.padded_length) == ("fixed-sorted", 3, 20 + 6 + 1)
+    assert (baseline.name, baseline.batches, baseline.padded_length) == (
+        "fixed-sorted",
+        3,
+        20 + 6 + 1,
+    )
 
 
 def test_the_random_baseline_is_the_mean_over_all_orders() -> None:
     values = [1, 2, 3, 4, 10]
-    mean = np.mean([2 * max(o[:2]) + 2 * max(o[2:4]) + o[4] for o in itertools.permutations(values)], dtype=float)
+    mean = np.mean(
+        [
+            2 * max(o[:2]) + 2 * max(o[2:4]) + o[4]
+            for o in itertools.permutations(values)
+        ],
+        dtype=float,
+    )
     baseline = swept(values, 20).baselines[0]
-    assert (baseline.name, baseline.padded_length) == ("fixed-random", pytest.approx(mean))
+    assert (baseline.name, baseline.padded_length) == (
+        "fixed-random",
+        pytest.approx(mean),
+    )
 
 
 def test_the_bound_is_exact_if_the_total_fills_whole_batches() -> None:
@@ -112,18 +144,29 @@ def test_the_bound_is_exact_if_the_total_fills_whole_batches() -> None:
 )
 @settings(deadline=None, max_examples=25)
 def test_no_row_and_no_baseline_beats_the_bound(
-    values: list[float], max_batch_length: float, fits: list[int] | None, max_batch_size: int | None
+    values: list[float],
+    max_batch_length: float,
+    fits: list[int] | None,
+    max_batch_size: int | None,
 ) -> None:
     def uneven(lengths: FloatArray) -> IntArray:
         return np.array(fits)[np.minimum(5, lengths // 10).astype(int)]
 
     costs = Costs(frontier=None if fits is None else uneven, step_seconds=step_seconds)
-    result = swept(values, max_batch_length, costs, num_buckets=(1, 4), max_batch_size=max_batch_size)
+    result = swept(
+        values,
+        max_batch_length,
+        costs,
+        num_buckets=(1, 4),
+        max_batch_size=max_batch_size,
+    )
     bound = result.lower_bound
     for found in (*result.rows, *result.baselines):
         assert found.batches >= bound.batches
         assert found.padded_length >= bound.padded_length
-        assert (found.estimated_epoch_seconds or 0) >= (bound.estimated_epoch_seconds or 0) * (1 - 1e-9)
+        assert (found.estimated_epoch_seconds or 0) >= (
+            bound.estimated_epoch_seconds or 0
+        ) * (1 - 1e-9)
 
 
 EDGES = {
@@ -136,20 +179,28 @@ EDGES = {
 
 @pytest.mark.parametrize("values", EDGES.values(), ids=EDGES)
 def test_small_data_sets_give_finite_results(values: list[float]) -> None:
-    for costs, max_batch_length in itertools.product((NONE_KNOWN, PROBED), (1e-3, 20, 1e6)):
+    for costs, max_batch_length in itertools.product(
+        (NONE_KNOWN, PROBED), (1e-3, 20, 1e6)
+    ):
         result = swept(values, max_batch_length, costs, num_buckets=(1, 7))
-        again = msgspec.json.decode(encode(result), type=Sweep)  # NaN and infinity would be null there
+        again = msgspec.json.decode(
+            encode(result), type=Sweep
+        )  # NaN and infinity would be null there
         assert again == result
 
 
 @pytest.mark.parametrize("wrong", [0, float("nan"), float("inf")])
 def test_a_max_batch_length_that_is_no_length_is_refused(wrong: float) -> None:
-    with pytest.raises(UsageError, match="max_batch_length must be positive and finite"):
+    with pytest.raises(
+        UsageError, match="max_batch_length must be positive and finite"
+    ):
         swept([1], wrong)
 
 
 def test_the_sweep_holds_its_settings_and_the_device() -> None:
-    result = swept([1, 2], costs=PROBED, strategies=("linear",), num_buckets=(2,), max_batch_size=4)
+    result = swept(
+        [1, 2], costs=PROBED, strategies=("linear",), num_buckets=(2,), max_batch_size=4
+    )
     assert result.device_name == "made"
     assert result.settings == {
         "strategies": ["linear"],
@@ -172,7 +223,12 @@ def test_the_same_inputs_give_the_same_bytes() -> None:
 
 
 def test_a_cap_by_speechbrains_bucket_count_is_reported_once() -> None:
-    result = swept([10.0] * 50 + [20.0], 600, strategies=("speechbrain",), num_buckets=(10, 11, 12, 20))
+    result = swept(
+        [10.0] * 50 + [20.0],
+        600,
+        strategies=("speechbrain",),
+        num_buckets=(10, 11, 12, 20),
+    )
     assert result.warnings == [
         "speechbrain with num_buckets=10 can't make a batch of more than 14 examples whatever "
         "max_batch_length is: its fullest batch here is 280 of 600 s; "
@@ -189,7 +245,9 @@ def test_every_strategy_rounds_boundaries_up_to_multiples() -> None:
         assert row.boundaries[-1] >= lengths.longest
         assert row.padded_length >= lengths.total
         if row.sizing == "length":
-            assert row.batch_sizes == [max(1, int(300 / boundary)) for boundary in row.boundaries]
+            assert row.batch_sizes == [
+                max(1, int(300 / boundary)) for boundary in row.boundaries
+            ]
 
 
 def test_sizes_beyond_the_longest_shrink_and_are_unproven() -> None:
@@ -207,18 +265,30 @@ def test_sizes_beyond_the_longest_shrink_and_are_unproven() -> None:
             for length, size in ((1.0, 2700), (30.0, 90))
         ]
     )
-    costs = Costs(frontier=frontier, continued_frontier=frontier.continued, proven=frontier.proven)
-    result = sweep(Lengths.of([1.0, 2, 30]), 3000, SweepSettings(num_buckets=(1,), multiple_of=40), costs)
+    costs = Costs(
+        frontier=frontier, continued_frontier=frontier.continued, proven=frontier.proven
+    )
+    result = sweep(
+        Lengths.of([1.0, 2, 30]),
+        3000,
+        SweepSettings(num_buckets=(1,), multiple_of=40),
+        costs,
+    )
     shrunk = int(90 * (30 / 40) ** 2)
     for row in result.rows:
         if row.boundaries[-1] == 40.0 and len(row.boundaries) == 1:
             assert row.batch_sizes == [shrunk]
-    assert [row.sizing for row in result.rows if row.strategy == "optimal"] == ["length", "frontier"]
+    assert [row.sizing for row in result.rows if row.strategy == "optimal"] == [
+        "length",
+        "frontier",
+    ]
     assert result.baselines[0].batch_size == shrunk
     assert all(row.unproven for row in result.rows)
 
 
-def epochs_of(row: Row, values: FloatArray, ranks: Ranks, number: int) -> Iterator[list[list[int]]]:
+def epochs_of(
+    row: Row, values: FloatArray, ranks: Ranks, number: int
+) -> Iterator[list[list[int]]]:
     """The batches that all ranks' samplers make, epoch by epoch."""
     samplers = [
         BucketBatchSampler(
@@ -235,34 +305,56 @@ def epochs_of(row: Row, values: FloatArray, ranks: Ranks, number: int) -> Iterat
         yield [batch for sampler in samplers for batch in sampler]
 
 
-@pytest.mark.parametrize(("world_size", "same_bucket"), [(1, False), (8, False), (8, True), (64, True)])
-def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size: int, same_bucket: bool) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "same_bucket"), [(1, False), (8, False), (8, True), (64, True)]
+)
+def test_a_row_says_what_the_samplers_of_all_ranks_run(
+    world_size: int, same_bucket: bool
+) -> None:
     ranks = Ranks(world_size=world_size, same_bucket=same_bucket)
     values = SPEECH[:1500]
-    chosen = SweepSettings(strategies=("optimal", "linear"), num_buckets=(7,), **asdict(ranks))
+    chosen = SweepSettings(
+        strategies=("optimal", "linear"), num_buckets=(7,), **asdict(ranks)
+    )
     for row in sweep(Lengths.of(values), 150, chosen, NONE_KNOWN).rows:
         cells = []
         for batches in epochs_of(row, values, ranks, 20):
             sizes = [len(batch) for batch in batches]
             assert row.batches == len(batches)
-            assert row.repeated_examples == sum(sizes) - len(set(itertools.chain(*batches)))
-            assert (row.smallest_batch_size, row.largest_batch_size) == (min(sizes), max(sizes))
+            assert row.repeated_examples == sum(sizes) - len(
+                set(itertools.chain(*batches))
+            )
+            assert (row.smallest_batch_size, row.largest_batch_size) == (
+                min(sizes),
+                max(sizes),
+            )
             assert row.mean_batch_size == pytest.approx(np.mean(sizes))
-            assert row.batch_size_variation == pytest.approx(np.std(sizes) / np.mean(sizes))
+            assert row.batch_size_variation == pytest.approx(
+                np.std(sizes) / np.mean(sizes)
+            )
             padded = [len(batch) * values[batch].max() for batch in batches]
             assert max(padded) <= row.largest_padded_length * (1 + 1e-9)
             cells.append(sum(padded))
-        assert abs(np.mean(cells) - row.padded_length) < 4 * np.std(cells) / np.sqrt(len(cells))
+        assert abs(np.mean(cells) - row.padded_length) < 4 * np.std(cells) / np.sqrt(
+            len(cells)
+        )
         assert row.padding_ratio == pytest.approx(1 - values.sum() / row.padded_length)
         assert row.fill == pytest.approx(values.sum() / (row.batches * 150))
 
 
 def test_the_current_config_is_a_row_beside_the_others() -> None:
     current = read_current("max_batch_length=300,num_buckets=8")
-    result = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,)), PROBED, current)
+    result = sweep(
+        Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,)), PROBED, current
+    )
     same = next(row for row in result.rows if row.strategy == "speechbrain")
     assert result.current is not None
-    assert msgspec.structs.replace(result.current, strategy="speechbrain", equal_to_best=None) == same
+    assert (
+        msgspec.structs.replace(
+            result.current, strategy="speechbrain", equal_to_best=None
+        )
+        == same
+    )
     assert result.current_settings == {
         "kind": "speechbrain",
         "source": "--current",
@@ -270,7 +362,10 @@ def test_the_current_config_is_a_row_beside_the_others() -> None:
         "max_batch_length": 300.0,
         "num_buckets": 8,
     }
-    assert result.learning_rate is not None and result.learning_rate.relative_to == "current"
+    assert (
+        result.learning_rate is not None
+        and result.learning_rate.relative_to == "current"
+    )
     assert result.learning_rate.from_batch_size == result.current.mean_batch_size
 
 
@@ -279,16 +374,27 @@ def test_the_learning_rate_starts_from_the_fixed_batch_size() -> None:
     hint = found.learning_rate
     row = found.recommended_row
     assert hint is not None and row is not None
-    assert (hint.relative_to, hint.to_batch_size) == ("fixed-random", row.mean_batch_size)
-    assert hint.linear == hint.square_root**2 == row.mean_batch_size / found.baselines[0].batch_size
+    assert (hint.relative_to, hint.to_batch_size) == (
+        "fixed-random",
+        row.mean_batch_size,
+    )
+    assert (
+        hint.linear
+        == hint.square_root**2
+        == row.mean_batch_size / found.baselines[0].batch_size
+    )
 
 
 def test_joint_tables_are_compared_if_memory_depends_on_targets() -> None:
     random = np.random.default_rng(8)
     lengths = Lengths.of(SPEECH, random.exponential(20, SPEECH.size).round())
     costs = Costs(
-        frontier=lambda long: np.maximum(1, 3000 / (long + lengths.targets.max())).astype(np.int64),  # type: ignore[union-attr]
-        joint_frontier=lambda long, target: np.maximum(1, 3000 / (long + target)).astype(np.int64),
+        frontier=lambda long: np.maximum(
+            1, 3000 / (long + lengths.targets.max())
+        ).astype(np.int64),  # type: ignore[union-attr]
+        joint_frontier=lambda long, target: np.maximum(
+            1, 3000 / (long + target)
+        ).astype(np.int64),
     )
     result = sweep(lengths, 300, SweepSettings(num_buckets=(4, 12)), costs)
     assert [row.num_buckets for row in result.two_dimensional] == [4, 12]

@@ -15,11 +15,15 @@ from batchtune.errors import UsageError
         ("5,10:12", (5, 10, 11, 12)),
     ],
 )
-def test_bucket_counts_are_read_in_ascending_order(text: str, counts: tuple[int, ...]) -> None:
+def test_bucket_counts_are_read_in_ascending_order(
+    text: str, counts: tuple[int, ...]
+) -> None:
     assert parse_num_buckets(text) == counts
 
 
-@pytest.mark.parametrize("text", ["20:10", "0", "1:1001", "abc", "10:20:2", "", "9" * 5000])
+@pytest.mark.parametrize(
+    "text", ["20:10", "0", "1:1001", "abc", "10:20:2", "", "9" * 5000]
+)
 def test_an_invalid_bucket_count_is_refused_with_the_rule(text: str) -> None:
     with pytest.raises(UsageError, match="from 1 to 1000, or ascending ranges, got '"):
         parse_num_buckets(text)
@@ -33,12 +37,20 @@ def test_an_invalid_bucket_count_is_refused_with_the_rule(text: str) -> None:
             {"strategies": ("linear",), "pool_sizes": (5,)},
             "--pool-size has no effect: --strategy linear makes no",
         ),
-        ({"max_batch_size": 0}, "--max-batch-size: must be a whole number of at least 1"),
+        (
+            {"max_batch_size": 0},
+            "--max-batch-size: must be a whole number of at least 1",
+        ),
         ({"multiple_of": 0.0}, "--multiple-of: must be a number above 0"),
         ({"world_size": 0}, "--world-size: must be a whole number of at least 1"),
-        ({"throughput_fraction": 0.0}, "--throughput-fraction: must be a number above 0"),
+        (
+            {"throughput_fraction": 0.0},
+            "--throughput-fraction: must be a number above 0",
+        ),
     ],
 )
-def test_settings_out_of_range_are_refused_with_the_rule(wrong: dict[str, object], rule: str) -> None:
+def test_settings_out_of_range_are_refused_with_the_rule(
+    wrong: dict[str, object], rule: str
+) -> None:
     with pytest.raises(UsageError, match=rule):
         checked_settings(**wrong)

@@ -18,7 +18,9 @@ Pair = tuple[float, float]
 
 def table_of(pairs: list[Pair], sizes: list[int] | None = None) -> BucketTable:
     of, by = np.array(pairs, dtype=float).reshape(-1, 2).T
-    return BucketTable(of.copy(), np.array(sizes or [1] * len(pairs), dtype=np.int64), by.copy())
+    return BucketTable(
+        of.copy(), np.array(sizes or [1] * len(pairs), dtype=np.int64), by.copy()
+    )
 
 
 def pairs_of(table: BucketTable) -> list[Pair]:
@@ -30,26 +32,39 @@ def pairs_of(table: BucketTable) -> list[Pair]:
 
 def leniently(pairs: list[Pair], length: float, target: float) -> int | None:
     """NeMo's rule without its strict mode, pair by pair."""
-    return next((i for i, (of, by) in enumerate(pairs) if length <= of and target <= by), None)
+    return next(
+        (i for i, (of, by) in enumerate(pairs) if length <= of and target <= by), None
+    )
 
 
 def strictly(pairs: list[Pair], length: float, target: float) -> int | None:
     """NeMo's rule in its strict mode, pair by pair."""
     own = min((of for of, _ in pairs if length <= of), default=None)
-    return next((i for i, (of, by) in enumerate(pairs) if of == own and target <= by), None)
+    return next(
+        (i for i, (of, by) in enumerate(pairs) if of == own and target <= by), None
+    )
 
 
-PAIRS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=12, unique=True).map(sorted)
+PAIRS = st.lists(
+    st.tuples(st.integers(1, 6), st.integers(0, 6)),
+    min_size=1,
+    max_size=12,
+    unique=True,
+).map(sorted)
 
 
 @given(pairs=PAIRS)
 @settings(deadline=None, max_examples=25)
 def test_the_first_pair_not_below_the_example_is_its_bucket(pairs: list[Pair]) -> None:
     table = table_of(pairs)
-    examples = [(length / 2, target / 2) for length in range(1, 13) for target in range(13)]
+    examples = [
+        (length / 2, target / 2) for length in range(1, 13) for target in range(13)
+    ]
     expected = {example: leniently(pairs, *example) for example in examples}
     found = table.assign(*np.array(examples).T).tolist()
-    assert found == [len(pairs) if bucket is None else bucket for bucket in expected.values()]
+    assert found == [
+        len(pairs) if bucket is None else bucket for bucket in expected.values()
+    ]
     for length, target in examples:
         if (strict := strictly(pairs, length, target)) is not None:
             assert strict == expected[length, target]
@@ -72,7 +87,12 @@ def looked_up(costs: FloatArray) -> Callable[[FloatArray, FloatArray], FloatArra
     return lambda of, by: costs[of.astype(np.int64) - 1, by.astype(np.int64)]
 
 
-def cost_of(table: BucketTable, lengths: FloatArray, targets: FloatArray, costs: Callable[..., FloatArray]) -> float:
+def cost_of(
+    table: BucketTable,
+    lengths: FloatArray,
+    targets: FloatArray,
+    costs: Callable[..., FloatArray],
+) -> float:
     return float(np.sum(costs(*table.pairs)[table.assign(lengths, targets)]))
 
 
@@ -81,7 +101,12 @@ def cuts(values: list[float], resolution: int) -> list[float]:
     if len(set(values)) <= resolution:
         return sorted(set(values))
     ordered = sorted(values)
-    return sorted({ordered[-(-len(values) * part // resolution) - 1] for part in range(1, resolution + 1)})
+    return sorted(
+        {
+            ordered[-(-len(values) * part // resolution) - 1]
+            for part in range(1, resolution + 1)
+        }
+    )
 
 
 def subsets(values: list[float]) -> Iterator[tuple[float, ...]]:
@@ -90,7 +115,11 @@ def subsets(values: list[float]) -> Iterator[tuple[float, ...]]:
 
 
 def least_by_brute_force(
-    lengths: FloatArray, targets: FloatArray, costs: Callable[..., FloatArray], most: int, resolution: int
+    lengths: FloatArray,
+    targets: FloatArray,
+    costs: Callable[..., FloatArray],
+    most: int,
+    resolution: int,
 ) -> list[tuple[float, int]]:
     """For each of 1, …, most buckets: the least cost over all tables, and the fewest buckets that give it."""
 
@@ -111,17 +140,24 @@ def least_by_brute_force(
         totals = {0: 0.0}
         for pair in zip([0.0, *inner], [*inner, ends[-1]], strict=True):
             sums: dict[int, float] = {}
-            for (used, total), (more, cost) in ((a, b) for a in totals.items() for b in bins[pair].items()):
+            for (used, total), (more, cost) in (
+                (a, b) for a in totals.items() for b in bins[pair].items()
+            ):
                 sums[used + more] = min(sums.get(used + more, np.inf), total + cost)
             totals = sums
         for used, total in totals.items():
             best[used] = min(best.get(used, np.inf), total)
-    return [min((cost, used) for used, cost in best.items() if used <= limit) for limit in range(1, most + 1)]
+    return [
+        min((cost, used) for used, cost in best.items() if used <= limit)
+        for limit in range(1, most + 1)
+    ]
 
 
 def made_case(rng: np.random.Generator, distinct: int) -> tuple[FloatArray, FloatArray]:
     count = int(rng.integers(1, 14))
-    return rng.integers(1, distinct + 1, count).astype(float), rng.integers(0, distinct, count).astype(float)
+    return rng.integers(1, distinct + 1, count).astype(float), rng.integers(
+        0, distinct, count
+    ).astype(float)
 
 
 @pytest.mark.parametrize("resolution", [2, 3, 5])
@@ -130,14 +166,19 @@ def test_no_table_costs_less_and_fewer_buckets_win_a_tie(resolution: int) -> Non
     for _ in range(100):
         lengths, targets = made_case(rng, 5)
         costs = looked_up(rng.integers(0, 9, (5, 5)).astype(float))
-        tables = optimal_table_2d(lengths, targets, costs, range(1, 9), resolution=resolution)
-        found = [(cost_of(table, lengths, targets, costs), table.num_buckets) for table in tables]
+        tables = optimal_table_2d(
+            lengths, targets, costs, range(1, 9), resolution=resolution
+        )
+        found = [
+            (cost_of(table, lengths, targets, costs), table.num_buckets)
+            for table in tables
+        ]
         assert found == least_by_brute_force(lengths, targets, costs, 8, resolution)
 
 
-EXAMPLES = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40)), min_size=1, max_size=60).map(
-    lambda examples: np.array(examples, dtype=float).T
-)
+EXAMPLES = st.lists(
+    st.tuples(st.integers(1, 60), st.integers(0, 40)), min_size=1, max_size=60
+).map(lambda examples: np.array(examples, dtype=float).T)
 RESOLUTIONS = st.sampled_from([1, 2, 7, 64])
 
 
@@ -161,17 +202,28 @@ def test_two_dimensions_never_cost_more_than_the_best_of_one(
     )
     for table, boundaries in zip(tables, flat, strict=True):
         ends = np.searchsorted(histogram.lengths, boundaries)
-        flat_cost = float(np.sum(flat_costs[ends] * np.diff(histogram.cumulative[ends], prepend=0)))
-        assert cost_of(table, data.values, data.targets, costs) <= flat_cost * (1 + 1e-12)
+        flat_cost = float(
+            np.sum(flat_costs[ends] * np.diff(histogram.cumulative[ends], prepend=0))
+        )
+        assert cost_of(table, data.values, data.targets, costs) <= flat_cost * (
+            1 + 1e-12
+        )
 
 
-@given(examples=EXAMPLES, resolution=RESOLUTIONS, budget=st.integers(1, 500), most=st.integers(1, 9))
+@given(
+    examples=EXAMPLES,
+    resolution=RESOLUTIONS,
+    budget=st.integers(1, 500),
+    most=st.integers(1, 9),
+)
 @settings(deadline=None, max_examples=25)
 def test_every_example_has_its_bucket_in_nemos_strict_mode_too(
     examples: FloatArray, resolution: int, budget: int, most: int
 ) -> None:
     lengths, targets = examples
-    (table,) = optimal_table_2d(lengths, targets, costs_up_to(budget), [most], resolution=resolution)
+    (table,) = optimal_table_2d(
+        lengths, targets, costs_up_to(budget), [most], resolution=resolution
+    )
     pairs = pairs_of(table)
     strict = [strictly(pairs, *example) for example in examples.T.tolist()]
     assert table.assign(lengths, targets).tolist() == strict

@@ -53,7 +53,9 @@ def batchtune(tmp_path: Path) -> Run:
     return run
 
 
-def run_here(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run_here(
+    *arguments: object, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Runs a command in this process; workers come from a nursery that runs already, unless they need `env`."""
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
@@ -61,7 +63,9 @@ def run_here(*arguments: object, env: dict[str, str] | None = None) -> subproces
             patch.setattr("batchtune.probe.supervisor.Nursery", lambda *_: SHARED)
             patch.setattr("batchtune.loaders.runner.Nursery", lambda *_: OF_LOADERS)
         try:
-            ran = CliRunner().invoke(app, list(map(str, arguments)), env=env, prog_name="batchtune")
+            ran = CliRunner().invoke(
+                app, list(map(str, arguments)), env=env, prog_name="batchtune"
+            )
         finally:
             signal.signal(signal.SIGTERM, handler)
     if ran.exception is not None and not isinstance(ran.exception, SystemExit):
@@ -81,12 +85,24 @@ def run_here_in(
 
 
 def run_in(
-    folder: Path, *arguments: object, env: dict[str, str] | None = None, **options: object
+    folder: Path,
+    *arguments: object,
+    env: dict[str, str] | None = None,
+    **options: object,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command in a folder, without the caller's settings."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("BATCHTUNE_")}
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("BATCHTUNE_")
+    }
     return subprocess.run(
-        command(*arguments), cwd=folder, env={**clean, **(env or {})}, capture_output=True, text=True, **options
+        command(*arguments),
+        cwd=folder,
+        env={**clean, **(env or {})},
+        capture_output=True,
+        text=True,
+        **options,
     )  # type: ignore[call-overload, no-any-return]
 
 
@@ -130,5 +146,8 @@ def manifest(tmp_path: Path) -> Path:
 
 
 def write_manifest(path: Path) -> Path:
-    path.write_text("id,duration\n" + "".join(f"utt{number},{(5, 10, 20)[number % 3]}\n" for number in range(36)))
+    path.write_text(
+        "id,duration\n"
+        + "".join(f"utt{number},{(5, 10, 20)[number % 3]}\n" for number in range(36))
+    )
     return path

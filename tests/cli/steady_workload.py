@@ -24,8 +24,12 @@ class Steady:
     def step(self, batch: torch.Tensor) -> None:
         self.weight.sum().backward()
         if "LEAK_BYTES" in os.environ:
-            self.kept.append(torch.ones(int(os.environ["LEAK_BYTES"]), dtype=torch.uint8))
-        until = time.perf_counter() + 1e-5 * self.padded * float(os.environ.get("SLOWER", 1))
+            self.kept.append(
+                torch.ones(int(os.environ["LEAK_BYTES"]), dtype=torch.uint8)
+            )
+        until = time.perf_counter() + 1e-5 * self.padded * float(
+            os.environ.get("SLOWER", 1)
+        )
         while time.perf_counter() < until:
             pass
 

@@ -27,25 +27,38 @@ MANIFESTS: dict[str, Case] = {
     "empty": (text(""), "empty"),
     "folder": (lambda path: path.mkdir(), "folder"),
     "wrong encoding": (text(ROWS.replace("a,", "ä,"), "utf-16"), "UTF-16|utf-8"),
-    "JSON that breaks off": (text('{"a": {"duration": 1.5},\n "b": {"dura'), "line 2: Input data was truncated"),
+    "JSON that breaks off": (
+        text('{"a": {"duration": 1.5},\n "b": {"dura'),
+        "line 2: Input data was truncated",
+    ),
     "NaN": (text(ROWS + "d,nan\n"), "line 5"),
-    "two candidates": (text("id,duration,num_samples\na,1.5,24000\n"), "duration.*num_samples"),
+    "two candidates": (
+        text("id,duration,num_samples\na,1.5,24000\n"),
+        "duration.*num_samples",
+    ),
     "a device": (lambda path: path.symlink_to("/dev/zero"), "device"),
 }
 
 
-def assert_one_message(ran: "subprocess.CompletedProcess[str]", code: int, pattern: str) -> None:
+def assert_one_message(
+    ran: "subprocess.CompletedProcess[str]", code: int, pattern: str
+) -> None:
     import re
 
     assert ran.returncode == code, ran.stderr
     assert "Traceback (most recent" not in ran.stderr.replace("  | Traceback", "")
-    assert len([line for line in ran.stderr.splitlines() if line.startswith("Error:")]) == 1
+    assert (
+        len([line for line in ran.stderr.splitlines() if line.startswith("Error:")])
+        == 1
+    )
     assert re.search(pattern, ran.stderr, re.DOTALL | re.IGNORECASE), ran.stderr
     assert ran.stdout == ""
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_bad_manifest_is_one_message_and_no_file(batchtune: Run, tmp_path: Path, name: str) -> None:
+def test_a_bad_manifest_is_one_message_and_no_file(
+    batchtune: Run, tmp_path: Path, name: str
+) -> None:
     make, pattern = MANIFESTS[name]
     make(tmp_path / "manifest")
     ran = batchtune("sweep-buckets", "manifest", *LIMIT)
@@ -66,7 +79,9 @@ def test_a_bad_manifest_is_one_message_and_no_file(batchtune: Run, tmp_path: Pat
     ],
     ids=["name", "path", "column", "number", "choice", "option"],
 )
-def test_long_arguments_are_quoted_in_short(batchtune: Run, tmp_path: Path, arguments: list[str], code: int) -> None:
+def test_long_arguments_are_quoted_in_short(
+    batchtune: Run, tmp_path: Path, arguments: list[str], code: int
+) -> None:
     (tmp_path / "manifest").write_text(ROWS)
     ran = batchtune("sweep-buckets", *arguments, *LIMIT)
     assert_one_message(ran, code, ".")
@@ -80,7 +95,10 @@ def test_long_arguments_are_quoted_in_short(batchtune: Run, tmp_path: Path, argu
         (["--unit", "parsec"], "parsec.*tokens"),
         (["--length-scale", "1/0"], "1/0"),
         (["--max-batch-length", "0"], "max-batch-length"),
-        (["--max-batch-length", "4"], "shorter than the shortest example \\(5 s\\).*unit"),
+        (
+            ["--max-batch-length", "4"],
+            "shorter than the shortest example \\(5 s\\).*unit",
+        ),
         (["--max-batch-size", "0"], "max.batch.size"),
         (["--min-length", "nan"], "--min-length nan"),
         (["--truncate", "abc"], "'--truncate': .*number"),
@@ -91,8 +109,12 @@ def test_long_arguments_are_quoted_in_short(batchtune: Run, tmp_path: Path, argu
     ],
     ids=" ".join,
 )
-def test_wrong_usage_is_exit_code_2(batchtune: Run, manifest: Path, arguments: list[str], pattern: str) -> None:
-    assert_one_message(batchtune("sweep-buckets", manifest, *LIMIT, *arguments), 2, pattern)
+def test_wrong_usage_is_exit_code_2(
+    batchtune: Run, manifest: Path, arguments: list[str], pattern: str
+) -> None:
+    assert_one_message(
+        batchtune("sweep-buckets", manifest, *LIMIT, *arguments), 2, pattern
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,24 +132,41 @@ def test_wrong_usage_is_exit_code_2(batchtune: Run, manifest: Path, arguments: l
     ],
     ids=" ".join,
 )
-def test_a_meaningless_probe_is_exit_code_2(batchtune: Run, manifest: Path, arguments: list[str], pattern: str) -> None:
+def test_a_meaningless_probe_is_exit_code_2(
+    batchtune: Run, manifest: Path, arguments: list[str], pattern: str
+) -> None:
     assert_one_message(batchtune("probe-oom", manifest, *arguments), 2, pattern)
 
 
 def test_wait_needs_no_number() -> None:
-    for words, seconds in ((["--wait", "m.csv"], math.inf), (["--wait", "5", "m.csv"], 5.0), (["m.csv"], 0.0)):
+    for words, seconds in (
+        (["--wait", "m.csv"], math.inf),
+        (["--wait", "5", "m.csv"], 5.0),
+        (["m.csv"], 0.0),
+    ):
         parsed = load_command("probe-oom").make_context("probe-oom", words).params
         assert (parsed["wait"], parsed["manifest"]) == (seconds, ["m.csv"])
 
 
-def test_without_a_unit_the_workload_must_be_named(batchtune: Run, tmp_path: Path) -> None:
+def test_without_a_unit_the_workload_must_be_named(
+    batchtune: Run, tmp_path: Path
+) -> None:
     (tmp_path / "m.csv").write_text("id,length\na,15\nb,25\n")
     assert_one_message(batchtune("probe-oom", "m.csv"), 2, "--workload.*--unit")
 
 
-def test_a_workload_that_fails_is_its_own_error(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+def test_a_workload_that_fails_is_its_own_error(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
     ran = batchtune(
-        "probe-oom", manifest, "--workload", f"{FAULTY}:RaisesInStep", "--device", "cpu", "--memory", "1GiB"
+        "probe-oom",
+        manifest,
+        "--workload",
+        f"{FAULTY}:RaisesInStep",
+        "--device",
+        "cpu",
+        "--memory",
+        "1GiB",
     )
     assert_one_message(ran, 1, "step.*RuntimeError: mat1 and mat2")
     assert "  |     torch.ones(2, 3) @ torch.ones(2, 3)" in ran.stderr
@@ -135,31 +174,60 @@ def test_a_workload_that_fails_is_its_own_error(batchtune: Run, manifest: Path, 
     assert not (tmp_path / "batchtune-run" / "probe.json").exists()
 
 
-def test_a_run_folder_of_other_lengths_is_refused_unless_forced(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+def test_a_run_folder_of_other_lengths_is_refused_unless_forced(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
     assert batchtune("sweep-buckets", manifest, *LIMIT).returncode == 0
-    before = {path.name: path.read_bytes() for path in (tmp_path / "batchtune-run").iterdir()}
+    before = {
+        path.name: path.read_bytes() for path in (tmp_path / "batchtune-run").iterdir()
+    }
     (tmp_path / "other.csv").write_text(ROWS)
     ran = batchtune("sweep-buckets", "other.csv", *LIMIT)
     assert_one_message(ran, 1, "other lengths.*--run.*--force")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "batchtune-run").iterdir()} == before
+    assert {
+        path.name: path.read_bytes() for path in (tmp_path / "batchtune-run").iterdir()
+    } == before
     assert batchtune("sweep-buckets", "other.csv", *LIMIT, "--force").returncode == 0
-    assert json.loads((tmp_path / "batchtune-run" / "sweep.json").read_text())["lengths"]["count"] == 3
+    assert (
+        json.loads((tmp_path / "batchtune-run" / "sweep.json").read_text())["lengths"][
+            "count"
+        ]
+        == 3
+    )
 
 
-def test_a_full_disk_leaves_no_half_written_file(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_half_written_file(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
     def no_room() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 
     # Python would keep the truncated bytecode of what it imports.
-    ran = batchtune("sweep-buckets", manifest, *LIMIT, preexec_fn=no_room, env={"PYTHONDONTWRITEBYTECODE": "1"})
+    ran = batchtune(
+        "sweep-buckets",
+        manifest,
+        *LIMIT,
+        preexec_fn=no_room,
+        env={"PYTHONDONTWRITEBYTECODE": "1"},
+    )
     assert_one_message(ran, 1, "sweep.json can't be written: File too large")
     assert list((tmp_path / "batchtune-run").iterdir()) == []
 
 
-def test_a_result_that_cant_be_printed_is_an_error(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+def test_a_result_that_cant_be_printed_is_an_error(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
     assert batchtune("sweep-buckets", manifest, *LIMIT).returncode == 0
     with open("/dev/full", "w") as full_disk:
         full = subprocess.run(
-            command("report"), cwd=tmp_path, stdout=full_disk, stderr=subprocess.PIPE, text=True, check=False
+            command("report"),
+            cwd=tmp_path,
+            stdout=full_disk,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
-    assert (full.returncode, full.stderr) == (1, "Error: the result can't be written: No space left on device\n")
+    assert (full.returncode, full.stderr) == (
+        1,
+        "Error: the result can't be written: No space left on device\n",
+    )

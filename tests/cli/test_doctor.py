@@ -19,24 +19,38 @@ def put_first(folder: Path, **modules: str) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
     for name, text in modules.items():
         (folder / f"{name}.py").write_text(text)
-    return {"PYTHONPATH": os.pathsep.join([str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])}
+    return {
+        "PYTHONPATH": os.pathsep.join(
+            [str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        )
+    }
 
 
-def doctor(batchtune: Run, env: dict[str, str] | None = None, *options: str) -> dict[str, Any]:
+def doctor(
+    batchtune: Run, env: dict[str, str] | None = None, *options: str
+) -> dict[str, Any]:
     ran = batchtune("doctor", "--json", *options, env=env)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)  # type: ignore[no-any-return]
 
 
 def test_distorting_settings_are_warned_of_and_a_probe_is_shown(examined: Path) -> None:
-    found, pid = json.loads((examined / "doctor.json").read_text()), (examined / "pid").read_text()
+    found, pid = (
+        json.loads((examined / "doctor.json").read_text()),
+        (examined / "pid").read_text(),
+    )
     assert found["environment"]["CUDA_LAUNCH_BLOCKING"] == "1"
-    assert [text.partition(":")[0] for text in found["warnings"]] == ["CUDA_LAUNCH_BLOCKING is set"]
+    assert [text.partition(":")[0] for text in found["warnings"]] == [
+        "CUDA_LAUNCH_BLOCKING is set"
+    ]
     assert found["cpu"]["probe_process"] == int(pid)
 
 
 def test_it_is_readable_and_all_on_stdout(batchtune: Run, tmp_path: Path) -> None:
-    ran = batchtune("doctor", env=put_first(tmp_path / "first", torch="raise ImportError('no torch here')"))
+    ran = batchtune(
+        "doctor",
+        env=put_first(tmp_path / "first", torch="raise ImportError('no torch here')"),
+    )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert max(map(len, ran.stdout.splitlines())) <= 100
     assert ran.stdout.startswith("batchtune ")
@@ -47,7 +61,10 @@ def test_it_is_readable_and_all_on_stdout(batchtune: Run, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("torch", "told"),
     [
-        ("raise ImportError('libcudart.so.12: cannot open shared object file')", "libcudart.so.12"),
+        (
+            "raise ImportError('libcudart.so.12: cannot open shared object file')",
+            "libcudart.so.12",
+        ),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
         ("import time; time.sleep(600)", "gave no answer within"),
     ],
@@ -57,7 +74,10 @@ def test_a_broken_torch_is_a_problem_and_the_rest_is_shown(
     batchtune: Run, tmp_path: Path, torch: str, told: str
 ) -> None:
     found = doctor(
-        batchtune, put_first(tmp_path / "first", torch=torch), "--timeout", "1" if "sleep" in torch else "60"
+        batchtune,
+        put_first(tmp_path / "first", torch=torch),
+        "--timeout",
+        "1" if "sleep" in torch else "60",
     )
     assert told in found["torch"]["problem"]
     assert found["gpus"] == []
@@ -65,11 +85,18 @@ def test_a_broken_torch_is_a_problem_and_the_rest_is_shown(
 
 
 NO_TORCH = "raise ImportError('no torch here')"
-MADE_GPU = MadeGpu(name="Made \x1b[31mGPU", compute=[(4711, 5 * GIB)], mig=False, reasons=4)
+MADE_GPU = MadeGpu(
+    name="Made \x1b[31mGPU", compute=[(4711, 5 * GIB)], mig=False, reasons=4
+)
 
 
-def test_a_gpu_is_shown_and_does_nothing_to_the_terminal(batchtune: Run, tmp_path: Path) -> None:
-    env = put_first(tmp_path / "first", torch=NO_TORCH) | MadeNvml([MADE_GPU]).environment()
+def test_a_gpu_is_shown_and_does_nothing_to_the_terminal(
+    batchtune: Run, tmp_path: Path
+) -> None:
+    env = (
+        put_first(tmp_path / "first", torch=NO_TORCH)
+        | MadeNvml([MADE_GPU]).environment()
+    )
     shown = batchtune("doctor", env=env).stdout
     assert "\x1b" not in shown
     for words in (

@@ -16,9 +16,41 @@ from batchtune.processes.pool import run_in_processes
 PROGRAM = "from batchtune.cli import main\nmain()\n"
 # Names of the standard library too, some of which Python imports itself while it starts a program.
 NAMES = (
-    *("importlib", "runpy", "multiprocessing", "pickle", "struct", "socket", "tempfile", "random", "json", "resource"),
-    *("torch", "numpy", "psutil", "msgspec", "pyarrow", "pandas", "scipy", "pynvml", "typer", "rich"),
-    *("jinja2", "plotly", "ruamel", "mutagen", "tokenizers", "sitecustomize", "usercustomize", "nvidia", "yaml"),
+    *(
+        "importlib",
+        "runpy",
+        "multiprocessing",
+        "pickle",
+        "struct",
+        "socket",
+        "tempfile",
+        "random",
+        "json",
+        "resource",
+    ),
+    *(
+        "torch",
+        "numpy",
+        "psutil",
+        "msgspec",
+        "pyarrow",
+        "pandas",
+        "scipy",
+        "pynvml",
+        "typer",
+        "rich",
+    ),
+    *(
+        "jinja2",
+        "plotly",
+        "ruamel",
+        "mutagen",
+        "tokenizers",
+        "sitecustomize",
+        "usercustomize",
+        "nvidia",
+        "yaml",
+    ),
 )
 LOADER = """
 from torch.utils.data import DataLoader
@@ -40,19 +72,29 @@ def foreign(tmp_path: Path) -> Path:
     folder.mkdir()
     for name in NAMES:
         marking = f"open({str(tmp_path / 'marks')!r}, 'a').write('{name} ')\n"
-        (folder / f"{name}.py").write_text(f"{marking}raise ImportError('of the working folder')\n")
+        (folder / f"{name}.py").write_text(
+            f"{marking}raise ImportError('of the working folder')\n"
+        )
     write_manifest(folder / "lengths.csv")
     return folder
 
 
-def run(folder: Path, *arguments: object, command: tuple[object, ...] = ()) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *arguments: object, command: tuple[object, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """Runs a command as the script `batchtune` does, or as `command`; fails if a file of the folder has run."""
     program = folder.parent / "bin" / "batchtune"
     program.parent.mkdir(exist_ok=True)
     program.write_text(PROGRAM)
     started = [sys.executable, *(command or (program,)), *arguments]
-    env = {key: value for key, value in os.environ.items() if not key.startswith("BATCHTUNE_")}
-    ran = subprocess.run(list(map(str, started)), cwd=folder, env=env, capture_output=True, text=True)
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("BATCHTUNE_")
+    }
+    ran = subprocess.run(
+        list(map(str, started)), cwd=folder, env=env, capture_output=True, text=True
+    )
     marks = folder.parent / "marks"
     assert not marks.exists(), marks.read_text()
     return ran
@@ -65,7 +107,15 @@ def test_doctor_runs_nothing_of_the_working_folder(foreign: Path) -> None:
 
 def test_reading_runs_nothing_of_the_working_folder(foreign: Path) -> None:
     assert run(foreign, "scan", "lengths.csv", "-o", "lengths.parquet").returncode == 0
-    ran = run(foreign, "sweep-buckets", "lengths.parquet", "--max-batch-length", 60, "--num-buckets", 2)
+    ran = run(
+        foreign,
+        "sweep-buckets",
+        "lengths.parquet",
+        "--max-batch-length",
+        60,
+        "--num-buckets",
+        2,
+    )
     assert ran.returncode == 0, ran.stderr
 
 
@@ -73,7 +123,16 @@ def test_as_a_module_it_runs_no_library_of_the_folder(foreign: Path) -> None:
     for name in {*NAMES} & sys.stdlib_module_names:  # Python itself runs these
         (foreign / f"{name}.py").unlink()
     module = ("-m", "batchtune")
-    ran = run(foreign, "sweep-buckets", "lengths.csv", "--max-batch-length", 60, "--num-buckets", 2, command=module)
+    ran = run(
+        foreign,
+        "sweep-buckets",
+        "lengths.csv",
+        "--max-batch-length",
+        60,
+        "--num-buckets",
+        2,
+        command=module,
+    )
     assert ran.returncode == 0, ran.stderr
 
 
@@ -81,9 +140,13 @@ def where(_: int) -> list[str]:
     return sys.path
 
 
-def test_a_pool_runs_nothing_of_the_working_folder(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_runs_nothing_of_the_working_folder(
+    foreign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(foreign)
-    monkeypatch.setattr(resource_tracker, "_resource_tracker", resource_tracker.ResourceTracker())
+    monkeypatch.setattr(
+        resource_tracker, "_resource_tracker", resource_tracker.ResourceTracker()
+    )
     paths: dict[int, list[str]] = {}
     run_in_processes(where, {0: 0}, 1, paths.__setitem__, lambda: None)
     assert paths and str(foreign) not in paths[0]
@@ -91,10 +154,19 @@ def test_a_pool_runs_nothing_of_the_working_folder(foreign: Path, monkeypatch: p
 
 
 def test_a_builtin_workload_runs_nothing_of_the_folder(foreign: Path) -> None:
-    probe = ("probe-oom", "lengths.csv", "--workload", "builtin:transformer-lm", "--device", "cpu")
+    probe = (
+        "probe-oom",
+        "lengths.csv",
+        "--workload",
+        "builtin:transformer-lm",
+        "--device",
+        "cpu",
+    )
     ran = run(foreign, *probe, "--set", "size=none")
     assert ran.returncode == 2
-    assert "builtin:transformer-lm: size: must be a text" in ran.stderr  # it was imported, with torch
+    assert (
+        "builtin:transformer-lm: size: must be a text" in ran.stderr
+    )  # it was imported, with torch
 
 
 @pytest.mark.slow  # measures
@@ -102,6 +174,15 @@ def test_a_loader_from_elsewhere_runs_nothing_of_the_folder(foreign: Path) -> No
     elsewhere = foreign.parent / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "loaders.py").write_text(LOADER)
-    few = ("--sweep", "num_workers=0:1", "--seconds", 0.2, "--trials", 1, "--step-ms", 1)
+    few = (
+        "--sweep",
+        "num_workers=0:1",
+        "--seconds",
+        0.2,
+        "--trials",
+        1,
+        "--step-ms",
+        1,
+    )
     ran = run(foreign, "tune-loader", elsewhere / "loaders.py:make", *few)
     assert ran.returncode == 0, ran.stderr

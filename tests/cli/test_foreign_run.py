@@ -38,7 +38,9 @@ def outside(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["sweep.json", "sampler.yaml"])
-def test_what_is_written_takes_the_place_of_a_link(batchtune: Run, manifest: Path, outside: Path, name: str) -> None:
+def test_what_is_written_takes_the_place_of_a_link(
+    batchtune: Run, manifest: Path, outside: Path, name: str
+) -> None:
     run = outside.parent / "run"
     assert batchtune("sweep-buckets", manifest, "--run", run, *SWEEP).returncode == 0
     (run / name).replace(outside)  # a link to a sound file: nothing else is wrong
@@ -50,7 +52,9 @@ def test_what_is_written_takes_the_place_of_a_link(batchtune: Run, manifest: Pat
     assert outside.read_bytes() == before != (run / name).read_bytes()
 
 
-def test_no_trial_is_added_to_what_a_link_leads_to(tmp_path: Path, outside: Path) -> None:
+def test_no_trial_is_added_to_what_a_link_leads_to(
+    tmp_path: Path, outside: Path
+) -> None:
     journal = tmp_path / "trials.jsonl"
     journal.symlink_to(outside)
     with pytest.raises(ResultError, match="is a link"):
@@ -78,12 +82,17 @@ def test_a_pipe_a_device_and_a_huge_file_are_refused(tmp_path: Path) -> None:
 
 def test_what_nests_without_end_is_one_message(tmp_path: Path) -> None:
     path = tmp_path / "probe.json"
-    path.write_text('{"meta": {"format": "batchtune/probe", "version": 1, "batchtune": "1"}, "x": ' + "[" * 10**5)
+    path.write_text(
+        '{"meta": {"format": "batchtune/probe", "version": 1, "batchtune": "1"}, "x": '
+        + "[" * 10**5
+    )
     with pytest.raises(ResultError, match="is damaged"):
         read_result(path, Probe)
 
 
-def test_a_pipe_as_target_file_of_a_run_is_refused(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+def test_a_pipe_as_target_file_of_a_run_is_refused(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
     targets = tmp_path / "targets"
     targets.write_text("".join(f"{number}\n" for number in range(1, 37)))
     given = ["--target-file", "targets", "--measure", "words"]
@@ -96,7 +105,9 @@ def test_a_pipe_as_target_file_of_a_run_is_refused(batchtune: Run, manifest: Pat
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_patching_a_pipe_or_a_device_is_refused(batchtune: Run, manifest: Path, tmp_path: Path, kind: str) -> None:
+def test_patching_a_pipe_or_a_device_is_refused(
+    batchtune: Run, manifest: Path, tmp_path: Path, kind: str
+) -> None:
     assert batchtune("sweep-buckets", manifest, *SWEEP).returncode == 0
     if kind == "pipe":
         os.mkfifo(tmp_path / "train.yaml")
@@ -114,14 +125,29 @@ def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run.mkdir()
     run.chmod(0o500)
     if os.geteuid() == 0:  # root may write all the same
-        monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != Path("batchtune-run") or not mode & os.W_OK)
+        monkeypatch.setattr(
+            os,
+            "access",
+            lambda path, mode: (
+                Path(path) != Path("batchtune-run") or not mode & os.W_OK
+            ),
+        )
     return run
 
 
 @pytest.mark.parametrize(
-    "command", [("verify", "absent.csv", "--workload", "absent.py:Step"), ("tune-loader", "absent.py:make")]
+    "command",
+    [
+        ("verify", "absent.csv", "--workload", "absent.py:Step"),
+        ("tune-loader", "absent.py:make"),
+    ],
 )
-def test_a_read_only_run_folder_is_named_before_any_work(batchtune: Run, read_only: Path, command: tuple[str]) -> None:
+def test_a_read_only_run_folder_is_named_before_any_work(
+    batchtune: Run, read_only: Path, command: tuple[str]
+) -> None:
     ran = batchtune(*command)
     assert ran.returncode == 1
-    assert "batchtune-run can't be written to: the folder, or its disk, is read-only" in ran.stderr
+    assert (
+        "batchtune-run can't be written to: the folder, or its disk, is read-only"
+        in ran.stderr
+    )

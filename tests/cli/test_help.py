@@ -11,7 +11,11 @@ from cli.conftest import Run
 
 from batchtune.cli.app import COMMANDS, load_command
 
-EXAMPLES = [(name, line) for name in COMMANDS for line in load_command(name).epilog.strip().splitlines()]
+EXAMPLES = [
+    (name, line)
+    for name in COMMANDS
+    for line in load_command(name).epilog.strip().splitlines()
+]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -21,13 +25,30 @@ def test_the_help_is_a_manual_page(name: str) -> None:
     assert command.help.strip().splitlines()[0] == COMMANDS[name].summary
     assert "\nExamples:\n  batchtune " in text
     assert all(parameter.help for parameter in command.params)
-    assert [line for line in text.splitlines() if len(line) > 80 and not line.startswith("  batchtune ")] == []
+    assert [
+        line
+        for line in text.splitlines()
+        if len(line) > 80 and not line.startswith("  batchtune ")
+    ] == []
 
 
 def test_options_of_a_project_can_be_set_elsewhere() -> None:
-    of_one_line = {"force", "quiet", "json", "full", "output", "summary", "list_known", "patch", "key_path", "help"}
+    of_one_line = {
+        "force",
+        "quiet",
+        "json",
+        "full",
+        "output",
+        "summary",
+        "list_known",
+        "patch",
+        "key_path",
+        "help",
+    }
     for name in COMMANDS:
-        options = [one for one in load_command(name).params if one.param_type_name == "option"]
+        options = [
+            one for one in load_command(name).params if one.param_type_name == "option"
+        ]
         unset = {one.name for one in options if not one.envvar}
         assert unset <= of_one_line | {"manifest"}
         assert all(one.envvar.startswith("BATCHTUNE_") for one in options if one.envvar)
@@ -38,11 +59,17 @@ def test_an_example_has_options_that_exist(name: str, line: str) -> None:
     assert len(line) <= 108  # on a usual terminal
     words = shlex.split(re.split(r" [|>] (?!\d)", line)[0])
     assert words[:2] == ["batchtune", name]
-    load_command(name).make_context(name, words[2:])  # raises where one is unknown or its value can't be parsed
+    load_command(name).make_context(
+        name, words[2:]
+    )  # raises where one is unknown or its value can't be parsed
 
 
-@pytest.mark.parametrize("line", [line for name, line in EXAMPLES if name in ("sweep-buckets", "schema")])
-def test_an_example_that_needs_no_device_runs(batchtune: Run, tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize(
+    "line", [line for name, line in EXAMPLES if name in ("sweep-buckets", "schema")]
+)
+def test_an_example_that_needs_no_device_runs(
+    batchtune: Run, tmp_path: Path, line: str
+) -> None:
     rows = (f"utt{number},{1 + number % 23}\n" for number in range(200))
     (tmp_path / "train.csv").write_text("id,duration\n" + "".join(rows))
     words = shlex.split(line.partition(" | ")[0])
@@ -56,7 +83,9 @@ def test_the_main_help_lists_commands_settings_and_exit_codes(batchtune: Run) ->
     shown = batchtune("--help")
     assert shown.returncode == 0
     listed = " ".join(shown.stdout.split())
-    assert all(f"{name} {declared.summary}" in listed for name, declared in COMMANDS.items())
+    assert all(
+        f"{name} {declared.summary}" in listed for name, declared in COMMANDS.items()
+    )
     assert "BATCHTUNE_NUM_BUCKETS" in listed and "130 interrupted" in listed
     assert batchtune().returncode == 2
 
@@ -72,7 +101,9 @@ def test_the_main_help_lists_commands_settings_and_exit_codes(batchtune: Run) ->
         (["schema", "sweep.json"], "'sweep'"),
     ],
 )
-def test_a_misspelt_word_gets_a_suggestion(batchtune: Run, tmp_path: Path, words: list[str], meant: str) -> None:
+def test_a_misspelt_word_gets_a_suggestion(
+    batchtune: Run, tmp_path: Path, words: list[str], meant: str
+) -> None:
     (tmp_path / "m.csv").write_text("id,duration\na,1.5\n")
     (tmp_path / "batchtune-run").mkdir()
     ran = batchtune(*words)
@@ -81,7 +112,14 @@ def test_a_misspelt_word_gets_a_suggestion(batchtune: Run, tmp_path: Path, words
 
 
 def test_bash_completes_commands_and_options(batchtune: Run) -> None:
-    for line, offered in (("batchtune ", set(COMMANDS)), ("batchtune sweep-buckets --num", {"--num-buckets"})):
+    for line, offered in (
+        ("batchtune ", set(COMMANDS)),
+        ("batchtune sweep-buckets --num", {"--num-buckets"}),
+    ):
         place = len(line.split(" ")) - 1
-        env = {"_BATCHTUNE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(place)}
+        env = {
+            "_BATCHTUNE_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(place),
+        }
         assert set(batchtune(env=env).stdout.split()) == offered

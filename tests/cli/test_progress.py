@@ -22,7 +22,14 @@ DEVICE = made_probe().device
 
 
 def progress_of(**changes: Any) -> ProbeProgress:
-    facts = {"shape": SHAPE, "trial": None, "done": 1, "total": 3, "seconds_left": 90.0, "device": DEVICE}
+    facts = {
+        "shape": SHAPE,
+        "trial": None,
+        "done": 1,
+        "total": 3,
+        "seconds_left": 90.0,
+        "device": DEVICE,
+    }
     return ProbeProgress(**{**facts, **changes})
 
 
@@ -41,14 +48,21 @@ class Clock:
         return self.now > self.seconds
 
 
-def test_a_log_is_never_silent_for_30_s(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_is_never_silent_for_30_s(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     clock = Clock(seconds=300)
     monkeypatch.setattr("time.monotonic", clock.monotonic)
     bar = Progress("Building the workload", started=0.0)
-    bar.update("1 of 3 lengths done", 1, 3, 90.0)  # and then nothing more: one long trial
+    bar.update(
+        "1 of 3 lengths done", 1, 3, 90.0
+    )  # and then nothing more: one long trial
     bar.write_lines(cast(Event, clock))
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "1 of 3 lengths done, after 10 s, about 1 min 20 s left; Ctrl-C stops it."
+    assert (
+        lines[0]
+        == "1 of 3 lengths done, after 10 s, about 1 min 20 s left; Ctrl-C stops it."
+    )
     # After 10, 20 and 40 s, then every 29 s.
     assert len(lines) == 11
 
@@ -59,7 +73,9 @@ def test_the_confirmation_names_n_of_m() -> None:
     assert shown.bar.doing == "Confirming in turns, step 5 of 17: 12 × 24.5 s"
 
 
-def test_a_terminal_shows_each_trial_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_each_trial_and_the_time_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ours, theirs = pty.openpty()
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -70,7 +86,9 @@ def test_a_terminal_shows_each_trial_and_the_time_left(monkeypatch: pytest.Monke
             for trial in (None, made_trial(0, "oom")):
                 bar.probing(progress_of(trial=trial))
     seen = b""
-    with contextlib.suppress(OSError):  # raised once all is read, as the other side is closed
+    with contextlib.suppress(
+        OSError
+    ):  # raised once all is read, as the other side is closed
         while data := os.read(ours, 1 << 16):
             seen += data
     os.close(ours)
@@ -81,9 +99,22 @@ def test_a_terminal_shows_each_trial_and_the_time_left(monkeypatch: pytest.Monke
     assert "trying 12 × 24.5 s, about 1 min 30 s left" in text
 
 
-def test_memory_kept_free_lowers_the_limit_and_is_noted(batchtune: Run, tmp_path: Any) -> None:
-    (tmp_path / "few.csv").write_text("id,duration\na,1\nb,2\n")  # every batch fits: nothing is searched for
-    workload = ["--workload", KNOWN, "--device", "cpu", "--memory", "1GiB", "--memory-fraction", "0.5"]
+def test_memory_kept_free_lowers_the_limit_and_is_noted(
+    batchtune: Run, tmp_path: Any
+) -> None:
+    (tmp_path / "few.csv").write_text(
+        "id,duration\na,1\nb,2\n"
+    )  # every batch fits: nothing is searched for
+    workload = [
+        "--workload",
+        KNOWN,
+        "--device",
+        "cpu",
+        "--memory",
+        "1GiB",
+        "--memory-fraction",
+        "0.5",
+    ]
     ran = batchtune("probe-oom", "few.csv", *workload, "--reserve", "20MiB", "--ddp")
     assert ran.returncode == 0, ran.stderr
     assert "; limit 492 MiB." in ran.stderr

@@ -20,7 +20,15 @@ from real_lengths import COMMON_VOICE, LIBRISPEECH
             {10: 638, 15: 627, 20: 621},
             604,
         ),
-        (COMMON_VOICE, [], 600_000, {10: 4196, 15: 2798, 20: 2098}, 1507, {10: 427, 15: 415, 20: 410}, 392),
+        (
+            COMMON_VOICE,
+            [],
+            600_000,
+            {10: 4196, 15: 2798, 20: 2098},
+            1507,
+            {10: 427, 15: 415, 20: 410},
+            392,
+        ),
     ],
     ids=["LibriSpeech", "Common Voice"],
 )
@@ -35,12 +43,25 @@ def test_batch_counts_on_real_lengths(
     optimal: dict[int, int],
     bound: int,
 ) -> None:
-    swept = ["--num-buckets", "10,15,20", "--strategy", "speechbrain", "--strategy", "optimal"]
-    ran = batchtune("sweep-buckets", source, *options, *swept, "--max-batch-length", limit, "--json")
+    swept = [
+        "--num-buckets",
+        "10,15,20",
+        "--strategy",
+        "speechbrain",
+        "--strategy",
+        "optimal",
+    ]
+    ran = batchtune(
+        "sweep-buckets", source, *options, *swept, "--max-batch-length", limit, "--json"
+    )
     assert ran.returncode == 0, ran.stderr
     sweep = json.loads(ran.stdout)
-    batches = {(row["strategy"], row["num_buckets"]): row["batches"] for row in sweep["rows"]}
-    assert {count: batches["speechbrain", count] for count in speechbrain} == speechbrain
+    batches = {
+        (row["strategy"], row["num_buckets"]): row["batches"] for row in sweep["rows"]
+    }
+    assert {
+        count: batches["speechbrain", count] for count in speechbrain
+    } == speechbrain
     assert {count: batches["optimal", count] for count in optimal} == optimal
     assert sweep["rows"][sweep["recommended"]]["strategy"] == "optimal"
     assert {baseline["batches"] for baseline in sweep["baselines"]} == {fixed}

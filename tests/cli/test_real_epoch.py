@@ -25,10 +25,18 @@ ANY_TIME = ["--time-tolerance", "1000"]
 def write_speech_manifest(path: Path, count: int = 500) -> Path:
     """Lengths of the kind of LibriSpeech's at half their time: 0.7 to 12.3 s, most between 6 and 8."""
     rng = np.random.default_rng(5)
-    long, short = rng.normal(7.15, 0.6, count * 3 // 4), rng.uniform(0.7, 6.5, count - count * 3 // 4 - 2)
-    lengths = np.concatenate((np.clip(long, 0.7, 12.25), short, [0.705, 12.26])).round(3)
+    long, short = (
+        rng.normal(7.15, 0.6, count * 3 // 4),
+        rng.uniform(0.7, 6.5, count - count * 3 // 4 - 2),
+    )
+    lengths = np.concatenate((np.clip(long, 0.7, 12.25), short, [0.705, 12.26])).round(
+        3
+    )
     rng.shuffle(lengths)
-    path.write_text("id,duration\n" + "".join(f"utt{index},{length}\n" for index, length in enumerate(lengths)))
+    path.write_text(
+        "id,duration\n"
+        + "".join(f"utt{index},{length}\n" for index, length in enumerate(lengths))
+    )
     return path
 
 
@@ -43,7 +51,17 @@ def test_after_tune_alone_an_epoch_runs_without_oom(tmp_path: Path) -> None:
     manifest = write_speech_manifest(tmp_path / "lengths.csv")
     said_by(tmp_path, "tune", manifest, *WORKLOAD, *MEMORY)
     said_by(tmp_path, "report", "--fail-if", "unproven > 0")
-    asked = ["--workload", SPEECH, "--set", "dim=32", "--epoch", "--seed", 3, "--json", *ANY_TIME]
+    asked = [
+        "--workload",
+        SPEECH,
+        "--set",
+        "dim=32",
+        "--epoch",
+        "--seed",
+        3,
+        "--json",
+        *ANY_TIME,
+    ]
     found = json.loads(said_by(tmp_path, "verify", "lengths.csv", *asked))
     sweep = json.loads((tmp_path / "batchtune-run" / "sweep.json").read_text())
     assert (found["holds"], found["failures"]) == (True, [])

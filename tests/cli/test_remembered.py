@@ -15,25 +15,49 @@ TOLD = "Options taken from the run in batchtune-run: --max-length 30."
 @pytest.fixture
 def swept(batchtune: Run, tmp_path: Path) -> Path:
     """A run of the 60 examples of at most 30 s of 70; the manifest is train.csv."""
-    lengths = [2 + index % 28 for index in range(60)] + [31 + 5 * index for index in range(10)]
+    lengths = [2 + index % 28 for index in range(60)] + [
+        31 + 5 * index for index in range(10)
+    ]
     rows = "".join(f"utt{index},{length}\n" for index, length in enumerate(lengths))
     (tmp_path / "train.csv").write_text(f"id,duration\n{rows}")
-    ran = batchtune("sweep-buckets", "train.csv", "--max-length", 30, "--max-batch-length", 120, "--num-buckets", "2:4")
+    ran = batchtune(
+        "sweep-buckets",
+        "train.csv",
+        "--max-length",
+        30,
+        "--max-batch-length",
+        120,
+        "--num-buckets",
+        "2:4",
+    )
     assert ran.returncode == 0, ran.stderr
     return tmp_path / "batchtune-run"
 
 
 def again(batchtune: Run, *options: object) -> Any:
-    return batchtune("sweep-buckets", "train.csv", "--max-batch-length", 90, "--num-buckets", "2:4", *options)
+    return batchtune(
+        "sweep-buckets",
+        "train.csv",
+        "--max-batch-length",
+        90,
+        "--num-buckets",
+        "2:4",
+        *options,
+    )
 
 
 @pytest.mark.usefixtures("swept")
 def test_a_sweep_takes_the_limit_from_the_run_and_says_so(batchtune: Run) -> None:
     ran = again(batchtune)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stderr.startswith(f"{TOLD}\n") and "Left out: 10 examples, longer than --max-length 30." in ran.stderr
+    assert (
+        ran.stderr.startswith(f"{TOLD}\n")
+        and "Left out: 10 examples, longer than --max-length 30." in ran.stderr
+    )
     assert TOLD not in again(batchtune, "--max-length", 30).stderr
-    assert again(batchtune, "--unit", "s", "--length-key", "duration").returncode == 0  # what was found without
+    assert (
+        again(batchtune, "--unit", "s", "--length-key", "duration").returncode == 0
+    )  # what was found without
 
 
 @pytest.mark.usefixtures("swept")
@@ -51,9 +75,19 @@ def test_another_limit_is_refused(batchtune: Run, command: str) -> None:
 
 @pytest.mark.usefixtures("swept")
 def test_a_report_reads_new_lengths_as_the_runs_unless_told(batchtune: Run) -> None:
-    same = batchtune("report", "--manifest", "train.csv", "--fail-if", "changed == true")
+    same = batchtune(
+        "report", "--manifest", "train.csv", "--fail-if", "changed == true"
+    )
     assert (same.returncode, TOLD in same.stderr) == (0, True)
-    longer = batchtune("report", "--manifest", "train.csv", "--max-length", 40, "--fail-if", "beyond > 0")
+    longer = batchtune(
+        "report",
+        "--manifest",
+        "train.csv",
+        "--max-length",
+        40,
+        "--fail-if",
+        "beyond > 0",
+    )
     assert longer.returncode == 3
 
 
@@ -69,4 +103,7 @@ def test_what_the_file_says_is_checked(batchtune: Run, swept: Path) -> None:
     sweep["lengths"]["reading"] = {"length_scale": "1e999999999"}
     (swept / "sweep.json").write_text(json.dumps(sweep))
     ran = again(batchtune)
-    assert ran.returncode == 1 and "how the run's manifest was read is damaged" in ran.stderr
+    assert (
+        ran.returncode == 1
+        and "how the run's manifest was read is damaged" in ran.stderr
+    )

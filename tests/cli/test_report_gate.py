@@ -31,7 +31,12 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with a sweep, and the manifest beside it."""
     folder = tmp_path_factory.mktemp("swept")
     write_lengths(folder / "train.csv")
-    assert run_here("sweep-buckets", folder / "train.csv", *SWEEP, "--run", folder / "run").returncode == 0
+    assert (
+        run_here(
+            "sweep-buckets", folder / "train.csv", *SWEEP, "--run", folder / "run"
+        ).returncode
+        == 0
+    )
     return folder / "run"
 
 
@@ -39,7 +44,11 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def batchtune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """`batchtune("report", ...)` in an empty folder, without the caller's settings."""
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("BATCHTUNE_") or name == "GITHUB_STEP_SUMMARY"]:
+    for name in [
+        name
+        for name in os.environ
+        if name.startswith("BATCHTUNE_") or name == "GITHUB_STEP_SUMMARY"
+    ]:
         monkeypatch.delenv(name)
     return run_here
 
@@ -66,7 +75,13 @@ def assert_usage(ran: Ran, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "code"), [([HOLDS], 0), ([HOLDS, FAILS], 3), ([FAILS, UNKNOWN], 1), (["batchs > 1", HOLDS], 1)]
+    ("rules", "code"),
+    [
+        ([HOLDS], 0),
+        ([HOLDS, FAILS], 3),
+        ([FAILS, UNKNOWN], 1),
+        (["batchs > 1", HOLDS], 1),
+    ],
 )
 def test_the_exit_code_says_what_became_of_the_rules(
     batchtune: Run, swept: Path, tmp_path: Path, rules: list[str], code: int
@@ -75,23 +90,39 @@ def test_the_exit_code_says_what_became_of_the_rules(
     ran = batchtune("report", swept, *given, "--junit-xml", "sub/gate.xml")
     assert ran.returncode == code
     suite = ElementTree.parse(tmp_path / "sub" / "gate.xml").getroot()
-    assert [case.get("name") for case in suite.iter("testcase")] == [f"fails if {rule}" for rule in rules]
+    assert [case.get("name") for case in suite.iter("testcase")] == [
+        f"fails if {rule}" for rule in rules
+    ]
     assert all(rule in ran.stdout for rule in rules)
-    assert len([line for line in ran.stderr.splitlines() if line.startswith(("Fails:", "Error:"))]) == len(
-        [rule for rule in rules if rule != HOLDS]
+    assert len(
+        [
+            line
+            for line in ran.stderr.splitlines()
+            if line.startswith(("Fails:", "Error:"))
+        ]
+    ) == len([rule for rule in rules if rule != HOLDS])
+
+
+def test_rules_are_taken_from_the_environment_before_the_project(
+    batchtune: Run, swept: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        f'[tool.batchtune.report]\nfail-if = "{UNKNOWN}"\n'
     )
-
-
-def test_rules_are_taken_from_the_environment_before_the_project(batchtune: Run, swept: Path, tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text(f'[tool.batchtune.report]\nfail-if = "{UNKNOWN}"\n')
     env = {"BATCHTUNE_FAIL_IF": f"{HOLDS}; {FAILS}\n fill < 0"}
     ran = batchtune("report", swept, "--format", "json", env=env)
-    assert [verdict["rule"] for verdict in json.loads(ran.stdout)["verdicts"]] == [HOLDS, FAILS, "fill < 0"]
+    assert [verdict["rule"] for verdict in json.loads(ran.stdout)["verdicts"]] == [
+        HOLDS,
+        FAILS,
+        "fill < 0",
+    ]
     assert ran.returncode == 3
     assert batchtune("report", swept, "--fail-if", HOLDS, env=env).returncode == 0
 
 
-def test_new_lengths_are_held_to_the_run(batchtune: Run, swept: Path, tmp_path: Path) -> None:
+def test_new_lengths_are_held_to_the_run(
+    batchtune: Run, swept: Path, tmp_path: Path
+) -> None:
     write_lengths(tmp_path / "new.csv", scale=1500)
     rules = ["stale > 2%", "beyond > 0", "changed == true"]
     given = [part for rule in rules for part in ("--fail-if", rule)]
@@ -99,21 +130,40 @@ def test_new_lengths_are_held_to_the_run(batchtune: Run, swept: Path, tmp_path: 
     ran = batchtune("report", swept, "--manifest", "new.csv", *reading, *given)
     assert ran.returncode == 3
     assert "beyond is " in ran.stdout
-    assert len([line for line in ran.stderr.splitlines() if line.startswith("Fails:")]) == 3
+    assert (
+        len([line for line in ran.stderr.splitlines() if line.startswith("Fails:")])
+        == 3
+    )
 
 
-def test_a_run_is_compared_with_a_baseline(batchtune: Run, swept: Path, tmp_path: Path) -> None:
-    assert batchtune("report", swept, "--baseline", swept, "--fail-if", "batches worse 0%").returncode == 0
+def test_a_run_is_compared_with_a_baseline(
+    batchtune: Run, swept: Path, tmp_path: Path
+) -> None:
+    assert (
+        batchtune(
+            "report", swept, "--baseline", swept, "--fail-if", "batches worse 0%"
+        ).returncode
+        == 0
+    )
     write_lengths(tmp_path / "shorter.csv", scale=0.5)
-    assert batchtune("sweep-buckets", "shorter.csv", *SWEEP, "--run", "other").returncode == 0
-    ran = batchtune("report", swept, "--baseline", "other", "--fail-if", "batches worse 2%")
+    assert (
+        batchtune("sweep-buckets", "shorter.csv", *SWEEP, "--run", "other").returncode
+        == 0
+    )
+    ran = batchtune(
+        "report", swept, "--baseline", "other", "--fail-if", "batches worse 2%"
+    )
     assert ran.returncode == 3
     assert "in the baseline (of other lengths): worse by more than 2%" in ran.stderr
 
 
 @pytest.mark.parametrize("damage", ["gone", "batches"])
 def test_for_an_unreadable_run_junit_has_an_error_for_each_rule(
-    batchtune: Run, swept: Path, edited: Callable[..., Path], tmp_path: Path, damage: str
+    batchtune: Run,
+    swept: Path,
+    edited: Callable[..., Path],
+    tmp_path: Path,
+    damage: str,
 ) -> None:
     (tmp_path / "gate.xml").write_text("an older one")
     sweep = json.loads((swept / "sweep.json").read_text())
@@ -121,7 +171,9 @@ def test_for_an_unreadable_run_junit_has_an_error_for_each_rule(
     run = edited(rows=sweep["rows"]) if damage == "batches" else "gone"
     ran = batchtune("report", run, "--fail-if", HOLDS, "--junit-xml", "gate.xml")
     assert (ran.returncode, ran.stdout) == (1, "")
-    assert ("`$.rows[1].batches`" if damage == "batches" else "no run folder") in ran.stderr
+    assert (
+        "`$.rows[1].batches`" if damage == "batches" else "no run folder"
+    ) in ran.stderr
     assert ElementTree.parse(tmp_path / "gate.xml").getroot().get("errors") == "1"
 
 
@@ -132,7 +184,10 @@ def test_for_an_unreadable_run_junit_has_an_error_for_each_rule(
         (["--fail-if", HOLDS, "--junit-xml", "a.md", "-o", "a.md"], "the same place"),
         (["--fail-if", HOLDS, "--junit-xml", "-"], "the same place"),
         (["--fail-if", HOLDS, "--format", "junit"], "'junit' is not one of"),
-        (["-o", "report.pdf"], "End it in .md, .html, .htm, .json, .txt, or give --format."),
+        (
+            ["-o", "report.pdf"],
+            "End it in .md, .html, .htm, .json, .txt, or give --format.",
+        ),
         (["--manifest", "new.csv", "--unit", "parsecs"], "unknown --unit 'parsecs'"),
     ],
 )
@@ -143,10 +198,21 @@ def test_options_that_make_no_sense_together_are_wrong_usage(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_github_gets_a_summary_and_annotations(batchtune: Run, swept: Path, tmp_path: Path) -> None:
+def test_github_gets_a_summary_and_annotations(
+    batchtune: Run, swept: Path, tmp_path: Path
+) -> None:
     (tmp_path / "summary.md").write_text("before\n", encoding="utf-8")
     env = {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
-    ran = batchtune("report", swept, "--github", "--fail-if", FAILS, "--fail-if", "padding_ratio <= 90%", env=env)
+    ran = batchtune(
+        "report",
+        swept,
+        "--github",
+        "--fail-if",
+        FAILS,
+        "--fail-if",
+        "padding_ratio <= 90%",
+        env=env,
+    )
     assert ran.returncode == 3
     summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert summary.startswith("before\n# batchtune report")
@@ -158,29 +224,50 @@ def test_github_gets_a_summary_and_annotations(batchtune: Run, swept: Path, tmp_
 
 
 @pytest.mark.parametrize("env", [{}, {"GITHUB_STEP_SUMMARY": ""}])
-def test_elsewhere_than_on_github_its_option_is_wrong_usage(batchtune: Run, swept: Path, env: dict[str, str]) -> None:
-    assert_usage(batchtune("report", swept, "--github", env={"GITHUB_STEP_SUMMARY": "", **env}), "GITHUB_STEP_SUMMARY")
+def test_elsewhere_than_on_github_its_option_is_wrong_usage(
+    batchtune: Run, swept: Path, env: dict[str, str]
+) -> None:
+    assert_usage(
+        batchtune("report", swept, "--github", env={"GITHUB_STEP_SUMMARY": "", **env}),
+        "GITHUB_STEP_SUMMARY",
+    )
 
 
-def test_what_was_read_and_what_a_run_needs_is_not_overwritten(batchtune: Run, swept: Path, tmp_path: Path) -> None:
+def test_what_was_read_and_what_a_run_needs_is_not_overwritten(
+    batchtune: Run, swept: Path, tmp_path: Path
+) -> None:
     run = shutil.copytree(swept, tmp_path / "mine")
     manifest = write_lengths(tmp_path / "new.csv")
     for arguments in (
         ["report", run, "-o", run / "sweep.json"],
         ["report", run, "--fail-if", FAILS, "--junit-xml", run / "sampler.yaml"],
-        ["report", run, "--manifest", manifest, "--fail-if", "stale > 0.5", "--junit-xml", manifest],
+        [
+            "report",
+            run,
+            "--manifest",
+            manifest,
+            "--fail-if",
+            "stale > 0.5",
+            "--junit-xml",
+            manifest,
+        ],
         ["report", run, "--manifest", manifest, "--format", "html", "-o", manifest],
         ["export", run, "--to", "speechbrain", "-o", run / "sweep.json"],
         ["schema", "sweep", "-o", run / "sweep.json"],
     ):
-        before = {path: path.read_bytes() for path in (run / "sweep.json", run / "sampler.yaml", manifest)}
+        before = {
+            path: path.read_bytes()
+            for path in (run / "sweep.json", run / "sampler.yaml", manifest)
+        }
         ran = batchtune(*arguments)
         assert ran.returncode == 2, arguments
         assert "must not be overwritten" in ran.stderr
         assert {path: path.read_bytes() for path in before} == before
 
 
-def test_an_environment_that_holds_no_rule_is_no_open_gate(batchtune: Run, swept: Path) -> None:
+def test_an_environment_that_holds_no_rule_is_no_open_gate(
+    batchtune: Run, swept: Path
+) -> None:
     ran = batchtune("report", swept, env={"BATCHTUNE_FAIL_IF": " ; "})
     assert (ran.returncode, "is not a rule" in ran.stderr) == (2, True)
 
@@ -195,7 +282,12 @@ def test_an_environment_that_holds_no_rule_is_no_open_gate(batchtune: Run, swept
     ids=["proven", "partly proven", "without a probe"],
 )
 def test_only_what_was_run_passes_as_proven(
-    batchtune: Run, tmp_path: Path, probe: Probe | None, sweep: Sweep, code: int, words: str
+    batchtune: Run,
+    tmp_path: Path,
+    probe: Probe | None,
+    sweep: Sweep,
+    code: int,
+    words: str,
 ) -> None:
     if probe is not None:
         write_result(tmp_path / "run" / "probe.json", probe)

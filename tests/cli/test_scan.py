@@ -40,21 +40,40 @@ def rows(path: Path) -> list[dict[str, object]]:
     return pyarrow.parquet.read_table(path).to_pylist()
 
 
-def test_the_lengths_of_shards_are_written_longest_first(batchtune: Run, shards: Path, tmp_path: Path) -> None:
-    ran = batchtune("scan", f"{shards}/train-{{0..3}}.tar", "--target-key", "txt", "-o", "lengths.parquet")
+def test_the_lengths_of_shards_are_written_longest_first(
+    batchtune: Run, shards: Path, tmp_path: Path
+) -> None:
+    ran = batchtune(
+        "scan",
+        f"{shards}/train-{{0..3}}.tar",
+        "--target-key",
+        "txt",
+        "-o",
+        "lengths.parquet",
+    )
     assert ran.returncode == 0, ran.stderr
     found = rows(tmp_path / "lengths.parquet")
-    assert [row["id"] for row in found] == [f"utt{number}" for number in reversed(range(12))]
-    assert [row["length"] for row in found] == [round(0.1 * number, 1) for number in range(12, 0, -1)]
-    assert [row["target_length"] for row in found] == [2.0 * number for number in range(12, 0, -1)]
+    assert [row["id"] for row in found] == [
+        f"utt{number}" for number in reversed(range(12))
+    ]
+    assert [row["length"] for row in found] == [
+        round(0.1 * number, 1) for number in range(12, 0, -1)
+    ]
+    assert [row["target_length"] for row in found] == [
+        2.0 * number for number in range(12, 0, -1)
+    ]
     assert found[0]["source"] == f"{shards}/train-3.tar"
     assert "12 lengths in descending order: 1.2 s to 0.1 s" in ran.stdout
     assert not (tmp_path / "lengths.parquet.parts").exists()
 
 
-def test_what_was_written_is_a_manifest_with_unit_and_targets(batchtune: Run, shards: Path) -> None:
+def test_what_was_written_is_a_manifest_with_unit_and_targets(
+    batchtune: Run, shards: Path
+) -> None:
     batchtune("scan", shards, "--target-key", "txt", "-o", "lengths.parquet")
-    direct = json.loads(batchtune("scan", shards, "--target-key", "txt", "--json").stdout)
+    direct = json.loads(
+        batchtune("scan", shards, "--target-key", "txt", "--json").stdout
+    )
     written = json.loads(batchtune("scan", "lengths.parquet", "--json").stdout)
     assert direct["lengths"].pop("reading") == {"target_key": "txt"}
     assert written["lengths"].pop("reading") == {}
@@ -63,7 +82,9 @@ def test_what_was_written_is_a_manifest_with_unit_and_targets(batchtune: Run, sh
     assert written["lengths"]["unit"] == "s"
 
 
-def test_a_broken_shard_is_named_and_only_it_is_read_again(batchtune: Run, shards: Path, tmp_path: Path) -> None:
+def test_a_broken_shard_is_named_and_only_it_is_read_again(
+    batchtune: Run, shards: Path, tmp_path: Path
+) -> None:
     whole = (shards / "train-2.tar").read_bytes()
     (shards / "train-2.tar").write_bytes(whole[: len(whole) // 3])
     ran = batchtune("scan", shards, "-o", "lengths.parquet")
@@ -80,18 +101,27 @@ def test_a_broken_shard_is_named_and_only_it_is_read_again(batchtune: Run, shard
     assert not (tmp_path / "lengths.parquet.parts").exists()
 
 
-def test_an_interrupted_scan_leaves_no_process_and_goes_on(batchtune: Run, tmp_path: Path) -> None:
+def test_an_interrupted_scan_leaves_no_process_and_goes_on(
+    batchtune: Run, tmp_path: Path
+) -> None:
     (tmp_path / "shards").mkdir()
     whole = tmp_path / "whole.tar"
     write_shard(whole, 0, 12)
     for number in range(600):
         os.link(whole, tmp_path / "shards" / f"train-{number:04}.tar")
     started = subprocess.Popen(
-        command("scan", "shards", "-o", "lengths.parquet", "--jobs", 2), cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        command("scan", "shards", "-o", "lengths.parquet", "--jobs", 2),
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     parts = tmp_path / "lengths.parquet.parts"
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and started.poll() is None and not list(parts.glob("*.part")):
+    while (
+        time.monotonic() < deadline
+        and started.poll() is None
+        and not list(parts.glob("*.part"))
+    ):
         os.sched_yield()
     started.send_signal(signal.SIGINT)
     _, stderr = started.communicate(timeout=60)
@@ -106,7 +136,12 @@ def test_an_interrupted_scan_leaves_no_process_and_goes_on(batchtune: Run, tmp_p
 
 
 def test_a_dash_writes_parquet_to_stdout(tmp_path: Path, manifest: Path) -> None:
-    ran = subprocess.run(command("scan", manifest, "-o", "-"), cwd=tmp_path, capture_output=True, check=True)
+    ran = subprocess.run(
+        command("scan", manifest, "-o", "-"),
+        cwd=tmp_path,
+        capture_output=True,
+        check=True,
+    )
     assert pyarrow.parquet.read_table(io.BytesIO(ran.stdout)).num_rows == 36
     assert b"36 lengths" in ran.stderr
 
@@ -119,14 +154,18 @@ def test_a_dash_writes_parquet_to_stdout(tmp_path: Path, manifest: Path) -> None
         (["-o", "absent/../lengths.csv/x.parquet"], 1),
     ],
 )
-def test_wrong_usage_is_said_in_one_message(batchtune: Run, manifest: Path, arguments: list[str], code: int) -> None:
+def test_wrong_usage_is_said_in_one_message(
+    batchtune: Run, manifest: Path, arguments: list[str], code: int
+) -> None:
     ran = batchtune("scan", manifest, *arguments)
     assert ran.returncode == code
     assert ran.stderr.count("Error:") + ran.stderr.count("Usage:") >= 1
     assert "Traceback" not in ran.stderr
 
 
-def test_a_file_that_is_no_parquet_is_not_overwritten(batchtune: Run, manifest: Path) -> None:
+def test_a_file_that_is_no_parquet_is_not_overwritten(
+    batchtune: Run, manifest: Path
+) -> None:
     before = manifest.read_bytes()
     ran = batchtune("scan", manifest, "-o", manifest.name)
     assert ran.returncode == 2

@@ -38,7 +38,10 @@ def validator(name: str) -> Draft202012Validator:
 
 
 def errors(name: str, document: Any) -> list[str]:
-    return [f"{error.json_path}: {error.message}" for error in validator(name).iter_errors(document)]
+    return [
+        f"{error.json_path}: {error.message}"
+        for error in validator(name).iter_errors(document)
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -79,11 +82,17 @@ def documents(written: Path) -> Iterator[tuple[str, str, Any]]:
         "export": "export",
     }
     for command, name in printed.items():
-        yield f"{command} --json", name, json.loads((written / f"{command}.stdout").read_text())
+        yield (
+            f"{command} --json",
+            name,
+            json.loads((written / f"{command}.stdout").read_text()),
+        )
 
 
 def test_all_that_commands_write_and_print_holds_to_its_schema(written: Path) -> None:
-    found = {where: errors(name, document) for where, name, document in documents(written)}
+    found = {
+        where: errors(name, document) for where, name, document in documents(written)
+    }
     assert {where: wrong for where, wrong in found.items() if wrong} == {}
 
 
@@ -93,33 +102,49 @@ def test_the_schemas_cover_every_file_of_a_run_folder(written: Path) -> None:
 
 
 def test_what_is_damaged_does_not_hold(written: Path) -> None:
-    for name, document in {name: document for _, name, document in documents(written)}.items():
+    for name, document in {
+        name: document for _, name, document in documents(written)
+    }.items():
         assert not validator(name).is_valid({"meta": document.get("meta")}), name
         for field in SCHEMAS[name].record.__struct_fields__[:3]:
-            assert not validator(name).is_valid({**document, field: {"not": "this"}}), f"{name} with another {field}"
+            assert not validator(name).is_valid({**document, field: {"not": "this"}}), (
+                f"{name} with another {field}"
+            )
 
 
-@pytest.mark.parametrize("stream", [made_stream(timed=False), whole_stream()], ids=["made", "whole"])
+@pytest.mark.parametrize(
+    "stream", [made_stream(timed=False), whole_stream()], ids=["made", "whole"]
+)
 def test_a_stream_holds_to_its_schema(stream: StreamSweep) -> None:
     document = json.loads(encode(stream))
     assert errors("stream", document) == []
-    assert errors("stream", {**document, "shards": {**document["shards"], "broken": -1}})
+    assert errors(
+        "stream", {**document, "shards": {**document["shards"], "broken": -1}}
+    )
 
 
 def test_another_format_or_a_newer_version_does_not_hold() -> None:
     document = json.loads(encode(made_sweep()))
     assert errors("sweep", document) == []
     assert errors("probe", document)
-    assert errors("sweep", {**document, "meta": {**document["meta"], "format": "batchtune/probe"}})
+    assert errors(
+        "sweep", {**document, "meta": {**document["meta"], "format": "batchtune/probe"}}
+    )
     assert errors("sweep", {**document, "meta": {**document["meta"], "version": 99}})
 
 
 def test_the_schemas_are_as_in_their_snapshots() -> None:
-    texts = {f"{name}.schema.json": json.dumps(schema_of(name), indent=2, ensure_ascii=False) for name in SCHEMAS}
+    texts = {
+        f"{name}.schema.json": json.dumps(schema_of(name), indent=2, ensure_ascii=False)
+        for name in SCHEMAS
+    }
     if os.environ.get("REFRESH_SNAPSHOTS") == "1":
         for name, text in texts.items():
             (SNAPSHOTS / name).write_text(f"{text}\n", encoding="utf-8")
-    assert {path.name: path.read_text(encoding="utf-8").strip() for path in SNAPSHOTS.iterdir()} == texts
+    assert {
+        path.name: path.read_text(encoding="utf-8").strip()
+        for path in SNAPSHOTS.iterdir()
+    } == texts
 
 
 def test_a_schema_is_one_of_2020_12() -> None:
@@ -128,8 +153,15 @@ def test_a_schema_is_one_of_2020_12() -> None:
 
 
 def test_schemas_are_listed_printed_and_written(batchtune: Run, tmp_path: Path) -> None:
-    assert [line.split()[0] for line in batchtune("schema").stdout.splitlines()] == list(SCHEMAS)
-    assert [one["name"] for one in json.loads(batchtune("schema", "--json").stdout)["schemas"]] == list(SCHEMAS)
+    assert [
+        line.split()[0] for line in batchtune("schema").stdout.splitlines()
+    ] == list(SCHEMAS)
+    assert [
+        one["name"]
+        for one in json.loads(batchtune("schema", "--json").stdout)["schemas"]
+    ] == list(SCHEMAS)
     assert json.loads(batchtune("schema", "sweep").stdout) == schema_of("sweep")
     assert batchtune("schema", "probe", "-o", "probe.schema.json").stdout == ""
-    assert json.loads((tmp_path / "probe.schema.json").read_text()) == schema_of("probe")
+    assert json.loads((tmp_path / "probe.schema.json").read_text()) == schema_of(
+        "probe"
+    )

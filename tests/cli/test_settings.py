@@ -17,7 +17,9 @@ def configure(tmp_path: Path, text: str) -> None:
     (tmp_path / "pyproject.toml").write_text(text)
 
 
-def test_flags_come_before_the_environment_before_the_project(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+def test_flags_come_before_the_environment_before_the_project(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
     general = '[tool.batchtune]\nmax-batch-length = 60\nnum_buckets = [6, 7]\nstrategy = "linear"\nset = { a = 1 }\n'
     env = {"BATCHTUNE_NUM_BUCKETS": "4"}
     for project, options, env_of_run, expected in (
@@ -35,15 +37,35 @@ def test_flags_come_before_the_environment_before_the_project(batchtune: Run, ma
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[tool.batchtune]\nnum_bucket = 7\n", "'num_bucket'\nDid you mean 'num-buckets'?"),
+        (
+            "[tool.batchtune]\nnum_bucket = 7\n",
+            "'num_bucket'\nDid you mean 'num-buckets'?",
+        ),
         ("[tool.batchtune\n", "pyproject.toml is not a TOML file"),
-        ("[tool.batchtune.sweep-bucket]\nnum-buckets = 3\n", "'sweep-bucket'\nDid you mean 'sweep-buckets'?"),
+        (
+            "[tool.batchtune.sweep-bucket]\nnum-buckets = 3\n",
+            "'sweep-bucket'\nDid you mean 'sweep-buckets'?",
+        ),
         ("[tool.batchtune]\nforce = true\n", "unknown setting 'force'"),
-        ("[tool.batchtune]\nmin-length = true\n", "min-length: True is of the wrong kind"),
+        (
+            "[tool.batchtune]\nmin-length = true\n",
+            "min-length: True is of the wrong kind",
+        ),
         ("[tool]\nbatchtune = 3\n", "tool.batchtune must be a table"),
-        ('[tool.batchtune]\nworld-size = "many"\n', "'many' from {file}, [tool.batchtune] world-size"),
+        (
+            '[tool.batchtune]\nworld-size = "many"\n',
+            "'many' from {file}, [tool.batchtune] world-size",
+        ),
     ],
-    ids=["key", "no TOML", "command", "of one command line", "kind", "no table", "value"],
+    ids=[
+        "key",
+        "no TOML",
+        "command",
+        "of one command line",
+        "kind",
+        "no table",
+        "value",
+    ],
 )
 def test_what_is_wrong_in_the_project_is_named(
     batchtune: Run, manifest: Path, tmp_path: Path, text: str, said: str
@@ -54,7 +76,9 @@ def test_what_is_wrong_in_the_project_is_named(
     assert said.format(file=tmp_path / "pyproject.toml") in ran.stderr
 
 
-def test_what_comes_from_the_environment_is_said(batchtune: Run, manifest: Path) -> None:
+def test_what_comes_from_the_environment_is_said(
+    batchtune: Run, manifest: Path
+) -> None:
     ran = batchtune("sweep-buckets", manifest, env={"BATCHTUNE_UNIT": "sec"})
     assert ran.returncode == 2
     assert "Settings: unit sec from BATCHTUNE_UNIT\n" in ran.stderr
@@ -63,11 +87,16 @@ def test_what_comes_from_the_environment_is_said(batchtune: Run, manifest: Path)
     assert "got 'many' from BATCHTUNE_NUM_LENGTHS" in ran.stderr
 
 
-def test_a_manifests_format_is_not_taken_for_a_reports(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+def test_a_manifests_format_is_not_taken_for_a_reports(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
     configure(tmp_path, '[tool.batchtune]\nformat = "table"\nmax-batch-length = 60\n')
     assert batchtune("sweep-buckets", manifest).returncode == 0
     assert batchtune("report").stdout.startswith("Set ")
-    configure(tmp_path, '[tool.batchtune]\nformat = "table"\n[tool.batchtune.report]\nformat = "markdown"\n')
+    configure(
+        tmp_path,
+        '[tool.batchtune]\nformat = "table"\n[tool.batchtune.report]\nformat = "markdown"\n',
+    )
     assert batchtune("report").stdout.startswith("# batchtune report")
 
 
@@ -75,15 +104,23 @@ CODE = '[tool.batchtune]\nworkload = "train.py:Step"\n'
 PROBE = ("probe-oom", "--device", "cpu")
 
 
-def test_what_comes_from_the_project_is_said(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+def test_what_comes_from_the_project_is_said(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
     configure(tmp_path, CODE)
     ran = batchtune(*PROBE, manifest)
     assert "workload train.py:Step from pyproject.toml\n" in ran.stderr
     assert "train.py does not exist" in ran.stderr
     configure(tmp_path, "[tool.batchtune]\nnum-buckets = 2\nmax_batch_length = 60\n")
     ran = batchtune("sweep-buckets", manifest)
-    assert "num-buckets 2 from pyproject.toml, max-batch-length 60 from pyproject.toml\n" in ran.stderr
-    assert "from pyproject.toml" not in batchtune("sweep-buckets", manifest, "--quiet").stderr
+    assert (
+        "num-buckets 2 from pyproject.toml, max-batch-length 60 from pyproject.toml\n"
+        in ran.stderr
+    )
+    assert (
+        "from pyproject.toml"
+        not in batchtune("sweep-buckets", manifest, "--quiet").stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,14 +128,28 @@ def test_what_comes_from_the_project_is_said(batchtune: Run, manifest: Path, tmp
     [
         (PROBE, 'workload = "train.py:Step"', "--workload"),
         (PROBE, "set = { layers = 1 }", "--set"),
-        (("report", "."), '[tool.batchtune.report]\njunit-xml = "../victim"', "--junit-xml"),
+        (
+            ("report", "."),
+            '[tool.batchtune.report]\njunit-xml = "../victim"',
+            "--junit-xml",
+        ),
         (("sweep-buckets", "--max-batch-length", 60), 'run = ".."', "--run"),
     ],
 )
 def test_a_project_in_a_run_folder_names_no_code_or_outputs(
-    batchtune: Run, manifest: Path, tmp_path: Path, command: tuple[object, ...], setting: str, option: str
+    batchtune: Run,
+    manifest: Path,
+    tmp_path: Path,
+    command: tuple[object, ...],
+    setting: str,
+    option: str,
 ) -> None:
-    assert batchtune("sweep-buckets", manifest, "--max-batch-length", 60, "--run", ".").returncode == 0
+    assert (
+        batchtune(
+            "sweep-buckets", manifest, "--max-batch-length", 60, "--run", "."
+        ).returncode
+        == 0
+    )
     configure(tmp_path, f"[tool.batchtune]\n{setting}\n")
     given = command if command[0] == "report" else (*command, manifest)
     ran = batchtune(*given)
@@ -108,21 +159,29 @@ def test_a_project_in_a_run_folder_names_no_code_or_outputs(
     assert not (tmp_path.parent / "victim").exists()
 
 
-def test_code_on_the_command_line_needs_no_trusted_project(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+def test_code_on_the_command_line_needs_no_trusted_project(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
     configure(tmp_path, CODE)
     (tmp_path / "sweep.json").touch()
     ran = batchtune(*PROBE, manifest, "--workload", "mine.py:Step")
     assert "mine.py does not exist" in ran.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-def test_a_project_of_another_user_names_no_code(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can give a file to another user"
+)
+def test_a_project_of_another_user_names_no_code(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
     configure(tmp_path, CODE)
     os.chown(tmp_path / "pyproject.toml", 12345, -1)
     ran = batchtune(*PROBE, manifest)
     assert ran.returncode == 2
     assert "is not used: the file belongs to another user" in ran.stderr
-    os.chown(tmp_path, 12345, -1)  # as in a container that runs as root on somebody's project
+    os.chown(
+        tmp_path, 12345, -1
+    )  # as in a container that runs as root on somebody's project
     assert "train.py does not exist" in batchtune(*PROBE, manifest).stderr
 
 
@@ -131,13 +190,24 @@ def test_a_link_to_the_users_own_project_is_not_theirs(
 ) -> None:
     configure(tmp_path, CODE)
     lstat = Path.lstat
-    monkeypatch.setattr(Path, "lstat", lambda path: os.stat_result([*lstat(path)[:4], 12345, *lstat(path)[5:]]))
-    assert "is not used: the file belongs to another user" in batchtune(*PROBE, manifest).stderr
+    monkeypatch.setattr(
+        Path,
+        "lstat",
+        lambda path: os.stat_result([*lstat(path)[:4], 12345, *lstat(path)[5:]]),
+    )
+    assert (
+        "is not used: the file belongs to another user"
+        in batchtune(*PROBE, manifest).stderr
+    )
 
 
 @pytest.mark.parametrize("end", ["root", "home"])
 def test_the_search_ends_at_the_projects_root_or_at_home(
-    batchtune: Run, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+    batchtune: Run,
+    manifest: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
 ) -> None:
     configure(tmp_path, "no TOML")
     inside = tmp_path / "project" / "inside"
@@ -146,14 +216,23 @@ def test_the_search_ends_at_the_projects_root_or_at_home(
         (tmp_path / "project" / ".git").mkdir()
     else:
         monkeypatch.setenv("HOME", str(tmp_path / "project"))
-    arguments = ("sweep-buckets", manifest, "--max-batch-length", "60", "--num-buckets", "2")
+    arguments = (
+        "sweep-buckets",
+        manifest,
+        "--max-batch-length",
+        "60",
+        "--num-buckets",
+        "2",
+    )
     monkeypatch.chdir(inside)
     assert run_here(*arguments).returncode == 0
     configure(tmp_path / "project", "no TOML")
     assert "is not a TOML file" in run_here(*arguments).stderr
 
 
-def test_a_project_that_nests_without_end_is_one_error(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+def test_a_project_that_nests_without_end_is_one_error(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
     configure(tmp_path, "a = " + "[" * 100_000)
     ran = batchtune("sweep-buckets", manifest, "--max-batch-length", 60)
     assert ran.returncode == 2

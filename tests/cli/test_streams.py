@@ -16,28 +16,53 @@ BASH = ["bash", "-o", "pipefail", "-c"]
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("swept")
-    (folder / "lengths.csv").write_text("id,duration\n" + "".join(f"{n},{(5, 10, 20)[n % 3]}\n" for n in range(36)))
-    ran = run_here("sweep-buckets", folder / "lengths.csv", "--max-batch-length", 60, "--run", folder / "run")
+    (folder / "lengths.csv").write_text(
+        "id,duration\n" + "".join(f"{n},{(5, 10, 20)[n % 3]}\n" for n in range(36))
+    )
+    ran = run_here(
+        "sweep-buckets",
+        folder / "lengths.csv",
+        "--max-batch-length",
+        60,
+        "--run",
+        folder / "run",
+    )
     assert ran.returncode == 0, ran.stderr
     return folder / "run"
 
 
-@pytest.mark.parametrize("redirected", ["| true", "2>&-", pytest.param("--format html | true", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "redirected",
+    ["| true", "2>&-", pytest.param("--format html | true", marks=pytest.mark.slow)],
+)
 def test_a_failing_gate_ends_with_3_whoever_reads(swept: Path, redirected: str) -> None:
     gate = shlex.join(command("report", swept, "--fail-if", "batches > 0"))
-    ran = subprocess.run([*BASH, f"{gate} {redirected}"], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [*BASH, f"{gate} {redirected}"], capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 3
     assert "Traceback" not in ran.stderr and "BrokenPipe" not in ran.stderr
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["report", "nowhere"], 1), (["report", "--help"], 0)])
-def test_errors_and_help_end_as_with_a_reader(arguments: list[str], code: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["report", "nowhere"], 1), (["report", "--help"], 0)]
+)
+def test_errors_and_help_end_as_with_a_reader(
+    arguments: list[str], code: int, tmp_path: Path
+) -> None:
     for redirected in ("2>&1 | true", ">&- 2>&-"):
         script = f"{shlex.join(command(*arguments))} {redirected}"
-        assert subprocess.run([*BASH, script], cwd=tmp_path, capture_output=True, check=False).returncode == code
+        assert (
+            subprocess.run(
+                [*BASH, script], cwd=tmp_path, capture_output=True, check=False
+            ).returncode
+            == code
+        )
 
 
 def test_errors_never_get_into_the_result_where_stderr_is_closed(swept: Path) -> None:
     gate = shlex.join(command("report", swept, "--json", "--fail-if", "batches > 0"))
-    ran = subprocess.run([*BASH, f"{gate} 2>&-"], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [*BASH, f"{gate} 2>&-"], capture_output=True, text=True, check=False
+    )
     assert ran.stdout.startswith("{") and "Fails:" not in ran.stdout

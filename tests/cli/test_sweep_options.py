@@ -22,32 +22,75 @@ dynamic_batch_sampler:
 
 
 def sweep_of(tmp_path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((tmp_path / "batchtune-run" / "sweep.json").read_text())
+    found: dict[str, Any] = json.loads(
+        (tmp_path / "batchtune-run" / "sweep.json").read_text()
+    )
     return found
 
 
-def test_the_result_fits_on_a_screen_and_full_shows_all_tables(batchtune: Run, manifest: Path) -> None:
-    sweep = ["sweep-buckets", manifest, "--max-batch-length", 60, "--num-buckets", "2:6"]
-    brief, full = batchtune(*sweep, "--force").stdout, batchtune(*sweep, "--force", "--full").stdout
-    assert len(brief.splitlines()) <= 20 and "batchtune probe-oom MANIFEST --workload W" in brief
+def test_the_result_fits_on_a_screen_and_full_shows_all_tables(
+    batchtune: Run, manifest: Path
+) -> None:
+    sweep = [
+        "sweep-buckets",
+        manifest,
+        "--max-batch-length",
+        60,
+        "--num-buckets",
+        "2:6",
+    ]
+    brief, full = (
+        batchtune(*sweep, "--force").stdout,
+        batchtune(*sweep, "--force", "--full").stdout,
+    )
+    assert (
+        len(brief.splitlines()) <= 20
+        and "batchtune probe-oom MANIFEST --workload W" in brief
+    )
     assert "Bucket tables and pools compared" in full and "Bucket tables" not in brief
-    assert batchtune("report").stdout == brief and batchtune("report", "--full").stdout == full
+    assert (
+        batchtune("report").stdout == brief
+        and batchtune("report", "--full").stdout == full
+    )
     assert batchtune("report", "-o", "report.txt").returncode == 0
-    assert batchtune("report", "--format", "terminal", "-o", "-", "--full").stdout == full
+    assert (
+        batchtune("report", "--format", "terminal", "-o", "-", "--full").stdout == full
+    )
 
 
 def test_everything_at_once(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text(RECIPE)
-    options = ["--max-batch-length", 60, "--num-buckets", "2:6", "--current", "train.yaml", "--multiple-of", 0.5]
-    options += ["--world-size", 4, "--same-bucket", "--accumulate", 2, "--min-randomness", 0.05]
+    options = [
+        "--max-batch-length",
+        60,
+        "--num-buckets",
+        "2:6",
+        "--current",
+        "train.yaml",
+        "--multiple-of",
+        0.5,
+    ]
+    options += [
+        "--world-size",
+        4,
+        "--same-bucket",
+        "--accumulate",
+        2,
+        "--min-randomness",
+        0.05,
+    ]
     ran = batchtune("sweep-buckets", manifest, *options)
     assert ran.returncode == 0, ran.stderr
-    assert "SpeechBrain, max_batch_length=60 s, num_buckets=20 (train.yaml" in " ".join(ran.stdout.split())
+    assert "SpeechBrain, max_batch_length=60 s, num_buckets=20 (train.yaml" in " ".join(
+        ran.stdout.split()
+    )
     found = sweep_of(tmp_path)
     assert found["current"]["strategy"] == "current"
     assert found["current_settings"]["num_buckets"] == 20
     assert found["settings"]["world_size"] == 4
-    assert all(boundary % 0.5 == 0 for row in found["rows"] for boundary in row["boundaries"])
+    assert all(
+        boundary % 0.5 == 0 for row in found["rows"] for boundary in row["boundaries"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +106,12 @@ def test_everything_at_once(batchtune: Run, manifest: Path, tmp_path: Path) -> N
     ],
 )
 def test_a_bad_value_is_one_message_and_no_file(
-    batchtune: Run, manifest: Path, tmp_path: Path, options: list[str], code: tuple[int, ...], message: str
+    batchtune: Run,
+    manifest: Path,
+    tmp_path: Path,
+    options: list[str],
+    code: tuple[int, ...],
+    message: str,
 ) -> None:
     ran = batchtune("sweep-buckets", manifest, "--max-batch-length", 60, *options)
     assert ran.returncode in code, ran.stderr

@@ -21,7 +21,9 @@ def write_shards(folder: Path, count: int = 4, samples: int = 100) -> list[Path]
     for number in range(count):
         members = []
         for sample in range(samples):
-            content = json.dumps({"duration": round(float(random.gamma(6, 2)) + 0.5, 2)})
+            content = json.dumps(
+                {"duration": round(float(random.gamma(6, 2)) + 0.5, 2)}
+            )
             members.append((f"{number}-{sample:05d}.json", content.encode()))
         paths.append(folder / f"train-{number:03d}.tar")
         paths[-1].write_bytes(shard(members))
@@ -29,21 +31,40 @@ def write_shards(folder: Path, count: int = 4, samples: int = 100) -> list[Path]
 
 
 def written(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "batchtune-run" / "stream.json").read_text())
+    found: dict[str, Any] = json.loads(
+        (folder / "batchtune-run" / "stream.json").read_text()
+    )
     return found
 
 
-def test_shards_are_tuned_and_both_files_written(batchtune: Run, tmp_path: Path) -> None:
+def test_shards_are_tuned_and_both_files_written(
+    batchtune: Run, tmp_path: Path
+) -> None:
     write_shards(tmp_path)
-    ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, "--workers", 2, "--world-size", 2)
+    ran = batchtune(
+        "sweep-stream",
+        "train-{000..003}.tar",
+        *SMALL,
+        "--workers",
+        2,
+        "--world-size",
+        2,
+    )
     assert ran.returncode == 0, ran.stderr
     assert "BucketedStream" in ran.stdout
     found = written(tmp_path)
-    assert (found["shards"]["count"], found["shards"]["assumed"], found["shards"]["repeated_ids"]) == (4, False, 0)
+    assert (
+        found["shards"]["count"],
+        found["shards"]["assumed"],
+        found["shards"]["repeated_ids"],
+    ) == (4, False, 0)
     config = YAML(typ="safe").load(tmp_path / "batchtune-run" / "stream.yaml")
     row = found["rows"][found["recommended"]]
     if row["algorithm"] != "speechbrain":
-        assert (config["algorithm"], config["buffer_size"]) == (row["algorithm"], row["buffer_size"])
+        assert (config["algorithm"], config["buffer_size"]) == (
+            row["algorithm"],
+            row["buffer_size"],
+        )
     assert config["batches_per_epoch"] == found["batches_per_rank"]
 
 
@@ -52,7 +73,12 @@ def test_the_same_stream_gives_the_same_bytes(batchtune: Run, tmp_path: Path) ->
     seen = []
     for _ in range(2):
         assert batchtune("sweep-stream", "train-{000..003}.tar", *SMALL).returncode == 0
-        seen.append([(tmp_path / "batchtune-run" / name).read_bytes() for name in ("stream.json", "stream.yaml")])
+        seen.append(
+            [
+                (tmp_path / "batchtune-run" / name).read_bytes()
+                for name in ("stream.json", "stream.yaml")
+            ]
+        )
     assert seen[0] == seen[1]
 
 
@@ -62,7 +88,10 @@ def test_current_settings_in_samples_are_a_row(batchtune: Run, tmp_path: Path) -
     ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, "--current", now)
     assert ran.returncode == 0, ran.stderr
     found = written(tmp_path)
-    assert (found["current"]["target_batch_numel"], found["current"]["max_batch_numel"]) == (45, 60)
+    assert (
+        found["current"]["target_batch_numel"],
+        found["current"]["max_batch_numel"],
+    ) == (45, 60)
     assert found["current_fits"] is True
     assert found["current_settings"]["source"] == "--current"
 

@@ -18,7 +18,16 @@ from batchtune.results import Probe, read_result
 
 MIB = 1 << 20
 # One example of 20 s takes 52 MiB, of 10 s 18, of 5 s 7.
-WORKLOAD = ["--workload", KNOWN, "--set", f"a={MIB}", "--set", f"b={0.08 * MIB}", "--device", "cpu"]
+WORKLOAD = [
+    "--workload",
+    KNOWN,
+    "--set",
+    f"a={MIB}",
+    "--set",
+    f"b={0.08 * MIB}",
+    "--device",
+    "cpu",
+]
 MEMORY = ["--memory", "460MiB"]
 
 
@@ -54,13 +63,20 @@ def test_tune_makes_a_config_that_a_dataloader_runs(tuned: Path) -> None:
     }
     sweep = json.loads((run / "sweep.json").read_text())
     lengths = [(5.0, 10.0, 20.0)[number % 3] for number in range(36)]
-    loader = torch.utils.data.DataLoader(lengths, batch_sampler=sampler_from_config(run / "sampler.yaml", lengths))  # type: ignore[arg-type]
+    loader = torch.utils.data.DataLoader(
+        lengths, batch_sampler=sampler_from_config(run / "sampler.yaml", lengths)
+    )  # type: ignore[arg-type]
     batches = [batch.tolist() for batch in loader]
     evidence = read_sampler_yaml(run / "sampler.yaml").evidence
-    assert len(batches) == sweep["rows"][sweep["recommended"]]["batches"] == evidence.batches
+    assert (
+        len(batches)
+        == sweep["rows"][sweep["recommended"]]["batches"]
+        == evidence.batches
+    )
     assert sorted(length for batch in batches for length in batch) == sorted(lengths)
     frontier = {
-        point["length"]: point["batch_size"] for point in json.loads((run / "probe.json").read_text())["frontier"]
+        point["length"]: point["batch_size"]
+        for point in json.loads((run / "probe.json").read_text())["frontier"]
     }
     assert all(len(batch) <= frontier[max(batch)] for batch in batches)
 
@@ -69,7 +85,9 @@ def test_interrupted_and_started_again_it_repeats_no_trial(
     batchtune: Run, manifest: Path, tmp_path: Path, tuned: Path
 ) -> None:
     arguments = ["probe-oom", manifest, *WORKLOAD, *MEMORY, "--run", "cut"]
-    process = subprocess.Popen(command(*arguments), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(*arguments), cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
     journal = tmp_path / "cut" / "trials.jsonl"
     while not (journal.exists() and journal.read_bytes().count(b"\n") >= 3):
         assert process.poll() is None, "it ended before it could be interrupted"
@@ -88,9 +106,20 @@ def test_interrupted_and_started_again_it_repeats_no_trial(
     assert frontier(tmp_path / "cut") == frontier(tuned / "batchtune-run")
 
 
-def test_terminated_it_leaves_no_child_of_the_workload(manifest: Path, tmp_path: Path) -> None:
+def test_terminated_it_leaves_no_child_of_the_workload(
+    manifest: Path, tmp_path: Path
+) -> None:
     process = subprocess.Popen(
-        command("probe-oom", manifest, "--workload", f"{FAULTY}:ForksAndHangs", "--device", "cpu", "--memory", "1GiB"),
+        command(
+            "probe-oom",
+            manifest,
+            "--workload",
+            f"{FAULTY}:ForksAndHangs",
+            "--device",
+            "cpu",
+            "--memory",
+            "1GiB",
+        ),
         cwd=tmp_path,
         stderr=subprocess.DEVNULL,
     )
@@ -106,15 +135,32 @@ def test_terminated_it_leaves_no_child_of_the_workload(manifest: Path, tmp_path:
         time.sleep(0.02)
 
 
-def test_a_second_probe_in_the_same_folder_is_refused(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
-    arguments = ["probe-oom", manifest, "--workload", f"{FAULTY}:Hangs", "--device", "cpu", "--memory", "1GiB"]
-    process = subprocess.Popen(command(*arguments), cwd=tmp_path, stderr=subprocess.DEVNULL)
+def test_a_second_probe_in_the_same_folder_is_refused(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
+    arguments = [
+        "probe-oom",
+        manifest,
+        "--workload",
+        f"{FAULTY}:Hangs",
+        "--device",
+        "cpu",
+        "--memory",
+        "1GiB",
+    ]
+    process = subprocess.Popen(
+        command(*arguments), cwd=tmp_path, stderr=subprocess.DEVNULL
+    )
     while not (tmp_path / "batchtune-run" / "run.json").exists():
         assert process.poll() is None
         time.sleep(0.02)
-    before = {path.name: path.read_bytes() for path in (tmp_path / "batchtune-run").iterdir()}
+    before = {
+        path.name: path.read_bytes() for path in (tmp_path / "batchtune-run").iterdir()
+    }
     ran = batchtune(*arguments)
-    after = {path.name: path.read_bytes() for path in (tmp_path / "batchtune-run").iterdir()}
+    after = {
+        path.name: path.read_bytes() for path in (tmp_path / "batchtune-run").iterdir()
+    }
     process.send_signal(signal.SIGINT)
     process.wait()
     assert ran.returncode == 1
@@ -122,23 +168,38 @@ def test_a_second_probe_in_the_same_folder_is_refused(batchtune: Run, manifest: 
     assert before == after
 
 
-def test_a_workload_that_cant_be_built_costs_no_earlier_run(batchtune: Run, manifest: Path, run: Path) -> None:
+def test_a_workload_that_cant_be_built_costs_no_earlier_run(
+    batchtune: Run, manifest: Path, run: Path
+) -> None:
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    assert batchtune("tune", manifest, "--workload", f"{FAULTY}:RaisesInSetup", "--force").returncode == 1
+    assert (
+        batchtune(
+            "tune", manifest, "--workload", f"{FAULTY}:RaisesInSetup", "--force"
+        ).returncode
+        == 1
+    )
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
 def shapes(journal: Path) -> list[tuple[int, float]]:
-    return [(trial["batch_size"], trial["length"]) for trial in map(json.loads, journal.read_text().splitlines())]
+    return [
+        (trial["batch_size"], trial["length"])
+        for trial in map(json.loads, journal.read_text().splitlines())
+    ]
 
 
 def frontier(run: Path) -> list[tuple[float, int, str]]:
     points = json.loads((run / "probe.json").read_text())["frontier"]
-    return [(point["length"], point["batch_size"], point["closed_by"]) for point in points]
+    return [
+        (point["length"], point["batch_size"], point["closed_by"]) for point in points
+    ]
 
 
 def alive(process: int) -> bool:
     try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return (
+            Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+            != "Z"
+        )
     except OSError:
         return False

@@ -11,7 +11,9 @@ import pytest
 from cli.conftest import Run
 from ruamel.yaml import YAML
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="loaders are measured on Linux")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="loaders are measured on Linux"
+)
 
 LOADERS = '''
 import os, random, signal, time
@@ -95,7 +97,9 @@ def tuning(batchtune: Run, tmp_path: Path) -> Run:
 
 
 def written(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "batchtune-run" / "loader.json").read_text())
+    found: dict[str, Any] = json.loads(
+        (folder / "batchtune-run" / "loader.json").read_text()
+    )
     return found
 
 
@@ -105,10 +109,15 @@ def test_the_fewest_workers_that_keep_up_are_recommended(
     monkeypatch.setattr("batchtune.loaders.tuner._PACED_BATCHES", 60)
     monkeypatch.setattr("batchtune.loaders.tuner._STAGES_SECONDS", 0.3)
     swept = [*PLAIN, "--sweep", "num_workers=0,1", "--sweep", "prefetch_factor=2"]
-    ran = tuning("tune-loader", "loaders.py:make", "--step-ms", "30", *swept, *QUICK, "--stages")
+    ran = tuning(
+        "tune-loader", "loaders.py:make", "--step-ms", "30", *swept, *QUICK, "--stages"
+    )
     assert ran.returncode == 0, ran.stderr
     found = written(tmp_path)
-    alone, one = (next(row for row in found["rows"] if row["workers"] == workers) for workers in (0, 1))
+    alone, one = (
+        next(row for row in found["rows"] if row["workers"] == workers)
+        for workers in (0, 1)
+    )
     # 16 ms to make a batch, 30 ms to train with it, one after the other or at the same time.
     assert 0.3 < alone["gpu_idle"] < 0.7
     assert one["gpu_idle"] < alone["gpu_idle"] / 2
@@ -124,10 +133,14 @@ def test_the_fewest_workers_that_keep_up_are_recommended(
     assert again.returncode == 1 and "--force" in again.stderr
 
 
-def test_settings_that_fail_are_named_and_the_rest_goes_on(tuning: Run, tmp_path: Path) -> None:
+def test_settings_that_fail_are_named_and_the_rest_goes_on(
+    tuning: Run, tmp_path: Path
+) -> None:
     swept = [*PLAIN, "--sweep", "num_workers=1", "--sweep", "prefetch_factor=2"]
     faults = ["--sweep", "fault=none,raises,hangs,dies"]
-    ran = tuning("tune-loader", "loaders.py:faulty", *swept, *faults, *QUICK, "--timeout", "1")
+    ran = tuning(
+        "tune-loader", "loaders.py:faulty", *swept, *faults, *QUICK, "--timeout", "1"
+    )
     assert ran.returncode == 0, ran.stderr
     found = written(tmp_path)
     rows = {row["arguments"]["fault"]: row for row in found["rows"]}
@@ -141,24 +154,48 @@ def test_settings_that_fail_are_named_and_the_rest_goes_on(tuning: Run, tmp_path
 
 
 @pytest.mark.parametrize("how", ["in the same order", "in another order"])
-def test_workers_that_repeat_each_other_are_no_gain(tuning: Run, tmp_path: Path, how: str) -> None:
+def test_workers_that_repeat_each_other_are_no_gain(
+    tuning: Run, tmp_path: Path, how: str
+) -> None:
     shuffled = ["--set", f"shuffled={how == 'in another order'}".lower()]
-    swept = [*PLAIN, "--sweep", "num_workers=0,2", "--sweep", "prefetch_factor=2", *shuffled]
+    swept = [
+        *PLAIN,
+        "--sweep",
+        "num_workers=0,2",
+        "--sweep",
+        "prefetch_factor=2",
+        *shuffled,
+    ]
     ran = tuning("tune-loader", "loaders.py:stream", *swept, *QUICK, "--seconds", "1")
     assert ran.returncode == 0, ran.stderr
     said = " ".join(ran.stdout.split())
     assert (
-        "! Workers repeat each other: " in said and "Split the data set by torch.utils.data.get_worker_info()" in said
+        "! Workers repeat each other: " in said
+        and "Split the data set by torch.utils.data.get_worker_info()" in said
     )
     alone, two = written(tmp_path)["rows"]
-    assert (alone["workers"], alone["outcome"], written(tmp_path)["recommended"]) == (0, "ok", 0)
-    assert (two["workers"], two["outcome"], two["examples_per_second"]) == (2, "repeats", None)
+    assert (alone["workers"], alone["outcome"], written(tmp_path)["recommended"]) == (
+        0,
+        "ok",
+        0,
+    )
+    assert (two["workers"], two["outcome"], two["examples_per_second"]) == (
+        2,
+        "repeats",
+        None,
+    )
 
 
 def test_two_epochs_from_one_seed_are_compared(tuning: Run, tmp_path: Path) -> None:
-    alike = tuning("tune-loader", "loaders.py:noisy", *ALONE, *QUICK, "--check-reproducible")
+    alike = tuning(
+        "tune-loader", "loaders.py:noisy", *ALONE, *QUICK, "--check-reproducible"
+    )
     assert alike.returncode == 0, alike.stderr
-    assert written(tmp_path)["reproduced"] == {"batches": 30, "first_difference": None, "what": None}
+    assert written(tmp_path)["reproduced"] == {
+        "batches": 30,
+        "first_difference": None,
+        "what": None,
+    }
     swept = [*ALONE, *QUICK, "--set", "own=true", "--force", "--check-reproducible"]
     other = tuning("tune-loader", "loaders.py:noisy", *swept)
     assert other.returncode == 0, other.stderr
@@ -171,15 +208,25 @@ def test_two_epochs_from_one_seed_are_compared(tuning: Run, tmp_path: Path) -> N
         (["missing.py:make"], 1, "missing.py does not exist"),
         (["loaders.py:mak"], 1, "Did you mean 'make'?"),
         (["loaders.py:broken"], 1, "the corpus is not mounted"),
-        (["loaders.py:make", "--set", "millis=1"], 2, "unexpected keyword argument 'millis'"),
+        (
+            ["loaders.py:make", "--set", "millis=1"],
+            2,
+            "unexpected keyword argument 'millis'",
+        ),
         (["loaders.py:make", "--sweep", "worker=1"], 2, "num_workers"),
-        (["loaders.py:make", "--sweep", "num_workers=two"], 2, "two must be a whole number"),
+        (
+            ["loaders.py:make", "--sweep", "num_workers=two"],
+            2,
+            "two must be a whole number",
+        ),
         (["loaders.py:make", "--set", "ms=1e400"], 2, "larger than any float"),
         (["loaders.py:make", "--sweep", "multiprocessing_context=spwan"], 2, "spwan "),
     ],
     ids=["file", "name", "raises", "option", "argument", "number", "infinite", "word"],
 )
-def test_a_target_that_cant_be_used_is_explained(tuning: Run, arguments: list[str], code: int, expected: str) -> None:
+def test_a_target_that_cant_be_used_is_explained(
+    tuning: Run, arguments: list[str], code: int, expected: str
+) -> None:
     ran = tuning("tune-loader", *arguments)
     assert ran.returncode == code
     assert expected in ran.stderr
@@ -199,7 +246,9 @@ def test_a_target_that_cant_be_used_is_explained(tuning: Run, arguments: list[st
         (["--seed", "-1"], "--seed must be from 0"),
     ],
 )
-def test_wrong_options_are_refused(tuning: Run, arguments: list[str], expected: str) -> None:
+def test_wrong_options_are_refused(
+    tuning: Run, arguments: list[str], expected: str
+) -> None:
     ran = tuning("tune-loader", "loaders.py:make", *arguments)
     assert ran.returncode == 2
     assert expected in ran.stderr

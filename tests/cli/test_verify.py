@@ -45,21 +45,39 @@ def sampler(run: Path) -> dict[str, list[int]]:
 
 def test_tune_verifies_at_the_end_and_says_so(verified: Path) -> None:
     found = json.loads((verified / "batchtune-run" / "verify.json").read_text())
-    assert (found["holds"], found["steps"], found["meta"]["format"]) == (True, 30, "batchtune/verify")
-    assert json.loads((verified / "stdout").read_text())["meta"]["format"] == "batchtune/report"
+    assert (found["holds"], found["steps"], found["meta"]["format"]) == (
+        True,
+        30,
+        "batchtune/verify",
+    )
+    assert (
+        json.loads((verified / "stdout").read_text())["meta"]["format"]
+        == "batchtune/report"
+    )
 
 
-def test_all_but_own_code_is_taken_from_the_run(batchtune: Run, run: Path, tmp_path: Path) -> None:
+def test_all_but_own_code_is_taken_from_the_run(
+    batchtune: Run, run: Path, tmp_path: Path
+) -> None:
     run = run.rename(tmp_path / "elsewhere")
-    (tmp_path / "pyproject.toml").write_text(f"[tool.batchtune]\nworkload = {json.dumps(STEADY)}\n")
-    ran = batchtune("verify", "elsewhere", "lengths.csv", "--steps", 14, "--json", *ANY_TIME)
+    (tmp_path / "pyproject.toml").write_text(
+        f"[tool.batchtune]\nworkload = {json.dumps(STEADY)}\n"
+    )
+    ran = batchtune(
+        "verify", "elsewhere", "lengths.csv", "--steps", 14, "--json", *ANY_TIME
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found = json.loads(ran.stdout)
     assert found["workload"]["spec"] == STEADY
-    assert found["device"]["limit_bytes"] == json.loads((run / "probe.json").read_text())["device"]["limit_bytes"]
+    assert (
+        found["device"]["limit_bytes"]
+        == json.loads((run / "probe.json").read_text())["device"]["limit_bytes"]
+    )
     assert found["bucket_batch_sizes"] == sampler(run)["bucket_batch_sizes"]
     assert found == json.loads((run / "verify.json").read_text())
-    assert "Warning" not in ran.stderr.replace("Warning: Other programs", "")  # of which there may be some here
+    assert "Warning" not in ran.stderr.replace(
+        "Warning: Other programs", ""
+    )  # of which there may be some here
 
 
 @pytest.mark.slow
@@ -72,9 +90,14 @@ def test_too_large_batches_end_with_3(batchtune: Run, run: Path) -> None:
     assert "ran out of memory" in ran.stdout
 
 
-def test_a_command_that_the_record_names_is_not_run(batchtune: Run, run: Path, tmp_path: Path) -> None:
+def test_a_command_that_the_record_names_is_not_run(
+    batchtune: Run, run: Path, tmp_path: Path
+) -> None:
     probe = json.loads((run / "probe.json").read_text())
-    probe["workload"] = {"spec": "subprocess:run", "options": {"args": "id > X", "shell": True}}
+    probe["workload"] = {
+        "spec": "subprocess:run",
+        "options": {"args": "id > X", "shell": True},
+    }
     (run / "probe.json").write_text(json.dumps(probe))
     ran = batchtune("verify", "lengths.csv", "--steps", 2)
     assert ran.returncode == 2
@@ -82,7 +105,9 @@ def test_a_command_that_the_record_names_is_not_run(batchtune: Run, run: Path, t
     assert not (tmp_path / "X").exists()
 
 
-def test_the_workloads_own_error_ends_with_1_and_its_traceback(batchtune: Run, run: Path) -> None:
+def test_the_workloads_own_error_ends_with_1_and_its_traceback(
+    batchtune: Run, run: Path
+) -> None:
     ran = batchtune("verify", "lengths.csv", "--workload", f"{WORKLOADS}:Broken")
     assert ran.returncode == 1
     assert "raise IndexError" in ran.stderr
@@ -99,7 +124,9 @@ def test_the_workloads_own_error_ends_with_1_and_its_traceback(batchtune: Run, r
     ],
     ids=["no manifest", "two lengths", "no steps"],
 )
-def test_what_has_no_meaning_is_a_usage_error(batchtune: Run, run: Path, arguments: list[str], said: str) -> None:
+def test_what_has_no_meaning_is_a_usage_error(
+    batchtune: Run, run: Path, arguments: list[str], said: str
+) -> None:
     ran = batchtune("verify", *arguments)
     assert ran.returncode == 2
     assert said in ran.stderr
@@ -107,7 +134,15 @@ def test_what_has_no_meaning_is_a_usage_error(batchtune: Run, run: Path, argumen
 
 def test_interrupted_it_writes_nothing(run: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "batchtune", "verify", "lengths.csv", "--workload", f"{WORKLOADS}:Hangs"],
+        [
+            sys.executable,
+            "-m",
+            "batchtune",
+            "verify",
+            "lengths.csv",
+            "--workload",
+            f"{WORKLOADS}:Hangs",
+        ],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,

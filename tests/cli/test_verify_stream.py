@@ -21,7 +21,17 @@ def swept(verified: Path, made_once: MadeOnce) -> Path:
 
     def make(folder: Path) -> None:
         shutil.copytree(verified, folder, dirs_exist_ok=True)
-        options = ["--shard-size", 50, "--workers", 2, "--buffer-size", 32, "--num-buckets", 2, "--json"]
+        options = [
+            "--shard-size",
+            50,
+            "--workers",
+            2,
+            "--buffer-size",
+            32,
+            "--num-buckets",
+            2,
+            "--json",
+        ]
         ran = run_here_in(folder, "sweep-stream", "lengths.csv", *options)
         assert ran.returncode == 0, ran.stderr
 
@@ -40,16 +50,31 @@ def test_a_stream_alone_needs_no_option(batchtune: Run, run: Path) -> None:
     (run / "sampler.yaml").unlink()
     ran = batchtune("verify", "lengths.csv", *OWN)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "Verifying batchtune-run/stream.yaml, as the folder holds no sampler.yaml." in ran.stderr
-    assert "Verified: 14 steps of the stream without running out of memory" in " ".join(ran.stdout.split())
-    found, config = json.loads((run / "verify.json").read_text()), read_stream_yaml(run / "stream.yaml")
+    assert (
+        "Verifying batchtune-run/stream.yaml, as the folder holds no sampler.yaml."
+        in ran.stderr
+    )
+    assert "Verified: 14 steps of the stream without running out of memory" in " ".join(
+        ran.stdout.split()
+    )
+    found, config = (
+        json.loads((run / "verify.json").read_text()),
+        read_stream_yaml(run / "stream.yaml"),
+    )
     assert found["bucket_batch_sizes"] == config.bucket_batch_sizes
-    assert (found["buffer_size"], found["epoch_batches"]) == (32, config.evidence.batches)
+    assert (found["buffer_size"], found["epoch_batches"]) == (
+        32,
+        config.evidence.batches,
+    )
     # On one rank, both are the time of all steps: of the epoch that ran, and the mean of three.
-    assert found["estimated_epoch_seconds"] == pytest.approx(config.evidence.estimated_epoch_seconds, rel=0.002)
+    assert found["estimated_epoch_seconds"] == pytest.approx(
+        config.evidence.estimated_epoch_seconds, rel=0.002
+    )
 
 
-def test_other_lengths_or_shards_are_refused(batchtune: Run, run: Path, tmp_path: Path) -> None:
+def test_other_lengths_or_shards_are_refused(
+    batchtune: Run, run: Path, tmp_path: Path
+) -> None:
     shorter = batchtune("verify", "--stream", "lengths.csv", *OWN, "--max-length", 10)
     assert (shorter.returncode, "is of other lengths" in shorter.stderr) == (1, True)
     header, *rows = (tmp_path / "lengths.csv").read_text().splitlines()

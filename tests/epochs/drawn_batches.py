@@ -12,17 +12,23 @@ from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray
 
 BOUNDARIES = np.array([5.0, 12.0, 30.0])
-LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=70).map(lambda values: np.array(values, dtype=np.float64))
+LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=70).map(
+    lambda values: np.array(values, dtype=np.float64)
+)
 SIZES = st.lists(st.integers(1, 9), min_size=3, max_size=3)
 TABLES = SIZES.map(lambda sizes: BucketTable(BOUNDARIES, np.array(sizes)))
 # Longer examples never fit more often, as on every device.
-REAL_TABLES = SIZES.map(lambda sizes: BucketTable(BOUNDARIES, np.array(sorted(sizes, reverse=True))))
+REAL_TABLES = SIZES.map(
+    lambda sizes: BucketTable(BOUNDARIES, np.array(sorted(sizes, reverse=True)))
+)
 OVERHEADS = st.none() | st.floats(0, 100)
 IN_BUCKETS = st.builds(Batching, TABLES)
 IN_POOLS = st.builds(Batching, REAL_TABLES, st.integers(1, 80), OVERHEADS)
 BATCHINGS = IN_BUCKETS | IN_POOLS
 RANKS = st.integers(1, 5)
-DEALINGS = st.builds(Dealing, world_size=RANKS, same_bucket=st.booleans(), drop_last=st.booleans())
+DEALINGS = st.builds(
+    Dealing, world_size=RANKS, same_bucket=st.booleans(), drop_last=st.booleans()
+)
 KEEPING = st.builds(Dealing, world_size=RANKS, same_bucket=st.booleans())
 DRAWINGS = st.builds(
     Drawing,
@@ -41,4 +47,7 @@ def batches_of_all_ranks(
     """Returns an epoch's cut, and each rank's batches."""
     cut = batching.batcher(lengths).cut(drawing, dealing)
     order = drawn(cut, drawing, lengths)
-    return cut, [list(cut.lists(order[rank :: dealing.world_size])) for rank in range(dealing.world_size)]
+    return cut, [
+        list(cut.lists(order[rank :: dealing.world_size]))
+        for rank in range(dealing.world_size)
+    ]

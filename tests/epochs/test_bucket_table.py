@@ -10,18 +10,33 @@ table_of = BucketTable.of
 
 
 def test_a_length_on_a_boundary_is_of_the_bucket_that_ends_there() -> None:
-    assert table_of([2, 4], [2, 1]).assign(np.array([1, 2, 2.5, 4, 5])).tolist() == [0, 0, 1, 1, 2]
+    assert table_of([2, 4], [2, 1]).assign(np.array([1, 2, 2.5, 4, 5])).tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+    ]
 
 
 def test_the_edges_cut_the_distinct_lengths_as_assign_does() -> None:
     histogram = Lengths.of([1, 2, 2, 3, 4, 9]).histogram
     table = table_of([2, 2.5, 4, 9], [2, 2, 1, 1])
-    assert np.repeat(np.arange(4), np.diff(table.edges(histogram))).tolist() == table.assign(histogram.lengths).tolist()
+    assert (
+        np.repeat(np.arange(4), np.diff(table.edges(histogram))).tolist()
+        == table.assign(histogram.lengths).tolist()
+    )
 
 
 def test_counts_are_of_examples_and_empty_buckets_count_none() -> None:
     histogram = Lengths.of([1, 2, 2, 3, 4, 9]).histogram
-    assert table_of([2, 2.5, 4, 9, 10], [2, 2, 1, 1, 1]).counts(histogram).tolist() == [3, 0, 2, 1, 0]
+    assert table_of([2, 2.5, 4, 9, 10], [2, 2, 1, 1, 1]).counts(histogram).tolist() == [
+        3,
+        0,
+        2,
+        1,
+        0,
+    ]
 
 
 def test_counting_refuses_lengths_beyond_the_last_boundary() -> None:
@@ -42,7 +57,9 @@ def test_counting_refuses_lengths_beyond_the_last_boundary() -> None:
         ([1, 2], [1, 0], "whole numbers from 1 to .*entry 1 is 0: fix it"),
     ],
 )
-def test_a_table_that_breaks_a_rule_is_refused(boundaries: list[float], batch_sizes: list[int], rule: str) -> None:
+def test_a_table_that_breaks_a_rule_is_refused(
+    boundaries: list[float], batch_sizes: list[int], rule: str
+) -> None:
     with pytest.raises(ValueError, match=rule):
         table_of(boundaries, batch_sizes)
 
@@ -51,7 +68,10 @@ def test_a_longer_example_extends_the_table_by_batches_of_one() -> None:
     table = table_of([2, 4], [2, 1])
     assert table.extended_to(4.0) is table
     longer = table.extended_to(9.0)
-    assert (longer.boundaries.tolist(), longer.batch_sizes.tolist()) == ([2, 4, 9], [2, 1, 1])
+    assert (longer.boundaries.tolist(), longer.batch_sizes.tolist()) == (
+        [2, 4, 9],
+        [2, 1, 1],
+    )
 
 
 def test_a_batch_size_is_what_fits_whole_and_at_least_one() -> None:

@@ -53,10 +53,21 @@ OF_TARGETS: dict[str, dict[str, float]] = {
 }
 LAWS = OF_LENGTHS | OF_TARGETS | FLOORED
 NOISY = [name for name in LAWS if name not in FLOORED and name != "encoder-decoder"]
-COEFFICIENTS = ("floor", "constant", "example", "linear", "quadratic", "target_linear", "target_quadratic", "cross")
+COEFFICIENTS = (
+    "floor",
+    "constant",
+    "example",
+    "linear",
+    "quadratic",
+    "target_linear",
+    "target_quadratic",
+    "cross",
+)
 BEYOND: dict[str, Cost] = {
     "the longer of both": lambda b, x, t: BASE + b * 2e6 * np.maximum(x, 3 * t),
-    "another kernel from 500 on": lambda b, x, t: BASE + b * 2e6 * x * np.where(x > 500, 1.3, 1),
+    "another kernel from 500 on": lambda b, x, t: (
+        BASE + b * 2e6 * x * np.where(x > 500, 1.3, 1)
+    ),
 }
 SEEDS = [0, 1]
 
@@ -71,7 +82,11 @@ def drawn(count: int, seed: int = 1) -> Shapes:
 
 
 def fitted(
-    sizes: FloatArray, lengths: FloatArray, costs: FloatArray, targets: FloatArray | None = None, **more: FloatArray
+    sizes: FloatArray,
+    lengths: FloatArray,
+    costs: FloatArray,
+    targets: FloatArray | None = None,
+    **more: FloatArray,
 ) -> CostModel:
     model = fit_cost(sizes, lengths, costs, targets, **more)
     assert model is not None
@@ -79,7 +94,9 @@ def fitted(
 
 
 def law_of(name: str) -> CostModel:
-    none = CostModel(floor=0.0, constant=BASE, linear=0.0, quadratic=0.0, relative_error=0.0)
+    none = CostModel(
+        floor=0.0, constant=BASE, linear=0.0, quadratic=0.0, relative_error=0.0
+    )
     return msgspec.structs.replace(none, **LAWS[name])
 
 
@@ -94,25 +111,40 @@ def probed(cost: Cost, count: int, seed: int = 0) -> Shapes:
     lengths = np.exp(np.linspace(np.log(20), np.log(1500), near)).round()
     targets = random.integers(1, 400, near).astype(float)
     many = np.array(1e6)
-    slope = cost(2 * many, lengths, targets) / many - cost(many, lengths, targets) / many
+    slope = (
+        cost(2 * many, lengths, targets) / many - cost(many, lengths, targets) / many
+    )
     sizes = np.maximum(1, (LIMIT - BASE) // slope)
     others = np.concatenate(([0, near - 1], random.integers(0, near, count - near - 2)))
-    share = np.concatenate(([0, 0], random.choice([0.02, 0.1, 0.25, 0.5], others.size - 2)))
+    share = np.concatenate(
+        ([0, 0], random.choice([0.02, 0.1, 0.25, 0.5], others.size - 2))
+    )
     smaller = np.maximum(1, np.floor(sizes[others] * share))
-    return np.append(sizes, smaller), np.append(lengths, lengths[others]), np.append(targets, targets[others])
+    return (
+        np.append(sizes, smaller),
+        np.append(lengths, lengths[others]),
+        np.append(targets, targets[others]),
+    )
 
 
 def errors(model: CostModel, shapes: Shapes, cost: Cost) -> FloatArray:
     return predict(model, *shapes) / cost(*shapes) - 1
 
 
-@pytest.mark.parametrize(("name", "count"), [*product(OF_LENGTHS | OF_TARGETS, [15, 30]), *product(FLOORED, [24, 30])])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [*product(OF_LENGTHS | OF_TARGETS, [15, 30]), *product(FLOORED, [24, 30])],
+)
 def test_a_law_is_found_from_the_shapes_of_a_probe(name: str, count: int) -> None:
     law = law_of(name)
     shapes = probed(cost_of(law), count)
-    model = fitted(*shapes[:2], predict(law, *shapes), shapes[2] if name in OF_TARGETS else None)
+    model = fitted(
+        *shapes[:2], predict(law, *shapes), shapes[2] if name in OF_TARGETS else None
+    )
     for coefficient in COEFFICIENTS:
-        assert getattr(model, coefficient) == pytest.approx(getattr(law, coefficient), rel=1e-6, abs=1e-3), coefficient
+        assert getattr(model, coefficient) == pytest.approx(
+            getattr(law, coefficient), rel=1e-6, abs=1e-3
+        ), coefficient
     assert model.largest_error is not None and model.largest_error < 1e-9
 
 
@@ -122,9 +154,20 @@ def test_noise_moves_a_law_by_about_as_much(name: str, seed: int) -> None:
     law = law_of(name)
     shapes = probed(cost_of(law), 30, seed)
     noise = np.random.default_rng(seed).normal(1, 0.002, 30)
-    model = fitted(*shapes[:2], predict(law, *shapes) * noise, shapes[2] if name in OF_TARGETS else None)
+    model = fitted(
+        *shapes[:2],
+        predict(law, *shapes) * noise,
+        shapes[2] if name in OF_TARGETS else None,
+    )
     assert 0.001 < model.relative_error < 0.003
-    assert np.sqrt(np.mean(errors(model, probed(cost_of(law), 100, seed + 100), cost_of(law)) ** 2)) < 0.004
+    assert (
+        np.sqrt(
+            np.mean(
+                errors(model, probed(cost_of(law), 100, seed + 100), cost_of(law)) ** 2
+            )
+        )
+        < 0.004
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -133,7 +176,12 @@ def test_a_constant_per_example_is_not_mistaken_for_targets(seed: int) -> None:
     cost = cost_of(law_of("affine"))
     sizes, lengths, _ = probed(cost, 24, seed)
     targets = (lengths * random.uniform(0.1, 0.3, 24) + 5).round()
-    model = fitted(sizes, lengths, cost(sizes, lengths, targets) * random.normal(1, 0.002, 24), targets)
+    model = fitted(
+        sizes,
+        lengths,
+        cost(sizes, lengths, targets) * random.normal(1, 0.002, 24),
+        targets,
+    )
     assert np.abs(errors(model, (sizes, lengths, targets / 3), cost)).max() < 0.01
 
 
@@ -142,14 +190,20 @@ def test_a_law_the_form_cannot_express_shows_in_the_errors(name: str) -> None:
     shapes = probed(BEYOND[name], 30)
     model = fitted(*shapes[:2], BEYOND[name](*shapes), shapes[2])
     error = np.abs(errors(model, shapes, BEYOND[name]))
-    assert (model.relative_error, model.largest_error) == pytest.approx((np.sqrt(np.mean(error**2)), error.max()))
+    assert (model.relative_error, model.largest_error) == pytest.approx(
+        (np.sqrt(np.mean(error**2)), error.max())
+    )
     assert model.relative_error > 0.01
 
 
 def test_two_lengths_above_the_floor_determine_only_two_terms() -> None:
     sizes = np.array([1.0, 2, 4, 38, 74, 92, 101, 108, 1, 129])
     lengths = np.array([30.0, 30, 30, 30, 30, 30, 30, 30, 1.62, 25])
-    model = fitted(sizes, lengths, np.maximum(1.3e9, 1e9 + sizes * (2e6 * lengths + 5e3 * lengths**2)))
+    model = fitted(
+        sizes,
+        lengths,
+        np.maximum(1.3e9, 1e9 + sizes * (2e6 * lengths + 5e3 * lengths**2)),
+    )
     assert min(model.example, model.quadratic) == 0
 
 
@@ -159,24 +213,42 @@ def test_noise_is_not_taken_for_another_term(seed: int) -> None:
     noise = np.random.default_rng(seed).normal(1, 0.01, 12)
     model = fitted(sizes, lengths, (1e8 + 1e4 * sizes * lengths) * noise)
     # A tenth of the shortest that was measured, and ten times as many as ever; four times as long as the longest.
-    assert float(predict(model, 400, lengths.min() / 10)) == pytest.approx(1e8 + 1e4 * 40 * lengths.min(), rel=0.1)
+    assert float(predict(model, 400, lengths.min() / 10)) == pytest.approx(
+        1e8 + 1e4 * 40 * lengths.min(), rel=0.1
+    )
     assert float(predict(model, 10, 20_000)) == pytest.approx(1e8 + 1e4 * 2e5, rel=0.1)
-    with_targets = fitted(sizes, lengths, (1e8 + 1e4 * sizes * lengths) * noise, targets)
-    assert np.abs(predict(with_targets, 10, 4000, np.array([1, 1000, 2000])) / 5e8 - 1).max() < 0.1
+    with_targets = fitted(
+        sizes, lengths, (1e8 + 1e4 * sizes * lengths) * noise, targets
+    )
+    assert (
+        np.abs(
+            predict(with_targets, 10, 4000, np.array([1, 1000, 2000])) / 5e8 - 1
+        ).max()
+        < 0.1
+    )
 
 
 def test_targets_proportional_to_the_length_add_nothing() -> None:
     sizes, lengths, _ = drawn(12)
     targets = np.round(lengths * 0.2)
-    model = fitted(sizes, lengths, 1e8 + sizes * (1e4 * lengths + 500 * targets), targets)
+    model = fitted(
+        sizes, lengths, 1e8 + sizes * (1e4 * lengths + 500 * targets), targets
+    )
     assert not needs_targets(model)
     assert model.linear == pytest.approx(1e4 + 500 * 0.2, rel=0.01)
 
 
 def test_of_a_single_length_its_targets_count_as_much_as_lengths() -> None:
-    model = fitted(np.array([1.0, 2, 5]), np.full(3, 8000.0), np.array([3e8, 4e8, 7e8]), np.full(3, 2000.0))
+    model = fitted(
+        np.array([1.0, 2, 5]),
+        np.full(3, 8000.0),
+        np.array([3e8, 4e8, 7e8]),
+        np.full(3, 2000.0),
+    )
     # A short prompt with the longest answer is then no tiny batch.
-    assert float(model.per_example(10, 2000)) == pytest.approx(1e8 * 2010 / 10_000, rel=1e-6)
+    assert float(model.per_example(10, 2000)) == pytest.approx(
+        1e8 * 2010 / 10_000, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,10 +263,23 @@ def test_of_a_single_length_its_targets_count_as_much_as_lengths() -> None:
         ([1, 2], [10, 10], [0, 6], None, None),
         ([], [], [], None, None),
     ],
-    ids=["two", "one batch size", "falling costs", "one", "twice the same", "one padded length", "a cost of 0", "none"],
+    ids=[
+        "two",
+        "one batch size",
+        "falling costs",
+        "one",
+        "twice the same",
+        "one padded length",
+        "a cost of 0",
+        "none",
+    ],
 )
 def test_few_measurements_give_a_line_or_nothing(
-    sizes: list[float], lengths: list[float], costs: list[float], constant: float | None, linear: float
+    sizes: list[float],
+    lengths: list[float],
+    costs: list[float],
+    constant: float | None,
+    linear: float,
 ) -> None:
     model = fit_cost(sizes, lengths, costs)
     if constant is None or model is None:
@@ -205,7 +290,12 @@ def test_few_measurements_give_a_line_or_nothing(
 
 
 MEASUREMENTS = st.lists(
-    st.tuples(st.integers(1, 500), st.floats(0.1, 1e5), st.floats(0, 1e4), st.floats(1e-3, 1e11)),
+    st.tuples(
+        st.integers(1, 500),
+        st.floats(0.1, 1e5),
+        st.floats(0, 1e4),
+        st.floats(1e-3, 1e11),
+    ),
     min_size=2,
     max_size=14,
 )
@@ -225,14 +315,24 @@ def test_whatever_was_measured_no_coefficient_is_negative(
     assert min(values) >= 0
 
 
-@given(st.permutations(range(15)), st.sampled_from(sorted(OF_TARGETS)), st.sampled_from([1 / 16000, 1000.0]))
+@given(
+    st.permutations(range(15)),
+    st.sampled_from(sorted(OF_TARGETS)),
+    st.sampled_from([1 / 16000, 1000.0]),
+)
 @settings(deadline=None, max_examples=30)
-def test_neither_the_order_nor_the_unit_matters(order: list[int], name: str, unit: float) -> None:
+def test_neither_the_order_nor_the_unit_matters(
+    order: list[int], name: str, unit: float
+) -> None:
     cost = cost_of(law_of(name))
     shapes = probed(cost, 15)
-    sizes, lengths, costs, targets = (values[order] for values in (*shapes[:2], cost(*shapes), shapes[2]))
+    sizes, lengths, costs, targets = (
+        values[order] for values in (*shapes[:2], cost(*shapes), shapes[2])
+    )
     model = fitted(sizes, lengths * unit, costs, targets * unit)
-    assert predict(model, shapes[0], shapes[1] * unit, shapes[2] * unit) == pytest.approx(cost(*shapes), rel=1e-5)
+    assert predict(
+        model, shapes[0], shapes[1] * unit, shapes[2] * unit
+    ) == pytest.approx(cost(*shapes), rel=1e-5)
 
 
 def test_a_measurement_of_little_weight_decides_little() -> None:
@@ -240,7 +340,9 @@ def test_a_measurement_of_little_weight_decides_little() -> None:
     costs = 1e8 + 1e4 * sizes * lengths
     costs[3] *= 3
     weights = np.where(np.arange(10) == 3, 1e-3, 1.0)
-    assert fitted(sizes, lengths, costs, weights=weights).linear == pytest.approx(1e4, rel=1e-3)
+    assert fitted(sizes, lengths, costs, weights=weights).linear == pytest.approx(
+        1e4, rel=1e-3
+    )
 
 
 def test_a_model_of_targets_predicts_nothing_without_them() -> None:
@@ -250,9 +352,12 @@ def test_a_model_of_targets_predicts_nothing_without_them() -> None:
 
 @pytest.mark.parametrize("name", ["conformer-ctc", "transformer-lm"])
 def test_real_peaks_and_times_are_met(name: str) -> None:
-    columns = dict(zip(MEASURED["columns"], zip(*MEASURED[name], strict=True), strict=True))
+    columns = dict(
+        zip(MEASURED["columns"], zip(*MEASURED[name], strict=True), strict=True)
+    )
     sizes, lengths, peaks, seconds = (
-        np.array(columns[column], dtype=float) for column in ("batch_size", "length", "peak_bytes", "step_seconds")
+        np.array(columns[column], dtype=float)
+        for column in ("batch_size", "length", "peak_bytes", "step_seconds")
     )
     targets = columns["target_length"]
     if targets[0] is None:
@@ -265,6 +370,10 @@ def test_real_peaks_and_times_are_met(name: str) -> None:
     # After four peaks, each next one is known to 1%.
     for known in range(4, peaks.size):
         before = slice(known)
-        model = fitted(sizes[before], lengths[before], peaks[before], targets and targets[before])
+        model = fitted(
+            sizes[before], lengths[before], peaks[before], targets and targets[before]
+        )
         target = targets and targets[known]
-        assert float(predict(model, sizes[known], lengths[known], target)) == pytest.approx(peaks[known], rel=0.01)
+        assert float(
+            predict(model, sizes[known], lengths[known], target)
+        ) == pytest.approx(peaks[known], rel=0.01)

@@ -14,26 +14,41 @@ from batchtune.epochs.measured_costs import costs_of
 from batchtune.lengths import Lengths
 from batchtune.results import CostModel, Models, Probe
 
-WITH_TARGETS = CostModel(floor=0.0, constant=0.02, linear=4e-4, quadratic=0.0, target_linear=1e-4, relative_error=0.1)
+WITH_TARGETS = CostModel(
+    floor=0.0,
+    constant=0.02,
+    linear=4e-4,
+    quadratic=0.0,
+    target_linear=1e-4,
+    relative_error=0.1,
+)
 
 
 def probe_of(model: CostModel | None, target_length: float | None = None) -> Probe:
     probe = made_probe()
-    trials = [msgspec.structs.replace(trial, target_length=target_length) for trial in probe.trials]
+    trials = [
+        msgspec.structs.replace(trial, target_length=target_length)
+        for trial in probe.trials
+    ]
     models = Models(peak_bytes=probe.models.peak_bytes, step_seconds=model)
     return msgspec.structs.replace(probe, trials=trials, models=models)
 
 
 def test_a_shape_with_steady_times_takes_as_long_as_it_took() -> None:
     made = made_probe()
-    steady = [msgspec.structs.replace(trial, steps=5, step_seconds_spread=0.0) for trial in made.trials]
+    steady = [
+        msgspec.structs.replace(trial, steps=5, step_seconds_spread=0.0)
+        for trial in made.trials
+    ]
     probe = msgspec.structs.replace(made, trials=steady)
     step_seconds = costs_of(probe).step_seconds
     assert step_seconds is not None
     passed = [trial for trial in probe.trials if trial.outcome == "ok"]
     assert passed
     for trial in passed:
-        assert float(step_seconds(trial.batch_size, trial.length)) == pytest.approx(trial.step_seconds)
+        assert float(step_seconds(trial.batch_size, trial.length)) == pytest.approx(
+            trial.step_seconds
+        )
 
 
 def test_a_probe_without_a_time_model_gives_no_times() -> None:
@@ -50,7 +65,11 @@ def probe_with(sizes: dict[float, int], *, proven: bool = True) -> Probe:
     made = made_probe()
     points = [
         msgspec.structs.replace(
-            made.frontier[0], length=length, batch_size=size, oom_batch_size=None, trial=100 + i if proven else None
+            made.frontier[0],
+            length=length,
+            batch_size=size,
+            oom_batch_size=None,
+            trial=100 + i if proven else None,
         )
         for i, (length, size) in enumerate(sizes.items())
     ]
@@ -61,7 +80,9 @@ def probe_with(sizes: dict[float, int], *, proven: bool = True) -> Probe:
     ("longest", "size", "trial"),
     [(1.0, 60, 100), (1.5, 60, 101), (2.0, 61, None), (4.1, 1, None)],
 )
-def test_a_batch_is_proven_by_the_first_trial_that_is_no_smaller(longest: float, size: int, trial: int | None) -> None:
+def test_a_batch_is_proven_by_the_first_trial_that_is_no_smaller(
+    longest: float, size: int, trial: int | None
+) -> None:
     probe = probe_with({1.0: 90, 2.0: 60, 4.0: 30})
     proven_by = costs_of(probe).proven_by
     assert proven_by is not None
@@ -79,7 +100,9 @@ def test_a_sweep_without_a_proven_row_warns() -> None:
     lengths = Lengths.of([1.0] * 300 + [2.0] * 300 + [9.0])
 
     def warnings(data: Lengths) -> str:
-        found = sweep(data, 120.0, SweepSettings(strategies=("optimal",)), costs_of(probe))
+        found = sweep(
+            data, 120.0, SweepSettings(strategies=("optimal",)), costs_of(probe)
+        )
         assert found.recommended is not None
         return " ".join(found.warnings)
 
@@ -96,9 +119,16 @@ def test_a_sweep_without_a_proven_row_warns() -> None:
 def test_a_row_counts_buckets_without_a_trial_as_unproven(
     measured: list[tuple[int, int]], values: list[int], num_buckets: int
 ) -> None:
-    probe = probe_with({float(length): size for length, size in sorted(dict(measured).items())})
+    probe = probe_with(
+        {float(length): size for length, size in sorted(dict(measured).items())}
+    )
     lengths = Lengths.of([float(value) for value in values])
-    found = sweep(lengths, 60.0, SweepSettings(num_buckets=(num_buckets,), strategies=("optimal",)), costs_of(probe))
+    found = sweep(
+        lengths,
+        60.0,
+        SweepSettings(num_buckets=(num_buckets,), strategies=("optimal",)),
+        costs_of(probe),
+    )
     row = found.recommended_row
     if row is None:
         return
@@ -108,4 +138,6 @@ def test_a_row_counts_buckets_without_a_trial_as_unproven(
         if use.proven_by is not None:
             point = probe.frontier[use.proven_by - 100]
             own = [value for value in values if value <= use.boundary]
-            assert point.length >= max(own) and point.batch_size >= min(use.batch_size, use.examples)
+            assert point.length >= max(own) and point.batch_size >= min(
+                use.batch_size, use.examples
+            )

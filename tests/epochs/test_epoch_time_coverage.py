@@ -38,11 +38,21 @@ Law = Callable[[FloatArray, FloatArray], FloatArray]
 
 def probed_shapes() -> list[tuple[int, float]]:
     """As a search leaves them: up to the limit at the longest and the shortest length, close to it between."""
-    largest = {length: int(2 * MOST / length / (1 + length / 40)) for length in np.geomspace(1.0, 40.0, 12).round(1)}
+    largest = {
+        length: int(2 * MOST / length / (1 + length / 40))
+        for length in np.geomspace(1.0, 40.0, 12).round(1)
+    }
     ends = [
-        (max(1, size // part), length) for length, size in largest.items() for part in (2, 4, 8) if length in (1, 40)
+        (max(1, size // part), length)
+        for length, size in largest.items()
+        for part in (2, 4, 8)
+        if length in (1, 40)
     ]
-    return list(dict.fromkeys([(1, 40.0), *((size, length) for length, size in largest.items()), *ends]))
+    return list(
+        dict.fromkeys(
+            [(1, 40.0), *((size, length) for length, size in largest.items()), *ends]
+        )
+    )
 
 
 SHAPES = probed_shapes()
@@ -50,8 +60,12 @@ SHAPES = probed_shapes()
 
 def smooth(random: np.random.Generator, scale: float) -> Law:
     """A constant, and what grows with the length and with its square."""
-    constant, linear, quadratic = scale * random.uniform((0.03, 0.4, 0.0), (0.3, 1.0, 0.5)) / (1, MOST, 20 * MOST)
-    return lambda sizes, lengths: constant + sizes * lengths * (linear + quadratic * lengths)
+    constant, linear, quadratic = (
+        scale * random.uniform((0.03, 0.4, 0.0), (0.3, 1.0, 0.5)) / (1, MOST, 20 * MOST)
+    )
+    return lambda sizes, lengths: (
+        constant + sizes * lengths * (linear + quadratic * lengths)
+    )
 
 
 def tiled(random: np.random.Generator, scale: float) -> Law:
@@ -72,7 +86,9 @@ def switching(random: np.random.Generator, scale: float) -> Law:
     even = smooth(random, scale)
     limit = random.uniform(0.1, 0.9) * MOST
     factor = random.choice([0.75, 1.4])
-    return lambda sizes, lengths: even(sizes, lengths) * np.where(sizes * lengths > limit, factor, 1.0)
+    return lambda sizes, lengths: (
+        even(sizes, lengths) * np.where(sizes * lengths > limit, factor, 1.0)
+    )
 
 
 @dataclass(frozen=True)
@@ -87,7 +103,9 @@ class Noise:
         return float(np.exp(self.sigma**2 / 2) * (1 + 2 * self.slow_share))
 
     def draw(self, random: np.random.Generator, count: int) -> FloatArray:
-        return random.lognormal(0.0, self.sigma, count) * np.where(random.random(count) < self.slow_share, 3.0, 1.0)
+        return random.lognormal(0.0, self.sigma, count) * np.where(
+            random.random(count) < self.slow_share, 3.0, 1.0
+        )
 
 
 NOISES = {
@@ -99,7 +117,9 @@ NOISES = {
 }
 
 
-def drawn_trial(size: int, length: float, seconds: float, noise: Noise, random: np.random.Generator) -> Trial:
+def drawn_trial(
+    size: int, length: float, seconds: float, noise: Noise, random: np.random.Generator
+) -> Trial:
     """As many steps as the worker would time."""
     steps = (seconds * noise.draw(random, 100)).tolist()
     taken = next(steps[:count] for count in range(1, 101) if enough(steps[:count]))
@@ -124,7 +144,9 @@ def one_epoch() -> tuple[FloatArray, FloatArray]:
         for own in [shuffled[buckets == bucket]]
         for start in range(0, own.size, size)
     ]
-    return np.array([float(batch.size) for batch in batches]), np.array([batch.max() for batch in batches])
+    return np.array([float(batch.size) for batch in batches]), np.array(
+        [batch.max() for batch in batches]
+    )
 
 
 @dataclass(frozen=True)
@@ -136,28 +158,49 @@ class Run:
     error: float
 
 
-def run(make: Callable[[np.random.Generator, float], Law], noise: Noise, seed: int) -> Run:
+def run(
+    make: Callable[[np.random.Generator, float], Law], noise: Noise, seed: int
+) -> Run:
     random = np.random.default_rng(seed)
     law = make(random, float(random.choice([0.02, 0.1, 0.5])))
     trials = [
-        drawn_trial(size, length, float(law(np.array(float(size)), np.array(length))), noise, random)
+        drawn_trial(
+            size,
+            length,
+            float(law(np.array(float(size)), np.array(length))),
+            noise,
+            random,
+        )
         for size, length in SHAPES
     ]
     times = StepTimes.fit(trials)
-    pricing = Pricing(lengths=LENGTHS, total=LENGTHS.total, max_batch_length=MOST, step_seconds=times)
+    pricing = Pricing(
+        lengths=LENGTHS, total=LENGTHS.total, max_batch_length=MOST, step_seconds=times
+    )
     row = pricing.of_table("quantile", "length", TABLE.num_buckets, TABLE).row
-    assert row.estimated_epoch_seconds is not None and row.estimated_epoch_error_seconds is not None
+    assert (
+        row.estimated_epoch_seconds is not None
+        and row.estimated_epoch_error_seconds is not None
+    )
     expected = noise.mean * expected_batches(LENGTHS.histogram, TABLE).sum_of(law)
     sizes, longest = one_epoch()
     drawn = float(np.sum(law(sizes, longest) * noise.draw(random, sizes.size)))
     return Run(
-        row.estimated_epoch_seconds / expected - 1, drawn / expected - 1, row.estimated_epoch_error_seconds / expected
+        row.estimated_epoch_seconds / expected - 1,
+        drawn / expected - 1,
+        row.estimated_epoch_error_seconds / expected,
     )
 
 
 @pytest.mark.parametrize("make", [smooth, tiled, switching])
 @pytest.mark.parametrize(
-    "named", [name if name in ("steady", "both") else pytest.param(name, marks=pytest.mark.slow) for name in NOISES]
+    "named",
+    [
+        name
+        if name in ("steady", "both")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in NOISES
+    ],
 )
 def test_the_estimate_is_the_expectation_to_within_its_error(
     make: Callable[[np.random.Generator, float], Law], named: str
@@ -168,7 +211,9 @@ def test_the_estimate_is_the_expectation_to_within_its_error(
     assert abs(off.mean()) < 0.02 + 2 * off.std() / np.sqrt(RUNS)
     assert covered(off, error, 2) >= at_least(0.95)
     assert covered(off, error, 1) >= at_least(0.68)
-    assert covered(off - np.array([one.drawn for one in runs]), error, 2) >= at_least(0.95)
+    assert covered(off - np.array([one.drawn for one in runs]), error, 2) >= at_least(
+        0.95
+    )
     # An error that covers because it is huge would say nothing.
     assert np.median(error) < 0.1
 
@@ -191,7 +236,11 @@ def least_of_all(named: str, seed: int) -> float:
     measured = np.geomspace(1.0, 40.0, 30).round(1)
     trials = []
     for size, length in zip(batch_sizes_for(measured, MOST), measured, strict=True):
-        trials.append(drawn_trial(int(size), float(length), float(law(size, length)), noise, random))
+        trials.append(
+            drawn_trial(
+                int(size), float(length), float(law(size, length)), noise, random
+            )
+        )
     times = StepTimes.fit(trials)
     assert times is not None
     lengths = LENGTHS.histogram.lengths
@@ -210,6 +259,8 @@ def least_of_all(named: str, seed: int) -> float:
         pytest.param("5% slow", 200, marks=pytest.mark.slow),
     ],
 )
-def test_the_fastest_of_many_tables_is_not_fast_by_chance(named: str, runs: int) -> None:
+def test_the_fastest_of_many_tables_is_not_fast_by_chance(
+    named: str, runs: int
+) -> None:
     off = np.array([least_of_all(named, seed) for seed in range(runs)])
     assert abs(off.mean()) <= max(0.01, off.std() / np.sqrt(runs))

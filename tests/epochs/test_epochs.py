@@ -40,7 +40,9 @@ def test_every_example_is_in_one_batch_or_counted(
 ) -> None:
     cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
     found = Counter(example for rank in ranks for batch in rank for example in batch)
-    dropped = batch_order.dropped_examples(cut.layout, batch_order.drawn(cut, drawing, lengths))
+    dropped = batch_order.dropped_examples(
+        cut.layout, batch_order.drawn(cut, drawing, lengths)
+    )
     assert len(found) == lengths.size - dropped
     assert found.total() == len(found) + cut.layout.repeated_examples
     if dealing.drop_last:
@@ -59,9 +61,21 @@ def test_same_bucket_steps_are_of_one_bucket_dealt_evenly(
     for step in zip(*ranks, strict=True):
         sizes = [len(batch) for batch in step]
         assert max(sizes) - min(sizes) <= 1
-        assert len({int(np.searchsorted(BOUNDARIES, lengths[batch].max())) for batch in step}) == 1
-    left = batching.table.counts(Lengths.of(lengths).histogram) % (batching.table.batch_sizes * world_size)
-    assert cut.layout.repeated_examples == sum(world_size - rest for rest in left if 0 < rest < world_size)
+        assert (
+            len(
+                {
+                    int(np.searchsorted(BOUNDARIES, lengths[batch].max()))
+                    for batch in step
+                }
+            )
+            == 1
+        )
+    left = batching.table.counts(Lengths.of(lengths).histogram) % (
+        batching.table.batch_sizes * world_size
+    )
+    assert cut.layout.repeated_examples == sum(
+        world_size - rest for rest in left if 0 < rest < world_size
+    )
 
 
 @given(LENGTHS, BATCHINGS, DEALINGS, DRAWINGS)
@@ -69,15 +83,17 @@ def test_same_bucket_steps_are_of_one_bucket_dealt_evenly(
 def test_all_ranks_have_as_many_batches_in_every_epoch(
     lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
 ) -> None:
-    number = batching.batcher(lengths).batches_per_rank(replace(drawing, epoch=7), dealing)
+    number = batching.batcher(lengths).batches_per_rank(
+        replace(drawing, epoch=7), dealing
+    )
     cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
     assert {len(rank) for rank in ranks} == {number} == {cut.layout.batches_per_rank}
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), min_size=1, max_size=6).filter(
-        lambda buckets: any(count for count, _ in buckets)
-    ),
+    st.lists(
+        st.tuples(st.integers(0, 60), st.integers(1, 9)), min_size=1, max_size=6
+    ).filter(lambda buckets: any(count for count, _ in buckets)),
     st.integers(1, 70),
     st.booleans(),
     st.booleans(),
@@ -87,7 +103,9 @@ def test_the_tally_counts_the_batches_that_are_laid_out(
     buckets: list[tuple[int, int]], world_size: int, same_bucket: bool, drop_last: bool
 ) -> None:
     counts, sizes = np.array(buckets, dtype=np.int64).T
-    dealing = Dealing(world_size=world_size, same_bucket=same_bucket, drop_last=drop_last)
+    dealing = Dealing(
+        world_size=world_size, same_bucket=same_bucket, drop_last=drop_last
+    )
     layout = lay_out(counts, sizes, dealing)
     counted = tally(counts, sizes, dealing)
     kinds = zip(counted.buckets.tolist(), counted.batch_sizes.tolist(), strict=True)
@@ -98,7 +116,9 @@ def test_the_tally_counts_the_batches_that_are_laid_out(
     assert (counted.batches, counted.examples) == (made.size, made.sum())
     if made.size:
         assert counted.mean_batch_size == pytest.approx(made.mean())
-        assert counted.batch_size_variation == pytest.approx(made.std() / made.mean(), abs=1e-12)
+        assert counted.batch_size_variation == pytest.approx(
+            made.std() / made.mean(), abs=1e-12
+        )
 
 
 @given(LENGTHS, IN_BUCKETS, DEALINGS, DRAWINGS)
@@ -113,12 +133,20 @@ def test_a_batch_respects_its_bucket_and_batch_size(
             assert 1 <= len(batch) <= batching.table.batch_sizes[bucket]
 
 
-@given(LENGTHS, IN_BUCKETS, KEEPING, DRAWINGS, st.sampled_from(["ascending", "descending"]))
+@given(
+    LENGTHS, IN_BUCKETS, KEEPING, DRAWINGS, st.sampled_from(["ascending", "descending"])
+)
 @settings(deadline=None, max_examples=25)
 def test_sorted_batches_are_sorted_by_their_longest(
-    lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing, ordering: Any
+    lengths: FloatArray,
+    batching: Batching,
+    dealing: Dealing,
+    drawing: Drawing,
+    ordering: Any,
 ) -> None:
-    ranks = batches_of_all_ranks(lengths, batching, dealing, replace(drawing, ordering=ordering))[1]
+    ranks = batches_of_all_ranks(
+        lengths, batching, dealing, replace(drawing, ordering=ordering)
+    )[1]
     longest = np.array([[lengths[batch].max() for batch in rank] for rank in ranks]).T
     if dealing.same_bucket:
         longest = longest.max(axis=1)
@@ -130,7 +158,9 @@ def test_sorted_batches_are_sorted_by_their_longest(
 
 @given(LENGTHS, IN_BUCKETS)
 @settings(deadline=None, max_examples=25)
-def test_without_shuffle_batches_follow_the_streaming_order(lengths: FloatArray, batching: Batching) -> None:
+def test_without_shuffle_batches_follow_the_streaming_order(
+    lengths: FloatArray, batching: Batching
+) -> None:
     held: list[list[int]] = [[], [], []]
     streamed = []
     for example, bucket in enumerate(np.searchsorted(BOUNDARIES, lengths)):
@@ -138,23 +168,35 @@ def test_without_shuffle_batches_follow_the_streaming_order(lengths: FloatArray,
         if len(held[bucket]) == batching.table.batch_sizes[bucket]:
             streamed.append(held[bucket])
             held[bucket] = []
-    (only,) = batches_of_all_ranks(lengths, batching, Dealing(), Drawing(shuffle=False))[1]
+    (only,) = batches_of_all_ranks(
+        lengths, batching, Dealing(), Drawing(shuffle=False)
+    )[1]
     assert only == streamed + [batch for batch in held if batch]
 
 
-@given(LENGTHS, BATCHINGS, st.lists(st.integers(0, 50), min_size=70, max_size=70), DEALINGS, DRAWINGS)
+@given(
+    LENGTHS,
+    BATCHINGS,
+    st.lists(st.integers(0, 50), min_size=70, max_size=70),
+    DEALINGS,
+    DRAWINGS,
+)
 @settings(deadline=None, max_examples=50)
 def test_a_simulated_epoch_has_the_batch_shapes_of_all_ranks(
-    lengths: FloatArray, batching: Batching, drawn_targets: list[int], dealing: Dealing, drawing: Drawing
+    lengths: FloatArray,
+    batching: Batching,
+    drawn_targets: list[int],
+    dealing: Dealing,
+    drawing: Drawing,
 ) -> None:
     targets = np.array(drawn_targets[: lengths.size], dtype=np.float64)
     cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
     shapes = batch_order.simulate(cut, drawing, lengths, targets)
     in_turn = [batch for step in zip(*ranks, strict=True) for batch in step]
     assert shapes.targets is not None
-    assert list(zip(shapes.batch_sizes, shapes.lengths, shapes.targets, strict=True)) == [
-        (len(batch), lengths[batch].max(), targets[batch].max()) for batch in in_turn
-    ]
+    assert list(
+        zip(shapes.batch_sizes, shapes.lengths, shapes.targets, strict=True)
+    ) == [(len(batch), lengths[batch].max(), targets[batch].max()) for batch in in_turn]
 
 
 @pytest.mark.parametrize(
@@ -163,11 +205,23 @@ def test_a_simulated_epoch_has_the_batch_shapes_of_all_ranks(
         ([9, 14], [9, 7], Dealing(world_size=5), [5, 4, 4, 3, 7]),
         ([10], [10], Dealing(world_size=4), [3, 2, 3, 2]),
         ([2], [10], Dealing(world_size=5), [1] * 5),
-        ([29], [4], Dealing(world_size=3, same_bucket=True), [4, 4, 4, 4, 4, 4, 2, 2, 1]),
+        (
+            [29],
+            [4],
+            Dealing(world_size=3, same_bucket=True),
+            [4, 4, 4, 4, 4, 4, 2, 2, 1],
+        ),
         ([3, 0], [2**53, 2**53], Dealing(world_size=2), [2, 1]),
         ([3, 0], [2**53, 2**53], Dealing(world_size=2, same_bucket=True), [2, 1]),
     ],
-    ids=["largest first", "halves of halves", "repeated", "rest dealt evenly", "huge sizes", "huge sizes, same bucket"],
+    ids=[
+        "largest first",
+        "halves of halves",
+        "repeated",
+        "rest dealt evenly",
+        "huge sizes",
+        "huge sizes, same bucket",
+    ],
 )
 def test_batches_are_split_until_all_ranks_have_as_many(
     counts: list[int], batch_sizes: list[int], dealing: Dealing, made: list[int]
@@ -181,8 +235,13 @@ def test_batches_are_split_until_all_ranks_have_as_many(
 def test_each_epoch_and_each_seed_has_another_shuffle(pool_size: int | None) -> None:
     batching = Batching(BucketTable(BOUNDARIES, np.array([4, 3, 2])), pool_size)
     lengths = np.arange(40) % 17 + 1.0
-    drawings = [Drawing(seed=seed, epoch=epoch) for seed in (0, 1, 2**32) for epoch in (0, 1, 2)]
-    epochs = {str(batches_of_all_ranks(lengths, batching, Dealing(), drawing)[1]) for drawing in drawings}
+    drawings = [
+        Drawing(seed=seed, epoch=epoch) for seed in (0, 1, 2**32) for epoch in (0, 1, 2)
+    ]
+    epochs = {
+        str(batches_of_all_ranks(lengths, batching, Dealing(), drawing)[1])
+        for drawing in drawings
+    }
     assert len(epochs) == len(drawings)
 
 
@@ -196,7 +255,10 @@ def test_another_process_makes_the_same_batches() -> None:
         "    print(list(cut.lists(e.drawn(cut, drawing)[1::2])))"
     )
     command = [sys.executable, "-c", code]
-    outputs = {subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)}
+    outputs = {
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    }
     assert len(outputs) == 1 and outputs != {"[]\n[]\n"}
 
 
@@ -207,8 +269,13 @@ def test_the_mean_padded_length_over_seeds_is_the_expected_one() -> None:
     batcher = Batching(table).batcher(lengths.values)
     drawings = [Drawing(seed=seed) for seed in range(100)]
     padded = [
-        batch_order.simulate(batcher.cut(drawing, Dealing()), drawing, lengths.values).padded_length
+        batch_order.simulate(
+            batcher.cut(drawing, Dealing()), drawing, lengths.values
+        ).padded_length
         for drawing in drawings
     ]
     error = np.std(padded) / np.sqrt(len(padded))
-    assert abs(np.mean(padded) - expected_batches(lengths.histogram, table).padded_length) < 4 * error
+    assert (
+        abs(np.mean(padded) - expected_batches(lengths.histogram, table).padded_length)
+        < 4 * error
+    )

@@ -14,11 +14,15 @@ from batchtune.lengths import FloatArray, Lengths
 
 
 def step_seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
-    return np.maximum(2.0, 0.5 + 0.3 * batch_sizes * lengths + 0.01 * batch_sizes * lengths**2)
+    return np.maximum(
+        2.0, 0.5 + 0.3 * batch_sizes * lengths + 0.01 * batch_sizes * lengths**2
+    )
 
 
 def table_of(boundaries: list[float], batch_sizes: list[int]) -> BucketTable:
-    return BucketTable(np.array(boundaries, dtype=float), np.array(batch_sizes, dtype=np.int64))
+    return BucketTable(
+        np.array(boundaries, dtype=float), np.array(batch_sizes, dtype=np.int64)
+    )
 
 
 def by_enumeration(values: list[float], batch_size: int) -> tuple[float, float]:
@@ -29,15 +33,25 @@ def by_enumeration(values: list[float], batch_size: int) -> tuple[float, float]:
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
             padded += len(batch) * max(batch)
-            seconds += float(step_seconds(np.float64(len(batch)), np.float64(max(batch))))
+            seconds += float(
+                step_seconds(np.float64(len(batch)), np.float64(max(batch)))
+            )
     return padded / len(orders), seconds / len(orders)
 
 
-@given(st.lists(st.integers(1, 8).map(float), min_size=1, max_size=6), st.integers(1, 8))
+@given(
+    st.lists(st.integers(1, 8).map(float), min_size=1, max_size=6), st.integers(1, 8)
+)
 @settings(deadline=None, max_examples=25)
-def test_the_expectations_are_the_means_over_all_orders(values: list[float], batch_size: int) -> None:
-    batches = expected_batches(Lengths.of(values).histogram, table_of([max(values)], [batch_size]))
-    assert (batches.padded_length, batches.sum_of(step_seconds)) == pytest.approx(by_enumeration(values, batch_size))
+def test_the_expectations_are_the_means_over_all_orders(
+    values: list[float], batch_size: int
+) -> None:
+    batches = expected_batches(
+        Lengths.of(values).histogram, table_of([max(values)], [batch_size])
+    )
+    assert (batches.padded_length, batches.sum_of(step_seconds)) == pytest.approx(
+        by_enumeration(values, batch_size)
+    )
 
 
 @given(
@@ -50,18 +64,28 @@ def test_on_several_ranks_too_they_are_the_means_over_all_orders(
     values: list[float], batch_size: int, dealing: Dealing
 ) -> None:
     layout = lay_out(np.array([len(values)]), np.array([batch_size]), dealing)
-    cuts = [(start, start + size) for start, size in zip(layout.starts, layout.batch_sizes, strict=True)]
-    padded = [sum((end - start) * max(order[start:end]) for start, end in cuts) for order in permutations(values)]
+    cuts = [
+        (start, start + size)
+        for start, size in zip(layout.starts, layout.batch_sizes, strict=True)
+    ]
+    padded = [
+        sum((end - start) * max(order[start:end]) for start, end in cuts)
+        for order in permutations(values)
+    ]
     table = table_of([max(values)], [batch_size])
-    assert expected_batches(Lengths.of(values).histogram, table, dealing).padded_length == pytest.approx(
-        np.mean(padded)
-    )
+    assert expected_batches(
+        Lengths.of(values).histogram, table, dealing
+    ).padded_length == pytest.approx(np.mean(padded))
 
 
 @given(st.lists(st.floats(0.1, 1e4), min_size=1, max_size=300), st.integers(1, 400))
 @settings(deadline=None, max_examples=30)
-def test_the_expected_batches_add_up_to_the_batches(values: list[float], batch_size: int) -> None:
-    batches = expected_batches(Lengths.of(values).histogram, table_of([max(values)], [batch_size]))
+def test_the_expected_batches_add_up_to_the_batches(
+    values: list[float], batch_size: int
+) -> None:
+    batches = expected_batches(
+        Lengths.of(values).histogram, table_of([max(values)], [batch_size])
+    )
     assert batches.numbers.sum() == pytest.approx(batches.tally.batches)
 
 

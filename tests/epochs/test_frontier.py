@@ -14,7 +14,13 @@ from batchtune.lengths import Lengths
 from batchtune.results import ClosedBy, FrontierPoint
 
 
-def point(length: float, batch_size: int, *, closed_by: ClosedBy = "oom", target: float | None = None) -> FrontierPoint:
+def point(
+    length: float,
+    batch_size: int,
+    *,
+    closed_by: ClosedBy = "oom",
+    target: float | None = None,
+) -> FrontierPoint:
     return FrontierPoint(
         length=length,
         target_length=target,
@@ -27,24 +33,35 @@ def point(length: float, batch_size: int, *, closed_by: ClosedBy = "oom", target
 
 
 ROWS = st.lists(
-    st.tuples(st.integers(1, 100), st.integers(1, 400)), min_size=1, max_size=8, unique_by=lambda row: row[0]
+    st.tuples(st.integers(1, 100), st.integers(1, 400)),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda row: row[0],
 ).map(sorted)
 
 
 @given(ROWS)
 @settings(deadline=None, max_examples=30)
-def test_between_measured_lengths_the_next_longer_size_holds(rows: list[tuple[int, int]]) -> None:
+def test_between_measured_lengths_the_next_longer_size_holds(
+    rows: list[tuple[int, int]],
+) -> None:
     lengths = [length for length, _ in rows]
     sizes = sorted((size for _, size in rows), reverse=True)
     frontier = Frontier.of([point(*row) for row in zip(lengths, sizes, strict=True)])
     for length in np.linspace(0.5, lengths[-1], 50):
-        following = next(size for longest, size in zip(lengths, sizes, strict=True) if length <= longest)
+        following = next(
+            size
+            for longest, size in zip(lengths, sizes, strict=True)
+            if length <= longest
+        )
         assert frontier(length) == frontier.proven(length) == following
 
 
 @given(ROWS)
 @settings(deadline=None, max_examples=30)
-def test_no_length_gets_more_than_a_shorter_one_was_seen_to_hold(rows: list[tuple[int, int]]) -> None:
+def test_no_length_gets_more_than_a_shorter_one_was_seen_to_hold(
+    rows: list[tuple[int, int]],
+) -> None:
     frontier = Frontier.of([point(length, size) for length, size in rows])
     for (shorter, few), (longer, _) in itertools.combinations(rows, 2):
         assert (frontier([shorter, longer]) <= few).all()
@@ -58,15 +75,26 @@ def test_beyond_the_longest_measured_length_nothing_is_proven() -> None:
 
 
 @pytest.mark.parametrize("closed_by", ["data", "time"])
-def test_a_length_that_memory_did_not_limit_lowers_no_other(closed_by: ClosedBy) -> None:
+def test_a_length_that_memory_did_not_limit_lowers_no_other(
+    closed_by: ClosedBy,
+) -> None:
     frontier = Frontier.of([point(1, 2, closed_by=closed_by), point(10, 90)])
     assert frontier([1, 5, 10]).tolist() == [90, 90, 90]
 
 
 def test_a_pair_gets_the_largest_size_among_shapes_no_smaller() -> None:
     measured = [(10, 50, 20), (100, 50, 4), (100, 10, 8), (60, 20, 9)]
-    joint = Frontier.of_pairs([point(length, size, target=target) for length, target, size in measured])
-    assert joint([5, 10, 11, 60, 61, 100], [50, 50, 50, 20, 10, 11]).tolist() == [20, 20, 4, 9, 8, 4]
+    joint = Frontier.of_pairs(
+        [point(length, size, target=target) for length, target, size in measured]
+    )
+    assert joint([5, 10, 11, 60, 61, 100], [50, 50, 50, 20, 10, 11]).tolist() == [
+        20,
+        20,
+        4,
+        9,
+        8,
+        4,
+    ]
     assert joint([101, 5], [1, 51]).tolist() == [1, 1]
     assert joint.proven([101, 5], [1, 51]).tolist() == [0, 0]
 
@@ -74,18 +102,32 @@ def test_a_pair_gets_the_largest_size_among_shapes_no_smaller() -> None:
 @pytest.mark.parametrize("sizes", [[40, 20], [10, 20], [30, 8, 12], [7, 7, 7]], ids=str)
 def test_batches_of_max_batch_length_fit_at_every_length(sizes: list[int]) -> None:
     values = np.linspace(5, 5 * len(sizes), 41)
-    frontier = Frontier.of([point(5.0 * (1 + index), size) for index, size in enumerate(sizes)])
-    limit = largest_max_batch_length(frontier, Lengths.of(np.repeat(values, 50)).histogram)
+    frontier = Frontier.of(
+        [point(5.0 * (1 + index), size) for index, size in enumerate(sizes)]
+    )
+    limit = largest_max_batch_length(
+        frontier, Lengths.of(np.repeat(values, 50)).histogram
+    )
     assert (np.maximum(1, (limit / values).astype(int)) <= frontier(values)).all()
 
 
 @pytest.mark.parametrize(
-    ("sizes", "cap", "limit"), [((40, 20), None, 146), ((10, 20), None, 54), ((60, 60), None, 304), ((60, 60), 60, 600)]
+    ("sizes", "cap", "limit"),
+    [
+        ((40, 20), None, 146),
+        ((10, 20), None, 54),
+        ((60, 60), None, 304),
+        ((60, 60), 60, 600),
+    ],
 )
-def test_max_batch_length_is_the_largest_that_fits(sizes: tuple[int, int], cap: int | None, limit: float) -> None:
+def test_max_batch_length_is_the_largest_that_fits(
+    sizes: tuple[int, int], cap: int | None, limit: float
+) -> None:
     # One more would be 21 of length 7, 11 of length 5, and 61 of length 5, but for a cap, which is no memory limit.
     values = [5.0] * 100 + [10.0] * 100
     if sizes == (40, 20):
         values += [7.0] * 100
     frontier = Frontier.of([point(5, sizes[0]), point(10, sizes[1])])
-    assert largest_max_batch_length(frontier, Lengths.of(values).histogram, cap) == limit
+    assert (
+        largest_max_batch_length(frontier, Lengths.of(values).histogram, cap) == limit
+    )

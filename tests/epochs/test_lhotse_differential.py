@@ -34,7 +34,10 @@ def lhotse() -> Lhotse:
 
 
 def cuts_of(lhotse: Lhotse, values: Iterable[float]) -> list[Any]:
-    return [lhotse.cut(id=str(i), start=0, duration=value, channel=0) for i, value in enumerate(values)]
+    return [
+        lhotse.cut(id=str(i), start=0, duration=value, channel=0)
+        for i, value in enumerate(values)
+    ]
 
 
 def random_lengths(draw: np.random.Generator) -> FloatArray:
@@ -54,7 +57,9 @@ def test_every_batch_is_that_of_lhotse(lhotse: Lhotse) -> None:
         values = random_lengths(draw)
         seed = int(draw.integers(99))
         buffer_size = int(draw.choice([1, 5, 20, 20_000]))
-        bins = np.sort(draw.choice([0.5, 1.0, 2.0, 3.5, 5.0, 8.0], draw.integers(0, 7))).tolist()
+        bins = np.sort(
+            draw.choice([0.5, 1.0, 2.0, 3.5, 5.0, 8.0], draw.integers(0, 7))
+        ).tolist()
         edges = [*bins, 1e9]
         sizes = draw.integers(1, 9, len(bins) + 1).tolist()
         sampler = lhotse.sampler(
@@ -68,7 +73,12 @@ def test_every_batch_is_that_of_lhotse(lhotse: Lhotse) -> None:
             rank=0,
         )
         wanted = [[int(cut.id) for cut in batch] for batch in sampler]
-        assert lhotse_batches(values, np.array(edges), sizes, seed=seed, buffer_size=buffer_size) == wanted
+        assert (
+            lhotse_batches(
+                values, np.array(edges), sizes, seed=seed, buffer_size=buffer_size
+            )
+            == wanted
+        )
 
 
 def test_the_boundaries_are_those_of_lhotse_to_the_bit(lhotse: Lhotse) -> None:
@@ -79,7 +89,10 @@ def test_the_boundaries_are_those_of_lhotse_to_the_bit(lhotse: Lhotse) -> None:
             continue
         num_buckets = int(draw.integers(2, values.size + 1))
         wanted = lhotse.estimate(cuts_of(lhotse, values.tolist()), num_buckets)
-        assert lhotse_boundaries(values, num_buckets).tobytes() == np.array(wanted, dtype=np.float64).tobytes()
+        assert (
+            lhotse_boundaries(values, num_buckets).tobytes()
+            == np.array(wanted, dtype=np.float64).tobytes()
+        )
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +100,8 @@ def librispeech() -> FloatArray:
     return librispeech_seconds()
 
 
-def test_the_boundaries_of_real_data_are_those_of_lhotse(lhotse: Lhotse, librispeech: FloatArray) -> None:
+def test_the_boundaries_of_real_data_are_those_of_lhotse(
+    lhotse: Lhotse, librispeech: FloatArray
+) -> None:
     wanted = lhotse.estimate(cuts_of(lhotse, librispeech.tolist()), 10)
     assert lhotse_boundaries(librispeech, 10).tobytes() == np.array(wanted).tobytes()

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from drawn_batches import BOUNDARIES, DEALINGS, DRAWINGS, IN_POOLS, LENGTHS, RANKS, SIZES, batches_of_all_ranks
+from drawn_batches import (
+    BOUNDARIES,
+    DEALINGS,
+    DRAWINGS,
+    IN_POOLS,
+    LENGTHS,
+    RANKS,
+    SIZES,
+    batches_of_all_ranks,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +30,9 @@ from batchtune.lengths import FloatArray, Lengths
 IN_ORDER = Drawing(shuffle=False)
 
 
-def batching_of(sizes: list[int], pool_size: int, overhead: float | None = None) -> Batching:
+def batching_of(
+    sizes: list[int], pool_size: int, overhead: float | None = None
+) -> Batching:
     return Batching(BucketTable(BOUNDARIES, np.array(sizes)), pool_size, overhead)
 
 
@@ -48,7 +59,9 @@ def least_cost(lengths: FloatArray, batching: Batching, overhead: float) -> floa
     ordered = np.sort(lengths)[::-1]
     least = np.zeros(ordered.size + 1)
     for first in range(ordered.size - 1, -1, -1):
-        sizes = np.arange(1, 1 + min(fits(batching, ordered[first]), ordered.size - first))
+        sizes = np.arange(
+            1, 1 + min(fits(batching, ordered[first]), ordered.size - first)
+        )
         least[first] = overhead + (ordered[first] * sizes + least[first + sizes]).min()
     return float(least[0])
 
@@ -60,7 +73,9 @@ def test_without_rests_all_batches_are_full(
 ) -> None:
     batching = batching_of(sizes, pool_size, 10.0)
     whole = {pool.size for pool in pool_slices(lengths, batching)}
-    for batch in batches_of_all_ranks(lengths, batching, Dealing(drop_last=True), drawing)[1][0]:
+    for batch in batches_of_all_ranks(
+        lengths, batching, Dealing(drop_last=True), drawing
+    )[1][0]:
         assert len(batch) == fits(batching, lengths[batch].max()) or len(batch) in whole
 
 
@@ -70,7 +85,9 @@ def test_a_batch_holds_no_more_than_fit_with_its_longest(
     lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
 ) -> None:
     sizes, longest = batching.largest_batches(Lengths.of(lengths).histogram)
-    most = dict(zip(batching.table.assign(longest).tolist(), sizes.tolist(), strict=True))
+    most = dict(
+        zip(batching.table.assign(longest).tolist(), sizes.tolist(), strict=True)
+    )
     for rank in batches_of_all_ranks(lengths, batching, dealing, drawing)[1]:
         for batch in rank:
             bucket = int(np.searchsorted(BOUNDARIES, lengths[batch].max()))
@@ -83,7 +100,9 @@ def test_ranks_have_neighbours_of_a_pool_with_same_bucket(
     lengths: FloatArray, batching: Batching, world_size: int, drawing: Drawing
 ) -> None:
     dealing = Dealing(world_size=world_size, same_bucket=True)
-    for step in zip(*batches_of_all_ranks(lengths, batching, dealing, drawing)[1], strict=True):
+    for step in zip(
+        *batches_of_all_ranks(lengths, batching, dealing, drawing)[1], strict=True
+    ):
         sizes = [len(batch) for batch in step]
         assert max(sizes) - min(sizes) <= 1
         # The next rank's are no longer, but for examples that are dealt twice.
@@ -113,7 +132,9 @@ def test_with_an_overhead_no_other_cut_costs_less(
     lengths: FloatArray, sizes: list[int], pool_size: int, overhead: float
 ) -> None:
     batching = batching_of(sizes, pool_size, overhead)
-    for part, pool in zip(pool_slices(lengths, batching), pools_of(lengths, batching), strict=True):
+    for part, pool in zip(
+        pool_slices(lengths, batching), pools_of(lengths, batching), strict=True
+    ):
         cost = sum(overhead + len(batch) * lengths[batch].max() for batch in pool)
         assert cost == pytest.approx(least_cost(part, batching, overhead))
 
@@ -126,8 +147,16 @@ def test_large_batches_are_cut_nearly_as_cheaply_as_can_be() -> None:
     assert cost == pytest.approx(least_cost(lengths, batching, 150.0), rel=1e-3)
 
 
-@pytest.mark.parametrize(("pool_size", "sizes"), [(10, [9, 8, 8]), (25, [25]), (10**12, [25])])
-def test_pools_are_of_one_size_and_no_larger_than_asked_for(pool_size: int, sizes: list[int]) -> None:
-    cut = batching_of([1, 1, 1], pool_size).batcher(np.arange(1.0, 26.0)).cut(IN_ORDER, ON_ONE_RANK)
+@pytest.mark.parametrize(
+    ("pool_size", "sizes"), [(10, [9, 8, 8]), (25, [25]), (10**12, [25])]
+)
+def test_pools_are_of_one_size_and_no_larger_than_asked_for(
+    pool_size: int, sizes: list[int]
+) -> None:
+    cut = (
+        batching_of([1, 1, 1], pool_size)
+        .batcher(np.arange(1.0, 26.0))
+        .cut(IN_ORDER, ON_ONE_RANK)
+    )
     falls = np.flatnonzero(np.diff(cut.examples) > 0) + 1
     assert np.diff([0, *falls, 25]).tolist() == sizes

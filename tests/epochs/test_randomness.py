@@ -10,7 +10,12 @@ import pytest
 from batchtune.epochs.batch_order import Cut, Drawing
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import ON_ONE_RANK, Dealing, tally
-from batchtune.epochs.randomness import Mates, effective_buckets, mates_in_buckets, mates_in_cuts
+from batchtune.epochs.randomness import (
+    Mates,
+    effective_buckets,
+    mates_in_buckets,
+    mates_in_cuts,
+)
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
 
@@ -19,12 +24,16 @@ SPEECH = Lengths.of(RANDOM.gamma(5, 2, 600).round(1).clip(1, 30))
 TABLE = BucketTable(np.array([5.0, 12.0, 30.0]), np.array([20, 8, 3]))
 
 
-def of_table(lengths: Lengths, table: BucketTable, dealing: Dealing = ON_ONE_RANK) -> Mates:
+def of_table(
+    lengths: Lengths, table: BucketTable, dealing: Dealing = ON_ONE_RANK
+) -> Mates:
     counted = tally(table.counts(lengths.histogram), table.batch_sizes, dealing)
     return mates_in_buckets(lengths.histogram, table, counted)
 
 
-def epochs_of(values: FloatArray, batching: Batching, epochs: int, dealing: Dealing = ON_ONE_RANK) -> list[Cut]:
+def epochs_of(
+    values: FloatArray, batching: Batching, epochs: int, dealing: Dealing = ON_ONE_RANK
+) -> list[Cut]:
     batcher = batching.batcher(values)
     return [batcher.cut(Drawing(epoch=epoch), dealing) for epoch in range(epochs)]
 
@@ -42,7 +51,13 @@ def drawn_mates(values: FloatArray, cut: Cut) -> tuple[FloatArray, FloatArray]:
 
 
 @pytest.mark.parametrize(
-    "dealing", [ON_ONE_RANK, Dealing(world_size=4), Dealing(world_size=4, same_bucket=True), Dealing(drop_last=True)]
+    "dealing",
+    [
+        ON_ONE_RANK,
+        Dealing(world_size=4),
+        Dealing(world_size=4, same_bucket=True),
+        Dealing(drop_last=True),
+    ],
 )
 def test_expectations_of_tables_are_what_epochs_show(dealing: Dealing) -> None:
     expected = of_table(SPEECH, TABLE, dealing)
@@ -51,19 +66,25 @@ def test_expectations_of_tables_are_what_epochs_show(dealing: Dealing) -> None:
     again = [one.again for one in seen]
     correlations = [one.correlation or 0.0 for one in seen]
     assert expected.correlation is not None
-    assert np.mean(again) == pytest.approx(expected.again, abs=4 * np.std(again) / np.sqrt(len(seen)))
+    assert np.mean(again) == pytest.approx(
+        expected.again, abs=4 * np.std(again) / np.sqrt(len(seen))
+    )
     assert np.mean(correlations) == pytest.approx(
         expected.correlation, abs=4 * np.std(correlations) / np.sqrt(len(seen))
     )
     # With the last and the first epoch too.
-    assert mates_in_cuts(cuts, SPEECH.values).again == pytest.approx(np.mean(again), rel=0.02)
+    assert mates_in_cuts(cuts, SPEECH.values).again == pytest.approx(
+        np.mean(again), rel=0.02
+    )
 
 
 def test_random_batches_of_one_size_meet_as_chance_has_it() -> None:
     one_bucket = BucketTable(np.array([30.0]), np.array([12]))
     found = of_table(SPEECH, one_bucket)
     assert found.again == pytest.approx(11 / 599)
-    assert found.correlation == pytest.approx(-1 / 599)  # all others are a little less like it, as it is not among them
+    assert found.correlation == pytest.approx(
+        -1 / 599
+    )  # all others are a little less like it, as it is not among them
     (cut,) = epochs_of(SPEECH.values, Batching(one_bucket), 1)
     assert effective_buckets(0.5, cut.layout) == pytest.approx(0.5 * 599 / 11)
 
@@ -81,10 +102,20 @@ ONES = BucketTable(TABLE.boundaries, np.ones(3, dtype=np.int64))
 
 
 @pytest.mark.parametrize("pool_size", [None, 10])
-@pytest.mark.parametrize(("lengths", "table"), [(SPEECH, ONES), (Lengths.of([4.0]), TABLE)], ids=["ones", "one"])
-def test_batches_of_one_have_no_mates(lengths: Lengths, table: BucketTable, pool_size: int | None) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "table"),
+    [(SPEECH, ONES), (Lengths.of([4.0]), TABLE)],
+    ids=["ones", "one"],
+)
+def test_batches_of_one_have_no_mates(
+    lengths: Lengths, table: BucketTable, pool_size: int | None
+) -> None:
     cuts = epochs_of(lengths.values, Batching(table, pool_size), 2)
-    assert of_table(lengths, table) == mates_in_cuts(cuts, lengths.values) == Mates(0.0, None)
+    assert (
+        of_table(lengths, table)
+        == mates_in_cuts(cuts, lengths.values)
+        == Mates(0.0, None)
+    )
     assert effective_buckets(0.0, cuts[0].layout) == 1
 
 

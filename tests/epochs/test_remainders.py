@@ -29,19 +29,27 @@ class MadeCosts:
 
 
 def histogram_of(counts: IntArray) -> Histogram:
-    return Histogram(np.arange(1.0, len(counts) + 1), np.asarray(counts, dtype=np.int64))
+    return Histogram(
+        np.arange(1.0, len(counts) + 1), np.asarray(counts, dtype=np.int64)
+    )
 
 
-def fewest_batches(histogram: Histogram, sizes: IntArray, num_buckets: int) -> FloatArray:
+def fewest_batches(
+    histogram: Histogram, sizes: IntArray, num_buckets: int
+) -> FloatArray:
     """The boundaries of the fewest buckets, at most so many, that give the fewest batches."""
     ends = np.arange(histogram.lengths.size)
     best = best_buckets(BatchCounts(histogram, ends, sizes), num_buckets)
     return histogram.lengths[best.ends(best.improving()[-1])]
 
 
-def number_of_batches(histogram: Histogram, sizes: IntArray, boundaries: FloatArray) -> int:
+def number_of_batches(
+    histogram: Histogram, sizes: IntArray, boundaries: FloatArray
+) -> int:
     ends = np.searchsorted(histogram.lengths, boundaries)
-    return int(np.sum(-(-np.diff(histogram.cumulative[ends], prepend=0) // sizes[ends])))
+    return int(
+        np.sum(-(-np.diff(histogram.cumulative[ends], prepend=0) // sizes[ends]))
+    )
 
 
 def least_by_brute_force(costs: FloatArray) -> list[float]:
@@ -58,14 +66,18 @@ def least_by_brute_force(costs: FloatArray) -> list[float]:
 
 @given(distinct=st.integers(1, 9), seed=st.integers(0, 2**32))
 @settings(deadline=None, max_examples=40)
-def test_no_other_buckets_cost_less_whatever_they_cost(distinct: int, seed: int) -> None:
+def test_no_other_buckets_cost_less_whatever_they_cost(
+    distinct: int, seed: int
+) -> None:
     costs = np.random.default_rng(seed).gamma(1.0, 1.0, (distinct + 1, distinct + 1))
     best = best_buckets(MadeCosts(costs), distinct + 3)
     assert best.totals == pytest.approx(least_by_brute_force(costs), rel=1e-12)
     for buckets, total in enumerate(best.totals, 1):
         ends = (0, *(best.ends(buckets) + 1).tolist())
         assert len(ends) == buckets + 1
-        assert sum(costs[pair] for pair in pairwise(ends)) == pytest.approx(total, rel=1e-12)
+        assert sum(costs[pair] for pair in pairwise(ends)) == pytest.approx(
+            total, rel=1e-12
+        )
 
 
 def test_a_bucket_whose_only_gain_is_in_full_batches_is_not_made() -> None:
@@ -76,7 +88,9 @@ def test_a_bucket_whose_only_gain_is_in_full_batches_is_not_made() -> None:
 
 
 def test_batches_larger_than_the_data_set_are_one_remainder() -> None:
-    assert fewest_batches(histogram_of(np.array([2, 3])), np.array([2**53, 2**53]), 2).tolist() == [2]
+    assert fewest_batches(
+        histogram_of(np.array([2, 3])), np.array([2**53, 2**53]), 2
+    ).tolist() == [2]
 
 
 def test_a_few_ends_give_as_few_batches_as_all() -> None:
@@ -86,7 +100,10 @@ def test_a_few_ends_give_as_few_batches_as_all() -> None:
     ends = few_ends(histogram, sizes, 4096)
     assert histogram.lengths.size > 4 * ends.size
     asked = [2, 5, 10, 20]
-    relaxed = [number_of_batches(histogram, sizes, b) for b in optimal_boundaries(histogram, 1 / sizes, asked)]
+    relaxed = [
+        number_of_batches(histogram, sizes, b)
+        for b in optimal_boundaries(histogram, 1 / sizes, asked)
+    ]
     found = best_buckets(BatchCounts(histogram, ends, sizes[ends]), 20)
     assert relaxed == [78, 56, 55, 55]
     # With each of the 14,587 lengths as an end, which takes ten times as long, it is the same.
@@ -97,7 +114,13 @@ def test_fewer_batches_than_without_remainders_on_librispeech() -> None:
     histogram = Lengths.of(librispeech_seconds()).histogram
     sizes = batch_sizes_for(histogram.lengths, 600)
     asked = [10, 15, 20]
-    relaxed = [number_of_batches(histogram, sizes, b) for b in optimal_boundaries(histogram, 1 / sizes, asked)]
-    exact = [number_of_batches(histogram, sizes, fewest_batches(histogram, sizes, most)) for most in asked]
+    relaxed = [
+        number_of_batches(histogram, sizes, b)
+        for b in optimal_boundaries(histogram, 1 / sizes, asked)
+    ]
+    exact = [
+        number_of_batches(histogram, sizes, fewest_batches(histogram, sizes, most))
+        for most in asked
+    ]
     assert relaxed == [641, 631, 628]
     assert exact == [638, 627, 621]

@@ -15,10 +15,17 @@ from batchtune.lengths import Lengths
 VALUES = st.lists(st.floats(0.01, 100), min_size=1, max_size=80)
 
 
-def test_the_boundaries_are_those_of_speechbrain_to_the_bit(real_dynamic_batch_sampler: Any) -> None:
-    for num_buckets, limit in product([1, 2, 3, 10, 15, 20, 60, 200], [0.5, 10, 600, 1234.56, 16_000_000]):
+def test_the_boundaries_are_those_of_speechbrain_to_the_bit(
+    real_dynamic_batch_sampler: Any,
+) -> None:
+    for num_buckets, limit in product(
+        [1, 2, 3, 10, 15, 20, 60, 200], [0.5, 10, 600, 1234.56, 16_000_000]
+    ):
         real = real_dynamic_batch_sampler([0], limit, num_buckets, lengths_list=[1.0])
-        assert speechbrain_boundaries(num_buckets, limit).tobytes() == real._bucket_boundaries.tobytes()
+        assert (
+            speechbrain_boundaries(num_buckets, limit).tobytes()
+            == real._bucket_boundaries.tobytes()
+        )
 
 
 @given(
@@ -46,7 +53,9 @@ def test_batch_sizes_and_batch_count_match_speechbrain(
         seed=seed,
     )
     histogram = Lengths.of(values).histogram
-    table = speechbrain_table(histogram, max_batch_length, num_buckets=num_buckets, max_batch_ex=max_batch_ex)
+    table = speechbrain_table(
+        histogram, max_batch_length, num_buckets=num_buckets, max_batch_ex=max_batch_ex
+    )
     assert table.batch_sizes.tolist() == real._bucket_lens[: table.num_buckets]
     assert expected_batches(histogram, table).tally.batches == len(real)
 
@@ -64,10 +73,15 @@ def test_given_boundaries_make_the_batches_of_speechbrain(
     max_batch_length: int,
 ) -> None:
     real = real_dynamic_batch_sampler(
-        range(len(values)), max_batch_length, bucket_boundaries=bucket_boundaries, lengths_list=values
+        range(len(values)),
+        max_batch_length,
+        bucket_boundaries=bucket_boundaries,
+        lengths_list=values,
     )
     histogram = Lengths.of(values).histogram
-    table = speechbrain_table(histogram, max_batch_length, bucket_boundaries=bucket_boundaries)
+    table = speechbrain_table(
+        histogram, max_batch_length, bucket_boundaries=bucket_boundaries
+    )
     assert table.batch_sizes.tolist() == real._bucket_lens[: table.num_buckets]
     assert expected_batches(histogram, table).tally.batches == len(real)
 
@@ -76,10 +90,16 @@ def test_lengths_on_boundaries_fall_into_speechbrains_buckets(
     real_dynamic_batch_sampler: Any,
 ) -> None:
     ends = speechbrain_boundaries(12, 600)
-    values = np.concatenate((ends, np.nextafter(ends, 0), np.nextafter(ends, np.inf))).repeat(5).tolist()
+    values = (
+        np.concatenate((ends, np.nextafter(ends, 0), np.nextafter(ends, np.inf)))
+        .repeat(5)
+        .tolist()
+    )
     real = real_dynamic_batch_sampler(range(len(values)), 600, 12, lengths_list=values)
     histogram = Lengths.of(values).histogram
-    assert expected_batches(histogram, speechbrain_table(histogram, 600, num_buckets=12)).tally.batches == len(real)
+    assert expected_batches(
+        histogram, speechbrain_table(histogram, 600, num_buckets=12)
+    ).tally.batches == len(real)
 
 
 def test_every_batch_is_that_of_speechbrain(real_dynamic_batch_sampler: Any) -> None:
@@ -91,7 +111,15 @@ def test_every_batch_is_that_of_speechbrain(real_dynamic_batch_sampler: Any) -> 
         limit = draw.choice([0.5, 3, 12.5, 40, 600.0]).item()
         num_buckets = int(draw.choice([1, 2, 5, 20, 300]))
         real = real_dynamic_batch_sampler(
-            range(values.size), limit, num_buckets, lengths_list=values.tolist(), seed=seed, epoch=epoch
+            range(values.size),
+            limit,
+            num_buckets,
+            lengths_list=values.tolist(),
+            seed=seed,
+            epoch=epoch,
         )
         real.set_epoch(epoch)
-        assert speechbrain_batches(values, limit, num_buckets, seed=seed + epoch) == real._batches
+        assert (
+            speechbrain_batches(values, limit, num_buckets, seed=seed + epoch)
+            == real._batches
+        )

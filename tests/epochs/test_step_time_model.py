@@ -13,8 +13,17 @@ from batchtune.epochs.step_times import StepTimes
 from batchtune.lengths import FloatArray
 from batchtune.results import CostModel, Trial
 
-LINEAR = CostModel(floor=0.0, constant=0.01, linear=1e-3, quadratic=0.0, relative_error=0.05)
-WITH_TARGETS = CostModel(floor=0.0, constant=0.01, linear=1e-3, quadratic=0.0, target_linear=2e-3, relative_error=0.05)
+LINEAR = CostModel(
+    floor=0.0, constant=0.01, linear=1e-3, quadratic=0.0, relative_error=0.05
+)
+WITH_TARGETS = CostModel(
+    floor=0.0,
+    constant=0.01,
+    linear=1e-3,
+    quadratic=0.0,
+    target_linear=2e-3,
+    relative_error=0.05,
+)
 TRIALS = st.lists(
     st.tuples(st.integers(1, 300), st.floats(0.5, 500), st.floats(0.5, 2)),
     min_size=1,
@@ -50,14 +59,22 @@ def test_measured_shapes_are_met_and_others_within_the_misses(
     trials = off_by(*rows)
     times = StepTimes.of(trials, LINEAR)
     for trial in trials:
-        assert float(times(trial.batch_size, trial.length)) == pytest.approx(trial.step_seconds, rel=1e-6)
+        assert float(times(trial.batch_size, trial.length)) == pytest.approx(
+            trial.step_seconds, rel=1e-6
+        )
     ratios = [1.0, *(ratio for _, _, ratio in rows)]
-    assert min(ratios) * (1 - 1e-9) <= correction(times, size, length) <= max(ratios) * (1 + 1e-9)
+    assert (
+        min(ratios) * (1 - 1e-9)
+        <= correction(times, size, length)
+        <= max(ratios) * (1 + 1e-9)
+    )
 
 
 def test_estimates_follow_near_measurements_else_the_model() -> None:
     times = StepTimes.of(off_by((10, 20.0, 1.5)), LINEAR)
-    corrections = [correction(times, 10, 20 * away) for away in (1, 1.05, 1.5, 2, 4, 50)]
+    corrections = [
+        correction(times, 10, 20 * away) for away in (1, 1.05, 1.5, 2, 4, 50)
+    ]
     assert corrections == sorted(corrections, reverse=True)
     assert corrections[1] == pytest.approx(1.5, rel=0.01)
     assert corrections[-1] == pytest.approx(1, rel=0.01)
@@ -72,19 +89,39 @@ def test_a_factor_of_e_away_model_and_measurement_count_alike() -> None:
 def slow_now_and_then(size: int, mean_to_median: float, *, timed_steps: int) -> Trial:
     seconds = 0.01 + 0.01 * size
     spread = None if timed_steps == 1 else 0.0
-    return timed_trial(size, 10.0, seconds, spread=spread, mean=mean_to_median * seconds, timed_steps=timed_steps)
+    return timed_trial(
+        size,
+        10.0,
+        seconds,
+        spread=spread,
+        mean=mean_to_median * seconds,
+        timed_steps=timed_steps,
+    )
 
 
 def test_times_are_scaled_by_the_weighted_mean_over_median() -> None:
-    times = fitted([slow_now_and_then(4, 1.4, timed_steps=10), slow_now_and_then(40, 1.0, timed_steps=30)])
-    assert times(np.array([4, 12, 40]), 10.0) == pytest.approx(1.1 * np.array([0.05, 0.13, 0.41]), rel=1e-6)
+    times = fitted(
+        [
+            slow_now_and_then(4, 1.4, timed_steps=10),
+            slow_now_and_then(40, 1.0, timed_steps=30),
+        ]
+    )
+    assert times(np.array([4, 12, 40]), 10.0) == pytest.approx(
+        1.1 * np.array([0.05, 0.13, 0.41]), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(
     ("trials", "seconds"),
     [
         ([timed_trial(4, 10, seconds) for seconds in (0.5, 0.1, 0.06)], [0.1]),
-        ([slow_now_and_then(4, 1.1, timed_steps=10), slow_now_and_then(40, 1.0, timed_steps=1)], [0.055, 0.41]),
+        (
+            [
+                slow_now_and_then(4, 1.1, timed_steps=10),
+                slow_now_and_then(40, 1.0, timed_steps=1),
+            ],
+            [0.055, 0.41],
+        ),
         ([timed_trial(4, 10.0, 0.05, timed_steps=10)], [0.05]),
         (
             [
@@ -95,9 +132,16 @@ def test_times_are_scaled_by_the_weighted_mean_over_median() -> None:
             [0.05],
         ),
     ],
-    ids=["the median of several", "single steps as they are", "no mean known", "failed or not timed: the model"],
+    ids=[
+        "the median of several",
+        "single steps as they are",
+        "no mean known",
+        "failed or not timed: the model",
+    ],
 )
-def test_a_measured_shape_takes_its_expected_time(trials: list[Trial], seconds: list[float]) -> None:
+def test_a_measured_shape_takes_its_expected_time(
+    trials: list[Trial], seconds: list[float]
+) -> None:
     times = StepTimes.of(trials, LINEAR)
     assert times(np.array([4, 40])[: len(seconds)], 10.0) == pytest.approx(seconds)
 
@@ -108,7 +152,9 @@ def test_targets_count_where_the_time_depends_on_them() -> None:
     assert times(10, 20, np.array([5, 50])) == pytest.approx([0.5, 2.5])
     with pytest.raises(ValueError, match="needs them to predict"):
         times(10, 20)
-    assert StepTimes.of(trials[:1], LINEAR)(10, 20, np.array([5, 500])) == pytest.approx([0.5, 0.5])
+    assert StepTimes.of(trials[:1], LINEAR)(
+        10, 20, np.array([5, 500])
+    ) == pytest.approx([0.5, 0.5])
 
 
 def test_many_shapes_at_once_are_as_each_by_itself() -> None:
@@ -119,7 +165,9 @@ def test_many_shapes_at_once_are_as_each_by_itself() -> None:
     together = times(sizes, lengths)
     assert together.shape == (2, 5001)
     for row, column in ((0, 0), (0, 4096), (1, 5000)):
-        assert together[row, column] == pytest.approx(float(times(sizes[row, column], lengths[column])))
+        assert together[row, column] == pytest.approx(
+            float(times(sizes[row, column], lengths[column]))
+        )
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.3], ids=["certain", "uncertain"])
@@ -134,7 +182,17 @@ def test_without_a_timed_trial_there_is_no_model() -> None:
     assert StepTimes.fit([timed_trial(4, 10, None, outcome="oom")]) is None
 
 
-@given(st.permutations(off_by((3, 50.0, 0.7), (40, 4.0, 1.6), (9, 17.0, 1.1), (1, 9.0, 1.2), (80, 2.0, 1.0))))
+@given(
+    st.permutations(
+        off_by(
+            (3, 50.0, 0.7),
+            (40, 4.0, 1.6),
+            (9, 17.0, 1.1),
+            (1, 9.0, 1.2),
+            (80, 2.0, 1.0),
+        )
+    )
+)
 @settings(deadline=None, max_examples=20)
 def test_the_order_of_the_trials_does_not_matter(trials: list[Trial]) -> None:
     times = StepTimes.fit(trials)
@@ -155,7 +213,9 @@ def test_a_measured_shape_has_its_own_error_and_the_common_one() -> None:
     # Two at a distance of 1 (a factor of e in size): each is expected to be half as far off the model as the other.
     first, second = np.log([1.3, 0.9])
     missed = np.sqrt(((second / 2 - first) ** 2 + (first / 2 - second) ** 2) / 2)
-    assert errors_at(times, 100, 10.0) == pytest.approx([missed, 0, 0, missed / 2], rel=1e-2, abs=1e-9)
+    assert errors_at(times, 100, 10.0) == pytest.approx(
+        [missed, 0, 0, missed / 2], rel=1e-2, abs=1e-9
+    )
 
 
 def test_far_from_all_measurements_the_models_error_counts() -> None:
@@ -166,7 +226,10 @@ def test_far_from_all_measurements_the_models_error_counts() -> None:
 
 def with_means(*ratios: float) -> StepTimes:
     """Times of trials whose 10 steps took so many times their median on average."""
-    trials = [timed_trial(size, 10.0, 0.1, mean=0.1 * ratio, timed_steps=10) for size, ratio in enumerate(ratios, 1)]
+    trials = [
+        timed_trial(size, 10.0, 0.1, mean=0.1 * ratio, timed_steps=10)
+        for size, ratio in enumerate(ratios, 1)
+    ]
     return StepTimes.of(trials, LINEAR)
 
 

@@ -19,20 +19,32 @@ CHAT = Lengths.of(PROMPTS, ANSWERS, unit="tokens")
 FEW = ("speechbrain", "optimal")
 
 
-def of_targets(batch_sizes: FloatArray, lengths: FloatArray, target_lengths: FloatArray | None = None) -> FloatArray:
+def of_targets(
+    batch_sizes: FloatArray,
+    lengths: FloatArray,
+    target_lengths: FloatArray | None = None,
+) -> FloatArray:
     assert target_lengths is not None
-    return 0.01 + 1e-5 * np.asarray(batch_sizes) * (np.asarray(lengths) + np.asarray(target_lengths))
+    return 0.01 + 1e-5 * np.asarray(batch_sizes) * (
+        np.asarray(lengths) + np.asarray(target_lengths)
+    )
 
 
-def batches_of_one_epoch(table: BucketTable, seed: int) -> list[tuple[int, float, float]]:
+def batches_of_one_epoch(
+    table: BucketTable, seed: int
+) -> list[tuple[int, float, float]]:
     """(size, longest length, longest target) of each batch of a shuffled epoch."""
     random = np.random.default_rng(seed)
     buckets = np.searchsorted(table.boundaries, PROMPTS)
     batches = []
     for bucket, size in enumerate(table.batch_sizes):
         examples = random.permutation(np.flatnonzero(buckets == bucket))
-        cut = [examples[start : start + size] for start in range(0, examples.size, size)]
-        batches += [(len(batch), PROMPTS[batch].max(), ANSWERS[batch].max()) for batch in cut]
+        cut = [
+            examples[start : start + size] for start in range(0, examples.size, size)
+        ]
+        batches += [
+            (len(batch), PROMPTS[batch].max(), ANSWERS[batch].max()) for batch in cut
+        ]
     return batches
 
 
@@ -43,12 +55,20 @@ TABLE = BucketTable(np.array([80.0, 200, 400, 900, 4000]), np.array([60, 25, 10,
 def test_it_is_the_mean_longest_target_of_real_batches(bucket: int) -> None:
     edges = [0.0, *TABLE.boundaries.tolist()]
     size = int(TABLE.batch_sizes[bucket])
-    batches = [batch for seed in range(40) for batch in batches_of_one_epoch(TABLE, seed)]
-    ours = [batch for batch in batches if edges[bucket] < batch[1] <= edges[bucket + 1] and batch[0] == size]
+    batches = [
+        batch for seed in range(40) for batch in batches_of_one_epoch(TABLE, seed)
+    ]
+    ours = [
+        batch
+        for batch in batches
+        if edges[bucket] < batch[1] <= edges[bucket + 1] and batch[0] == size
+    ]
     _, longest, targets = (np.array(column) for column in zip(*ours, strict=True))
     typical = TypicalTargets.of(CHAT)
     assert typical is not None
-    assert typical(size, longest, edges[bucket]).mean() == pytest.approx(targets.mean(), rel=0.05)
+    assert typical(size, longest, edges[bucket]).mean() == pytest.approx(
+        targets.mean(), rel=0.05
+    )
 
 
 def test_a_data_set_without_targets_has_no_typical_ones() -> None:
@@ -56,13 +76,22 @@ def test_a_data_set_without_targets_has_no_typical_ones() -> None:
 
 
 def test_an_epochs_estimate_is_what_its_real_batches_take() -> None:
-    real = [sum(float(of_targets(*batch)) for batch in batches_of_one_epoch(TABLE, seed)) for seed in range(10)]
-    assert estimated_epoch_seconds(CHAT, TABLE, of_targets) == pytest.approx(np.mean(real), rel=0.02)
+    real = [
+        sum(float(of_targets(*batch)) for batch in batches_of_one_epoch(TABLE, seed))
+        for seed in range(10)
+    ]
+    assert estimated_epoch_seconds(CHAT, TABLE, of_targets) == pytest.approx(
+        np.mean(real), rel=0.02
+    )
 
 
 def test_the_estimate_leaves_out_what_drop_last_drops() -> None:
     real = [
-        sum(float(of_targets(*batch)) for batch in batches_of_one_epoch(TABLE, seed) if batch[0] in TABLE.batch_sizes)
+        sum(
+            float(of_targets(*batch))
+            for batch in batches_of_one_epoch(TABLE, seed)
+            if batch[0] in TABLE.batch_sizes
+        )
         for seed in range(10)
     ]
     estimate = estimated_epoch_seconds(CHAT, TABLE, of_targets, drop_last=True)
@@ -71,11 +100,18 @@ def test_the_estimate_leaves_out_what_drop_last_drops() -> None:
 
 
 def test_every_time_of_a_sweep_knows_of_the_targets() -> None:
-    def of_lengths(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None = None) -> FloatArray:
+    def of_lengths(
+        sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None = None
+    ) -> FloatArray:
         return of_targets(sizes, lengths, np.zeros_like(lengths))
 
     found, without = (
-        sweep(CHAT, 20_000, SweepSettings(num_buckets=(5,), strategies=FEW), Costs(step_seconds=seconds))
+        sweep(
+            CHAT,
+            20_000,
+            SweepSettings(num_buckets=(5,), strategies=FEW),
+            Costs(step_seconds=seconds),
+        )
         for seconds in (of_targets, of_lengths)
     )
     for ours, theirs in zip(
@@ -83,4 +119,6 @@ def test_every_time_of_a_sweep_knows_of_the_targets() -> None:
         [*without.rows, *without.baselines, without.lower_bound],
         strict=True,
     ):
-        assert (ours.estimated_epoch_seconds or 0) > (theirs.estimated_epoch_seconds or 0) * 1.1
+        assert (ours.estimated_epoch_seconds or 0) > (
+            theirs.estimated_epoch_seconds or 0
+        ) * 1.1

@@ -12,7 +12,13 @@ from batchtune.exports import FRAMEWORKS, Tuned
 from batchtune.results import ShardAdvice, StreamRow, StreamSweep, Sweep
 
 # Exports of a stream; the others are of a bucket table.
-STREAMS = ("speechbrain-stream", "webdataset", "hf-streaming", "lhotse-shar", "nemo-tarred")
+STREAMS = (
+    "speechbrain-stream",
+    "webdataset",
+    "hf-streaming",
+    "lhotse-shar",
+    "nemo-tarred",
+)
 TABLES = tuple(name for name in FRAMEWORKS if name not in STREAMS)
 
 BOUNDARIES = [4.0, 8.0, 12.5, 14.5, 16.0, 24.525]
@@ -34,22 +40,36 @@ def made_row(algorithm: Any, *, timed: bool = True) -> StreamRow:
     )
     if algorithm == "speechbrain":
         return msgspec.structs.replace(
-            row, target_batch_numel=560.0, max_batch_numel=MAX_BATCH_LENGTH, max_padding_ratio=0.15
+            row,
+            target_batch_numel=560.0,
+            max_batch_numel=MAX_BATCH_LENGTH,
+            max_padding_ratio=0.15,
         )
     sizes = [int(MAX_BATCH_LENGTH / boundary) for boundary in BOUNDARIES]
     return msgspec.structs.replace(row, boundaries=BOUNDARIES, batch_sizes=sizes)
 
 
-def made_stream(*, recommended: str = "bucket", timed: bool = True, unit: str | None = "s") -> StreamSweep:
+def made_stream(
+    *, recommended: str = "bucket", timed: bool = True, unit: str | None = "s"
+) -> StreamSweep:
     """The row of one algorithm is recommended."""
     rows = [made_row(algorithm, timed=timed) for algorithm in BATCHES]
     names, of_reports = list(BATCHES), streamed_records.made_stream()
     return streamed_records.made_stream(
         unit=unit,
-        settings={"world_size": 2, "workers": 2, "shuffle_shards": 100, "shuffle_buffer": 1000, "seed": 3},
+        settings={
+            "world_size": 2,
+            "workers": 2,
+            "shuffle_shards": 100,
+            "shuffle_buffer": 1000,
+            "seed": 3,
+        },
         device_name="NVIDIA A100",
         shards=msgspec.structs.replace(
-            of_reports.shards, count=64, smallest_count=400, advice=ShardAdvice(shards=64, maxcount=446)
+            of_reports.shards,
+            count=64,
+            smallest_count=400,
+            advice=ShardAdvice(shards=64, maxcount=446),
         ),
         rows=rows,
         map_style=None,
@@ -61,8 +81,12 @@ def made_stream(*, recommended: str = "bucket", timed: bool = True, unit: str | 
     )
 
 
-def without_recommendation(sweep: StreamSweep, reason: str = "no row beats the baseline") -> StreamSweep:
-    return msgspec.structs.replace(sweep, recommended=None, batches_per_rank=None, reason=reason)
+def without_recommendation(
+    sweep: StreamSweep, reason: str = "no row beats the baseline"
+) -> StreamSweep:
+    return msgspec.structs.replace(
+        sweep, recommended=None, batches_per_rank=None, reason=reason
+    )
 
 
 def stream_of(sweep: Sweep) -> StreamSweep:
@@ -87,7 +111,11 @@ def stream_of(sweep: Sweep) -> StreamSweep:
         reason=sweep.reason,
         warnings=sweep.warnings,
     )
-    return without_recommendation(found, sweep.reason) if sweep.recommended is None else found
+    return (
+        without_recommendation(found, sweep.reason)
+        if sweep.recommended is None
+        else found
+    )
 
 
 def tuned(sweep: Sweep, **fields: Any) -> Tuned:

@@ -30,7 +30,12 @@ MAX_BATCH_SECONDS = 600.0
 
 def swept(values: Any, unit: str | None, max_batch_length: float) -> Sweep:
     settings = SweepSettings(strategies=("optimal",), num_buckets=(13,))
-    return sweep(Lengths.of(np.asarray(values, np.float64), unit=unit), max_batch_length, settings, Costs())
+    return sweep(
+        Lengths.of(np.asarray(values, np.float64), unit=unit),
+        max_batch_length,
+        settings,
+        Costs(),
+    )
 
 
 def rendered(made: Sweep) -> str:
@@ -66,10 +71,18 @@ def librispeech(samples: IntArray) -> Sweep:
 @given(st.data())
 def test_no_batch_exceeds_max_batch_length(data: st.DataObject) -> None:
     tops = st.sampled_from([20, 300, 5000])
-    lengths = np.array(data.draw(tops.flatmap(lambda top: st.lists(st.integers(1, top), min_size=1, max_size=2500))))
+    lengths = np.array(
+        data.draw(
+            tops.flatmap(
+                lambda top: st.lists(st.integers(1, top), min_size=1, max_size=2500)
+            )
+        )
+    )
     lengths = np.repeat(lengths, data.draw(st.integers(1, 5)))
     limit = data.draw(st.integers(int(lengths.max()), 20 * int(lengths.max())))
-    scale = data.draw(st.sampled_from([1, RATE]))  # lengths in seconds: not all of them are exact in floating point
+    scale = data.draw(
+        st.sampled_from([1, RATE])
+    )  # lengths in seconds: not all of them are exact in floating point
     found = Lengths.of(lengths / scale, unit="s")
     made = msgspec.structs.replace(
         made_sweep(),
@@ -81,25 +94,42 @@ def test_no_batch_exceeds_max_batch_length(data: st.DataObject) -> None:
     bins = batch_bins(made, scale=scale)
     cap = data.draw(st.none() | st.integers(1, 40))
     if cap is not None:
-        capped = batch_bins(msgspec.structs.replace(made, settings={"max_batch_size": cap}), scale=scale)
+        capped = batch_bins(
+            msgspec.structs.replace(made, settings={"max_batch_size": cap}), scale=scale
+        )
         assert capped <= bins
         assert capped == 1 or max(size for size, _ in cut(lengths, capped)) <= cap
     # ESPnet takes no less than 1, with which two examples of length 1 can still meet.
-    assert bins == 1 or max(size * length for size, length in cut(lengths, bins)) <= limit
+    assert (
+        bins == 1 or max(size * length for size, length in cut(lengths, bins)) <= limit
+    )
     # On three GPUs, each of which takes every third example of a batch.
-    assert bins == 1 or max(-(-size // 3) * length for size, length in cut(lengths, 3 * bins)) <= limit
+    assert (
+        bins == 1
+        or max(-(-size // 3) * length for size, length in cut(lengths, 3 * bins))
+        <= limit
+    )
 
 
 def test_batch_bins_is_the_largest_where_every_length_is_known() -> None:
     # Fewer lengths than quantiles, so that each is one: neighbours 10 and 12, 6 × 10 = 60 examples allowed by 60 / 10.
     made = swept([10.0] * 30 + [12.0] * 30, "tokens", 60.0)
     bins = batch_bins(made)
-    assert bins == 49  # 5 × 12 is the limit; with 50, a sixth of 12 could join five of 10
-    assert max(size * length for size, length in cut(np.array([10] * 30 + [12] * 30), bins)) <= 60
+    assert (
+        bins == 49
+    )  # 5 × 12 is the limit; with 50, a sixth of 12 could join five of 10
+    assert (
+        max(
+            size * length for size, length in cut(np.array([10] * 30 + [12] * 30), bins)
+        )
+        <= 60
+    )
 
 
 def test_what_exceeds_the_limit_by_itself_is_named() -> None:
-    assert "The longest example, 40 s, exceeds it by itself" in rendered(swept([1.0, 2.0, 40.0], "s", 20.0))
+    assert "The longest example, 40 s, exceeds it by itself" in rendered(
+        swept([1.0, 2.0, 40.0], "s", 20.0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,21 +142,41 @@ def test_what_exceeds_the_limit_by_itself_is_named() -> None:
         (None, "length", 1),
     ],
 )
-def test_the_unit_decides_the_batch_type_and_the_scale(unit: str | None, batch_type: str, scale: int) -> None:
+def test_the_unit_decides_the_batch_type_and_the_scale(
+    unit: str | None, batch_type: str, scale: int
+) -> None:
     made = swept([10.0] * 30 + [12.0] * 30, unit, 60.0)
-    assert fragment(rendered(made)) == {"batch_type": batch_type, "batch_bins": 50 * scale - 1}
+    assert fragment(rendered(made)) == {
+        "batch_type": batch_type,
+        "batch_bins": 50 * scale - 1,
+    }
 
 
 # The real samplers, where ESPnet is installed (without its dependencies but typeguard it is enough).
 
 
-def test_the_real_sampler_on_librispeech(tmp_path: Path, samples: IntArray, librispeech: Sweep) -> None:
+def test_the_real_sampler_on_librispeech(
+    tmp_path: Path, samples: IntArray, librispeech: Sweep
+) -> None:
     pytest.importorskip("espnet2.samplers.num_elements_batch_sampler")
-    build = importlib.import_module("espnet2.samplers.build_batch_sampler").build_batch_sampler
+    build = importlib.import_module(
+        "espnet2.samplers.build_batch_sampler"
+    ).build_batch_sampler
     shapes = tmp_path / "speech_shape"
-    shapes.write_text("".join(f"utt{index} {length}\n" for index, length in enumerate(samples.tolist())))
+    shapes.write_text(
+        "".join(
+            f"utt{index} {length}\n" for index, length in enumerate(samples.tolist())
+        )
+    )
     chosen = fragment(rendered(librispeech))
-    options = {"type": chosen["batch_type"], "batch_size": 20, "batch_bins": chosen["batch_bins"]}
+    options = {
+        "type": chosen["batch_type"],
+        "batch_size": 20,
+        "batch_bins": chosen["batch_bins"],
+    }
     found = list(build(**options, shape_files=[str(shapes)]))
-    sizes = [(len(batch), max(int(samples[int(key[3:])]) for key in batch)) for batch in found]
+    sizes = [
+        (len(batch), max(int(samples[int(key[3:])]) for key in batch))
+        for batch in found
+    ]
     assert sizes == cut(samples, chosen["batch_bins"])

@@ -46,8 +46,14 @@ IN_SECONDS = {"nemo", "lhotse", "nemo-tarred", "lhotse-shar"}
 def frontier_sweep() -> Sweep:
     """The recommended row takes its batch sizes from the frontier: a fifth more than max_batch_length allows."""
     made = made_sweep()
-    index, row = next((i, row) for i, row in enumerate(made.rows) if (row.sizing, row.num_buckets) == ("frontier", 13))
-    larger = msgspec.structs.replace(row, batch_sizes=[size + size // 5 for size in row.batch_sizes])
+    index, row = next(
+        (i, row)
+        for i, row in enumerate(made.rows)
+        if (row.sizing, row.num_buckets) == ("frontier", 13)
+    )
+    larger = msgspec.structs.replace(
+        row, batch_sizes=[size + size // 5 for size in row.batch_sizes]
+    )
     rows = [larger if other is row else other for other in made.rows]
     return msgspec.structs.replace(made, rows=rows, recommended=index)
 
@@ -57,26 +63,42 @@ def pooled_sweep() -> Sweep:
     made = made_sweep()
     assert made.recommended is not None
     pools = msgspec.structs.replace(
-        made.rows[made.recommended], strategy="pooled", pool_size=20_000, batches=615, estimated_epoch_seconds=150.0
+        made.rows[made.recommended],
+        strategy="pooled",
+        pool_size=20_000,
+        batches=615,
+        estimated_epoch_seconds=150.0,
     )
     rows = [*made.rows, pools]
-    return msgspec.structs.replace(made, rows=rows, recommended=len(made.rows), recommended_table=made.recommended)
+    return msgspec.structs.replace(
+        made, rows=rows, recommended=len(made.rows), recommended_table=made.recommended
+    )
 
 
 def of_lengths(values: Any, unit: str | None, max_batch_length: float) -> Sweep:
     settings = SweepSettings(num_buckets=(5, 10))
-    return sweep(Lengths.of(np.asarray(values, np.float64), unit=unit), max_batch_length, settings, Costs())
+    return sweep(
+        Lengths.of(np.asarray(values, np.float64), unit=unit),
+        max_batch_length,
+        settings,
+        Costs(),
+    )
 
 
 SWEEPS: dict[str, Any] = {
-    **{f"in {unit}": (lambda unit=unit: made_sweep(unit=unit)) for unit in (*UNITS, None)},
+    **{
+        f"in {unit}": (lambda unit=unit: made_sweep(unit=unit))
+        for unit in (*UNITS, None)
+    },
     "without times": lambda: made_sweep(timed=False),
     "with all that there is": whole_sweep,
     "sized by the frontier": frontier_sweep,
     "in pools": pooled_sweep,
     "of another strategy": lambda: with_recommended(made_sweep(), "speechbrain", 20),
     "few lengths": lambda: of_lengths([3.0, 4.5, 4.5, 7.25, 1.0] * 40, "s", 30.0),
-    "many lengths": lambda: of_lengths(np.random.default_rng(0).gamma(2, 60, 3000).round() + 1, "tokens", 5000.0),
+    "many lengths": lambda: of_lengths(
+        np.random.default_rng(0).gamma(2, 60, 3000).round() + 1, "tokens", 5000.0
+    ),
 }
 
 
@@ -109,13 +131,18 @@ def sweeps() -> dict[str, Sweep]:
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_every_sweep_is_exported_or_refused_because_of_its_unit(name: str, sweeps: dict[str, Sweep]) -> None:
+def test_every_sweep_is_exported_or_refused_because_of_its_unit(
+    name: str, sweeps: dict[str, Sweep]
+) -> None:
     for found in sweeps.values():
         try:
             text = export_of(name).render(tuned(found, probe=made_probe()))
         except ResultError as error:
             assert name in IN_SECONDS and found.lengths.unit not in ("s", "ms")
-            assert f"counts seconds, but the lengths count '{found.lengths.unit}'" in error.message
+            assert (
+                f"counts seconds, but the lengths count '{found.lengths.unit}'"
+                in error.message
+            )
             assert error.hint and "--unit s" in error.hint
         else:
             check(name, text)
@@ -123,9 +150,17 @@ def test_every_sweep_is_exported_or_refused_because_of_its_unit(name: str, sweep
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_the_same_run_gives_the_same_bytes_on_any_machine(name: str) -> None:
-    text, again = (export_of(name).render(tuned(whole_sweep(), probe=made_probe())) for _ in range(2))
+    text, again = (
+        export_of(name).render(tuned(whole_sweep(), probe=made_probe()))
+        for _ in range(2)
+    )
     assert text == again
-    for path in (Path.cwd(), Path.home(), Path(__file__).parents[2], Path(tempfile.gettempdir())):
+    for path in (
+        Path.cwd(),
+        Path.home(),
+        Path(__file__).parents[2],
+        Path(tempfile.gettempdir()),
+    ):
         assert str(path) not in text
 
 
@@ -148,7 +183,9 @@ def hostile(name: str, text: str) -> Tuned:
     run, replace = hostile_results(text), msgspec.structs.replace
     assert run.sweep is not None and run.probe is not None
     lengths = replace(run.sweep.lengths, unit="s" if name in IN_SECONDS else text)
-    return tuned(replace(run.sweep, lengths=lengths), probe=replace(run.probe, lengths=lengths))
+    return tuned(
+        replace(run.sweep, lengths=lengths), probe=replace(run.probe, lengths=lengths)
+    )
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -169,7 +206,9 @@ def test_a_hostile_path_stays_a_path(name: str) -> None:
         if "harmless" not in harmless:
             assert rendered == harmless, kind
         elif export_of(name).file.endswith(".py"):
-            assert content(name, rendered) == content(name, harmless).replace("'harmless'", repr(text)), kind
+            assert content(name, rendered) == content(name, harmless).replace(
+                "'harmless'", repr(text)
+            ), kind
         else:
             assert content(name, rendered) == content(name, harmless), kind
 
@@ -184,9 +223,10 @@ def test_what_can_not_be_expressed_is_said(name: str) -> None:
 def test_pools_run_in_our_sampler_and_others_get_the_best_table(name: str) -> None:
     text = prose(export_of(name).render(tuned(pooled_sweep(), probe=made_probe())))
     assert ("pools of 20,000 examples: 615 batches an epoch" in text) == (name in OURS)
-    assert ("batchtune recommends pools of 20,000 examples (615 batches, 2 min 30 s an epoch)" in text) == (
-        name not in OURS
-    )
+    assert (
+        "batchtune recommends pools of 20,000 examples (615 batches, 2 min 30 s an epoch)"
+        in text
+    ) == (name not in OURS)
     said = "this is optimal with 13 buckets (634 batches, 3 min 20 s an epoch), +33.4% time."
     assert (said in text) == (name not in OURS)
 
@@ -194,11 +234,16 @@ def test_pools_run_in_our_sampler_and_others_get_the_best_table(name: str) -> No
 @pytest.mark.parametrize("name", TABLES)
 def test_a_sweep_of_pools_alone_is_exported_to_our_sampler(name: str) -> None:
     pooled = pooled_sweep()
-    alone = msgspec.structs.replace(pooled, rows=pooled.rows[-1:], recommended=0, recommended_table=None)
+    alone = msgspec.structs.replace(
+        pooled, rows=pooled.rows[-1:], recommended=0, recommended_table=None
+    )
     if name in OURS:
         check(name, export_of(name).render(tuned(alone)))
         return
-    with pytest.raises(ResultError, match=r"holds no row that .* can express: only batchtune's own sampler runs pools"):
+    with pytest.raises(
+        ResultError,
+        match=r"holds no row that .* can express: only batchtune's own sampler runs pools",
+    ):
         export_of(name).render(tuned(alone))
 
 
@@ -206,21 +251,38 @@ def test_a_sweep_of_pools_alone_is_exported_to_our_sampler(name: str) -> None:
 def test_sizes_that_are_not_proven_are_named(name: str) -> None:
     partly = msgspec.structs.replace(partly_proven_sweep(), max_batch_length=600.0)
     text = prose(export_of(name).render(tuned(partly, probe=proven_probe())))
-    assert "4 of 13 batch sizes are not proven to fit (`batchtune report` says why)" in text
-    assert "not proven" not in prose(export_of(name).render(tuned(proven_sweep(), probe=proven_probe())))
+    assert (
+        "4 of 13 batch sizes are not proven to fit (`batchtune report` says why)"
+        in text
+    )
+    assert "not proven" not in prose(
+        export_of(name).render(tuned(proven_sweep(), probe=proven_probe()))
+    )
 
 
 @pytest.mark.parametrize("name", ["espnet", "fairseq"])
 def test_a_limit_above_what_was_measured_is_named(name: str) -> None:
-    above = prose(export_of(name).render(tuned(partly_proven_sweep(), probe=proven_probe())))
-    assert "max_batch_length 700 s is more than the 600 s that was measured to fit" in above
-    assert "measured to fit" not in export_of(name).render(tuned(proven_sweep(), probe=proven_probe()))
+    above = prose(
+        export_of(name).render(tuned(partly_proven_sweep(), probe=proven_probe()))
+    )
+    assert (
+        "max_batch_length 700 s is more than the 600 s that was measured to fit"
+        in above
+    )
+    assert "measured to fit" not in export_of(name).render(
+        tuned(proven_sweep(), probe=proven_probe())
+    )
 
 
 def test_a_table_that_is_proven_goes_before_a_faster_one() -> None:
     made = frontier_sweep()
-    rows = [msgspec.structs.replace(row, unproven=int(row.strategy != "linear")) for row in made.rows]
-    text = prose(export_of("speechbrain").render(tuned(msgspec.structs.replace(made, rows=rows))))
+    rows = [
+        msgspec.structs.replace(row, unproven=int(row.strategy != "linear"))
+        for row in made.rows
+    ]
+    text = prose(
+        export_of("speechbrain").render(tuned(msgspec.structs.replace(made, rows=rows)))
+    )
     assert "this is linear with" in text
 
 
@@ -242,5 +304,13 @@ def test_no_framework_is_imported() -> None:
         "for name in FRAMEWORKS: export_of(name)\n"
         "print(*{name.split('.')[0] for name in sys.modules})"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not set(ran.stdout.split()) & {*FRAMEWORKS, "torch", "pandas", "scipy", "pyarrow"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert not set(ran.stdout.split()) & {
+        *FRAMEWORKS,
+        "torch",
+        "pandas",
+        "scipy",
+        "pyarrow",
+    }

@@ -29,9 +29,14 @@ def rendered(made: Sweep) -> str:
 
 def flags(text: str) -> dict[str, int]:
     """As the shell gives them to fairseq-train, with `grep -v "^#"`."""
-    words = shlex.split("\n".join(line for line in text.splitlines() if not line.startswith("#")))
+    words = shlex.split(
+        "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    )
     assert all(word.startswith("--") for word in words[::2])
-    return {name[2:]: int(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+    return {
+        name[2:]: int(value)
+        for name, value in zip(words[::2], words[1::2], strict=True)
+    }
 
 
 def prose(text: str) -> str:
@@ -44,10 +49,14 @@ def cut(lengths: IntArray, max_tokens: int, batch_size: int) -> list[tuple[int, 
     With required_batch_size_multiple=1. Longest first, as RawAudioDataset.ordered_indices has them.
     """
     if lengths.max() > max_tokens:
-        raise AssertionError(f"Sentences lengths should not exceed max_tokens={max_tokens}")
+        raise AssertionError(
+            f"Sentences lengths should not exceed max_tokens={max_tokens}"
+        )
     batches, size, longest = [], 0, 0
     for length in np.sort(lengths)[::-1].tolist():
-        if size and (size + 1 > batch_size or (size + 1) * max(longest, length) > max_tokens):
+        if size and (
+            size + 1 > batch_size or (size + 1) * max(longest, length) > max_tokens
+        ):
             batches.append((size, longest))
             size, longest = 0, 0
         size, longest = size + 1, max(longest, length)
@@ -76,9 +85,15 @@ def test_the_flags() -> None:
 
 def test_the_form_for_hydra_says_the_same() -> None:
     lines = rendered(made_sweep()).split("fairseq-hydra-train:\n")[1].splitlines()
-    document = YAML(typ="safe", pure=True).load("\n".join(line.removeprefix("#") for line in lines))
+    document = YAML(typ="safe", pure=True).load(
+        "\n".join(line.removeprefix("#") for line in lines)
+    )
     assert document == {
-        "dataset": {"max_tokens": 9_600_000, "batch_size": 425, "required_batch_size_multiple": 1},
+        "dataset": {
+            "max_tokens": 9_600_000,
+            "batch_size": 425,
+            "required_batch_size_multiple": 1,
+        },
         "task": {"max_sample_size": 392_400},
     }
 

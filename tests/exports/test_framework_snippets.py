@@ -70,7 +70,9 @@ def lengths() -> FloatArray:
 @pytest.fixture(scope="module", params=["optimal", "pooled"])
 def made(request: pytest.FixtureRequest, lengths: FloatArray) -> Sweep:
     pool_sizes = (300,) if request.param == "pooled" else ()
-    settings = SweepSettings(strategies=(request.param,), num_buckets=(13,), pool_sizes=pool_sizes)
+    settings = SweepSettings(
+        strategies=(request.param,), num_buckets=(13,), pool_sizes=pool_sizes
+    )
     return sweep(Lengths.of(lengths, unit="s"), 600.0, settings, Costs())
 
 
@@ -87,14 +89,23 @@ def run(made: Sweep, config: str) -> Callable[[str], dict[str, Any]]:
 
     def executed(framework: str) -> dict[str, Any]:
         names: dict[str, Any] = {"__name__": "snippet"}
-        exec(compile(export_of(framework).render(Tuned(sweep=made, config=config)), framework, "exec"), names)
+        exec(
+            compile(
+                export_of(framework).render(Tuned(sweep=made, config=config)),
+                framework,
+                "exec",
+            ),
+            names,
+        )
         return names
 
     return executed
 
 
 @pytest.fixture
-def hold(made: Sweep, config: str, lengths: FloatArray) -> Callable[[list[list[int]]], None]:
+def hold(
+    made: Sweep, config: str, lengths: FloatArray
+) -> Callable[[list[list[int]]], None]:
     """Checks batches of two epochs: the sampler's own, as many as the sweep's row has, every example once."""
 
     def check(seen: list[list[int]]) -> None:
@@ -102,11 +113,17 @@ def hold(made: Sweep, config: str, lengths: FloatArray) -> Callable[[list[list[i
         row = made.recommended_row
         assert row is not None
         assert len(seen) == EPOCHS * len(sampler)
-        spread = 1 + 3 * (row.batches_deviation or 0)  # of pools the row has the mean, the sampler the most of three
-        assert abs(len(sampler) - row.batches) <= (0 if row.pool_size is None else spread)
+        spread = 1 + 3 * (
+            row.batches_deviation or 0
+        )  # of pools the row has the mean, the sampler the most of three
+        assert abs(len(sampler) - row.batches) <= (
+            0 if row.pool_size is None else spread
+        )
         assert seen == [batch for _ in range(EPOCHS) for batch in sampler]
         for epoch in (seen[: len(sampler)], seen[len(sampler) :]):
-            assert sorted(index for batch in epoch for index in batch) == list(range(lengths.size))
+            assert sorted(index for batch in epoch for index in batch) == list(
+                range(lengths.size)
+            )
 
     return check
 
@@ -118,21 +135,33 @@ Hold = Callable[[list[list[int]]], None]
 def test_pytorch(run: Snippet, hold: Hold, lengths: FloatArray) -> None:
     names, model = run("pytorch"), Tiny()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # such as that the table was tuned on other lengths
-        loader = names["train_loader"](Examples(lengths.size), lengths, stacked, num_workers=0)
-        names["train"](model, torch.optim.SGD(model.parameters(), 1e-3), loss_of, loader, EPOCHS)
+        warnings.simplefilter(
+            "error"
+        )  # such as that the table was tuned on other lengths
+        loader = names["train_loader"](
+            Examples(lengths.size), lengths, stacked, num_workers=0
+        )
+        names["train"](
+            model, torch.optim.SGD(model.parameters(), 1e-3), loss_of, loader, EPOCHS
+        )
     hold(model.seen)
 
 
 def test_accelerate(run: Snippet, hold: Hold, lengths: FloatArray) -> None:
     pytest.importorskip("accelerate")
     names, model = run("accelerate"), Tiny()
-    loader = names["train_loader"](Examples(lengths.size), lengths, stacked, num_workers=0)
-    names["train"](model, torch.optim.SGD(model.parameters(), 1e-3), loss_of, loader, EPOCHS)
+    loader = names["train_loader"](
+        Examples(lengths.size), lengths, stacked, num_workers=0
+    )
+    names["train"](
+        model, torch.optim.SGD(model.parameters(), 1e-3), loss_of, loader, EPOCHS
+    )
     hold(model.seen)
 
 
-def test_lightning(run: Snippet, hold: Hold, lengths: FloatArray, tmp_path: Path) -> None:
+def test_lightning(
+    run: Snippet, hold: Hold, lengths: FloatArray, tmp_path: Path
+) -> None:
     lightning = pytest.importorskip("lightning")
     names, tiny = run("lightning"), Tiny()
 
@@ -147,7 +176,9 @@ def test_lightning(run: Snippet, hold: Hold, lengths: FloatArray, tmp_path: Path
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), 1e-3)
 
-    data = names["TunedDataModule"](Examples(lengths.size), lengths, stacked, num_workers=0)
+    data = names["TunedDataModule"](
+        Examples(lengths.size), lengths, stacked, num_workers=0
+    )
     names["fit"](
         Module(),
         data,
@@ -163,7 +194,9 @@ def test_lightning(run: Snippet, hold: Hold, lengths: FloatArray, tmp_path: Path
 
 
 @pytest.mark.usefixtures("torchaudio_or_none")
-def test_transformers(run: Snippet, hold: Hold, lengths: FloatArray, tmp_path: Path) -> None:
+def test_transformers(
+    run: Snippet, hold: Hold, lengths: FloatArray, tmp_path: Path
+) -> None:
     transformers = pytest.importorskip("transformers")
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path),

@@ -25,7 +25,9 @@ from batchtune.exports.speechbrain import patch_speechbrain
 from batchtune.lengths import Lengths
 from batchtune.results import ReadingRecord, Sweep
 
-ALL = np.concatenate([np.linspace(1.0, 30.0, 900), np.linspace(30.5, 82.5, 100), [0.25] * 5])
+ALL = np.concatenate(
+    [np.linspace(1.0, 30.0, 900), np.linspace(30.5, 82.5, 100), [0.25] * 5]
+)
 KEPT = ALL[(ALL >= 1) & (ALL <= 30)]
 
 
@@ -37,7 +39,8 @@ def swept(unit: str = "s", scale: float = 1.0) -> Sweep:
         left_out={"longer than --max-length 30": 100, "shorter than --min-length 1": 5},
     )
     summary = msgspec.structs.replace(
-        lengths.summary(), reading=ReadingRecord(min_length=1.0 * scale, max_length=30.0 * scale)
+        lengths.summary(),
+        reading=ReadingRecord(min_length=1.0 * scale, max_length=30.0 * scale),
     )
     found = sweep(lengths, 300.0 * scale, SweepSettings(num_buckets=(5,)), Costs())
     return msgspec.structs.replace(found, lengths=summary)
@@ -61,12 +64,16 @@ def test_without_limits_nothing_is_left_out() -> None:
     for name in FRAMEWORKS:
         text = rendered(name, made_sweep())
         assert "Left out" not in text and "within_limits" not in text
-        assert ("is_kept" in text) == (name == "lhotse-shar")  # a stream may hold what the sweep has not seen
+        assert ("is_kept" in text) == (
+            name == "lhotse-shar"
+        )  # a stream may hold what the sweep has not seen
 
 
 @pytest.mark.parametrize(("unit", "scale"), [("s", 1), ("ms", 1000)])
 def test_nemo_has_settings_for_it(unit: str, scale: float) -> None:
-    settings = YAML(typ="safe").load(rendered("nemo", swept(unit, scale)))["model"]["train_ds"]
+    settings = YAML(typ="safe").load(rendered("nemo", swept(unit, scale)))["model"][
+        "train_ds"
+    ]
     assert (settings["min_duration"], settings["max_duration"]) == (1, 30)
 
 
@@ -80,19 +87,25 @@ def test_lhotse_filters_its_cuts() -> None:
             lhotse.MonoCut(id=str(index), start=0, duration=float(length), channel=0)
             for index, length in enumerate(ALL)
         )
-        seen = sorted(cut.duration for batch in names["make_sampler"](cuts) for cut in batch)
+        seen = sorted(
+            cut.duration for batch in names["make_sampler"](cuts) for cut in batch
+        )
     assert seen == sorted(KEPT.tolist())
 
 
 def test_speechbrains_line_keeps_what_was_tuned_with() -> None:
     recipe = "block:\n  max_batch_length: 100\n  num_buckets: 3\n"
     notes = patch_speechbrain(recipe, Tuned(sweep=swept())).notes
-    (line,) = re.findall(r"^#     (train_data = .*)$", rendered("speechbrain"), re.MULTILINE)
+    (line,) = re.findall(
+        r"^#     (train_data = .*)$", rendered("speechbrain"), re.MULTILINE
+    )
     assert "100 examples, longer than --max-length 30" in notes[0]
     assert notes[1] == f"Leave them out in train.py, too: {line}."
     if find_spec("speechbrain") is None:
         pytest.skip("speechbrain is not installed")
-    examples = {str(index): {"duration": float(length)} for index, length in enumerate(ALL)}
+    examples = {
+        str(index): {"duration": float(length)} for index, length in enumerate(ALL)
+    }
     names = {"train_data": load_speechbrain()[1].DynamicItemDataset(examples)}
     exec(line, names)
     assert len(names["train_data"]) == KEPT.size
@@ -100,22 +113,32 @@ def test_speechbrains_line_keeps_what_was_tuned_with() -> None:
 
 def test_espnets_recipes_get_seconds() -> None:
     for unit, scale in (("s", 1), ("samples", 16_000)):
-        assert "--min_wav_duration 1 --max_wav_duration 30" in prose(rendered("espnet", swept(unit, scale)))
-    assert "not 1.0 <= length <= 30.0 out of every train_shape_file" in prose(rendered("espnet", swept("tokens")))
+        assert "--min_wav_duration 1 --max_wav_duration 30" in prose(
+            rendered("espnet", swept(unit, scale))
+        )
+    assert "not 1.0 <= length <= 30.0 out of every train_shape_file" in prose(
+        rendered("espnet", swept("tokens"))
+    )
 
 
 def test_fairseq_gets_its_own_options() -> None:
     audio, text = rendered("fairseq"), rendered("fairseq", swept("tokens"))
     assert " --max-sample-size 480000 --min-sample-size 16000\n" in audio
-    assert "Take the lines with more than 480000 samples out of train.tsv" in prose(audio)
+    assert "Take the lines with more than 480000 samples out of train.tsv" in prose(
+        audio
+    )
     assert " --skip-invalid-size-inputs-valid-test --max-source-positions 31\n" in text
-    document = YAML(typ="safe").load(text.split("fairseq-hydra-train:\n")[1].replace("#", ""))
+    document = YAML(typ="safe").load(
+        text.split("fairseq-hydra-train:\n")[1].replace("#", "")
+    )
     assert document["dataset"]["skip_invalid_size_inputs_valid_test"] is True
     assert "can't leave out what is shorter than 1" in prose(text)
 
 
 @pytest.mark.parametrize("name", ["pytorch", "accelerate", "lightning", "transformers"])
-def test_the_snippets_of_our_sampler_have_a_function_for_it(name: str, tmp_path: Path) -> None:
+def test_the_snippets_of_our_sampler_have_a_function_for_it(
+    name: str, tmp_path: Path
+) -> None:
     config = tmp_path / "sampler.yaml"
     config.write_text(render_sampler_yaml(sampler_config(swept())), encoding="utf-8")
     text = rendered(name, config=str(config))
@@ -139,7 +162,9 @@ def truncated() -> Sweep:
     lengths = Lengths.of(np.minimum(ALL, 30.0), unit="s")
     reading = ReadingRecord(truncate=30.0)
     summary = msgspec.structs.replace(lengths.summary(), reading=reading, truncated=100)
-    return msgspec.structs.replace(sweep(lengths, 300.0, SweepSettings(num_buckets=(5,)), Costs()), lengths=summary)
+    return msgspec.structs.replace(
+        sweep(lengths, 300.0, SweepSettings(num_buckets=(5,)), Costs()), lengths=summary
+    )
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -152,4 +177,6 @@ def test_padding_to_multiples_is_told() -> None:
     made = made_sweep()
     made = msgspec.structs.replace(made, settings={**made.settings, "multiple_of": 0.5})
     for name in FRAMEWORKS:
-        assert "padded to multiples of 0.5 s (--multiple-of)" in prose(rendered(name, made)), name
+        assert "padded to multiples of 0.5 s (--multiple-of)" in prose(
+            rendered(name, made)
+        ), name

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from exports.stream_runs import tuned
 from exports.test_export_conformance import check, content, prose
-from loader_records import all_failed, hostile_loader, made_dali, made_iterable, made_loader
+from loader_records import (
+    all_failed,
+    hostile_loader,
+    made_dali,
+    made_iterable,
+    made_loader,
+)
 from msgspec.structs import replace
 from report_records import made_sweep
 from ruamel.yaml import YAML
@@ -28,7 +34,9 @@ def recommending(arguments: Arguments, **changes: Any) -> LoaderTuning:
     made = made_loader()
     rows = [*made.rows]
     workers = arguments.get("num_workers")
-    rows[5] = replace(rows[5], arguments=arguments, workers=workers if isinstance(workers, int) else 0)
+    rows[5] = replace(
+        rows[5], arguments=arguments, workers=workers if isinstance(workers, int) else 0
+    )
     return replace(made, rows=rows, **changes)
 
 
@@ -49,8 +57,16 @@ def test_loader_yaml_reads_back_the_same_and_has_the_same_bytes() -> None:
     assert document["arguments"] == {"num_workers": 6, **BESIDE, **OTHERS}
     assert document["kind"] == "torch" and document["version"] == 1
     assert document["evidence"] == {
-        **{"target": "train.py:make_dataset root=data", "device_name": "NVIDIA H200", "processors": 8},
-        **{"ranks_per_node": 2, "examples_per_second": pytest.approx(870.7, abs=0.1), "step_seconds": 0.0384},
+        **{
+            "target": "train.py:make_dataset root=data",
+            "device_name": "NVIDIA H200",
+            "processors": 8,
+        },
+        **{
+            "ranks_per_node": 2,
+            "examples_per_second": pytest.approx(870.7, abs=0.1),
+            "step_seconds": 0.0384,
+        },
         "gpu_idle": 0.006,
     }
     assert text.startswith("# batchtune's recommendation for torch's DataLoader")
@@ -60,20 +76,35 @@ def test_loader_yaml_reads_back_the_same_and_has_the_same_bytes() -> None:
 def test_loader_yaml_of_other_kinds(loader: LoaderTuning) -> None:
     document = YAML(typ="safe").load(render_loader_yaml(loader))
     row = loader.recommended_row
-    assert row is not None and document["arguments"] == row.arguments and document["evidence"]["gpu_idle"] is None
+    assert (
+        row is not None
+        and document["arguments"] == row.arguments
+        and document["evidence"]["gpu_idle"] is None
+    )
 
 
 def test_what_recommends_nothing_has_no_yaml() -> None:
-    with pytest.raises(ResultError, match="No setting of the loader is recommended: Nothing is recommended"):
+    with pytest.raises(
+        ResultError,
+        match="No setting of the loader is recommended: Nothing is recommended",
+    ):
         loader_config(all_failed())
 
 
 @pytest.mark.parametrize(
-    "text", ["a: b\n- !!python/object:os.system {}", "\x1b[31m", "'\"\\ \u2028#", "\u202eA\U000e0041"]
+    "text",
+    [
+        "a: b\n- !!python/object:os.system {}",
+        "\x1b[31m",
+        "'\"\\ \u2028#",
+        "\u202eA\U000e0041",
+    ],
 )
 def test_strings_of_strangers_stay_strings_in_yaml(text: str) -> None:
     loader = recommending({text: text, "num_workers": 2})
-    written = render_loader_yaml(replace(loader, target=replace(loader.target, spec=text)))
+    written = render_loader_yaml(
+        replace(loader, target=replace(loader.target, spec=text))
+    )
     document = YAML(typ="safe").load(written)
     assert document["arguments"][text] == text
     assert all(character == "\n" or character.isprintable() for character in written)
@@ -84,7 +115,9 @@ def test_strings_of_strangers_stay_strings_in_yaml(text: str) -> None:
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("loader", [made_dali(), made_iterable(), all_failed()])
-def test_other_kinds_and_failures_change_no_export(name: str, loader: LoaderTuning) -> None:
+def test_other_kinds_and_failures_change_no_export(
+    name: str, loader: LoaderTuning
+) -> None:
     assert exported(name, loader) == exported(name, None)
 
 
@@ -93,21 +126,28 @@ def test_every_export_names_the_workers_and_what_was_measured(name: str) -> None
     text = exported(name, ALL)
     check(name, text)
     assert content(name, text) != content(name, exported(name, None))
-    assert "`batchtune tune-loader` measured the arguments of loader.yaml: 870.7 examples/s" in prose(text)
+    assert (
+        "`batchtune tune-loader` measured the arguments of loader.yaml: 870.7 examples/s"
+        in prose(text)
+    )
 
 
 @pytest.mark.parametrize("name", IN_PYTHON)
 def test_a_dataloader_gets_all_arguments(name: str) -> None:
     text = exported(name, ALL)
     assigned = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)]
-    (loader,) = [node.value for node in assigned if ast.unparse(node.targets[0]) == "LOADER"]
+    (loader,) = [
+        node.value for node in assigned if ast.unparse(node.targets[0]) == "LOADER"
+    ]
     assert ast.literal_eval(loader) == {"num_workers": 6, **BESIDE, **OTHERS}
     assert "**LOADER" in text
 
 
 def test_the_code_makes_a_dataloader_with_these_arguments() -> None:
     names: dict[str, Any] = {}
-    code = exported("pytorch", recommending({"num_workers": 2, **BESIDE})).split("\n\n\ndef train(")[0]
+    code = exported("pytorch", recommending({"num_workers": 2, **BESIDE})).split(
+        "\n\n\ndef train("
+    )[0]
     exec(code, names)
     names["sampler_from_config"] = lambda *_: [[0]]
     loader = names["train_loader"]([1], [1.0], list, pin_memory=False)
@@ -124,7 +164,9 @@ def test_the_code_makes_a_dataloader_with_these_arguments() -> None:
         ("speechbrain", {"num_workers": 6}),
     ],
 )
-def test_configs_hold_what_they_can_and_name_the_rest(name: str, settings: dict[str, Any]) -> None:
+def test_configs_hold_what_they_can_and_name_the_rest(
+    name: str, settings: dict[str, Any]
+) -> None:
     text = exported(name, ALL)
     document = content(name, text)
     if name.startswith("nemo"):
@@ -144,8 +186,13 @@ def test_arguments_of_the_users_own_function_are_named() -> None:
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-@pytest.mark.parametrize("text", ["\n__import__('os').abort()", '"""\nimport os', "\u2028import os", "\x1b[31m"])
+@pytest.mark.parametrize(
+    "text",
+    ["\n__import__('os').abort()", '"""\nimport os', "\u2028import os", "\x1b[31m"],
+)
 def test_strings_of_strangers_stay_in_comments(name: str, text: str) -> None:
     hostile = hostile_loader(text)
     check(name, exported(name, hostile))
-    assert content(name, exported(name, hostile)) == content(name, exported(name, hostile_loader("plain")))
+    assert content(name, exported(name, hostile)) == content(
+        name, exported(name, hostile_loader("plain"))
+    )

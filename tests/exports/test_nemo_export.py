@@ -65,9 +65,13 @@ def nemo() -> Iterator[Any]:
         package.__path__ = [f"{folder}/asr" for folder in collections.__path__]
         patch.setitem(sys.modules, package.__name__, package)
         importlib.import_module("nemo.collections.asr.data.audio_to_text")
-        loading = importlib.import_module("nemo.collections.common.data.lhotse.dataloader")
+        loading = importlib.import_module(
+            "nemo.collections.common.data.lhotse.dataloader"
+        )
         # One that needs no more than soundfile, as NeMo does to read a file's header.
-        with importlib.import_module("lhotse.audio.backend").audio_backend("LibsndfileBackend"):
+        with importlib.import_module("lhotse.audio.backend").audio_backend(
+            "LibsndfileBackend"
+        ):
             yield loading
 
 
@@ -76,13 +80,17 @@ def render(result: Sweep) -> str:
 
 
 def train_ds(text: str) -> dict[str, Any]:
-    settings: dict[str, Any] = YAML(typ="safe", pure=True).load(text)["model"]["train_ds"]
+    settings: dict[str, Any] = YAML(typ="safe", pure=True).load(text)["model"][
+        "train_ds"
+    ]
     return settings
 
 
 def two_dimensional(text: str) -> dict[str, Any]:
     """The fragment with the commented alternative in place of what it replaces."""
-    commented = text[text.index("    # num_buckets:") :].split("\n\n")[0].replace("    # ", "")
+    commented = (
+        text[text.index("    # num_buckets:") :].split("\n\n")[0].replace("    # ", "")
+    )
     return {**train_ds(text), **YAML(typ="safe", pure=True).load(commented)}
 
 
@@ -91,11 +99,19 @@ def recommended(result: Sweep) -> Row:
     return result.recommended_row
 
 
-def nemo_batches(nemo: Any, settings: dict[str, Any], path: Path, tokenizer: Any = None) -> list[list[float]]:
+def nemo_batches(
+    nemo: Any, settings: dict[str, Any], path: Path, tokenizer: Any = None
+) -> list[list[float]]:
     """The durations in each batch of an epoch, by NeMo's own reading of the settings."""
     from omegaconf import OmegaConf
 
-    asked = {**settings, "cuts_path": str(path), "force_finite": True, "shard_seed": 0, "concurrent_bucketing": False}
+    asked = {
+        **settings,
+        "cuts_path": str(path),
+        "force_finite": True,
+        "shard_seed": 0,
+        "concurrent_bucketing": False,
+    }
     asked.pop("use_lhotse")
     config = nemo.make_structured_with_schema_warnings(OmegaConf.create(asked))
     sampler, _ = nemo.get_lhotse_sampler_from_config(config, 0, 1, tokenizer=tokenizer)
@@ -109,10 +125,20 @@ def write_cuts(path: Path, examples: list[tuple[float, int]]) -> Path:
     for index, (duration, letters) in enumerate(examples):
         name = str(index)
         recording = lhotse.Recording(
-            name, sources=[], sampling_rate=RATE, num_samples=duration * RATE, duration=duration
+            name,
+            sources=[],
+            sampling_rate=RATE,
+            num_samples=duration * RATE,
+            duration=duration,
         )
-        said = lhotse.SupervisionSegment(name, recording_id=name, start=0, duration=duration, text="x" * letters)
-        cuts.append(lhotse.MonoCut(name, 0, duration, channel=0, recording=recording, supervisions=[said]))
+        said = lhotse.SupervisionSegment(
+            name, recording_id=name, start=0, duration=duration, text="x" * letters
+        )
+        cuts.append(
+            lhotse.MonoCut(
+                name, 0, duration, channel=0, recording=recording, supervisions=[said]
+            )
+        )
     lhotse.CutSet.from_cuts(cuts).to_file(path)
     return path
 
@@ -121,12 +147,19 @@ def test_lhotses_sampler_makes_full_batches_of_real_lengths() -> None:
     lhotse = pytest.importorskip("lhotse")
     sampling = importlib.import_module("lhotse.dataset.sampling.dynamic_bucketing")
     lengths = librispeech_seconds()[::4]
-    swept = sweep(Lengths.of(lengths, unit="s"), 600, SweepSettings(num_buckets=(13,)), Costs())
+    swept = sweep(
+        Lengths.of(lengths, unit="s"), 600, SweepSettings(num_buckets=(13,)), Costs()
+    )
     settings = train_ds(render(swept))
     bins = settings["bucket_duration_bins"]
     sampler = sampling.DynamicBucketingSampler(
-        [lhotse.MonoCut(str(place), 0, length, channel=0) for place, length in enumerate(lengths.tolist())],
-        constraint=sampling.FixedBucketBatchSizeConstraint(bins, settings["bucket_batch_size"]),
+        [
+            lhotse.MonoCut(str(place), 0, length, channel=0)
+            for place, length in enumerate(lengths.tolist())
+        ],
+        constraint=sampling.FixedBucketBatchSizeConstraint(
+            bins, settings["bucket_batch_size"]
+        ),
         duration_bins=bins,
         num_buckets=settings["num_buckets"],
         buffer_size=settings["bucket_buffer_size"],
@@ -134,14 +167,33 @@ def test_lhotses_sampler_makes_full_batches_of_real_lengths() -> None:
     assert len(list(sampler)) == recommended(swept).batches
 
 
-def test_nemo_keeps_the_longest_example_and_drops_what_is_beyond(nemo: Any, tmp_path: Path) -> None:
-    path = write_cuts(tmp_path / "cuts.jsonl", [(length, 1) for length in (1.5, 24.525, 24.6, 3.582, 3.583)])
-    assert nemo_batches(nemo, train_ds(render(made_sweep())), path) == [[1.5, 3.582], [3.583], [24.525]]
+def test_nemo_keeps_the_longest_example_and_drops_what_is_beyond(
+    nemo: Any, tmp_path: Path
+) -> None:
+    path = write_cuts(
+        tmp_path / "cuts.jsonl",
+        [(length, 1) for length in (1.5, 24.525, 24.6, 3.582, 3.583)],
+    )
+    assert nemo_batches(nemo, train_ds(render(made_sweep())), path) == [
+        [1.5, 3.582],
+        [3.583],
+        [24.525],
+    ]
 
 
-def test_nemo_takes_the_first_bin_that_holds_both_lengths(nemo: Any, tmp_path: Path) -> None:
+def test_nemo_takes_the_first_bin_that_holds_both_lengths(
+    nemo: Any, tmp_path: Path
+) -> None:
     text = render(msgspec.structs.replace(made_sweep(), two_dimensional=[TWO]))
-    examples = [(3.0, 10), (3.0, 10), (3.0, 10), (3.1, 11), (3.1, 11), (3.2, 21), (8.0, 5)]
+    examples = [
+        (3.0, 10),
+        (3.0, 10),
+        (3.0, 10),
+        (3.1, 11),
+        (3.1, 11),
+        (3.2, 21),
+        (8.0, 5),
+    ]
     path = write_cuts(tmp_path / "cuts.jsonl", examples)
     found = nemo_batches(nemo, two_dimensional(text), path, tokenizer=list)
     assert found == [[3.0, 3.0, 3.0], [3.1, 3.1], [3.2], [8.0]]
@@ -150,29 +202,52 @@ def test_nemo_takes_the_first_bin_that_holds_both_lengths(nemo: Any, tmp_path: P
 def test_the_fragment_has_the_table_and_disables_other_limits() -> None:
     settings = train_ds(render(made_sweep()))
     row = recommended(made_sweep())
-    assert (settings["bucket_duration_bins"], settings["bucket_batch_size"]) == (row.boundaries, row.batch_sizes)
-    assert (settings["use_lhotse"], settings["use_bucketing"], settings["num_buckets"]) == (True, True, 13)
-    assert (settings["batch_size"], settings["batch_duration"], settings["max_duration"]) == (None, None, 24.525)
+    assert (settings["bucket_duration_bins"], settings["bucket_batch_size"]) == (
+        row.boundaries,
+        row.batch_sizes,
+    )
+    assert (
+        settings["use_lhotse"],
+        settings["use_bucketing"],
+        settings["num_buckets"],
+    ) == (True, True, 13)
+    assert (
+        settings["batch_size"],
+        settings["batch_duration"],
+        settings["max_duration"],
+    ) == (None, None, 24.525)
 
 
 def test_the_buffer_is_never_too_small_for_the_batch_sizes() -> None:
     row = msgspec.structs.replace(recommended(made_sweep()), batch_sizes=[2000] * 13)
-    settings = train_ds(render(msgspec.structs.replace(made_sweep(), rows=[row], recommended=0)))
+    settings = train_ds(
+        render(msgspec.structs.replace(made_sweep(), rows=[row], recommended=0))
+    )
     assert settings["bucket_buffer_size"] == 13 * 1999 + 1
 
 
 def test_milliseconds_become_seconds() -> None:
     lengths = msgspec.structs.replace(made_sweep().lengths, unit="ms", max=24525.0)
     row = recommended(made_sweep())
-    scaled = msgspec.structs.replace(row, boundaries=[1000 * boundary for boundary in row.boundaries])
-    settings = train_ds(render(msgspec.structs.replace(made_sweep(), rows=[scaled], recommended=0, lengths=lengths)))
+    scaled = msgspec.structs.replace(
+        row, boundaries=[1000 * boundary for boundary in row.boundaries]
+    )
+    settings = train_ds(
+        render(
+            msgspec.structs.replace(
+                made_sweep(), rows=[scaled], recommended=0, lengths=lengths
+            )
+        )
+    )
     assert settings["bucket_duration_bins"] == pytest.approx(row.boundaries, rel=1e-15)
     assert settings["max_duration"] == 24.525
 
 
 @pytest.mark.parametrize("unit", ["samples", "frames", "tokens"])
 def test_other_units_are_refused_with_what_to_do(unit: str) -> None:
-    with pytest.raises(ResultError, match=f"NeMo counts seconds, but the lengths count '{unit}'") as caught:
+    with pytest.raises(
+        ResultError, match=f"NeMo counts seconds, but the lengths count '{unit}'"
+    ) as caught:
         render(made_sweep(unit=unit))
     assert "--length-scale 1/16000 --unit s" in str(caught.value.hint)
 
@@ -180,7 +255,9 @@ def test_other_units_are_refused_with_what_to_do(unit: str) -> None:
 def test_a_batch_never_exceeds_the_proven_size_of_its_bucket() -> None:
     sweep = proven_sweep()
     few = [msgspec.structs.replace(sweep.buckets[0], examples=9), *sweep.buckets[1:]]
-    sizes = train_ds(render(msgspec.structs.replace(sweep, buckets=few)))["bucket_batch_size"]
+    sizes = train_ds(render(msgspec.structs.replace(sweep, buckets=few)))[
+        "bucket_batch_size"
+    ]
     assert sizes == [9, *recommended(sweep).batch_sizes[1:]]
 
 
@@ -192,14 +269,21 @@ def test_a_batch_never_exceeds_the_proven_size_of_its_bucket() -> None:
         (None, "Whether these batches fit was not measured."),
     ],
 )
-def test_the_best_table_over_both_lengths_stands_in_comments(unproven: int | None, said: str) -> None:
-    slow = msgspec.structs.replace(TWO, estimated_epoch_seconds=300.0, batch_sizes=[1, 1, 1])
+def test_the_best_table_over_both_lengths_stands_in_comments(
+    unproven: int | None, said: str
+) -> None:
+    slow = msgspec.structs.replace(
+        TWO, estimated_epoch_seconds=300.0, batch_sizes=[1, 1, 1]
+    )
     rows = [slow, msgspec.structs.replace(TWO, unproven=unproven)]
     text = render(msgspec.structs.replace(made_sweep(), two_dimensional=rows))
     assert train_ds(text) == train_ds(render(made_sweep()))
     settings = two_dimensional(text)
     assert settings["bucket_duration_bins"] == [[4, 10], [4, 20], [9, 25]]
-    assert (settings["bucket_batch_size"], settings["bucketing_2d_strict_mode"]) == ([3, 2, 1], False)
+    assert (settings["bucket_batch_size"], settings["bucketing_2d_strict_mode"]) == (
+        [3, 2, 1],
+        False,
+    )
     assert said in " ".join(re.sub(r"\n *# ", " ", text).split())
 
 
@@ -210,16 +294,27 @@ class Seen(torch.utils.data.Dataset[list[tuple[int, float]]]):
     """Loads the audio, as a dataset of NeMo does, and tells what it was of: places and durations."""
 
     def __getitem__(self, cuts: Any) -> list[tuple[int, float]]:
-        assert all(cut.load_audio().shape == (1, round(cut.duration * RATE)) for cut in cuts)
+        assert all(
+            cut.load_audio().shape == (1, round(cut.duration * RATE)) for cut in cuts
+        )
         return [(int(Path(cut.id).stem), cut.duration) for cut in cuts]
 
 
 def swept_stream() -> StreamSweep:
     """Of these examples on 2 ranks with 2 workers each, at most 2.5 s a batch."""
-    made = stream_of(sweep(Lengths.of(SAMPLES / RATE, unit="s"), 2.5, SweepSettings(num_buckets=(3,)), Costs()))
+    made = stream_of(
+        sweep(
+            Lengths.of(SAMPLES / RATE, unit="s"),
+            2.5,
+            SweepSettings(num_buckets=(3,)),
+            Costs(),
+        )
+    )
     rows = [msgspec.structs.replace(row, buffer_size=64) for row in made.rows]
     shards = msgspec.structs.replace(made.shards, count=SHARDS)
-    return msgspec.structs.replace(made, rows=rows, shards=shards, settings={"world_size": 2, "workers": 2})
+    return msgspec.structs.replace(
+        made, rows=rows, shards=shards, settings={"world_size": 2, "workers": 2}
+    )
 
 
 @pytest.fixture
@@ -228,25 +323,51 @@ def tarred(tmp_path: Path) -> dict[str, Any]:
     for name in ("audio", "manifests"):
         (tmp_path / name).mkdir()
     for number, places in enumerate(np.array_split(np.arange(SAMPLES.size), SHARDS)):
-        members = [(f"{place:04d}.wav", wav(int(SAMPLES[place]))) for place in places.tolist()]
+        members = [
+            (f"{place:04d}.wav", wav(int(SAMPLES[place]))) for place in places.tolist()
+        ]
         lines = [
-            json.dumps({"audio_filepath": name, "duration": SAMPLES[int(name[:4])] / RATE, "shard_id": number})
+            json.dumps(
+                {
+                    "audio_filepath": name,
+                    "duration": SAMPLES[int(name[:4])] / RATE,
+                    "shard_id": number,
+                }
+            )
             for name, _ in members
         ]
         (tmp_path / "audio" / f"audio_{number}.tar").write_bytes(shard(members))
-        (tmp_path / "manifests" / f"manifest_{number}.json").write_text("\n".join(lines), encoding="utf-8")
+        (tmp_path / "manifests" / f"manifest_{number}.json").write_text(
+            "\n".join(lines), encoding="utf-8"
+        )
     text = export_of("nemo-tarred").render(Tuned(stream=swept_stream()))
-    return train_ds(re.sub(r"# (manifest_filepath|tarred_audio_filepaths): ", rf"\1: {tmp_path}/", text))
+    return train_ds(
+        re.sub(
+            r"# (manifest_filepath|tarred_audio_filepaths): ", rf"\1: {tmp_path}/", text
+        )
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_nemos_batches_of_tar_files_have_the_recommended_sizes(nemo: Any, tarred: dict[str, Any], workers: int) -> None:
-    loader = nemo.get_lhotse_dataloader_from_config({**tarred, "num_workers": workers}, 0, 2, Seen())
+def test_nemos_batches_of_tar_files_have_the_recommended_sizes(
+    nemo: Any, tarred: dict[str, Any], workers: int
+) -> None:
+    loader = nemo.get_lhotse_dataloader_from_config(
+        {**tarred, "num_workers": workers}, 0, 2, Seen()
+    )
     sampler = loader.dataset.sampler
-    assert (sampler.buffer_size, sampler.concurrent, sampler.shuffle) == (64, False, True)
+    assert (sampler.buffer_size, sampler.concurrent, sampler.shuffle) == (
+        64,
+        False,
+        True,
+    )
     used: Counter[int] = Counter()
     for batch in islice(loader, 100):
-        (bucket,) = set(np.searchsorted(tarred["bucket_duration_bins"], [duration for _, duration in batch]).tolist())
+        (bucket,) = set(
+            np.searchsorted(
+                tarred["bucket_duration_bins"], [duration for _, duration in batch]
+            ).tolist()
+        )
         assert len(batch) == tarred["bucket_batch_size"][bucket]
         used[bucket] += 1
     assert set(used) == set(range(len(tarred["bucket_batch_size"])))
@@ -255,10 +376,24 @@ def test_nemos_batches_of_tar_files_have_the_recommended_sizes(nemo: Any, tarred
 def test_the_fragment_has_tarred_data_and_a_nominal_epoch() -> None:
     text = export_of("nemo-tarred").render(Tuned(stream=made_stream()))
     found = YAML(typ="safe", pure=True).load(text)
-    assert found["trainer"] == {"use_distributed_sampler": False, "limit_train_batches": 330}
+    assert found["trainer"] == {
+        "use_distributed_sampler": False,
+        "limit_train_batches": 330,
+    }
     data = found["model"]["train_ds"]
     row = made_stream().rows[0]
-    assert (data["bucket_duration_bins"], data["bucket_batch_size"]) == (row.boundaries, row.batch_sizes)
-    assert (data["bucket_buffer_size"], data["shard_seed"], data["num_buckets"]) == (1024, "trng", 6)
-    assert (data["shuffle_buffer_size"], data["concurrent_bucketing"], data["max_duration"]) == (None, False, 24.525)
+    assert (data["bucket_duration_bins"], data["bucket_batch_size"]) == (
+        row.boundaries,
+        row.batch_sizes,
+    )
+    assert (data["bucket_buffer_size"], data["shard_seed"], data["num_buckets"]) == (
+        1024,
+        "trng",
+        6,
+    )
+    assert (
+        data["shuffle_buffer_size"],
+        data["concurrent_bucketing"],
+        data["max_duration"],
+    ) == (None, False, 24.525)
     assert "tarred_audio_filepaths: audio/audio__OP_0..63_CL_.tar" in text

@@ -44,14 +44,20 @@ dataloader:
 def patched(text: str, found: StreamSweep | None = None, **options: Any) -> Patched:
     patch = export_of("speechbrain-stream").patch
     assert patch is not None
-    result: Patched = patch(text, Tuned(stream=found or made_stream(recommended="speechbrain")), **options)
+    result: Patched = patch(
+        text, Tuned(stream=found or made_stream(recommended="speechbrain")), **options
+    )
     return result
 
 
 def test_limits_of_the_users_own_are_kept_and_others_added() -> None:
-    own = RECIPE.replace("    len_key: wav  #", "    min_sample_len: 4000\n    len_key: wav  #")
+    own = RECIPE.replace(
+        "    len_key: wav  #", "    min_sample_len: 4000\n    len_key: wav  #"
+    )
     text = patched(own).text
-    assert "    min_sample_len: 4000\n" in text and "    max_sample_len: 392400\n" in text
+    assert (
+        "    min_sample_len: 4000\n" in text and "    max_sample_len: 392400\n" in text
+    )
 
 
 def test_the_training_gets_the_row_in_samples() -> None:
@@ -82,13 +88,17 @@ valid_dynamic_batch_kwargs:
     assert patched(result.text).text == result.text
 
 
-def test_hyperpyyaml_makes_the_tuned_function_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hyperpyyaml_makes_the_tuned_function_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     hyperpyyaml = pytest.importorskip("hyperpyyaml")
     iterators = types.ModuleType("made_iterators")
     vars(iterators)["dynamic_bucketed_batch"] = dict
     monkeypatch.setitem(__import__("sys").modules, "made_iterators", iterators)
     found = patched(NODE)
-    loaded = hyperpyyaml.load_hyperpyyaml(found.text.replace("speechbrain.dataio.iterators", "made_iterators"))
+    loaded = hyperpyyaml.load_hyperpyyaml(
+        found.text.replace("speechbrain.dataio.iterators", "made_iterators")
+    )
     batch: partial[Any] = loaded["batch"]
     assert batch.keywords["buffersize"] == 1024
     assert batch.keywords["sampler_kwargs"] == {
@@ -102,19 +112,28 @@ def test_hyperpyyaml_makes_the_tuned_function_of_it(monkeypatch: pytest.MonkeyPa
 
 def test_limits_in_seconds_stay_seconds() -> None:
     found = patched("target_batch_numel: 45\nmax_batch_numel: 60\nsample_rate: 16000\n")
-    for line in ("target_batch_numel: 560\n", "max_batch_numel: 600\n", "buffersize: 1024\n"):
+    for line in (
+        "target_batch_numel: 560\n",
+        "max_batch_numel: 600\n",
+        "buffersize: 1024\n",
+    ):
         assert line in found.text
 
 
 def test_limits_of_the_lengths_are_written() -> None:
     made = made_stream(recommended="speechbrain")
-    lengths = msgspec.structs.replace(made.lengths, reading=ReadingRecord(max_length=24.525))
+    lengths = msgspec.structs.replace(
+        made.lengths, reading=ReadingRecord(max_length=24.525)
+    )
     found = patched(RECIPE, msgspec.structs.replace(made, lengths=lengths))
     assert "    max_sample_len: 392400\n" in found.text
 
 
 def test_a_key_path_names_the_function_or_its_sampler() -> None:
-    for path in ("valid_dynamic_batch_kwargs", "valid_dynamic_batch_kwargs.sampler_kwargs"):
+    for path in (
+        "valid_dynamic_batch_kwargs",
+        "valid_dynamic_batch_kwargs.sampler_kwargs",
+    ):
         assert (
             "sampler_kwargs: {max_padding_ratio: 0.15, max_batch_numel: 9600000, "
             in patched(RECIPE, key_path=path).text
@@ -124,10 +143,22 @@ def test_a_key_path_names_the_function_or_its_sampler() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max_batch_length: 600\n", r"has no settings of dynamic_bucketed_batch \(target_batch_numel\)"),
-        ("a: {target_batch_numel: 1}\nb: {target_batch_numel: 2}\n", "has 2 blocks of batching settings: a, b"),
-        ("target_batch_numel: 720000\n", "counts samples, but the sweep counted s, and the file has no sample_"),
-        ("sample_rate: 8000\nb: !include:x.yaml\n    target_batch_numel: 720000\n", "are in another file"),
+        (
+            "max_batch_length: 600\n",
+            r"has no settings of dynamic_bucketed_batch \(target_batch_numel\)",
+        ),
+        (
+            "a: {target_batch_numel: 1}\nb: {target_batch_numel: 2}\n",
+            "has 2 blocks of batching settings: a, b",
+        ),
+        (
+            "target_batch_numel: 720000\n",
+            "counts samples, but the sweep counted s, and the file has no sample_",
+        ),
+        (
+            "sample_rate: 8000\nb: !include:x.yaml\n    target_batch_numel: 720000\n",
+            "are in another file",
+        ),
         ("- 1\n", "holds no settings by name"),
     ],
 )

@@ -10,7 +10,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_records import made_sweep, partly_proven_sweep, proven_probe, without_recommendation
+from report_records import (
+    made_sweep,
+    partly_proven_sweep,
+    proven_probe,
+    without_recommendation,
+)
 from ruamel.yaml import YAML
 
 from batchtune.errors import ResultError
@@ -36,7 +41,9 @@ def changed(folder: Path, **fields: Any) -> Path:
     """A file that differs from a good one in these fields; a value of `...` leaves the field out."""
     document = {**msgspec.to_builtins(CONFIG), **fields}
     with (folder / "sampler.yaml").open("w", encoding="utf-8") as stream:
-        YAML(typ="safe", pure=True).dump({k: v for k, v in document.items() if v is not ...}, stream)
+        YAML(typ="safe", pure=True).dump(
+            {k: v for k, v in document.items() if v is not ...}, stream
+        )
     return folder / "sampler.yaml"
 
 
@@ -67,7 +74,11 @@ ratios = st.floats(0, 1)
 @st.composite
 def configs(draw: st.DrawFn) -> SamplerConfig:
     boundaries = sorted(draw(st.sets(positive, min_size=1, max_size=40)))
-    sizes = draw(st.lists(st.integers(1, 10**6), min_size=len(boundaries), max_size=len(boundaries)))
+    sizes = draw(
+        st.lists(
+            st.integers(1, 10**6), min_size=len(boundaries), max_size=len(boundaries)
+        )
+    )
     return msgspec.structs.replace(
         CONFIG,
         unit=draw(st.none() | texts),
@@ -117,8 +128,12 @@ HOSTILE_NAMES = [
 
 def test_a_hostile_device_name_stays_a_string(tmp_path: Path) -> None:
     for name in HOSTILE_NAMES:
-        config = msgspec.structs.replace(CONFIG, evidence=msgspec.structs.replace(CONFIG.evidence, device=name))
-        assert read_sampler_yaml(written(tmp_path, render_sampler_yaml(config))) == config
+        config = msgspec.structs.replace(
+            CONFIG, evidence=msgspec.structs.replace(CONFIG.evidence, device=name)
+        )
+        assert (
+            read_sampler_yaml(written(tmp_path, render_sampler_yaml(config))) == config
+        )
 
 
 def test_small_numbers_are_numbers_to_readers_of_yaml_1_1_too() -> None:
@@ -131,15 +146,24 @@ POOLED = {"sampler": "pooled", "pool_size": 20_000, "batch_overhead": 12.5}
 
 
 def test_pools_are_read_back(tmp_path: Path) -> None:
-    row = msgspec.structs.replace(made_sweep().rows[0], strategy="pooled", pool_size=20_000, batch_overhead=12.5)
-    config = sampler_config(msgspec.structs.replace(made_sweep(), rows=[row], recommended=0))
+    row = msgspec.structs.replace(
+        made_sweep().rows[0], strategy="pooled", pool_size=20_000, batch_overhead=12.5
+    )
+    config = sampler_config(
+        msgspec.structs.replace(made_sweep(), rows=[row], recommended=0)
+    )
     text = render_sampler_yaml(config)
     assert text.endswith("sampler: pooled\npool_size: 20000\nbatch_overhead: 12.5\n")
     assert read_sampler_yaml(written(tmp_path, text)) == config
 
 
 def table_of_two(**fields: Any) -> dict[str, Any]:
-    return {"num_buckets": 2, "bucket_batch_sizes": [60, 30], "max_batch_size": 60, **fields}
+    return {
+        "num_buckets": 2,
+        "bucket_batch_sizes": [60, 30],
+        "max_batch_size": 60,
+        **fields,
+    }
 
 
 @pytest.mark.parametrize(
@@ -155,11 +179,23 @@ def table_of_two(**fields: Any) -> dict[str, Any]:
         ({"bucket_boundaries": []}, "boundaries must be"),
         ({"bucket_boundaries": [1.0, 2.0]}, "13 .*for 2"),
         ({"num_buckets": 12}, "num_buckets is 12, but the table's is 13"),
-        ({"bucket_boundaries": [2.0, 1.0], **table_of_two()}, "boundaries must .*ascend"),
-        ({"bucket_boundaries": [0.0, 2.0], **table_of_two()}, r"\$\.bucket_boundaries\["),
-        ({"bucket_boundaries": [1.0, float("inf")], **table_of_two()}, r"\$\.bucket_boundaries\["),
         (
-            {"bucket_boundaries": [1.0, 2.0], **table_of_two(bucket_batch_sizes=[60, 0])},
+            {"bucket_boundaries": [2.0, 1.0], **table_of_two()},
+            "boundaries must .*ascend",
+        ),
+        (
+            {"bucket_boundaries": [0.0, 2.0], **table_of_two()},
+            r"\$\.bucket_boundaries\[",
+        ),
+        (
+            {"bucket_boundaries": [1.0, float("inf")], **table_of_two()},
+            r"\$\.bucket_boundaries\[",
+        ),
+        (
+            {
+                "bucket_boundaries": [1.0, 2.0],
+                **table_of_two(bucket_batch_sizes=[60, 0]),
+            },
             r"bucket_batch_sizes\[1\]",
         ),
         ({"max_batch_size": 5}, "max_batch_size is 5, but the table's is"),
@@ -169,7 +205,10 @@ def table_of_two(**fields: Any) -> dict[str, Any]:
         ({**POOLED, "pool_size": 2.5}, r"\$\.pool_size"),
         ({**POOLED, "batch_overhead": -1.0}, r"\$\.batch_overhead"),
         ({**POOLED, "sampler": "bucket"}, "sampler is bucket, but pool_size is 20000"),
-        ({"batch_overhead": 3.0}, "batch_overhead belongs to the sampler pooled, but sampler is bucket"),
+        (
+            {"batch_overhead": 3.0},
+            "batch_overhead belongs to the sampler pooled, but sampler is bucket",
+        ),
     ],
 )
 def test_a_file_that_is_off_is_refused_with_the_field_named(
@@ -196,7 +235,9 @@ def test_a_file_that_is_off_is_refused_with_the_field_named(
         "\x00",
     ],
 )
-def test_what_is_no_sampler_file_is_refused_without_a_traceback(tmp_path: Path, text: str) -> None:
+def test_what_is_no_sampler_file_is_refused_without_a_traceback(
+    tmp_path: Path, text: str
+) -> None:
     with pytest.raises(ResultError, match=r"sampler\.yaml"):
         read_sampler_yaml(written(tmp_path, text))
 
@@ -207,7 +248,9 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         read_sampler_yaml(tmp_path / "sampler.yaml")
 
 
-def test_a_missing_file_is_named_with_the_command_that_writes_it(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_with_the_command_that_writes_it(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ResultError, match="does not exist") as caught:
         read_sampler_yaml(tmp_path / "sampler.yaml")
     assert "sweep-buckets" in str(caught.value.hint)
@@ -222,7 +265,9 @@ def test_what_never_ends_is_refused_and_a_bomb_is_no_work(tmp_path: Path) -> Non
     merges = "a0: &a0 {x: 1}\n" + "".join(
         f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 24)
     )
-    lists = "b0: &b0 [lol]\n" + "".join(f"b{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 9)}]\n" for n in range(1, 24))
+    lists = "b0: &b0 [lol]\n" + "".join(
+        f"b{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 9)}]\n" for n in range(1, 24)
+    )
     for bomb in (merges, lists + "format: *b23\n"):
         path.write_text(bomb)
         with pytest.raises(ResultError) as caught:

@@ -47,7 +47,9 @@ def render(result: Sweep) -> str:
     return EXPORT.render(Tuned(sweep=result))
 
 
-def batches(sampler: Any, values: Sequence[float] | np.ndarray, block: dict[str, Any]) -> int:
+def batches(
+    sampler: Any, values: Sequence[float] | np.ndarray, block: dict[str, Any]
+) -> int:
     return len(sampler([None] * len(values), lengths_list=list(values), **block))
 
 
@@ -57,10 +59,14 @@ def recommended(result: Sweep) -> Row:
 
 
 @pytest.mark.parametrize("most", [None, 40])
-def test_speechbrain_makes_the_rows_number_of_batches(sampler: Any, librispeech: np.ndarray, most: int | None) -> None:
+def test_speechbrain_makes_the_rows_number_of_batches(
+    sampler: Any, librispeech: np.ndarray, most: int | None
+) -> None:
     # The optimal boundaries make use of the cap so that it need not be written.
     strategy = "optimal" if most is None else "quantile"
-    tried = SweepSettings(num_buckets=(10, 15), strategies=("speechbrain", strategy), max_batch_size=most)
+    tried = SweepSettings(
+        num_buckets=(10, 15), strategies=("speechbrain", strategy), max_batch_size=most
+    )
     result = sweep(Lengths.of(librispeech, unit="s"), 600, tried, Costs())
     block = loaded(render(result))["dynamic_batch_sampler"]
     assert block.get("max_batch_ex") == most
@@ -71,7 +77,11 @@ def test_the_block_has_the_recommended_table() -> None:
     block = loaded(render(made_sweep()))["dynamic_batch_sampler"]
     row = recommended(made_sweep())
     assert list(block["bucket_boundaries"]) == row.boundaries
-    assert (block["max_batch_length"], block["shuffle"], block["batch_ordering"]) == (600, True, "random")
+    assert (block["max_batch_length"], block["shuffle"], block["batch_ordering"]) == (
+        600,
+        True,
+        "random",
+    )
     assert "max_batch_ex" not in block
 
 
@@ -95,28 +105,55 @@ def config(tmp_path: Path) -> Path:
 @pytest.fixture
 def for_train_py(config: Path) -> list[str]:
     """The lines for train.py."""
-    result = sweep(Lengths.of(POOLED, unit="s"), 60, SweepSettings(pool_sizes=(100,)), Costs())
-    table = min((row for row in result.rows if row.pool_size is None), key=lambda row: row.batches)
-    pools = next(index for index, row in enumerate(result.rows) if row.pool_size is not None)
-    pooled = msgspec.structs.replace(result, recommended=pools, recommended_table=result.rows.index(table))
+    result = sweep(
+        Lengths.of(POOLED, unit="s"), 60, SweepSettings(pool_sizes=(100,)), Costs()
+    )
+    table = min(
+        (row for row in result.rows if row.pool_size is None),
+        key=lambda row: row.batches,
+    )
+    pools = next(
+        index for index, row in enumerate(result.rows) if row.pool_size is not None
+    )
+    pooled = msgspec.structs.replace(
+        result, recommended=pools, recommended_table=result.rows.index(table)
+    )
     config.write_text(render_sampler_yaml(sampler_config(pooled)), encoding="utf-8")
     text = EXPORT.render(Tuned(sweep=pooled, config=str(config)))
-    assert list(loaded(text)["dynamic_batch_sampler"]["bucket_boundaries"]) == table.boundaries
-    return [line[6:] for line in text[text.index("To run pools") :].splitlines() if line.startswith("#     ")]
+    assert (
+        list(loaded(text)["dynamic_batch_sampler"]["bucket_boundaries"])
+        == table.boundaries
+    )
+    return [
+        line[6:]
+        for line in text[text.index("To run pools") :].splitlines()
+        if line.startswith("#     ")
+    ]
 
 
 def examples() -> dict[str, dict[str, float]]:
-    return {f"utt{index}": {"duration": value, "number": index} for index, value in enumerate(POOLED.tolist())}
+    return {
+        f"utt{index}": {"duration": value, "number": index}
+        for index, value in enumerate(POOLED.tolist())
+    }
 
 
-def test_speechbrains_loader_runs_the_pools(sampler: Any, config: Path, for_train_py: list[str]) -> None:
+def test_speechbrains_loader_runs_the_pools(
+    sampler: Any, config: Path, for_train_py: list[str]
+) -> None:
     _, dataset, dataloader, _ = load_speechbrain()
-    names: dict[str, Any] = {"train_data": dataset.DynamicItemDataset(examples(), output_keys=["number"])}
+    names: dict[str, Any] = {
+        "train_data": dataset.DynamicItemDataset(examples(), output_keys=["number"])
+    }
     exec("\n".join(line for line in for_train_py if "asr_brain" not in line), names)
-    loader = dataloader.make_dataloader(names["train_data"], batch_sampler=names["sampler"])
+    loader = dataloader.make_dataloader(
+        names["train_data"], batch_sampler=names["sampler"]
+    )
     expected = sampler_from_config(config, POOLED)
     for _ in range(2):
         seen = [batch.number.tolist() for batch in loader]
         assert seen == list(expected)
         assert len(seen) == len(loader)
-        assert sorted(index for batch in seen for index in batch) == list(range(POOLED.size))
+        assert sorted(index for batch in seen for index in batch) == list(
+            range(POOLED.size)
+        )

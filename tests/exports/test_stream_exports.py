@@ -41,15 +41,29 @@ SHARDS = 4
 def of_table() -> StreamSweep:
     """Of these examples, in seconds; at most 4000 samples a batch."""
     seconds = Lengths.of(SAMPLES / RATE, unit="s")
-    return stream_of(sweep(seconds, 4000 / RATE, SweepSettings(num_buckets=(3,)), Costs()))
+    return stream_of(
+        sweep(seconds, 4000 / RATE, SweepSettings(num_buckets=(3,)), Costs())
+    )
 
 
 def swept(*, batches: int = 12, **settings: Any) -> StreamSweep:
     """With a buffer that holds some of a worker's."""
     made = of_table()
-    rows = [msgspec.structs.replace(row, buffer_size=64, batches=2 * batches) for row in made.rows]
-    settings = {"world_size": 2, "workers": 2, "shuffle_shards": 4, "shuffle_buffer": 20, "seed": 3, **settings}
-    return msgspec.structs.replace(made, rows=rows, settings=settings, batches_per_rank=batches)
+    rows = [
+        msgspec.structs.replace(row, buffer_size=64, batches=2 * batches)
+        for row in made.rows
+    ]
+    settings = {
+        "world_size": 2,
+        "workers": 2,
+        "shuffle_shards": 4,
+        "shuffle_buffer": 20,
+        "seed": 3,
+        **settings,
+    }
+    return msgspec.structs.replace(
+        made, rows=rows, settings=settings, batches_per_rank=batches
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +71,16 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Real shards; a sample is as long as its place in SAMPLES says."""
     webdataset = pytest.importorskip("webdataset")
     folder = tmp_path_factory.mktemp("shards")
-    with webdataset.ShardWriter(f"{folder}/%02d.tar", maxcount=SAMPLES.size // SHARDS, verbose=0) as writer:
+    with webdataset.ShardWriter(
+        f"{folder}/%02d.tar", maxcount=SAMPLES.size // SHARDS, verbose=0
+    ) as writer:
         for place, samples in enumerate(SAMPLES.tolist()):
-            writer.write({"__key__": f"{place:04d}", "audio.pth": torch.full((samples,), place, dtype=torch.int16)})
+            writer.write(
+                {
+                    "__key__": f"{place:04d}",
+                    "audio.pth": torch.full((samples,), place, dtype=torch.int16),
+                }
+            )
     return f"{folder}/{{00..{SHARDS - 1:02d}}}.tar"
 
 
@@ -79,7 +100,10 @@ def config(tmp_path: Path, closed: None) -> str:
 
 def snippet(name: str, found: StreamSweep, **fields: Any) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "snippet"}
-    exec(compile(export_of(name).render(Tuned(stream=found, **fields)), name, "exec"), names)
+    exec(
+        compile(export_of(name).render(Tuned(stream=found, **fields)), name, "exec"),
+        names,
+    )
     if name == "speechbrain-stream":
         names["AUDIO"] = "audio.pth"  # which the user has to set
     return names
@@ -109,7 +133,9 @@ def speechbrain(monkeypatch: pytest.MonkeyPatch, closed: None) -> None:
     if find_spec("speechbrain") is None:
         pytest.skip("speechbrain is not installed")
     dataloader, iterators = load_speechbrain()[2:]
-    batch = types.ModuleType("speechbrain.dataio.batch")  # for workers, whose batches are pickled
+    batch = types.ModuleType(
+        "speechbrain.dataio.batch"
+    )  # for workers, whose batches are pickled
     vars(batch).update(iterators.PaddedBatch.__init__.__globals__)
     parents = (types.ModuleType(name) for name in ("speechbrain", "speechbrain.dataio"))
     for module in (*parents, dataloader, iterators, batch):
@@ -132,7 +158,9 @@ def test_speechbrains_loader_makes_tuned_batches(shards: str, workers: int) -> N
     assert all(len(batch) * SAMPLES[batch].max() <= 4000 for batch in first + second)
     again = names["train_loader"](shards, num_workers=workers)
     assert [ids(again), ids(again)] == [first, second]
-    whole = ids(names["train_loader"](shards, num_workers=workers).loader)  # a pass over the shards
+    whole = ids(
+        names["train_loader"](shards, num_workers=workers).loader
+    )  # a pass over the shards
     assert sorted(key for batch in whole for key in batch) == list(range(SAMPLES.size))
 
 
@@ -150,7 +178,10 @@ def test_numels_count_what_speechbrain_counts(unit: str | None, written: str) ->
     text = export_of("speechbrain-stream").render(Tuned(stream=made_stream(unit=unit)))
     assert f"\nMAX_BATCH_NUMEL = {written}\n" in text
     assert ("SAMPLE_RATE = 16000" in text) == (unit in ("s", "ms"))
-    assert ("len_fn, which is len(signal) here, must return tokens" in text.replace("\n# ", " ")) == (unit == "tokens")
+    assert (
+        "len_fn, which is len(signal) here, must return tokens"
+        in text.replace("\n# ", " ")
+    ) == (unit == "tokens")
 
 
 def with_strangers(shards: str, folder: Path) -> str:
@@ -159,31 +190,60 @@ def with_strangers(shards: str, folder: Path) -> str:
     pattern = f"{folder}/{{00..{SHARDS - 1:02d}}}.tar"
     for number in range(SHARDS):
         with webdataset.TarWriter(f"{folder}/{number:02d}.tar") as writer:
-            for sample in webdataset.WebDataset(f"{Path(shards).parent}/{number:02d}.tar", shardshuffle=False):
-                writer.write({name: value for name, value in sample.items() if name in ("__key__", "audio.pth")})
+            for sample in webdataset.WebDataset(
+                f"{Path(shards).parent}/{number:02d}.tar", shardshuffle=False
+            ):
+                writer.write(
+                    {
+                        name: value
+                        for name, value in sample.items()
+                        if name in ("__key__", "audio.pth")
+                    }
+                )
             for place, samples in enumerate((0, 0, 500)) if number == 0 else ():
-                writer.write({"__key__": f"9{place}", "audio.pth": torch.zeros(samples, dtype=torch.int16)})
+                writer.write(
+                    {
+                        "__key__": f"9{place}",
+                        "audio.pth": torch.zeros(samples, dtype=torch.int16),
+                    }
+                )
     return pattern
 
 
 @pytest.mark.usefixtures("speechbrain")
-def test_speechbrain_goes_on_after_examples_not_seen_before(shards: str, tmp_path: Path) -> None:
-    loader = snippet("speechbrain-stream", swept())["train_loader"](with_strangers(shards, tmp_path), num_workers=0)
-    assert sorted(key for batch in ids(loader.loader) for key in batch) == list(range(SAMPLES.size))
+def test_speechbrain_goes_on_after_examples_not_seen_before(
+    shards: str, tmp_path: Path
+) -> None:
+    loader = snippet("speechbrain-stream", swept())["train_loader"](
+        with_strangers(shards, tmp_path), num_workers=0
+    )
+    assert sorted(key for batch in ids(loader.loader) for key in batch) == list(
+        range(SAMPLES.size)
+    )
 
 
-def test_webdataset_goes_on_after_examples_not_seen_before(shards: str, config: str, tmp_path: Path) -> None:
+def test_webdataset_goes_on_after_examples_not_seen_before(
+    shards: str, config: str, tmp_path: Path
+) -> None:
     strangers = with_strangers(shards, tmp_path)
     loader = snippet("webdataset", swept(), stream_config=config)["train_loader"](
         strangers, length_of, keys, num_workers=0
     )
     assert max(key for batch in loader for key in batch) < SAMPLES.size
     # Without the snippet's own filter the stream leaves them out, unless it is asked not to.
-    source = pytest.importorskip("webdataset").WebDataset(strangers, shardshuffle=False).decode()
-    made = BucketedStream.from_config(config, source, length_of=length_of, collate_fn=keys, batches_per_epoch=None)
+    source = (
+        pytest.importorskip("webdataset")
+        .WebDataset(strangers, shardshuffle=False)
+        .decode()
+    )
+    made = BucketedStream.from_config(
+        config, source, length_of=length_of, collate_fn=keys, batches_per_epoch=None
+    )
     assert sorted(key for batch in made for key in batch) == list(range(SAMPLES.size))
     assert made.dropped_examples == 3
-    strict = BucketedStream.from_config(config, source, length_of=length_of, overlong="error", min_length=None)
+    strict = BucketedStream.from_config(
+        config, source, length_of=length_of, overlong="error", min_length=None
+    )
     with pytest.raises(ValueError, match="must be positive and finite"):
         list(strict)
 
@@ -205,7 +265,9 @@ def test_webdataset_goes_on_in_mid_epoch(shards: str, config: str) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     names = snippet("webdataset", swept(), stream_config=config)
     names["DataLoader"] = stateful
-    loader, other = (names["train_loader"](shards, length_of, keys, num_workers=2) for _ in range(2))
+    loader, other = (
+        names["train_loader"](shards, length_of, keys, num_workers=2) for _ in range(2)
+    )
     running = iter(loader)
     list(islice(running, 5))
     other.load_state_dict(loader.state_dict())
@@ -220,7 +282,9 @@ def test_hugging_face_streams_are_dealt_and_shuffled(config: str) -> None:
             for place in range(part, SAMPLES.size, SHARDS):
                 yield {"place": place, "samples": int(SAMPLES[place])}
 
-    dataset = datasets.IterableDataset.from_generator(generated, gen_kwargs={"parts": list(range(SHARDS))})
+    dataset = datasets.IterableDataset.from_generator(
+        generated, gen_kwargs={"parts": list(range(SHARDS))}
+    )
     names = snippet("hf-streaming", swept(), stream_config=config)
 
     def loader(rank: int, **options: Any) -> Any:
@@ -235,7 +299,9 @@ def test_hugging_face_streams_are_dealt_and_shuffled(config: str) -> None:
 
     first, second = list(loader(0)), list(loader(1))
     assert len(first) == len(second) == 12
-    assert not {key for batch in first for key in batch} & {key for batch in second for key in batch}
+    assert not {key for batch in first for key in batch} & {
+        key for batch in second for key in batch
+    }
     assert all(fits(batch, swept()) for batch in first + second)
     one = loader(0)
     assert [list(one), list(one)][1] != first
@@ -258,9 +324,12 @@ def shar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lhotse = pytest.importorskip("lhotse")
     cut, folder = lhotse.MonoCut, tmp_path_factory.mktemp("shar")
     cuts = [
-        cut(id=f"{i:04d}", start=0, duration=samples / RATE, channel=0) for i, samples in enumerate(SAMPLES.tolist())
+        cut(id=f"{i:04d}", start=0, duration=samples / RATE, channel=0)
+        for i, samples in enumerate(SAMPLES.tolist())
     ]
-    lhotse.CutSet.from_cuts(cuts).to_shar(folder, fields={}, shard_size=SAMPLES.size // SHARDS, verbose=False)
+    lhotse.CutSet.from_cuts(cuts).to_shar(
+        folder, fields={}, shard_size=SAMPLES.size // SHARDS, verbose=False
+    )
     return folder
 
 
@@ -271,13 +340,20 @@ def test_lhotse_shar_gives_nominal_epochs(shar: Path) -> None:
     assert [len(epoch) for epoch in found] == [12] * 6
     assert all(fits(batch, swept()) for epoch in found for batch in epoch)
     seen = Counter(key for epoch in found for batch in epoch for key in batch)
-    assert max(seen.values()) - min(seen[key] for key in range(SAMPLES.size)) <= 2  # no worker reads another's
+    assert (
+        max(seen.values()) - min(seen[key] for key in range(SAMPLES.size)) <= 2
+    )  # no worker reads another's
 
 
 def test_lhotse_shar_reads_each_ranks_own_shards(shar: Path) -> None:
     names = snippet("lhotse-shar", swept(shuffle_shards=0, shuffle_buffer=0))
-    loaders = [names["train_loader"](shar, Places(), rank=rank, world_size=2, num_workers=1) for rank in (0, 1)]
-    first, second = ({key for batch in islice(loader, 12) for key in batch} for loader in loaders)
+    loaders = [
+        names["train_loader"](shar, Places(), rank=rank, world_size=2, num_workers=1)
+        for rank in (0, 1)
+    ]
+    first, second = (
+        {key for batch in islice(loader, 12) for key in batch} for loader in loaders
+    )
     assert first and second and not first & second
 
 
@@ -292,13 +368,27 @@ def test_lhotse_shar_reads_each_ranks_own_shards(shar: Path) -> None:
             "bucket",
             "this is SpeechBrain's dynamic_bucketed_batch with a buffer of 1024 (790",
         ),
-        ("webdataset", "speechbrain", "this is pool with a buffer of 1024 (640 batches"),
+        (
+            "webdataset",
+            "speechbrain",
+            "this is pool with a buffer of 1024 (640 batches",
+        ),
         ("hf-streaming", "pool", None),
-        ("lhotse-shar", "pool", "this is bucket with 6 buckets and a buffer of 1024 (660 batches"),
+        (
+            "lhotse-shar",
+            "pool",
+            "this is bucket with 6 buckets and a buffer of 1024 (660 batches",
+        ),
         ("nemo-tarred", "bucket", None),
     ],
 )
-def test_the_best_row_that_the_framework_runs_is_written(name: str, algorithm: str, row: str | None) -> None:
-    text = export_of(name).render(Tuned(stream=made_stream(recommended=algorithm))).replace("\n# ", " ")
+def test_the_best_row_that_the_framework_runs_is_written(
+    name: str, algorithm: str, row: str | None
+) -> None:
+    text = (
+        export_of(name)
+        .render(Tuned(stream=made_stream(recommended=algorithm)))
+        .replace("\n# ", " ")
+    )
     assert (row is None) == ("batchtune recommends" not in text)
     assert row is None or row in text

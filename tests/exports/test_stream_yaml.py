@@ -15,7 +15,11 @@ from report_records import proven_probe
 from ruamel.yaml import YAML
 
 from batchtune.errors import ResultError
-from batchtune.exports.run_configs import read_stream_yaml, render_stream_yaml, stream_config
+from batchtune.exports.run_configs import (
+    read_stream_yaml,
+    render_stream_yaml,
+    stream_config,
+)
 
 # `REFRESH_SNAPSHOTS=1 python -m pytest tests/exports/test_stream_yaml.py` writes it anew; read the difference.
 SNAPSHOT = Path(__file__).parent / "snapshots" / "stream.yaml"
@@ -26,7 +30,9 @@ def changed(folder: Path, **fields: Any) -> Path:
     """A file that differs from a good one in these fields; a value of `...` leaves the field out."""
     document = {**msgspec.to_builtins(CONFIG), **fields}
     with (folder / "stream.yaml").open("w", encoding="utf-8") as stream:
-        YAML(typ="safe", pure=True).dump({k: v for k, v in document.items() if v is not ...}, stream)
+        YAML(typ="safe", pure=True).dump(
+            {k: v for k, v in document.items() if v is not ...}, stream
+        )
     return folder / "stream.yaml"
 
 
@@ -40,19 +46,34 @@ def test_the_file_is_as_in_its_snapshot() -> None:
 def test_if_speechbrain_is_recommended_it_is_the_best_of_our_own() -> None:
     made = made_stream(recommended="speechbrain")
     found = stream_config(made, proven_probe())
-    assert (found.algorithm, found.batches_per_epoch, found.evidence.batches) == ("pool", 320, 640)
+    assert (found.algorithm, found.batches_per_epoch, found.evidence.batches) == (
+        "pool",
+        320,
+        640,
+    )
     assert found.evidence.margin_bytes == proven_probe().margin.bytes  # type: ignore[union-attr]
-    unproven = [msgspec.structs.replace(row, unproven=int(row.algorithm == "pool")) for row in made.rows]
-    assert stream_config(msgspec.structs.replace(made, rows=unproven)).algorithm == "bucket"
-    alone = msgspec.structs.replace(made, rows=made.rows[-1:], recommended=0, recommended_speechbrain=0)
+    unproven = [
+        msgspec.structs.replace(row, unproven=int(row.algorithm == "pool"))
+        for row in made.rows
+    ]
+    assert (
+        stream_config(msgspec.structs.replace(made, rows=unproven)).algorithm
+        == "bucket"
+    )
+    alone = msgspec.structs.replace(
+        made, rows=made.rows[-1:], recommended=0, recommended_speechbrain=0
+    )
     with pytest.raises(
-        ResultError, match=r"no row that batchtune\.BucketedStream can express: it runs the algorithm bucket"
+        ResultError,
+        match=r"no row that batchtune\.BucketedStream can express: it runs the algorithm bucket",
     ):
         stream_config(alone)
 
 
 def test_nothing_recommended_is_an_error() -> None:
-    with pytest.raises(ResultError, match="The sweep recommends nothing: no row beats the baseline"):
+    with pytest.raises(
+        ResultError, match="The sweep recommends nothing: no row beats the baseline"
+    ):
         stream_config(without_recommendation(made_stream()))
 
 
@@ -60,12 +81,19 @@ def test_nothing_recommended_is_an_error() -> None:
 @given(
     algorithm=st.sampled_from(["bucket", "pool", "pivot"]),
     unit=st.none() | st.text(max_size=5),
-    boundaries=st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=5, unique=True).map(sorted),
+    boundaries=st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=5, unique=True).map(
+        sorted
+    ),
     ratio=st.none() | st.floats(0, 1),
     nominal=st.none() | st.integers(1, 10**9),
 )
 def test_what_is_written_is_read_back_bit_for_bit(
-    tmp_path_factory: pytest.TempPathFactory, algorithm: Any, unit: Any, boundaries: Any, ratio: Any, nominal: Any
+    tmp_path_factory: pytest.TempPathFactory,
+    algorithm: Any,
+    unit: Any,
+    boundaries: Any,
+    ratio: Any,
+    nominal: Any,
 ) -> None:
     config = msgspec.structs.replace(
         CONFIG,
@@ -84,23 +112,45 @@ def test_what_is_written_is_read_back_bit_for_bit(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"format": "batchtune/sampler"}, "has the format 'batchtune/sampler'; a file of the format"),
-        ({"algorithm": "speechbrain"}, r"is damaged: Invalid enum value 'speechbrain' - at `\$\.algorithm`"),
+        (
+            {"format": "batchtune/sampler"},
+            "has the format 'batchtune/sampler'; a file of the format",
+        ),
+        (
+            {"algorithm": "speechbrain"},
+            r"is damaged: Invalid enum value 'speechbrain' - at `\$\.algorithm`",
+        ),
         ({"buffer_size": 0}, r"is damaged: Expected `int` >= 1 - at `\$\.buffer_size`"),
-        ({"bucket_boundaries": [4.0, 3.0, 5.0, 6.0, 7.0, 8.0]}, "is damaged: bucket_boundaries must ascend"),
-        ({"max_padding_ratio": 0.1}, "is damaged: max_padding_ratio belongs to the algorithm pivot, but algorithm is"),
+        (
+            {"bucket_boundaries": [4.0, 3.0, 5.0, 6.0, 7.0, 8.0]},
+            "is damaged: bucket_boundaries must ascend",
+        ),
+        (
+            {"max_padding_ratio": 0.1},
+            "is damaged: max_padding_ratio belongs to the algorithm pivot, but algorithm is",
+        ),
     ],
 )
-def test_a_file_that_is_off_is_refused_with_the_field_named(tmp_path: Path, fields: Any, message: str) -> None:
+def test_a_file_that_is_off_is_refused_with_the_field_named(
+    tmp_path: Path, fields: Any, message: str
+) -> None:
     path = changed(tmp_path, **fields)
     with pytest.raises(ResultError, match=message) as caught:
         read_stream_yaml(path)
     assert caught.value.message.startswith(str(path))
-    assert "sweep-stream" in (caught.value.hint or "") or "newer" in (caught.value.hint or "")
+    assert "sweep-stream" in (caught.value.hint or "") or "newer" in (
+        caught.value.hint or ""
+    )
 
 
 def test_a_row_has_its_header() -> None:
-    said = {"bucket": "An example waits with those of its bucket", "pool": "cuts them", "pivot": "around a random one"}
+    said = {
+        "bucket": "An example waits with those of its bucket",
+        "pool": "cuts them",
+        "pivot": "around a random one",
+    }
     for name in said:
         text = render_stream_yaml(stream_config(made_stream(recommended=name)))
-        assert said[name] in text and not any(said[other] in text for other in said if other != name)
+        assert said[name] in text and not any(
+            said[other] in text for other in said if other != name
+        )

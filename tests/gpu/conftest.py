@@ -27,7 +27,9 @@ class ModuleWithoutDevice(pytest.Module):
         pytest.skip("no CUDA device")
 
 
-def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Module | None:
     import torch
 
     if torch.cuda.is_available() or REPORT in os.environ:

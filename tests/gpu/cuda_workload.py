@@ -21,7 +21,12 @@ class Known:
         self.optimizer = torch.optim.AdamW(self.model.parameters())
 
     def make_batch(self, shape: BatchShape) -> torch.Tensor:
-        return torch.ones(int(shape.batch_size * shape.length), MIB, dtype=torch.uint8, device=self.device)
+        return torch.ones(
+            int(shape.batch_size * shape.length),
+            MIB,
+            dtype=torch.uint8,
+            device=self.device,
+        )
 
     def step(self, batch: torch.Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -42,7 +47,9 @@ class StickyAboveFour(Known):
 
     def step(self, batch: torch.Tensor) -> None:
         if batch.shape[0] > 4:
-            raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
+            raise RuntimeError(
+                "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+            )
         super().step(batch)
 
 
@@ -94,13 +101,20 @@ class Compiled:
 
     def setup(self, device: torch.device) -> None:
         self.device = device
-        layers = [nn.Conv1d(64, 64, 5, padding=2), nn.GELU(), nn.Conv1d(64, 64, 5, padding=2), nn.GELU()]
+        layers = [
+            nn.Conv1d(64, 64, 5, padding=2),
+            nn.GELU(),
+            nn.Conv1d(64, 64, 5, padding=2),
+            nn.GELU(),
+        ]
         model: nn.Module = nn.Sequential(*layers, nn.Conv1d(64, 64, 1)).to(device)
         self.optimizer = torch.optim.AdamW(model.parameters())
         self.model: Any = torch.compile(model, dynamic=True) if self.compile else model
 
     def make_batch(self, shape: BatchShape) -> torch.Tensor:
-        return torch.ones(shape.batch_size, 64, int(shape.length * 1000), device=self.device)
+        return torch.ones(
+            shape.batch_size, 64, int(shape.length * 1000), device=self.device
+        )
 
     def step(self, batch: torch.Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)

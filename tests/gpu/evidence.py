@@ -69,40 +69,57 @@ def checked_machine(device: str) -> Doctor:
     if not [gpu for gpu in found.gpus if gpu.device is not None]:
         reason = found.torch.problem or found.nvml_problem or "PyTorch sees none"
         raise BatchtuneError(
-            f"there is no CUDA device: {reason}", "Try the harness with --device cpu --memory 700MiB --quick."
+            f"there is no CUDA device: {reason}",
+            "Try the harness with --device cpu --memory 700MiB --quick.",
         )
     return found
 
 
-def run_part(name: str, options: argparse.Namespace, machine: Doctor, command: str, deadline: float) -> bool:
+def run_part(
+    name: str,
+    options: argparse.Namespace,
+    machine: Doctor,
+    command: str,
+    deadline: float,
+) -> bool:
     """Runs what earlier calls left of a part, and writes its file, whatever happens; whether it is complete."""
     part, path = PARTS[name], options.out / f"{name}.json"
     earlier = earlier_evidence(path, machine, options.device)
     if earlier is not None and earlier.complete:
         print(f"{name}: complete", flush=True)
         return True
-    seconds_left = 60 * part.minutes * options.stretch - (earlier.seconds if earlier else 0.0)
+    seconds_left = 60 * part.minutes * options.stretch - (
+        earlier.seconds if earlier else 0.0
+    )
     record = Record(
         part=name,
         path=path,
         command=command,
         device=options.device,
         machine=msgspec.to_builtins(machine),
-        notes=["Tried with --quick: tiny models, few examples."] if options.quick else [],
+        notes=["Tried with --quick: tiny models, few examples."]
+        if options.quick
+        else [],
         earlier=earlier,
     )
     seconds_left = min(seconds_left, deadline - time.monotonic())
     print(f"{name}: at most {max(0.0, seconds_left) / 60:.1f} min", flush=True)
     try:
         if seconds_left <= 0:
-            raise Missing(f"its {part.minutes * options.stretch:g} minutes, or those of the call, are over")
+            raise Missing(
+                f"its {part.minutes * options.stretch:g} minutes, or those of the call, are over"
+            )
         part.run(Bench(options, name, record, time.monotonic() + seconds_left))
     except Missing as missing:
         record.miss(str(missing))
     except BatchtuneError as error:
         record.miss(f"{error.message}. {error.hint or ''}".strip())
     except BaseException as error:
-        record.miss("interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}")
+        record.miss(
+            "interrupted"
+            if isinstance(error, KeyboardInterrupt)
+            else f"{type(error).__name__}: {error}"
+        )
         raise
     finally:
         record.finish()
@@ -120,10 +137,17 @@ def earlier_evidence(path: Path, machine: Doctor, device: str) -> Evidence | Non
     try:
         earlier = read_evidence(path)
     except ValueError as error:
-        raise BatchtuneError(str(error), "Remove it, or give another --out and --from.") from None
-    name = msgspec.structs.replace(earlier, device=device, machine=msgspec.to_builtins(machine)).machine_name
+        raise BatchtuneError(
+            str(error), "Remove it, or give another --out and --from."
+        ) from None
+    name = msgspec.structs.replace(
+        earlier, device=device, machine=msgspec.to_builtins(machine)
+    ).machine_name
     if earlier.machine_name != name:
-        raise BatchtuneError(f"{path} is of {earlier.machine_name}; this is {name}", "Give another --out and --from.")
+        raise BatchtuneError(
+            f"{path} is of {earlier.machine_name}; this is {name}",
+            "Give another --out and --from.",
+        )
     return earlier
 
 
@@ -140,11 +164,24 @@ def copy_earlier(folder: Path, out: Path) -> None:
 
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="evidence.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="evidence.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help="all unless named; or summarise, then folders")
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        metavar="PART",
+        help="all unless named; or summarise, then folders",
+    )
     parser.add_argument("--manifest", help="lengths; made ones without")
-    parser.add_argument("--out", type=Path, metavar="DIR", default=Path("evidence"), help="default: evidence")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=Path("evidence"),
+        help="default: evidence",
+    )
     parser.add_argument(
         "--from",
         dest="earlier",
@@ -153,13 +190,33 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
         default=Path("evidence"),
         help="files of earlier calls, which DIR gets first; default: evidence",
     )
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu; default: cuda")
-    parser.add_argument("--memory", default="16GiB", help="cap on the worker's memory; default: 16GiB")
-    parser.add_argument("--minutes", type=float, default=7.5, help="longest that this call may take; default: 7.5")
-    parser.add_argument("--stretch", type=float, default=1.0, help="times the minutes of each part; default: 1")
-    parser.add_argument("--quick", action="store_true", help="tiny models and few examples, to try the harness")
+    parser.add_argument(
+        "--device", default="cuda", help="cuda, cuda:N or cpu; default: cuda"
+    )
+    parser.add_argument(
+        "--memory", default="16GiB", help="cap on the worker's memory; default: 16GiB"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=7.5,
+        help="longest that this call may take; default: 7.5",
+    )
+    parser.add_argument(
+        "--stretch",
+        type=float,
+        default=1.0,
+        help="times the minutes of each part; default: 1",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="tiny models and few examples, to try the harness",
+    )
     options = parser.parse_args(argv)
-    if options.parts[:1] != ["summarise"] and (unknown := [part for part in options.parts if part not in PARTS]):
+    if options.parts[:1] != ["summarise"] and (
+        unknown := [part for part in options.parts if part not in PARTS]
+    ):
         parser.error(f"unknown part {unknown[0]!r}: choose from {', '.join(PARTS)}")
     return options
 
@@ -169,7 +226,9 @@ def main(argv: Sequence[str]) -> int:
     options = _parsed(argv)
     deadline = time.monotonic() + 60 * options.minutes
     if options.parts[:1] == ["summarise"]:
-        return summarise([Path(folder) for folder in options.parts[1:]] or [options.out])
+        return summarise(
+            [Path(folder) for folder in options.parts[1:]] or [options.out]
+        )
     try:
         machine = checked_machine(options.device)
         options.out.mkdir(parents=True, exist_ok=True)
@@ -182,7 +241,9 @@ def main(argv: Sequence[str]) -> int:
         return 1
     on_cpu = options.device.startswith("cpu")
     if options.quick and on_cpu:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other crawl on a busy machine
+        os.environ.setdefault(
+            "OMP_NUM_THREADS", "1"
+        )  # threads that wait for each other crawl on a busy machine
     flags = [one for one in argv if one not in options.parts]
     complete = []
     try:

@@ -38,7 +38,9 @@ class Bench:
         deadline: Until when it may run, on the monotonic clock.
     """
 
-    def __init__(self, options: argparse.Namespace, part: str, record: Record, deadline: float) -> None:
+    def __init__(
+        self, options: argparse.Namespace, part: str, record: Record, deadline: float
+    ) -> None:
         self.device: str = options.device
         self.memory: str | None = options.memory
         self.quick: bool = options.quick
@@ -66,8 +68,12 @@ class Bench:
         else:
             lengths = load_lengths([self.manifest], ReadOptions())
         if self.quick:
-            values = np.random.default_rng(0).permutation(lengths.values)[:QUICK_EXAMPLES]
-            lengths = Lengths.of(values * (QUICK_SPEECH_SECONDS / values.max()), unit=lengths.unit)
+            values = np.random.default_rng(0).permutation(lengths.values)[
+                :QUICK_EXAMPLES
+            ]
+            lengths = Lengths.of(
+                values * (QUICK_SPEECH_SECONDS / values.max()), unit=lengths.unit
+            )
         self.record.data["lengths"] = msgspec.to_builtins(lengths.summary())
         return lengths
 
@@ -85,11 +91,16 @@ class Bench:
         if self.memory is not None:
             flags += ["--memory", self.memory]
         if self.quick:
-            flags += [f"--num-lengths={QUICK_LENGTHS}", f"--max-lengths={QUICK_LENGTHS}"]
+            flags += [
+                f"--num-lengths={QUICK_LENGTHS}",
+                f"--max-lengths={QUICK_LENGTHS}",
+            ]
             flags.append(f"--memory-fraction={QUICK_FRACTION}")
         return flags
 
-    def batchtune(self, *arguments: str, seconds: float | None = None, **environment: str) -> str:
+    def batchtune(
+        self, *arguments: str, seconds: float | None = None, **environment: str
+    ) -> str:
         """Runs a command of batchtune's as a user would, until the deadline, and returns what it printed.
 
         Exit code 3, a rule that fails or a verification that does not hold, is a result.
@@ -97,13 +108,28 @@ class Bench:
         Raises:
             Missing: It failed, or time ran out; it was interrupted then, and keeps what it has.
         """
-        return self.run([sys.executable, "-m", "batchtune", *arguments], {0, 3}, seconds, **environment)
+        return self.run(
+            [sys.executable, "-m", "batchtune", *arguments],
+            {0, 3},
+            seconds,
+            **environment,
+        )
 
-    def run(self, command: Sequence[str], good: set[int], seconds: float | None = None, **environment: str) -> str:
+    def run(
+        self,
+        command: Sequence[str],
+        good: set[int],
+        seconds: float | None = None,
+        **environment: str,
+    ) -> str:
         """Runs a process as `batchtune` does; exit codes in `good` are results."""
-        seconds = self.seconds_left if seconds is None else min(seconds, self.seconds_left)
+        seconds = (
+            self.seconds_left if seconds is None else min(seconds, self.seconds_left)
+        )
         shown = shlex.join(command[2:])
-        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        paths = os.pathsep.join(
+            [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
         with (self.out / f"{self.part}.log").open("a") as log:
             print(f"+ {shown}", file=log, flush=True)
             process = subprocess.Popen(
@@ -127,10 +153,14 @@ class Bench:
                 raise
             log.write(printed)
         if process.returncode not in good:
-            raise Missing(f"`{shown}` exited with {process.returncode}; {log.name} says why")
+            raise Missing(
+                f"`{shown}` exited with {process.returncode}; {log.name} says why"
+            )
         return printed
 
 
 def made_utterances(count: int = 20_000) -> Lengths:
     """Durations of 1 to 30 s, many short and few long."""
-    return Lengths.of(np.random.default_rng(7).gamma(3.0, 3.5, count).clip(1, 30).round(2), unit="s")
+    return Lengths.of(
+        np.random.default_rng(7).gamma(3.0, 3.5, count).clip(1, 30).round(2), unit="s"
+    )

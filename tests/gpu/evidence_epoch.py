@@ -56,7 +56,11 @@ class Sampled:
     @property
     def seconds(self) -> float:
         """The epoch's time: what its batches are predicted to take, times measured over predicted of the sample."""
-        return float(self.predicted.sum() * np.sum(self.measured) / self.predicted[: len(self.measured)].sum())
+        return float(
+            self.predicted.sum()
+            * np.sum(self.measured)
+            / self.predicted[: len(self.measured)].sum()
+        )
 
     @property
     def error(self) -> float:
@@ -66,15 +70,24 @@ class Sampled:
             return 0.0
         if count < min(2, all_of_them):
             return math.inf
-        missed = np.array(self.measured) - self.predicted[:count] * (self.seconds / self.predicted.sum())
+        missed = np.array(self.measured) - self.predicted[:count] * (
+            self.seconds / self.predicted.sum()
+        )
         deviation = math.sqrt(float(np.sum(missed**2)) / (count - 1))
-        return all_of_them * math.sqrt((1 - count / all_of_them) / count) * deviation / self.seconds
+        return (
+            all_of_them
+            * math.sqrt((1 - count / all_of_them) / count)
+            * deviation
+            / self.seconds
+        )
 
     def known(self, *, quick: bool = False) -> bool:
         """Whether enough of it was run."""
         fewest = QUICK_FEWEST_BATCHES if quick else FEWEST_BATCHES
         error = QUICK_STANDARD_ERROR if quick else STANDARD_ERROR
-        return len(self.measured) >= min(fewest, len(self.shapes)) and self.error <= error
+        return (
+            len(self.measured) >= min(fewest, len(self.shapes)) and self.error <= error
+        )
 
 
 def epoch(bench: Bench) -> None:
@@ -94,22 +107,33 @@ def epoch(bench: Bench) -> None:
         _epoch_figure(bench, name, one, samplers["the best table"])
 
 
-def _measure(bench: Bench, settings: ProbeSettings, samplers: dict[str, Sampled]) -> None:
+def _measure(
+    bench: Bench, settings: ProbeSettings, samplers: dict[str, Sampled]
+) -> None:
     """Runs batches of all samplers in turns, until the time of each epoch is known or time is up."""
     saved = time.monotonic()
     with supervise(settings) as supervisor:
         supervisor.start()
-        for shape in [max(one.shapes, key=lambda shape: shape.padded_length) for one in samplers.values()] * 2:
+        for shape in [
+            max(one.shapes, key=lambda shape: shape.padded_length)
+            for one in samplers.values()
+        ] * 2:
             supervisor.step(shape)  # the warm-up
         while bench.seconds_left:
-            unknown = {name: one for name, one in samplers.items() if not one.known(quick=bench.quick)}
+            unknown = {
+                name: one
+                for name, one in samplers.items()
+                if not one.known(quick=bench.quick)
+            }
             if not unknown:
                 break
             for name, one in unknown.items():
                 shape = one.shapes[len(one.measured)]
                 stepped = supervisor.step(shape).trial
                 if stepped.outcome != "ok" or stepped.step_seconds is None:
-                    raise Missing(f"{name}: {shape} ended with {stepped.outcome}: {stepped.error}")
+                    raise Missing(
+                        f"{name}: {shape} ended with {stepped.outcome}: {stepped.error}"
+                    )
                 one.measured.append(stepped.step_seconds)
             if time.monotonic() > saved + SAVED_EVERY_SECONDS:
                 bench.record.save()
@@ -132,13 +156,18 @@ def _probed(bench: Bench, lengths: Lengths, settings: ProbeSettings) -> Probe:
     speech = bench.out / "speech.json"
     if speech.exists() and "probe" in read_evidence(speech).data["done"]:
         earlier = read_result(folder / PROBE_FILE, Probe)
-        same = earlier.lengths == lengths.summary() and earlier.workload.options == settings.options
+        same = (
+            earlier.lengths == lengths.summary()
+            and earlier.workload.options == settings.options
+        )
         if same and earlier.settings == settings.recorded():
             return earlier
     return in_time(lengths, settings, folder, bench)[1]
 
 
-def _epochs(lengths: Lengths, found: Probe, swept: Sweep) -> dict[str, tuple[FloatArray, list[list[int]]]]:
+def _epochs(
+    lengths: Lengths, found: Probe, swept: Sweep
+) -> dict[str, tuple[FloatArray, list[list[int]]]]:
     """The lengths in the order of a data set, shuffled, and each sampler's batches of them."""
     if swept.recommended_table is None:
         raise Missing(f"no table is recommended: {swept.reason}")
@@ -148,9 +177,15 @@ def _epochs(lengths: Lengths, found: Probe, swept: Sweep) -> dict[str, tuple[Flo
     for count in SPEECHBRAIN_BUCKETS:
         batches = speechbrain_batches(values, found.max_batch_length, count)
         epochs[f"SpeechBrain's DynamicBatchSampler, {count} buckets"] = batches
-    epochs["Lhotse's 20 bins with the measured sizes"] = with_lhotse(values, lengths, found, swept)
-    epochs[f"fixed batches of {size}, sorted"] = _cut(np.argsort(values, kind="stable"), size)
-    shuffled = torch.randperm(values.size, generator=torch.Generator().manual_seed(0)).numpy()
+    epochs["Lhotse's 20 bins with the measured sizes"] = with_lhotse(
+        values, lengths, found, swept
+    )
+    epochs[f"fixed batches of {size}, sorted"] = _cut(
+        np.argsort(values, kind="stable"), size
+    )
+    shuffled = torch.randperm(
+        values.size, generator=torch.Generator().manual_seed(0)
+    ).numpy()
     epochs[f"fixed batches of {size}, shuffled"] = _cut(shuffled, size)
     return {name: (values, batches) for name, batches in epochs.items()}
 
@@ -159,14 +194,21 @@ def _cut(order: np.ndarray[Any, Any], size: int) -> list[list[int]]:
     return list(BatchSampler(order.tolist(), size, drop_last=False))
 
 
-def _sampled(lengths: Lengths, batches: list[list[int]], values: FloatArray, found: Probe) -> Sampled:
+def _sampled(
+    lengths: Lengths, batches: list[list[int]], values: FloatArray, found: Probe
+) -> Sampled:
     ordered = shapes_of(values, batches)
-    shapes = [ordered[index] for index in np.random.default_rng(1).permutation(len(ordered))]
+    shapes = [
+        ordered[index] for index in np.random.default_rng(1).permutation(len(ordered))
+    ]
     step_seconds = costs_of(found).step_seconds
     predicted = np.ones(len(shapes))
     if step_seconds is not None:
         sizes = np.array([shape.batch_size for shape in shapes], dtype=np.float64)
-        predicted = np.asarray(step_seconds(sizes, np.array([shape.length for shape in shapes])), dtype=np.float64)
+        predicted = np.asarray(
+            step_seconds(sizes, np.array([shape.length for shape in shapes])),
+            dtype=np.float64,
+        )
     padded = sum(shape.padded_length for shape in shapes)
     return Sampled(shapes, 1 - float(lengths.values.sum()) / padded, predicted)
 
@@ -174,7 +216,9 @@ def _sampled(lengths: Lengths, batches: list[list[int]], values: FloatArray, fou
 def _epoch_figure(bench: Bench, name: str, one: Sampled, recommended: Sampled) -> None:
     if not one.known(quick=bench.quick):
         at = f" at a standard error of {one.error:.1%}" if len(one.measured) > 1 else ""
-        bench.record.miss(f"{name}: {len(one.measured)} of {len(one.shapes)} batches ran{at}")
+        bench.record.miss(
+            f"{name}: {len(one.measured)} of {len(one.shapes)} batches ran{at}"
+        )
     if not one.measured:
         return
     predicted = float(one.predicted.sum())

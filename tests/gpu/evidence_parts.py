@@ -35,32 +35,73 @@ def soak(bench: Bench) -> None:
     fraction = QUICK_SOAK_FRACTION if bench.quick else SOAK_FRACTION
     run = bench.out / "soak-run"
     if not bench.record.is_done("tune"):
-        workload = bench.probe_flags("conformer-ctc", **speech_options(bench, lengths, size="base"))
+        workload = bench.probe_flags(
+            "conformer-ctc", **speech_options(bench, lengths, size="base")
+        )
         few = [] if bench.quick else ["--num-lengths", "6", "--max-lengths", "8"]
-        flags = [*workload, *few, "--memory-fraction", f"{fraction:g}", "--run", str(run), "--json"]
+        flags = [
+            *workload,
+            *few,
+            "--memory-fraction",
+            f"{fraction:g}",
+            "--run",
+            str(run),
+            "--json",
+        ]
         bench.batchtune("tune", *manifest, *flags)
         bench.record.done("tune")
     for number, allocator in enumerate(allocators):
         if not bench.record.is_done(f"steps {allocator}"):
-            _soak(bench, manifest, run, fraction, allocator, bench.seconds_left / (len(allocators) - number))
+            _soak(
+                bench,
+                manifest,
+                run,
+                fraction,
+                allocator,
+                bench.seconds_left / (len(allocators) - number),
+            )
 
 
-def _soak(bench: Bench, manifest: list[str], run: Path, fraction: float, allocator: str, seconds: float) -> None:
+def _soak(
+    bench: Bench,
+    manifest: list[str],
+    run: Path,
+    fraction: float,
+    allocator: str,
+    seconds: float,
+) -> None:
     """Verifies one table for as many of the wanted steps as there is time for."""
     wanted = QUICK_SOAK_STEPS if bench.quick else SOAK_STEPS
     what = f"--memory-fraction {fraction:g}" + (f", {allocator}" if allocator else "")
     row = read_result(run / SWEEP_FILE, Sweep).recommended_row
     if row is None or row.estimated_epoch_seconds is None:
-        bench.record.miss(f"{what}: no table is recommended, or its steps' time is not known")
+        bench.record.miss(
+            f"{what}: no table is recommended, or its steps' time is not known"
+        )
         return
-    steps = min(wanted, int(SOAK_SHARE * seconds * row.batches / row.estimated_epoch_seconds))
+    steps = min(
+        wanted, int(SOAK_SHARE * seconds * row.batches / row.estimated_epoch_seconds)
+    )
     if steps < wanted:
         bench.record.miss(f"{what}: time for {max(0, steps)} of {wanted} steps")
     if steps < 1:
         return
-    environment = {"PYTORCH_ALLOC_CONF": allocator, "PYTORCH_CUDA_ALLOC_CONF": allocator} if allocator else {}
+    environment = (
+        {"PYTORCH_ALLOC_CONF": allocator, "PYTORCH_CUDA_ALLOC_CONF": allocator}
+        if allocator
+        else {}
+    )
     try:
-        bench.batchtune("verify", *manifest, "--run", str(run), "--steps", str(steps), seconds=seconds, **environment)
+        bench.batchtune(
+            "verify",
+            *manifest,
+            "--run",
+            str(run),
+            "--steps",
+            str(steps),
+            seconds=seconds,
+            **environment,
+        )
     except Missing as missing:
         bench.record.miss(f"{what}: {missing}")
         return

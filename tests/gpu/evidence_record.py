@@ -65,7 +65,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         if self.device.startswith("cpu"):
             return f"{self.machine['cpu']['name']} (CPU)"
         index = self.device if ":" in self.device else "cuda:0"
-        return next((gpu["name"] for gpu in self.machine["gpus"] if gpu["device"] == index), "unknown GPU")
+        return next(
+            (gpu["name"] for gpu in self.machine["gpus"] if gpu["device"] == index),
+            "unknown GPU",
+        )
 
 
 class Record:
@@ -90,7 +93,12 @@ class Record:
         self.data.setdefault("done", [])
         self._path = path
         self._notes = list(dict.fromkeys([*(earlier.notes if earlier else []), *notes]))
-        self._head = {"part": part, "command": command, "device": device, "machine": machine}
+        self._head = {
+            "part": part,
+            "command": command,
+            "device": device,
+            "machine": machine,
+        }
         self._figures: list[Figure] = list(earlier.figures) if earlier else []
         self._missing: list[str] = []
         self._finished = False
@@ -140,7 +148,10 @@ class Record:
         """Writes the file for the last time."""
         self._finished = True
         self.save()
-        print(f"  {self._path}: {'complete' if self.complete else 'not complete'}", flush=True)
+        print(
+            f"  {self._path}: {'complete' if self.complete else 'not complete'}",
+            flush=True,
+        )
 
     def save(self) -> None:
         """Writes the file."""
@@ -148,12 +159,17 @@ class Record:
             **self._head,
             seconds=round(self.seconds, 1),
             complete=self.complete,
-            missing=self._missing if self._finished or self._missing else ["still running, or killed"],
+            missing=self._missing
+            if self._finished or self._missing
+            else ["still running, or killed"],
             notes=self._notes,
             figures=self._figures,
             data=self.data,
         )
-        write_whole(self._path, msgspec.json.format(msgspec.json.encode(evidence), indent=1) + b"\n")
+        write_whole(
+            self._path,
+            msgspec.json.format(msgspec.json.encode(evidence), indent=1) + b"\n",
+        )
 
 
 def read_evidence(path: Path) -> Evidence:

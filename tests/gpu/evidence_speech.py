@@ -34,15 +34,27 @@ def speech_settings(bench: Bench, lengths: Lengths) -> ProbeSettings:
         device=bench.device,
         memory_bytes=bench.memory_bytes,
     )
-    few = {"num_lengths": QUICK_LENGTHS, "max_lengths": QUICK_LENGTHS, "memory_fraction": QUICK_FRACTION}
+    few = {
+        "num_lengths": QUICK_LENGTHS,
+        "max_lengths": QUICK_LENGTHS,
+        "memory_fraction": QUICK_FRACTION,
+    }
     return msgspec.structs.replace(settings, **few) if bench.quick else settings
 
 
-def speech_options(bench: Bench, lengths: Lengths, size: str = "large") -> dict[str, Any]:
+def speech_options(
+    bench: Bench, lengths: Lengths, size: str = "large"
+) -> dict[str, Any]:
     """Of the built-in conformer, in the lengths' unit."""
     if lengths.unit not in SPEECH_UNITS:
-        raise Missing(f"lengths of utterances are needed, in {', '.join(SPEECH_UNITS)}; these are in {lengths.unit}")
-    chosen = {"size": "tiny", "dtype": "fp32"} if bench.quick else {"size": size, "dtype": "bf16"}
+        raise Missing(
+            f"lengths of utterances are needed, in {', '.join(SPEECH_UNITS)}; these are in {lengths.unit}"
+        )
+    chosen = (
+        {"size": "tiny", "dtype": "fp32"}
+        if bench.quick
+        else {"size": size, "dtype": "bf16"}
+    )
     return {**chosen, "unit": lengths.unit}
 
 
@@ -76,22 +88,34 @@ def whole(bench: Bench) -> None:
     lengths = bench.lengths()
     settings = speech_settings(bench, lengths)
     if not bench.device.startswith("cpu"):
-        settings = msgspec.structs.replace(settings, memory_bytes=None, num_lengths=4, max_lengths=4)
+        settings = msgspec.structs.replace(
+            settings, memory_bytes=None, num_lengths=4, max_lengths=4
+        )
     _probe_figures(bench, *in_time(lengths, settings, bench.out / "whole-run", bench))
 
 
-def in_time(lengths: Lengths, settings: ProbeSettings, folder: Path, bench: Bench) -> tuple[Searched, Probe, float]:
+def in_time(
+    lengths: Lengths, settings: ProbeSettings, folder: Path, bench: Bench
+) -> tuple[Searched, Probe, float]:
     """A probe that goes on where an earlier call was stopped, until the deadline."""
     try:
         return probe(lengths, settings, folder, bench.deadline)
     except OutOfTime:
-        raise Missing(f"the probe ran out of time; its trials are in {folder}") from None
+        raise Missing(
+            f"the probe ran out of time; its trials are in {folder}"
+        ) from None
 
 
-def _probe_figures(bench: Bench, ours: Searched, found: Probe, confirming: float) -> None:
+def _probe_figures(
+    bench: Bench, ours: Searched, found: Probe, confirming: float
+) -> None:
     limit = format_size(found.device.limit_bytes)
     told, seen = _searched(ours)
-    bench.record.figure(f"a frontier of {len(ours.found)} lengths under {limit}: {SEARCHED}", told, **seen)
+    bench.record.figure(
+        f"a frontier of {len(ours.found)} lengths under {limit}: {SEARCHED}",
+        told,
+        **seen,
+    )
     confirmation = found.confirmation
     assert confirmation is not None
     bench.record.figure(
@@ -109,17 +133,27 @@ SEARCHED = "trials, of them out of memory, wall time"
 
 def _searched(one: Searched) -> tuple[str, dict[str, Any]]:
     shown = f"{one.trials}, {one.ooms}, {one.seconds:.0f} s"
-    return shown, {"trials": one.trials, "ooms": one.ooms, "wall_seconds": one.seconds, "lengths": len(one.found)}
+    return shown, {
+        "trials": one.trials,
+        "ooms": one.ooms,
+        "wall_seconds": one.seconds,
+        "lengths": len(one.found),
+    }
 
 
 def _peer_figure(bench: Bench, other: Searched, ours: Searched, asked: int) -> None:
     if len(other.found) < asked:
-        bench.record.miss(f"“{other.name}” came to {len(other.found)} of {asked} lengths")
+        bench.record.miss(
+            f"“{other.name}” came to {len(other.found)} of {asked} lengths"
+        )
     if not other.found:
         return
     # In proportion where it did not come to all lengths.
     each = len(other.found) / len(ours.found)
-    trials, seconds = other.trials / ours.trials / each, other.seconds / ours.seconds / each
+    trials, seconds = (
+        other.trials / ours.trials / each,
+        other.seconds / ours.seconds / each,
+    )
     sizes = [other.found[length] / ours.found[length] for length in other.found]
     told, seen = _searched(other)
     bench.record.figure(

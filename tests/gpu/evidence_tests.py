@@ -38,7 +38,9 @@ def run_tests(bench: Bench, file: Path) -> None:
     )
     for name, test in tests.items():
         if test["outcome"] == "failed":
-            bench.record.miss(f"{name} failed in {test['raised_in']}: {test['message']}")
+            bench.record.miss(
+                f"{name} failed in {test['raised_in']}: {test['message']}"
+            )
     if not counts["passed"]:
         bench.record.miss("no test passed")
 

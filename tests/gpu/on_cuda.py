@@ -30,7 +30,9 @@ def named(workload: str) -> str:
     return workload if ":" in workload else f"{WORKLOADS}:{workload}"
 
 
-def supervise(workload: str = "Known", options: dict[str, Any] | None = None, **changes: Any) -> Supervisor:
+def supervise(
+    workload: str = "Known", options: dict[str, Any] | None = None, **changes: Any
+) -> Supervisor:
     """A supervisor with a cap of 2 GiB, all of which may be used."""
     values: dict[str, Any] = {
         "device": "cuda",
@@ -38,20 +40,34 @@ def supervise(workload: str = "Known", options: dict[str, Any] | None = None, **
         "memory_fraction": 1.0,
         **changes,
     }
-    return Supervisor(ProbeSettings(workload=named(workload), options=options or {}, **values))
+    return Supervisor(
+        ProbeSettings(workload=named(workload), options=options or {}, **values)
+    )
 
 
-def settings(workload: str = "Known", options: dict[str, Any] | None = None, **changes: Any) -> ProbeSettings:
+def settings(
+    workload: str = "Known", options: dict[str, Any] | None = None, **changes: Any
+) -> ProbeSettings:
     """Settings of a whole probe, with a cap of 2 GiB, all of which may be used."""
-    values: dict[str, Any] = {"device": "cuda", "memory_bytes": 2 * GIB, "memory_fraction": 1.0, "num_lengths": 3}
-    return ProbeSettings(workload=named(workload), options=options or {}, **{**values, **changes})
+    values: dict[str, Any] = {
+        "device": "cuda",
+        "memory_bytes": 2 * GIB,
+        "memory_fraction": 1.0,
+        "num_lengths": 3,
+    }
+    return ProbeSettings(
+        workload=named(workload), options=options or {}, **{**values, **changes}
+    )
 
 
 @contextmanager
 def held_by_another_process(size_bytes: int) -> Iterator[int]:
     """Another process that holds so much of the device; yields its id."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, str(size_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _HOLDER, str(size_bytes)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout is not None

@@ -30,13 +30,17 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> str:
     for number in range(FILES):
         with wave.open(str(folder / f"{number:02}.wav"), "wb") as file:
             file.setparams((1, 2, 16_000, 0, "NONE", ""))
-            samples = [chance.randrange(-9999, 9999) for _ in range(1600 + 800 * number)]
+            samples = [
+                chance.randrange(-9999, 9999) for _ in range(1600 + 800 * number)
+            ]
             file.writeframes(array("h", samples).tobytes())
     return str(folder)
 
 
 def opened(name: str, folder: str, **arguments: Any) -> OpenLoader:
-    return DaliKind().open(target_of(name, {"folder": folder}, device="cuda:0"), arguments)
+    return DaliKind().open(
+        target_of(name, {"folder": folder}, device="cuda:0"), arguments
+    )
 
 
 def where(loader: OpenLoader) -> Iterator[tuple[str, int | None]]:
@@ -55,6 +59,8 @@ def test_batches_are_the_same_in_all_modes(clips: str) -> None:
     for threads in (0, 2):
         found = []
         for mode in MODES:
-            loader = opened(f"{EXAMPLE}:make_batches", clips, eval_mode=mode, reader_threads=threads)
+            loader = opened(
+                f"{EXAMPLE}:make_batches", clips, eval_mode=mode, reader_threads=threads
+            )
             found.append(digests(loader))
         assert found[0] == found[1] == found[2] == found[3]

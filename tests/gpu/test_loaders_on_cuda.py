@@ -18,11 +18,23 @@ USERS = Path(__file__).parents[1] / "loaders" / "loaders_of_users.py"
 
 def epoch(nursery: Nursery, device: str, arguments: Arguments) -> tuple[Opened, Taken]:
     nursery.start_worker()
-    asked: dict[str, Any] = {"spec": f"{USERS}:arguments", "options": {}, "kind": None, "seed": 1}
-    request = Open(arguments=arguments, processors=sorted(os.sched_getaffinity(0)), device=device, **asked)
+    asked: dict[str, Any] = {
+        "spec": f"{USERS}:arguments",
+        "options": {},
+        "kind": None,
+        "seed": 1,
+    }
+    request = Open(
+        arguments=arguments,
+        processors=sorted(os.sched_getaffinity(0)),
+        device=device,
+        **asked,
+    )
     opened = nursery.ask(request, (Opened, Failed), 120.0)
     assert isinstance(opened, Opened), opened
-    taken = nursery.ask(Take(batches=None, seconds=60.0, digests=True), (Taken, Failed), 120.0)
+    taken = nursery.ask(
+        Take(batches=None, seconds=60.0, digests=True), (Taken, Failed), 120.0
+    )
     assert isinstance(taken, Taken), taken
     nursery.end_worker()
     return opened, taken
@@ -31,7 +43,11 @@ def epoch(nursery: Nursery, device: str, arguments: Arguments) -> tuple[Opened, 
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_batches_arrive_as_they_were_made(pinned: bool, context: str) -> None:
-    arguments: Arguments = {"num_workers": 2, "pin_memory": pinned, "multiprocessing_context": context}
+    arguments: Arguments = {
+        "num_workers": 2,
+        "pin_memory": pinned,
+        "multiprocessing_context": context,
+    }
     nursery = Nursery("batchtune.loaders.worker", Reply, {})
     try:
         opened, there = epoch(nursery, "cuda:0", arguments)

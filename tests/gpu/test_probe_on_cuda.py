@@ -17,7 +17,10 @@ LENGTHS = Lengths.of([10.0, 20.0, 40.0] * 30)
 def test_the_limit_is_real_and_the_worker_lives_on() -> None:
     with supervise("Known") as supervisor:
         supervisor.start()
-        trials = [supervisor.measure(BatchShape(size, 100.0), 0).trial for size in (10, 30, 10)]
+        trials = [
+            supervisor.measure(BatchShape(size, 100.0), 0).trial
+            for size in (10, 30, 10)
+        ]
     assert [trial.outcome for trial in trials] == ["ok", "oom", "ok"]
     assert trials[0].peak_bytes is not None
     assert 1000 << 20 <= trials[0].peak_bytes <= 1100 << 20
@@ -26,7 +29,9 @@ def test_the_limit_is_real_and_the_worker_lives_on() -> None:
 
 
 @pytest.mark.parametrize("memory_gib", [1, 3])
-def test_the_probe_finds_what_a_brute_force_finds(tmp_path: Path, memory_gib: int) -> None:
+def test_the_probe_finds_what_a_brute_force_finds(
+    tmp_path: Path, memory_gib: int
+) -> None:
     probe = run_probe(LENGTHS, settings(memory_bytes=memory_gib * GIB), tmp_path)
     with supervise(memory_bytes=memory_gib * GIB) as supervisor:
         supervisor.start()
@@ -35,8 +40,13 @@ def test_the_probe_finds_what_a_brute_force_finds(tmp_path: Path, memory_gib: in
             cap = LENGTHS.histogram.count_up_to(point.length)
             fits = [
                 size
-                for size in range(max(1, point.batch_size - 1), min(cap, point.batch_size + 3) + 1)
-                if supervisor.measure(BatchShape(size, point.length), size).trial.outcome == "ok"
+                for size in range(
+                    max(1, point.batch_size - 1), min(cap, point.batch_size + 3) + 1
+                )
+                if supervisor.measure(
+                    BatchShape(size, point.length), size
+                ).trial.outcome
+                == "ok"
             ]
             assert max(fits) - 1 <= point.batch_size <= max(fits)
 
@@ -44,13 +54,18 @@ def test_the_probe_finds_what_a_brute_force_finds(tmp_path: Path, memory_gib: in
 def test_an_oom_caught_by_the_workload_still_counts(tmp_path: Path) -> None:
     with supervise("CatchesItself") as supervisor:
         supervisor.start()
-        fits, too_large = (supervisor.measure(BatchShape(size, 100.0), 0).trial for size in (10, 30))
+        fits, too_large = (
+            supervisor.measure(BatchShape(size, 100.0), 0).trial for size in (10, 30)
+        )
         stepped = supervisor.step(BatchShape(30, 100.0)).trial
     assert (fits.outcome, fits.caught) == ("ok", False)
     assert (too_large.outcome, too_large.caught) == ("oom", True)
     assert (stepped.outcome, stepped.caught) == ("oom", True)
     probe = run_probe(LENGTHS, settings("CatchesItself"), tmp_path)
-    assert any(text.startswith("The workload catches out-of-memory errors itself") for text in probe.warnings)
+    assert any(
+        text.startswith("The workload catches out-of-memory errors itself")
+        for text in probe.warnings
+    )
 
 
 def test_an_error_with_free_memory_is_reported_as_such(tmp_path: Path) -> None:
@@ -74,7 +89,9 @@ def test_a_disguised_oom_bounds_the_frontier_if_smaller_pass(tmp_path: Path) -> 
     assert (probe.frontier[0].batch_size, probe.frontier[0].closed_by) == (4, "oom")
 
 
-@pytest.mark.parametrize(("dtype", "checkpoint"), [("fp32", False), ("bf16", True), ("fp16", False)])
+@pytest.mark.parametrize(
+    ("dtype", "checkpoint"), [("fp32", False), ("bf16", True), ("fp16", False)]
+)
 @pytest.mark.parametrize("name", ["conformer-ctc", "transformer-lm"])
 def test_the_built_in_workloads_train(name: str, dtype: str, checkpoint: bool) -> None:
     options = {"size": "tiny", "dtype": dtype, "checkpoint": checkpoint}

@@ -36,27 +36,39 @@ def test_the_drivers_facts_are_there_and_sane() -> None:
     assert device.uuid.startswith(("GPU-", "MIG-"))
     assert device.free_bytes is not None
     assert 0 < device.free_bytes <= 1.05 * device.total_bytes
-    assert device.other_processes == (None if device.processes is None else len(device.processes))
+    assert device.other_processes == (
+        None if device.processes is None else len(device.processes)
+    )
     assert device.settings["cudnn_benchmark"] is False
 
 
 @needs_nvml
 def test_clock_and_throttle_reasons_are_told_of_a_trial() -> None:
-    with supervise("builtin:transformer-lm", {"size": "tiny"}, memory_bytes=4 * GIB) as supervisor:
+    with supervise(
+        "builtin:transformer-lm", {"size": "tiny"}, memory_bytes=4 * GIB
+    ) as supervisor:
         supervisor.start()
         trial = supervisor.measure(BatchShape(8, 256.0), 0).trial
     assert trial.outcome == "ok"
     assert trial.sm_clock_mhz is None or 100 <= trial.sm_clock_mhz <= 4000
-    assert trial.throttle_reasons is None or all(isinstance(reason, str) for reason in trial.throttle_reasons)
+    assert trial.throttle_reasons is None or all(
+        isinstance(reason, str) for reason in trial.throttle_reasons
+    )
 
 
-@pytest.mark.parametrize(("reserve", "ddp"), [(300 * MIB, False), (0, True), (300 * MIB, True)])
-def test_what_is_to_be_kept_free_lowers_the_limit_by_just_that(reserve: int, ddp: bool) -> None:
+@pytest.mark.parametrize(
+    ("reserve", "ddp"), [(300 * MIB, False), (0, True), (300 * MIB, True)]
+)
+def test_what_is_to_be_kept_free_lowers_the_limit_by_just_that(
+    reserve: int, ddp: bool
+) -> None:
     with supervise(reserve_bytes=reserve, ddp=ddp) as supervisor:
         device = supervisor.start()
         largest = device.limit_bytes // MIB - 256  # cuBLAS alone may take 64
         fits = supervisor.measure(BatchShape(largest, 1.0), 0).trial
-        too_large = supervisor.measure(BatchShape(device.limit_bytes // MIB + 1, 1.0), 1).trial
+        too_large = supervisor.measure(
+            BatchShape(device.limit_bytes // MIB + 1, 1.0), 1
+        ).trial
     assert device.ddp_bytes == (GRADIENT_BYTES if ddp else 0)
     assert device.limit_bytes == 2 * GIB - reserve - device.ddp_bytes
     assert (fits.outcome, too_large.outcome) == ("ok", "oom")
@@ -77,7 +89,9 @@ print(json.dumps([first.id, again.id, before, after, os.getpid() in users]))
 
 
 def test_a_device_is_identified_without_using_its_memory() -> None:
-    ran = subprocess.run([sys.executable, "-c", IDENTIFY], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", IDENTIFY], capture_output=True, text=True, check=True
+    )
     first, again, before, after, uses_it = json.loads(ran.stdout)
     assert first == again
     assert first.startswith(("GPU-", "MIG-", "PCI-", "cuda:"))
@@ -105,7 +119,9 @@ def test_a_device_in_use_can_be_waited_for() -> None:
         notes.append(text)
         first.__exit__(None, None, None)
 
-    with Supervisor(replace(first._settings, wait_seconds=math.inf), on_note=on_note) as second:
+    with Supervisor(
+        replace(first._settings, wait_seconds=math.inf), on_note=on_note
+    ) as second:
         assert second.start().kind == "cuda"
     assert len(notes) == 1
 
@@ -115,13 +131,23 @@ def test_switches_set_by_the_workload_are_recorded_and_reported() -> None:
         plain = supervisor.start()
     with supervise("Benchmarks") as supervisor:
         switched = supervisor.start()
-    assert (switched.settings["cudnn_benchmark"], switched.settings["matmul_precision"]) == (True, "tf32")
+    assert (
+        switched.settings["cudnn_benchmark"],
+        switched.settings["matmul_precision"],
+    ) == (True, "tf32")
     told = settings_differences(plain, switched)
-    assert any(text.startswith("cudnn_benchmark was False, and True later") for text in told)
-    assert any(text.startswith("matmul_precision was ieee, and tf32 later") for text in told)
+    assert any(
+        text.startswith("cudnn_benchmark was False, and True later") for text in told
+    )
+    assert any(
+        text.startswith("matmul_precision was ieee, and tf32 later") for text in told
+    )
     assert any("cudnn.benchmark is on" in text for text in trust_warnings(switched, ()))
 
 
 def test_a_leak_is_reported_as_one(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match=r"the workload leaks: each step leaves about 8(\.\d+)? MiB more in use"):
+    with pytest.raises(
+        WorkloadError,
+        match=r"the workload leaks: each step leaves about 8(\.\d+)? MiB more in use",
+    ):
         run_probe(Lengths.of([10.0, 20.0] * 30), settings("Leaks"), tmp_path)

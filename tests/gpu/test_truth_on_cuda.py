@@ -25,7 +25,12 @@ NEARLY = 0.9
 
 
 def largest_by_brute_force(
-    workload: str, options: dict[str, Any], memory_bytes: int, length: float, answer: int, most: int
+    workload: str,
+    options: dict[str, Any],
+    memory_bytes: int,
+    length: float,
+    answer: int,
+    most: int,
 ) -> int:
     """The largest batch size that fits, by trying one after the other from the answer until three in a row did not.
 
@@ -35,7 +40,11 @@ def largest_by_brute_force(
     failed = 0
     with supervise(workload, options, memory_bytes=memory_bytes) as supervisor:
         supervisor.start()
-        first = answer if supervisor.measure(BatchShape(answer, length), 0).trial.outcome == "ok" else 1
+        first = (
+            answer
+            if supervisor.measure(BatchShape(answer, length), 0).trial.outcome == "ok"
+            else 1
+        )
         for batch_size in range(first, most + 1):
             trial = supervisor.measure(BatchShape(batch_size, length), batch_size).trial
             assert trial.outcome in ("ok", "oom"), trial.error
@@ -46,27 +55,47 @@ def largest_by_brute_force(
     return largest
 
 
-def run_in_turns(probe: Probe, rounds: int, workload: str, options: dict[str, Any], memory_bytes: int) -> list[str]:
+def run_in_turns(
+    probe: Probe, rounds: int, workload: str, options: dict[str, Any], memory_bytes: int
+) -> list[str]:
     """Outcomes of the frontier's shapes, one after the other, in a fresh worker that keeps its cache."""
     with supervise(workload, options, memory_bytes=memory_bytes) as supervisor:
         supervisor.start()
-        shapes = [BatchShape(point.batch_size, point.length) for point in probe.frontier]
-        return [supervisor.step(shape).trial.outcome for _ in range(rounds) for shape in shapes]
+        shapes = [
+            BatchShape(point.batch_size, point.length) for point in probe.frontier
+        ]
+        return [
+            supervisor.step(shape).trial.outcome
+            for _ in range(rounds)
+            for shape in shapes
+        ]
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("dtype", "checkpoint"), [("fp32", False), ("bf16", True)], ids=["whole", "checkpointed"])
-def test_a_real_models_frontier_is_the_truth(tmp_path: Path, dtype: str, checkpoint: bool) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "checkpoint"),
+    [("fp32", False), ("bf16", True)],
+    ids=["whole", "checkpointed"],
+)
+def test_a_real_models_frontier_is_the_truth(
+    tmp_path: Path, dtype: str, checkpoint: bool
+) -> None:
     options = {"size": "tiny", "dtype": dtype, "checkpoint": checkpoint}
-    probe = run_probe(TOKENS, settings(LANGUAGE_MODEL, options, memory_bytes=GIB), tmp_path)
+    probe = run_probe(
+        TOKENS, settings(LANGUAGE_MODEL, options, memory_bytes=GIB), tmp_path
+    )
     for point in probe.frontier:
-        truth = largest_by_brute_force(LANGUAGE_MODEL, options, GIB, point.length, point.batch_size, 600)
+        truth = largest_by_brute_force(
+            LANGUAGE_MODEL, options, GIB, point.length, point.batch_size, 600
+        )
         assert NEARLY * truth - 1 <= point.batch_size <= truth
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("a_nursery_of_its_own")
-@pytest.mark.parametrize("conf", ["expandable_segments:False", "expandable_segments:True"])
+@pytest.mark.parametrize(
+    "conf", ["expandable_segments:False", "expandable_segments:True"]
+)
 def test_the_frontiers_shapes_fit_in_turns_with_any_allocator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conf: str
 ) -> None:
@@ -74,16 +103,24 @@ def test_the_frontiers_shapes_fit_in_turns_with_any_allocator(
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", conf)
     options = {"size": "tiny", "dtype": "bf16"}
     lengths = Lengths.of([37.0, 74.0, 111.0, 190.0, 256.0] * 200)
-    probe = run_probe(lengths, settings(LANGUAGE_MODEL, options, memory_bytes=GIB, num_lengths=5), tmp_path)
+    probe = run_probe(
+        lengths,
+        settings(LANGUAGE_MODEL, options, memory_bytes=GIB, num_lengths=5),
+        tmp_path,
+    )
     assert probe.confirmation is not None
     assert set(run_in_turns(probe, 20, LANGUAGE_MODEL, options, GIB)) == {"ok"}
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("compile", "bf16"), [(True, False), (True, True), (False, True)], ids=["compiled", "compiled bf16", "eager bf16"]
+    ("compile", "bf16"),
+    [(True, False), (True, True), (False, True)],
+    ids=["compiled", "compiled bf16", "eager bf16"],
 )
-def test_the_frontier_of_a_compiled_or_eager_model_fits(tmp_path: Path, compile: bool, bf16: bool) -> None:
+def test_the_frontier_of_a_compiled_or_eager_model_fits(
+    tmp_path: Path, compile: bool, bf16: bool
+) -> None:
     if compile:
         pytest.importorskip("triton")
         if not any(map(shutil.which, ("cc", "gcc", "clang"))):
@@ -92,7 +129,9 @@ def test_the_frontier_of_a_compiled_or_eager_model_fits(tmp_path: Path, compile:
             pytest.skip("torch.compile needs Python's headers (Python.h) here")
     options = {"compile": compile, "bf16": bf16}
     lengths = Lengths.of([2.0, 4.0, 8.0] * 200)
-    probe = run_probe(lengths, settings("Compiled", options, memory_bytes=GIB), tmp_path)
+    probe = run_probe(
+        lengths, settings("Compiled", options, memory_bytes=GIB), tmp_path
+    )
     assert [point.length for point in probe.frontier] == [2.0, 4.0, 8.0]
     assert set(run_in_turns(probe, 3, "Compiled", options, GIB)) == {"ok"}
     assert all(point.batch_size >= 10 for point in probe.frontier)
@@ -100,11 +139,23 @@ def test_the_frontier_of_a_compiled_or_eager_model_fits(tmp_path: Path, compile:
 
 @pytest.mark.timeout(1200)
 def test_a_probe_beside_another_process_finds_what_is_left(tmp_path: Path) -> None:
-    long = torch.cuda.get_device_properties(0).total_memory // MIB // 4  # MiB, of `Known`
+    long = (
+        torch.cuda.get_device_properties(0).total_memory // MIB // 4
+    )  # MiB, of `Known`
     with held_by_another_process(GIB):
-        chosen = settings("Known", memory_bytes=None, memory_fraction=1.0, num_lengths=2, reserve_bytes=GIB)
+        chosen = settings(
+            "Known",
+            memory_bytes=None,
+            memory_fraction=1.0,
+            num_lengths=2,
+            reserve_bytes=GIB,
+        )
         probe = run_probe(Lengths.of([long / 4, float(long)] * 100), chosen, tmp_path)
-        shapes = [BatchShape(point.batch_size, point.length) for point in probe.frontier]
+        shapes = [
+            BatchShape(point.batch_size, point.length) for point in probe.frontier
+        ]
         with supervise(memory_bytes=None, reserve_bytes=GIB) as supervisor:
             supervisor.start()
-            assert {supervisor.measure(shape, 0).trial.outcome for shape in shapes} == {"ok"}
+            assert {supervisor.measure(shape, 0).trial.outcome for shape in shapes} == {
+                "ok"
+            }

@@ -16,9 +16,15 @@ def reader_of(folder: str, files: int | None = None, **options: Any) -> Any:
 
 def log_mel(encoded: Any, rng: Any = None) -> Any:
     samples, _ = ndd.decoders.audio(encoded, dtype=ndd.float32, downmix=True)
-    loudness = ndd.random.uniform(batch_size=samples.batch_size, range=(0.5, 1.0), rng=rng)
-    power = ndd.spectrogram(samples * loudness, nfft=64, window_length=64, window_step=32)
-    return ndd.to_decibels(ndd.mel_filter_bank(power, nfilter=8, sample_rate=1000.0), cutoff_db=-80)
+    loudness = ndd.random.uniform(
+        batch_size=samples.batch_size, range=(0.5, 1.0), rng=rng
+    )
+    power = ndd.spectrogram(
+        samples * loudness, nfft=64, window_length=64, window_step=32
+    )
+    return ndd.to_decibels(
+        ndd.mel_filter_bank(power, nfilter=8, sample_rate=1000.0), cutoff_db=-80
+    )
 
 
 def mels(
@@ -47,7 +53,14 @@ class Labels:
     """Only reads, and keeps its reader."""
 
     def __init__(
-        self, folder: str, batch_size: int, files: int, shard_id: int, num_shards: int, stick: bool, pad: bool
+        self,
+        folder: str,
+        batch_size: int,
+        files: int,
+        shard_id: int,
+        num_shards: int,
+        stick: bool,
+        pad: bool,
     ) -> None:
         self.batch_size = batch_size
         self.reader = reader_of(
@@ -83,14 +96,20 @@ def a_number() -> int:
     return 7
 
 
-def where(folder: str, device: str = "cpu", shard_id: int = 0, num_shards: int = 1) -> Iterator[Any]:
+def where(
+    folder: str, device: str = "cpu", shard_id: int = 0, num_shards: int = 1
+) -> Iterator[Any]:
     """On the GPU, if it is asked for; with the stream that the operators run on."""
-    reader = reader_of(folder, shard_id=shard_id, num_shards=num_shards, stick_to_shard=True)
+    reader = reader_of(
+        folder, shard_id=shard_id, num_shards=num_shards, stick_to_shard=True
+    )
     for encoded, _ in reader.next_epoch(batch_size=4):
         samples, _ = ndd.decoders.audio(encoded, dtype=ndd.float32, downmix=True)
         samples = samples.gpu() if device == "gpu" else samples
         stream = ndd.get_current_stream()
         yield {
-            "power": ndd.spectrogram(samples, nfft=64, window_length=64, window_step=32),
+            "power": ndd.spectrogram(
+                samples, nfft=64, window_length=64, window_step=32
+            ),
             "stream": stream and stream.handle,
         }

@@ -47,17 +47,34 @@ class Clips(Dataset[torch.Tensor]):
 
 def pad(clips: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     lengths = torch.tensor([len(clip) for clip in clips])
-    return {"wav": torch.nn.utils.rnn.pad_sequence(clips, batch_first=True), "lengths": lengths}
+    return {
+        "wav": torch.nn.utils.rnn.pad_sequence(clips, batch_first=True),
+        "lengths": lengths,
+    }
 
 
-def arguments(bad: int = -1, what: str = "", count: int = COUNT, drop_last: bool = False) -> dict[str, Any]:
+def arguments(
+    bad: int = -1, what: str = "", count: int = COUNT, drop_last: bool = False
+) -> dict[str, Any]:
     made = Clips(count, bad, what)
-    return {"dataset": made, "batch_size": 8, "shuffle": True, "drop_last": drop_last, "collate_fn": pad, "timeout": 30}
+    return {
+        "dataset": made,
+        "batch_size": 8,
+        "shuffle": True,
+        "drop_last": drop_last,
+        "collate_fn": pad,
+        "timeout": 30,
+    }
 
 
 def with_lengths(batch_size: int | None = None, count: int = COUNT) -> dict[str, Any]:
     lengths = [(100 + index) / 10 for index in range(count)]
-    return {"dataset": Clips(), "lengths": lengths, "collate_fn": pad, "batch_size": batch_size}
+    return {
+        "dataset": Clips(),
+        "lengths": lengths,
+        "collate_fn": pad,
+        "batch_size": batch_size,
+    }
 
 
 def with_lock() -> dict[str, Any]:
@@ -122,7 +139,19 @@ def web_loader(folder: str, num_workers: int, prefetch_factor: int | None) -> An
     for number, name in enumerate(names):
         with wds.TarWriter(name) as writer:
             for index in range(10):
-                writer.write({"__key__": f"{number}{index:03d}", "clip.npy": Clips()[index].numpy()})
+                writer.write(
+                    {
+                        "__key__": f"{number}{index:03d}",
+                        "clip.npy": Clips()[index].numpy(),
+                    }
+                )
     clips = wds.WebDataset(names, shardshuffle=False).decode().to_tuple("clip.npy")
-    batches = clips.batched(5, collation_fn=lambda made: pad([torch.as_tensor(clip) for (clip,) in made]))
-    return wds.WebLoader(batches, batch_size=None, num_workers=num_workers, prefetch_factor=prefetch_factor)
+    batches = clips.batched(
+        5, collation_fn=lambda made: pad([torch.as_tensor(clip) for (clip,) in made])
+    )
+    return wds.WebLoader(
+        batches,
+        batch_size=None,
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor,
+    )

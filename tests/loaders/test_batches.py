@@ -36,8 +36,16 @@ class Thing:
     [
         (torch.ones(4, 100), 4, 400),
         (np.ones((4, 100, 80)), 4, 400),
-        ([torch.ones(4, 1, 300), torch.zeros(4, dtype=torch.long)], 4, 1200),  # with channels, and labels
-        ({"x": torch.ones(100, 4, 80), "n": torch.tensor([100, 50, 50, 50])}, 4, 400),  # time first
+        (
+            [torch.ones(4, 1, 300), torch.zeros(4, dtype=torch.long)],
+            4,
+            1200,
+        ),  # with channels, and labels
+        (
+            {"x": torch.ones(100, 4, 80), "n": torch.tensor([100, 50, 50, 50])},
+            4,
+            400,
+        ),  # time first
         (Speech(torch.ones(3, 40), ["a", "b", "c"]), 3, 120),
         (Thing(), 3, 120),
         ([{"x": torch.ones(5, 2)}, {"x": torch.ones(9, 2)}], 2, 18),
@@ -53,13 +61,21 @@ def test_facts(batch: Any, examples: int | None, total: float | None) -> None:
     assert (facts.examples, facts.total_length) == (examples, total)
 
 
-@pytest.mark.parametrize(("batch", "examples"), [(torch.ones(700, 80), 8), (torch.ones(5, 70), 5), ("text", 8)])
-def test_a_batch_holds_no_more_examples_than_were_requested(batch: Any, examples: int) -> None:
+@pytest.mark.parametrize(
+    ("batch", "examples"),
+    [(torch.ones(700, 80), 8), (torch.ones(5, 70), 5), ("text", 8)],
+)
+def test_a_batch_holds_no_more_examples_than_were_requested(
+    batch: Any, examples: int
+) -> None:
     assert facts_of(batch, 8).examples == examples
 
 
 def test_bytes_are_those_of_all_tensors() -> None:
-    batch = {"x": torch.ones(4, 10, dtype=torch.float64), "y": [np.ones(3, np.int16), "text"]}
+    batch = {
+        "x": torch.ones(4, 10, dtype=torch.float64),
+        "y": [np.ones(3, np.int16), "text"],
+    }
     assert facts_of(batch).size_bytes == 4 * 10 * 8 + 3 * 2
 
 
@@ -77,15 +93,38 @@ def test_words(batch: Any, words: str) -> None:
 
 
 def test_leaves_have_names() -> None:
-    nested = {"audio": Padded(torch.ones(2, 3), torch.ones(2)), "meta": [{"id": "a"}, {"id": "b"}], 5: None}
-    assert [name for name, _ in leaves(nested)] == ["audio.data", "audio.lengths", "meta.0.id", "meta.1.id", "5"]
+    nested = {
+        "audio": Padded(torch.ones(2, 3), torch.ones(2)),
+        "meta": [{"id": "a"}, {"id": "b"}],
+        5: None,
+    }
+    assert [name for name, _ in leaves(nested)] == [
+        "audio.data",
+        "audio.lengths",
+        "meta.0.id",
+        "meta.1.id",
+        "5",
+    ]
 
 
-DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8, torch.complex64]
+DTYPES = [
+    torch.float32,
+    torch.bfloat16,
+    torch.int64,
+    torch.bool,
+    torch.uint8,
+    torch.complex64,
+]
 
 
-@given(st.lists(st.integers(0, 1), min_size=1, max_size=20), st.sampled_from(DTYPES), st.data())
-def test_digests_are_equal_only_if_all_bits_are(values: list[int], dtype: torch.dtype, data: st.DataObject) -> None:
+@given(
+    st.lists(st.integers(0, 1), min_size=1, max_size=20),
+    st.sampled_from(DTYPES),
+    st.data(),
+)
+def test_digests_are_equal_only_if_all_bits_are(
+    values: list[int], dtype: torch.dtype, data: st.DataObject
+) -> None:
     one = torch.tensor(values).to(dtype)
     assert digests_of({"x": one}) == digests_of({"x": one.clone()})
     other = one.clone()
@@ -100,12 +139,18 @@ def test_digests_of_other_values() -> None:
     assert digests_of({"id": ["a", "b"]}) != digests_of({"id": ["b", "a"]})
     assert digests_of(torch.ones(4, 4).T) == digests_of(torch.ones(4, 4))
     assert digests_of(torch.tensor(0.0)) != digests_of(torch.tensor(-0.0))
-    assert digests_of(np.array([("a", "b")], dtype=object)) == digests_of(np.array([("a", "b")], dtype=object))
+    assert digests_of(np.array([("a", "b")], dtype=object)) == digests_of(
+        np.array([("a", "b")], dtype=object)
+    )
 
 
 def test_a_batch_is_moved_with_its_structure() -> None:
     batch = {"pair": Padded(torch.ones(2), torch.ones(2)), "list": [torch.ones(1), "a"]}
     there = moved(batch, "meta", non_blocking=True)
     assert isinstance(there["pair"], Padded)
-    assert {str(value.device) for _, value in leaves(there) if isinstance(value, torch.Tensor)} == {"meta"}
+    assert {
+        str(value.device)
+        for _, value in leaves(there)
+        if isinstance(value, torch.Tensor)
+    } == {"meta"}
     assert there["list"][1] == "a"

@@ -28,8 +28,14 @@ BATCHES = 40
 class MadeRunner:
     """Stands for LoaderRunner: each measurement is faster or slower by chance."""
 
-    def __init__(self, noise: float, seed: int, seconds_of: Callable[[Arguments], float]) -> None:
-        self.noise, self.random, self.seconds_of = noise, random.Random(seed), seconds_of
+    def __init__(
+        self, noise: float, seed: int, seconds_of: Callable[[Arguments], float]
+    ) -> None:
+        self.noise, self.random, self.seconds_of = (
+            noise,
+            random.Random(seed),
+            seconds_of,
+        )
         self.measured: list[Arguments] = []
 
     def __call__(self, settings: LoaderSettings) -> MadeRunner:
@@ -39,14 +45,28 @@ class MadeRunner:
         return None
 
     def inspect(self) -> Opened:
-        opened: dict[str, Any] = {"pid": 1, "kind": "torch", "takes": [], "device": "cpu", "device_name": "CPU"}
+        opened: dict[str, Any] = {
+            "pid": 1,
+            "kind": "torch",
+            "takes": [],
+            "device": "cpu",
+            "device_name": "CPU",
+        }
         return Opened(**opened, batches=BATCHES, dealt=True)
 
     def measure(self, arguments: Arguments, request: Take) -> Measurement:
         self.measured.append(arguments)
         batch = self.seconds_of(arguments) * self.random.uniform(1, 1 + self.noise)
-        steps = [step for step, _ in zip((request.steps or [0.0]) * BATCHES, range(BATCHES), strict=False)]
-        waits = [max(0.0, batch - (step if arguments["num_workers"] else 0.0)) for step in steps]
+        steps = [
+            step
+            for step, _ in zip(
+                (request.steps or [0.0]) * BATCHES, range(BATCHES), strict=False
+            )
+        ]
+        waits = [
+            max(0.0, batch - (step if arguments["num_workers"] else 0.0))
+            for step in steps
+        ]
         taken = Taken(
             complete=True,
             waits=[0.1, *waits[1:]],
@@ -66,33 +86,53 @@ def by_workers(arguments: Arguments) -> float:
 
 
 @pytest.fixture
-def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LoaderTuning, MadeRunner]]:
-    def tune(noise: float = 0.0, seed: int = 0, quick: bool = False, **given: Any) -> tuple[LoaderTuning, MadeRunner]:
+def tuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[LoaderTuning, MadeRunner]]:
+    def tune(
+        noise: float = 0.0, seed: int = 0, quick: bool = False, **given: Any
+    ) -> tuple[LoaderTuning, MadeRunner]:
         runner = MadeRunner(noise, seed, by_workers)
         monkeypatch.setattr(loader_tuner, "LoaderRunner", runner)
         settings = LoaderSettings(target="train.py:make", **given)
-        return run_loader_tuning(settings.for_quick() if quick else settings, tmp_path, force=True), runner
+        return run_loader_tuning(
+            settings.for_quick() if quick else settings, tmp_path, force=True
+        ), runner
 
     return tune
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.5])
-def test_no_row_is_faster_than_the_recommended_one(tuned: Any, noise: float, seed: int) -> None:
-    sweep = {"num_workers": [0, 1, 2, 3, 4, 6], "prefetch_factor": [2, 4], "in_order": [True, False]}
+def test_no_row_is_faster_than_the_recommended_one(
+    tuned: Any, noise: float, seed: int
+) -> None:
+    sweep = {
+        "num_workers": [0, 1, 2, 3, 4, 6],
+        "prefetch_factor": [2, 4],
+        "in_order": [True, False],
+    }
     found, _ = tuned(noise, seed, sweep=sweep)
     chosen = found.recommended_row
     assert chosen is not None and chosen.equal_to_best and chosen.examples_per_second
     for row in found.rows:
-        faster = row.examples_per_second is not None and row.examples_per_second > chosen.examples_per_second
+        faster = (
+            row.examples_per_second is not None
+            and row.examples_per_second > chosen.examples_per_second
+        )
         assert not faster or row.equal_to_best
         assert (row.examples_per_second or 0.0) <= chosen.examples_per_second / 0.9
-    assert "can't be told from" in found.reason or sum(row.equal_to_best is True for row in found.rows) == 1
+    assert (
+        "can't be told from" in found.reason
+        or sum(row.equal_to_best is True for row in found.rows) == 1
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("step", [0.0045, 0.008])
-def test_no_row_waits_less_than_the_recommended_one(tuned: Any, step: float, seed: int) -> None:
+def test_no_row_waits_less_than_the_recommended_one(
+    tuned: Any, step: float, seed: int
+) -> None:
     sweep = {"num_workers": [0, 1, 2, 4], "prefetch_factor": [2, 4], "in_order": [True]}
     found, _ = tuned(0.5, seed, sweep=sweep, step_ms=1000 * step)
     chosen = found.recommended_row
@@ -102,24 +142,39 @@ def test_no_row_waits_less_than_the_recommended_one(tuned: Any, step: float, see
 
 
 @pytest.mark.parametrize(("step", "bottleneck"), [(0.02, False), (0.005, True)])
-def test_a_setting_that_delivers_enough_is_no_bottleneck(tuned: Any, step: float, bottleneck: bool) -> None:
+def test_a_setting_that_delivers_enough_is_no_bottleneck(
+    tuned: Any, step: float, bottleneck: bool
+) -> None:
     found, _ = tuned(sweep={"num_workers": [0]}, step_ms=1000 * step)
     assert found.recommended_row.gpu_idle > BUSY_IDLE
-    assert found.is_bottleneck == bottleneck == found.reason.startswith("The loader is the bottleneck")
+    assert (
+        found.is_bottleneck
+        == bottleneck
+        == found.reason.startswith("The loader is the bottleneck")
+    )
     headline = build_page(loaded(found)).lead[0]
     assert headline.startswith("The loader is the bottleneck") == bottleneck
     assert "the step waits for data" in headline
 
 
-def test_a_quick_tuning_measures_few_settings_and_names_others(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchtune.loaders.settings.all_processors", lambda: list(range(16)))
+def test_a_quick_tuning_measures_few_settings_and_names_others(
+    tuned: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "batchtune.loaders.settings.all_processors", lambda: list(range(16))
+    )
     found, runner = tuned(quick=True)
     assert [row.workers for row in found.rows] == [0, 4, 16]
     assert len(runner.measured) == 3 + 2 * 3  # once, and twice in turns
-    assert any(warning.startswith("--quick measures few settings") for warning in found.warnings)
+    assert any(
+        warning.startswith("--quick measures few settings")
+        for warning in found.warnings
+    )
 
 
-def test_a_quick_tuning_ends_when_its_minute_is_over(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_tuning_ends_when_its_minute_is_over(
+    tuned: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     late = iter([False, False, *[True] * 99])
     monkeypatch.setattr(loader_tuner.Tuner, "_is_late", lambda tuner: next(late))
     found, _ = tuned(quick=True, sweep={"num_workers": [0, 1, 2, 3]})
@@ -127,10 +182,14 @@ def test_a_quick_tuning_ends_when_its_minute_is_over(tuned: Any, monkeypatch: py
     assert "--quick did not come to 2 settings: the time was over." in found.warnings
 
 
-def test_what_reproducing_takes_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_reproducing_takes_is_said_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[LoaderProgress] = []
     monkeypatch.setattr(loader_tuner, "LoaderRunner", MadeRunner(0.0, 0, by_workers))
-    settings = LoaderSettings(target="a.py:make", sweep={"num_workers": [0]}, check_reproducible=True)
+    settings = LoaderSettings(
+        target="a.py:make", sweep={"num_workers": [0]}, check_reproducible=True
+    )
     run_loader_tuning(settings, tmp_path, on_progress=said.append)
     (progress,) = [one for one in said if one.doing == "reproducing"]
     assert progress.seconds == 120
@@ -138,17 +197,24 @@ def test_what_reproducing_takes_is_said_before(tmp_path: Path, monkeypatch: pyte
 
 def test_dali_has_reader_threads_and_no_pinned_memory() -> None:
     made = made_dali()
-    rows = [replace(row, workers=1, gpu_idle=0.2, batches_per_second=100.0) for row in made.rows]
+    rows = [
+        replace(row, workers=1, gpu_idle=0.2, batches_per_second=100.0)
+        for row in made.rows
+    ]
     demand = Demand(source="step-ms", per="batch", step_seconds=0.1)
     waits = replace(made, rows=rows, demand=demand)
-    waits = replace(waits, reason=reason_for(waits), warnings=list(warnings_for(waits, 2)))
+    waits = replace(
+        waits, reason=reason_for(waits), warnings=list(warnings_for(waits, 2))
+    )
     for tuning in (made, waits):
         said = render(loaded(tuning))
         assert "pin_memory" not in said and "worker" not in said
     assert "reader threads" in " ".join(render(loaded(waits)).split())
 
 
-def test_interrupted_it_keeps_what_it_has_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_it_keeps_what_it_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(arguments: Arguments) -> float:
         if arguments["num_workers"] == 2:
             raise KeyboardInterrupt
@@ -156,7 +222,10 @@ def test_interrupted_it_keeps_what_it_has_measured(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(loader_tuner, "LoaderRunner", MadeRunner(0.0, 0, interrupted))
     with pytest.raises(KeyboardInterrupt):
-        run_loader_tuning(LoaderSettings(target="a.py:make", sweep={"num_workers": [0, 1, 2]}), tmp_path)
+        run_loader_tuning(
+            LoaderSettings(target="a.py:make", sweep={"num_workers": [0, 1, 2]}),
+            tmp_path,
+        )
     found = read_tuning(tmp_path / "loader.json")
     assert found.interrupted and found.reason.startswith("Interrupted after")
     assert {row.workers for row in found.rows} == {0, 1}

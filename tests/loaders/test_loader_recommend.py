@@ -14,7 +14,9 @@ from batchtune.results import Demand, LoaderRow
 STEP = Demand(source="step-ms", per="batch", step_seconds=0.01)
 
 
-def row(workers: int, rate: float, idle: float | None = None, spread: float = 0.0) -> LoaderRow:
+def row(
+    workers: int, rate: float, idle: float | None = None, spread: float = 0.0
+) -> LoaderRow:
     return LoaderRow(
         arguments={"num_workers": workers},
         workers=workers,
@@ -29,11 +31,27 @@ def row(workers: int, rate: float, idle: float | None = None, spread: float = 0.
 @pytest.mark.parametrize(
     ("rows", "demand", "order"),
     [
-        ([row(0, 100, 0.6), row(2, 300, 0.008), row(4, 500, 0.0), row(8, 900, 0.0)], STEP, [2, 4, 8, 0]),
+        (
+            [row(0, 100, 0.6), row(2, 300, 0.008), row(4, 500, 0.0), row(8, 900, 0.0)],
+            STEP,
+            [2, 4, 8, 0],
+        ),
         # Those that were not run with a step wait as little as their rates allow: 0.5 and 0.0 of the time.
-        ([row(0, 100), row(2, 300, 0.14), row(4, 500), row(8, 900, 0.13)], STEP, [4, 8, 2, 0]),
-        ([row(0, 100), row(2, 491), row(4, 495), row(8, 500), row(1, 300)], None, [2, 4, 8, 1, 0]),
-        ([row(4, 500, spread=0.2), row(2, 460)], None, [2, 4]),  # within the spread, of 10% at most
+        (
+            [row(0, 100), row(2, 300, 0.14), row(4, 500), row(8, 900, 0.13)],
+            STEP,
+            [4, 8, 2, 0],
+        ),
+        (
+            [row(0, 100), row(2, 491), row(4, 495), row(8, 500), row(1, 300)],
+            None,
+            [2, 4, 8, 1, 0],
+        ),
+        (
+            [row(4, 500, spread=0.2), row(2, 460)],
+            None,
+            [2, 4],
+        ),  # within the spread, of 10% at most
         ([], None, []),
     ],
 )
@@ -63,8 +81,14 @@ def test_rates_leave_out_the_start_of_an_epoch(workers: int) -> None:
     assert found.batches_per_second == pytest.approx(10)
     assert found.examples_per_second == pytest.approx(40)
     assert found.length_per_second == pytest.approx(400)
-    assert (found.first_batch_seconds, found.batches, found.trials) == (2.0, 2 * len(waits), 2)
-    assert idle_share(measurement(waits, workers, step=0.3), workers) == pytest.approx(0.25)
+    assert (found.first_batch_seconds, found.batches, found.trials) == (
+        2.0,
+        2 * len(waits),
+        2,
+    )
+    assert idle_share(measurement(waits, workers, step=0.3), workers) == pytest.approx(
+        0.25
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,5 +103,7 @@ def test_rates_leave_out_the_start_of_an_epoch(workers: int) -> None:
         ("aabb", 2, False),  # too few
     ],
 )
-def test_workers_repeat_each_other_if_all_batches_say_so(batches: str, workers: int, repeated: bool) -> None:
+def test_workers_repeat_each_other_if_all_batches_say_so(
+    batches: str, workers: int, repeated: bool
+) -> None:
     assert repeated_batches([{"0": batch} for batch in batches], workers) is repeated

@@ -27,18 +27,31 @@ class Asker:
     def __init__(self) -> None:
         self.nursery = Nursery("batchtune.loaders.worker", Reply, {})
 
-    def open(self, name: str, arguments: Arguments | None = None, **asked: Any) -> Opened | Failed:
+    def open(
+        self, name: str, arguments: Arguments | None = None, **asked: Any
+    ) -> Opened | Failed:
         self.nursery.start_worker()
         spec = name if ":" in name else f"{USERS}:{name}"
-        every = {"spec": spec, "options": {}, "kind": None, "arguments": arguments or {}, "device": "cpu", "seed": 1}
-        request = Open(processors=sorted(os.sched_getaffinity(0))[:2], **{**every, **asked})
+        every = {
+            "spec": spec,
+            "options": {},
+            "kind": None,
+            "arguments": arguments or {},
+            "device": "cpu",
+            "seed": 1,
+        }
+        request = Open(
+            processors=sorted(os.sched_getaffinity(0))[:2], **{**every, **asked}
+        )
         return self.nursery.ask(request, (Opened, Failed), 60.0)
 
     def take(self, *, timeout: float = 60.0, **asked: Any) -> Taken | Failed:
         request = Take(**{"batches": None, "seconds": 30.0, **asked})
         return self.nursery.ask(request, (Taken, Failed), timeout)
 
-    def epoch(self, name: str, arguments: Arguments | None = None, **asked: Any) -> Taken:
+    def epoch(
+        self, name: str, arguments: Arguments | None = None, **asked: Any
+    ) -> Taken:
         opened = self.open(name, arguments, **asked)
         assert isinstance(opened, Opened), opened
         taken = self.take(digests=True)
@@ -46,7 +59,9 @@ class Asker:
         self.nursery.end_worker()
         return taken
 
-    def failure(self, name: str, arguments: Arguments | None = None, **asked: Any) -> Failed:
+    def failure(
+        self, name: str, arguments: Arguments | None = None, **asked: Any
+    ) -> Failed:
         reply = self.open(name, arguments, **asked)
         if isinstance(reply, Opened):
             reply = self.take()
@@ -75,8 +90,12 @@ def asker(nursery: Asker) -> Iterator[Asker]:
 # What it opens.
 
 
-@pytest.mark.parametrize("swept", [{}, TWO, {**TWO, "in_order": False}, {**TWO, "persistent_workers": True}])
-def test_a_dict_of_arguments_delivers_each_example_once(asker: Asker, swept: Arguments) -> None:
+@pytest.mark.parametrize(
+    "swept", [{}, TWO, {**TWO, "in_order": False}, {**TWO, "persistent_workers": True}]
+)
+def test_a_dict_of_arguments_delivers_each_example_once(
+    asker: Asker, swept: Arguments
+) -> None:
     taken = asker.epoch("arguments", swept)
     assert taken.complete and examples(taken) == [8] * 5
     for batch in taken.batches:  # 32-bit numbers, padded to the longest; 64-bit lengths
@@ -86,11 +105,19 @@ def test_a_dict_of_arguments_delivers_each_example_once(asker: Asker, swept: Arg
 
 
 def test_a_class_that_cant_be_made_anew_is_named(asker: Asker) -> None:
-    assert "FolderLoader can't be made from the arguments" in asker.failure("own_class", TWO).message
+    assert (
+        "FolderLoader can't be made from the arguments"
+        in asker.failure("own_class", TWO).message
+    )
 
 
-@pytest.mark.parametrize(("name", "workers", "batches"), [("Batches", 0, 6), ("Batches", 2, 12), ("generator", 0, 5)])
-def test_iterables_deliver_their_own_batches_each_epoch(asker: Asker, name: str, workers: int, batches: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "workers", "batches"),
+    [("Batches", 0, 6), ("Batches", 2, 12), ("generator", 0, 5)],
+)
+def test_iterables_deliver_their_own_batches_each_epoch(
+    asker: Asker, name: str, workers: int, batches: int
+) -> None:
     asker.open(name, {"num_workers": workers} if workers else {})
     for _ in range(2):
         taken = asker.take()
@@ -114,14 +141,20 @@ def config(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_lengths_give_the_recommended_batches_and_exact_shapes(asker: Asker, config: str, in_order: bool) -> None:
+def test_lengths_give_the_recommended_batches_and_exact_shapes(
+    asker: Asker, config: str, in_order: bool
+) -> None:
     opened = asker.open("with_lengths", {**TWO, "in_order": in_order}, config=config)
     assert isinstance(opened, Opened) and opened.exact and opened.batches == 8
     taken = asker.take()
     assert isinstance(taken, Taken)
     assert sorted(filter(None, examples(taken))) == [3, 4, 4, 4, 4, 7, 7, 7]
-    assert {batch.length for batch in taken.batches} < {(100 + index) / 10 for index in range(40)}
-    assert sum(batch.total_length or 0 for batch in taken.batches) == pytest.approx(sum(range(100, 140)) / 10)
+    assert {batch.length for batch in taken.batches} < {
+        (100 + index) / 10 for index in range(40)
+    }
+    assert sum(batch.total_length or 0 for batch in taken.batches) == pytest.approx(
+        sum(range(100, 140)) / 10
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +168,9 @@ def test_lengths_give_the_recommended_batches_and_exact_shapes(asker: Asker, con
 def test_lengths_that_cant_be_used(
     asker: Asker, config: str, options: dict[str, int], has_run: bool, message: str
 ) -> None:
-    failure = asker.failure("with_lengths", options=options, config=config if has_run else None)
+    failure = asker.failure(
+        "with_lengths", options=options, config=config if has_run else None
+    )
     assert message in failure.message and failure.hint
 
 
@@ -154,11 +189,16 @@ def test_the_consumer_is_busy_for_each_step(asker: Asker) -> None:
     asker.open("arguments")
     taken = asker.take(steps=[0.02, 0.05])
     assert isinstance(taken, Taken)
-    assert all(took >= asked for took, asked in zip(taken.steps, [0.02, 0.05, 0.02, 0.05, 0.02], strict=True))
+    assert all(
+        took >= asked
+        for took, asked in zip(taken.steps, [0.02, 0.05, 0.02, 0.05, 0.02], strict=True)
+    )
 
 
 def test_the_same_seed_gives_the_same_batches(asker: Asker) -> None:
-    one, other, third = (asker.epoch("arguments", TWO, seed=seed).digests for seed in (1, 1, 2))
+    one, other, third = (
+        asker.epoch("arguments", TWO, seed=seed).digests for seed in (1, 1, 2)
+    )
     assert one == other != third
 
 
@@ -181,7 +221,9 @@ def test_an_item_that_raises_shows_its_line(asker: Asker, workers: Arguments) ->
 @pytest.mark.parametrize("what", ["exit", "SIGKILL", "SIGSEGV"])
 def test_a_worker_that_dies_is_named_as_torch_does(asker: Asker, what: str) -> None:
     failure = asker.failure("arguments", TWO, options={"bad": 17, "what": what})
-    assert failure.outcome == "crash" and failure.message.startswith("DataLoader worker (pid")
+    assert failure.outcome == "crash" and failure.message.startswith(
+        "DataLoader worker (pid"
+    )
 
 
 def test_a_bus_error_means_too_little_shared_memory() -> None:
@@ -193,12 +235,19 @@ def test_a_bus_error_means_too_little_shared_memory() -> None:
     exited = RuntimeError("DataLoader worker (pid(s) 17) exited unexpectedly")
     exited.__cause__ = signal
     failure = failed(exited, None)
-    assert failure.outcome == "shared_memory" and failure.message.startswith("/dev/shm is too small")
+    assert failure.outcome == "shared_memory" and failure.message.startswith(
+        "/dev/shm is too small"
+    )
 
 
 @pytest.mark.parametrize("workers", [{}, TWO])
-@pytest.mark.parametrize(("what", "outcome"), [("memory", "oom"), ("device memory", "oom"), ("file", "error")])
-def test_the_probes_messages_mean_out_of_memory(asker: Asker, workers: Arguments, what: str, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "outcome"),
+    [("memory", "oom"), ("device memory", "oom"), ("file", "error")],
+)
+def test_the_probes_messages_mean_out_of_memory(
+    asker: Asker, workers: Arguments, what: str, outcome: str
+) -> None:
     failure = asker.failure("arguments", workers, options={"bad": 17, "what": what})
     assert failure.outcome == outcome
     assert (failure.hint is None) == (outcome == "error")
@@ -209,7 +258,10 @@ def test_a_worker_that_hangs_shows_where(asker: Asker) -> None:
     with pytest.raises(WorkerLost) as lost:
         asker.take(timeout=1.0)
     assert lost.value.outcome == "timeout"
-    assert re.search(r"loaders_of_users\.py.* in __getitem__\n +time\.sleep\(1000\)", lost.value.output)
+    assert re.search(
+        r"loaders_of_users\.py.* in __getitem__\n +time\.sleep\(1000\)",
+        lost.value.output,
+    )
 
 
 def test_what_cant_be_pickled_under_spawn_has_a_hint(asker: Asker) -> None:
@@ -219,15 +271,22 @@ def test_what_cant_be_pickled_under_spawn_has_a_hint(asker: Asker) -> None:
 
 
 @pytest.mark.parametrize("options", [{"count": 0}, {"count": 3, "drop_last": True}])
-def test_an_epoch_without_batches_is_empty(asker: Asker, options: dict[str, Any]) -> None:
-    failure = asker.failure("arguments" if "drop_last" in options else "Clips", options=options)
+def test_an_epoch_without_batches_is_empty(
+    asker: Asker, options: dict[str, Any]
+) -> None:
+    failure = asker.failure(
+        "arguments" if "drop_last" in options else "Clips", options=options
+    )
     assert failure.outcome == "empty" and "with drop_last" in failure.message
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("number", "the target returns an object of type int: neither a data set nor an iterable"),
+        (
+            "number",
+            "the target returns an object of type int: neither a data set nor an iterable",
+        ),
         ("Endless", "object of type 'Endless' has no len()"),
         ("without_data", "the target returns a dict without `dataset`: batch_size"),
         ("misspelt", "unexpected keyword argument 'batch_sise'"),
@@ -242,4 +301,7 @@ def test_what_is_no_loader_is_named(asker: Asker, name: str, message: str) -> No
 def test_a_gpu_that_is_not_there(asker: Asker) -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there may be one")
-    assert asker.failure("Clips", device="cuda:0").message == "--device cuda:0: torch can use no GPUs here"
+    assert (
+        asker.failure("Clips", device="cuda:0").message
+        == "--device cuda:0: torch can use no GPUs here"
+    )

@@ -17,7 +17,9 @@ from batchtune.errors import LoaderError
 from batchtune.loaders.stages import measure_stages
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),  # WebDataset closes no shard
+    pytest.mark.filterwarnings(
+        "ignore:unclosed file:ResourceWarning"
+    ),  # WebDataset closes no shard
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 Examples = list[dict[str, Any]]
@@ -62,30 +64,60 @@ def wds() -> Iterator[Any]:
     gc.collect()  # files that it left open, while that is no error
 
 
-def measured(dataset: Any, arguments: dict[str, Any], seconds: float = 0.1) -> dict[str, float]:
+def measured(
+    dataset: Any, arguments: dict[str, Any], seconds: float = 0.1
+) -> dict[str, float]:
     """Milliseconds per example of each stage."""
-    stages = measure_stages(DataLoader(dataset, **arguments) if arguments else dataset, seconds)
+    stages = measure_stages(
+        DataLoader(dataset, **arguments) if arguments else dataset, seconds
+    )
     assert sum(stage.share for stage in stages) == pytest.approx(1)
     return {stage.name: 1000 * stage.seconds_per_example for stage in stages}
 
 
 def test_stages_of_a_pipeline_have_names_and_costs(wds: Any, shards: list[str]) -> None:
-    source = wds.WebDataset(shards, shardshuffle=2, detshuffle=True).shuffle(10).decode()
-    pipeline = source.map(augment).rename(words="txt").map_dict(words=slow_text).batched(4, collation_fn=pad)
-    found = measured(pipeline, {"batch_size": None, "num_workers": 2, "prefetch_factor": 4}, seconds=0.3)
-    assert list(found)[-7:] == ["check_empty", "shuffle", "Decoder", "augment", "rename", "slow_text", "pad"]
+    source = (
+        wds.WebDataset(shards, shardshuffle=2, detshuffle=True).shuffle(10).decode()
+    )
+    pipeline = (
+        source.map(augment)
+        .rename(words="txt")
+        .map_dict(words=slow_text)
+        .batched(4, collation_fn=pad)
+    )
+    found = measured(
+        pipeline,
+        {"batch_size": None, "num_workers": 2, "prefetch_factor": 4},
+        seconds=0.3,
+    )
+    assert list(found)[-7:] == [
+        "check_empty",
+        "shuffle",
+        "Decoder",
+        "augment",
+        "rename",
+        "slow_text",
+        "pad",
+    ]
     assert 3 <= found["augment"] < 12
     assert 1 <= found["slow_text"] < 4
     assert 2 <= found["pad"] < 8
 
 
 def test_the_users_pipeline_stays_as_it_was(wds: Any, shards: list[str]) -> None:
-    pipeline = wds.WebDataset(shards, shardshuffle=2, detshuffle=True, seed=3).batched(10, collation_fn=list)
+    pipeline = wds.WebDataset(shards, shardshuffle=2, detshuffle=True, seed=3).batched(
+        10, collation_fn=list
+    )
     stages = list(pipeline.pipeline)
     measured(pipeline, {"batch_size": None}, seconds=0.02)
     assert pipeline.pipeline == stages
-    fresh = wds.WebDataset(shards, shardshuffle=2, detshuffle=True, seed=3).batched(10, collation_fn=list)
-    keys = [[[sample["__key__"] for sample in batch] for batch in epoch] for epoch in (pipeline, fresh)]
+    fresh = wds.WebDataset(shards, shardshuffle=2, detshuffle=True, seed=3).batched(
+        10, collation_fn=list
+    )
+    keys = [
+        [[sample["__key__"] for sample in batch] for batch in epoch]
+        for epoch in (pipeline, fresh)
+    ]
     assert keys[0] == keys[1]
 
 
@@ -106,9 +138,17 @@ class Stream(IterableDataset[torch.Tensor]):
 @pytest.mark.parametrize(
     ("dataset", "arguments", "names"),
     [
-        (Slow(), {"batch_size": 4, "shuffle": True, "collate_fn": pad}, ["Slow.__getitem__", "collate (pad)"]),
+        (
+            Slow(),
+            {"batch_size": 4, "shuffle": True, "collate_fn": pad},
+            ["Slow.__getitem__", "collate (pad)"],
+        ),
         (Slow(), {"batch_size": None}, ["Slow.__getitem__"]),
-        (Stream(), {"batch_size": 4, "collate_fn": pad, "drop_last": True}, ["Stream.__iter__", "collate (pad)"]),
+        (
+            Stream(),
+            {"batch_size": 4, "collate_fn": pad, "drop_last": True},
+            ["Stream.__iter__", "collate (pad)"],
+        ),
         (Stream(), {"batch_size": None}, ["Stream.__iter__"]),
         ([torch.ones(2)] * 5, {}, ["list.__iter__"]),
     ],
@@ -121,7 +161,9 @@ def test_other_loaders_show_the_stages_that_torch_knows(
 
 def test_an_error_names_its_stage(wds: Any, shards: list[str]) -> None:
     source = wds.WebDataset(shards, shardshuffle=False)
-    with pytest.raises(LoaderError, match=r"stage broken: ValueError: no such speaker in 0000") as raised:
+    with pytest.raises(
+        LoaderError, match=r"stage broken: ValueError: no such speaker in 0000"
+    ) as raised:
         measure_stages(source.map(broken).batched(2), 0.1)
     assert 'raise ValueError(f"no such speaker' in str(raised.value.traceback)
     with pytest.raises(LoaderError, match="no batch"):

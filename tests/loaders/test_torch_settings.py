@@ -19,9 +19,17 @@ TORCH = kind_of("torch")
 
 @pytest.mark.parametrize(
     ("processors", "workers"),
-    [(1, [0, 1]), (2, [0, 1, 2]), (6, [0, 1, 2, 4, 6]), (8, [0, 1, 2, 4, 8]), (9, [0, 1, 2, 4, 8, 9])],
+    [
+        (1, [0, 1]),
+        (2, [0, 1, 2]),
+        (6, [0, 1, 2, 4, 6]),
+        (8, [0, 1, 2, 4, 8]),
+        (9, [0, 1, 2, 4, 8, 9]),
+    ],
 )
-def test_workers_double_up_to_the_processors(processors: int, workers: list[int]) -> None:
+def test_workers_double_up_to_the_processors(
+    processors: int, workers: list[int]
+) -> None:
     axes = TORCH.axes(processors, accelerator=False, takes=NOTHING)
     assert list(axes["num_workers"]) == workers
 
@@ -33,7 +41,9 @@ def test_memory_is_pinned_only_for_a_gpu() -> None:
 
 def test_an_iterable_is_swept_only_by_what_its_function_takes() -> None:
     takes = frozenset({"num_workers", "folder"})
-    assert kind_of("iterable").axes(2, accelerator=True, takes=takes) == {"num_workers": [0, 1, 2]}
+    assert kind_of("iterable").axes(2, accelerator=True, takes=takes) == {
+        "num_workers": [0, 1, 2]
+    }
 
 
 @given(st.integers(2, 20))
@@ -41,7 +51,11 @@ def test_settings_that_are_the_same_are_left_out(processors: int) -> None:
     settings = TORCH.settings(TORCH.axes(processors, accelerator=False, takes=NOTHING))
     assert len({tuple(arguments.items()) for arguments in settings}) == len(settings)
     counts = Counter(arguments["num_workers"] for arguments in settings)
-    assert (counts[0], counts[1], counts[processors]) == (1, 2, 4)  # prefetch_factor; in_order too
+    assert (counts[0], counts[1], counts[processors]) == (
+        1,
+        2,
+        4,
+    )  # prefetch_factor; in_order too
 
 
 @pytest.mark.parametrize(
@@ -50,9 +64,15 @@ def test_settings_that_are_the_same_are_left_out(processors: int) -> None:
         ("dali", {"reader_threads": [-1]}, "-1 must be a whole number of at least 0"),
         ("dali", {"queue_depth": [0]}, "0 must be a whole number of at least 1"),
         ("dali", {"eval_mode": ["lazy"]}, "Invalid enum value 'lazy'"),
-        ("torch", {"num_worker": [1]}, "neither an argument of this loader nor a parameter"),
+        (
+            "torch",
+            {"num_worker": [1]},
+            "neither an argument of this loader nor a parameter",
+        ),
     ],
 )
-def test_values_are_checked_before_measuring(kind: str, swept: dict[str, Any], message: str) -> None:
+def test_values_are_checked_before_measuring(
+    kind: str, swept: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         swept_axes(kind_of(kind), {}, swept, [])

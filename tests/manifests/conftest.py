@@ -31,7 +31,9 @@ def read(tmp_path: Path) -> Read:
 def refusal(read: Read) -> Refusal:
     """The ManifestError that reading a manifest must end with."""
 
-    def run(content: str | bytes, name: str = "manifest", **options: object) -> ManifestError:
+    def run(
+        content: str | bytes, name: str = "manifest", **options: object
+    ) -> ManifestError:
         with pytest.raises(ManifestError) as caught:
             read(content, name, **options)
         assert caught.value.hint

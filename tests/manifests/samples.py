@@ -66,29 +66,43 @@ class Sample:
 
 
 def _speechbrain_json(values: Sequence[str]) -> str:
-    entries = ",\n".join(f'"utt{i}": {{"duration": "{value}", "wrd": "A"}}' for i, value in enumerate(values))
+    entries = ",\n".join(
+        f'"utt{i}": {{"duration": "{value}", "wrd": "A"}}'
+        for i, value in enumerate(values)
+    )
     return f"{{\n{entries}\n}}\n" if values else "{\n}\n"
 
 
 def _json_list(values: Sequence[str]) -> str:
-    entries = ",\n".join(f'{{"id": "utt{i}", "duration": "{value}"}}' for i, value in enumerate(values))
+    entries = ",\n".join(
+        f'{{"id": "utt{i}", "duration": "{value}"}}' for i, value in enumerate(values)
+    )
     return f"[\n{entries}\n]\n"
 
 
 def _nemo(values: Sequence[str]) -> str:
-    return "".join(f'{{"audio_filepath": "utt{i}", "duration": "{v}"}}\n' for i, v in enumerate(values))
+    return "".join(
+        f'{{"audio_filepath": "utt{i}", "duration": "{v}"}}\n'
+        for i, v in enumerate(values)
+    )
 
 
 def _speechbrain_csv(values: Sequence[str]) -> str:
-    return "ID, duration, wrd\n" + "".join(f"utt{i}, {value}, A\n" for i, value in enumerate(values))
+    return "ID, duration, wrd\n" + "".join(
+        f"utt{i}, {value}, A\n" for i, value in enumerate(values)
+    )
 
 
 def _table(values: Sequence[str]) -> str:
-    return "clip\tduration\n" + "".join(f"utt{i}\t{value}\n" for i, value in enumerate(values))
+    return "clip\tduration\n" + "".join(
+        f"utt{i}\t{value}\n" for i, value in enumerate(values)
+    )
 
 
 def _wav2vec(values: Sequence[str]) -> str:
-    return "/data/train\n" + "".join(f"utt{i}\t{value}\n" for i, value in enumerate(values))
+    return "/data/train\n" + "".join(
+        f"utt{i}\t{value}\n" for i, value in enumerate(values)
+    )
 
 
 def _kaldi(values: Sequence[str]) -> str:
@@ -105,7 +119,9 @@ def _numbers(values: Sequence[str]) -> str:
 
 def _arrow_table(values: Sequence[str]) -> pyarrow.Table:
     ids = pyarrow.array([f"utt{i}" for i in range(len(values))], pyarrow.string())
-    return pyarrow.table({"id": ids, "duration": pyarrow.array(values, pyarrow.string())})
+    return pyarrow.table(
+        {"id": ids, "duration": pyarrow.array(values, pyarrow.string())}
+    )
 
 
 def _parquet(values: Sequence[str]) -> bytes:
@@ -141,6 +157,8 @@ SAMPLES: dict[str, Sample] = {
     "text": Sample(_text, detected=False, ids=False, column="text", whole=True),
     "parquet": Sample(_parquet, first_line=None, text=False),
     "arrow": Sample(_arrow, first_line=None, text=False),
-    "webdataset": Sample(_webdataset, first_line=None, text=False, column="json.duration"),
+    "webdataset": Sample(
+        _webdataset, first_line=None, text=False, column="json.duration"
+    ),
     "numbers": Sample(_numbers, ids=False, column="length"),
 }

@@ -32,29 +32,56 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def test_each_audio_file_is_an_example(folder: Folder) -> None:
-    files = {"a.wav": wav(8000), "b.WAV": wav(16_000), "deep/er/a.wav": wav(24_000), "README": b"", "a.pth": b""}
+    files = {
+        "a.wav": wav(8000),
+        "b.WAV": wav(16_000),
+        "deep/er/a.wav": wav(24_000),
+        "README": b"",
+        "a.pth": b"",
+    }
     lengths = folder(files)
-    assert (lengths.values.tolist(), lengths.unit, lengths.left_out) == ([1.5, 1.0, 0.5], "s", {})
-    assert folder({}, length_key="num_samples").values.tolist() == [24_000, 16_000, 8000]
+    assert (lengths.values.tolist(), lengths.unit, lengths.left_out) == (
+        [1.5, 1.0, 0.5],
+        "s",
+        {},
+    )
+    assert folder({}, length_key="num_samples").values.tolist() == [
+        24_000,
+        16_000,
+        8000,
+    ]
 
 
 def test_formats_and_rates_may_be_mixed(folder: Folder, tmp_path: Path) -> None:
     soundfile = pytest.importorskip("soundfile")
     (tmp_path / "audio").mkdir()
-    for name, rate in (("a.flac", 8000), ("b.ogg", 16_000), ("c.wav", 44_100), ("d.mp3", 22_050)):
+    for name, rate in (
+        ("a.flac", 8000),
+        ("b.ogg", 16_000),
+        ("c.wav", 44_100),
+        ("d.mp3", 22_050),
+    ):
         soundfile.write(tmp_path / "audio" / name, np.zeros(2 * rate), rate)
     assert folder({}).values.tolist() == [2.0] * 4
 
 
 def test_estimated_lengths_are_counted_in_a_note(folder: Folder) -> None:
     pytest.importorskip("mutagen")
-    frame = bytes.fromhex("fffb90c4") + bytes(413)  # MPEG 1, layer III, 128 kbit/s, 44.1 kHz: 1152 samples
+    frame = bytes.fromhex("fffb90c4") + bytes(
+        413
+    )  # MPEG 1, layer III, 128 kbit/s, 44.1 kHz: 1152 samples
     lengths = folder({"a.mp3": frame * 100, "b.mp3": frame * 200, "c.wav": wav(8000)})
-    assert lengths.values.tolist() == pytest.approx([200 * 1152 / 44_100, 100 * 1152 / 44_100, 0.5], rel=0.003)
-    assert lengths.notes[-1].startswith("2 lengths of MP3 files without a Xing or VBRI header: estimated")
+    assert lengths.values.tolist() == pytest.approx(
+        [200 * 1152 / 44_100, 100 * 1152 / 44_100, 0.5], rel=0.003
+    )
+    assert lengths.notes[-1].startswith(
+        "2 lengths of MP3 files without a Xing or VBRI header: estimated"
+    )
 
 
-def test_files_that_can_not_be_read_are_named_with_the_reason(folder: Folder, tmp_path: Path) -> None:
+def test_files_that_can_not_be_read_are_named_with_the_reason(
+    folder: Folder, tmp_path: Path
+) -> None:
     (tmp_path / "audio").mkdir()
     os.mkfifo(tmp_path / "audio" / "d.wav")
     with pytest.raises(ManifestError) as caught:
@@ -67,14 +94,20 @@ def test_files_that_can_not_be_read_are_named_with_the_reason(folder: Folder, tm
     assert folder({}, skip_invalid=True).values.tolist() == [0.5]
 
 
-def test_one_damaged_file_is_named_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_damaged_file_is_named_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.wav").write_bytes(wav(8000)[:-1])
     with pytest.raises(ManifestError) as caught:
         load_lengths("a.wav")
-    assert caught.value.message.startswith("a.wav: 1 of 1 row is invalid:\n  id 'a.wav': 'duration' can't be read")
+    assert caught.value.message.startswith(
+        "a.wav: 1 of 1 row is invalid:\n  id 'a.wav': 'duration' can't be read"
+    )
 
 
 def test_audio_that_is_not_read_is_counted_as_such(folder: Folder) -> None:
     lengths = folder({"a.wav": wav(1), "b.au": b"", "c.CAF": b""})
-    assert lengths.left_out == {"audio in a format that is not read: convert it to WAV or FLAC": 2}
+    assert lengths.left_out == {
+        "audio in a format that is not read: convert it to WAV or FLAC": 2
+    }

@@ -14,12 +14,21 @@ from manifests.conftest import Read, Refusal
 from batchtune.manifests import chats
 
 CHATS: list[dict[str, Any]] = [
-    {"messages": [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}]},
+    {
+        "messages": [
+            {"role": "user", "content": "one two"},
+            {"role": "assistant", "content": "three"},
+        ]
+    },
     {
         "messages": [
             {"role": "system", "content": "be kind"},
             {"role": "user", "content": "two"},
-            {"role": "assistant", "content": None, "tool_calls": [{"name": "sum", "arguments": {"a": 1}}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"name": "sum", "arguments": {"a": 1}}],
+            },
             {"role": "tool", "content": "three <|end|>"},
         ]
     },
@@ -46,20 +55,42 @@ def tokenizer(tmp_path: Path) -> Path:
     tokenizers = pytest.importorskip("tokenizers")
     folder = tmp_path / "model"
     folder.mkdir()
-    words = ["[UNK]", "one", "two", "three", "be", "kind", "<s>", "<|end|>", "<", "|", ">", "user", "assistant"]
+    words = [
+        "[UNK]",
+        "one",
+        "two",
+        "three",
+        "be",
+        "kind",
+        "<s>",
+        "<|end|>",
+        "<",
+        "|",
+        ">",
+        "user",
+        "assistant",
+    ]
     made = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]")
+        tokenizers.models.WordLevel(
+            {word: index for index, word in enumerate(words)}, unk_token="[UNK]"
+        )
     )
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made.add_special_tokens(["<s>", "<|end|>"])
-    made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 6)])
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 6)]
+    )
     made.save(str(folder / "tokenizer.json"))
     write_config(folder, chat_template=TEMPLATE)
     return folder
 
 
 def write_config(folder: Path, **fields: object) -> None:
-    config = {"bos_token": {"__type": "AddedToken", "content": "<s>"}, "eos_token": "<|end|>", **fields}
+    config = {
+        "bos_token": {"__type": "AddedToken", "content": "<s>"},
+        "eos_token": "<|end|>",
+        **fields,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
@@ -67,7 +98,10 @@ def by_transformers(folder: Path) -> list[int]:
     """The number of tokens of each chat in a training with transformers, in descending order."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-    rendered = [theirs.apply_chat_template(chat["messages"], return_dict=False) for chat in CHATS]
+    rendered = [
+        theirs.apply_chat_template(chat["messages"], return_dict=False)
+        for chat in CHATS
+    ]
     return sorted(map(len, rendered), reverse=True)
 
 
@@ -79,23 +113,35 @@ def write_parquet(path: Path) -> Path:
 def test_without_a_tokenizer_contents_are_counted_in_characters(read: Read) -> None:
     found = read(LINES)
     assert (found.values.tolist(), found.unit) == ([23, 12], "characters")
-    assert "'messages' holds chats: the characters of their contents are counted" in found.notes[0]
+    assert (
+        "'messages' holds chats: the characters of their contents are counted"
+        in found.notes[0]
+    )
 
 
-@pytest.mark.parametrize(("measure", "lengths"), [("words", [5, 3]), ("bytes", [23, 12])])
-def test_contents_are_measured_as_texts_are(read: Read, measure: str, lengths: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("measure", "lengths"), [("words", [5, 3]), ("bytes", [23, 12])]
+)
+def test_contents_are_measured_as_texts_are(
+    read: Read, measure: str, lengths: list[int]
+) -> None:
     found = read(LINES, measure=measure)
     assert (found.values.tolist(), found.unit) == (lengths, measure)
 
 
 @pytest.mark.parametrize("kind", ["lines", "list", "parquet"])
-def test_a_chat_template_counts_as_in_training(read: Read, tokenizer: Path, tmp_path: Path, kind: str) -> None:
+def test_a_chat_template_counts_as_in_training(
+    read: Read, tokenizer: Path, tmp_path: Path, kind: str
+) -> None:
     content: str | bytes = LINES if kind == "lines" else json.dumps(CHATS)
     if kind == "parquet":
         content = write_parquet(tmp_path / "chats.parquet").read_bytes()
     found = read(content, tokenizer=tokenizer)
     assert (found.values.tolist(), found.unit) == (by_transformers(tokenizer), "tokens")
-    assert "as the chat template in" in found.notes[0] and "jinja2's sandbox" in found.notes[0]
+    assert (
+        "as the chat template in" in found.notes[0]
+        and "jinja2's sandbox" in found.notes[0]
+    )
 
 
 def test_a_template_may_lie_in_a_file_of_its_own(read: Read, tokenizer: Path) -> None:
@@ -105,13 +151,22 @@ def test_a_template_may_lie_in_a_file_of_its_own(read: Read, tokenizer: Path) ->
     assert "chat_template.jinja" in found.notes[0]
 
 
-def test_of_several_templates_the_default_one_is_taken(read: Read, tokenizer: Path) -> None:
-    templates = [{"name": "tool_use", "template": "one"}, {"name": "default", "template": TEMPLATE}]
+def test_of_several_templates_the_default_one_is_taken(
+    read: Read, tokenizer: Path
+) -> None:
+    templates = [
+        {"name": "tool_use", "template": "one"},
+        {"name": "default", "template": TEMPLATE},
+    ]
     write_config(tokenizer, chat_template=templates)
-    assert read(LINES, tokenizer=tokenizer).values.tolist() == by_transformers(tokenizer)
+    assert read(LINES, tokenizer=tokenizer).values.tolist() == by_transformers(
+        tokenizer
+    )
 
 
-def test_without_a_template_the_tokens_of_contents_are_counted(read: Read, tokenizer: Path) -> None:
+def test_without_a_template_the_tokens_of_contents_are_counted(
+    read: Read, tokenizer: Path
+) -> None:
     write_config(tokenizer)
     found = read(LINES, tokenizer=tokenizer)
     assert found.values.tolist() == [5, 3]
@@ -119,33 +174,55 @@ def test_without_a_template_the_tokens_of_contents_are_counted(read: Read, token
 
 
 def test_parts_of_a_message_are_counted_images_are_not(read: Read) -> None:
-    parts = [{"type": "image", "url": "x"}, {"type": "text", "text": "abc"}, {"type": "text", "text": "de"}]
+    parts = [
+        {"type": "image", "url": "x"},
+        {"type": "text", "text": "abc"},
+        {"type": "text", "text": "de"},
+    ]
     lines = json.dumps({"messages": [{"role": "user", "content": parts}]})
     assert read(lines + "\n").values.tolist() == [5]
 
 
 def test_a_chat_below_another_key_is_taken_where_it_is_named(read: Read) -> None:
-    lines = "".join(json.dumps({"data": {"turns": chat["messages"]}}) + "\n" for chat in CHATS)
+    lines = "".join(
+        json.dumps({"data": {"turns": chat["messages"]}}) + "\n" for chat in CHATS
+    )
     assert read(lines, length_key="data.turns").values.tolist() == [23, 12]
 
 
 def test_tokens_of_a_tokenized_chat_go_before_its_messages(read: Read) -> None:
-    assert read('{"messages": [{"role": "user", "content": "ab"}], "input_ids": [1, 2, 3]}\n').unit == "tokens"
+    assert (
+        read(
+            '{"messages": [{"role": "user", "content": "ab"}], "input_ids": [1, 2, 3]}\n'
+        ).unit
+        == "tokens"
+    )
 
 
 @pytest.mark.parametrize(
     ("messages", "said"),
-    [([], "an empty list"), (["a"], "not a list of messages"), ([{"role": "user", "content": ""}], "zero")],
+    [
+        ([], "an empty list"),
+        (["a"], "not a list of messages"),
+        ([{"role": "user", "content": ""}], "zero"),
+    ],
 )
-def test_what_is_no_chat_is_named(refusal: Refusal, messages: object, said: str) -> None:
+def test_what_is_no_chat_is_named(
+    refusal: Refusal, messages: object, said: str
+) -> None:
     error = refusal(LINES + json.dumps({"messages": messages}) + "\n")
     assert "line 3: 'messages' " in error.message and said in error.message
 
 
 def test_what_a_template_refuses_is_named(refusal: Refusal, tokenizer: Path) -> None:
-    write_config(tokenizer, chat_template="{{ raise_exception('roles must alternate') }}")
+    write_config(
+        tokenizer, chat_template="{{ raise_exception('roles must alternate') }}"
+    )
     message = refusal(LINES, tokenizer=tokenizer).message
-    assert "line 1: 'messages' can't be read" in message and "refused by the chat template" in message
+    assert (
+        "line 1: 'messages' can't be read" in message
+        and "refused by the chat template" in message
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,7 +236,9 @@ def test_what_a_template_refuses_is_named(refusal: Refusal, tokenizer: Path) -> 
         "{{ messages.append(1) }}",
     ],
 )
-def test_a_template_can_not_leave_its_sandbox(refusal: Refusal, tokenizer: Path, template: str) -> None:
+def test_a_template_can_not_leave_its_sandbox(
+    refusal: Refusal, tokenizer: Path, template: str
+) -> None:
     write_config(tokenizer, chat_template=template)
     assert "refused by the chat template" in refusal(LINES, tokenizer=tokenizer).message
 
@@ -175,6 +254,8 @@ def test_a_template_that_never_ends_is_one_error(
 
 
 @pytest.mark.parametrize("content", ["{", '{"chat_template": "{% if %}"}'])
-def test_a_damaged_template_is_one_error(refusal: Refusal, tokenizer: Path, content: str) -> None:
+def test_a_damaged_template_is_one_error(
+    refusal: Refusal, tokenizer: Path, content: str
+) -> None:
     (tokenizer / "tokenizer_config.json").write_text(content)
     assert "tokenizer_config.json" in refusal(LINES, tokenizer=tokenizer).message

@@ -32,12 +32,16 @@ def write(tmp_path: Path) -> Write:
     """Writes a table, or columns, and opens the file: write({"duration": [1.5]}, "arrow file")."""
 
     def run(columns: Any, kind: str = "parquet", **options: Any) -> Format:
-        table = columns if isinstance(columns, pyarrow.Table) else pyarrow.table(columns)
+        table = (
+            columns if isinstance(columns, pyarrow.Table) else pyarrow.table(columns)
+        )
         path = tmp_path / "data"
         if kind == "parquet":
             pyarrow.parquet.write_table(table, path, row_group_size=2, **options)
         else:
-            new = pyarrow.ipc.new_file if kind == "arrow file" else pyarrow.ipc.new_stream
+            new = (
+                pyarrow.ipc.new_file if kind == "arrow file" else pyarrow.ipc.new_stream
+            )
             with new(path, table.schema) as writer:
                 writer.write_table(table, max_chunksize=2)
         return FORMATS[kind.split()[0]](Source(path))
@@ -67,7 +71,9 @@ def test_numbers_are_read_with_ids_and_progress(write: Write, kind: str) -> None
 
 @kinds
 def test_the_columns_of_an_empty_table_are_known(write: Write, kind: str) -> None:
-    (column,) = write({"duration": pyarrow.array([], pyarrow.float64())}, kind).columns()
+    (column,) = write(
+        {"duration": pyarrow.array([], pyarrow.float64())}, kind
+    ).columns()
     assert column.name == "duration"
 
 
@@ -83,39 +89,57 @@ def test_the_columns_of_an_empty_table_are_known(write: Write, kind: str) -> Non
         (pyarrow.array(["a", "bé", None]), ["a", "bé", None]),
         (pyarrow.array(["a", None, "a"]).dictionary_encode(), ["a", None, "a"]),
         (pyarrow.array([[1, 2], None, []]), [[1, 2], None, []]),
-        (pyarrow.array([[1, 2], None, [3, None]], pyarrow.list_(pyarrow.int64(), 2)), [[1, 2], None, [3, None]]),
+        (
+            pyarrow.array([[1, 2], None, [3, None]], pyarrow.list_(pyarrow.int64(), 2)),
+            [[1, 2], None, [3, None]],
+        ),
     ],
     ids=lambda value: str(value.type)[:20] if isinstance(value, pyarrow.Array) else "",
 )
-def test_values_of_any_type_are_read(write: Write, column: pyarrow.Array, expected: list[object], kind: str) -> None:
+def test_values_of_any_type_are_read(
+    write: Write, column: pyarrow.Array, expected: list[object], kind: str
+) -> None:
     assert values(write({"x": column}, kind), "x") == expected
 
 
 def test_numbers_without_gaps_come_as_an_array(write: Write) -> None:
-    (rows,) = write({"duration": pyarrow.array([3, 1], pyarrow.int32())}).rows(["duration"])
+    (rows,) = write({"duration": pyarrow.array([3, 1], pyarrow.int32())}).rows(
+        ["duration"]
+    )
     assert isinstance(rows.columns[0], np.ndarray)
 
 
 @pytest.mark.parametrize("value", [b"RIFF", datetime.date(2024, 1, 1)])
 def test_what_is_no_length_is_an_invalid_row(write: Write, value: object) -> None:
     path = write({"id": ["a"], "x": [value]}).source.path
-    with pytest.raises(ManifestError, match=r"id 'a': 'x' (can't be read: binary data|is .*not a number)"):
+    with pytest.raises(
+        ManifestError,
+        match=r"id 'a': 'x' (can't be read: binary data|is .*not a number)",
+    ):
         load_lengths(path, ReadOptions(length_key="x"))
 
 
 def test_binary_data_are_not_read(write: Write) -> None:
-    assert [str(value) for value in values(write({"bytes": [b"RIFF"]}), "bytes")] == [str(Unreadable("binary data"))]
+    assert [str(value) for value in values(write({"bytes": [b"RIFF"]}), "bytes")] == [
+        str(Unreadable("binary data"))
+    ]
 
 
 @kinds
 def test_what_stands_in_nested_columns_is_found(write: Write, kind: str) -> None:
     rows = [
-        {"info": {"audio": {"seconds": 1.5}}, "chat": [{"content": "Hi", "n": 1}, {"content": "ab", "n": 2}]},
+        {
+            "info": {"audio": {"seconds": 1.5}},
+            "chat": [{"content": "Hi", "n": 1}, {"content": "ab", "n": 2}],
+        },
         {"info": None, "chat": []},
         {"info": {"audio": None}, "chat": None},
     ]
     reader = write(pyarrow.Table.from_pylist(rows), kind)
-    assert [column.name for column in reader.columns()] == ["info.audio.seconds", "chat"]
+    assert [column.name for column in reader.columns()] == [
+        "info.audio.seconds",
+        "chat",
+    ]
     for key, expected in {
         "info.audio.seconds": [1.5, None, None],
         "chat.content": [["Hi", "ab"], [], None],
@@ -126,12 +150,16 @@ def test_what_stands_in_nested_columns_is_found(write: Write, kind: str) -> None
 
 
 def test_a_dot_in_a_name_is_a_name(write: Write) -> None:
-    assert values(write({"audio.duration": [2.5], "audio": [{"rate": 1}]}), "audio.duration") == [2.5]
+    assert values(
+        write({"audio.duration": [2.5], "audio": [{"rate": 1}]}), "audio.duration"
+    ) == [2.5]
 
 
 @kinds
 def test_two_columns_of_one_name_can_not_be_told_apart(write: Write, kind: str) -> None:
-    table = pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["n", "n"])
+    table = pyarrow.Table.from_arrays(
+        [pyarrow.array([1]), pyarrow.array([2])], names=["n", "n"]
+    )
     with pytest.raises(ManifestError, match="can't be read as"):
         values(write(table, kind), "n")
 
@@ -139,12 +167,17 @@ def test_two_columns_of_one_name_can_not_be_told_apart(write: Write, kind: str) 
 @pytest.mark.parametrize("column", ["id", "x"])
 def test_a_row_is_named_by_its_id_or_its_number(write: Write, column: str) -> None:
     path = write({column: ["a", "b"], "duration": [1, -1]}).source.path
-    with pytest.raises(ManifestError, match="id 'b': 'duration'" if column == "id" else "row 2: 'duration'"):
+    with pytest.raises(
+        ManifestError,
+        match="id 'b': 'duration'" if column == "id" else "row 2: 'duration'",
+    ):
         load_lengths(path)
 
 
 def test_the_table_of_a_scan_keeps_unit_and_targets(write: Write) -> None:
-    path = write(lengths_table(["a"], np.array([1.5]), np.array([3.0]), "ms")).source.path
+    path = write(
+        lengths_table(["a"], np.array([1.5]), np.array([3.0]), "ms")
+    ).source.path
     lengths = load_lengths(path)
     assert (lengths.values.tolist(), lengths.unit) == ([1.5], "ms")
     assert lengths.targets is not None and lengths.targets.tolist() == [3.0]
@@ -154,7 +187,10 @@ def test_arrow_is_told_from_other_bytes(write: Write) -> None:
     whole = write({"n": [1]}, "arrow stream").source.path.read_bytes()
     for other in (b"", b"\xff" * 4, b"\xff" * 100, whole[8:], b"{}"):
         assert not FORMATS["arrow"].fits(Head(other, complete=True))
-    many = pyarrow.table([pyarrow.array([1])] * 3000, names=[f"a long name, number {number}" for number in range(3000)])
+    many = pyarrow.table(
+        [pyarrow.array([1])] * 3000,
+        names=[f"a long name, number {number}" for number in range(3000)],
+    )
     head = write(many, "arrow stream").source.path.read_bytes()[:HEAD_BYTES]
     assert FORMATS["arrow"].fits(Head(head, complete=False))
 
@@ -172,8 +208,17 @@ def test_an_encrypted_file_is_refused(refusal: Callable[..., ManifestError]) -> 
 
 
 def test_a_checksum_tells_damage(write: Write) -> None:
-    plain = {"use_dictionary": False, "compression": "none", "write_statistics": False, "write_page_checksum": True}
+    plain = {
+        "use_dictionary": False,
+        "compression": "none",
+        "write_statistics": False,
+        "write_page_checksum": True,
+    }
     path = write({"duration": [1.5, 2.5]}, **plain).source.path
-    path.write_bytes(path.read_bytes().replace(np.float64(2.5).tobytes(), np.float64(3.5).tobytes(), 1))
+    path.write_bytes(
+        path.read_bytes().replace(
+            np.float64(2.5).tobytes(), np.float64(3.5).tobytes(), 1
+        )
+    )
     with pytest.raises(ManifestError, match="CRC"):
         load_lengths(path)

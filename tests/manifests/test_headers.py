@@ -42,7 +42,13 @@ def reason(data: bytes) -> str:
     return caught.value.reason
 
 
-def written(form: str, subtype: str | None = None, channels: int = 1, count: int = COUNT, **options: object) -> bytes:
+def written(
+    form: str,
+    subtype: str | None = None,
+    channels: int = 1,
+    count: int = COUNT,
+    **options: object,
+) -> bytes:
     """A file written by libsndfile; the test is skipped without it."""
     soundfile = pytest.importorskip("soundfile")
     stream = io.BytesIO()
@@ -52,7 +58,12 @@ def written(form: str, subtype: str | None = None, channels: int = 1, count: int
 
 
 def chunk(name: bytes, data: bytes, size: int | None = None) -> bytes:
-    return name + struct.pack("<I", len(data) if size is None else size) + data + b"\0" * (len(data) % 2)
+    return (
+        name
+        + struct.pack("<I", len(data) if size is None else size)
+        + data
+        + b"\0" * (len(data) % 2)
+    )
 
 
 def riff(*chunks: bytes, magic: bytes = b"RIFF", size: int | None = None) -> bytes:
@@ -61,9 +72,17 @@ def riff(*chunks: bytes, magic: bytes = b"RIFF", size: int | None = None) -> byt
 
 
 def fmt(
-    codec: int = 1, channels: int = 1, rate: int = RATE, align: int = 2, bits: int = 16, more: bytes = b""
+    codec: int = 1,
+    channels: int = 1,
+    rate: int = RATE,
+    align: int = 2,
+    bits: int = 16,
+    more: bytes = b"",
 ) -> bytes:
-    return chunk(b"fmt ", struct.pack("<HHIIHH", codec, channels, rate, rate * align, align, bits) + more)
+    return chunk(
+        b"fmt ",
+        struct.pack("<HHIIHH", codec, channels, rate, rate * align, align, bits) + more,
+    )
 
 
 DATA = chunk(b"data", bytes(2000))
@@ -71,9 +90,20 @@ DATA = chunk(b"data", bytes(2000))
 
 @pytest.mark.parametrize("form", ["WAV", "WAVEX", "RF64"])
 def test_wav_of_any_encoding_has_its_samples(form: str) -> None:
-    for subtype in ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"):
+    for subtype in (
+        "PCM_U8",
+        "PCM_16",
+        "PCM_24",
+        "PCM_32",
+        "FLOAT",
+        "DOUBLE",
+        "ULAW",
+        "ALAW",
+    ):
         for channels in (1, 6):
-            assert length(written(form, subtype, channels)) == AudioLength(COUNT, RATE), (subtype, channels)
+            assert length(written(form, subtype, channels)) == AudioLength(
+                COUNT, RATE
+            ), (subtype, channels)
 
 
 @pytest.mark.parametrize("subtype", ["IMA_ADPCM", "MS_ADPCM", "GSM610", "G721_32"])
@@ -103,37 +133,68 @@ def test_other_chunks_do_not_matter(chunks: list[bytes]) -> None:
 def test_rf64_has_its_size_in_another_chunk(magic: bytes) -> None:
     for size in [2000, 0xFFFFFFFFFFFFFFFF]:
         ds64 = chunk(b"ds64", struct.pack("<QQQI", 0, size, 0, 0))
-        data = riff(ds64, fmt(), chunk(b"data", bytes(2000), 0xFFFFFFFF), magic=magic, size=0xFFFFFFFF)
+        data = riff(
+            ds64,
+            fmt(),
+            chunk(b"data", bytes(2000), 0xFFFFFFFF),
+            magic=magic,
+            size=0xFFFFFFFF,
+        )
         assert length(data).num_samples == 1000
 
 
 def test_a_size_beyond_4_gib_is_believed() -> None:
     size = 5_000_000_000
-    head = riff(chunk(b"ds64", struct.pack("<QQQI", 0, size, 0, 0)), fmt(), magic=b"RF64", size=0xFFFFFFFF)
+    head = riff(
+        chunk(b"ds64", struct.pack("<QQQI", 0, size, 0, 0)),
+        fmt(),
+        magic=b"RF64",
+        size=0xFFFFFFFF,
+    )
     head += struct.pack("<4sI", b"data", 0xFFFFFFFF)
     payload = Payload(len(head) + size, payload_of(head).read)
     assert audio_length(payload) == AudioLength(size // 2, RATE)
 
 
 def test_an_open_size_extends_to_the_end() -> None:
-    for whole, samples in [(0, 0), (0xFFFFFFFF, 0xFFFFFFFF), (36, 0), (0x7FFFF024, 0x7FFFF000), (0xFFFFFFFF, 0)]:
-        assert length(riff(fmt(), chunk(b"data", bytes(2000), samples), size=whole)).num_samples == 1000
+    for whole, samples in [
+        (0, 0),
+        (0xFFFFFFFF, 0xFFFFFFFF),
+        (36, 0),
+        (0x7FFFF024, 0x7FFFF000),
+        (0xFFFFFFFF, 0),
+    ]:
+        assert (
+            length(
+                riff(fmt(), chunk(b"data", bytes(2000), samples), size=whole)
+            ).num_samples
+            == 1000
+        )
 
 
 def test_sox_leaves_a_size_of_whole_blocks_open() -> None:
-    data = riff(fmt(channels=3, align=6), chunk(b"data", bytes(6000), 0x7FFFF000 // 6 * 6), size=0x7FFFF024)
+    data = riff(
+        fmt(channels=3, align=6),
+        chunk(b"data", bytes(6000), 0x7FFFF000 // 6 * 6),
+        size=0x7FFFF024,
+    )
     assert length(data).num_samples == 1000
 
 
 def test_an_empty_recording_has_no_samples() -> None:
     assert length(riff(fmt(), chunk(b"data", b""))) == AudioLength(0, RATE)
-    assert length(riff(fmt(), chunk(b"data", b""), chunk(b"LIST", bytes(100)))).num_samples == 0
+    assert (
+        length(riff(fmt(), chunk(b"data", b""), chunk(b"LIST", bytes(100)))).num_samples
+        == 0
+    )
 
 
 def test_fewer_samples_than_the_header_says_are_an_error() -> None:
     for removed in (1, 2, 1000, 1999, 2000):
         assert reason(riff(fmt(), DATA)[:-removed]) == "truncated WAV", removed
-    with pytest.raises(Unreadable, match=r"^truncated WAV: 1,900 of 2,000 bytes of audio$"):
+    with pytest.raises(
+        Unreadable, match=r"^truncated WAV: 1,900 of 2,000 bytes of audio$"
+    ):
         length(riff(fmt(), DATA)[:-100])
 
 
@@ -160,7 +221,12 @@ def test_what_is_not_audio_or_damaged_says_so(data: bytes, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("form", "subtype"),
-    [("FLAC", "PCM_24"), ("OGG", "VORBIS"), ("MP3", "MPEG_LAYER_III"), ("AIFF", "PCM_16")],
+    [
+        ("FLAC", "PCM_24"),
+        ("OGG", "VORBIS"),
+        ("MP3", "MPEG_LAYER_III"),
+        ("AIFF", "PCM_16"),
+    ],
 )
 def test_other_audio_has_the_samples_that_were_written(form: str, subtype: str) -> None:
     for channels in (1, 2):
@@ -175,13 +241,20 @@ def m4a(duration: int, rate: int) -> bytes:
     def atom(name: bytes, *parts: bytes) -> bytes:
         return struct.pack(">I", 8 + len(b"".join(parts))) + name + b"".join(parts)
 
-    sample = atom(b"mp4a", bytes(6), struct.pack(">H8xHHIHH", 1, 2, 16, 0, rate, 0), atom(b"free"))
+    sample = atom(
+        b"mp4a", bytes(6), struct.pack(">H8xHHIHH", 1, 2, 16, 0, rate, 0), atom(b"free")
+    )
     media = [
         atom(b"mdhd", bytes(12), struct.pack(">IIHH", rate, duration, 0, 0)),
         atom(b"hdlr", bytes(8), b"soun", bytes(13)),
-        atom(b"minf", atom(b"stbl", atom(b"stsd", bytes(4), struct.pack(">I", 1), sample))),
+        atom(
+            b"minf",
+            atom(b"stbl", atom(b"stsd", bytes(4), struct.pack(">I", 1), sample)),
+        ),
     ]
-    return atom(b"ftyp", b"M4A \0\0\0\0M4A mp42") + atom(b"moov", atom(b"trak", atom(b"mdia", *media)))
+    return atom(b"ftyp", b"M4A \0\0\0\0M4A mp42") + atom(
+        b"moov", atom(b"trak", atom(b"mdia", *media))
+    )
 
 
 def test_m4a_has_the_duration_of_its_audio_track() -> None:
@@ -203,12 +276,17 @@ def test_a_flac_without_a_length_is_unreadable() -> None:
     assert reason(bytes(data)) == "an audio header without a length"
 
 
-@pytest.mark.parametrize("data", [b"\xff\xd8\xff\xe0" + bytes(5000), b"\xff" * 100_000, b"fLaC\x04" + bytes(100)])
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff\xd8\xff\xe0" + bytes(5000), b"\xff" * 100_000, b"fLaC\x04" + bytes(100)],
+)
 def test_what_only_begins_like_audio_is_not(data: bytes) -> None:
     assert reason(data) in ("damaged, or not audio", "no audio header", "no MP3 header")
 
 
-def test_without_mutagen_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mutagen_the_error_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "mutagen", None)
     with pytest.raises(ManifestError) as caught:
         length(b"OggS" + bytes(100))
@@ -229,25 +307,48 @@ def survives(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("form", "subtype"),
     [
-        *(("WAV", subtype) for subtype in ("PCM_16", "ULAW", "IMA_ADPCM", "MS_ADPCM", "GSM610")),
-        *(("WAVEX", "FLOAT"), ("RF64", "PCM_24"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("OGG", "OPUS")),
+        *(
+            ("WAV", subtype)
+            for subtype in ("PCM_16", "ULAW", "IMA_ADPCM", "MS_ADPCM", "GSM610")
+        ),
+        *(
+            ("WAVEX", "FLOAT"),
+            ("RF64", "PCM_24"),
+            ("FLAC", "PCM_16"),
+            ("OGG", "VORBIS"),
+            ("OGG", "OPUS"),
+        ),
         *(("MP3", "MPEG_LAYER_III"), ("AIFF", "PCM_16"), ("M4A", "")),
     ],
 )
 def test_a_damaged_audio_file_is_read_or_refused(form: str, subtype: str) -> None:
     data = m4a(61_440, RATE) if form == "M4A" else written(form, subtype, count=400)
-    for end in [*range(min(len(data), 128)), *range(0, len(data), max(1, len(data) // 100))]:
+    for end in [
+        *range(min(len(data), 128)),
+        *range(0, len(data), max(1, len(data) // 100)),
+    ]:
         survives(data[:end])
     chance = random.Random(form)
     for _ in range(200):
         damaged = bytearray(data)
         for _ in range(chance.choice((1, 1, 2, 8))):
-            damaged[chance.randrange(chance.choice((64, len(data))))] = chance.choice((0, 255, chance.randrange(256)))
+            damaged[chance.randrange(chance.choice((64, len(data))))] = chance.choice(
+                (0, 255, chance.randrange(256))
+            )
         survives(bytes(damaged))
 
 
 @given(
-    st.sampled_from((b"RIFF\0\0\0\0WAVE", b"RF64", b"fLaC\0\0\0\x22", b"\xff\xfb\x90\xc4", b"ID3", b"\0\0\0\x20ftyp")),
+    st.sampled_from(
+        (
+            b"RIFF\0\0\0\0WAVE",
+            b"RF64",
+            b"fLaC\0\0\0\x22",
+            b"\xff\xfb\x90\xc4",
+            b"ID3",
+            b"\0\0\0\x20ftyp",
+        )
+    ),
     st.binary(max_size=600),
 )
 def test_any_bytes_are_read_or_refused(magic: bytes, rest: bytes) -> None:
@@ -257,7 +358,9 @@ def test_any_bytes_are_read_or_refused(magic: bytes, rest: bytes) -> None:
 # What is read from
 
 
-def test_an_error_of_the_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_disk_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def read_first_bytes(descriptor: int, size: int, offset: int) -> bytes:
         if offset > 0:
             raise OSError(errno.EIO, "Input/output error")

@@ -28,8 +28,12 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
 
-    def save(change: Callable[[Any], Any] = lambda dataset: dataset, **options: Any) -> Path:
-        change(datasets.Dataset.from_list(ROWS)).save_to_disk(tmp_path / "saved", **options)
+    def save(
+        change: Callable[[Any], Any] = lambda dataset: dataset, **options: Any
+    ) -> Path:
+        change(datasets.Dataset.from_list(ROWS)).save_to_disk(
+            tmp_path / "saved", **options
+        )
         return tmp_path / "saved"
 
     return save

@@ -24,7 +24,9 @@ def write(folder: Path, *names: str) -> None:
 
 
 def named(folder: Path, spec: str, wanted: str | None = None) -> list[str]:
-    return [str(one.path.relative_to(folder)) for one in expand(f"{folder}/{spec}", wanted)]
+    return [
+        str(one.path.relative_to(folder)) for one in expand(f"{folder}/{spec}", wanted)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,9 @@ def named(folder: Path, spec: str, wanted: str | None = None) -> list[str]:
         ("m_{x}.json", ["m_{x}.json"]),
     ],
 )
-def test_braces_are_expanded_as_shells_and_nemo_do(tmp_path: Path, spec: str, names: list[str]) -> None:
+def test_braces_are_expanded_as_shells_and_nemo_do(
+    tmp_path: Path, spec: str, names: list[str]
+) -> None:
     assert named(tmp_path, spec) == names
 
 
@@ -62,7 +66,11 @@ def test_what_exists_is_taken_as_it_is_whatever_its_name(tmp_path: Path) -> None
 
 def test_a_list_is_separated_by_commas(tmp_path: Path) -> None:
     specs = f"{tmp_path}/a.json,{tmp_path}/m_{{0,1}}.json"
-    assert [one.path.name for one in expand(specs, None)] == ["a.json", "m_0.json", "m_1.json"]
+    assert [one.path.name for one in expand(specs, None)] == [
+        "a.json",
+        "m_0.json",
+        "m_1.json",
+    ]
 
 
 def test_the_same_file_in_other_words_is_the_same_file(tmp_path: Path) -> None:
@@ -92,7 +100,9 @@ def test_absurdly_many_files_are_an_error(spec: str) -> None:
         expand(spec, None)
 
 
-@given(st.text(st.characters(exclude_characters="/."), max_size=30))  # not the machine's own folders
+@given(
+    st.text(st.characters(exclude_characters="/."), max_size=30)
+)  # not the machine's own folders
 @example("a{b,")
 @example("0,\0")
 @example(",")
@@ -108,12 +118,17 @@ def test_any_words_mean_sources_or_a_user_error(spec: str) -> None:
     [
         (["utt2dur", "utt2num_frames", "text"], ["utt2dur"]),
         (["utt2num_samples", "speech_shape"], ["utt2num_samples"]),
-        (["b.tar", "a.tar", "deep/c.tar.gz", "README.md"], ["a.tar", "b.tar", "deep/c.tar.gz"]),
+        (
+            ["b.tar", "a.tar", "deep/c.tar.gz", "README.md"],
+            ["a.tar", "b.tar", "deep/c.tar.gz"],
+        ),
         (["b.parquet", "a.parquet"], ["a.parquet", "b.parquet"]),
         (["x.jsonl", "y.jsonl.gz", "z.txt"], ["x.jsonl", "y.jsonl.gz"]),
     ],
 )
-def test_a_folder_means_the_data_in_it(tmp_path: Path, names: list[str], found: list[str]) -> None:
+def test_a_folder_means_the_data_in_it(
+    tmp_path: Path, names: list[str], found: list[str]
+) -> None:
     write(tmp_path, *names)
     assert named(tmp_path, "") == found
 
@@ -127,7 +142,10 @@ def test_audio_files_of_a_folder_are_one_source(tmp_path: Path) -> None:
 def test_a_large_folder_is_read_in_parts_by_name(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("batchtune.manifests.inputs._FILES_AT_ONCE", 2)
     write(tmp_path, "a.wav", "a.txt", "b.wav", "c.wav")
-    assert [one.names for one in expand(tmp_path, None)] == [("a.wav", "b.wav"), ("c.wav",)]
+    assert [one.names for one in expand(tmp_path, None)] == [
+        ("a.wav", "b.wav"),
+        ("c.wav",),
+    ]
 
 
 def test_a_mixed_folder_is_an_error_that_names_its_formats(tmp_path: Path) -> None:
@@ -141,7 +159,9 @@ def test_a_named_format_says_what_is_meant_in_a_folder(tmp_path: Path) -> None:
     assert named(tmp_path, "", "webdataset") == ["c.tar"]
 
 
-def test_standard_input_is_read_through_a_dash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_standard_input_is_read_through_a_dash(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     path = tmp_path / "stdin"
     path.write_bytes(b'{"duration": 2}\n{"duration": 3}\n')
     with path.open() as stream:
@@ -149,7 +169,9 @@ def test_standard_input_is_read_through_a_dash(monkeypatch: pytest.MonkeyPatch, 
         assert load_lengths("-").values.tolist() == [3.0, 2.0]
 
 
-def test_empty_standard_input_is_said_to_be_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_standard_input_is_said_to_be_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     with pytest.raises(ManifestError, match="standard input is empty"):
         load_lengths("-")
@@ -190,21 +212,30 @@ def test_broken_files_are_skipped_on_request_and_reported(tmp_path: Path) -> Non
     assert any("b.json, line 2" in note for note in lengths.notes)
 
 
-def test_invalid_rows_of_several_files_are_named_with_their_file(tmp_path: Path) -> None:
+def test_invalid_rows_of_several_files_are_named_with_their_file(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.csv").write_text("id,duration\nx,1\n")
     (tmp_path / "b.csv").write_text("id,duration\ny,0\n")
     with pytest.raises(ManifestError) as caught:
         load_lengths([tmp_path / "a.csv", tmp_path / "b.csv"])
     assert "1 of 2 rows is invalid" in caught.value.message
-    assert f"{tmp_path}/b.csv, line 2, id 'y': 'duration' is '0' (zero)" in caught.value.message
+    assert (
+        f"{tmp_path}/b.csv, line 2, id 'y': 'duration' is '0' (zero)"
+        in caught.value.message
+    )
 
 
 def test_several_processes_read_many_files_alike(tmp_path: Path, monkeypatch) -> None:
     for number in range(6):
-        (tmp_path / f"{number}.csv").write_text("id,duration\n" + "".join(f"{i},{i + number}\n" for i in range(1, 50)))
+        (tmp_path / f"{number}.csv").write_text(
+            "id,duration\n" + "".join(f"{i},{i + number}\n" for i in range(1, 50))
+        )
     alone = load_lengths(str(tmp_path / "*.csv"))
     monkeypatch.setattr("batchtune.manifests.reading._WORTH_BYTES", 0)
-    assert load_lengths(str(tmp_path / "*.csv"), jobs=2).fingerprint == alone.fingerprint
+    assert (
+        load_lengths(str(tmp_path / "*.csv"), jobs=2).fingerprint == alone.fingerprint
+    )
 
 
 @pytest.mark.parametrize("spec", [".", "*.jsonl"], ids=["folder", "pattern"])
@@ -215,5 +246,7 @@ def test_a_pipe_among_files_is_refused(tmp_path: Path, spec: str, kind: str) -> 
         os.mkfifo(tmp_path / "b.jsonl")
     else:
         (tmp_path / "b.jsonl").symlink_to("/dev/zero")
-    with pytest.raises(ManifestError, match=r"b.jsonl is (not an ordinary file|a device)"):
+    with pytest.raises(
+        ManifestError, match=r"b.jsonl is (not an ordinary file|a device)"
+    ):
         load_lengths(f"{tmp_path}/{spec}")

@@ -24,7 +24,9 @@ def test_a_value_that_is_no_length_is_shown(refusal, value: str, shown: str) -> 
 
 
 def test_a_key_with_a_quote_in_it_can_be_read(read) -> None:
-    assert read('{"du\\"r": 3}\n{"du\\"r": 4}\n', length_key='du"r').values.tolist() == [4.0, 3.0]
+    assert read(
+        '{"du\\"r": 3}\n{"du\\"r": 4}\n', length_key='du"r'
+    ).values.tolist() == [4.0, 3.0]
 
 
 @pytest.mark.parametrize("content", ['{"a":' * 100_000, "[" * 100_000])
@@ -42,14 +44,26 @@ def test_keys_that_only_a_later_line_has_are_found(read) -> None:
     ("content", "said"),
     [
         ('{"duration": 1}\n\n\n{"duration": 0}\n', "line 4: 'duration' is"),
-        ('{"duration": 1}\n{"duration": 2, "text": ', "line 2: Input data was truncated"),
+        (
+            '{"duration": 1}\n{"duration": 2, "text": ',
+            "line 2: Input data was truncated",
+        ),
         ('{"duration": 1}\n{"duration": }\n', "line 2: JSON is malformed"),
         ('{"duration": 1}\n{"duration": NaN}\n', "line 2: JSON is malformed"),
         ('{"duration": 1}\n[2]\n', "line 2: Expected `object`"),
-        ('{"a": {"duration": 1},\n"b": {"duration": ', "line 2: Input data was truncated"),
-        ('{"a": {"duration": 1},\n"b": {"duration": 2}\n"c": {}}', "line 3: JSON is malformed"),
+        (
+            '{"a": {"duration": 1},\n"b": {"duration": ',
+            "line 2: Input data was truncated",
+        ),
+        (
+            '{"a": {"duration": 1},\n"b": {"duration": 2}\n"c": {}}',
+            "line 3: JSON is malformed",
+        ),
         ('{"a": {"duration": 1},\n"b": 3}', "id 'b': Expected `object`"),
-        ('{"a": {"duration": 1},\n"b": {"duration": 1e400}}', "id 'b': Number out of range"),
+        (
+            '{"a": {"duration": 1},\n"b": {"duration": 1e400}}',
+            "id 'b': Number out of range",
+        ),
         ('[{"duration": 1},\n{"duration": -1}]', "item 2: 'duration' is -1"),
         ('[{"duration": 1},\n3]', "item 2: Expected `object`"),
         ("{}", "holds no examples"),
@@ -60,7 +74,9 @@ def test_damage_is_named_with_its_place(refusal, content: str, said: str) -> Non
 
 
 def test_the_hint_shows_the_format(refusal) -> None:
-    assert "one whole JSON object on every line" in refusal('{\n"duration": 1\n}\n').hint
+    assert (
+        "one whole JSON object on every line" in refusal('{\n"duration": 1\n}\n').hint
+    )
     assert '{"id": {"duration"' in refusal("[1]", format="speechbrain-json").hint
     assert "NaN and Infinity are not JSON" in refusal('{"duration": NaN}\n').hint
 
@@ -72,7 +88,10 @@ def test_a_line_whose_first_value_is_an_object_is_still_a_line(read) -> None:
 
 
 def test_an_object_of_objects_on_one_line_is_speechbrains(read) -> None:
-    assert read('{"a": {"length": 2}, "b": {"length": "3"}}').values.tolist() == [3.0, 2.0]
+    assert read('{"a": {"length": 2}, "b": {"length": "3"}}').values.tolist() == [
+        3.0,
+        2.0,
+    ]
 
 
 def test_a_first_entry_longer_than_the_head_is_read(read) -> None:
@@ -89,10 +108,21 @@ def test_of_two_entries_with_one_id_the_last_counts(read) -> None:
 @pytest.mark.parametrize("is_list", [False, True])
 def test_cuts_of_lhotse_have_their_durations_and_texts(read, is_list: bool) -> None:
     supervisions = [{"id": "1", "text": "hello"}, {"id": "2", "text": "you"}]
-    cut = {"id": "a", "start": 0, "duration": 2.5, "channel": 0, "supervisions": supervisions, "type": "MonoCut"}
+    cut = {
+        "id": "a",
+        "start": 0,
+        "duration": 2.5,
+        "channel": 0,
+        "supervisions": supervisions,
+        "type": "MonoCut",
+    }
     written = json.dumps([cut] if is_list else cut) + "\n"
     lengths = read(written, target_key="supervisions.text", reduce="sum")
-    assert (lengths.values.tolist(), lengths.targets.tolist(), lengths.unit) == ([2.5], [8.0], "s")
+    assert (lengths.values.tolist(), lengths.targets.tolist(), lengths.unit) == (
+        [2.5],
+        [8.0],
+        "s",
+    )
 
 
 def test_a_mixed_cut_of_lhotse_is_named(refusal) -> None:

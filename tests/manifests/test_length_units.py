@@ -64,11 +64,16 @@ def test_a_scale_gives_a_unit_only_where_there_is_no_doubt(
 ) -> None:
     lengths = read(_one(column), length_scale=scale)
     assert lengths.unit == unit
-    assert any("name it with --unit" in note for note in lengths.notes) == (unit is None)
+    assert any("name it with --unit" in note for note in lengths.notes) == (
+        unit is None
+    )
 
 
 def test_a_length_that_the_scale_makes_infinite_is_invalid(refusal) -> None:
-    assert "(infinite)" in refusal(_one("duration", "1e308"), length_scale=Fraction(1000)).message
+    assert (
+        "(infinite)"
+        in refusal(_one("duration", "1e308"), length_scale=Fraction(1000)).message
+    )
 
 
 @pytest.mark.parametrize("column", ["length", "len"])

@@ -23,7 +23,9 @@ from batchtune.manifests.source import Head
         ("shapes", "3,80", None),
     ],
 )
-def test_the_name_of_a_kaldi_list_says_what_it_counts(read, name: str, value: str, unit: str | None) -> None:
+def test_the_name_of_a_kaldi_list_says_what_it_counts(
+    read, name: str, value: str, unit: str | None
+) -> None:
     lengths = read(f"a {value}\nb\t{value} \n", name)
     assert (lengths.values.tolist(), lengths.unit) == ([3.0, 3.0], unit)
 
@@ -44,7 +46,11 @@ def test_a_kaldi_line_without_a_length_is_named(refusal, line: str, said: str) -
 
 def test_wav2vec_counts_samples_of_paths_with_blanks(read, refusal) -> None:
     lengths = read("/my data\na b.flac\t16000\n")
-    assert (lengths.values.tolist(), lengths.unit, lengths.notes) == ([16000.0], "samples", ())
+    assert (lengths.values.tolist(), lengths.unit, lengths.notes) == (
+        [16000.0],
+        "samples",
+        (),
+    )
     for row in ("b.flac", "b.flac\t1\t2"):
         assert "line 3" in refusal(f"/data\na.flac\t16000\n{row}\n").message
 
@@ -60,7 +66,9 @@ def test_each_line_of_text_is_an_example(read) -> None:
     lengths = read("HELLO \r\n\nME\n", format="text")
     assert (lengths.values.tolist(), lengths.unit) == ([6.0, 2.0], "characters")
     assert read("10\n200\n", format="text").values.tolist() == [3.0, 2.0]
-    assert read("ONE TWO\n THREE \n", format="text", measure="words").values.tolist() == [2.0, 1.0]
+    assert read(
+        "ONE TWO\n THREE \n", format="text", measure="words"
+    ).values.tolist() == [2.0, 1.0]
 
 
 @pytest.mark.parametrize("content", [b"plain prose\n", b"3\n", b"", b"{}"])
@@ -76,16 +84,31 @@ def test_each_number_is_a_length(read, refusal) -> None:
     assert "line 2: 'length' is 'x' (text)" in refusal("3\nx\n4\n").message
 
 
-@pytest.mark.parametrize("content", ["duration\n3\n4\n", "3 4\n5 6\n", "3,4\n", "a\n3\n", "3\na\nb\nc\n"])
+@pytest.mark.parametrize(
+    "content", ["duration\n3\n4\n", "3 4\n5 6\n", "3,4\n", "a\n3\n", "3\na\nb\nc\n"]
+)
 def test_other_lines_are_no_list_of_numbers(content: str) -> None:
     assert not FORMATS["numbers"].fits(Head(content.encode(), complete=True))
 
 
-@pytest.mark.parametrize("content", [b"PK\x03\x04...", b"fLaC\0\0", b"some prose\nof two lines\n", b"[1, 2, 3]"])
+@pytest.mark.parametrize(
+    "content",
+    [b"PK\x03\x04...", b"fLaC\0\0", b"some prose\nof two lines\n", b"[1, 2, 3]"],
+)
 def test_what_fits_no_format_is_shown_with_the_formats(refusal, content: bytes) -> None:
     error = refusal(content)
     assert "fits no known manifest format: it begins with '" in error.message
-    assert all(name in error.hint for name in ("speechbrain-json", "nemo", "kaldi", "wav2vec", "table", "--format"))
+    assert all(
+        name in error.hint
+        for name in (
+            "speechbrain-json",
+            "nemo",
+            "kaldi",
+            "wav2vec",
+            "table",
+            "--format",
+        )
+    )
 
 
 def test_a_misspelt_format_is_corrected(read) -> None:

@@ -40,7 +40,9 @@ LENGTHS = [12.0, 7.0, 3.0, 1.0]
 
 
 def _those(wanted: Callable[[Sample], bool]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("name", [name for name, sample in SAMPLES.items() if wanted(sample)])
+    return pytest.mark.parametrize(
+        "name", [name for name, sample in SAMPLES.items() if wanted(sample)]
+    )
 
 
 all_formats = _those(lambda sample: True)
@@ -49,7 +51,9 @@ text_formats = _those(lambda sample: sample.text)
 line_formats = _those(lambda sample: sample.first_line is not None and not sample.whole)
 free_formats = _those(lambda sample: not sample.whole)
 # One of each way to the bytes, for what is the same whatever the format: blocks, one text, a table, an archive.
-some_formats = pytest.mark.parametrize("name", ["nemo", "speechbrain-json", "parquet", "webdataset"])
+some_formats = pytest.mark.parametrize(
+    "name", ["nemo", "speechbrain-json", "parquet", "webdataset"]
+)
 
 
 @pytest.fixture
@@ -88,21 +92,34 @@ def test_the_lengths_are_read_whether_the_format_is_named_or_not(
     assert read(write(VALUES), format=name).values.tolist() == LENGTHS
 
 
-@pytest.mark.parametrize("name", [name for name, sample in SAMPLES.items() if sample.ids])
-def test_the_rows_have_their_ids(tmp_path: Path, write: Writer, sample: Sample, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [name for name, sample in SAMPLES.items() if sample.ids]
+)
+def test_the_rows_have_their_ids(
+    tmp_path: Path, write: Writer, sample: Sample, name: str
+) -> None:
     (tmp_path / "manifest").write_bytes(write(VALUES))
     rows = FORMATS[name](Source(tmp_path / "manifest")).rows([sample.column])
-    assert [identity for chunk in rows for identity in chunk.ids()] == ["utt0", "utt1", "utt2", "utt3"]
+    assert [identity for chunk in rows for identity in chunk.ids()] == [
+        "utt0",
+        "utt1",
+        "utt2",
+        "utt3",
+    ]
 
 
 @all_formats
-def test_compression_is_told_by_the_content_not_by_the_name(read, write: Writer, named: dict[str, str]) -> None:
+def test_compression_is_told_by_the_content_not_by_the_name(
+    read, write: Writer, named: dict[str, str]
+) -> None:
     assert read(gzip.compress(write(VALUES)), **named).values.tolist() == LENGTHS
     assert read(write(VALUES), "manifest.gz", **named).values.tolist() == LENGTHS
 
 
 @text_formats
-def test_byte_order_marks_and_blank_lines_are_skipped(read, write: Writer, named: dict[str, str]) -> None:
+def test_byte_order_marks_and_blank_lines_are_skipped(
+    read, write: Writer, named: dict[str, str]
+) -> None:
     content = write(VALUES)
     for variant in (
         b"\xef\xbb\xbf" + content,
@@ -120,7 +137,12 @@ def test_a_pipe_is_read(write: Writer, named: dict[str, str]) -> None:
     with os.fdopen(writing, "wb") as stream:
         stream.write(write(VALUES))
     try:
-        assert load_lengths(Path(f"/dev/fd/{reading}"), ReadOptions(**named)).values.tolist() == LENGTHS
+        assert (
+            load_lengths(
+                Path(f"/dev/fd/{reading}"), ReadOptions(**named)
+            ).values.tolist()
+            == LENGTHS
+        )
     finally:
         os.close(reading)
 
@@ -128,7 +150,11 @@ def test_a_pipe_is_read(write: Writer, named: dict[str, str]) -> None:
 @some_formats
 def test_the_length_scale_is_exact(read, write: Writer, named: dict[str, str]) -> None:
     samples = [24376, 26832, 8144, 15232]
-    lengths = read(write([str(value) for value in samples]), length_scale=Fraction(1, 16000), **named)
+    lengths = read(
+        write([str(value) for value in samples]),
+        length_scale=Fraction(1, 16000),
+        **named,
+    )
     assert sorted(lengths.values.tolist()) == sorted(value / 16000 for value in samples)
 
 
@@ -138,18 +164,27 @@ def test_an_invalid_length_is_named_with_id_line_and_reason(
 ) -> None:
     message = refusal(write(["1", "2", "abc", "3"]), **named).message
     assert "1 of 4 rows is invalid" in message
-    assert f"line {sample.first_line + 2}{f', id {chr(39)}utt2{chr(39)}' if sample.ids else ''}" in message
+    assert (
+        f"line {sample.first_line + 2}{f', id {chr(39)}utt2{chr(39)}' if sample.ids else ''}"
+        in message
+    )
     assert "(text)" in message
 
 
 @line_formats
-def test_invalid_lengths_have_their_reasons(read, write: Writer, named: dict[str, str]) -> None:
+def test_invalid_lengths_have_their_reasons(
+    read, write: Writer, named: dict[str, str]
+) -> None:
     left_out = read(write(["1", *INVALID]), skip_invalid=True, **named).left_out
-    assert left_out == Counter(f"invalid length ({reason})" for reason in INVALID.values())
+    assert left_out == Counter(
+        f"invalid length ({reason})" for reason in INVALID.values()
+    )
 
 
 @_those(lambda sample: sample.ids)
-def test_an_empty_length_is_invalid(refusal, write: Writer, named: dict[str, str]) -> None:
+def test_an_empty_length_is_invalid(
+    refusal, write: Writer, named: dict[str, str]
+) -> None:
     message = refusal(write(["1", "", "3"]), **named).message
     assert "(empty)" in message or "missing" in message or "instead of" in message
 
@@ -168,21 +203,41 @@ def test_five_invalid_lengths_are_named_and_all_are_counted(
 
 
 @some_formats
-def test_it_is_an_error_when_all_rows_are_skipped(refusal, write: Writer, named: dict[str, str]) -> None:
-    assert "none of its 2 examples is left" in refusal(write(["0", "-1"]), skip_invalid=True, **named).message
-    assert "longer than --max-length 0.5: 4" in refusal(write(VALUES), max_length=0.5, **named).message
+def test_it_is_an_error_when_all_rows_are_skipped(
+    refusal, write: Writer, named: dict[str, str]
+) -> None:
+    assert (
+        "none of its 2 examples is left"
+        in refusal(write(["0", "-1"]), skip_invalid=True, **named).message
+    )
+    assert (
+        "longer than --max-length 0.5: 4"
+        in refusal(write(VALUES), max_length=0.5, **named).message
+    )
 
 
 @some_formats
-def test_limits_are_inclusive_after_scaling_and_counted(read, write: Writer, named: dict[str, str]) -> None:
-    options = {"length_scale": Fraction(1, 2), "min_length": 1.0, "max_length": 2.5, **named}
+def test_limits_are_inclusive_after_scaling_and_counted(
+    read, write: Writer, named: dict[str, str]
+) -> None:
+    options = {
+        "length_scale": Fraction(1, 2),
+        "min_length": 1.0,
+        "max_length": 2.5,
+        **named,
+    }
     lengths = read(write(["1", "2", "3", "5", "6", "7"]), **options)
     assert lengths.values.tolist() == [2.5, 1.5, 1.0]
-    assert lengths.left_out == {"shorter than --min-length 1": 1, "longer than --max-length 2.5": 2}
+    assert lengths.left_out == {
+        "shorter than --min-length 1": 1,
+        "longer than --max-length 2.5": 2,
+    }
 
 
 @all_formats
-def test_a_file_without_rows_holds_no_examples(refusal, write: Writer, name: str) -> None:
+def test_a_file_without_rows_holds_no_examples(
+    refusal, write: Writer, name: str
+) -> None:
     message = refusal(write([]), format=name).message
     assert "no examples" in message or "is empty" in message
 
@@ -197,14 +252,24 @@ def test_an_empty_file_is_said_to_be_empty(refusal, name: str) -> None:
 def test_wrong_encoding_is_named_with_line_and_byte(
     refusal, write: Writer, sample: Sample, named: dict[str, str]
 ) -> None:
-    content = write(VALUES).replace(b"utt2", b"\xe9") if sample.ids else write(["3", "12", "\xe9", "7"])
+    content = (
+        write(VALUES).replace(b"utt2", b"\xe9")
+        if sample.ids
+        else write(["3", "12", "\xe9", "7"])
+    )
     content = content.replace("\xe9".encode(), b"\xe9")
     message = refusal(content, **named).message
-    assert f"line {sample.first_line + 2}: byte {content.index(0xE9)} of the text (0xe9) is not UTF-8" in message
+    assert (
+        f"line {sample.first_line + 2}: byte {content.index(0xE9)} of the text (0xe9) is not UTF-8"
+        in message
+    )
 
 
 def test_utf16_is_named(refusal) -> None:
-    assert "UTF-16" in refusal(SAMPLES["nemo"].content(VALUES).decode().encode("utf-16")).message
+    assert (
+        "UTF-16"
+        in refusal(SAMPLES["nemo"].content(VALUES).decode().encode("utf-16")).message
+    )
 
 
 @some_formats
@@ -229,7 +294,11 @@ def test_an_unreadable_file_is_an_error(
 
 @line_formats
 def test_lines_are_counted_across_blocks(
-    refusal, write: Writer, sample: Sample, named: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    refusal,
+    write: Writer,
+    sample: Sample,
+    named: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(source, "BLOCK_BYTES", 100)
     message = refusal(write(["1"] * 300 + ["0", "1"]), **named).message
@@ -242,21 +311,35 @@ def test_nothing_is_lost_across_blocks(
 ) -> None:
     monkeypatch.setattr(source, "BLOCK_BYTES", 100)
     values = [f"{i}" for i in range(1, 500)]
-    assert read(write(values), **named).values.tolist() == [float(value) for value in reversed(values)]
+    assert read(write(values), **named).values.tolist() == [
+        float(value) for value in reversed(values)
+    ]
 
 
 @free_formats
 @settings(deadline=None, max_examples=6)
-@given(values=st.lists(st.floats(min_value=1e-6, max_value=1e12), min_size=1, max_size=20))
-def test_every_float_survives(values: list[float], name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+@given(
+    values=st.lists(st.floats(min_value=1e-6, max_value=1e12), min_size=1, max_size=20)
+)
+def test_every_float_survives(
+    values: list[float], name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.getbasetemp() / f"floats-{name}"
     path.write_bytes(SAMPLES[name].content([repr(value) for value in values]))
-    assert np.array_equal(load_lengths(path, ReadOptions(format=name)).values, sorted(values, reverse=True))
+    assert np.array_equal(
+        load_lengths(path, ReadOptions(format=name)).values,
+        sorted(values, reverse=True),
+    )
 
 
 @all_formats
 @settings(deadline=None, max_examples=5)
-@given(content=st.one_of(st.binary(max_size=200), st.text('{}[]":,;\t\n /a1-.N', max_size=80).map(str.encode)))
+@given(
+    content=st.one_of(
+        st.binary(max_size=200),
+        st.text('{}[]":,;\t\n /a1-.N', max_size=80).map(str.encode),
+    )
+)
 @example(content=b'{"a":' * 5000)
 @example(content=b"[" * 5000)
 @example(content=b'"' + b'\\"' * 20000)

@@ -14,14 +14,20 @@ from batchtune.errors import UsageError
 from batchtune.manifests import ReadOptions, load_lengths
 
 ENTRIES = [
-    {"text": "one two", "ids": [5, 6, 7], "deep": {"q": "è", "turns": [{"content": "ab"}, {"content": "abcd"}]}},
+    {
+        "text": "one two",
+        "ids": [5, 6, 7],
+        "deep": {"q": "è", "turns": [{"content": "ab"}, {"content": "abcd"}]},
+    },
     {"text": "three", "ids": [1], "deep": {"q": "ßß", "turns": [{"content": "abc"}]}},
 ]
 LINES = "".join(json.dumps(entry) + "\n" for entry in ENTRIES)
 LIST = json.dumps(ENTRIES, indent=1)
 OBJECT = json.dumps({f"u{i}": entry for i, entry in enumerate(ENTRIES)}, indent=1)
 
-layouts = pytest.mark.parametrize("content", [LINES, LIST, OBJECT], ids=["lines", "list", "object"])
+layouts = pytest.mark.parametrize(
+    "content", [LINES, LIST, OBJECT], ids=["lines", "list", "object"]
+)
 
 
 @layouts
@@ -39,14 +45,23 @@ layouts = pytest.mark.parametrize("content", [LINES, LIST, OBJECT], ids=["lines"
         ({"length_key": "ids", "reduce": "max"}, [7, 1], None),
     ],
 )
-def test_texts_lists_and_nested_values(read, content: str, options: dict, lengths: list[int], unit: str) -> None:
+def test_texts_lists_and_nested_values(
+    read, content: str, options: dict, lengths: list[int], unit: str
+) -> None:
     found = read(content, **options)
     assert (found.values.tolist(), found.unit) == (lengths, unit)
 
 
 @layouts
 def test_a_text_can_be_the_target(read, content: str) -> None:
-    found = read(content, length_key="ids", reduce="count", target_key="text", measure="words", unit="tokens")
+    found = read(
+        content,
+        length_key="ids",
+        reduce="count",
+        target_key="text",
+        measure="words",
+        unit="tokens",
+    )
     assert found.values.tolist() == [3, 1]
     assert found.targets.tolist() == [2, 1]
 
@@ -73,21 +88,29 @@ def test_measuring_what_holds_no_text_is_a_usage_error(read) -> None:
 
 
 def test_a_text_of_digits_among_others_is_a_text(read) -> None:
-    assert read('{"text": "in the year"}\n{"text": "1984"}\n{"text": "x"}\n', length_key="text").values.tolist() == [
+    assert read(
+        '{"text": "in the year"}\n{"text": "1984"}\n{"text": "x"}\n', length_key="text"
+    ).values.tolist() == [
         11,
         4,
         1,
     ]
 
 
-TOKENIZED = {"input_ids": [[5, 6, 7], [1]], "attention_mask": [[1, 1, 1], [1]], "labels": [[2, 2], [9]]}
+TOKENIZED = {
+    "input_ids": [[5, 6, 7], [1]],
+    "attention_mask": [[1, 1, 1], [1]],
+    "labels": [[2, 2], [9]],
+}
 
 
 def write_tokenized(folder: Path, kind: str) -> Path:
     """A tokenized data set as Hugging Face's tools write it."""
     table = pa.table(TOKENIZED)
     if kind == "folder":
-        pytest.importorskip("datasets").Dataset.from_dict(TOKENIZED).save_to_disk(str(folder / "saved"))
+        pytest.importorskip("datasets").Dataset.from_dict(TOKENIZED).save_to_disk(
+            str(folder / "saved")
+        )
         return folder / "saved"
     path = folder / f"tokenized.{kind}"
     if kind == "parquet":
@@ -106,7 +129,11 @@ def test_a_tokenized_data_set_needs_no_options(tmp_path: Path, kind: str) -> Non
     found = load_lengths(path)
     assert (found.values.tolist(), found.unit) == ([3, 1], "tokens")
     found = load_lengths(path, ReadOptions(length_key="input_ids", target_key="labels"))
-    assert (found.values.tolist(), found.targets.tolist(), found.unit) == ([3, 1], [2, 1], "tokens")
+    assert (found.values.tolist(), found.targets.tolist(), found.unit) == (
+        [3, 1],
+        [2, 1],
+        "tokens",
+    )
 
 
 def test_the_length_next_to_tokens_counts_them(read) -> None:
@@ -121,10 +148,16 @@ def test_the_length_next_to_tokens_counts_them(read) -> None:
         ({"length_key": "prompt_tokens+answer_tokens"}, [9, 4], "tokens"),
         ({"length_key": "prompt + answer"}, [9, 4], "characters"),
         ({"length_key": "prompt+answer", "measure": "words"}, [3, 1], "words"),
-        ({"length_key": "ids+ids", "reduce": "sum", "length_scale": Fraction(1, 2)}, [4, 3], None),
+        (
+            {"length_key": "ids+ids", "reduce": "sum", "length_scale": Fraction(1, 2)},
+            [4, 3],
+            None,
+        ),
     ],
 )
-def test_a_length_can_be_the_sum_of_columns(read, options: dict, lengths: list[int], unit: str) -> None:
+def test_a_length_can_be_the_sum_of_columns(
+    read, options: dict, lengths: list[int], unit: str
+) -> None:
     rows = (
         '{"prompt": "one two", "answer": "ok", "prompt_tokens": 6, "answer_tokens": 3, "ids": [1, 3]}\n'
         '{"prompt": "four", "answer": "", "prompt_tokens": 4, "answer_tokens": 0, "ids": [3]}\n'
@@ -137,13 +170,18 @@ def test_a_column_whose_name_has_a_plus_wins_over_a_sum(read) -> None:
     assert read("a,b,a+b\n1,2,7\n", length_key="a+b").values.tolist() == [7]
 
 
-@pytest.mark.parametrize(("row", "said"), [("0,0", "'a+b' is 0.0 (zero)"), ("x,1", "'a' is 'x' (text)")])
+@pytest.mark.parametrize(
+    ("row", "said"), [("0,0", "'a+b' is 0.0 (zero)"), ("x,1", "'a' is 'x' (text)")]
+)
 def test_an_invalid_sum_is_named(refusal, row: str, said: str) -> None:
     assert f"line 3: {said}" in refusal(f"a,b\n0,1\n{row}\n", length_key="a+b").message
 
 
 def test_a_summand_that_is_no_column_is_named(refusal) -> None:
-    assert "no column 'answr'" in refusal("prompt,answer\n1,2\n", length_key="prompt+answr").message
+    assert (
+        "no column 'answr'"
+        in refusal("prompt,answer\n1,2\n", length_key="prompt+answr").message
+    )
 
 
 def test_columns_of_two_units_are_not_added(read) -> None:
@@ -155,29 +193,46 @@ def test_a_sum_can_be_read_from_several_files(tmp_path: Path) -> None:
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("prompt,answer\n3,4\n")
     options = ReadOptions(length_key="prompt+answer")
-    assert load_lengths([tmp_path / "a.csv", tmp_path / "b.csv"], options).values.tolist() == [7, 7]
+    assert load_lengths(
+        [tmp_path / "a.csv", tmp_path / "b.csv"], options
+    ).values.tolist() == [7, 7]
 
 
 def test_digits_are_a_text_where_the_user_says_so(read) -> None:
-    assert read('{"answer": "1234"}\n', length_key="answer", measure="characters").values.tolist() == [4]
+    assert read(
+        '{"answer": "1234"}\n', length_key="answer", measure="characters"
+    ).values.tolist() == [4]
 
 
 def test_a_number_among_texts_is_invalid(refusal) -> None:
     rows = '{"text": "abc"}\n' * 1000 + '{"text": 5}\n'
-    assert "line 1001: 'text' can't be read: not text: 5" in refusal(rows, length_key="text").message
+    assert (
+        "line 1001: 'text' can't be read: not text: 5"
+        in refusal(rows, length_key="text").message
+    )
 
 
 def test_an_empty_text_is_said_to_be_empty(refusal) -> None:
-    assert "line 2: 'text' is '' (empty)" in refusal('{"text": "abc"}\n{"text": ""}\n', length_key="text").message
+    assert (
+        "line 2: 'text' is '' (empty)"
+        in refusal('{"text": "abc"}\n{"text": ""}\n', length_key="text").message
+    )
 
 
 def test_a_list_that_holds_a_text_can_not_be_summed(refusal) -> None:
-    message = refusal('{"ids": [1, 2]}\n{"ids": [1, "x"]}\n', length_key="ids", reduce="sum").message
-    assert "line 2: 'ids' can't be read: an empty list, or not of numbers: [1, 'x']" in message
+    message = refusal(
+        '{"ids": [1, 2]}\n{"ids": [1, "x"]}\n', length_key="ids", reduce="sum"
+    ).message
+    assert (
+        "line 2: 'ids' can't be read: an empty list, or not of numbers: [1, 'x']"
+        in message
+    )
 
 
 def test_an_empty_list_has_no_largest_item(refusal) -> None:
-    message = refusal('{"ids": [1, 2]}\n{"ids": []}\n', length_key="ids", reduce="max").message
+    message = refusal(
+        '{"ids": [1, 2]}\n{"ids": []}\n', length_key="ids", reduce="max"
+    ).message
     assert "an empty list" in message
 
 
@@ -200,7 +255,9 @@ def test_options_that_have_no_meaning_are_usage_errors(options: dict) -> None:
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
     tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "one": 1, "two": 2}, unk_token="[UNK]"))
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"[UNK]": 0, "one": 1, "two": 2}, unk_token="[UNK]")
+    )
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made.enable_truncation(1)
     made.enable_padding(length=9)
@@ -208,7 +265,9 @@ def tokenizer(tmp_path: Path) -> Path:
     return tmp_path / "tokenizer.json"
 
 
-def test_tokens_are_counted_without_truncation_and_padding(read, tokenizer: Path) -> None:
+def test_tokens_are_counted_without_truncation_and_padding(
+    read, tokenizer: Path
+) -> None:
     found = read(LINES, length_key="text", tokenizer=tokenizer)
     assert (found.values.tolist(), found.unit) == ([2, 1], "tokens")
 
@@ -216,10 +275,18 @@ def test_tokens_are_counted_without_truncation_and_padding(read, tokenizer: Path
 def test_a_tokenizer_that_is_none_is_an_error(refusal, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     (tmp_path / "broken.json").write_text("{}")
-    assert "is not a tokenizer" in refusal(LINES, length_key="text", tokenizer=tmp_path / "broken.json").message
-    assert "does not exist" in refusal(LINES, length_key="text", tokenizer=tmp_path / "absent.json").message
+    assert (
+        "is not a tokenizer"
+        in refusal(LINES, length_key="text", tokenizer=tmp_path / "broken.json").message
+    )
+    assert (
+        "does not exist"
+        in refusal(LINES, length_key="text", tokenizer=tmp_path / "absent.json").message
+    )
 
 
 def test_a_path_below_what_is_null_in_the_first_rows_is_followed(read) -> None:
     rows = '{"extra": null}\n' * 1100 + '{"extra": {"duration": 7}}\n'
-    assert read(rows, length_key="extra.duration", skip_invalid=True).values.tolist() == [7]
+    assert read(
+        rows, length_key="extra.duration", skip_invalid=True
+    ).values.tolist() == [7]

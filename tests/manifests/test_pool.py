@@ -40,14 +40,18 @@ def manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tmp_path / "*.csv")
 
 
-def test_a_source_that_kills_every_process_is_one_error(manifests: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_kills_every_process_is_one_error(
+    manifests: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reading, "read_part", killed_part)
     with pytest.raises(ManifestError, match="a process that read was killed") as caught:
         load_lengths(manifests, jobs=2)
     assert "memory" in caught.value.message
 
 
-def test_busy_processes_are_not_waited_for(manifests: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_processes_are_not_waited_for(
+    manifests: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reading, "read_part", part_never_read)
     _, tasks = reading.planned(manifests, ReadOptions())
 

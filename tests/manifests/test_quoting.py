@@ -12,7 +12,9 @@ from batchtune.manifests import ReadOptions, load_lengths, parse_scale
 
 LONG = 20_000
 MOST_CHARACTERS = 1500
-KINDS = pytest.mark.parametrize("name", ["nemo", "speechbrain-json", "table", "kaldi", "parquet", "webdataset"])
+KINDS = pytest.mark.parametrize(
+    "name", ["nemo", "speechbrain-json", "table", "kaldi", "parquet", "webdataset"]
+)
 
 
 def assert_short(error: BatchtuneError) -> None:
@@ -35,7 +37,9 @@ def test_a_long_id_is_quoted_by_its_beginning(refusal, name: str) -> None:
 
 
 @KINDS
-def test_a_long_name_of_a_column_that_is_not_there_is_shortened(read, name: str) -> None:
+def test_a_long_name_of_a_column_that_is_not_there_is_shortened(
+    read, name: str
+) -> None:
     with pytest.raises((ManifestError, UsageError)) as caught:
         read(SAMPLES[name].content(["1"]), length_key="k" * LONG)
     assert_short(caught.value)
@@ -51,9 +55,22 @@ def test_a_long_name_of_a_column_that_is_not_there_is_shortened(read, name: str)
         "id,KEY,KEY\na,1,2\n",
         "id," + ",".join(f"column {number}" for number in range(5000)) + "\n",
         "id," + ",".join(f"column {number // 2}" for number in range(5000)) + "\n",
-        "id," + ",".join(f"duration{'_' * number}" for number in range(500)) + "\n" + ",".join(["1"] * 501) + "\n",
+        "id,"
+        + ",".join(f"duration{'_' * number}" for number in range(500))
+        + "\n"
+        + ",".join(["1"] * 501)
+        + "\n",
     ],
-    ids=["JSON Lines", "JSON list", "JSON objects", "table", "twice", "columns", "columns twice", "candidates"],
+    ids=[
+        "JSON Lines",
+        "JSON list",
+        "JSON objects",
+        "table",
+        "twice",
+        "columns",
+        "columns twice",
+        "candidates",
+    ],
 )
 def test_long_and_many_columns_are_listed_in_short(refusal, content: str) -> None:
     for key in ("k" * LONG, "k " * LONG):

@@ -51,7 +51,9 @@ def test_what_is_no_positive_number_is_a_usage_error(text: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.fractions(min_value=Fraction(1, 10**9), max_value=10**9, max_denominator=10**9))
+@given(
+    st.fractions(min_value=Fraction(1, 10**9), max_value=10**9, max_denominator=10**9)
+)
 def test_a_written_fraction_is_read_back(scale: Fraction) -> None:
     assert parse_scale(str(scale)) == scale
 
@@ -66,7 +68,10 @@ def test_any_text_gives_a_positive_scale_or_a_usage_error(text: str) -> None:
 
 
 def test_limits_that_exclude_each_other_are_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="no example has a length from --min-length 3 to --max-length 2"):
+    with pytest.raises(
+        UsageError,
+        match="no example has a length from --min-length 3 to --max-length 2",
+    ):
         ReadOptions(min_length=3, max_length=2)
 
 
@@ -78,7 +83,9 @@ def test_truncated_examples_count_as_long_as_they_are_cut(read: Read) -> None:
 
 
 def test_targets_are_not_truncated(read: Read) -> None:
-    found = read("id,duration,num_words\na,3,8\nb,9,7\n", truncate=5.0, target_key="num_words")
+    found = read(
+        "id,duration,num_words\na,3,8\nb,9,7\n", truncate=5.0, target_key="num_words"
+    )
     assert (found.values.tolist(), found.targets.tolist()) == ([5, 3], [7, 8])
 
 

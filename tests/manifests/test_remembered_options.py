@@ -33,8 +33,12 @@ def test_all_options_are_remembered() -> None:
 
 def test_what_was_given_goes_first() -> None:
     given = ReadOptions(max_length=40.0, min_length=0.0)
-    found = given.completed(ReadingRecord(max_length=30.0, min_length=1.0, length_scale="1/1000"))
-    assert found == ReadOptions(max_length=40.0, min_length=0.0, length_scale=Fraction(1, 1000))
+    found = given.completed(
+        ReadingRecord(max_length=30.0, min_length=1.0, length_scale="1/1000")
+    )
+    assert found == ReadOptions(
+        max_length=40.0, min_length=0.0, length_scale=Fraction(1, 1000)
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,10 +47,15 @@ def test_what_was_given_goes_first() -> None:
         ({"measure": "words"}, {"tokenizer": None}),
         ({"target_key": "text"}, {"target_file": None}),
         # What another column's values mean.
-        ({"length_key": "seconds"}, {"unit": None, "length_scale": None, "tokenizer": None, "reduce": None}),
+        (
+            {"length_key": "seconds"},
+            {"unit": None, "length_scale": None, "tokenizer": None, "reduce": None},
+        ),
     ],
 )
-def test_what_does_not_go_with_a_given_option_is_not_taken(given: dict[str, Any], not_taken: dict[str, Any]) -> None:
+def test_what_does_not_go_with_a_given_option_is_not_taken(
+    given: dict[str, Any], not_taken: dict[str, Any]
+) -> None:
     found = ReadOptions(**given).completed(EVERYTHING.record())
     assert {name: getattr(found, name) for name in not_taken} == not_taken
     assert found.max_length == 30.0

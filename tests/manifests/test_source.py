@@ -18,7 +18,10 @@ from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths, source
 from batchtune.manifests.source import Source
 
-LINES = b"".join(b'{"id": "utt%d", "duration": %d.25}\n' % (i, i * 7919 % 9973 + 1) for i in range(3000))
+LINES = b"".join(
+    b'{"id": "utt%d", "duration": %d.25}\n' % (i, i * 7919 % 9973 + 1)
+    for i in range(3000)
+)
 
 
 def zstd(data: bytes) -> bytes:
@@ -29,18 +32,24 @@ def zstd(data: bytes) -> bytes:
 
 
 compressions = pytest.mark.parametrize(
-    "compress", [gzip.compress, zstd, bz2.compress, lzma.compress], ids=["gzip", "zstd", "bzip2", "xz"]
+    "compress",
+    [gzip.compress, zstd, bz2.compress, lzma.compress],
+    ids=["gzip", "zstd", "bzip2", "xz"],
 )
 
 
 @compressions
-def test_several_compressed_streams_in_one_file_are_one_text(read, compress: Callable[[bytes], bytes]) -> None:
+def test_several_compressed_streams_in_one_file_are_one_text(
+    read, compress: Callable[[bytes], bytes]
+) -> None:
     assert read(compress(LINES) + compress(LINES)).count == 6000
 
 
 @compressions
 @pytest.mark.parametrize("tenths", (1, 5, 9))
-def test_what_is_cut_off_is_said_to_break_off(refusal, compress: Callable[[bytes], bytes], tenths: int) -> None:
+def test_what_is_cut_off_is_said_to_break_off(
+    refusal, compress: Callable[[bytes], bytes], tenths: int
+) -> None:
     data = compress(LINES)
     assert "breaks off" in refusal(data[: len(data) * tenths // 10]).message
 
@@ -52,13 +61,22 @@ def test_a_wrong_checksum_of_gzip_is_damage(refusal) -> None:
 
 
 @compressions
-def test_a_bomb_does_no_harm(refusal, compress: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_does_no_harm(
+    refusal, compress: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(source, "_TRUSTED_BYTES", 1_000_000)
-    assert "expands more than 500-fold" in refusal(compress(b'{"duration": 1}\n' + b" " * 20_000_000)).message
+    assert (
+        "expands more than 500-fold"
+        in refusal(compress(b'{"duration": 1}\n' + b" " * 20_000_000)).message
+    )
 
 
-@pytest.mark.parametrize("name", [name for name, one in SAMPLES.items() if one.text and "json" not in name])
-def test_a_line_that_no_example_has_is_one_error(refusal, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", [name for name, one in SAMPLES.items() if one.text and "json" not in name]
+)
+def test_a_line_that_no_example_has_is_one_error(
+    refusal, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(source, "_LARGEST_LINE_BYTES", 2 * source.BLOCK_BYTES)
     content = SAMPLES[name].content(["1", "2"])
     error = refusal(content + b"x" * 4 * source.BLOCK_BYTES, format=name)
@@ -72,10 +90,15 @@ def test_a_json_text_that_the_machine_cant_hold_is_one_error(
 ) -> None:
     monkeypatch.setattr(source, "total_memory", lambda: 1000)
     content = b" " * 1000 + SAMPLES[name].content(["1", "2", "-1"])
-    assert "half of this machine's memory" in refusal(content, format=name, skip_invalid=False).message
+    assert (
+        "half of this machine's memory"
+        in refusal(content, format=name, skip_invalid=False).message
+    )
 
 
-def test_a_process_that_gets_no_memory_is_one_error(refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_gets_no_memory_is_one_error(
+    refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_memory(self: Source) -> bytes:
         raise MemoryError
 
@@ -107,6 +130,13 @@ def test_a_pipe_of_many_lines_is_read_whole(compress: Callable[[bytes], bytes]) 
 
 
 def test_a_target_file_may_be_a_pipe(tmp_path: Path) -> None:
-    (tmp_path / "train.tsv").write_text("/data\n" + "".join(f"{number}\t100\n" for number in range(3000)))
+    (tmp_path / "train.tsv").write_text(
+        "/data\n" + "".join(f"{number}\t100\n" for number in range(3000))
+    )
     targets = str(pipe(b"7\n" * 3000))
-    assert load_lengths(tmp_path / "train.tsv", ReadOptions(target_file=targets)).targets.sum() == 21_000
+    assert (
+        load_lengths(
+            tmp_path / "train.tsv", ReadOptions(target_file=targets)
+        ).targets.sum()
+        == 21_000
+    )

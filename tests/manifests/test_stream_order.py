@@ -12,7 +12,10 @@ from batchtune.manifests import ReadOptions, load_lengths, load_stream
 
 
 def write_shard(path: Path, samples: dict[str, float]) -> Path:
-    members = [(f"{key}.json", f'{{"duration": {duration}}}'.encode()) for key, duration in samples.items()]
+    members = [
+        (f"{key}.json", f'{{"duration": {duration}}}'.encode())
+        for key, duration in samples.items()
+    ]
     path.write_bytes(shard(members))
     return path
 
@@ -26,9 +29,14 @@ def test_shards_are_read_in_their_order(tmp_path: Path) -> None:
         (str(second), 2, False),
         (str(first), 2, False),
     ]
-    assert [shard.size for shard in found.shards] == [second.stat().st_size, first.stat().st_size]
+    assert [shard.size for shard in found.shards] == [
+        second.stat().st_size,
+        first.stat().st_size,
+    ]
     assert found.repeated_ids == 1
-    assert found.lengths.fingerprint == load_lengths([str(first), str(second)]).fingerprint
+    assert (
+        found.lengths.fingerprint == load_lengths([str(first), str(second)]).fingerprint
+    )
 
 
 def test_a_single_tar_file_is_a_shard(tmp_path: Path) -> None:
@@ -41,7 +49,10 @@ def test_a_manifest_is_no_shard_but_several_are(tmp_path: Path) -> None:
         (tmp_path / f"{name}.csv").write_text(f"id,duration\n{rows}")
     assert load_stream(tmp_path / "a.csv").shards == []
     both = load_stream([tmp_path / "a.csv", tmp_path / "b.csv"])
-    assert (both.values.tolist(), [shard.count for shard in both.shards]) == ([4, 3, 7], [2, 1])
+    assert (both.values.tolist(), [shard.count for shard in both.shards]) == (
+        [4, 3, 7],
+        [2, 1],
+    )
     assert both.repeated_ids is None
 
 
@@ -58,7 +69,9 @@ def test_a_shard_that_breaks_off_is_counted(tmp_path: Path) -> None:
 
 
 def test_lengths_that_are_left_out_are_in_no_shard(tmp_path: Path) -> None:
-    shards = [write_shard(tmp_path / f"a-{at}.tar", {"x": 3, "y": 1 + at}) for at in range(2)]
+    shards = [
+        write_shard(tmp_path / f"a-{at}.tar", {"x": 3, "y": 1 + at}) for at in range(2)
+    ]
     found = load_stream([str(shard) for shard in shards], ReadOptions(max_length=2))
     assert [shard.count for shard in found.shards] == [1, 1]
     assert found.lengths.left_out == {"longer than --max-length 2": 2}

@@ -20,14 +20,24 @@ from batchtune.errors import ManifestError
 from batchtune.manifests.source import Source
 from batchtune.manifests.tar import BLOCK, File, Tar, is_header, open_tar
 
-FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+FORMATS = {
+    "ustar": tarfile.USTAR_FORMAT,
+    "gnu": tarfile.GNU_FORMAT,
+    "pax": tarfile.PAX_FORMAT,
+}
 
 Found = list[File]
 
-NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=120)
+NAMES = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"),
+    min_size=1,
+    max_size=120,
+)
 
 
-def entry(name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, **fields: object) -> tarfile.TarInfo:
+def entry(
+    name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, **fields: object
+) -> tarfile.TarInfo:
     member = tarfile.TarInfo(name)
     member.size, member.type = len(content), kind
     for field, value in fields.items():
@@ -48,11 +58,21 @@ def files(contents: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
 
 
 def header(
-    name: bytes, size: bytes = b"0" * 11 + b"\0", kind: bytes = b"0", *, rest: dict[int, bytes] | None = None
+    name: bytes,
+    size: bytes = b"0" * 11 + b"\0",
+    kind: bytes = b"0",
+    *,
+    rest: dict[int, bytes] | None = None,
 ) -> bytes:
     """A header made by hand, with a right checksum."""
     block = bytearray(BLOCK)
-    for offset, field in {0: name, 124: size, 148: b" " * 8, 156: kind, **(rest or {})}.items():
+    for offset, field in {
+        0: name,
+        124: size,
+        148: b" " * 8,
+        156: kind,
+        **(rest or {}),
+    }.items():
         block[offset : offset + len(field)] = field
     block[148:156] = b"%06o\0 " % sum(block)
     return bytes(block)
@@ -98,13 +118,21 @@ def write(tmp_path: Path) -> Callable[[bytes], Path]:
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
 @settings(deadline=None, max_examples=60)
-@given(contents=st.dictionaries(NAMES, st.integers(0, 1500), max_size=12), form=st.sampled_from(list(FORMATS)))
+@given(
+    contents=st.dictionaries(NAMES, st.integers(0, 1500), max_size=12),
+    form=st.sampled_from(list(FORMATS)),
+)
 def test_names_offsets_and_sizes_are_those_of_tarfile(
-    contents: dict[str, int], form: str, compress: Callable[[bytes], bytes], tmp_path_factory: pytest.TempPathFactory
+    contents: dict[str, int],
+    form: str,
+    compress: Callable[[bytes], bytes],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     path = tmp_path_factory.getbasetemp() / f"any-{compress.__name__}.tar"
     try:
-        data = files({name: b"x" * size for name, size in contents.items()}, FORMATS[form])
+        data = files(
+            {name: b"x" * size for name, size in contents.items()}, FORMATS[form]
+        )
     except ValueError:  # a name that is too long for ustar
         return
     path.write_bytes(compress(data))
@@ -136,7 +164,10 @@ def test_a_member_beyond_8_gib_is_passed_over(tmp_path: Path, form: str) -> None
         stream.seek(0, io.SEEK_END)
         stream.write(files({"small.wav": b"12"}))
     found, _ = indexed(path)
-    assert [(name, size) for name, _, size, _ in found] == [("large.wav", size), ("small.wav", 2)]
+    assert [(name, size) for name, _, size, _ in found] == [
+        ("large.wav", size),
+        ("small.wav", 2),
+    ]
 
 
 def test_any_byte_of_a_header_that_is_wrong_is_noticed(write) -> None:
@@ -152,18 +183,31 @@ def test_any_byte_of_a_header_that_is_wrong_is_noticed(write) -> None:
 
 def test_links_are_counted_and_not_followed(write) -> None:
     links = header(b"s.wav", kind=b"2", rest={157: b"/etc/passwd"})
-    links += header(b"h.wav", octal(5000), b"1")  # the size of the file that it is a link to
+    links += header(
+        b"h.wav", octal(5000), b"1"
+    )  # the size of the file that it is a link to
     found, tar = indexed(write(links + files({"a.wav": b"1"})))
     assert [one[0] for one in found] == ["a.wav"]
     assert tar.left_out == {"a link, a device or a member of unknown type": 2}
 
 
 def test_a_pax_sparse_member_is_told_and_has_its_real_name(write) -> None:
-    said = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "s.wav", "GNU.sparse.realsize": "9999"}
+    said = {
+        "GNU.sparse.major": "1",
+        "GNU.sparse.minor": "0",
+        "GNU.sparse.name": "s.wav",
+        "GNU.sparse.realsize": "9999",
+    }
     parts = b"1\n0\n3\n".ljust(512, b"\0") + b"abc"
-    data = archive((entry("GNUSparseFile.0/s.wav", parts, pax_headers=said), parts), (entry("a.wav", b"1"), b"1"))
+    data = archive(
+        (entry("GNUSparseFile.0/s.wav", parts, pax_headers=said), parts),
+        (entry("a.wav", b"1"), b"1"),
+    )
     found, _ = indexed(write(data))
-    assert [(name, size, sparse) for name, _, size, sparse in found] == [("s.wav", 9999, True), ("a.wav", 1, False)]
+    assert [(name, size, sparse) for name, _, size, sparse in found] == [
+        ("s.wav", 9999, True),
+        ("a.wav", 1, False),
+    ]
     assert found[1][1] == by_tarfile(data)[1][1]
 
 
@@ -171,7 +215,10 @@ def test_a_member_that_is_cut_is_named_with_its_bytes(write) -> None:
     data = files({"a.wav": b"1" * 600, "b.wav": b"2" * 5000})
     error = until_error(write(data[:3000]))[1]
     assert error is not None
-    assert "breaks off in the middle: its last member goes on up to byte 7,048" in error.message
+    assert (
+        "breaks off in the middle: its last member goes on up to byte 7,048"
+        in error.message
+    )
 
 
 @pytest.mark.parametrize("size", [b"7" * 11 + b"\0", b"\x80" + b"\xff" * 11])
@@ -193,26 +240,35 @@ def test_a_size_that_lies_is_an_error_and_takes_no_memory(
 @pytest.mark.parametrize("end", [b"", bytes(1024)])
 def test_an_extended_header_without_its_member_is_an_error(write, end: bytes) -> None:
     record = b"14 path=a.wav\n"
-    error = until_error(write(header(b"x", octal(len(record)), b"x") + padded(record) + end))[1]
+    error = until_error(
+        write(header(b"x", octal(len(record)), b"x") + padded(record) + end)
+    )[1]
     assert error is not None
     assert "is damaged at byte 0" in error.message
 
 
-def test_a_hole_behind_the_end_is_not_read(write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hole_behind_the_end_is_not_read(
+    write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(files({"a.wav": b"1"}))
     os.truncate(path, 30 << 30)
     pread = os.pread
     read: list[int] = []
-    monkeypatch.setattr(os, "pread", lambda *where: read.append(where[1]) or pread(*where))
+    monkeypatch.setattr(
+        os, "pread", lambda *where: read.append(where[1]) or pread(*where)
+    )
     assert until_error(path)[1] is None
     assert sum(read) < 4 << 20
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_payloads_are_read_at_any_place(write, compress: Callable[[bytes], bytes]) -> None:
+def test_payloads_are_read_at_any_place(
+    write, compress: Callable[[bytes], bytes]
+) -> None:
     chance = random.Random(5)
     contents = {
-        f"{i}.wav": chance.randbytes(size) for i, size in enumerate((0, 10, 5000, 70_000, 300_000, 9_000_000, 7))
+        f"{i}.wav": chance.randbytes(size)
+        for i, size in enumerate((0, 10, 5000, 70_000, 300_000, 9_000_000, 7))
     }
     with open_tar(Source(write(compress(files(contents))))) as tar:
         for file in tar.members():
@@ -229,16 +285,24 @@ def test_payloads_are_read_at_any_place(write, compress: Callable[[bytes], bytes
                 (3, 70_000),
             ):
                 if start >= 0:
-                    assert payload.read(start, length) == content[start : start + length]
+                    assert (
+                        payload.read(start, length) == content[start : start + length]
+                    )
 
 
 def test_random_damage_gives_members_or_an_error(write) -> None:
     """Bytes of headers are changed, and their checksums made right again."""
     chance = random.Random(11)
-    contents = {f"{'d/' * 60 * (i % 2)}{i}.wav": chance.randbytes(90 * i) for i in range(5)}
+    contents = {
+        f"{'d/' * 60 * (i % 2)}{i}.wav": chance.randbytes(90 * i) for i in range(5)
+    }
     for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         original = files(contents, form)
-        starts = [start for start in range(0, len(original), BLOCK) if is_header(original[start : start + BLOCK])]
+        starts = [
+            start
+            for start in range(0, len(original), BLOCK)
+            if is_header(original[start : start + BLOCK])
+        ]
         for _ in range(200):
             data = bytearray(original)
             for start in chance.choices(starts, k=chance.randint(1, 4)):
@@ -246,7 +310,9 @@ def test_random_damage_gives_members_or_an_error(write) -> None:
                     (0, 0x20, 0x37, 0x53, 0x78, chance.randrange(256))
                 )
                 block = data[start : start + BLOCK]
-                data[start + 148 : start + 156] = b"%06o\0 " % (sum(block) - sum(block[148:156]) + 256)
+                data[start + 148 : start + 156] = b"%06o\0 " % (
+                    sum(block) - sum(block[148:156]) + 256
+                )
             last = 0
             for _, offset, size, _ in until_error(write(bytes(data)))[0]:
                 assert last < offset

@@ -19,10 +19,14 @@ def pairs(lengths: Lengths) -> dict[float, float]:
     return dict(zip(lengths.values.tolist(), lengths.targets.tolist(), strict=True))
 
 
-def load(folder: Path, manifest: str, targets: str, name: str = "targets", **options: object) -> Lengths:
+def load(
+    folder: Path, manifest: str, targets: str, name: str = "targets", **options: object
+) -> Lengths:
     (folder / "manifest").write_text(manifest)
     (folder / name).write_text(targets)
-    return load_lengths(folder / "manifest", ReadOptions(target_file=str(folder / name), **options))
+    return load_lengths(
+        folder / "manifest", ReadOptions(target_file=str(folder / name), **options)
+    )
 
 
 def test_letters_of_fairseq_are_aligned_line_by_line(tmp_path: Path) -> None:
@@ -31,8 +35,16 @@ def test_letters_of_fairseq_are_aligned_line_by_line(tmp_path: Path) -> None:
 
 
 def test_other_texts_are_counted_in_characters_by_default(tmp_path: Path) -> None:
-    assert pairs(load(tmp_path, WAV2VEC, "one two\nthree\nx\n")) == {100: 7, 200: 5, 300: 1}
-    assert pairs(load(tmp_path, WAV2VEC, "one two\nthree\nx\n", measure="words")) == {100: 2, 200: 1, 300: 1}
+    assert pairs(load(tmp_path, WAV2VEC, "one two\nthree\nx\n")) == {
+        100: 7,
+        200: 5,
+        300: 1,
+    }
+    assert pairs(load(tmp_path, WAV2VEC, "one two\nthree\nx\n", measure="words")) == {
+        100: 2,
+        200: 1,
+        300: 1,
+    }
 
 
 def test_numbers_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -40,9 +52,12 @@ def test_numbers_are_taken_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("targets", "message"), [("1\n2\n", "has more examples"), ("1\n2\n3\n4\n", "has fewer examples")]
+    ("targets", "message"),
+    [("1\n2\n", "has more examples"), ("1\n2\n3\n4\n", "has fewer examples")],
 )
-def test_as_many_lines_as_examples_are_needed(tmp_path: Path, targets: str, message: str) -> None:
+def test_as_many_lines_as_examples_are_needed(
+    tmp_path: Path, targets: str, message: str
+) -> None:
     with pytest.raises(ManifestError, match=message):
         load(tmp_path, WAV2VEC, targets)
 
@@ -56,12 +71,16 @@ def test_as_many_lines_as_examples_are_needed(tmp_path: Path, targets: str, mess
     ],
     ids=["numbers", "shapes", "texts"],
 )
-def test_files_of_kaldi_and_espnet_are_joined_by_id(tmp_path: Path, targets: str, found: dict[float, float]) -> None:
+def test_files_of_kaldi_and_espnet_are_joined_by_id(
+    tmp_path: Path, targets: str, found: dict[float, float]
+) -> None:
     assert pairs(load(tmp_path, KALDI, targets)) == found
 
 
 def test_words_of_a_kaldi_text_can_be_counted(tmp_path: Path) -> None:
-    assert pairs(load(tmp_path, KALDI, "a HELLO YOU\nb HI\nc X\n", measure="words")) == {1.5: 2, 2.5: 1, 3.5: 1}
+    assert pairs(
+        load(tmp_path, KALDI, "a HELLO YOU\nb HI\nc X\n", measure="words")
+    ) == {1.5: 2, 2.5: 1, 3.5: 1}
 
 
 def test_an_example_without_a_target_is_invalid_and_named(tmp_path: Path) -> None:
@@ -72,7 +91,9 @@ def test_an_example_without_a_target_is_invalid_and_named(tmp_path: Path) -> Non
 def test_both_lengths_of_an_espnet_folder(tmp_path: Path) -> None:
     (tmp_path / "speech_shape").write_text("a 100,80\nb 200,80\n")
     (tmp_path / "text_shape.char").write_text("b 20,31\na 10,31\n")
-    found = load_lengths(tmp_path, ReadOptions(target_file=str(tmp_path / "text_shape.char")))
+    found = load_lengths(
+        tmp_path, ReadOptions(target_file=str(tmp_path / "text_shape.char"))
+    )
     assert pairs(found) == {100: 10, 200: 20}
     assert found.unit == "frames"
 
@@ -90,8 +111,16 @@ def test_each_of_several_manifests_has_its_target_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("targets", "name", "counts"),
-    [("A B\nC\nD\n", "a.ltr", "words"), ("one\ntwo\nx\n", "a.txt", "characters"), ("1\n2\n3\n", "a", "numbers")],
+    [
+        ("A B\nC\nD\n", "a.ltr", "words"),
+        ("one\ntwo\nx\n", "a.txt", "characters"),
+        ("1\n2\n3\n", "a", "numbers"),
+    ],
 )
-def test_it_is_told_what_the_targets_are(tmp_path: Path, targets: str, name: str, counts: str) -> None:
+def test_it_is_told_what_the_targets_are(
+    tmp_path: Path, targets: str, name: str, counts: str
+) -> None:
     notes = load(tmp_path, WAV2VEC, targets, name).notes
-    assert any(note.startswith(f"Target lengths are the {counts} in ") for note in notes)
+    assert any(
+        note.startswith(f"Target lengths are the {counts} in ") for note in notes
+    )

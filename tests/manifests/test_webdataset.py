@@ -42,16 +42,22 @@ def speech(count: int, start: int = 0) -> list[Member]:
             (f"utt{number}.txt", b"word " * (number + 1)),
             (
                 f"utt{number}.json",
-                json.dumps({"duration": (number + 1) / 16, "speaker": {"id": f"s{number}"}}).encode(),
+                json.dumps(
+                    {"duration": (number + 1) / 16, "speaker": {"id": f"s{number}"}}
+                ).encode(),
             ),
         ]
     return members
 
 
-def rows(path: Path, length: str, target: str | None = None) -> tuple[list[str | None], list[object], list[object]]:
+def rows(
+    path: Path, length: str, target: str | None = None
+) -> tuple[list[str | None], list[object], list[object]]:
     """Keys, lengths and targets of a shard, and nothing checked."""
     found: tuple[list[str | None], list[object], list[object]] = ([], [], [])
-    for chunk in FORMAT(Source(path)).rows([length] if target is None else [length, target]):
+    for chunk in FORMAT(Source(path)).rows(
+        [length] if target is None else [length, target]
+    ):
         found[0].extend(chunk.ids())
         found[1].extend(chunk.columns[0])
         found[2].extend(chunk.columns[1] if target is not None else ())
@@ -80,25 +86,41 @@ def test_the_seconds_of_the_audio_are_the_lengths(read) -> None:
 @pytest.mark.parametrize(
     ("members", "length", "unit"),
     [
-        ([("a.json", b'{"duration": 9}'), ("a.wav", wav(1000)), ("a.npy", npy(7))], 1000 / RATE, "s"),
+        (
+            [("a.json", b'{"duration": 9}'), ("a.wav", wav(1000)), ("a.npy", npy(7))],
+            1000 / RATE,
+            "s",
+        ),
         ([("a.npy", npy(7, 80)), ("a.txt", b"x")], 7.0, None),
         ([("a.duration", b"2.5\n")], 2.5, "s"),
         ([("a.json", b'{"duration": 2.5}')], 2.5, "s"),
     ],
 )
-def test_the_length_is_found_without_options(read, members: list[Member], length: float, unit: str | None) -> None:
+def test_the_length_is_found_without_options(
+    read, members: list[Member], length: float, unit: str | None
+) -> None:
     lengths = read(shard(members))
     assert (lengths.longest, lengths.unit) == (length, unit)
 
 
 def test_of_two_audio_members_one_needs_to_be_named(refusal) -> None:
-    assert "--length-key" in refusal(shard([("a.mix.wav", wav(1000)), ("a.clean.wav", wav(1000))])).hint
+    assert (
+        "--length-key"
+        in refusal(shard([("a.mix.wav", wav(1000)), ("a.clean.wav", wav(1000))])).hint
+    )
 
 
 def test_the_columns_are_listed_with_what_they_hold(write) -> None:
-    members = [*speech(1), ("utt0.jpg", b"\xff\xd8\xff\0"), ("utt0.cls", b"4"), ("utt0.pkl", b"cos\nsystem\n.")]
+    members = [
+        *speech(1),
+        ("utt0.jpg", b"\xff\xd8\xff\0"),
+        ("utt0.cls", b"4"),
+        ("utt0.pkl", b"cos\nsystem\n."),
+    ]
     columns = FORMAT(Source(write(members))).columns()
-    assert {column.name: (column.example, column.numeric, column.text) for column in columns} == {
+    assert {
+        column.name: (column.example, column.numeric, column.text) for column in columns
+    } == {
         "wav": (1 / 16, True, False),
         "audio": (1 / 16, True, False),
         "txt": ("word ", False, True),
@@ -111,24 +133,43 @@ def test_the_columns_are_listed_with_what_they_hold(write) -> None:
 
 
 def test_the_first_dimension_of_an_array_is_the_length(write) -> None:
-    path = write([("a.npy", npy(7, 80)), ("b.npy", npy()), ("c.npy", b"\x93NUMPY\x01\0"), ("d.npy", b"pickle")])
+    path = write(
+        [
+            ("a.npy", npy(7, 80)),
+            ("b.npy", npy()),
+            ("c.npy", b"\x93NUMPY\x01\0"),
+            ("d.npy", b"pickle"),
+        ]
+    )
     found = [str(value) for value in rows(path, "npy")[1]]
     assert found[:2] == ["7", "an array without dimensions"]
-    assert all(value.startswith("no array header, or a damaged one") for value in found[2:])
+    assert all(
+        value.startswith("no array header, or a damaged one") for value in found[2:]
+    )
 
 
 def test_each_samples_own_audio_suffix_gives_its_length(read) -> None:
-    lengths = read(shard([("a.wav", wav(1000)), ("b.flac", wav(3000)), ("c.mix.WAV", wav(2000))]))
+    lengths = read(
+        shard([("a.wav", wav(1000)), ("b.flac", wav(3000)), ("c.mix.WAV", wav(2000))])
+    )
     assert lengths.values.tolist() == [3000 / RATE, 2000 / RATE, 1000 / RATE]
     assert lengths.unit == "s"
     assert "Lengths are taken from column 'audio', in s." in lengths.notes
 
 
 def test_a_later_sample_with_several_audio_members_is_unreadable(refusal) -> None:
-    members = [(f"{number}.{'wav' if number % 2 else 'flac'}", wav(1000)) for number in range(100)]
-    message = refusal(shard([*members, ("x.mix.wav", wav(10)), ("x.flac", wav(20))])).message
+    members = [
+        (f"{number}.{'wav' if number % 2 else 'flac'}", wav(1000))
+        for number in range(100)
+    ]
+    message = refusal(
+        shard([*members, ("x.mix.wav", wav(10)), ("x.flac", wav(20))])
+    ).message
     assert "1 of 101 rows is invalid" in message
-    assert "id 'x': 'audio' can't be read: several audio members: 'flac' and another" in message
+    assert (
+        "id 'x': 'audio' can't be read: several audio members: 'flac' and another"
+        in message
+    )
 
 
 def test_a_sample_without_the_member_is_missing_its_length(refusal) -> None:
@@ -138,12 +179,18 @@ def test_a_sample_without_the_member_is_missing_its_length(refusal) -> None:
 
 
 def test_members_without_a_suffix_are_counted(read) -> None:
-    assert read(shard([("README", b"x"), *speech(1)])).left_out == {"a member without a suffix": 1}
+    assert read(shard([("README", b"x"), *speech(1)])).left_out == {
+        "a member without a suffix": 1
+    }
 
 
 def test_a_suffix_that_comes_twice_makes_the_sample_invalid(refusal) -> None:
-    message = refusal(shard([*speech(1), ("a.wav", wav(10)), ("a.txt", b"x"), ("a.WAV", wav(20))])).message
-    assert "id 'a': 'audio' can't be read: two members with one suffix: 'wav'" in message
+    message = refusal(
+        shard([*speech(1), ("a.wav", wav(10)), ("a.txt", b"x"), ("a.WAV", wav(20))])
+    ).message
+    assert (
+        "id 'a': 'audio' can't be read: two members with one suffix: 'wav'" in message
+    )
 
 
 def test_a_damaged_wav_is_named_and_can_be_left_out(read, refusal) -> None:
@@ -171,17 +218,29 @@ def test_a_damaged_wav_is_named_and_can_be_left_out(read, refusal) -> None:
         (b"", "malformed JSON"),
     ],
 )
-def test_json_without_a_valid_length_is_named_with_its_reason(refusal, content: bytes, seen: str) -> None:
-    message = refusal(shard([*speech(2), ("bad.json", content)]), length_key="json.duration").message
+def test_json_without_a_valid_length_is_named_with_its_reason(
+    refusal, content: bytes, seen: str
+) -> None:
+    message = refusal(
+        shard([*speech(2), ("bad.json", content)]), length_key="json.duration"
+    ).message
     assert "1 of 3 rows is invalid" in message
     assert "id 'bad'" in message
     assert seen in message
 
 
-def test_nothing_is_written_whatever_the_names_are(write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_whatever_the_names_are(
+    write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "inside").mkdir()
     monkeypatch.chdir(tmp_path / "inside")
-    names = ["../out.wav", "/tmp/batchtune-never.wav", "a/../../b.wav", "inside.wav", "C:\\x.wav"]
+    names = [
+        "../out.wav",
+        "/tmp/batchtune-never.wav",
+        "a/../../b.wav",
+        "inside.wav",
+        "C:\\x.wav",
+    ]
     path = write([(name, wav(1000)) for name in names])
     assert load_lengths(path).count == 5
     assert {entry.name for entry in tmp_path.iterdir()} == {"inside", "shard.tar"}
@@ -189,7 +248,9 @@ def test_nothing_is_written_whatever_the_names_are(write, tmp_path: Path, monkey
     assert not os.path.exists("/tmp/batchtune-never.wav")
 
 
-def test_only_the_beginnings_of_the_audio_are_read(write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_beginnings_of_the_audio_are_read(
+    write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write([(f"{number}.wav", wav(200_000)) for number in range(10)])
     read_bytes = 0
     original = os.pread
@@ -206,10 +267,14 @@ def test_only_the_beginnings_of_the_audio_are_read(write, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_a_truncated_shard_yields_the_whole_samples_before(write, compress: Callable[[bytes], bytes]) -> None:
+def test_a_truncated_shard_yields_the_whole_samples_before(
+    write, compress: Callable[[bytes], bytes]
+) -> None:
     data = shard(speech(40))
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        ends = [one.offset + BLOCK + one.size for one in tar if one.name.endswith(".json")]
+        ends = [
+            one.offset + BLOCK + one.size for one in tar if one.name.endswith(".json")
+        ]
     for tenth in range(1, 10):
         cut = len(data) * tenth // 10
         path = write(compress(data[:cut]))
@@ -219,7 +284,10 @@ def test_a_truncated_shard_yields_the_whole_samples_before(write, compress: Call
                 found.extend(chunk.columns[0])
         whole = sum(end <= cut for end in ends)
         assert found == [(number + 1) * 1000 for number in range(len(found))]
-        assert len(found) in (whole - 1, whole)  # nothing says of the last one that it has no more members
+        assert len(found) in (
+            whole - 1,
+            whole,
+        )  # nothing says of the last one that it has no more members
         assert caught.value.hint
 
 
@@ -249,17 +317,29 @@ def test_a_name_is_taken_apart_as_webdataset_does(name: str) -> None:
         max_size=12,
     )
 )
-def test_members_are_grouped_as_webdataset_does(names: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_members_are_grouped_as_webdataset_does(
+    names: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     tariterators = pytest.importorskip("webdataset.tariterators")
     data = shard([(name, f"{number}".encode()) for number, name in enumerate(names)])
     path = tmp_path_factory.getbasetemp() / "grouped.tar"
     path.write_bytes(data)
-    members = ({**one, "__url__": ""} for one in tariterators.tar_file_iterator(io.BytesIO(data)))
+    members = (
+        {**one, "__url__": ""}
+        for one in tariterators.tar_file_iterator(io.BytesIO(data))
+    )
     try:
         samples = list(tariterators.group_by_keys(members))
     except ValueError:  # a suffix twice: an invalid row here
-        assert any(isinstance(length, Unreadable) and "two members" in length.reason for length in rows(path, "txt")[1])
+        assert any(
+            isinstance(length, Unreadable) and "two members" in length.reason
+            for length in rows(path, "txt")[1]
+        )
         return
     texts = [sample["txt"].decode() if "txt" in sample else None for sample in samples]
     others = [sample["a.b"].decode() if "a.b" in sample else None for sample in samples]
-    assert rows(path, "txt", "a.b") == ([sample["__key__"] for sample in samples], texts, others)
+    assert rows(path, "txt", "a.b") == (
+        [sample["__key__"] for sample in samples],
+        texts,
+        others,
+    )

@@ -56,7 +56,9 @@ class Disguised(Good):
     """Says of every batch what cuBLAS says both for a lack of memory and for a bug."""
 
     def step(self, batch: BatchShape) -> None:
-        raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
+        raise RuntimeError(
+            "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+        )
 
 
 class ForksAndHangs(Good):
@@ -328,7 +330,9 @@ class TwoLosses(Good):
     """
 
     def step(self, batch: BatchShape) -> None:
-        features = self.weight.sum() * torch.ones(batch.batch_size, int(batch.length * (1 << 18)))
+        features = self.weight.sum() * torch.ones(
+            batch.batch_size, int(batch.length * (1 << 18))
+        )
         waiting = features.square().sum()
         (_HungryBackward.apply(features) + waiting).backward()  # type: ignore[no-untyped-call]
 

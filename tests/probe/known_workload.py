@@ -36,7 +36,9 @@ class Known:
         descend(self.model, self.momentum)
 
 
-def descend(model: torch.nn.Module, momentum: dict[torch.nn.Parameter, torch.Tensor]) -> None:
+def descend(
+    model: torch.nn.Module, momentum: dict[torch.nn.Parameter, torch.Tensor]
+) -> None:
     """A step of gradient descent with momentum, whose state the first step makes."""
     with torch.no_grad():
         for parameter in model.parameters():

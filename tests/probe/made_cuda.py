@@ -40,7 +40,12 @@ class MadeCuda:
     def properties(self, index: int) -> SimpleNamespace:
         """As `torch.cuda.get_device_properties`."""
         place = {"pci_domain_id": 0, "pci_bus_id": 0x65 + index, "pci_device_id": 0}
-        facts = {"uuid": self.uuids[index], "total_memory": self.total, "major": 9, "minor": 0}
+        facts = {
+            "uuid": self.uuids[index],
+            "total_memory": self.total,
+            "major": 9,
+            "minor": 0,
+        }
         return SimpleNamespace(name="Made GPU", **facts, **place)
 
     def show(self) -> None:
@@ -48,7 +53,10 @@ class MadeCuda:
         self.gpu.free = self.free()
         held = self.outside + self.reserved
         others = [(4711, self.others)] if self.others else []
-        self.gpu.compute = [*others, *([(self.own_pid, held)] if held and self.own_pid is not None else [])]
+        self.gpu.compute = [
+            *others,
+            *([(self.own_pid, held)] if held and self.own_pid is not None else []),
+        ]
         if self.nvml.gpus:
             self.nvml.show()
 
@@ -56,7 +64,9 @@ class MadeCuda:
         self.outside += outside
         self.show()
 
-    def install(self, patch: pytest.MonkeyPatch, gpus: list[MadeGpu] | None = None) -> None:
+    def install(
+        self, patch: pytest.MonkeyPatch, gpus: list[MadeGpu] | None = None
+    ) -> None:
         """Take the place of `torch.cuda`; NVML shows `gpus`, its own unless given, or is absent if there are none."""
         self.nvml = MadeNvml([self.gpu] if gpus is None else gpus)
         if self.nvml.gpus:
@@ -72,7 +82,9 @@ class MadeCuda:
             "mem_get_info": lambda device: (self.free(), self.total),
             "memory_reserved": lambda device: self.reserved,
             "memory_allocated": lambda device: self.allocated,
-            "set_per_process_memory_fraction": lambda share, device=None: setattr(self, "fraction", share),
+            "set_per_process_memory_fraction": lambda share, device=None: setattr(
+                self, "fraction", share
+            ),
             "get_per_process_memory_fraction": lambda device: self.fraction,
             "get_allocator_backend": lambda: "native",
             "synchronize": lambda device: None,
@@ -80,8 +92,12 @@ class MadeCuda:
         }
         for name, function in made.items():
             patch.setattr(torch.cuda, name, function)
-        patch.setattr(cuda_module, "_create_context", lambda device: self.take(self.context))
-        patch.setattr(cuda_module, "_create_handles", lambda device: self.take(self.handles))
+        patch.setattr(
+            cuda_module, "_create_context", lambda device: self.take(self.context)
+        )
+        patch.setattr(
+            cuda_module, "_create_handles", lambda device: self.take(self.handles)
+        )
         self.show()
 
     def limit(self) -> int:

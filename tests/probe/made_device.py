@@ -13,8 +13,12 @@ from batchtune.shapes import BatchShape
 Peak = Callable[[BatchShape], float]
 
 
-def quadratic_peak(constant: float = 1e9, linear: float = 2e6, quadratic: float = 5e3) -> Peak:
-    return lambda shape: constant + shape.batch_size * shape.length * (linear + quadratic * shape.length)
+def quadratic_peak(
+    constant: float = 1e9, linear: float = 2e6, quadratic: float = 5e3
+) -> Peak:
+    return lambda shape: (
+        constant + shape.batch_size * shape.length * (linear + quadratic * shape.length)
+    )
 
 
 @dataclass
@@ -45,7 +49,16 @@ class MadeDevice:
             error=None if passed else f"made {outcome}",
         )
 
-    def largest(self, length: float, cap: int, target_length: float | None = None) -> int:
+    def largest(
+        self, length: float, cap: int, target_length: float | None = None
+    ) -> int:
         """The truth, by trying every batch size."""
         shapes = (BatchShape(size, length, target_length) for size in range(1, cap + 1))
-        return max((shape.batch_size for shape in shapes if self.peak(shape) <= self.limit_bytes), default=0)
+        return max(
+            (
+                shape.batch_size
+                for shape in shapes
+                if self.peak(shape) <= self.limit_bytes
+            ),
+            default=0,
+        )

@@ -18,7 +18,13 @@ import pytest
 GIB = 1 << 30
 NOT_AVAILABLE = 2**64 - 1
 # NVML's codes of errors.
-NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, LOST = 3, 4, 9, 13, 15
+NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, LOST = (
+    3,
+    4,
+    9,
+    13,
+    15,
+)
 
 
 @dataclass
@@ -66,7 +72,13 @@ class MadeNvml:
     def described(self) -> str:
         """All of it for the stub, as `STUB_NVML`."""
         failures = [f"fail {call} {code}" for call, code in self.fails.items()]
-        return "\n".join(["driver 570.86", *failures, *(line for gpu in self.gpus for line in gpu.lines())])
+        return "\n".join(
+            [
+                "driver 570.86",
+                *failures,
+                *(line for gpu in self.gpus for line in gpu.lines()),
+            ]
+        )
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Make `pynvml` ask the stub until the test ends."""
@@ -83,7 +95,10 @@ class MadeNvml:
 
     def environment(self) -> dict[str, str]:
         """Variables with which another process asks the stub, loaded as the library itself is."""
-        return {"STUB_NVML": self.described(), "LD_LIBRARY_PATH": str(stub_library().parent)}
+        return {
+            "STUB_NVML": self.described(),
+            "LD_LIBRARY_PATH": str(stub_library().parent),
+        }
 
 
 @cache
@@ -95,11 +110,16 @@ def stub_library() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = folder / "libnvidia-ml.so.1"
     source = Path(__file__).with_name("stub_nvml.c")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True
+    )
     return library
 
 
 def divided_gpu(*uuids: str, **facts: object) -> MadeGpu:
     """A GPU with one instance for each UUID."""
-    instances = [MadeGpu(uuid=uuid, name="Made GPU 1g", total=10 * GIB, free=9 * GIB) for uuid in uuids]
+    instances = [
+        MadeGpu(uuid=uuid, name="Made GPU 1g", total=10 * GIB, free=9 * GIB)
+        for uuid in uuids
+    ]
     return MadeGpu(mig=True, instances=instances, **facts)  # type: ignore[arg-type]

@@ -15,7 +15,9 @@ Cap = Callable[[float], int]
 """length → the largest batch size that is worth trying."""
 
 
-def each_length_anew(fits: Fits, lengths: Sequence[float], cap: Cap, tolerance: float) -> Iterator[tuple[float, int]]:
+def each_length_anew(
+    fits: Fits, lengths: Sequence[float], cap: Cap, tolerance: float
+) -> Iterator[tuple[float, int]]:
     """For each length by itself: from 2 doubled until it fails, then bisected between the last two.
 
     As PyTorch Lightning documents `lightning.pytorch.callbacks.BatchSizeFinder` with `mode="binsearch"` and
@@ -62,7 +64,9 @@ def from_the_last_answer(
         start = max(1, found)
 
 
-def _bracketed(fits: Fits, length: float, start: int, cap: int, tolerance: float) -> int:
+def _bracketed(
+    fits: Fits, length: float, start: int, cap: int, tolerance: float
+) -> int:
     """Doubled from the start while it fits, halved while nothing has, then bisected down to the tolerance."""
     passed, failed, size = 0, cap + 1, min(start, cap)
     while failed - passed > max(1, int(passed * tolerance)):

@@ -27,7 +27,13 @@ from batchtune.probe.supervisor import Supervisor
 from batchtune.results import PROBE_FILE, Device, Probe, read_result
 from batchtune.shapes import BatchShape
 
-LIMITED = ProbeSettings(workload="made.py:Made", options={}, device="cuda", num_lengths=6, memory_fraction=1.0)
+LIMITED = ProbeSettings(
+    workload="made.py:Made",
+    options={},
+    device="cuda",
+    num_lengths=6,
+    memory_fraction=1.0,
+)
 
 
 @dataclass
@@ -42,7 +48,14 @@ class Timed(LawDevice):
         self.now += self.start_seconds
         return super().start()
 
-    def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
+    def measure(
+        self,
+        shape: BatchShape,
+        index: int,
+        *,
+        fresh: bool = False,
+        timing: bool = False,
+    ) -> Ran:
         ran = super().measure(shape, index, fresh=fresh, timing=timing)
         return self._timed(ran)
 
@@ -53,7 +66,9 @@ class Timed(LawDevice):
         self.now += 1.0
         if self.now > self.most:
             raise KeyboardInterrupt
-        return replace(ran, trial=replace(ran.trial, elapsed_seconds=1.0, step_seconds=0.8))
+        return replace(
+            ran, trial=replace(ran.trial, elapsed_seconds=1.0, step_seconds=0.8)
+        )
 
 
 @pytest.fixture
@@ -65,18 +80,30 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
 
 def probe_timed(device: Timed, folder: Path, minutes: float | None = None) -> Probe:
     return run_probe(
-        device.lengths, replace(LIMITED, minutes=minutes), folder, hooks=ProbeHooks(measurer=cast(Supervisor, device))
+        device.lengths,
+        replace(LIMITED, minutes=minutes),
+        folder,
+        hooks=ProbeHooks(measurer=cast(Supervisor, device)),
     )
 
 
-def test_minutes_end_a_probe_with_what_is_proven_by_then(timed: Timed, tmp_path: Path) -> None:
+def test_minutes_end_a_probe_with_what_is_proven_by_then(
+    timed: Timed, tmp_path: Path
+) -> None:
     probe = probe_timed(timed, tmp_path, minutes=0.3)
     assert timed.now <= 18
     assert probe.unfinished
     assert probe.is_proven
     assert probe.frontier[-1].length == timed.lengths.longest
-    assert any("unfinished" in warning and "--minutes" in warning for warning in probe.warnings)
-    swept = sweep(timed.lengths, probe.max_batch_length, SweepSettings(strategies=("optimal",)), costs_of(probe))
+    assert any(
+        "unfinished" in warning and "--minutes" in warning for warning in probe.warnings
+    )
+    swept = sweep(
+        timed.lengths,
+        probe.max_batch_length,
+        SweepSettings(strategies=("optimal",)),
+        costs_of(probe),
+    )
     assert swept.recommended_table is not None
     assert not swept.rows[swept.recommended_table].unproven
     assert timed.above_truth(table_of(swept.rows[swept.recommended_table])) == 0
@@ -86,14 +113,20 @@ def test_minutes_end_a_probe_with_what_is_proven_by_then(timed: Timed, tmp_path:
     assert len(whole.trials) > len(probe.trials)
 
 
-def test_minutes_that_end_before_any_trial_are_an_error(timed: Timed, tmp_path: Path) -> None:
+def test_minutes_that_end_before_any_trial_are_an_error(
+    timed: Timed, tmp_path: Path
+) -> None:
     timed.start_seconds = 10.0
     with pytest.raises(ProbeError, match="--minutes ended before the first trial"):
         probe_timed(timed, tmp_path, minutes=0.1)
 
 
-def test_minutes_that_end_early_warn_of_an_ignored_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Timed(Law(lambda size, length, target: 1.0), made_lengths("speech", count=300))
+def test_minutes_that_end_early_warn_of_an_ignored_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Timed(
+        Law(lambda size, length, target: 1.0), made_lengths("speech", count=300)
+    )
     monkeypatch.setattr("batchtune.probe.probing.time.monotonic", lambda: device.now)
     probe = probe_timed(device, tmp_path, minutes=0.08)
     assert probe.unfinished
@@ -104,17 +137,31 @@ def test_a_folder_in_which_nothing_passed_binds_to_nothing(tmp_path: Path) -> No
     lengths = made_lengths("speech", count=300)
     too_large = LawDevice(Law(lambda size, length, target: 1000.0), lengths)
     with pytest.raises(ProbeError, match="too small"):
-        run_probe(lengths, LIMITED, tmp_path, hooks=ProbeHooks(measurer=cast(Supervisor, too_large)))
+        run_probe(
+            lengths,
+            LIMITED,
+            tmp_path,
+            hooks=ProbeHooks(measurer=cast(Supervisor, too_large)),
+        )
     fitting = LawDevice(LAWS["linear"], lengths)
     another = replace(LIMITED, workload="made.py:Another")
-    probe = run_probe(lengths, another, tmp_path, hooks=ProbeHooks(measurer=cast(Supervisor, fitting)))
+    probe = run_probe(
+        lengths, another, tmp_path, hooks=ProbeHooks(measurer=cast(Supervisor, fitting))
+    )
     assert probe.workload.spec == "made.py:Another"
     assert probe.trials[0].index == 0
     with pytest.raises(ResultError, match="holds a run of something else"):
-        run_probe(lengths, LIMITED, tmp_path, hooks=ProbeHooks(measurer=cast(Supervisor, fitting)))
+        run_probe(
+            lengths,
+            LIMITED,
+            tmp_path,
+            hooks=ProbeHooks(measurer=cast(Supervisor, fitting)),
+        )
 
 
-def test_an_interrupted_probe_leaves_unproven_sizes(timed: Timed, tmp_path: Path) -> None:
+def test_an_interrupted_probe_leaves_unproven_sizes(
+    timed: Timed, tmp_path: Path
+) -> None:
     timed.most = 8
     with pytest.raises(KeyboardInterrupt):
         probe_timed(timed, tmp_path)
@@ -122,13 +169,20 @@ def test_an_interrupted_probe_leaves_unproven_sizes(timed: Timed, tmp_path: Path
     assert left.unfinished
     assert not left.is_proven
     assert left.frontier[-1].length == timed.lengths.longest
-    swept = sweep(timed.lengths, left.max_batch_length, SweepSettings(strategies=("optimal",)), costs_of(left))
+    swept = sweep(
+        timed.lengths,
+        left.max_batch_length,
+        SweepSettings(strategies=("optimal",)),
+        costs_of(left),
+    )
     assert all(row.unproven for row in swept.rows)
     timed.most = float("inf")
     assert not probe_timed(timed, tmp_path).unfinished
 
 
-def test_an_interruption_overwrites_nothing_that_is_proven(timed: Timed, tmp_path: Path) -> None:
+def test_an_interruption_overwrites_nothing_that_is_proven(
+    timed: Timed, tmp_path: Path
+) -> None:
     proven = probe_timed(timed, tmp_path, minutes=0.3)
     timed.most = timed.now + 2
     with pytest.raises(KeyboardInterrupt):
@@ -149,7 +203,14 @@ class Scattered(LawDevice):
     def _less(self) -> int:
         return 120_000_000 if self.worker > 1 else 0
 
-    def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
+    def measure(
+        self,
+        shape: BatchShape,
+        index: int,
+        *,
+        fresh: bool = False,
+        timing: bool = False,
+    ) -> Ran:
         return self._held(super().measure(shape, index, fresh=fresh, timing=timing))
 
     def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
@@ -158,26 +219,40 @@ class Scattered(LawDevice):
     def _held(self, ran: Ran) -> Ran:
         if ran.trial.rest_bytes is None:
             return ran
-        return replace(ran, trial=replace(ran.trial, rest_bytes=ran.trial.rest_bytes - self._less()))
+        return replace(
+            ran,
+            trial=replace(ran.trial, rest_bytes=ran.trial.rest_bytes - self._less()),
+        )
 
 
 def long_tailed(count: int = 8_000) -> Lengths:
     """Lengths as those of meetings: most of a few seconds, the longest 48 times the median."""
-    values = np.exp(np.random.default_rng(11).normal(0.55, 1.0, count)).clip(0.1, 80).round(2)
+    values = (
+        np.exp(np.random.default_rng(11).normal(0.55, 1.0, count))
+        .clip(0.1, 80)
+        .round(2)
+    )
     values[0] = 82.5
     return Lengths.of(values)
 
 
 def test_scattered_times_cost_no_trials_on_a_long_tail() -> None:
     lengths = long_tailed()
-    for device in (LawDevice(LAWS["quadratic"], lengths), Scattered(LAWS["quadratic"], lengths)):
+    for device in (
+        LawDevice(LAWS["quadratic"], lengths),
+        Scattered(LAWS["quadratic"], lengths),
+    ):
         probe = probe_law(device)
         assert len(probe.trials) <= 35
         assert sum(trial.outcome == "oom" for trial in probe.trials) <= 2
         assert probe.confirmation is not None
         assert probe.confirmation.given_up == 0
-        shapes = [BatchShape(point.batch_size, point.length) for point in probe.frontier]
-        assert all(LawDevice(LAWS["quadratic"], lengths).fits(shape) for shape in shapes)
+        shapes = [
+            BatchShape(point.batch_size, point.length) for point in probe.frontier
+        ]
+        assert all(
+            LawDevice(LAWS["quadratic"], lengths).fits(shape) for shape in shapes
+        )
 
 
 class MostlyInUse(LawDevice):
@@ -188,14 +263,25 @@ class MostlyInUse(LawDevice):
 
     def bytes(self, shape: BatchShape) -> float:
         frames = 8 * math.ceil(100 * shape.length / 8)
-        need = shape.batch_size * (0.56 * shape.length + 0.44 * frames / 100) / self._longest
+        need = (
+            shape.batch_size
+            * (0.56 * shape.length + 0.44 * frames / 100)
+            / self._longest
+        )
         return self.in_use + need * (LIMIT_BYTES - self.in_use) / self.fitting
 
     @property
     def in_use(self) -> int:
         return int(0.83 * LIMIT_BYTES)
 
-    def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
+    def measure(
+        self,
+        shape: BatchShape,
+        index: int,
+        *,
+        fresh: bool = False,
+        timing: bool = False,
+    ) -> Ran:
         return self._held(super().measure(shape, index, fresh=fresh, timing=timing))
 
     def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
@@ -204,7 +290,13 @@ class MostlyInUse(LawDevice):
     def _held(self, reply: Ran) -> Ran:
         trial = reply.trial
         if self.bytes(trial.shape) > LIMIT_BYTES - 0.015 * (LIMIT_BYTES - self.in_use):
-            return ran(trial.shape, "oom", index=trial.index, worker=trial.worker, timing=trial.timing)
+            return ran(
+                trial.shape,
+                "oom",
+                index=trial.index,
+                worker=trial.worker,
+                timing=trial.timing,
+            )
         return replace(reply, trial=replace(trial, rest_bytes=self.in_use))
 
 
@@ -216,10 +308,16 @@ def test_an_allocator_that_fails_early_is_learnt_from(fitting: float) -> None:
 
 
 def test_lengths_are_added_where_much_is_at_stake() -> None:
-    figures = measure(LAWS["batches in eights"], made_lengths("speech", count=1000), ("optimal",))
+    figures = measure(
+        LAWS["batches in eights"], made_lengths("speech", count=1000), ("optimal",)
+    )
     assert figures.loss <= MOST_LOSS
 
 
 def test_what_more_lengths_would_save_is_said() -> None:
-    probe = probe_law(LawDevice(LAWS["another kernel for long ones"], made_lengths("tokens", count=3000)))
+    probe = probe_law(
+        LawDevice(
+            LAWS["another kernel for long ones"], made_lengths("tokens", count=3000)
+        )
+    )
     assert any("More lengths would save up to" in warning for warning in probe.warnings)

@@ -24,7 +24,10 @@ def test_a_device_is_held_by_one_at_a_time(locks: Path) -> None:
     with lock_device("GPU-1", "NVIDIA H200"):
         with pytest.raises(ProbeError) as caught:
             lock_device("GPU-1", "NVIDIA H200")
-        assert caught.value.message == f"another probe (process {os.getpid()}) is using NVIDIA H200"
+        assert (
+            caught.value.message
+            == f"another probe (process {os.getpid()}) is using NVIDIA H200"
+        )
         assert caught.value.hint
 
 
@@ -34,7 +37,9 @@ def test_a_holder_that_was_killed_holds_nothing(locks: Path) -> None:
         "from batchtune.probe.lock import lock_device\n"
         "lock = lock_device('cpu', 'CPU'); print('held', flush=True); time.sleep(1000)"
     )
-    holder = subprocess.Popen([sys.executable, "-c", code, str(locks.parent)], stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(locks.parent)], stdout=subprocess.PIPE
+    )
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"held\n"
     with pytest.raises(ProbeError, match=f"process {holder.pid}"):
@@ -82,7 +87,9 @@ def test_a_folder_that_is_a_link_is_not_followed(locks: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["a link", "a second name", "a pipe", "a folder"])
-def test_a_file_that_is_no_plain_file_is_left_alone(locks: Path, tmp_path: Path, kind: str) -> None:
+def test_a_file_that_is_no_plain_file_is_left_alone(
+    locks: Path, tmp_path: Path, kind: str
+) -> None:
     locks.mkdir()
     (tmp_path / "precious").write_text("precious")
     lock = locks / "cpu.lock"
@@ -100,7 +107,9 @@ def test_a_file_that_is_no_plain_file_is_left_alone(locks: Path, tmp_path: Path,
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-def test_a_temporary_folder_that_can_not_be_written_is_told(locks: Path, tmp_path: Path) -> None:
+def test_a_temporary_folder_that_can_not_be_written_is_told(
+    locks: Path, tmp_path: Path
+) -> None:
     locks.write_text("")
     with pytest.raises(ProbeError, match="can't be used"):
         lock_device("cpu", "CPU")

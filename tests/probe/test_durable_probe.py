@@ -18,7 +18,16 @@ import pytest
 from cli.conftest import command
 from made_once import MadeOnce
 
-from batchtune.results import PROBE_FILE, RUN_FILE, SAMPLER_FILE, SWEEP_FILE, TRIALS_FILE, Probe, Trial, read_result
+from batchtune.results import (
+    PROBE_FILE,
+    RUN_FILE,
+    SAMPLER_FILE,
+    SWEEP_FILE,
+    TRIALS_FILE,
+    Probe,
+    Trial,
+    read_result,
+)
 from batchtune.run_folder import read_trials
 
 HERE = Path(__file__).parent
@@ -38,11 +47,24 @@ class Probing:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.mark = uuid.uuid4().hex
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("BATCHTUNE_")}
+        clean = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith("BATCHTUNE_")
+        }
         # Locks of devices lie in the temporary folder: with its own, no other test's probe is in the way.
-        self.environment = {**clean, MARK: self.mark, "TMPDIR": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.environment = {
+            **clean,
+            MARK: self.mark,
+            "TMPDIR": str(folder),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         self.manifest = folder / "lengths.csv"
-        rows = (f"{length}-{number},{length}\n" for length in lengths for number in range(EXAMPLES_OF_EACH))
+        rows = (
+            f"{length}-{number},{length}\n"
+            for length in lengths
+            for number in range(EXAMPLES_OF_EACH)
+        )
         self.manifest.write_text("id,duration\n" + "".join(rows))
 
     def command(self, run: str = "run", name: str = "probe-oom") -> list[str]:
@@ -56,18 +78,30 @@ class Probing:
     def start(self, run: str = "run") -> "subprocess.Popen[bytes]":
         with (self.folder / "stderr").open("wb") as stderr:
             return subprocess.Popen(
-                self.command(run), cwd=self.folder, env=self.environment, stdout=subprocess.DEVNULL, stderr=stderr
+                self.command(run),
+                cwd=self.folder,
+                env=self.environment,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
             )
 
     def stderr(self) -> str:
         """Of what was started last."""
         return (self.folder / "stderr").read_text()
 
-    def finish(self, run: str = "run", name: str = "probe-oom") -> "subprocess.CompletedProcess[str]":
+    def finish(
+        self, run: str = "run", name: str = "probe-oom"
+    ) -> "subprocess.CompletedProcess[str]":
         return self.ran(self.command(run, name))
 
     def ran(self, arguments: list[str]) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(arguments, cwd=self.folder, env=self.environment, capture_output=True, text=True)
+        return subprocess.run(
+            arguments,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+        )
 
     def journal(self, run: str = "run") -> Path:
         return self.folder / run / TRIALS_FILE
@@ -88,7 +122,11 @@ class Probing:
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                running = entry.name.isdigit() and (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+                running = (
+                    entry.name.isdigit()
+                    and (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                    != "Z"
+                )
                 if running and mark in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
         return found
@@ -100,7 +138,10 @@ class Probing:
         try:
             until(lambda: ended(process) or self.lines() >= 2, "two trials")
             (self.folder / "hold").touch()
-            until(lambda: ended(process) or (self.folder / "held").exists(), "a step that is held")
+            until(
+                lambda: ended(process) or (self.folder / "held").exists(),
+                "a step that is held",
+            )
             assert not ended(process), self.stderr()
             yield process
         finally:
@@ -126,7 +167,10 @@ def ended(process: "subprocess.Popen[bytes]") -> bool:
 
 
 def frontier(run: Path) -> list[tuple[float, int]]:
-    return [(point.length, point.batch_size) for point in read_result(run / PROBE_FILE, Probe).frontier]
+    return [
+        (point.length, point.batch_size)
+        for point in read_result(run / PROBE_FILE, Probe).frontier
+    ]
 
 
 def shapes(trials: list[Trial]) -> list[tuple[int, float]]:
@@ -161,7 +205,11 @@ def take_over(undisturbed: Path, probing: Probing) -> None:
     """Puts the undisturbed run there as if it were this one's own, with all its trials but without its results."""
     run = probing.folder / "run"
     run.mkdir()
-    told = (undisturbed / RUN_FILE).read_text().replace(str(undisturbed.parent), str(probing.folder))
+    told = (
+        (undisturbed / RUN_FILE)
+        .read_text()
+        .replace(str(undisturbed.parent), str(probing.folder))
+    )
     (run / RUN_FILE).write_text(told)  # an option of the workload names its folder
     shutil.copy(undisturbed / TRIALS_FILE, run / TRIALS_FILE)
 
@@ -193,13 +241,17 @@ def test_killed_after_every_line_it_finds_the_same(tmp_path: Path) -> None:
         kills += 1
     assert process.returncode == 0, probing.stderr()
     found = shapes(read_trials(probing.journal()))
-    assert kills >= len(found) - 1  # two lines may have come before the kill, but hardly ever
+    assert (
+        kills >= len(found) - 1
+    )  # two lines may have come before the kill, but hardly ever
     assert len(found) == len(set(found)) == probing.lines("undisturbed")
     assert frontier(tmp_path / "run") == frontier(tmp_path / "undisturbed")
 
 
 @pytest.mark.slow
-def test_killed_after_its_last_trial_it_measures_none_again(probing: Probing, undisturbed: Path) -> None:
+def test_killed_after_its_last_trial_it_measures_none_again(
+    probing: Probing, undisturbed: Path
+) -> None:
     # What is left are the batches that are run once more, to confirm them, and the result.
     take_over(undisturbed, probing)
     before = probing.journal().read_bytes()
@@ -238,13 +290,20 @@ _LIMITED += "os.execv(sys.argv[2], sys.argv[2:])"
 
 def with_a_limit_on_files(probing: Probing, undisturbed: Path) -> dict[str, Stage]:
     """RLIMIT_FSIZE between the size of one file and that of the next; the smallest, sampler.yaml, it can't stop."""
-    sizes = {name: (undisturbed / name).stat().st_size for name in (RUN_FILE, TRIALS_FILE, PROBE_FILE, SWEEP_FILE)}
+    sizes = {
+        name: (undisturbed / name).stat().st_size
+        for name in (RUN_FILE, TRIALS_FILE, PROBE_FILE, SWEEP_FILE)
+    }
     names = list(sizes)
     assert sorted(names, key=lambda name: sizes[name]) == names
     stages = {}
     for smaller, name in pairwise(names):
         limit = str((sizes[smaller] + sizes[name]) // 2)
-        stages[name] = _stage(probing, name, [sys.executable, "-c", _LIMITED, limit, *probing.command(name="tune")])
+        stages[name] = _stage(
+            probing,
+            name,
+            [sys.executable, "-c", _LIMITED, limit, *probing.command(name="tune")],
+        )
     stages["room"] = _stage(probing, "room", probing.command(name="tune"))
     return stages
 
@@ -256,7 +315,9 @@ def _stage(probing: Probing, name: str, arguments: list[str]) -> Stage:
 
 
 @pytest.mark.slow
-def test_no_room_for_a_file_is_one_message_and_loses_nothing(probing: Probing, undisturbed: Path) -> None:
+def test_no_room_for_a_file_is_one_message_and_loses_nothing(
+    probing: Probing, undisturbed: Path
+) -> None:
     stages = with_a_limit_on_files(probing, undisturbed)
     room = stages.pop("room")  # the same command with enough
     assert room.returncode == 0, room.stderr
@@ -265,9 +326,14 @@ def test_no_room_for_a_file_is_one_message_and_loses_nothing(probing: Probing, u
     for name, stage in stages.items():
         assert stage.returncode == 1, stage.stderr
         (message,) = errors(stage.stderr)
-        assert re.search(rf"{name} can't be written: (No space left on device|File too large)", message)
+        assert re.search(
+            rf"{name} can't be written: (No space left on device|File too large)",
+            message,
+        )
         assert "run the same command again" in stage.stderr
-        expected = {RUN_FILE, *FILES[: FILES.index(name)]} | ({name} if name == TRIALS_FILE else set())
+        expected = {RUN_FILE, *FILES[: FILES.index(name)]} | (
+            {name} if name == TRIALS_FILE else set()
+        )
         assert {path.name for path in stage.run.iterdir()} == expected
         kept = read_trials(stage.run / TRIALS_FILE)
         assert kept
@@ -278,7 +344,9 @@ def test_no_room_for_a_file_is_one_message_and_loses_nothing(probing: Probing, u
 
 
 @pytest.mark.slow
-def test_stopped_in_the_middle_of_a_trial_it_loses_nothing(probing: Probing, undisturbed: Path) -> None:
+def test_stopped_in_the_middle_of_a_trial_it_loses_nothing(
+    probing: Probing, undisturbed: Path
+) -> None:
     with probing.held() as process:
         before = probing.journal().read_bytes()
         process.send_signal(signal.SIGTERM)
@@ -292,7 +360,9 @@ def test_stopped_in_the_middle_of_a_trial_it_loses_nothing(probing: Probing, und
     assert left.unfinished
     assert not left.is_proven
     assert f"{PROBE_FILE} holds the largest batches that ran by now" in probing.stderr()
-    gate = probing.ran(command("report", "run", "--fail-if", "probe.unfinished == true"))
+    gate = probing.ran(
+        command("report", "run", "--fail-if", "probe.unfinished == true")
+    )
     assert gate.returncode == 3, gate.stderr
     assert probing.finish().returncode == 0
     assert not read_result(probing.folder / "run" / PROBE_FILE, Probe).unfinished

@@ -31,23 +31,34 @@ def no_process_stays() -> Iterator[None]:
 
 
 def test_a_worker_killed_from_outside_is_not_out_of_memory(tmp_path: Path) -> None:
-    killer = threading.Thread(target=lambda: os.kill(int(wait_for(tmp_path / "pid")), signal.SIGKILL))
+    killer = threading.Thread(
+        target=lambda: os.kill(int(wait_for(tmp_path / "pid")), signal.SIGKILL)
+    )
     killer.start()
     with supervise("WaitsToBeKilled", folder=str(tmp_path)) as supervisor:
         first = supervisor.measure(ONE, 0).trial
         second = supervisor.measure(ONE, 1).trial
     killer.join()
-    assert (first.outcome, first.error) == ("crash", "the worker process was killed by SIGKILL")
+    assert (first.outcome, first.error) == (
+        "crash",
+        "the worker process was killed by SIGKILL",
+    )
     assert (second.outcome, second.worker) == ("ok", 2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "outcome"), [(ONE, "ok"), (TWO, "crash"), (THREE, "timeout")])
+@pytest.mark.parametrize(
+    ("shape", "outcome"), [(ONE, "ok"), (TWO, "crash"), (THREE, "timeout")]
+)
 def test_what_the_workload_started_ends_with_its_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: BatchShape, outcome: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with supervise("StartsDaemons", shared=False, timeout_seconds=1.0 if outcome == "timeout" else 60.0) as supervisor:
+    with supervise(
+        "StartsDaemons",
+        shared=False,
+        timeout_seconds=1.0 if outcome == "timeout" else 60.0,
+    ) as supervisor:
         supervisor.start()
         assert len(ours()) == 3  # nursery, worker, and the daemon of the setup
         assert supervisor.measure(shape, 0).trial.outcome == outcome
@@ -82,8 +93,12 @@ def test_nothing_stays_when_the_nursery_itself_is_killed() -> None:
 
 def test_a_setup_that_never_ends_is_told() -> None:
     with (
-        supervise("SlowToSetUp", setup_timeout_seconds=1.0, seconds=1000.0) as supervisor,
-        pytest.raises(WorkloadError, match="setup took longer than 1 s; it hangs at ") as caught,
+        supervise(
+            "SlowToSetUp", setup_timeout_seconds=1.0, seconds=1000.0
+        ) as supervisor,
+        pytest.raises(
+            WorkloadError, match="setup took longer than 1 s; it hangs at "
+        ) as caught,
     ):
         supervisor.start()
     assert "--setup-timeout" in (caught.value.hint or "")
@@ -92,7 +107,13 @@ def test_a_setup_that_never_ends_is_told() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["Scribbles", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Forges", "Repeats", "ClosesDescriptors"))],
+    [
+        "Scribbles",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("Forges", "Repeats", "ClosesDescriptors")
+        ),
+    ],
 )
 def test_a_workload_that_meddles_with_the_channel_is_a_crash(name: str) -> None:
     with supervise(name) as supervisor:
@@ -105,7 +126,9 @@ def test_a_workload_that_meddles_with_the_channel_is_a_crash(name: str) -> None:
 @pytest.mark.parametrize("name", ["HungryInNumpy", "HungryInMakeBatch"])
 def test_numpy_runs_out_of_memory_as_torch_does(name: str) -> None:
     with supervise(name) as supervisor:
-        trials = [supervisor.measure(BatchShape(size, 1.0), 0).trial for size in (2, 4, 2)]
+        trials = [
+            supervisor.measure(BatchShape(size, 1.0), 0).trial for size in (2, 4, 2)
+        ]
     assert [trial.outcome for trial in trials] == ["ok", "oom", "ok"]
     assert "Unable to allocate 1.00 GiB" in (trials[1].error or "")
     assert {trial.worker for trial in trials} == {1}
@@ -136,7 +159,9 @@ def test_a_step_of_varying_time_is_repeated_with_its_spread() -> None:
 def test_without_a_byte_left_the_worker_reports_oom_and_lives_on() -> None:
     with supervise("TakesEveryByte", memory_bytes=450 << 20) as supervisor:
         supervisor.start()
-        trials = [supervisor.measure(BatchShape(2, 1.0), index).trial for index in range(2)]
+        trials = [
+            supervisor.measure(BatchShape(2, 1.0), index).trial for index in range(2)
+        ]
     assert [trial.outcome for trial in trials] == ["oom", "oom"]
     assert "MemoryError" in (trials[0].error or "")
 
@@ -144,9 +169,15 @@ def test_without_a_byte_left_the_worker_reports_oom_and_lives_on() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "outcome", "error"),
-    [("Killed", "crash", "SIGKILL"), ("Hangs", "timeout", "no answer"), ("HungryInNumpy", "oom", "allocate")],
+    [
+        ("Killed", "crash", "SIGKILL"),
+        ("Hangs", "timeout", "no answer"),
+        ("HungryInNumpy", "oom", "allocate"),
+    ],
 )
-def test_a_single_step_that_fails_is_an_answer(name: str, outcome: str, error: str) -> None:
+def test_a_single_step_that_fails_is_an_answer(
+    name: str, outcome: str, error: str
+) -> None:
     with supervise(name, timeout_seconds=2.0) as supervisor:
         supervisor.start()
         stepped = supervisor.step(BatchShape(4, 1.0)).trial
@@ -158,7 +189,9 @@ def test_a_single_step_that_fails_is_an_answer(name: str, outcome: str, error: s
 def test_a_second_probe_on_the_cpu_knows_of_the_first() -> None:
     with supervise("Good") as first, supervise("Good", shared=False) as second:
         assert first.start().processes is None
-        assert second.start().processes == [DeviceProcess(pid=os.getpid(), used_bytes=None)]
+        assert second.start().processes == [
+            DeviceProcess(pid=os.getpid(), used_bytes=None)
+        ]
         first.__exit__(None, None, None)
         assert second.start().processes is None
 
@@ -169,7 +202,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = Supervisor._ask
 
     def made(self: Supervisor, request: Any, kind: Any) -> Any:
-        return Identified(id="GPU-made", name="GPU") if kind is Identified else ask(self, request, kind)
+        return (
+            Identified(id="GPU-made", name="GPU")
+            if kind is Identified
+            else ask(self, request, kind)
+        )
 
     monkeypatch.setattr(Supervisor, "_ask", made)
 
@@ -177,7 +214,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(gpu: None) -> None:
     with supervise("Good") as supervisor:
         with lock_device("GPU-made", "GPU"):
-            with pytest.raises(DeviceBusy, match=f"another probe \\(process {os.getpid()}\\) is using GPU") as caught:
+            with pytest.raises(
+                DeviceBusy,
+                match=f"another probe \\(process {os.getpid()}\\) is using GPU",
+            ) as caught:
                 supervisor.start()
             assert "--wait" in (caught.value.hint or "")
         assert supervisor.start().kind == "cpu"
@@ -199,12 +239,17 @@ def test_a_gpu_in_use_can_be_waited_for(gpu: None) -> None:
         supervisor._settings = replace(supervisor._settings, wait_seconds=math.inf)
         supervisor._note = on_note
         assert supervisor.start().kind == "cpu"
-    assert notes == [f"Waiting for it to end: another probe (process {os.getpid()}) is using GPU."]
+    assert notes == [
+        f"Waiting for it to end: another probe (process {os.getpid()}) is using GPU."
+    ]
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_setup_that_lowers_the_memory_limit_is_named(fails: bool) -> None:
-    named = pytest.raises(WorkloadError, match="the workload lowers the limit RLIMIT_AS of its process to 64 MiB")
+    named = pytest.raises(
+        WorkloadError,
+        match="the workload lowers the limit RLIMIT_AS of its process to 64 MiB",
+    )
     with supervise("LowersLimit", where="setup", fails=fails) as supervisor, named:
         supervisor.start()
 
@@ -214,4 +259,6 @@ def test_a_step_that_lowers_the_memory_limit_is_named(fails: bool) -> None:
     with supervise("LowersLimit", where="step", fails=fails) as supervisor:
         trial = supervisor.measure(ONE, 0).trial
     assert trial.outcome == "error"
-    assert "the workload lowers the limit RLIMIT_AS of its process to 64 MiB" in (trial.error or "")
+    assert "the workload lowers the limit RLIMIT_AS of its process to 64 MiB" in (
+        trial.error or ""
+    )

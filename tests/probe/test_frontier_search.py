@@ -17,9 +17,13 @@ from batchtune.probe.settings import ProbeSettings
 from batchtune.results import FrontierPoint, Trial
 from batchtune.shapes import BatchShape
 
-SPEECH = Lengths.of(np.round(np.random.default_rng(0).gamma(6.0, 2.0, 5000).clip(1, 30), 2))
+SPEECH = Lengths.of(
+    np.round(np.random.default_rng(0).gamma(6.0, 2.0, 5000).clip(1, 30), 2)
+)
 TOKENS = Lengths.of(np.random.default_rng(1).zipf(1.5, 3000).clip(1, 180))
-MANY = Lengths.of(np.exp(np.random.default_rng(2).normal(4, 1.2, 100_000)).clip(2, 700).round())
+MANY = Lengths.of(
+    np.exp(np.random.default_rng(2).normal(4, 1.2, 100_000)).clip(2, 700).round()
+)
 MOST_TRIALS_EVER = 400
 SMOOTH = {
     "quadratic": quadratic_peak(),
@@ -79,11 +83,24 @@ def without_proofs(points: list[FrontierPoint]) -> list[FrontierPoint]:
     return [msgspec.structs.replace(point, trial=None) for point in points]
 
 
-def assert_true(lengths: Lengths, device: MadeDevice, points: list[FrontierPoint], tolerance: float = 0.01) -> None:
+def assert_true(
+    lengths: Lengths,
+    device: MadeDevice,
+    points: list[FrontierPoint],
+    tolerance: float = 0.01,
+) -> None:
     """Never above the truth, and below it by no more than the tolerance, or one example."""
     for point in points:
-        truth = device.largest(point.length, lengths.histogram.count_up_to(point.length), point.target_length)
-        assert truth - max(1, int(point.batch_size * tolerance)) <= point.batch_size <= truth, point
+        truth = device.largest(
+            point.length,
+            lengths.histogram.count_up_to(point.length),
+            point.target_length,
+        )
+        assert (
+            truth - max(1, int(point.batch_size * tolerance))
+            <= point.batch_size
+            <= truth
+        ), point
 
 
 @pytest.mark.parametrize(
@@ -110,9 +127,15 @@ def test_without_known_peaks_other_lengths_bound_the_search() -> None:
 
 
 LEAPS: dict[str, Callable[[BatchShape], float]] = {
-    "powers of two": lambda shape: 1e9 + 2e6 * shape.length * (1 << (shape.batch_size - 1).bit_length()),
-    "every seventh": lambda shape: quadratic_peak()(shape) * (1.6 if shape.batch_size % 7 == 0 else 1),
-    "longer is less": lambda shape: quadratic_peak()(shape) * (0.5 if shape.length > 15 else 1),
+    "powers of two": lambda shape: (
+        1e9 + 2e6 * shape.length * (1 << (shape.batch_size - 1).bit_length())
+    ),
+    "every seventh": lambda shape: (
+        quadratic_peak()(shape) * (1.6 if shape.batch_size % 7 == 0 else 1)
+    ),
+    "longer is less": lambda shape: (
+        quadratic_peak()(shape) * (0.5 if shape.length > 15 else 1)
+    ),
     "at random": lambda shape: 8e9 * (1 + _noise(shape)),
     "one cliff": lambda shape: 9e9 if shape.batch_size > 1234 else 2e9,
     "flat, then steep": lambda shape: 2e9 + max(0.0, shape.padded_length - 900) * 1e8,
@@ -121,7 +144,9 @@ LEAPS: dict[str, Callable[[BatchShape], float]] = {
 
 @pytest.mark.parametrize("tells_peak", [True, False], ids=["peaks", "no peaks"])
 @pytest.mark.parametrize("peak", LEAPS.values(), ids=LEAPS)
-def test_it_always_ends_within_bisections_bound(peak: Callable[[BatchShape], float], tells_peak: bool) -> None:
+def test_it_always_ends_within_bisections_bound(
+    peak: Callable[[BatchShape], float], tells_peak: bool
+) -> None:
     device = MadeDevice(peak, limit_bytes=8_000_000_000, tells_peak=tells_peak)
     try:
         points, trials = run(SPEECH, device)
@@ -129,12 +154,17 @@ def test_it_always_ends_within_bisections_bound(peak: Callable[[BatchShape], flo
         return
     assert_within_bound(SPEECH, trials)
     for point in points:
-        assert peak(BatchShape(point.batch_size, point.length, point.target_length)) <= device.limit_bytes
+        assert (
+            peak(BatchShape(point.batch_size, point.length, point.target_length))
+            <= device.limit_bytes
+        )
 
 
 def assert_within_bound(lengths: Lengths, trials: list[Trial]) -> None:
     """A shape that is tried again in a fresh worker counts once."""
-    sizes = Counter(length for _, length in {(trial.batch_size, trial.length) for trial in trials})
+    sizes = Counter(
+        length for _, length in {(trial.batch_size, trial.length) for trial in trials}
+    )
     for length, tried in sizes.items():
         assert tried <= 4 + math.log2(lengths.histogram.count_up_to(length)), length
 
@@ -156,7 +186,12 @@ def test_on_any_device_it_ends_within_bisections_bound(
 
     trials: list[Trial] = []
     try:
-        run(lengths, MadeDevice(peak, 1_000_000_000, tells_peak), trials, tolerance=tolerance)
+        run(
+            lengths,
+            MadeDevice(peak, 1_000_000_000, tells_peak),
+            trials,
+            tolerance=tolerance,
+        )
     except (TooLong, NothingFits):
         return
     assert_within_bound(lengths, trials)
@@ -167,11 +202,15 @@ def test_a_wasteful_allocator_needs_no_oom_at_every_length() -> None:
         def measure(self, shape: BatchShape, index: int) -> Trial:
             trial = MadeDevice.measure(self, shape, index)
             if trial.peak_bytes and trial.peak_bytes > 0.95 * self.limit_bytes:
-                return msgspec.structs.replace(trial, outcome="oom", peak_bytes=None, step_seconds=None)
+                return msgspec.structs.replace(
+                    trial, outcome="oom", peak_bytes=None, step_seconds=None
+                )
             return trial
 
     # The shortest length, too, runs into the limit.
-    points, trials = run(SPEECH, Fragmented(quadratic_peak(linear=1e8), limit_bytes=8_000_000_000))
+    points, trials = run(
+        SPEECH, Fragmented(quadratic_peak(linear=1e8), limit_bytes=8_000_000_000)
+    )
     assert len(points) == 12
     assert sum(trial.outcome == "oom" for trial in trials) <= 8
     assert len(trials) <= 3 * len(points)
@@ -185,12 +224,22 @@ def test_the_shortest_and_the_longest_length_are_always_probed() -> None:
 
 
 def test_no_trial_has_more_examples_than_the_data_can_fill() -> None:
-    _, trials = run(TOKENS, MadeDevice(quadratic_peak(linear=10, quadratic=0), limit_bytes=8_000_000_000))
-    assert all(trial.batch_size <= TOKENS.histogram.count_up_to(trial.length) for trial in trials)
+    _, trials = run(
+        TOKENS,
+        MadeDevice(quadratic_peak(linear=10, quadratic=0), limit_bytes=8_000_000_000),
+    )
+    assert all(
+        trial.batch_size <= TOKENS.histogram.count_up_to(trial.length)
+        for trial in trials
+    )
 
 
 def test_no_trial_has_more_examples_than_asked_for() -> None:
-    points, trials = run(SPEECH, MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000), max_batch_size=64)
+    points, trials = run(
+        SPEECH,
+        MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000),
+        max_batch_size=64,
+    )
     assert max(trial.batch_size for trial in trials) == 64
     assert points[-1].closed_by == "data"
 
@@ -205,7 +254,9 @@ def test_a_failure_in_turns_shrinks_the_batch_in_growing_steps() -> None:
         trials.append(failed_in_alternation(worst, len(trials)))
         points, trials = run(SPEECH, device, trials)
         assert points[-1].closed_by == "oom"
-        assert [point.length for point in points] == sorted({point.length for point in points})
+        assert [point.length for point in points] == sorted(
+            {point.length for point in points}
+        )
     steps = [before - after for before, after in itertools.pairwise(given_up)]
     assert steps[-1] >= 8
     assert sum(steps) < 40
@@ -247,13 +298,22 @@ def test_two_failures_below_a_pass_are_believed_and_reported() -> None:
     fresh: list[tuple[int, float]] = []
     points, trials = run(SPEECH, device, fresh=fresh)
     sizes = [point.batch_size for point in points]
-    assert all(device.peak(BatchShape(size, point.length)) <= 8e9 for size, point in zip(sizes, points, strict=True))
+    assert all(
+        device.peak(BatchShape(size, point.length)) <= 8e9
+        for size, point in zip(sizes, points, strict=True)
+    )
     # A longer length holds no more than the shorter ones were seen to, so that a bucket's size holds for all of them.
     failed = [trial for trial in trials if trial.outcome == "oom"]
     assert not any(
-        point.batch_size >= trial.batch_size for point in points for trial in failed if trial.length <= point.length
+        point.batch_size >= trial.batch_size
+        for point in points
+        for trial in failed
+        if trial.length <= point.length
     )
-    told = [(shape.batch_size, shape.length) for shape, _ in search_of(SPEECH, device).known(trials).falls()]
+    told = [
+        (shape.batch_size, shape.length)
+        for shape, _ in search_of(SPEECH, device).known(trials).falls()
+    ]
     assert told
     assert sorted(fresh) == sorted(told)
     assert all(length <= 15 for _, length in told)
@@ -263,7 +323,10 @@ def test_one_crash_does_not_count_against_the_shape() -> None:
     device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
     undisturbed, _ = run(SPEECH, device)
     point = undisturbed[4]
-    device.faults = {(point.batch_size, point.length): ["crash"], (2, SPEECH.longest): ["timeout"]}
+    device.faults = {
+        (point.batch_size, point.length): ["crash"],
+        (2, SPEECH.longest): ["timeout"],
+    }
     points, trials = run(SPEECH, device)
     assert without_proofs(points) == without_proofs(undisturbed)
     assert Counter(trial.outcome for trial in trials)["crash"] == 1
@@ -276,7 +339,10 @@ def test_a_shape_that_crashes_twice_bounds_the_frontier() -> None:
     for size in range(longest.batch_size, longest.batch_size + 2):
         device.faults[size, longest.length] = ["crash", "crash"]
     points, _ = run(SPEECH, device)
-    assert (points[-1].batch_size, points[-1].closed_by) == (longest.batch_size - 1, "crash")
+    assert (points[-1].batch_size, points[-1].closed_by) == (
+        longest.batch_size - 1,
+        "crash",
+    )
 
 
 def test_an_example_that_crashes_alone_ends_the_search_at_once() -> None:
@@ -291,7 +357,10 @@ def test_an_example_that_crashes_alone_ends_the_search_at_once() -> None:
 def test_nothing_fits_is_told_after_the_shortest_was_tried() -> None:
     with pytest.raises(NothingFits) as caught:
         run(SPEECH, MadeDevice(quadratic_peak(), limit_bytes=10))
-    assert (caught.value.trial.batch_size, caught.value.trial.length) == (1, SPEECH.shortest)
+    assert (caught.value.trial.batch_size, caught.value.trial.length) == (
+        1,
+        SPEECH.shortest,
+    )
 
 
 def test_examples_that_are_too_long_are_counted() -> None:
@@ -305,23 +374,36 @@ def test_examples_that_are_too_long_are_counted() -> None:
 
 def test_each_length_is_probed_with_the_worst_target_up_to_it() -> None:
     lengths = Lengths.of([1.0, 2.0, 3.0, 4.0] * 50, [9.0, 2.0, 3.0, 20.0] * 50)
-    points, _ = run(lengths, MadeDevice(quadratic_peak(linear=5e7), limit_bytes=8_000_000_000))
-    assert {point.length: point.target_length for point in points} == {1.0: 9.0, 2.0: 9.0, 3.0: 9.0, 4.0: 20.0}
+    points, _ = run(
+        lengths, MadeDevice(quadratic_peak(linear=5e7), limit_bytes=8_000_000_000)
+    )
+    assert {point.length: point.target_length for point in points} == {
+        1.0: 9.0,
+        2.0: 9.0,
+        3.0: 9.0,
+        4.0: 20.0,
+    }
 
 
 def test_a_continued_search_ignores_the_workloads_own_errors() -> None:
     device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
     _, undisturbed = run(SPEECH, device)
-    failed = [Trial(**{**to_dict(undisturbed[0]), "outcome": "error", "peak_bytes": None})]
+    failed = [
+        Trial(**{**to_dict(undisturbed[0]), "outcome": "error", "peak_bytes": None})
+    ]
     _, trials = run(SPEECH, device, failed)
-    assert [(t.batch_size, t.length) for t in trials[1:]] == [(t.batch_size, t.length) for t in undisturbed]
+    assert [(t.batch_size, t.length) for t in trials[1:]] == [
+        (t.batch_size, t.length) for t in undisturbed
+    ]
 
 
 def to_dict(trial: Trial) -> dict[str, object]:
     return {name: getattr(trial, name) for name in trial.__struct_fields__}
 
 
-@pytest.mark.parametrize("values", [[3.0], [3.0] * 7, [1.0, 2.0], [1.0, 2.0, 3.0]], ids=str)
+@pytest.mark.parametrize(
+    "values", [[3.0], [3.0] * 7, [1.0, 2.0], [1.0, 2.0, 3.0]], ids=str
+)
 def test_few_distinct_lengths_are_all_probed(values: list[float]) -> None:
     lengths = Lengths.of(values)
     points, _ = run(lengths, MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000))
@@ -338,7 +420,12 @@ def test_few_distinct_lengths_are_all_probed(values: list[float]) -> None:
 )
 @settings(deadline=None, max_examples=40)
 def test_it_finds_the_truth_however_often_it_is_interrupted(
-    values: list[int], constant: float, linear: float, quadratic: float, limit_bytes: int, cut: int
+    values: list[int],
+    constant: float,
+    linear: float,
+    quadratic: float,
+    limit_bytes: int,
+    cut: int,
 ) -> None:
     lengths = Lengths.of(values)
     device = MadeDevice(quadratic_peak(constant, linear, quadratic), limit_bytes)
@@ -346,7 +433,9 @@ def test_it_finds_the_truth_however_often_it_is_interrupted(
         points, trials = run(lengths, device)
     except TooLong as long:
         assert device.largest(long.fitting_length, 1) == 1
-        longer = lengths.histogram.lengths[lengths.histogram.lengths > long.fitting_length][0]
+        longer = lengths.histogram.lengths[
+            lengths.histogram.lengths > long.fitting_length
+        ][0]
         assert device.largest(float(longer), 1) == 0
         return
     except NothingFits:

@@ -9,7 +9,10 @@ from batchtune.errors import ResultError
 from batchtune.run_folder import append_trial, read_trials
 from batchtune.shapes import BatchShape
 
-TRIALS = [MadeDevice(quadratic_peak(), 10**12).measure(BatchShape(size, 2.5), size - 1) for size in (1, 2, 3)]
+TRIALS = [
+    MadeDevice(quadratic_peak(), 10**12).measure(BatchShape(size, 2.5), size - 1)
+    for size in (1, 2, 3)
+]
 
 
 @pytest.fixture
@@ -28,10 +31,16 @@ def test_no_journal_is_no_trials(tmp_path: Path) -> None:
     assert read_trials(tmp_path / "trials.jsonl") == []
 
 
-def test_a_cut_journal_continues_after_its_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)  # a thousand times; no power is lost here
+def test_a_cut_journal_continues_after_its_whole_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: None
+    )  # a thousand times; no power is lost here
     # Letters of several bytes: a cut may go through one.
-    told = msgspec.structs.replace(TRIALS[1], outcome="oom", error="mémoire épuisée · 記憶體不足")
+    told = msgspec.structs.replace(
+        TRIALS[1], outcome="oom", error="mémoire épuisée · 記憶體不足"
+    )
     trials = [TRIALS[0], told]
     path = tmp_path / "trials.jsonl"
     for trial in trials:

@@ -13,7 +13,9 @@ def trials_between(tolerance: float, top: int) -> int:
 
 
 @given(TOLERANCES, st.integers(2, 3000), st.data())
-def test_between_adjacent_rungs_nothing_is_left_to_try(tolerance: float, top: int, data: st.DataObject) -> None:
+def test_between_adjacent_rungs_nothing_is_left_to_try(
+    tolerance: float, top: int, data: st.DataObject
+) -> None:
     low = data.draw(st.integers(1, top))
     high = data.draw(st.integers(low + 1, top + 1))
     if not between(ladder(tolerance, top), low, high):

@@ -30,7 +30,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> MadeCuda:
     return made
 
 
-def open_meter(device: str, memory: int | None, fraction: float, limit: int | None) -> Meter:
+def open_meter(
+    device: str, memory: int | None, fraction: float, limit: int | None
+) -> Meter:
     wanted = ProbedWith(memory_bytes=memory, memory_fraction=fraction)
     return backend_for(device).open(device, wanted, limit)
 
@@ -40,7 +42,11 @@ def identify(device: str) -> Identified:
 
 
 def settled(
-    memory: int | None = None, fraction: float = 1.0, limit: int | None = None, reserve: int = 0, ddp: int = 0
+    memory: int | None = None,
+    fraction: float = 1.0,
+    limit: int | None = None,
+    reserve: int = 0,
+    ddp: int = 0,
 ) -> Meter:
     meter = open_meter("cuda", memory, fraction, limit)
     meter.limit()
@@ -49,7 +55,11 @@ def settled(
 
 
 def test_a_cap_is_the_limit_where_that_much_is_free(cuda: MadeCuda) -> None:
-    assert settled(memory=10 * GIB, fraction=0.5).device.limit_bytes == 5 * GIB == cuda.limit()
+    assert (
+        settled(memory=10 * GIB, fraction=0.5).device.limit_bytes
+        == 5 * GIB
+        == cuda.limit()
+    )
 
 
 def test_without_a_cap_the_fraction_is_of_the_whole_device(cuda: MadeCuda) -> None:
@@ -80,12 +90,19 @@ def test_what_is_to_be_kept_free_lowers_the_limit_by_just_that(
 
 def test_the_limit_of_a_run_that_is_continued_stays(cuda: MadeCuda) -> None:
     device = settled(limit=10 * GIB, reserve=3 * GIB, ddp=GIB).device
-    assert (device.limit_bytes, device.reserve_bytes, device.ddp_bytes) == (10 * GIB, 3 * GIB, GIB)
+    assert (device.limit_bytes, device.reserve_bytes, device.ddp_bytes) == (
+        10 * GIB,
+        3 * GIB,
+        GIB,
+    )
 
 
 def test_a_limit_no_longer_free_is_refused_before_the_setup(cuda: MadeCuda) -> None:
     cuda.others = 75 * GIB
-    with pytest.raises(ProbeError, match=r"measured with a limit of 10 GiB, but only 4\.51 GiB of the device are free"):
+    with pytest.raises(
+        ProbeError,
+        match=r"measured with a limit of 10 GiB, but only 4\.51 GiB of the device are free",
+    ):
         open_meter("cuda", None, 1.0, 10 * GIB)
 
 
@@ -99,12 +116,18 @@ def test_no_memory_left_for_batches_is_reported_with_its_users(cuda: MadeCuda) -
     )
 
 
-def test_a_device_that_can_not_be_used_is_told(cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_can_not_be_used_is_told(
+    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(device: object) -> None:
-        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously")
+        raise RuntimeError(
+            "CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously"
+        )
 
     monkeypatch.setattr(cuda_module, "_create_context", refuse)
-    with pytest.raises(ProbeError, match=r"^Made GPU can't be used: CUDA error: out of memory$"):
+    with pytest.raises(
+        ProbeError, match=r"^Made GPU can't be used: CUDA error: out of memory$"
+    ):
         open_meter("cuda", None, 1.0, None)
 
 
@@ -112,24 +135,42 @@ def test_the_device_is_described_by_the_driver(cuda: MadeCuda) -> None:
     cuda.others = 2 * GIB
     cuda.show()
     device = settled().device
-    assert (device.uuid, device.driver, device.ecc, device.mig) == ("GPU-aaaaaaaa", "570.86", True, None)
+    assert (device.uuid, device.driver, device.ecc, device.mig) == (
+        "GPU-aaaaaaaa",
+        "570.86",
+        True,
+        None,
+    )
     assert device.processes == [DeviceProcess(pid=4711, used_bytes=2 * GIB)]
     assert (device.other_processes, device.free_bytes) == (1, 78 * GIB)
     assert settled().switches()["cudnn_benchmark"] is False
 
 
-def test_without_nvml_the_limit_is_the_same_and_the_rest_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvml_the_limit_is_the_same_and_the_rest_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = MadeCuda(MadeGpu(), others=30 * GIB)
     made.install(monkeypatch, [])
     meter = settled()
     device = meter.device
     assert device.limit_bytes == 50 * GIB - 700 * MIB
-    assert (device.driver, device.processes, device.other_processes, device.free_bytes) == (None, None, None, None)
+    assert (
+        device.driver,
+        device.processes,
+        device.other_processes,
+        device.free_bytes,
+    ) == (None, None, None, None)
     assert (device.outside_bytes, device.uuid) == (None, "GPU-aaaaaaaa")
-    assert meter.surroundings() == {"outside_bytes": None, "sm_clock_mhz": None, "throttle_reasons": None}
+    assert meter.surroundings() == {
+        "outside_bytes": None,
+        "sm_clock_mhz": None,
+        "throttle_reasons": None,
+    }
 
 
-@pytest.mark.parametrize("own_pid", [os.getpid(), None], ids=["by its own figure", "by what is free"])
+@pytest.mark.parametrize(
+    "own_pid", [os.getpid(), None], ids=["by its own figure", "by what is free"]
+)
 def test_memory_outside_the_allocator_is_followed_as_it_grows(
     monkeypatch: pytest.MonkeyPatch, own_pid: int | None
 ) -> None:
@@ -141,7 +182,9 @@ def test_memory_outside_the_allocator_is_followed_as_it_grows(
     assert meter.surroundings()["outside_bytes"] == 1000 * MIB
 
 
-def test_figures_of_a_whole_gpu_are_not_those_of_an_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_a_whole_gpu_are_not_those_of_an_instance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = MadeCuda(MadeGpu(total=160 * GIB), own_pid=None)
     made.install(monkeypatch)
     device = settled().device
@@ -156,7 +199,10 @@ def test_the_clock_and_why_it_is_held_down_are_told(cuda: MadeCuda) -> None:
     cuda.gpu.clock, cuda.gpu.reasons = 210, 0x1
     cuda.show()
     found = meter.surroundings()
-    assert (found["sm_clock_mhz"], found["throttle_reasons"]) == (900, ["thermal slowdown by the driver"])
+    assert (found["sm_clock_mhz"], found["throttle_reasons"]) == (
+        900,
+        ["thermal slowdown by the driver"],
+    )
 
 
 def test_a_gpu_is_identified_by_its_uuid_and_is_not_used_for_it(cuda: MadeCuda) -> None:
@@ -164,7 +210,9 @@ def test_a_gpu_is_identified_by_its_uuid_and_is_not_used_for_it(cuda: MadeCuda) 
     assert (found.id, found.name, cuda.outside) == ("GPU-aaaaaaaa", "Made GPU", 0)
 
 
-def test_an_instance_is_identified_by_its_own_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instance_is_identified_by_its_own_uuid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = MadeCuda(MadeGpu(), uuids=("2",))
     made.install(monkeypatch, [divided_gpu("MIG-1", "MIG-2")])
     assert identify("cuda:0").id == "MIG-2"
@@ -177,11 +225,19 @@ def test_cuda_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert identify("auto").id == "cpu"
 
 
-def test_a_gpu_by_its_number_is_the_current_one_of_the_workload(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = MadeGpu(), MadeGpu(uuid="GPU-bbbbbbbb", pci="0000:66:00.0", clock=1980)
+def test_a_gpu_by_its_number_is_the_current_one_of_the_workload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = (
+        MadeGpu(),
+        MadeGpu(uuid="GPU-bbbbbbbb", pci="0000:66:00.0", clock=1980),
+    )
     made = MadeCuda(second, others=GIB, uuids=("aaaaaaaa", "bbbbbbbb"))
     made.install(monkeypatch, [first, second])
-    assert [identify(f"cuda:{number}").id for number in (0, 1)] == ["GPU-aaaaaaaa", "GPU-bbbbbbbb"]
+    assert [identify(f"cuda:{number}").id for number in (0, 1)] == [
+        "GPU-aaaaaaaa",
+        "GPU-bbbbbbbb",
+    ]
     meter = open_meter("cuda:1", None, 1.0, None)
     meter.note_clock()
     assert (meter.torch_device, made.current) == (torch.device("cuda", 1), 1)
@@ -189,14 +245,18 @@ def test_a_gpu_by_its_number_is_the_current_one_of_the_workload(monkeypatch: pyt
     assert meter.surroundings()["sm_clock_mhz"] == 1980
 
 
-def test_the_gpu_is_chosen_before_the_workload_is_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_gpu_is_chosen_before_the_workload_is_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     made = MadeCuda(MadeGpu(uuid="GPU-bbbbbbbb"), uuids=("aaaaaaaa", "bbbbbbbb"))
     made.install(monkeypatch)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: made.current)
     (tmp_path / "users.py").write_text(USERS)
     wanted = ProbedWith(device="cuda:1", memory_bytes=GIB)
     spec = f"{tmp_path / 'users.py'}:Workload"
-    request = Prepare(workload=spec, options={}, settings=wanted, limit_bytes=None, examples=10)
+    request = Prepare(
+        workload=spec, options={}, settings=wanted, limit_bytes=None, examples=10
+    )
     worker = Worker()
     reply = worker.answer(request)
     assert isinstance(reply, Ready), reply
@@ -219,21 +279,38 @@ class Workload:
 
 def test_a_gpu_that_is_lost_leaves_facts_unknown_and_no_error(cuda: MadeCuda) -> None:
     meter = settled()
-    asked = ("MemoryInfo", "ClockInfo", "CurrentClocksEventReasons", "CurrentClocksThrottleReasons")
-    processes = (f"{kind}RunningProcesses_v{version}" for kind in ("Compute", "Graphics") for version in (2, 3))
+    asked = (
+        "MemoryInfo",
+        "ClockInfo",
+        "CurrentClocksEventReasons",
+        "CurrentClocksThrottleReasons",
+    )
+    processes = (
+        f"{kind}RunningProcesses_v{version}"
+        for kind in ("Compute", "Graphics")
+        for version in (2, 3)
+    )
     cuda.gpu.fails = {f"nvmlDeviceGet{call}": LOST for call in (*asked, *processes)}
     cuda.show()
     meter.note_clock()
-    assert meter.surroundings() == {"outside_bytes": None, "sm_clock_mhz": None, "throttle_reasons": None}
+    assert meter.surroundings() == {
+        "outside_bytes": None,
+        "sm_clock_mhz": None,
+        "throttle_reasons": None,
+    }
 
 
-@pytest.mark.parametrize("name", ["PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"])
+@pytest.mark.parametrize(
+    "name", ["PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"]
+)
 @pytest.mark.parametrize("value", ["1", "0", ""])
 def test_an_allocator_that_is_off_is_refused(
     cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(ProbeError, match=f"{name} is set: PyTorch then allocates past its allocator"):
+    with pytest.raises(
+        ProbeError, match=f"{name} is set: PyTorch then allocates past its allocator"
+    ):
         open_meter("cuda", None, 1.0, None)
     assert cuda.outside == 0
 
@@ -242,8 +319,14 @@ def test_an_allocator_that_is_off_is_refused(
 def test_a_lower_limit_in_the_allocators_settings_holds(
     cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setenv(name, "expandable_segments:True,per_process_memory_fraction:0.25")
-    assert settled(fraction=0.9, reserve=GIB).device.limit_bytes == 19 * GIB == cuda.limit()
+    monkeypatch.setenv(
+        name, "expandable_segments:True,per_process_memory_fraction:0.25"
+    )
+    assert (
+        settled(fraction=0.9, reserve=GIB).device.limit_bytes
+        == 19 * GIB
+        == cuda.limit()
+    )
     assert settled(memory=10 * GIB).device.limit_bytes == 10 * GIB
 
 
@@ -260,9 +343,14 @@ def test_a_lower_limit_that_the_workload_sets_holds(cuda: MadeCuda, when: str) -
     assert meter.switches()["per_process_memory_fraction"] == 0.5
 
 
-def test_a_continued_limit_above_the_users_own_is_refused(cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_continued_limit_above_the_users_own_is_refused(
+    cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:0.25")
-    with pytest.raises(ProbeError, match=r"limit of 30 GiB, but per_process_memory_fraction now allows 20 GiB"):
+    with pytest.raises(
+        ProbeError,
+        match=r"limit of 30 GiB, but per_process_memory_fraction now allows 20 GiB",
+    ):
         open_meter("cuda", None, 1.0, 30 * GIB)
 
 
@@ -304,13 +392,29 @@ def test_on_the_cpu_the_limit_is_lowered_and_real() -> None:
         [2 * GIB, GIB, 300 * MIB, 0],  # continued
         [GIB, None, GIB - 20 * MIB, 0],  # too little left
     ]
-    ran = subprocess.run([sys.executable, "-c", CPU, json.dumps(cases)], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", CPU, json.dumps(cases)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     fresh, continued, (message, hint) = map(json.loads, ran.stdout.splitlines())
     lowered = 2 * GIB - 500 * MIB
-    assert fresh == [lowered, lowered, 300 * MIB, 200 * MIB, ["other_processors"], True, True, "out of memory"]
+    assert fresh == [
+        lowered,
+        lowered,
+        300 * MIB,
+        200 * MIB,
+        ["other_processors"],
+        True,
+        True,
+        "out of memory",
+    ]
     assert continued[:3] == [GIB, GIB, 300 * MIB]
-    assert message.startswith("a memory limit of 20 MiB is too small, with 1,004 MiB kept free: with the workload")
+    assert message.startswith(
+        "a memory limit of 20 MiB is too small, with 1,004 MiB kept free: with the workload"
+    )
     assert "--reserve" in hint
 
 
@@ -343,23 +447,36 @@ def test_on_the_cpu_a_worker_holds_what_training_holds() -> None:
     held = {}
     for place in ("worker", "training"):
         command = [sys.executable, "-c", HELD, "300000", place]
-        held[place] = int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+        held[place] = int(
+            subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=True
+            ).stdout
+        )
     assert held["worker"] - 32 * MIB < held["training"] < held["worker"]
 
 
-@pytest.mark.parametrize(("of_file", "counted"), [(True, 0), (False, 64)], ids=["pages of a file", "memory"])
-def test_on_the_cpu_the_peak_is_of_data_and_not_of_files(tmp_path: Path, of_file: bool, counted: int) -> None:
+@pytest.mark.parametrize(
+    ("of_file", "counted"), [(True, 0), (False, 64)], ids=["pages of a file", "memory"]
+)
+def test_on_the_cpu_the_peak_is_of_data_and_not_of_files(
+    tmp_path: Path, of_file: bool, counted: int
+) -> None:
     (tmp_path / "library").write_bytes(bytes(64 * MIB))
     meter = open_meter("cpu", None, 1.0, None)
     meter.reset()
     before = meter.in_use()
     if of_file:
-        with (tmp_path / "library").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+        with (
+            (tmp_path / "library").open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages,
+        ):
             sum(pages[::4096])
             peak = meter.peak()
     else:
         # New pages: what an earlier test freed may still be the process's own.
-        with mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:
+        with mmap.mmap(
+            -1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        ) as pages:
             for offset in range(0, 64 * MIB, 4096):
                 pages[offset] = 1
         peak = meter.peak()
@@ -375,6 +492,8 @@ def test_on_the_cpu_memory_that_nothing_touches_counts() -> None:
         meter.reset()
         before = meter.in_use()
         if mib:
-            mmap.mmap(-1, mib * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+            mmap.mmap(
+                -1, mib * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            ).close()
         peaks.append((meter.peak() or 0) - before)
     assert [round(peak / MIB) for peak in peaks] == [96, 64, 96, 0]

@@ -10,7 +10,9 @@ from worker_processes import names_of, ours, supervise
 
 from batchtune.shapes import BatchShape
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere workers are not forked"
+)
 
 ONE = BatchShape(1, 3.0)
 
@@ -22,12 +24,23 @@ torch._C._cuda_isInBadFork = lambda: os.getpid() != importer
 """
 
 
-def test_a_worker_that_cant_use_cuda_after_a_fork_starts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cant_use_cuda_after_a_fork_starts_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPOILT)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv(
+        "PYTHONPATH",
+        os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    )
     with supervise("Good", shared=False) as supervisor:
         supervisor.start()
-        assert sum("start.py batchtune.probe.worker" in name for name in names_of(os.getpid())) == 1
+        assert (
+            sum(
+                "start.py batchtune.probe.worker" in name
+                for name in names_of(os.getpid())
+            )
+            == 1
+        )
         assert supervisor.measure(ONE, 0).trial.outcome == "ok"
 
 

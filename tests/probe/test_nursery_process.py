@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the nursery needs Linux")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="the nursery needs Linux"
+)
 
 # A grandchild in a session of its own, which the shell's process group does not hold; it says who it is.
 DAEMON = "setsid sh -c 'echo $$ > daemon; exec sleep 1000' & while [ ! -s daemon ]; do sleep 0.01; done; "
@@ -41,7 +43,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.chdir(tmp_path)
     started: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
 
-    def run(script: str, program: str = "/bin/sh", output: int = 2) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def run(
+        script: str, program: str = "/bin/sh", output: int = 2
+    ) -> tuple[subprocess.Popen[bytes], socket.socket]:
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel, workers = socket.socketpair()
         with theirs, channel, workers:
@@ -91,8 +95,12 @@ def ends(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("kill -SEGV $$", -signal.SIGSEGV)])
-def test_the_workers_end_is_told_as_it_was(start: Start, script: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 3", 3), ("kill -SEGV $$", -signal.SIGSEGV)]
+)
+def test_the_workers_end_is_told_as_it_was(
+    start: Start, script: str, code: int
+) -> None:
     _, control = start(script)
     assert exit_code(control) == code
 
@@ -113,7 +121,10 @@ def test_all_has_ended_when_the_exit_code_is_told(start: Start) -> None:
 
 
 def test_what_starts_more_and_more_processes_is_ended(start: Start) -> None:
-    _, control = start(DAEMON + "(while :; do setsid sleep 1000 & sleep 0.005; done) & sleep 0.1; exit 4")
+    _, control = start(
+        DAEMON
+        + "(while :; do setsid sleep 1000 & sleep 0.005; done) & sleep 0.1; exit 4"
+    )
     assert exit_code(control) == 4
     assert ends(daemon())
 
@@ -127,7 +138,9 @@ def test_all_ends_when_the_supervisor_closes_the_socket(start: Start) -> None:
 
 
 def test_ctrl_c_is_the_supervisors(start: Start) -> None:
-    process, control = start(DAEMON + "while [ ! -e stop ]; do sleep 0.01; done; exit 5")
+    process, control = start(
+        DAEMON + "while [ ! -e stop ]; do sleep 0.01; done; exit 5"
+    )
     daemon()
     process.send_signal(signal.SIGINT)
     Path("stop").touch()
@@ -141,7 +154,9 @@ def test_the_worker_ends_with_its_nursery(start: Start) -> None:
     assert ends(worker)
 
 
-def test_the_supervisors_end_is_seen_despite_an_open_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_supervisors_end_is_seen_despite_an_open_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Such a child has the socket by fork alone, without an exec that would close it."""
     monkeypatch.chdir(tmp_path)
     code = f"""

@@ -31,8 +31,12 @@ def facts_of(monkeypatch: pytest.MonkeyPatch, gpu: MadeGpu) -> DoctorGpu:
     return found.facts()
 
 
-def test_a_gpu_that_answers_is_described_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = MadeGpu(compute=[(30, 5 * GIB)], graphics=[(7, 9 << 20)], mig=False, reasons=0x4)
+def test_a_gpu_that_answers_is_described_in_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = MadeGpu(
+        compute=[(30, 5 * GIB)], graphics=[(7, 9 << 20)], mig=False, reasons=0x4
+    )
     assert facts_of(monkeypatch, gpu) == DoctorGpu(
         name="Made GPU",
         uuid="GPU-aaaaaaaa",
@@ -41,7 +45,10 @@ def test_a_gpu_that_answers_is_described_in_full(monkeypatch: pytest.MonkeyPatch
         probe_process=None,
         total_bytes=80 * GIB,
         free_bytes=79 * GIB,
-        processes=[DeviceProcess(pid=7, used_bytes=9 << 20), DeviceProcess(pid=30, used_bytes=5 * GIB)],
+        processes=[
+            DeviceProcess(pid=7, used_bytes=9 << 20),
+            DeviceProcess(pid=30, used_bytes=5 * GIB),
+        ],
         mig=False,
         ecc=True,
         sm_clock_mhz=1500,
@@ -61,18 +68,29 @@ FACT_OF_CALL = {
 }
 
 
-@pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, LOST])
+@pytest.mark.parametrize(
+    "code", [NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, LOST]
+)
 @pytest.mark.parametrize("call", FACT_OF_CALL)
-def test_a_call_that_fails_costs_its_own_fact_alone(monkeypatch: pytest.MonkeyPatch, call: str, code: int) -> None:
+def test_a_call_that_fails_costs_its_own_fact_alone(
+    monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
     whole = asdict(facts_of(monkeypatch, MadeGpu(mig=False)))
     found = asdict(facts_of(monkeypatch, MadeGpu(mig=False, fails={call: code})))
     reason = {NO_PERMISSION: "Insufficient Permissions", LOST: "GPU is lost"}.get(code)
     assert found.pop("nvml_problem") == (f"{reason} ({call})" if reason else None)
     assert whole.pop("nvml_problem") is None
-    assert found == {**whole, FACT_OF_CALL[call]: "GPU without a name" if call == "nvmlDeviceGetName" else None}
+    assert found == {
+        **whole,
+        FACT_OF_CALL[call]: "GPU without a name"
+        if call == "nvmlDeviceGetName"
+        else None,
+    }
 
 
-def test_a_gpu_that_refuses_everything_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_refuses_everything_is_listed_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls = [
         *FACT_OF_CALL,
         "nvmlDeviceGetMemoryInfo",
@@ -88,23 +106,34 @@ def test_a_gpu_that_refuses_everything_is_listed_with_the_reason(monkeypatch: py
         None,
         None,
     )
-    assert (facts.nvml_problem or "").startswith("Insufficient Permissions (nvmlDeviceGet")
+    assert (facts.nvml_problem or "").startswith(
+        "Insufficient Permissions (nvmlDeviceGet"
+    )
 
 
-def test_a_lost_gpu_leaves_the_others_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    MadeNvml([MadeGpu(uuid="GPU-x", fails={"handle": LOST}), MadeGpu(uuid="GPU-y")]).install(monkeypatch)
+def test_a_lost_gpu_leaves_the_others_and_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    MadeNvml(
+        [MadeGpu(uuid="GPU-x", fails={"handle": LOST}), MadeGpu(uuid="GPU-y")]
+    ).install(monkeypatch)
     gpus, problem = all_gpus()
     assert ([gpu.uuid() for gpu in gpus], problem) == (["GPU-y"], "GPU is lost")
     assert find_gpu("GPU-x", "0000:01:00.0") is None
 
 
 def test_gpus_that_may_not_be_counted_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    MadeNvml([MadeGpu()], fails={"nvmlDeviceGetCount_v2": NO_PERMISSION}).install(monkeypatch)
+    MadeNvml([MadeGpu()], fails={"nvmlDeviceGetCount_v2": NO_PERMISSION}).install(
+        monkeypatch
+    )
     assert all_gpus() == ([], "Insufficient Permissions")
 
 
 def failing(kind: str, *versions: int) -> dict[str, int]:
-    return {f"nvmlDeviceGet{kind}RunningProcesses_v{version}": FUNCTION_NOT_FOUND for version in versions}
+    return {
+        f"nvmlDeviceGet{kind}RunningProcesses_v{version}": FUNCTION_NOT_FOUND
+        for version in versions
+    }
 
 
 def test_throttle_reasons_in_words() -> None:
@@ -122,7 +151,9 @@ def test_throttle_reasons_in_words() -> None:
 
 
 @pytest.mark.parametrize("uuid", ["GPU-aaaaaaaa", "aaaaaaaa"])
-def test_a_gpu_is_found_by_its_uuid_with_or_without_prefix(monkeypatch: pytest.MonkeyPatch, uuid: str) -> None:
+def test_a_gpu_is_found_by_its_uuid_with_or_without_prefix(
+    monkeypatch: pytest.MonkeyPatch, uuid: str
+) -> None:
     MadeNvml([MadeGpu(uuid="GPU-x"), MadeGpu()]).install(monkeypatch)
     found = find_gpu(uuid, None)
     assert found is not None
@@ -154,29 +185,51 @@ def test_a_gpu_is_found_by_its_uuid_with_or_without_prefix(monkeypatch: pytest.M
     ],
 )
 def test_an_instance_is_found_and_never_taken_for_the_whole_gpu(
-    monkeypatch: pytest.MonkeyPatch, instances: list[str], asked: str, visible: str | None, expected: str | None
+    monkeypatch: pytest.MonkeyPatch,
+    instances: list[str],
+    asked: str,
+    visible: str | None,
+    expected: str | None,
 ) -> None:
     MadeNvml([divided_gpu(*instances)]).install(monkeypatch)
     found = find_gpu(asked, None, visible)
     assert (found.uuid() if found else None) == expected
 
 
-def test_an_instance_has_its_own_memory_and_the_whole_gpus_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instance_has_its_own_memory_and_the_whole_gpus_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     MadeNvml([divided_gpu("MIG-1")]).install(monkeypatch)
     found = find_gpu("MIG-1", None)
     assert found is not None
     facts = found.facts()
-    assert (facts.mig, facts.total_bytes, facts.sm_clock_mhz, facts.ecc) == (True, 10 * GIB, 1500, True)
+    assert (facts.mig, facts.total_bytes, facts.sm_clock_mhz, facts.ecc) == (
+        True,
+        10 * GIB,
+        1500,
+        True,
+    )
 
 
-def test_all_gpus_are_listed_divided_ones_by_their_instances(monkeypatch: pytest.MonkeyPatch) -> None:
-    MadeNvml([MadeGpu(uuid="GPU-x"), divided_gpu("MIG-1", "MIG-2"), MadeGpu(uuid="GPU-y")]).install(monkeypatch)
+def test_all_gpus_are_listed_divided_ones_by_their_instances(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    MadeNvml(
+        [MadeGpu(uuid="GPU-x"), divided_gpu("MIG-1", "MIG-2"), MadeGpu(uuid="GPU-y")]
+    ).install(monkeypatch)
     gpus, problem = all_gpus()
-    assert ([gpu.uuid() for gpu in gpus], problem) == (["GPU-x", "MIG-1", "MIG-2", "GPU-y"], None)
+    assert ([gpu.uuid() for gpu in gpus], problem) == (
+        ["GPU-x", "MIG-1", "MIG-2", "GPU-y"],
+        None,
+    )
 
 
-def test_no_driver_is_no_error_and_its_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    MadeNvml([MadeGpu()], fails={"nvmlInitWithFlags": DRIVER_NOT_LOADED}).install(monkeypatch)
+def test_no_driver_is_no_error_and_its_reason_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    MadeNvml([MadeGpu()], fails={"nvmlInitWithFlags": DRIVER_NOT_LOADED}).install(
+        monkeypatch
+    )
     assert find_gpu("GPU-a", None) is None
     assert all_gpus() == ([], "Driver Not Loaded")
 
@@ -184,7 +237,15 @@ def test_no_driver_is_no_error_and_its_reason_is_told(monkeypatch: pytest.Monkey
 def test_every_call_is_one_of_the_packages_own() -> None:
     import pynvml
 
-    calls = set(re.findall(r"nvml[A-Z]\w+(?=\")", Path(nvml.__file__).read_text(encoding="utf-8")))
+    calls = set(
+        re.findall(
+            r"nvml[A-Z]\w+(?=\")", Path(nvml.__file__).read_text(encoding="utf-8")
+        )
+    )
     assert len(calls) > 10
     # The older name of the throttle reasons is announced to go.
-    assert [name for name in sorted(calls) if not hasattr(pynvml, name) and "Throttle" not in name] == []
+    assert [
+        name
+        for name in sorted(calls)
+        if not hasattr(pynvml, name) and "Throttle" not in name
+    ] == []

@@ -9,10 +9,20 @@ def test_this_machine_has_a_count() -> None:
     assert oom_kills() is not None
 
 
-def test_a_kill_is_an_oom_only_if_the_kernel_counted_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = {(3, 3): False, (3, 4): True, (None, None): True, (3, None): False, (None, 3): False}
+def test_a_kill_is_an_oom_only_if_the_kernel_counted_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cases = {
+        (3, 3): False,
+        (3, 4): True,
+        (None, None): True,
+        (3, None): False,
+        (None, 3): False,
+    }
     worker = Nursery.__new__(Nursery)
     for (before, after), killed in cases.items():
         worker._oom_kills = before
-        monkeypatch.setattr("batchtune.processes.worker.oom_kills", lambda after=after: after)
+        monkeypatch.setattr(
+            "batchtune.processes.worker.oom_kills", lambda after=after: after
+        )
         assert worker._oom_killed() is killed, (before, after)

@@ -181,10 +181,16 @@ NEITHER = {
 
 
 @pytest.mark.parametrize(
-    ("messages", "verdict"), [(OOM, "oom"), (DISGUISED, "disguised"), (NEITHER, None)], ids=["oom", "disguised", "none"]
+    ("messages", "verdict"),
+    [(OOM, "oom"), (DISGUISED, "disguised"), (NEITHER, None)],
+    ids=["oom", "disguised", "none"],
 )
-def test_a_lack_of_memory_is_told_from_its_message(messages: dict[str, str], verdict: str | None) -> None:
-    assert {name: message_verdict(text) for name, text in messages.items()} == dict.fromkeys(messages, verdict)
+def test_a_lack_of_memory_is_told_from_its_message(
+    messages: dict[str, str], verdict: str | None
+) -> None:
+    assert {
+        name: message_verdict(text) for name, text in messages.items()
+    } == dict.fromkeys(messages, verdict)
 
 
 def test_torchs_own_exception_needs_no_message() -> None:
@@ -205,24 +211,40 @@ def test_what_torchs_own_allocator_says_here_is_one() -> None:
 
 
 def test_of_the_systems_errors_only_a_lack_of_memory_is_one() -> None:
-    verdicts = {errno.ENOMEM: "oom", errno.ENOENT: None, errno.EAGAIN: None, errno.ENOSPC: None}
-    assert {number: error_verdict(OSError(number, os.strerror(number), "/data")) for number in verdicts} == verdicts
+    verdicts = {
+        errno.ENOMEM: "oom",
+        errno.ENOENT: None,
+        errno.EAGAIN: None,
+        errno.ENOSPC: None,
+    }
+    assert {
+        number: error_verdict(OSError(number, os.strerror(number), "/data"))
+        for number in verdicts
+    } == verdicts
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "CUDA out of memory.txt"),
-        FileNotFoundError("CUDA out of memory. Tried to allocate 2.00 GiB"),  # as a DataLoader passes it on
+        FileNotFoundError(
+            errno.ENOENT, os.strerror(errno.ENOENT), "CUDA out of memory.txt"
+        ),
+        FileNotFoundError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB"
+        ),  # as a DataLoader passes it on
         PermissionError(errno.EACCES, "Permission denied", "CUDA out of memory"),
         KeyError("CUDA out of memory"),
         KeyError("std::bad_alloc"),
-        ModuleNotFoundError("libcudart.so: cannot allocate memory in static TLS block: std::bad_alloc"),
+        ModuleNotFoundError(
+            "libcudart.so: cannot allocate memory in static TLS block: std::bad_alloc"
+        ),
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "CUDA out of memory"),
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_an_error_of_another_kind_is_none_whatever_it_names(error: BaseException) -> None:
+def test_an_error_of_another_kind_is_none_whatever_it_names(
+    error: BaseException,
+) -> None:
     assert error_verdict(error) is None
 
 
@@ -235,7 +257,9 @@ def raised(kind: str) -> BaseException:
     """A workload's own error, raised in the named relation to a lack of memory."""
     try:
         try:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB."
+            )
         except RuntimeError as error:
             if kind == "from":
                 raise ValueError("the training step failed") from error
@@ -253,9 +277,16 @@ def raised(kind: str) -> BaseException:
 
 @pytest.mark.parametrize(
     ("kind", "verdict"),
-    [("from", "oom"), ("from, twice", "oom"), ("while handling", "disguised"), ("from None", None)],
+    [
+        ("from", "oom"),
+        ("from, twice", "oom"),
+        ("while handling", "disguised"),
+        ("from None", None),
+    ],
 )
-def test_what_an_error_was_raised_from_is_looked_at(kind: str, verdict: str | None) -> None:
+def test_what_an_error_was_raised_from_is_looked_at(
+    kind: str, verdict: str | None
+) -> None:
     assert error_verdict(raised(kind)) == verdict
 
 

@@ -31,13 +31,18 @@ def test_a_good_workload_is_measured() -> None:
     assert device.load_average is not None
     for others in (device.other_processors, trial.other_processors):
         assert others is not None
-        assert 0 <= others <= device.processors * 1.2  # clocks tick every hundredth of a second
+        assert (
+            0 <= others <= device.processors * 1.2
+        )  # clocks tick every hundredth of a second
 
 
 def test_the_limit_is_real_and_the_worker_lives_on() -> None:
     with supervise("HungryInStep") as supervisor:
         supervisor.start()
-        outcomes = [supervisor.measure(BatchShape(size, 1.0), 0).trial.outcome for size in (1, 4, 1)]
+        outcomes = [
+            supervisor.measure(BatchShape(size, 1.0), 0).trial.outcome
+            for size in (1, 4, 1)
+        ]
     assert outcomes == ["ok", "oom", "ok"]
 
 
@@ -45,7 +50,9 @@ def test_the_limit_is_real_and_the_worker_lives_on() -> None:
 def test_a_failure_leaves_no_memory_to_later_trials(workload: str) -> None:
     with supervise(workload) as supervisor:
         supervisor.start()
-        before, failed, after = (supervisor.measure(BatchShape(size, 10.0), 0).trial for size in (1, 20, 1))
+        before, failed, after = (
+            supervisor.measure(BatchShape(size, 10.0), 0).trial for size in (1, 20, 1)
+        )
     assert failed.outcome == "oom"
     assert abs((after.peak_bytes or 0) - (before.peak_bytes or 0)) < 8 << 20
 
@@ -55,25 +62,37 @@ def test_half_made_optimizer_state_does_not_spoil_the_next_trial() -> None:
     # Beside the batch, about 910 MiB are needed before the state's second half, and 200 MiB for it.
     with supervise("HungryInOptimizer", memory_bytes=2 << 30) as supervisor:
         supervisor.start()
-        outcomes = [supervisor.measure(BatchShape(mib, 1.0), 0).trial.outcome for mib in (1040, 10)]
+        outcomes = [
+            supervisor.measure(BatchShape(mib, 1.0), 0).trial.outcome
+            for mib in (1040, 10)
+        ]
     assert outcomes == ["oom", "ok"]
 
 
 def test_an_error_in_the_setup_is_the_workloads_own() -> None:
-    with supervise("RaisesInSetup") as supervisor, pytest.raises(WorkloadError, match="epoch-3") as caught:
+    with (
+        supervise("RaisesInSetup") as supervisor,
+        pytest.raises(WorkloadError, match="epoch-3") as caught,
+    ):
         supervisor.start()
     assert caught.value.traceback is not None
     assert "raise ValueError" in caught.value.traceback
 
 
 def test_a_worker_that_dies_in_the_setup_shows_its_last_words() -> None:
-    with supervise("DiesInSetup") as supervisor, pytest.raises(WorkloadError, match="SIGABRT") as caught:
+    with (
+        supervise("DiesInSetup") as supervisor,
+        pytest.raises(WorkloadError, match="SIGABRT") as caught,
+    ):
         supervisor.start()
     assert "a library's last words" in (caught.value.traceback or "")
 
 
 def test_a_setup_beyond_the_limit_says_that_it_is_too_small() -> None:
-    with supervise("HungryInSetup") as supervisor, pytest.raises(ProbeError, match="limit is too small"):
+    with (
+        supervise("HungryInSetup") as supervisor,
+        pytest.raises(ProbeError, match="limit is too small"),
+    ):
         supervisor.start()
 
 
@@ -97,7 +116,9 @@ def test_a_limit_below_pytorchs_need_is_reported_first() -> None:
         ("RaisesWhatHasNoWords", "step", "Wordless"),
     ],
 )
-def test_an_error_in_a_trial_is_the_workloads_own(name: str, stage: str, message: str) -> None:
+def test_an_error_in_a_trial_is_the_workloads_own(
+    name: str, stage: str, message: str
+) -> None:
     with supervise(name) as supervisor:
         supervisor.start()
         measured = supervisor.measure(SHAPE, 0)
@@ -132,16 +153,23 @@ def test_a_worker_that_hangs_is_stopped() -> None:
         supervisor.start()
         trial = supervisor.measure(SHAPE, 0).trial
     assert trial.outcome == "timeout"
-    assert re.fullmatch(r"no answer within 1 s; it hangs at faulty_workload\.py, line \d+, in step", trial.error or "")
+    assert re.fullmatch(
+        r"no answer within 1 s; it hangs at faulty_workload\.py, line \d+, in step",
+        trial.error or "",
+    )
 
 
 def test_an_oom_caught_by_the_workload_still_counts() -> None:
     with supervise("CatchesItself") as supervisor:
         supervisor.start()
-        fits, too_large = (supervisor.measure(BatchShape(size, 1.0), 0).trial for size in (1, 4))
+        fits, too_large = (
+            supervisor.measure(BatchShape(size, 1.0), 0).trial for size in (1, 4)
+        )
     assert (fits.outcome, fits.caught) == ("ok", False)
     assert (too_large.outcome, too_large.caught) == ("oom", True)
-    assert "caught by the workload, whose step returned all the same: RuntimeError" in (too_large.error or "")
+    assert "caught by the workload, whose step returned all the same: RuntimeError" in (
+        too_large.error or ""
+    )
     assert "faulty_workload.py, line" in (too_large.error or "")
 
 

@@ -16,7 +16,11 @@ from batchtune.probe.process_checks import gradient_bytes
 def nothing_of_other_tests_is_trained() -> Iterator[None]:
     """Other tests' models may still be alive: their parameters require no gradient meanwhile, and count for nothing."""
     gc.collect()
-    live = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Parameter) and thing.requires_grad]
+    live = [
+        thing
+        for thing in gc.get_objects()
+        if issubclass(type(thing), torch.nn.Parameter) and thing.requires_grad
+    ]
     for parameter in live:
         parameter.requires_grad_(False)
     yield
@@ -58,6 +62,10 @@ def test_objects_that_must_not_be_touched_are_not() -> None:
 
 def test_variables_are_recorded_where_they_are_set() -> None:
     found = describe_environment(
-        {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "CUDA_LAUNCH_BLOCKING": "", "A": "b"}
+        {
+            "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+            "CUDA_LAUNCH_BLOCKING": "",
+            "A": "b",
+        }
     )
     assert found == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}

@@ -68,7 +68,11 @@ class MadeMeter(Meter):
         return self.used
 
     def surroundings(self) -> dict[str, Any]:
-        return {"outside_bytes": 300 * MIB, "sm_clock_mhz": 1410, "throttle_reasons": ["power cap"]}
+        return {
+            "outside_bytes": 300 * MIB,
+            "sm_clock_mhz": 1410,
+            "throttle_reasons": ["power cap"],
+        }
 
     def retries_and_ooms(self) -> tuple[int, int]:
         return self.flushed, self.raised
@@ -83,7 +87,9 @@ class MadeMeter(Meter):
 class MadeWorkload:
     """Does in its n-th step what it was told to."""
 
-    def __init__(self, meter: MadeMeter, act: Callable[[MadeMeter, BatchShape, int], None]) -> None:
+    def __init__(
+        self, meter: MadeMeter, act: Callable[[MadeMeter, BatchShape, int], None]
+    ) -> None:
         self.meter = meter
         self.act = act
         self.steps = 0
@@ -117,8 +123,12 @@ def test_a_caught_allocator_error_is_an_oom() -> None:
     assert "the allocator ran out of memory" in (measured.trial.error or "")
 
 
-@pytest.mark.parametrize(("caught_by", "outcome"), [("a library", "ok"), ("the workload", "oom")])
-def test_a_single_step_may_hold_an_error_that_a_library_caught(caught_by: str, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("caught_by", "outcome"), [("a library", "ok"), ("the workload", "oom")]
+)
+def test_a_single_step_may_hold_an_error_that_a_library_caught(
+    caught_by: str, outcome: str
+) -> None:
     def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
         meter.raised += 1
         if caught_by == "the workload":
@@ -144,10 +154,16 @@ def test_a_flush_in_the_warm_up_ends_the_try_at_once() -> None:
     made = session(act)
     measured = made.measure(SHAPE)
     assert made._workload.steps == 2  # type: ignore[attr-defined]
-    assert (measured.trial.outcome, measured.trial.alloc_retries, made._meter.released) == ("oom", 1, 2)  # type: ignore[attr-defined]
+    assert (
+        measured.trial.outcome,
+        measured.trial.alloc_retries,
+        made._meter.released,
+    ) == ("oom", 1, 2)  # type: ignore[attr-defined]
 
 
-def compiled_step(mean: Callable[[Any], Any]) -> Callable[[MadeMeter, BatchShape, int], None]:
+def compiled_step(
+    mean: Callable[[Any], Any],
+) -> Callable[[MadeMeter, BatchShape, int], None]:
     """A step whose forward pass torch.compile compiles for every batch size."""
     import torch
 
@@ -183,7 +199,9 @@ def test_a_step_that_compiles_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> N
     assert made.step(BatchShape(5, 3.0)).trial.step_seconds == 1.0
 
 
-def test_the_recompile_limit_is_recorded_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recompile_limit_is_recorded_and_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from torch._dynamo.utils import counters
 
     monkeypatch.setitem(counters, "unimplemented", Counter())
@@ -191,7 +209,10 @@ def test_the_recompile_limit_is_recorded_and_reported(monkeypatch: pytest.Monkey
     trials = [made.measure(BatchShape(size, 3.0)).trial for size in range(2, 13)]
     assert [trial.at_recompile_limit for trial in trials] == [False] * 8 + [True] * 3
     warnings = trust_warnings(MadeMeter().device, trials)
-    assert any("recompile limit" in text and "3 of the 11 measurements" in text for text in warnings)
+    assert any(
+        "recompile limit" in text and "3 of the 11 measurements" in text
+        for text in warnings
+    )
 
 
 def test_an_error_that_leaves_the_device_broken_costs_the_worker() -> None:
@@ -281,7 +302,9 @@ def test_a_single_step_counts_flushes_and_is_not_run_again() -> None:
     assert made._workload.steps == 1  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("growth", "steps"), [(0, [4, 4, 4, 2, 2]), (2 * MIB, [4, 4, 4, 4, 4])])
+@pytest.mark.parametrize(
+    ("growth", "steps"), [(0, [4, 4, 4, 2, 2]), (2 * MIB, [4, 4, 4, 4, 4])]
+)
 def test_after_steady_trials_a_long_step_is_timed_once(
     growth: int, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,9 @@ def processes_of(supervisor: int) -> set[int]:
     found = set()
     for entry in Path("/proc").iterdir():
         try:
-            environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
+            environment = (
+                (entry / "environ").read_bytes() if entry.name.isdigit() else b""
+            )
         except OSError:  # it has ended
             continue
         if f"\0{MARK}={supervisor}-".encode() in b"\0" + environment:
@@ -57,7 +59,10 @@ def processes_of(supervisor: int) -> set[int]:
 
 def names_of(supervisor: int) -> list[str]:
     """What those processes run."""
-    return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in processes_of(supervisor)]
+    return [
+        Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        for pid in processes_of(supervisor)
+    ]
 
 
 def gone(supervisor: int, seconds: float = 20.0) -> bool:

@@ -8,7 +8,15 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from loader_records import all_failed, bottleneck, hostile_loader, loaded, made_dali, made_iterable, made_loader
+from loader_records import (
+    all_failed,
+    bottleneck,
+    hostile_loader,
+    loaded,
+    made_dali,
+    made_iterable,
+    made_loader,
+)
 from report_records import (
     failed_verification,
     hostile_results,
@@ -37,7 +45,11 @@ UNTIMED_PROBE = msgspec.structs.replace(
     ],
 )
 CRASHED = msgspec.structs.replace(
-    made_probe(), trials=[*made_probe().trials, made_trial(12, "crash", error="worker died: SIGSEGV")]
+    made_probe(),
+    trials=[
+        *made_probe().trials,
+        made_trial(12, "crash", error="worker died: SIGSEGV"),
+    ],
 )
 HOSTILE = "\x1b[31m<script>|`\n"
 RUNS = {
@@ -57,14 +69,18 @@ RUNS = {
     "probe": RunResults(name="run", probe=made_probe(), sweep=None),
     "crashed": RunResults(name="run", probe=CRASHED, sweep=None),
     "sweep": RunResults(name="run", probe=None, sweep=made_sweep()),
-    "untimed": RunResults(name="run", probe=UNTIMED_PROBE, sweep=made_sweep(timed=False, unit=None)),
+    "untimed": RunResults(
+        name="run", probe=UNTIMED_PROBE, sweep=made_sweep(timed=False, unit=None)
+    ),
     "nothing recommended": RunResults(
         name="run",
         probe=None,
         sweep=without_recommendation(made_sweep()),
     ),
     "no rows": RunResults(
-        name="run", probe=None, sweep=msgspec.structs.replace(made_sweep(), rows=[], recommended=None)
+        name="run",
+        probe=None,
+        sweep=msgspec.structs.replace(made_sweep(), rows=[], recommended=None),
     ),
     "no frontier": RunResults(
         name="run",
@@ -78,7 +94,10 @@ RUNS = {
             made_sweep(),
             rows=[
                 msgspec.structs.replace(
-                    made_sweep().rows[0], batches=1, estimated_epoch_seconds=0.0, mean_batch_size=0.0
+                    made_sweep().rows[0],
+                    batches=1,
+                    estimated_epoch_seconds=0.0,
+                    mean_batch_size=0.0,
                 )
             ],
             recommended=0,
@@ -92,7 +111,9 @@ RUNS = {
                     estimated_epoch_seconds=0.0,
                 )
             ],
-            lower_bound=LowerBound(batches=1, padded_length=0.0, estimated_epoch_seconds=0.0),
+            lower_bound=LowerBound(
+                batches=1, padded_length=0.0, estimated_epoch_seconds=0.0
+            ),
         ),
     ),
     "stream": RunResults(

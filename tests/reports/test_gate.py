@@ -79,12 +79,16 @@ def test_sizes_that_were_not_run_fail_a_rule(count: int, expected: str) -> None:
         (5e-324, "padding_ratio > 0%", "fails"),
     ],
 )
-def test_ratios_are_compared_as_the_decimals_that_people_read(value: float, rule: str, expected: str) -> None:
+def test_ratios_are_compared_as_the_decimals_that_people_read(
+    value: float, rule: str, expected: str
+) -> None:
     assert outcome(rule, with_row(padding_ratio=value)) == expected
 
 
 def test_a_message_has_the_value_as_the_file_has_it() -> None:
-    verdict = verdict_of("padding_ratio > 8%", rule_inputs(sweep=with_row(padding_ratio=0.09421)))
+    verdict = verdict_of(
+        "padding_ratio > 8%", rule_inputs(sweep=with_row(padding_ratio=0.09421))
+    )
     assert verdict.message == "padding_ratio is 0.09421, which is > 8%"
     assert (verdict.value, verdict.limit, verdict.outcome) == (0.09421, 0.08, "fails")
 
@@ -106,23 +110,39 @@ def test_a_message_has_the_value_as_the_file_has_it() -> None:
         ("length_correlation", -0.09, -0.1, "9%", "fails"),
     ],
 )
-def test_worse_is_a_share_of_the_baseline(field: str, ours: float, theirs: float, rule: str, expected: str) -> None:
+def test_worse_is_a_share_of_the_baseline(
+    field: str, ours: float, theirs: float, rule: str, expected: str
+) -> None:
     ours_sweep, theirs_sweep = with_row(**{field: ours}), with_row(**{field: theirs})
-    assert outcome(f"{field} worse {rule}", ours_sweep, baseline=theirs_sweep) == expected
+    assert (
+        outcome(f"{field} worse {rule}", ours_sweep, baseline=theirs_sweep) == expected
+    )
 
 
 def test_a_worse_value_is_told_with_the_baselines() -> None:
     other = with_row(batches=634)
     other = replace(other, lengths=replace(other.lengths, fingerprint="0" * 64))
-    verdict = verdict_of("batches worse 2%", rule_inputs(sweep=with_row(batches=655), baseline=other))
+    verdict = verdict_of(
+        "batches worse 2%", rule_inputs(sweep=with_row(batches=655), baseline=other)
+    )
     said = "batches is 655, and 634 in the baseline (of other lengths): worse by more than 2%"
-    assert (verdict.message, verdict.value, verdict.baseline, verdict.limit) == (said, 655, 634, 0.02)
+    assert (verdict.message, verdict.value, verdict.baseline, verdict.limit) == (
+        said,
+        655,
+        634,
+        0.02,
+    )
 
 
 def test_verdicts_are_read_back_as_they_were_written() -> None:
-    rules = parse_rules(["batches > 1", "padding_ratio > 8%", "verify.holds == false", "batchs > 1"])
+    rules = parse_rules(
+        ["batches > 1", "padding_ratio > 8%", "verify.holds == false", "batchs > 1"]
+    )
     verdicts = judge(rules, rule_inputs(sweep=SWEEP, verification=made_verification()))
-    assert msgspec.json.decode(msgspec.json.encode(verdicts), type=tuple[Verdict, ...]) == verdicts
+    assert (
+        msgspec.json.decode(msgspec.json.encode(verdicts), type=tuple[Verdict, ...])
+        == verdicts
+    )
 
 
 def test_drift_is_held_to_rules() -> None:
@@ -144,11 +164,17 @@ def test_a_verification_is_held_to_rules(rule: str, expected: str) -> None:
 
 
 def test_a_verification_that_does_not_hold_fails() -> None:
-    assert outcome("verify.holds == false", verification=failed_verification()) == "fails"
+    assert (
+        outcome("verify.holds == false", verification=failed_verification()) == "fails"
+    )
 
 
 def test_other_records_can_be_named() -> None:
-    for rule in ("current.batches > 600", "bound.batches > 600", "ranks.independent_epoch_seconds > 1"):
+    for rule in (
+        "current.batches > 600",
+        "bound.batches > 600",
+        "ranks.independent_epoch_seconds > 1",
+    ):
         assert outcome(rule, whole_sweep()) == "fails", rule
 
 
@@ -169,7 +195,11 @@ CAN_NOT_TELL = {
         {"sweep": without_recommendation(made_sweep())},
         "no table needs fewer batches",
     ),
-    "an unknown value": ("estimated_epoch_seconds > 1", {"sweep": made_sweep(timed=False)}, "not known"),
+    "an unknown value": (
+        "estimated_epoch_seconds > 1",
+        {"sweep": made_sweep(timed=False)},
+        "not known",
+    ),
     "sizes that were not probed": ("unproven > 0", {}, "unproven is not known (null)"),
     "a record that is null": ("ranks.independent_epoch_seconds > 1", {}, "not known"),
     "no current config": ("current.batches > 600", {}, "--current"),
@@ -182,7 +212,12 @@ CAN_NOT_TELL = {
     ),
     "a verification of other lengths": (
         "verify.holds == false",
-        {"verification": replace(made_verification(), lengths=replace(made_lengths(), fingerprint="0" * 64))},
+        {
+            "verification": replace(
+                made_verification(),
+                lengths=replace(made_lengths(), fingerprint="0" * 64),
+            )
+        },
         "other lengths",
     ),
     "no manifest": ("stale > 2%", {}, "--manifest"),
@@ -192,14 +227,26 @@ CAN_NOT_TELL = {
         {"baseline": without_recommendation(made_sweep())},
         "baseline recommends no row",
     ),
-    "a baseline of another unit": ("batches worse 2%", {"baseline": made_sweep(unit="tokens")}, "count tokens"),
+    "a baseline of another unit": (
+        "batches worse 2%",
+        {"baseline": made_sweep(unit="tokens")},
+        "count tokens",
+    ),
     "a baseline without the value": (
         "estimated_epoch_seconds worse 2%",
         {"baseline": made_sweep(timed=False)},
         "in the baseline",
     ),
-    "a field without a direction": ("num_buckets worse 2%", {"baseline": made_sweep()}, "can't be worse"),
-    "a field that no baseline has": ("current.batches worse 2%", {"baseline": made_sweep()}, "can't be worse"),
+    "a field without a direction": (
+        "num_buckets worse 2%",
+        {"baseline": made_sweep()},
+        "can't be worse",
+    ),
+    "a field that no baseline has": (
+        "current.batches worse 2%",
+        {"baseline": made_sweep()},
+        "can't be worse",
+    ),
     "a flag that is held to a number": ("verify.holds == 1", {}, "true or false"),
     "a count in per cent": ("batches > 8%", {}, "not a ratio"),
     "a share above 1": ("padding_ratio > 8", {}, "from 0 to 1"),
@@ -215,8 +262,21 @@ def test_what_can_not_be_told_is_never_a_pass(name: str) -> None:
 
 
 NOT_RULES = [
-    *("", "padding_ratio", "padding_ratio => 0.08", "padding_ratio >", "padding_ratio > nan", "5 > batches"),
-    *("padding_ratio > 8 percent", "padding_ratio > 0,08", "batches > 1_000", "batches > 1e999", "batches > \u0661"),
+    *(
+        "",
+        "padding_ratio",
+        "padding_ratio => 0.08",
+        "padding_ratio >",
+        "padding_ratio > nan",
+        "5 > batches",
+    ),
+    *(
+        "padding_ratio > 8 percent",
+        "padding_ratio > 0,08",
+        "batches > 1_000",
+        "batches > 1e999",
+        "batches > \u0661",
+    ),
     *(
         "batches > 600 and fill < 1",
         "padding ratio > 8%",
@@ -224,7 +284,12 @@ NOT_RULES = [
         "batches worse -2%",
         "verify.holds > true",
     ),
-    *("batches worsethan 2%", "verify.holds == truely", "verify. holds == true", "x" * 100_000),
+    *(
+        "batches worsethan 2%",
+        "verify.holds == truely",
+        "verify. holds == true",
+        "x" * 100_000,
+    ),
 ]
 
 
@@ -236,7 +301,10 @@ def test_a_typo_is_shown_with_an_example(text: str) -> None:
     assert text in caught.value.message or len(caught.value.message) < 200
 
 
-@given(st.text(max_size=40) | st.from_regex(r"[a-z_.]{1,6} ?(>=|<|worse|==) ?[-0-9.e%a-z]{1,8}"))
+@given(
+    st.text(max_size=40)
+    | st.from_regex(r"[a-z_.]{1,6} ?(>=|<|worse|==) ?[-0-9.e%a-z]{1,8}")
+)
 @settings(deadline=None, max_examples=50)
 def test_any_text_is_a_rule_or_wrong_usage(text: str) -> None:
     try:
@@ -252,7 +320,9 @@ def test_any_text_is_a_rule_or_wrong_usage(text: str) -> None:
     st.sampled_from([">", ">=", "<", "<=", "==", "!="]),
 )
 @settings(deadline=None, max_examples=50)
-def test_a_rule_fails_exactly_where_its_comparison_is_true(value: int, limit: int, operator: str) -> None:
+def test_a_rule_fails_exactly_where_its_comparison_is_true(
+    value: int, limit: int, operator: str
+) -> None:
     failed = outcome(f"batches {operator} {limit}", with_row(batches=value)) == "fails"
     assert failed == eval(f"{value} {operator} {limit}")
 
@@ -262,11 +332,15 @@ def test_a_rule_fails_exactly_where_its_comparison_is_true(value: int, limit: in
 def test_floats_are_compared_as_they_are_written(value: float, limit: float) -> None:
     rule = f"padding_ratio > {limit:.20f}"  # no exponent
     written = Fraction(f"{limit:.20f}")
-    assert (outcome(rule, with_row(padding_ratio=value)) == "fails") == (Fraction(repr(value)) > written)
+    assert (outcome(rule, with_row(padding_ratio=value)) == "fails") == (
+        Fraction(repr(value)) > written
+    )
 
 
 def test_a_rule_given_twice_counts_once() -> None:
-    assert [rule.text for rule in parse_rules(["batches > 1", " batches  >\t1", "fill < 1"])] == [
+    assert [
+        rule.text for rule in parse_rules(["batches > 1", " batches  >\t1", "fill < 1"])
+    ] == [
         "batches > 1",
         "fill < 1",
     ]
@@ -280,13 +354,18 @@ def test_a_rule_given_twice_counts_once() -> None:
         (["batchs > 1", "batches > 1000"], 1),
     ],
 )
-def test_an_error_goes_before_a_failure_in_the_exit_code(rules: list[str], code: int) -> None:
+def test_an_error_goes_before_a_failure_in_the_exit_code(
+    rules: list[str], code: int
+) -> None:
     assert exit_code(judge(parse_rules(rules), rule_inputs(sweep=made_sweep()))) == code
 
 
 def test_what_a_rule_may_do_is_declared_on_the_records() -> None:
     fields = all_fields()
-    assert [fields[name].better for name in ("batches", "fill", "loader.workers", "num_buckets")] == [
+    assert [
+        fields[name].better
+        for name in ("batches", "fill", "loader.workers", "num_buckets")
+    ] == [
         *("less", "more", "less"),
         "",
     ]
@@ -296,7 +375,12 @@ def test_what_a_rule_may_do_is_declared_on_the_records() -> None:
 
 
 def test_verdicts_are_counted_and_the_worst_comes_first() -> None:
-    section = verdict_section(judge(parse_rules(["fill < 0", "batches > 1", "batchs > 1"]), rule_inputs(sweep=SWEEP)))
+    section = verdict_section(
+        judge(
+            parse_rules(["fill < 0", "batches > 1", "batchs > 1"]),
+            rule_inputs(sweep=SWEEP),
+        )
+    )
     assert section.sentences == ["Rules: 1 of 3 hold. 1 can't be judged."]
     assert [row[0] for row in section.tables[0].rows] == ["error", "fails", "holds"]
 

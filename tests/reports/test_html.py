@@ -71,7 +71,11 @@ class PageReader(HTMLParser):
         return {name for _, attributes in self.elements for name in attributes}
 
     def policy(self) -> str:
-        return next(str(attributes["content"]) for _, attributes in self.elements if "http-equiv" in attributes)
+        return next(
+            str(attributes["content"])
+            for _, attributes in self.elements
+            if "http-equiv" in attributes
+        )
 
 
 def plotly_of(page: PageReader) -> bytes:
@@ -86,14 +90,18 @@ def own_part(page: str) -> str:
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_string_of_a_result_file_becomes_markup(text: str) -> None:
     clean = PageReader(whole_page())
-    hostile = PageReader(render(hostile_full_results(text), {text: f"\n{text}\n", "a": "", "b": ""}))
+    hostile = PageReader(
+        render(hostile_full_results(text), {text: f"\n{text}\n", "a": "", "b": ""})
+    )
     assert hostile.names() == clean.names()
     assert hostile.attributes() == clean.attributes()
     assert text in "".join(hostile.text)
 
 
 def test_no_string_of_a_file_becomes_markup_in_a_chart() -> None:
-    text = "".join([*HOSTILE, '<a href="https://example.com">x</a>', "\u2028&lt;b&gt;\u2029"])
+    text = "".join(
+        [*HOSTILE, '<a href="https://example.com">x</a>', "\u2028&lt;b&gt;\u2029"]
+    )
     data = PageReader(render(hostile_full_results(text))).scripts["figures"]
     assert not set("<>&\u2028\u2029") & set(data)
     for shown in strings_of(json.loads(data)):
@@ -103,15 +111,31 @@ def test_no_string_of_a_file_becomes_markup_in_a_chart() -> None:
 def strings_of(value: object) -> list[str]:
     if isinstance(value, str):
         return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    items = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list)
+        else ()
+    )
     return [text for item in items for text in strings_of(item)]
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
     page = PageReader(whole_page())
-    assert not page.names() & {"link", "img", "iframe", "object", "embed", "base", "form"}
+    assert not page.names() & {
+        "link",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "base",
+        "form",
+    }
     assert not page.attributes() & {"src", "href", "style"}
-    assert "url(" not in own_part(whole_page()) and "@import" not in own_part(whole_page())
+    assert "url(" not in own_part(whole_page()) and "@import" not in own_part(
+        whole_page()
+    )
 
 
 def test_the_policy_allows_only_the_pages_own_two_scripts() -> None:
@@ -127,13 +151,18 @@ def test_the_policy_allows_only_the_pages_own_two_scripts() -> None:
 
 
 def test_no_element_handles_events_in_its_attributes() -> None:
-    assert not [name for name in PageReader(whole_page()).attributes() if name.startswith("on")]
+    assert not [
+        name for name in PageReader(whole_page()).attributes() if name.startswith("on")
+    ]
 
 
 def test_the_page_of_a_very_long_run_is_under_6_mb() -> None:
     results = full_results()
     assert results.sweep is not None and results.probe is not None
-    trials = [msgspec.structs.replace(trial, error="x" * 1000) for trial in results.probe.trials] * 100
+    trials = [
+        msgspec.structs.replace(trial, error="x" * 1000)
+        for trial in results.probe.trials
+    ] * 100
     rows = [row for number in range(20) for row in results.sweep.rows]
     long = RunResults(
         name="long",
@@ -147,12 +176,22 @@ def test_the_page_of_a_very_long_run_is_under_6_mb() -> None:
 
 def test_the_recommended_row_is_marked_in_its_tables() -> None:
     elements = PageReader(render(RunResults(name="", sweep=made_sweep()))).elements
-    assert sum(tag == "tr" and attributes.get("class") == "marked" for tag, attributes in elements) == 2
+    assert (
+        sum(
+            tag == "tr" and attributes.get("class") == "marked"
+            for tag, attributes in elements
+        )
+        == 2
+    )
 
 
 def test_each_chart_has_a_name_and_a_description() -> None:
     elements = PageReader(whole_page()).elements
-    names = [str(attributes["aria-labelledby"]) for _, attributes in elements if attributes.get("role") == "img"]
+    names = [
+        str(attributes["aria-labelledby"])
+        for _, attributes in elements
+        if attributes.get("role") == "img"
+    ]
     charts = ("sweep", "lengths", "stream", "frontier", "loader")
     assert names == [f"{name}-title {name}-description" for name in charts]
     ids = [str(attributes["id"]) for _, attributes in elements if "id" in attributes]
@@ -165,7 +204,10 @@ def test_every_config_is_there_unchanged() -> None:
         assert f">{name}</button>" in page
         # A parser drops the first line end inside <pre>.
         escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-        assert f'<pre tabindex="0">\n{escaped.replace(chr(34), "&#34;").replace(chr(39), "&#39;")}</pre>' in page
+        assert (
+            f'<pre tabindex="0">\n{escaped.replace(chr(34), "&#34;").replace(chr(39), "&#39;")}</pre>'
+            in page
+        )
 
 
 def test_every_trial_and_the_settings_are_there_but_folded() -> None:

@@ -28,17 +28,37 @@ def drawn(name: str, results: RunResults | None = None, **records: Any) -> Trace
 
 
 def test_a_whole_run_has_five_charts() -> None:
-    assert [figure.name for figure in figures(full_results())] == ["sweep", "lengths", "stream", "frontier", "loader"]
+    assert [figure.name for figure in figures(full_results())] == [
+        "sweep",
+        "lengths",
+        "stream",
+        "frontier",
+        "loader",
+    ]
 
 
 def test_every_row_is_a_point_at_its_buckets_and_batches() -> None:
     sweep = made_sweep(timed=False)
     traces = drawn("sweep", sweep=sweep)
-    rows = [row for row in sweep.rows if (row.strategy, row.sizing) == ("optimal", "length")]
+    rows = [
+        row for row in sweep.rows if (row.strategy, row.sizing) == ("optimal", "length")
+    ]
     points = zip(traces["optimal"]["x"], traces["optimal"]["y"], strict=True)
     assert list(points) == [(row.num_buckets, row.batches) for row in rows]
-    strategies = {"speechbrain", "quantile", "linear", "exponential", "optimal", "optimal (frontier)"}
-    assert set(traces) == strategies | {"fixed-random", "fixed-sorted", "lower bound", "recommended"}
+    strategies = {
+        "speechbrain",
+        "quantile",
+        "linear",
+        "exponential",
+        "optimal",
+        "optimal (frontier)",
+    }
+    assert set(traces) == strategies | {
+        "fixed-random",
+        "fixed-sorted",
+        "lower bound",
+        "recommended",
+    }
     assert list(traces)[-1] == "recommended"  # nothing covers it
 
 
@@ -53,23 +73,43 @@ def test_a_level_far_above_all_rows_is_shown_by_a_click() -> None:
         for baseline in sweep.baselines
     ]
     assert drawn("sweep", sweep=sweep)["fixed-random"]["visible"] is True
-    assert drawn("sweep", sweep=replace(sweep, baselines=far))["fixed-random"]["visible"] == "legendonly"
+    assert (
+        drawn("sweep", sweep=replace(sweep, baselines=far))["fixed-random"]["visible"]
+        == "legendonly"
+    )
 
 
 def test_pools_are_a_level_where_the_axis_is_buckets() -> None:
     traces = drawn("sweep", sweep=pooled_sweep())
     assert "pooled" not in traces and "recommended" not in traces
-    assert traces["recommended: pools of 10,000 examples"]["y"] == pytest.approx([3.2626] * 2, rel=1e-3)  # minutes
+    assert traces["recommended: pools of 10,000 examples"]["y"] == pytest.approx(
+        [3.2626] * 2, rel=1e-3
+    )  # minutes
 
 
 def test_a_stream_has_a_line_for_each_algorithm() -> None:
     traces = drawn("stream", stream=whole_stream())
-    names = {"SpeechBrain", "bucket", "pool", "pivot", "map-style bucket table", "your current config", "recommended"}
+    names = {
+        "SpeechBrain",
+        "bucket",
+        "pool",
+        "pivot",
+        "map-style bucket table",
+        "your current config",
+        "recommended",
+    }
     assert set(traces) == names
     assert traces["SpeechBrain"]["x"] == list(BUFFERS)  # the best of two targets
-    assert traces["SpeechBrain"]["y"][0] == pytest.approx((0.08 * 905 + 0.0004 * 362_127.1 / 0.86) / 60, rel=1e-5)
+    assert traces["SpeechBrain"]["y"][0] == pytest.approx(
+        (0.08 * 905 + 0.0004 * 362_127.1 / 0.86) / 60, rel=1e-5
+    )
     assert traces["recommended"]["x"] == [4096.0]
-    assert drawn("stream", stream=made_stream(timed=False))["pool"]["y"] == [742, 655, 632, 627]
+    assert drawn("stream", stream=made_stream(timed=False))["pool"]["y"] == [
+        742,
+        655,
+        632,
+        627,
+    ]
 
 
 @pytest.mark.parametrize("logarithmic", [True, False])
@@ -80,7 +120,10 @@ def test_the_histogram_has_its_bins_and_the_batch_sizes(logarithmic: bool) -> No
     traces = drawn("lengths", sweep=sweep)
     bars = traces["examples"]
     assert bars["y"] == [bin_.count for bin_ in sweep.histogram]
-    assert all(bin_.from_ < x < bin_.to for x, bin_ in zip(bars["x"], sweep.histogram, strict=True))
+    assert all(
+        bin_.from_ < x < bin_.to
+        for x, bin_ in zip(bars["x"], sweep.histogram, strict=True)
+    )
     assert traces["batch size"]["x"][1:] == pytest.approx(row.boundaries)
     assert traces["batch size"]["y"][1:] == row.batch_sizes
     scale = figures(RunResults(name="run", sweep=sweep))[1].layout["xaxis"]["type"]
@@ -92,14 +135,24 @@ def test_every_trial_is_a_point_by_its_outcome() -> None:
     probe = made_probe()
     traces = drawn("frontier", probe=probe)
     largest = traces["largest that fits"]
-    assert largest["x"] == sorted(largest["x"]) and largest["y"] == sorted(largest["y"], reverse=True)
-    assert len(traces["passed"]["x"]) == sum(trial.outcome == "ok" for trial in probe.trials)
-    assert len(traces["out of memory"]["x"]) == sum(trial.outcome == "oom" for trial in probe.trials)
+    assert largest["x"] == sorted(largest["x"]) and largest["y"] == sorted(
+        largest["y"], reverse=True
+    )
+    assert len(traces["passed"]["x"]) == sum(
+        trial.outcome == "ok" for trial in probe.trials
+    )
+    assert len(traces["out of memory"]["x"]) == sum(
+        trial.outcome == "oom" for trial in probe.trials
+    )
 
 
 def test_what_the_loader_delivers_is_drawn_with_the_steps_demand() -> None:
     traces = drawn("loader", loaded())
-    assert list(traces) == ["settings", "the step takes 833.3 examples/s", "recommended"]
+    assert list(traces) == [
+        "settings",
+        "the step takes 833.3 examples/s",
+        "recommended",
+    ]
     assert len(traces["settings"]["x"]) == 9 and traces["recommended"]["x"] == [4]
     assert set(traces["the step takes 833.3 examples/s"]["y"]) == {833.333}
     assert drawn("loader", loaded(made_iterable()))["recommended"]["y"] == [52.5]
@@ -109,9 +162,19 @@ def test_what_there_is_not_is_not_drawn() -> None:
     empty = replace(made_sweep(), rows=[], recommended=None)
     assert figures(RunResults(name="run", sweep=empty)) == []
     pools = [row for row in pooled_sweep().rows if row.pool_size is not None]
-    assert drawn("sweep", sweep=replace(pooled_sweep(), rows=pools, recommended=2, recommended_table=None)) == {}
+    assert (
+        drawn(
+            "sweep",
+            sweep=replace(
+                pooled_sweep(), rows=pools, recommended=2, recommended_table=None
+            ),
+        )
+        == {}
+    )
     assert figures(RunResults(name="run", stream=empty_stream())) == []
-    assert figures(RunResults(name="run", probe=replace(made_probe(), frontier=[]))) == []
+    assert (
+        figures(RunResults(name="run", probe=replace(made_probe(), frontier=[]))) == []
+    )
     assert figures(loaded(all_failed())) == []
 
 

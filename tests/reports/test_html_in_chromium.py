@@ -28,7 +28,9 @@ HOSTILE = (
     "<img src=x onerror='window.broken=1'><a href='https://example.com'>a</a>"
 )
 WITHOUT_CHARTS = RunResults(
-    name="run", probe=None, sweep=msgspec.structs.replace(made_sweep(), rows=[], recommended=None)
+    name="run",
+    probe=None,
+    sweep=msgspec.structs.replace(made_sweep(), rows=[], recommended=None),
 )
 QUIET = [
     "--disable-gpu",
@@ -55,7 +57,12 @@ def whole_page() -> str:
 @cache
 def chromium() -> str | None:
     """An installed Chromium that starts; a stub that asks to install another package does not."""
-    for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
+    for name in (
+        "chromium",
+        "chromium-browser",
+        "google-chrome",
+        "google-chrome-stable",
+    ):
         path = shutil.which(name)
         if (
             path
@@ -71,7 +78,10 @@ def chromium() -> str | None:
     return None
 
 
-pytest.importorskip("playwright", reason="playwright is not installed: the HTML report is not tested in a browser")
+pytest.importorskip(
+    "playwright",
+    reason="playwright is not installed: the HTML report is not tested in a browser",
+)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +89,9 @@ def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     if chromium() is None:
-        pytest.skip("Chromium is not installed: the HTML report is not tested in a browser")
+        pytest.skip(
+            "Chromium is not installed: the HTML report is not tested in a browser"
+        )
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium(), args=QUIET)
         yield started
@@ -109,12 +121,18 @@ def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Open:
     def opened(text: str, *, drawn: bool = True, **settings: Any) -> Iterator[Opened]:
         path: Path = tmp_path_factory.mktemp("page") / "report.html"
         path.write_text(text, encoding="utf-8")
-        context = browser.new_context(**{"viewport": {"width": 960, "height": 900}, **settings})
+        context = browser.new_context(
+            **{"viewport": {"width": 960, "height": 900}, **settings}
+        )
         report = Opened(context.new_page())
         report.page.on("request", lambda request: report.requests.append(request.url))
-        report.page.on("console", lambda message: report.complaints.append(message.text))
+        report.page.on(
+            "console", lambda message: report.complaints.append(message.text)
+        )
         report.page.on("pageerror", lambda error: report.complaints.append(str(error)))
-        report.page.on("dialog", lambda dialog: report.complaints.append(dialog.message))
+        report.page.on(
+            "dialog", lambda dialog: report.complaints.append(dialog.message)
+        )
         report.page.goto(path.as_uri())
         if drawn:
             report.page.wait_for_selector("html[data-drawn]", state="attached")
@@ -131,13 +149,27 @@ def light(opened: Open) -> Iterator[Opened]:
         yield report
 
 
-@pytest.mark.parametrize(("kind", "layer"), [("scatter", ".scatterlayer"), ("bar", ".barlayer")])
-def test_every_trace_and_point_of_every_chart_is_drawn(light: Opened, kind: str, layer: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "layer"), [("scatter", ".scatterlayer"), ("bar", ".barlayer")]
+)
+def test_every_trace_and_point_of_every_chart_is_drawn(
+    light: Opened, kind: str, layer: str
+) -> None:
     for figure in figures(shown()):
-        traces = [trace for trace in figure.data if trace["type"] == kind and trace.get("visible") != "legendonly"]
-        marked = [trace for trace in traces if kind == "bar" or "markers" in trace["mode"]]
-        assert light.count(f"#plot-{figure.name} {layer} .trace") == len(traces), figure.name
-        assert light.count(f"#plot-{figure.name} {layer} .point") == sum(len(trace["x"]) for trace in marked)
+        traces = [
+            trace
+            for trace in figure.data
+            if trace["type"] == kind and trace.get("visible") != "legendonly"
+        ]
+        marked = [
+            trace for trace in traces if kind == "bar" or "markers" in trace["mode"]
+        ]
+        assert light.count(f"#plot-{figure.name} {layer} .trace") == len(traces), (
+            figure.name
+        )
+        assert light.count(f"#plot-{figure.name} {layer} .point") == sum(
+            len(trace["x"]) for trace in marked
+        )
 
 
 def test_the_page_loads_nothing_and_complains_of_nothing(light: Opened) -> None:
@@ -151,7 +183,9 @@ def test_the_button_copies_the_config_without_a_clipboard_too(opened: Open) -> N
         for (const button of document.querySelectorAll(".copy")) button.textContent = "Copy";
     }"""
     permissions = ["clipboard-read", "clipboard-write"]
-    with opened(render(WITHOUT_CHARTS, CONFIGS), drawn=False, permissions=permissions) as report:
+    with opened(
+        render(WITHOUT_CHARTS, CONFIGS), drawn=False, permissions=permissions
+    ) as report:
         for before in ("() => {}", forbid):
             report.page.evaluate(before)
             for name, text in CONFIGS.items():
@@ -164,7 +198,9 @@ def test_the_button_copies_the_config_without_a_clipboard_too(opened: Open) -> N
 
 def pasted(page: Page) -> str:
     """What the clipboard holds, as a reader would find out."""
-    page.evaluate("document.body.append(Object.assign(document.createElement('textarea'), {id: 'pasted'}))")
+    page.evaluate(
+        "document.body.append(Object.assign(document.createElement('textarea'), {id: 'pasted'}))"
+    )
     page.locator("#pasted").focus()
     page.keyboard.press("Control+V")
     value = page.locator("#pasted").input_value()
@@ -177,8 +213,12 @@ def test_strings_of_html_and_script_are_shown_as_text(opened: Open) -> None:
         legend = report.page.locator("#plot-sweep .legendtext").all_text_contents()
         assert HOSTILE in legend
         report.page.locator("#plot-sweep").scroll_into_view_if_needed()
-        report.page.locator("#plot-sweep .scatterlayer .trace").last.locator(".point").hover(force=True)
-        hovered = report.page.locator("#plot-sweep .hoverlayer .hovertext").first.text_content()
+        report.page.locator("#plot-sweep .scatterlayer .trace").last.locator(
+            ".point"
+        ).hover(force=True)
+        hovered = report.page.locator(
+            "#plot-sweep .hoverlayer .hovertext"
+        ).first.text_content()
         assert hovered is not None and HOSTILE in hovered
         assert report.page.evaluate("window.broken") is None
         assert report.count("a, img, iframe") == 0
@@ -188,11 +228,14 @@ def test_strings_of_html_and_script_are_shown_as_text(opened: Open) -> None:
 
 def test_the_policy_stops_what_escaping_would_have_let_through(opened: Open) -> None:
     text = render(WITHOUT_CHARTS).replace(
-        "<main>", "<main><script>window.broken=1</script><img src='https://a.invalid/x'>"
+        "<main>",
+        "<main><script>window.broken=1</script><img src='https://a.invalid/x'>",
     )
     with opened(text, drawn=False) as report:
         assert report.page.evaluate("window.broken") is None
-        assert any("Content Security Policy" in complaint for complaint in report.complaints)
+        assert any(
+            "Content Security Policy" in complaint for complaint in report.complaints
+        )
 
 
 @pytest.mark.parametrize("width", [390, 960])
@@ -203,7 +246,9 @@ def test_nothing_is_wider_than_the_window(light: Opened, width: int) -> None:
     for figure in figures(shown()):
         room = light.page.locator(f"#plot-{figure.name}").bounding_box()
         assert room is not None
-        drawn = light.page.locator(f"#plot-{figure.name} .main-svg[width='{room['width']:g}']").first
+        drawn = light.page.locator(
+            f"#plot-{figure.name} .main-svg[width='{room['width']:g}']"
+        ).first
         drawn.wait_for(state="attached")
     assert light.page.evaluate("document.scrollingElement.scrollWidth") <= width
 

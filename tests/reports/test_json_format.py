@@ -33,9 +33,20 @@ def test_the_document_is_read_back_as_the_same_records(tmp_path: Path) -> None:
 
 def test_meta_comes_first_and_names_format_and_version() -> None:
     document = json.loads(render(RESULTS))
-    results = ["probe", "sweep", "verification", "verdicts", "drift", "stream", "loader"]
+    results = [
+        "probe",
+        "sweep",
+        "verification",
+        "verdicts",
+        "drift",
+        "stream",
+        "loader",
+    ]
     assert list(document) == ["meta", "summary", "warnings", *results]
-    assert (document["meta"]["format"], document["meta"]["version"]) == ("batchtune/report", 1)
+    assert (document["meta"]["format"], document["meta"]["version"]) == (
+        "batchtune/report",
+        1,
+    )
 
 
 def test_the_summary_is_the_same_as_in_the_other_formats() -> None:

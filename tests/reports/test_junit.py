@@ -41,9 +41,22 @@ def test_counts_agree_with_the_cases() -> None:
     root = parsed(HOLDS, FAILS, ERROR)
     (suite,) = root
     for element in (root, suite):
-        counts = {name: element.get(name) for name in ("tests", "failures", "errors", "skipped", "time")}
-        assert counts == {"tests": "3", "failures": "1", "errors": "1", "skipped": "0", "time": "0"}
-    assert [[child.tag for child in case] for case in suite] == [["system-out"], ["failure"], ["error"]]
+        counts = {
+            name: element.get(name)
+            for name in ("tests", "failures", "errors", "skipped", "time")
+        }
+        assert counts == {
+            "tests": "3",
+            "failures": "1",
+            "errors": "1",
+            "skipped": "0",
+            "time": "0",
+        }
+    assert [[child.tag for child in case] for case in suite] == [
+        ["system-out"],
+        ["failure"],
+        ["error"],
+    ]
 
 
 def test_only_what_readers_of_junit_know_is_written() -> None:
@@ -87,4 +100,7 @@ def test_any_text_gives_well_formed_xml(text: str, outcome: str) -> None:
 
 
 def test_control_characters_are_replaced() -> None:
-    assert clean_xml("a\x00b\x1b[31mc\x7f\x9b\ufffe\ud800d\n") == "a\ufffdb\ufffd[31mc\ufffd\ufffd\ufffd\ufffdd\n"
+    assert (
+        clean_xml("a\x00b\x1b[31mc\x7f\x9b\ufffe\ud800d\n")
+        == "a\ufffdb\ufffd[31mc\ufffd\ufffd\ufffd\ufffdd\n"
+    )

@@ -31,7 +31,11 @@ def shown_text(markdown: str) -> str:
     return "".join(child.content for child in children)
 
 
-@given(st.text(alphabet=st.sampled_from("ab_*`|<>&;#[]()!~\\-+=.$:/1 \"'{}@^%"), min_size=1).map(clean))
+@given(
+    st.text(
+        alphabet=st.sampled_from("ab_*`|<>&;#[]()!~\\-+=.$:/1 \"'{}@^%"), min_size=1
+    ).map(clean)
+)
 @settings(deadline=None, max_examples=25)
 def test_any_text_is_shown_unchanged_in_a_table_cell(text: str) -> None:
     table = f"| a | b |\n| :-- | --: |\n| {escape(text)} | end |"
@@ -43,7 +47,11 @@ def test_any_text_is_shown_unchanged_in_a_table_cell(text: str) -> None:
     assert "".join(child.content for child in children) == text
 
 
-@given(st.text(alphabet=st.sampled_from("ab_*`|<>&;#[]()!~\\-+=.$:/1 \"'{}@^%"), min_size=1).map(clean))
+@given(
+    st.text(
+        alphabet=st.sampled_from("ab_*`|<>&;#[]()!~\\-+=.$:/1 \"'{}@^%"), min_size=1
+    ).map(clean)
+)
 @settings(deadline=None, max_examples=25)
 def test_any_text_is_shown_unchanged_in_a_list(text: str) -> None:
     if text:
@@ -83,7 +91,11 @@ def judged(count: int = 3) -> tuple[Verdict, ...]:
     outcomes: tuple[Answer, ...] = ("holds", "fails", "error")
     return tuple(
         Verdict(
-            rule=f"batches > {number}", outcome=outcomes[number % 3], value=634, limit=1.0, message="batches is | 634"
+            rule=f"batches > {number}",
+            outcome=outcomes[number % 3],
+            value=634,
+            limit=1.0,
+            message="batches is | 634",
         )
         for number in range(count)
     )
@@ -109,16 +121,27 @@ def huge_results(text: str, rows: int) -> RunResults:
     assert results.sweep is not None and results.verification is not None
     row = results.sweep.rows[0]
     table = msgspec.structs.replace(
-        row, boundaries=[float(n) for n in range(1, rows + 1)], batch_sizes=[1] * rows, num_buckets=rows
+        row,
+        boundaries=[float(n) for n in range(1, rows + 1)],
+        batch_sizes=[1] * rows,
+        num_buckets=rows,
     )
     sweep = msgspec.structs.replace(
-        results.sweep, rows=[table] * rows, recommended=rows - 1, warnings=[text] * rows, trade_off=[]
+        results.sweep,
+        rows=[table] * rows,
+        recommended=rows - 1,
+        warnings=[text] * rows,
+        trade_off=[],
     )
     return replace(results, sweep=sweep, verdicts=judged(rows))
 
 
-@pytest.mark.parametrize(("text", "rows"), [("&" * 400, 40), ("🦊|<b>" * 80, 40), ("漢" * 400, 1500)])
-def test_no_report_is_larger_than_github_takes_in_a_comment(text: str, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("text", "rows"), [("&" * 400, 40), ("🦊|<b>" * 80, 40), ("漢" * 400, 1500)]
+)
+def test_no_report_is_larger_than_github_takes_in_a_comment(
+    text: str, rows: int
+) -> None:
     assert len(render(huge_results(text, rows)).encode()) <= MAX_BYTES
 
 
@@ -128,9 +151,13 @@ def test_what_is_left_out_of_a_long_report_is_told() -> None:
     assert "| ⚠️ error | batches &gt; 2 |" in text
 
 
-def test_a_report_that_is_cut_keeps_its_verdicts_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_is_cut_keeps_its_verdicts_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(markdown, "MAX_BYTES", 3000)
     text = render(huge_results("batches", 40))
     assert len(text.encode()) <= 3000
     assert "## Rules" in text
-    assert text.splitlines()[-1].startswith("The rest is left out, as this would be too long")
+    assert text.splitlines()[-1].startswith(
+        "The rest is left out, as this would be too long"
+    )

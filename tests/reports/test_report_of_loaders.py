@@ -21,10 +21,18 @@ from batchtune.reports.page import build_page
 from batchtune.results import LoaderRow, LoaderTuning
 
 
-def with_row(loader: LoaderTuning, index: int | None = None, **changes: Any) -> LoaderTuning:
+def with_row(
+    loader: LoaderTuning, index: int | None = None, **changes: Any
+) -> LoaderTuning:
     """A loader with other numbers in its recommended row, or another."""
     place = loader.recommended if index is None else index
-    return replace(loader, rows=[replace(row, **changes) if i == place else row for i, row in enumerate(loader.rows)])
+    return replace(
+        loader,
+        rows=[
+            replace(row, **changes) if i == place else row
+            for i, row in enumerate(loader.rows)
+        ],
+    )
 
 
 # Sentences
@@ -43,13 +51,18 @@ def with_row(loader: LoaderTuning, index: int | None = None, **changes: Any) -> 
             "The loader is the bottleneck: with the best setting, num_workers=6 prefetch_factor=2, the step waits for "
             "data 34.0% of the time.",
         ),
-        (made_dali(), "Set eval_mode=eager num_threads=2 for the loader: 467.6 examples/s."),
+        (
+            made_dali(),
+            "Set eval_mode=eager num_threads=2 for the loader: 467.6 examples/s.",
+        ),
         (made_iterable(), "Measured the loader as it is: 52.5 examples/s."),
         (all_failed(), "Nothing is recommended: all 2 settings failed."),
     ],
     ids=["step", "bottleneck", "no step", "one setting", "failed"],
 )
-def test_the_headline_says_what_to_set_and_if_the_step_waits(loader: LoaderTuning, headline: str) -> None:
+def test_the_headline_says_what_to_set_and_if_the_step_waits(
+    loader: LoaderTuning, headline: str
+) -> None:
     assert summary_of(loader=loader)[0] == headline
 
 
@@ -74,7 +87,10 @@ def test_a_row_is_named_by_what_tells_it_apart() -> None:
         )[0]
     )
     only = replace(made_iterable(), rows=rows[1:], recommended=0)
-    assert "Measured num_workers=2 pin_memory=true: 3 examples/s." in summary_of(loader=only)[0]
+    assert (
+        "Measured num_workers=2 pin_memory=true: 3 examples/s."
+        in summary_of(loader=only)[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,11 +132,16 @@ def test_workers_that_repeat_each_other_have_no_rate() -> None:
     )
     repeated = with_row(repeated, 9, outcome="ok", first_batch_seconds=1.0)
     assert not any("failed" in text for text in warnings_of(loader=repeated))
-    assert tables_of(loaded(repeated))["Settings that failed"].rows[0][1] == "workers repeat each other"
+    assert (
+        tables_of(loaded(repeated))["Settings that failed"].rows[0][1]
+        == "workers repeat each other"
+    )
 
 
 def test_interruptions_and_differing_batches_are_warned_of() -> None:
-    assert warnings_of(loader=made_loader(interrupted=True))[0].startswith("The tuning was interrupted after")
+    assert warnings_of(loader=made_loader(interrupted=True))[0].startswith(
+        "The tuning was interrupted after"
+    )
     assert warnings_of(loader=made_dali())[0] == (
         "Not reproducible: two epochs from one seed differ from batch 1 on: log_mel has other values."
     )
@@ -130,14 +151,23 @@ def test_interruptions_and_differing_batches_are_warned_of() -> None:
     ("loader", "expected"),
     [
         (made_loader(), ["batchtune-run/loader.yaml"]),
-        (made_dali(), ["batchtune-run/loader.yaml", "batchtune tune-loader TARGET --step-ms MS"]),
-        (replace(bottleneck(), stages=[]), ["batchtune-run/loader.yaml", "batchtune tune-loader TARGET --stages"]),
+        (
+            made_dali(),
+            ["batchtune-run/loader.yaml", "batchtune tune-loader TARGET --step-ms MS"],
+        ),
+        (
+            replace(bottleneck(), stages=[]),
+            ["batchtune-run/loader.yaml", "batchtune tune-loader TARGET --stages"],
+        ),
         (made_loader(interrupted=True), ["batchtune tune-loader TARGET"]),
         (all_failed(), ["batchtune tune-loader TARGET"]),
     ],
 )
 def test_what_comes_next(loader: LoaderTuning, expected: list[str]) -> None:
-    assert [step for step, _ in build_page(loaded(loader)).next_steps] == [*expected, "batchtune report --full"]
+    assert [step for step, _ in build_page(loaded(loader)).next_steps] == [
+        *expected,
+        "batchtune report --full",
+    ]
 
 
 def test_settings_that_can_not_be_told_apart_are_called_equal() -> None:

@@ -33,7 +33,10 @@ def chosen(result: Sweep | StreamSweep) -> Row | StreamRow:
 
 def with_row(stream: StreamSweep, **changes: Any) -> StreamSweep:
     """A stream with other numbers in its recommended row."""
-    rows = [replace(row, **changes) if row is stream.recommended_row else row for row in stream.rows]
+    rows = [
+        replace(row, **changes) if row is stream.recommended_row else row
+        for row in stream.rows
+    ]
     return replace(stream, rows=rows)
 
 
@@ -66,60 +69,144 @@ def with_row(stream: StreamSweep, **changes: Any) -> StreamSweep:
         (BETTER_LOADER, "gpu_idle worse 10%", "holds"),
         (BETTER_LOADER, "loader.examples_per_second worse 20%", "fails"),
         (BETTER_LOADER, "loader.examples_per_second worse 30%", "holds"),
-        ({**BARE_STREAM, "baseline_stream": with_row(made_stream(), batches=620)}, "stream.batches worse 2%", "holds"),
-        ({**BARE_STREAM, "baseline_stream": with_row(made_stream(), batches=620)}, "stream.batches worse 1%", "fails"),
-        ({**BARE_STREAM, "baseline_stream": with_row(made_stream(), mixing=0.5)}, "stream.mixing worse 10%", "fails"),
+        (
+            {**BARE_STREAM, "baseline_stream": with_row(made_stream(), batches=620)},
+            "stream.batches worse 2%",
+            "holds",
+        ),
+        (
+            {**BARE_STREAM, "baseline_stream": with_row(made_stream(), batches=620)},
+            "stream.batches worse 1%",
+            "fails",
+        ),
+        (
+            {**BARE_STREAM, "baseline_stream": with_row(made_stream(), mixing=0.5)},
+            "stream.mixing worse 10%",
+            "fails",
+        ),
     ],
 )
-def test_every_result_is_held_to_rules(records: dict[str, Any], rule: str, expected: str) -> None:
+def test_every_result_is_held_to_rules(
+    records: dict[str, Any], rule: str, expected: str
+) -> None:
     assert verdict_of(rule, **records).outcome == expected
 
 
 @pytest.mark.parametrize(
     ("records", "rule", "why"),
     [
-        ({"sweep": made_sweep()}, "pool_size > 0", "only pools have it, and this is a bucket table"),
-        (POOLS, "randomness > 80", "randomness is from 0 to 1, and 80 is not: write 8% or 0.08"),
+        (
+            {"sweep": made_sweep()},
+            "pool_size > 0",
+            "only pools have it, and this is a bucket table",
+        ),
+        (
+            POOLS,
+            "randomness > 80",
+            "randomness is from 0 to 1, and 80 is not: write 8% or 0.08",
+        ),
         (STREAM, "stream.padding > 8%", "did you mean stream.padding_ratio?"),
-        (STREAM, "batches > 3", "fields of the stream begin with stream., such as stream.batches"),
-        ({"sweep": None}, "stream.batches > 3", "the run has no stream.json: run `batchtune sweep-stream`"),
-        (BARE_STREAM, "stream.current.batches > 3", "`batchtune sweep-stream` with --current"),
-        (BARE_STREAM, "stream.max_batch_numel > 0", "stream.max_batch_numel is not known (null)"),
-        (BARE_STREAM, "shards.advice.maxcount > 0", "(null): the shards do as they are"),
-        (BARE_STREAM, "stream.mixing worse 2%", "no other run to compare with is given: use --baseline"),
-        ({**BARE_STREAM, "baseline": made_sweep()}, "stream.batches worse 2%", "the baseline has no stream.json"),
+        (
+            STREAM,
+            "batches > 3",
+            "fields of the stream begin with stream., such as stream.batches",
+        ),
+        (
+            {"sweep": None},
+            "stream.batches > 3",
+            "the run has no stream.json: run `batchtune sweep-stream`",
+        ),
+        (
+            BARE_STREAM,
+            "stream.current.batches > 3",
+            "`batchtune sweep-stream` with --current",
+        ),
+        (
+            BARE_STREAM,
+            "stream.max_batch_numel > 0",
+            "stream.max_batch_numel is not known (null)",
+        ),
+        (
+            BARE_STREAM,
+            "shards.advice.maxcount > 0",
+            "(null): the shards do as they are",
+        ),
+        (
+            BARE_STREAM,
+            "stream.mixing worse 2%",
+            "no other run to compare with is given: use --baseline",
+        ),
+        (
+            {**BARE_STREAM, "baseline": made_sweep()},
+            "stream.batches worse 2%",
+            "the baseline has no stream.json",
+        ),
         (
             {"sweep": made_sweep(), "baseline_stream": made_stream()},
             "batches worse 2%",
             "the baseline has no sweep.json",
         ),
-        ({"sweep": None, "loader": made_dali()}, "gpu_idle > 5%", "no step times are known: give --step-ms, or probe"),
+        (
+            {"sweep": None, "loader": made_dali()},
+            "gpu_idle > 5%",
+            "no step times are known: give --step-ms, or probe",
+        ),
         (
             {"sweep": None, "loader": all_failed()},
             "gpu_idle > 5%",
             "the tuning of the loader recommends no row: Nothing",
         ),
-        ({"sweep": None, "loader": made_iterable()}, "loader.reproducible == true", "with --check-reproducible"),
-        ({**LOADER, "baseline": made_sweep()}, "gpu_idle worse 2%", "the baseline has no loader.json"),
+        (
+            {"sweep": None, "loader": made_iterable()},
+            "loader.reproducible == true",
+            "with --check-reproducible",
+        ),
+        (
+            {**LOADER, "baseline": made_sweep()},
+            "gpu_idle worse 2%",
+            "the baseline has no loader.json",
+        ),
         (BETTER_LOADER, "loader.rounds worse 5%", "can't be worse"),
     ],
 )
-def test_what_is_not_known_says_why(records: dict[str, Any], rule: str, why: str) -> None:
+def test_what_is_not_known_says_why(
+    records: dict[str, Any], rule: str, why: str
+) -> None:
     verdict = verdict_of(rule, **records)
     assert verdict.outcome == "error" and why in verdict.message
 
 
 def test_rows_of_tables_and_streams_do_not_mix() -> None:
-    assert verdict_of("batches > 633", sweep=made_sweep(), stream=made_stream()).value == 634
-    assert verdict_of("stream.batches > 633", sweep=made_sweep(), stream=made_stream()).value == 632
+    assert (
+        verdict_of("batches > 633", sweep=made_sweep(), stream=made_stream()).value
+        == 634
+    )
+    assert (
+        verdict_of(
+            "stream.batches > 633", sweep=made_sweep(), stream=made_stream()
+        ).value
+        == 632
+    )
 
 
-@pytest.mark.parametrize(("allowed", "expected"), [("11.2%", "holds"), ("11.1%", "fails")])
+@pytest.mark.parametrize(
+    ("allowed", "expected"), [("11.2%", "holds"), ("11.1%", "fails")]
+)
 def test_less_randomness_is_worse(allowed: str, expected: str) -> None:
     less = pooled_sweep()
-    more = replace(less, rows=[replace(row, mates_again=0.1) if row.pool_size else row for row in less.rows])
-    assert verdict_of(f"randomness worse {allowed}", sweep=less, baseline=more).outcome == expected
-    assert verdict_of("randomness worse 0%", sweep=more, baseline=less).outcome == "holds"
+    more = replace(
+        less,
+        rows=[
+            replace(row, mates_again=0.1) if row.pool_size else row for row in less.rows
+        ],
+    )
+    assert (
+        verdict_of(f"randomness worse {allowed}", sweep=less, baseline=more).outcome
+        == expected
+    )
+    assert (
+        verdict_of("randomness worse 0%", sweep=more, baseline=less).outcome == "holds"
+    )
 
 
 @pytest.mark.parametrize("size", [10_000, None, 4000])
@@ -136,4 +223,7 @@ def test_a_verification_of_other_pools_judges_nothing(size: int | None) -> None:
         ),
     )
     assert verdict.outcome == ("holds" if size == 10_000 else "error")
-    assert size == 10_000 or "ran other batches than the sweep recommends" in verdict.message
+    assert (
+        size == 10_000
+        or "ran other batches than the sweep recommends" in verdict.message
+    )

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from loader_records import made_iterable, made_loader
 from msgspec.structs import replace
-from report_records import made_probe, made_sweep, made_verification, proven_probe, proven_sweep, whole_sweep
+from report_records import (
+    made_probe,
+    made_sweep,
+    made_verification,
+    proven_probe,
+    proven_sweep,
+    whole_sweep,
+)
 from streamed_records import made_stream, whole_stream
 
 from batchtune.buckets.sweep import sweep
@@ -48,7 +55,9 @@ def with_row(result: Any, place: int, **changes: Any) -> Any:
         ("probe", {"probe": made_probe(), "loader": made_iterable()}),
     ],
 )
-def test_any_result_is_a_run_alone_and_beside_others(tmp_path: Path, main: str, results: dict[str, Any]) -> None:
+def test_any_result_is_a_run_alone_and_beside_others(
+    tmp_path: Path, main: str, results: dict[str, Any]
+) -> None:
     run = load_run(write_run(tmp_path, **results, verify=made_verification()))
     assert {name: getattr(run, name) for name in results} == results
     assert run.main is getattr(run, main)
@@ -56,7 +65,9 @@ def test_any_result_is_a_run_alone_and_beside_others(tmp_path: Path, main: str, 
     assert run.lengths == results[main].lengths
 
 
-def test_the_name_is_the_folders_without_the_path_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_is_the_folders_without_the_path_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(write_run(tmp_path / "my-run", probe=made_probe()))
     assert load_run(Path(".")).name == "my-run"
 
@@ -78,9 +89,17 @@ def test_on_several_ranks_examples_are_dealt_twice(tmp_path: Path) -> None:
 def test_a_folder_without_results_tells_what_makes_them(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match=r"no run folder .*absent"):
         load_run(tmp_path / "absent")
-    with pytest.raises(ResultError, match=r"neither probe\.json nor sweep\.json nor stream\.json") as caught:
+    with pytest.raises(
+        ResultError, match=r"neither probe\.json nor sweep\.json nor stream\.json"
+    ) as caught:
         load_run(tmp_path)
-    commands = ("probe-oom", "sweep-buckets", "sweep-stream", "tune-loader", "tune MANIFEST")
+    commands = (
+        "probe-oom",
+        "sweep-buckets",
+        "sweep-stream",
+        "tune-loader",
+        "tune MANIFEST",
+    )
     assert all(f"batchtune {command}" in str(caught.value.hint) for command in commands)
 
 
@@ -92,7 +111,10 @@ def test_a_folder_without_results_tells_what_makes_them(tmp_path: Path) -> None:
 def test_results_of_different_data_are_refused(tmp_path: Path, result: Any) -> None:
     name = result.FORMAT.removeprefix("batchtune/")
     other = replace(result, lengths=replace(result.lengths, **OTHER))
-    with pytest.raises(ResultError, match=rf"probe\.json and .*{name}\.json are of different data: 28,539"):
+    with pytest.raises(
+        ResultError,
+        match=rf"probe\.json and .*{name}\.json are of different data: 28,539",
+    ):
         load_run(write_run(tmp_path, probe=made_probe(), **{name: other}))
 
 
@@ -107,7 +129,10 @@ DAMAGED = [
         ),
         "rows, entry 3: it has 13 boundaries and 2 batch sizes",
     ),
-    (with_row(made_sweep(), 3, boundaries=[2.0] * 13), "rows, entry 3: boundaries do not ascend"),
+    (
+        with_row(made_sweep(), 3, boundaries=[2.0] * 13),
+        "rows, entry 3: boundaries do not ascend",
+    ),
     (with_row(made_sweep(), 3, batches=0), r"`\$\.rows\[3\]\.batches`"),
     (with_row(made_sweep(), 3, padding_ratio=1.5), r"`\$\.rows\[3\]\.padding_ratio`"),
     (with_row(made_sweep(), 47, batches=300), "row 47: batches is 300"),
@@ -128,18 +153,28 @@ DAMAGED = [
         ),
         "arguments: num_workers: Expected `int` >= 0",
     ),
-    (replace(made_loader(), recommended=10), "recommended is 10, whose outcome is shared_memory"),
+    (
+        replace(made_loader(), recommended=10),
+        "recommended is 10, whose outcome is shared_memory",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("damaged", "said"), DAMAGED)
-def test_what_can_not_be_is_damage_and_named(tmp_path: Path, damaged: Any, said: str) -> None:
+def test_what_can_not_be_is_damage_and_named(
+    tmp_path: Path, damaged: Any, said: str
+) -> None:
     name = damaged.FORMAT.removeprefix("batchtune/")
-    with pytest.raises(ResultError, match=rf"{name}\.json is edited or damaged: .*{said}"):
+    with pytest.raises(
+        ResultError, match=rf"{name}\.json is edited or damaged: .*{said}"
+    ):
         load_run(write_run(tmp_path, **{name: damaged}))
 
 
 def test_a_damaged_verification_is_named(tmp_path: Path) -> None:
     damaged = replace(made_verification(), bucket_batch_sizes=[1])
-    with pytest.raises(ResultError, match=r"verify\.json is edited or damaged: it has 13 boundaries and 1 batch sizes"):
+    with pytest.raises(
+        ResultError,
+        match=r"verify\.json is edited or damaged: it has 13 boundaries and 1 batch sizes",
+    ):
         load_run(write_run(tmp_path, sweep=made_sweep(), verify=damaged))

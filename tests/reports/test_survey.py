@@ -29,7 +29,11 @@ ANY_LENGTHS = st.one_of(
 
 def nearest_rank(values: list[float], thousandths: int) -> float:
     """The smallest value that at least that share does not exceed, by counting."""
-    return min(value for value in values if 1000 * sum(v <= value for v in values) >= thousandths * len(values))
+    return min(
+        value
+        for value in values
+        if 1000 * sum(v <= value for v in values) >= thousandths * len(values)
+    )
 
 
 def percentiles(spread: Percentiles) -> list[float]:
@@ -49,15 +53,25 @@ def spoken(count: int = 2000) -> list[float]:
 @settings(deadline=None, max_examples=40)
 def test_percentiles_are_the_nearest_ranks(values: list[float]) -> None:
     found = survey(Lengths.of(values))
-    expected = [nearest_rank(values, thousandths) for thousandths in (0, 500, 950, 990, 999, 1000)]
-    assert (percentiles(found.percentiles), found.distinct) == (expected, len(set(values)))
+    expected = [
+        nearest_rank(values, thousandths)
+        for thousandths in (0, 500, 950, 990, 999, 1000)
+    ]
+    assert (percentiles(found.percentiles), found.distinct) == (
+        expected,
+        len(set(values)),
+    )
 
 
 @given(ANY_LENGTHS)
 @settings(deadline=None, max_examples=40)
-def test_the_bins_hold_each_example_once_in_descending_order(values: list[float]) -> None:
+def test_the_bins_hold_each_example_once_in_descending_order(
+    values: list[float],
+) -> None:
     bins = survey(Lengths.of(values)).histogram
-    assert [one.count for one in bins] == [sum(one.from_ < value <= one.to for value in values) for one in bins]
+    assert [one.count for one in bins] == [
+        sum(one.from_ < value <= one.to for value in values) for one in bins
+    ]
     assert sum(one.count for one in bins) == len(values)
     assert [one.from_ for one in bins[:-1]] == [one.to for one in bins[1:]]
     assert all(one.from_ < one.to for one in bins)
@@ -73,7 +87,9 @@ def test_the_bins_hold_each_example_once_in_descending_order(values: list[float]
         (np.arange(1, 4000) + 0.5, None),
     ],
 )
-def test_ordinary_data_give_no_caution(values: Sequence[float], unit: Unit | None) -> None:
+def test_ordinary_data_give_no_caution(
+    values: Sequence[float], unit: Unit | None
+) -> None:
     assert survey(Lengths.of(values, unit=unit)).warnings == []
 
 
@@ -87,7 +103,9 @@ def test_a_few_very_long_examples_come_with_cost_and_gain() -> None:
 
 @given(st.lists(st.floats(1, 20), min_size=200, max_size=300), st.floats(400, 1e6))
 @settings(deadline=None, max_examples=25)
-def test_the_max_length_of_a_remedy_leaves_out_what_it_says(values: list[float], outlier: float) -> None:
+def test_the_max_length_of_a_remedy_leaves_out_what_it_says(
+    values: list[float], outlier: float
+) -> None:
     lengths = Lengths.of([*values, outlier], unit="s")
     (warning,) = survey(lengths).warnings
     limit = float(warning.split("--max-length ")[1].split()[0])
@@ -97,16 +115,26 @@ def test_the_max_length_of_a_remedy_leaves_out_what_it_says(values: list[float],
 @pytest.mark.parametrize(
     ("median", "unit", "said"),
     [
-        (224_000.0, "s", "A median of 224,000 s is 62 h 13 min for one example. Is the unit right?"),
+        (
+            224_000.0,
+            "s",
+            "A median of 224,000 s is 62 h 13 min for one example. Is the unit right?",
+        ),
         (11_000_000.0, "ms", "is 3 h 03 min for one example"),
         (0.000875, "s", "is 875 µs for one example"),
         (14.08, "ms", "is 14.1 ms for one example"),
         (14.08, "samples", "is 880 µs for one example"),
-        (140.8, "frames", "Frames come in whole numbers, but some lengths are none, such as 169. Is the unit right?"),
+        (
+            140.8,
+            "frames",
+            "Frames come in whole numbers, but some lengths are none, such as 169. Is the unit right?",
+        ),
         (14.08, "tokens", "such as 16.9"),
     ],
 )
-def test_a_unit_that_does_not_fit_the_median_is_told(median: float, unit: Unit, said: str) -> None:
+def test_a_unit_that_does_not_fit_the_median_is_told(
+    median: float, unit: Unit, said: str
+) -> None:
     warning = warnings_of([0.8 * median, median, 1.2 * median], unit)[0]
     assert said in warning and "--length-scale" in warning
 
@@ -122,7 +150,9 @@ def test_a_scans_record_survives_its_file(tmp_path: Path) -> None:
     scan = survey(lengths, ["train.csv", "more.csv"])
     write_result(tmp_path / "scan.json", scan)
     assert read_result(tmp_path / "scan.json", Scan) == scan
-    assert scan.percentiles.max == 4 and scan.targets is not None and scan.targets.min == 0
+    assert (
+        scan.percentiles.max == 4 and scan.targets is not None and scan.targets.min == 0
+    )
     assert scan.left_out == {"longer": 3} and scan.notes == ["Read twice."]
 
 
@@ -132,14 +162,32 @@ def test_a_scans_record_survives_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "unit", "line"),
     [
-        ([24.525, 14, 1.41], "s", "3 lengths in descending order: 24.52 s to 1.41 s, 39.9 s in all."),
-        ([24_525, 9000, 9000], "ms", "3 lengths in descending order: 24,525 ms to 9000 ms, 42.5 s in all."),
-        ([3000, 600.2], "s", "2 lengths in descending order: 3000 s to 600.2 s, 1 h 00 min in all."),
-        ([4000, 1], "tokens", "2 lengths in descending order: 4000 tokens to 1 token, 4001 tokens in all."),
+        (
+            [24.525, 14, 1.41],
+            "s",
+            "3 lengths in descending order: 24.52 s to 1.41 s, 39.9 s in all.",
+        ),
+        (
+            [24_525, 9000, 9000],
+            "ms",
+            "3 lengths in descending order: 24,525 ms to 9000 ms, 42.5 s in all.",
+        ),
+        (
+            [3000, 600.2],
+            "s",
+            "2 lengths in descending order: 3000 s to 600.2 s, 1 h 00 min in all.",
+        ),
+        (
+            [4000, 1],
+            "tokens",
+            "2 lengths in descending order: 4000 tokens to 1 token, 4001 tokens in all.",
+        ),
         ([30], "s", "1 length in descending order: 30 s to 30 s, 30 s in all."),
     ],
 )
-def test_the_first_line_says_how_many_how_long_and_how_much(values: list[float], unit: Unit | None, line: str) -> None:
+def test_the_first_line_says_how_many_how_long_and_how_much(
+    values: list[float], unit: Unit | None, line: str
+) -> None:
     assert next(survey_sentences(survey(Lengths.of(values, unit=unit)))) == line
 
 
@@ -169,6 +217,8 @@ def test_the_histogram_has_bars_as_long_as_the_shares(encoding: str, bar: str) -
     Stream.encoding = encoding  # type: ignore[assignment]
     console = Console(file=Stream(), width=80, color_system=None, _environ={})
     scan = survey(Lengths.of([1] * 10 + [20] * 40, unit="tokens"))
-    lines = text_of(make_page("scan", [survey_section(scan)]), console, full=True).splitlines()
+    lines = text_of(
+        make_page("scan", [survey_section(scan)]), console, full=True
+    ).splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.count(bar) for line in lines if bar in line] == [30, 8]

@@ -59,9 +59,15 @@ def with_error_of_model(error: float) -> Probe:
             made_sweep(),
             f"Set 13 buckets (optimal) with max_batch_length = 600 s: 1.34 times faster than {SPEECHBRAIN}.",
         ),
-        (made_sweep(unit=None), "Set 13 buckets (optimal) with max_batch_length = 600: "),
+        (
+            made_sweep(unit=None),
+            "Set 13 buckets (optimal) with max_batch_length = 600: ",
+        ),
         (made_sweep(timed=False), f": 37.9% fewer batches than with {SPEECHBRAIN}."),
-        (with_rows(made_sweep(), equal_to_best=True), f" than {SPEECHBRAIN}, but the estimates may be off by as much."),
+        (
+            with_rows(made_sweep(), equal_to_best=True),
+            f" than {SPEECHBRAIN}, but the estimates may be off by as much.",
+        ),
         (whole_sweep(), ": 1.34 times faster than your current config."),
         (
             with_recommended(
@@ -71,8 +77,14 @@ def with_error_of_model(error: float) -> Probe:
             ),
             ": 1.05 times faster than a fixed batch size of 24.",
         ),
-        (with_recommended(made_sweep(), "speechbrain", 10), f": 1.30 times slower than {SPEECHBRAIN}."),
-        (replace(made_sweep(), recommended=55), "Set 10 buckets (optimal) with measured batch sizes: "),
+        (
+            with_recommended(made_sweep(), "speechbrain", 10),
+            f": 1.30 times slower than {SPEECHBRAIN}.",
+        ),
+        (
+            replace(made_sweep(), recommended=55),
+            "Set 10 buckets (optimal) with measured batch sizes: ",
+        ),
         (
             replace(
                 made_sweep(),
@@ -84,22 +96,37 @@ def with_error_of_model(error: float) -> Probe:
         ),
     ],
 )
-def test_the_first_sentence_says_what_to_set_and_what_it_saves(sweep: Sweep, headline: str) -> None:
+def test_the_first_sentence_says_what_to_set_and_what_it_saves(
+    sweep: Sweep, headline: str
+) -> None:
     assert headline in summary_of(sweep=sweep)[0]
 
 
 def test_text_is_compared_with_length_grouped_batches() -> None:
     sweep = made_sweep(unit="tokens")
-    grouped = replace(sweep.baselines[0], name="length-grouped", estimated_epoch_seconds=250.0)
+    grouped = replace(
+        sweep.baselines[0], name="length-grouped", estimated_epoch_seconds=250.0
+    )
     said = summary_of(sweep=replace(sweep, baselines=[*sweep.baselines, grouped]))
-    assert said[0].endswith(": 1.25 times faster than Transformers' group_by_length (batch size 24).")
+    assert said[0].endswith(
+        ": 1.25 times faster than Transformers' group_by_length (batch size 24)."
+    )
     assert "SpeechBrain" not in " ".join(said)
 
 
-@pytest.mark.parametrize(("swept", "today"), [((5, 10, 15), 15), ((10, 20, 60), 20), ((5, 60), None), ((), None)])
-def test_todays_practice_is_speechbrain_with_10_to_20_buckets(swept: tuple[int, ...], today: int | None) -> None:
+@pytest.mark.parametrize(
+    ("swept", "today"),
+    [((5, 10, 15), 15), ((10, 20, 60), 20), ((5, 60), None), ((), None)],
+)
+def test_todays_practice_is_speechbrain_with_10_to_20_buckets(
+    swept: tuple[int, ...], today: int | None
+) -> None:
     sweep = made_sweep()
-    row = today_row(replace(sweep, rows=[replace(sweep.rows[0], num_buckets=number) for number in swept]))
+    row = today_row(
+        replace(
+            sweep, rows=[replace(sweep.rows[0], num_buckets=number) for number in swept]
+        )
+    )
     assert (None if row is None else row.num_buckets) == today
 
 
@@ -108,25 +135,43 @@ def test_todays_practice_is_speechbrain_with_10_to_20_buckets(swept: tuple[int, 
 
 @pytest.mark.parametrize("unit", ["s", "tokens"])
 def test_without_times_a_brief_report_says_so_too(unit: str) -> None:
-    lead = build_page(RunResults(name="run", sweep=made_sweep(timed=False, unit=unit))).lead
-    assert lead[1].startswith("Step times are not known: the time saved may be much less.")
+    lead = build_page(
+        RunResults(name="run", sweep=made_sweep(timed=False, unit=unit))
+    ).lead
+    assert lead[1].startswith(
+        "Step times are not known: the time saved may be much less."
+    )
 
 
 @pytest.mark.parametrize(
     ("probe", "sweep"),
     [
         (with_error_of_model(0.4), made_sweep()),
-        (with_error_of_model(0.4), made_sweep(timed=False)),  # so poor a model that the sweep does without
+        (
+            with_error_of_model(0.4),
+            made_sweep(timed=False),
+        ),  # so poor a model that the sweep does without
         (None, with_rows(made_sweep(), estimated_epoch_error_seconds=40.0)),
     ],
     ids=["model", "no times", "row"],
 )
-def test_times_with_a_large_error_are_unreliable_not_unknown(probe: Probe | None, sweep: Sweep) -> None:
+def test_times_with_a_large_error_are_unreliable_not_unknown(
+    probe: Probe | None, sweep: Sweep
+) -> None:
     first, second, *others = summary_of(probe=probe, sweep=sweep)
     assert first.endswith(f": 37.9% fewer batches than with {SPEECHBRAIN}.")
-    assert second.startswith("The step times are not reliable (error 40.0%): ") and "--force" in second
-    assert not any("times faster" in text or "to within" in text for text in others if "models" not in text)
-    (table,) = tables_of(RunResults(name="run", probe=probe, sweep=sweep), brief=True).values()
+    assert (
+        second.startswith("The step times are not reliable (error 40.0%): ")
+        and "--force" in second
+    )
+    assert not any(
+        "times faster" in text or "to within" in text
+        for text in others
+        if "models" not in text
+    )
+    (table,) = tables_of(
+        RunResults(name="run", probe=probe, sweep=sweep), brief=True
+    ).values()
     assert "estimated epoch" not in table.columns
 
 
@@ -138,7 +183,10 @@ def test_that_every_batch_was_run_is_said_with_the_margin() -> None:
     said = f"{run}, and leaves 400 MiB (0.3% of the limit) free."
     assert summary_of(probe=proven_probe(), sweep=proven_sweep())[1] == said
     unknown = f"{run}; how much memory that leaves free is not known."
-    assert summary_of(probe=replace(proven_probe(), margin=None), sweep=proven_sweep())[1] == unknown
+    assert (
+        summary_of(probe=replace(proven_probe(), margin=None), sweep=proven_sweep())[1]
+        == unknown
+    )
     assert not any("was run" in text for text in summary_of(sweep=made_sweep()))
 
 
@@ -148,7 +196,9 @@ def test_a_better_current_config_is_called_better() -> None:
     better = replace(sweep.recommended_row, estimated_epoch_seconds=100.0)
     keep = "Your current config is better than what is recommended: keep it."
     assert keep in summary_of(sweep=replace(sweep, current=better))
-    assert keep not in summary_of(sweep=replace(sweep, current=better, current_fits=False))
+    assert keep not in summary_of(
+        sweep=replace(sweep, current=better, current_fits=False)
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,20 +239,33 @@ def test_a_probe_alone_tells_the_limit_and_what_fits() -> None:
         "of 140 GiB."
     )
     assert holds == "A batch holds from 24 examples of 24.52 s to 434 of 1.41 s."
-    assert measured.endswith("with torch 2.13.0, driver 570.86, allocator native, in 12 trials (8 ok, 4 oom).")
-    assert models == "The models fit the trials: peak memory to within 0.4%, step time to within 3.1%."
-    assert data == "28,539 examples of 1.41 s to 24.52 s, 362,127 s (100 h 35 min) in all."
+    assert measured.endswith(
+        "with torch 2.13.0, driver 570.86, allocator native, in 12 trials (8 ok, 4 oom)."
+    )
+    assert (
+        models
+        == "The models fit the trials: peak memory to within 0.4%, step time to within 3.1%."
+    )
+    assert (
+        data == "28,539 examples of 1.41 s to 24.52 s, 362,127 s (100 h 35 min) in all."
+    )
 
 
 def test_an_unfinished_probe_claims_no_more_than_it_knows() -> None:
     first = summary_of(probe=replace(made_probe(), unfinished=True))[0]
-    assert first.startswith("At least max_batch_length = 600 s fits, by an unfinished probe")
+    assert first.startswith(
+        "At least max_batch_length = 600 s fits, by an unfinished probe"
+    )
 
 
 def test_an_unknown_unit_and_truncated_examples_are_told() -> None:
     lengths = replace(made_lengths(None), truncated=7)
-    page = build_page(RunResults(name="run", sweep=replace(made_sweep(), lengths=lengths)))
-    assert page.lead[-1].startswith("7 examples longer than 24.52 (--truncate) count as that long")
+    page = build_page(
+        RunResults(name="run", sweep=replace(made_sweep(), lengths=lengths))
+    )
+    assert page.lead[-1].startswith(
+        "7 examples longer than 24.52 (--truncate) count as that long"
+    )
     assert page.summary[-1].endswith("; the unit is unknown.")
 
 
@@ -219,22 +282,38 @@ def test_a_current_config_that_cant_fit_is_compared_and_marked() -> None:
 
 
 def test_the_best_of_each_strategy_and_the_trade_off_are_shown() -> None:
-    table = tables_of(RunResults(name="run", sweep=whole_sweep()))["Bucket tables and pools compared"]
-    assert [row[1] for row in table.rows if row[0] == "optimal"] == list(map(str, range(10, 21)))
+    table = tables_of(RunResults(name="run", sweep=whole_sweep()))[
+        "Bucket tables and pools compared"
+    ]
+    assert [row[1] for row in table.rows if row[0] == "optimal"] == list(
+        map(str, range(10, 21))
+    )
     assert [row[1] for row in table.rows if row[0] == "linear"] == ["20"]
-    assert table.marked is not None and table.rows[table.marked][:2] == ("optimal", "13")
+    assert table.marked is not None and table.rows[table.marked][:2] == (
+        "optimal",
+        "13",
+    )
     assert table.note == "16 of 66 rows shown; all are in sweep.json."
-    unmarked = tables_of(RunResults(name="run", sweep=without_recommendation(made_sweep())))
+    unmarked = tables_of(
+        RunResults(name="run", sweep=without_recommendation(made_sweep()))
+    )
     assert unmarked["Bucket tables and pools compared"].marked is None
 
 
 def test_each_bucket_tells_the_trial_that_proves_it() -> None:
     sweep = partly_proven_sweep()
-    sweep = replace(sweep, buckets=[*sweep.buckets[:-1], replace(sweep.buckets[-1], examples=0)])
+    sweep = replace(
+        sweep, buckets=[*sweep.buckets[:-1], replace(sweep.buckets[-1], examples=0)]
+    )
     table = tables_of(RunResults(name="run", probe=proven_probe(), sweep=sweep))[
         "Batch sizes (optimal with 13 buckets)"
     ]
-    assert table.rows[0] == ("3.582 s", "167", "598.2 s", "trial 13: 170 \u00d7 3.582 s")
+    assert table.rows[0] == (
+        "3.582 s",
+        "167",
+        "598.2 s",
+        "trial 13: 170 \u00d7 3.582 s",
+    )
     assert [row[-1] for row in table.rows[-4:]] == [*["not proven"] * 3, "\u2013"]
 
 
@@ -246,7 +325,12 @@ def test_a_long_table_is_thinned_and_says_so() -> None:
         file="probe.json",
         most=10,
     )
-    assert (table.columns, table.rows[0], table.rows[-1], len(table.rows)) == (("n",), ("0",), ("199",), 11)
+    assert (table.columns, table.rows[0], table.rows[-1], len(table.rows)) == (
+        ("n",),
+        ("0",),
+        ("199",),
+        11,
+    )
     assert table.marked is not None and table.rows[table.marked] == ("7",)
     assert table.note == "11 of 200 rows shown; all are in probe.json."
 
@@ -257,30 +341,51 @@ def test_a_long_table_is_thinned_and_says_so() -> None:
 def test_own_warnings_are_told_once_each() -> None:
     probe = replace(made_probe(), warnings=["the clock was held down", "look out."])
     sweep = replace(made_sweep(), warnings=["take care", "look out.", "take care"])
-    assert warnings_of(probe=probe, sweep=sweep) == ["take care.", "look out.", "the clock was held down."]
+    assert warnings_of(probe=probe, sweep=sweep) == [
+        "take care.",
+        "look out.",
+        "the clock was held down.",
+    ]
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"frontier": made_probe().frontier[:-1]}, "The frontier ends at 16 s, but the longest example has 24.52 s."),
-        ({"trials": [made_trial(0, "crash")]}, "1 trial failed, but not for lack of memory (crash)"),
+        (
+            {"frontier": made_probe().frontier[:-1]},
+            "The frontier ends at 16 s, but the longest example has 24.52 s.",
+        ),
+        (
+            {"trials": [made_trial(0, "crash")]},
+            "1 trial failed, but not for lack of memory (crash)",
+        ),
     ],
 )
-def test_what_a_probe_leaves_in_doubt_is_told(changes: dict[str, Any], words: str) -> None:
+def test_what_a_probe_leaves_in_doubt_is_told(
+    changes: dict[str, Any], words: str
+) -> None:
     assert warnings_of(probe=replace(made_probe(), **changes))[0].startswith(words)
 
 
 def test_a_poor_fit_is_told_with_its_error() -> None:
     (warning,) = warnings_of(probe=with_error_of_model(0.25))
-    assert warning.startswith("The model of step time misses the trials by 25.0%") and "--force" in warning
+    assert (
+        warning.startswith("The model of step time misses the trials by 25.0%")
+        and "--force" in warning
+    )
 
 
 @pytest.mark.parametrize(
     ("limit", "words"),
-    [(601.0, ["may run out of memory"]), (500.0, ["memory is left unused"]), (590.0, [])],
+    [
+        (601.0, ["may run out of memory"]),
+        (500.0, ["memory is left unused"]),
+        (590.0, []),
+    ],
 )
-def test_a_limit_other_than_the_measured_one_is_told(limit: float, words: list[str]) -> None:
+def test_a_limit_other_than_the_measured_one_is_told(
+    limit: float, words: list[str]
+) -> None:
     sweep = replace(made_sweep(), warnings=[], max_batch_length=limit)
     warnings = warnings_of(probe=made_probe(), sweep=sweep)
     assert len(warnings) == len(words) and all(word in warnings[0] for word in words)
@@ -289,17 +394,36 @@ def test_a_limit_other_than_the_measured_one_is_told(limit: float, words: list[s
 @pytest.mark.parametrize(
     ("probe", "remedy"),
     [
-        (proven_probe(), "Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`."),
-        (None, "Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`."),
-        (made_probe(), "The same `batchtune probe-oom`, which was interrupted, continues; then run"),
+        (
+            proven_probe(),
+            "Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`.",
+        ),
+        (
+            None,
+            "Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`.",
+        ),
+        (
+            made_probe(),
+            "The same `batchtune probe-oom`, which was interrupted, continues; then run",
+        ),
     ],
     ids=["proven", "none", "interrupted"],
 )
-def test_sizes_that_are_not_proven_come_with_a_remedy(probe: Probe | None, remedy: str) -> None:
+def test_sizes_that_are_not_proven_come_with_a_remedy(
+    probe: Probe | None, remedy: str
+) -> None:
     first = warnings_of(probe=probe, sweep=partly_proven_sweep())[0]
-    assert first.startswith("4 of 13 batch sizes are not proven to fit: ") and remedy in first
-    lead = build_page(RunResults(name="run", probe=probe, sweep=partly_proven_sweep())).lead
-    assert "4 of 13 batch sizes are not proven to fit: the warnings say what to do." in lead
+    assert (
+        first.startswith("4 of 13 batch sizes are not proven to fit: ")
+        and remedy in first
+    )
+    lead = build_page(
+        RunResults(name="run", probe=probe, sweep=partly_proven_sweep())
+    ).lead
+    assert (
+        "4 of 13 batch sizes are not proven to fit: the warnings say what to do."
+        in lead
+    )
 
 
 # What to do next
@@ -313,9 +437,15 @@ def test_sizes_that_are_not_proven_come_with_a_remedy(probe: Probe | None, remed
             RunResults(name="run", sweep=without_recommendation(made_sweep())),
             ["sweep-buckets MANIFEST --num-buckets 2:60"],
         ),
-        (RunResults(name="run", sweep=made_sweep()), ["probe-oom MANIFEST --workload W", "export --to FRAMEWORK"]),
+        (
+            RunResults(name="run", sweep=made_sweep()),
+            ["probe-oom MANIFEST --workload W", "export --to FRAMEWORK"],
+        ),
         (BOTH, ["verify MANIFEST", "export --to FRAMEWORK"]),
-        (with_results(BOTH, verification=made_verification()), ["export --to FRAMEWORK"]),
+        (
+            with_results(BOTH, verification=made_verification()),
+            ["export --to FRAMEWORK"],
+        ),
         (
             with_results(BOTH, verification=failed_verification()),
             ["tune MANIFEST --workload W --force", "verify MANIFEST"],
@@ -324,7 +454,9 @@ def test_sizes_that_are_not_proven_come_with_a_remedy(probe: Probe | None, remed
     ],
     ids=["probe", "nothing", "sweep", "both", "verified", "failed", "leak"],
 )
-def test_what_comes_next_follows_from_what_there_is(results: RunResults, commands: list[str]) -> None:
+def test_what_comes_next_follows_from_what_there_is(
+    results: RunResults, commands: list[str]
+) -> None:
     steps = [command for command, _ in build_page(results).next_steps]
     if results.sweep is not None and "export --to FRAMEWORK" in commands:
         assert steps.pop(0) == "batchtune-run/sampler.yaml"
@@ -334,7 +466,9 @@ def test_what_comes_next_follows_from_what_there_is(results: RunResults, command
 def test_a_next_command_repeats_no_module_and_quotes_folders() -> None:
     assert BOTH.probe is not None
     spec = WorkloadRecord(spec="subprocess:run", options={"shell": True})
-    results = with_results(BOTH, probe=replace(BOTH.probe, workload=spec), folder=Path("my run"))
+    results = with_results(
+        BOTH, probe=replace(BOTH.probe, workload=spec), folder=Path("my run")
+    )
     steps = [command for command, _ in build_page(results).next_steps]
     assert steps[1] == "batchtune verify 'my run' MANIFEST --workload W --set ..."
 

@@ -40,22 +40,35 @@ from batchtune.reports.terminal import render, text_of
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 RUNS = {
     "both": RunResults(name="librispeech-100", probe=made_probe(), sweep=made_sweep()),
-    "proven": RunResults(name="librispeech-100", probe=proven_probe(), sweep=proven_sweep()),
+    "proven": RunResults(
+        name="librispeech-100", probe=proven_probe(), sweep=proven_sweep()
+    ),
     "partly-proven": RunResults(
         name="librispeech-100",
         probe=proven_probe(),
         sweep=partly_proven_sweep(),
     ),
     "verified": RunResults(
-        name="librispeech-100", probe=made_probe(), sweep=made_sweep(), verification=made_verification()
+        name="librispeech-100",
+        probe=made_probe(),
+        sweep=made_sweep(),
+        verification=made_verification(),
     ),
     "does-not-hold": RunResults(
-        name="librispeech-100", probe=made_probe(), sweep=made_sweep(), verification=failed_verification()
+        name="librispeech-100",
+        probe=made_probe(),
+        sweep=made_sweep(),
+        verification=failed_verification(),
     ),
     "everything": RunResults(
-        name="librispeech-100", probe=made_probe(), sweep=whole_sweep(), verification=made_verification()
+        name="librispeech-100",
+        probe=made_probe(),
+        sweep=whole_sweep(),
+        verification=made_verification(),
     ),
-    "pooled": RunResults(name="librispeech-100", probe=made_probe(), sweep=pooled_sweep()),
+    "pooled": RunResults(
+        name="librispeech-100", probe=made_probe(), sweep=pooled_sweep()
+    ),
     "stream": streamed(),
     "stream-and-sweep": streamed(sweep=True),
     "loader": loaded(),
@@ -64,7 +77,9 @@ RUNS = {
     "loader-and-sweep": loaded(sweep=True),
     "loader-failed": loaded(all_failed()),
     "probe": RunResults(name="librispeech-100", probe=made_probe(), sweep=None),
-    "sweep-untimed": RunResults(name="librispeech-100", probe=None, sweep=made_sweep(timed=False)),
+    "sweep-untimed": RunResults(
+        name="librispeech-100", probe=None, sweep=made_sweep(timed=False)
+    ),
     "nothing-recommended": RunResults(
         name="librispeech-100",
         probe=None,
@@ -84,20 +99,29 @@ def printed(results: RunResults, console: Console, *, full: bool = True) -> str:
 
 
 @pytest.mark.parametrize(("name", "full"), SHOWN)
-def test_the_report_is_as_in_its_snapshot_within_80_columns(name: str, full: bool) -> None:
-    path, text = SNAPSHOTS / f"{name if full else f'brief-{name}'}.txt", render(RUNS[name], full=full)
+def test_the_report_is_as_in_its_snapshot_within_80_columns(
+    name: str, full: bool
+) -> None:
+    path, text = (
+        SNAPSHOTS / f"{name if full else f'brief-{name}'}.txt",
+        render(RUNS[name], full=full),
+    )
     if os.environ.get("REFRESH_SNAPSHOTS") == "1":
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     assert not any(line.endswith(" ") for line in lines)
-    assert full or len(lines) <= 25 or name.endswith("-and-sweep")  # with tables of both
+    assert (
+        full or len(lines) <= 25 or name.endswith("-and-sweep")
+    )  # with tables of both
 
 
 @pytest.mark.parametrize("words", [1, 70])
 def test_warnings_for_which_a_screen_has_no_room_are_counted(words: int) -> None:
-    sweep = msgspec.structs.replace(made_sweep(), warnings=[f"{number} {'xx ' * words}" for number in range(20)])
+    sweep = msgspec.structs.replace(
+        made_sweep(), warnings=[f"{number} {'xx ' * words}" for number in range(20)]
+    )
     text = render(RunResults(name="run", sweep=sweep), full=False)
     shown = sum(line.startswith("! ") for line in text.splitlines()) - 1
     assert f"{20 - shown} more warnings: --full shows all." in text
@@ -105,7 +129,9 @@ def test_warnings_for_which_a_screen_has_no_room_are_counted(words: int) -> None
     assert shown == 1 or len(text.splitlines()) <= 20
 
 
-def test_the_environment_changes_nothing_in_a_rendered_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_changes_nothing_in_a_rendered_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plain = render(RUNS["both"])
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "40")
@@ -140,7 +166,10 @@ def test_a_command_that_comes_next_is_never_broken(tmp_path: Path) -> None:
         ),
         full=False,
     )
-    assert any(line.startswith(f"batchtune verify {long.folder} MANIFEST") for line in text.splitlines())
+    assert any(
+        line.startswith(f"batchtune verify {long.folder} MANIFEST")
+        for line in text.splitlines()
+    )
 
 
 def test_what_looks_like_markup_is_shown_as_it_is() -> None:

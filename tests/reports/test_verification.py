@@ -6,20 +6,36 @@ import dataclasses
 
 import msgspec
 import pytest
-from report_records import failed_verification, made_probe, made_sweep, made_verification, rule_inputs, with_recommended
+from report_records import (
+    failed_verification,
+    made_probe,
+    made_sweep,
+    made_verification,
+    rule_inputs,
+    with_recommended,
+)
 from streamed_records import made_stream
 
 from batchtune.reports import RunResults
 from batchtune.reports.gate import judge, parse_rules
 from batchtune.reports.measured import verification_section
 from batchtune.reports.page import build_page, build_verification_page
-from batchtune.results import Device, Probe, StreamSweep, Sweep, Verification, WorkloadRecord
+from batchtune.results import (
+    Device,
+    Probe,
+    StreamSweep,
+    Sweep,
+    Verification,
+    WorkloadRecord,
+)
 
 replace = msgspec.structs.replace
 SWEEP = replace(made_sweep(), warnings=[])
 
 
-def run_with(verification: Verification, probe: Probe | None = None, sweep: Sweep = SWEEP) -> RunResults:
+def run_with(
+    verification: Verification, probe: Probe | None = None, sweep: Sweep = SWEEP
+) -> RunResults:
     return RunResults(
         name="run",
         probe=probe or made_probe(),
@@ -41,8 +57,12 @@ def test_what_holds_is_one_sentence_with_the_times() -> None:
         "Verified: 500 shuffled steps without running out of memory; an epoch takes 3 min 24 s measured against "
         "3 min 20 s estimated (1.02 ± 0.02 times)."
     )
-    untimed = replace(made_verification(), estimated_epoch_seconds=None, time_ratio=None)
-    assert said_of(untimed)[0].endswith("takes 3 min 24 s measured, and no estimate is known.")
+    untimed = replace(
+        made_verification(), estimated_epoch_seconds=None, time_ratio=None
+    )
+    assert said_of(untimed)[0].endswith(
+        "takes 3 min 24 s measured, and no estimate is known."
+    )
 
 
 def test_what_does_not_hold_is_told_with_why_and_what_instead() -> None:
@@ -56,12 +76,17 @@ def test_what_does_not_hold_is_told_with_why_and_what_instead() -> None:
 def test_only_a_verification_that_fails_comes_first() -> None:
     assert build_page(run_with(made_verification())).lead[1].startswith("Verified: 500")
     lead = build_page(run_with(failed_verification())).lead
-    assert lead[0] == "The verification does not hold." and not any(text.startswith("Set") for text in lead)
+    assert lead[0] == "The verification does not hold." and not any(
+        text.startswith("Set") for text in lead
+    )
 
 
 def test_a_table_that_is_not_the_recommended_one_is_told() -> None:
     other = with_recommended(SWEEP, "optimal", 10)
-    assert "ran other batches" in warnings_in(run_with(made_verification(), sweep=other))[0]
+    assert (
+        "ran other batches"
+        in warnings_in(run_with(made_verification(), sweep=other))[0]
+    )
 
 
 def test_other_lengths_are_told_and_nothing_else() -> None:
@@ -71,20 +96,29 @@ def test_other_lengths_are_told_and_nothing_else() -> None:
 
 
 def test_another_workload_than_the_probes_is_told() -> None:
-    other = replace(made_verification(), workload=WorkloadRecord(spec="mine.py:Step", options={}))
-    assert warnings_in(run_with(other))[0].startswith("The verification ran mine.py:Step, the probe builtin:conformer")
+    other = replace(
+        made_verification(), workload=WorkloadRecord(spec="mine.py:Step", options={})
+    )
+    assert warnings_in(run_with(other))[0].startswith(
+        "The verification ran mine.py:Step, the probe builtin:conformer"
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"name": "NVIDIA A100"}, "ran NVIDIA A100, limited to"),
-        ({"limit_bytes": 1 << 30}, "limited to 1 GiB of 140 GiB, the probe NVIDIA H200, limited to 126 GiB"),
+        (
+            {"limit_bytes": 1 << 30},
+            "limited to 1 GiB of 140 GiB, the probe NVIDIA H200, limited to 126 GiB",
+        ),
         ({"torch": "2.99"}, "PyTorch was 2.13.0, and 2.99 later"),
     ],
     ids=["device", "limit", "torch"],
 )
-def test_other_conditions_than_the_probes_are_told(changes: dict[str, object], said: str) -> None:
+def test_other_conditions_than_the_probes_are_told(
+    changes: dict[str, object], said: str
+) -> None:
     device: Device = replace(made_verification().device, **changes)
     assert said in warnings_in(run_with(replace(made_verification(), device=device)))[0]
 
@@ -126,7 +160,10 @@ def test_it_is_compared_with_the_streams_sweep_alone() -> None:
     for changes, said in (({}, False), ({"buffer_size": 17}, True)):
         verified = of_stream(stream, **changes)
         results = dataclasses.replace(run_with(verified), stream=stream)
-        assert any("The verification ran" in warning for warning in warnings_in(results)) == said
+        assert (
+            any("The verification ran" in warning for warning in warnings_in(results))
+            == said
+        )
         inputs = rule_inputs(sweep=SWEEP, stream=stream, verification=verified)
         (verdict,) = judge(parse_rules(["verify.holds == false"]), inputs)
         assert verdict.outcome == ("error" if said else "holds")

@@ -13,7 +13,9 @@ from batchtune.lengths import Lengths
 from batchtune.streams.pivot import PivotSettings
 from batchtune.streams.stream_settings import CurrentStream, stream_current
 
-SECONDS = Lengths.of(np.random.default_rng(0).lognormal(2, 0.6, 3000).clip(1, 24.5), unit="s")
+SECONDS = Lengths.of(
+    np.random.default_rng(0).lognormal(2, 0.6, 3000).clip(1, 24.5), unit="s"
+)
 IN_SAMPLES = "target_batch_numel=16000*45,max_batch_numel=16000*60."
 RECIPE = """\
 sample_rate: 16000
@@ -45,15 +47,29 @@ def of_file(folder: Path, text: str, key_path: str = "") -> CurrentStream:
 
 
 def test_settings_written_out_are_speechbrains() -> None:
-    found = read("target_batch_numel=45,max_batch_numel=60,max_batch_size=64,max_padding_ratio=none,drop_end=true")
-    assert found.batching == pivot(45.0, 60.0, max_batch_size=64, max_padding_ratio=None, drop_end=True)
+    found = read(
+        "target_batch_numel=45,max_batch_numel=60,max_batch_size=64,max_padding_ratio=none,drop_end=true"
+    )
+    assert found.batching == pivot(
+        45.0, 60.0, max_batch_size=64, max_padding_ratio=None, drop_end=True
+    )
     assert (found.settings["source"], found.notes) == ("--current", ())
     assert found.settings == {
         "source": "--current",
         "kind": "speechbrain",
         "describe": "SpeechBrain's dynamic_bucketed_batch, target_batch_numel=45 s, buffersize=1024",
-        **{"target_batch_numel": 45.0, "max_batch_numel": 60.0, "max_batch_size": 64, "max_padding_ratio": None},
-        **{"buffersize": 1024, "drop_end": True, "min_sample_len": None, "max_sample_len": None},
+        **{
+            "target_batch_numel": 45.0,
+            "max_batch_numel": 60.0,
+            "max_batch_size": 64,
+            "max_padding_ratio": None,
+        },
+        **{
+            "buffersize": 1024,
+            "drop_end": True,
+            "min_sample_len": None,
+            "max_sample_len": None,
+        },
     }
 
 
@@ -65,34 +81,58 @@ def test_settings_written_out_are_speechbrains() -> None:
         ("samples", 16_000.0, "", 720_000.0),
     ],
 )
-def test_numels_in_samples_are_turned_into_the_unit(unit: str, factor: float, rate: str, target: float) -> None:
+def test_numels_in_samples_are_turned_into_the_unit(
+    unit: str, factor: float, rate: str, target: float
+) -> None:
     found = read(IN_SAMPLES + rate, unit, factor).batching
     assert found == pivot(target, target * 4 / 3)
 
 
 def test_numels_in_samples_without_a_rate_ask_for_it() -> None:
-    with pytest.raises(UsageError, match=r"a limit of 960,000 seems to count samples, but the lengths s") as error:
+    with pytest.raises(
+        UsageError,
+        match=r"a limit of 960,000 seems to count samples, but the lengths s",
+    ) as error:
         read(IN_SAMPLES)
-    assert error.value.hint is not None and "Add sample_rate=16000 to the settings" in error.value.hint
+    assert (
+        error.value.hint is not None
+        and "Add sample_rate=16000 to the settings" in error.value.hint
+    )
 
 
 def test_a_rate_for_lengths_that_are_no_time_is_an_error() -> None:
-    with pytest.raises(UsageError, match="sample_rate goes with lengths in seconds, but they count tokens"):
+    with pytest.raises(
+        UsageError,
+        match="sample_rate goes with lengths in seconds, but they count tokens",
+    ):
         read("target_batch_numel=4000,sample_rate=16000", "tokens", 10)
 
 
 def test_a_recipe_has_its_settings_in_nested_blocks(tmp_path: Path) -> None:
     found = of_file(tmp_path, RECIPE)
-    assert found.batching == pivot(45.0, 60.0, max_padding_ratio=None, buffersize=512, drop_end=True)
-    assert (found.settings["source"], found.settings["key_path"]) == ("train.yaml", "batch.sampler_kwargs")
-    assert found.notes == ("your current config counts samples, read as 16,000 a second (sample_rate)",)
+    assert found.batching == pivot(
+        45.0, 60.0, max_padding_ratio=None, buffersize=512, drop_end=True
+    )
+    assert (found.settings["source"], found.settings["key_path"]) == (
+        "train.yaml",
+        "batch.sampler_kwargs",
+    )
+    assert found.notes == (
+        "your current config counts samples, read as 16,000 a second (sample_rate)",
+    )
     valid = of_file(tmp_path, RECIPE, ":valid_dynamic_batch_kwargs.sampler_kwargs")
     assert valid.batching == pivot(10.0)
-    assert "buffersize is not in train.yaml: SpeechBrain's default, 1024, is assumed" in valid.notes
+    assert (
+        "buffersize is not in train.yaml: SpeechBrain's default, 1024, is assumed"
+        in valid.notes
+    )
 
 
 def test_a_recipes_rate_is_not_applied_to_seconds(tmp_path: Path) -> None:
-    found = of_file(tmp_path, "sample_rate: 16000\ntarget_batch_numel: 450\nmax_batch_numel: 600\nbuffersize: 64\n")
+    found = of_file(
+        tmp_path,
+        "sample_rate: 16000\ntarget_batch_numel: 450\nmax_batch_numel: 600\nbuffersize: 64\n",
+    )
     assert (found.batching, found.notes) == (pivot(450.0, 600.0, buffersize=64), ())
 
 
@@ -106,18 +146,38 @@ def test_examples_longer_than_the_limit_are_noted() -> None:
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("max_batch_numel=45", "missing required field `target_batch_numel`", "Known are"),
+        (
+            "max_batch_numel=45",
+            "missing required field `target_batch_numel`",
+            "Known are",
+        ),
         (
             "target_batch_numel=45,max_batch_numels=60,bufersize=3",
             "unknown field `max_batch_numels`",
             "buffersize",
         ),
-        ("max_batch_length=600,num_buckets=20", "num_buckets says nothing about the batches", "Known are"),
+        (
+            "max_batch_length=600,num_buckets=20",
+            "num_buckets says nothing about the batches",
+            "Known are",
+        ),
         ("buffersize=100", "buffersize says nothing about the batches", "Known are"),
         ("absent.yaml", "neither a file nor key=value settings", "target_batch_numel"),
-        ("target_batch_numel=45,max_padding_ratio=20", "max_padding_ratio: must be a number of at most 1", ""),
-        ("target_batch_numel=0", "target_batch_numel: must be a number of at least 1e-09", ""),
-        ("target_batch_numel=45,buffersize=0", "buffersize: must be a whole number of at least 1", ""),
+        (
+            "target_batch_numel=45,max_padding_ratio=20",
+            "max_padding_ratio: must be a number of at most 1",
+            "",
+        ),
+        (
+            "target_batch_numel=0",
+            "target_batch_numel: must be a number of at least 1e-09",
+            "",
+        ),
+        (
+            "target_batch_numel=45,buffersize=0",
+            "buffersize: must be a whole number of at least 1",
+            "",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_message(text: str, message: str, hint: str) -> None:
@@ -129,23 +189,42 @@ def test_what_is_wrong_is_one_message(text: str, message: str, hint: str) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("len_key: signal", "sampler_fn: !name:mine.sampler", "sampler_fn is not indices_around_random_pivot"),
-        ("valid_dynamic", "more_dynamic", "2 blocks of batching settings: batch.sampler_kwargs, more_dynamic"),
+        (
+            "len_key: signal",
+            "sampler_fn: !name:mine.sampler",
+            "sampler_fn is not indices_around_random_pivot",
+        ),
+        (
+            "valid_dynamic",
+            "more_dynamic",
+            "2 blocks of batching settings: batch.sampler_kwargs, more_dynamic",
+        ),
         ("target: 720000", "target: !PLACEHOLDER", "!PLACEHOLDER"),
     ],
 )
-def test_a_recipe_that_can_not_be_reproduced_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_a_recipe_that_can_not_be_reproduced_is_refused(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
     with pytest.raises(ResultError, match=message):
         of_file(tmp_path, RECIPE.replace(old, new))
 
 
-@pytest.mark.parametrize("text", ["max_batch_length: 600\nnum_buckets: 20\n", "lr: 1\n"])
-def test_a_file_without_settings_of_a_stream_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["max_batch_length: 600\nnum_buckets: 20\n", "lr: 1\n"]
+)
+def test_a_file_without_settings_of_a_stream_is_refused(
+    tmp_path: Path, text: str
+) -> None:
     with pytest.raises(ResultError) as error:
         of_file(tmp_path, text)
-    assert "target_batch_numel" in error.value.message and "--current key=value" in (error.value.hint or "")
+    assert "target_batch_numel" in error.value.message and "--current key=value" in (
+        error.value.hint or ""
+    )
 
 
 def test_speechbrains_own_sampler_may_be_named(tmp_path: Path) -> None:
     named = "sampler_fn: !name:speechbrain.dataio.iterators.indices_around_random_pivot"
-    assert of_file(tmp_path, RECIPE.replace("len_key: signal", named)).batching == of_file(tmp_path, RECIPE).batching
+    assert (
+        of_file(tmp_path, RECIPE.replace("len_key: signal", named)).batching
+        == of_file(tmp_path, RECIPE).batching
+    )

@@ -13,7 +13,12 @@ import pytest
 from batchtune.streams.bucketed import StreamBatches
 from batchtune.streams.pivot import PivotSettings, speechbrain_batches
 
-OF_SAMPLER = ("target_batch_numel", "max_batch_numel", "max_batch_size", "max_padding_ratio")
+OF_SAMPLER = (
+    "target_batch_numel",
+    "max_batch_numel",
+    "max_batch_size",
+    "max_padding_ratio",
+)
 
 
 def real_batches(
@@ -32,13 +37,21 @@ def real_batches(
     given = dict(keywords)
     sampler = {name: given.pop(name) for name in OF_SAMPLER if name in given}
     batches, reads = [], []
-    for batch in function(stream(), len_fn=lambda item: item[0], collate_fn=list, sampler_kwargs=sampler, **given):
+    for batch in function(
+        stream(),
+        len_fn=lambda item: item[0],
+        collate_fn=list,
+        sampler_kwargs=sampler,
+        **given,
+    ):
         batches.append([place for _, place in batch])
         reads.append(read)
     return batches, reads, random.getstate()
 
 
-def our_batches(lengths: list[float], keywords: dict[str, Any], seed: int) -> tuple[list[list[int]], list[int], Any]:
+def our_batches(
+    lengths: list[float], keywords: dict[str, Any], seed: int
+) -> tuple[list[list[int]], list[int], Any]:
     generator = random.Random(seed)
     found = speechbrain_batches(lengths, PivotSettings(**keywords), generator)
     return in_lists(found), found.read.tolist(), generator.getstate()
@@ -53,8 +66,14 @@ def made_up(rng: np.random.Generator, most: int) -> tuple[list[float], dict[str,
     """Lengths, some of them 0, whole or not; keywords, in and out of all that makes sense."""
     count = int(rng.integers(0, most))
     # Few distinct ones, so that neighbours pad equally and rounding decides.
-    whole = rng.integers(0 if rng.random() < 0.05 else 1, rng.choice([2, 5, 12, 30, 3000]), count)
-    lengths = (whole / rng.choice([7, 10, 16000])).tolist() if rng.random() < 0.5 else whole.tolist()
+    whole = rng.integers(
+        0 if rng.random() < 0.05 else 1, rng.choice([2, 5, 12, 30, 3000]), count
+    )
+    lengths = (
+        (whole / rng.choice([7, 10, 16000])).tolist()
+        if rng.random() < 0.5
+        else whole.tolist()
+    )
     mean = sum(lengths) / count if count else 1.0
 
     def one_of(usual: list[float | None], unusual: list[float | None]) -> Any:
@@ -68,14 +87,22 @@ def made_up(rng: np.random.Generator, most: int) -> tuple[list[float], dict[str,
         "target_batch_numel": times_mean(one_of([5, 20, 40], [-1, 0, 1, 1000])),
         "max_batch_numel": times_mean(one_of([None, 10, 30, 60], [0, 2])),
         "max_batch_size": one_of([None, 50], [-1, 0, 1, 3]),
-        "max_padding_ratio": one_of([0.05, 0.1, 0.2, 0.25], [None, -0.1, 0.0, 0.5, 0.9]),
-        "buffersize": one_of([7, 30, 64, 1024, count // 3, count // 2], [-1, 0, 1, 2, count, count + 1]),
+        "max_padding_ratio": one_of(
+            [0.05, 0.1, 0.2, 0.25], [None, -0.1, 0.0, 0.5, 0.9]
+        ),
+        "buffersize": one_of(
+            [7, 30, 64, 1024, count // 3, count // 2], [-1, 0, 1, 2, count, count + 1]
+        ),
         "drop_end": bool(rng.integers(2)),
         "min_sample_len": times_mean(one_of([None], [0.1, 0.5])),
         "max_sample_len": times_mean(one_of([None], [0.7, 1.5])),
     }
     # As in a recipe: some are left at SpeechBrain's defaults.
-    return lengths, {name: value for name, value in keywords.items() if name == OF_SAMPLER[0] or rng.random() < 0.8}
+    return lengths, {
+        name: value
+        for name, value in keywords.items()
+        if name == OF_SAMPLER[0] or rng.random() < 0.8
+    }
 
 
 @pytest.mark.parametrize(
@@ -100,5 +127,9 @@ def test_the_batches_are_those_of_speechbrain(
                 our_batches(lengths, keywords, case)
         else:
             batched += len(real[0])
-            assert our_batches(lengths, keywords, case) == real, (case, lengths, keywords)
+            assert our_batches(lengths, keywords, case) == real, (
+                case,
+                lengths,
+                keywords,
+            )
     assert batched > cases

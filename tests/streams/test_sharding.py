@@ -33,7 +33,10 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def epochs_of_webdataset(
-    urls: list[str], sharding: Sharding, who: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    urls: list[str],
+    sharding: Sharding,
+    who: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> list[list[int]]:
     """What a worker that lives for three epochs reads."""
     wds = pytest.importorskip("webdataset")
@@ -59,7 +62,9 @@ def epochs_of_webdataset(
     return epochs
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # WebDataset closes no shard
+@pytest.mark.filterwarnings(
+    "ignore:unclosed file:ResourceWarning"
+)  # WebDataset closes no shard
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     "sharding",
@@ -114,7 +119,9 @@ def test_shuffling_is_webdatasets(count: int, buffer_size: int, seed: int) -> No
     readers=st.integers(1, 128),
 )
 @settings(deadline=None, max_examples=100)
-def test_advised_shards_keep_every_worker_busy(count: int, mean_bytes: int | None, readers: int) -> None:
+def test_advised_shards_keep_every_worker_busy(
+    count: int, mean_bytes: int | None, readers: int
+) -> None:
     total = None if mean_bytes is None else mean_bytes * count
     advice = advised_shards(count, total, readers)
     shards, maxcount, maxsize = advice.shards, advice.maxcount, advice.maxsize_bytes
@@ -125,8 +132,13 @@ def test_advised_shards_keep_every_worker_busy(count: int, mean_bytes: int | Non
     assert shards % readers == 0 or not possible
 
 
-@pytest.mark.parametrize(("count", "readers", "shards"), [(2_853, 4, 16), (1_000, 8, 8), (100, 64, 100), (1, 4, 1)])
-def test_shard_writer_writes_the_advised_shards(count: int, readers: int, shards: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "readers", "shards"),
+    [(2_853, 4, 16), (1_000, 8, 8), (100, 64, 100), (1, 4, 1)],
+)
+def test_shard_writer_writes_the_advised_shards(
+    count: int, readers: int, shards: int
+) -> None:
     wds = pytest.importorskip("webdataset")
     advice = advised_shards(count, None, readers)
     written: list[str] = []
@@ -135,7 +147,9 @@ def test_shard_writer_writes_the_advised_shards(count: int, readers: int, shards
         written.append(name)
         return io.BytesIO()
 
-    with wds.ShardWriter("%d", maxcount=advice.maxcount, opener=opened, verbose=0) as writer:
+    with wds.ShardWriter(
+        "%d", maxcount=advice.maxcount, opener=opened, verbose=0
+    ) as writer:
         for number in range(count):
             writer.write({"__key__": str(number), "txt": "a"})
     assert len(written) == advice.shards == shards

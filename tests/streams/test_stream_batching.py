@@ -13,7 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.epochs.table import BucketTable, batch_sizes_for
-from batchtune.streams.bucketed import StreamBatches, StreamBatching, stream_batches, stream_random
+from batchtune.streams.bucketed import (
+    StreamBatches,
+    StreamBatching,
+    stream_batches,
+    stream_random,
+)
 
 
 class Held(NamedTuple):
@@ -21,7 +26,9 @@ class Held(NamedTuple):
     place: int
 
 
-LENGTHS = st.lists(st.integers(1, 12), max_size=120).map(lambda values: np.array(values, dtype=np.float64))
+LENGTHS = st.lists(st.integers(1, 12), max_size=120).map(
+    lambda values: np.array(values, dtype=np.float64)
+)
 ALGORITHMS = st.sampled_from(["bucket", "pool", "pivot"])
 SPEECH = np.random.default_rng(0).gamma(4, 3, 4000) + 1
 
@@ -29,15 +36,24 @@ SPEECH = np.random.default_rng(0).gamma(4, 3, 4000) + 1
 @st.composite
 def tables(draw: st.DrawFn) -> BucketTable:
     edges = sorted(draw(st.sets(st.integers(1, 11), max_size=4)) | {12})
-    return BucketTable.of(edges, draw(st.lists(st.integers(1, 9), min_size=len(edges), max_size=len(edges))))
+    return BucketTable.of(
+        edges,
+        draw(st.lists(st.integers(1, 9), min_size=len(edges), max_size=len(edges))),
+    )
 
 
-def batching(algorithm: Any, table: BucketTable, buffer_size: int, **options: Any) -> StreamBatching:
-    return StreamBatching(algorithm=algorithm, table=table, buffer_size=buffer_size, **options)
+def batching(
+    algorithm: Any, table: BucketTable, buffer_size: int, **options: Any
+) -> StreamBatching:
+    return StreamBatching(
+        algorithm=algorithm, table=table, buffer_size=buffer_size, **options
+    )
 
 
 def lists(made: StreamBatches) -> list[list[int]]:
-    return [batch.tolist() for batch in np.split(made.examples, made.ends)[: made.ends.size]]
+    return [
+        batch.tolist() for batch in np.split(made.examples, made.ends)[: made.ends.size]
+    ]
 
 
 def fits(table: BucketTable, lengths: np.ndarray, batch: list[int]) -> int:
@@ -49,14 +65,27 @@ def speech_table(buckets: int, max_batch_length: float = 300) -> BucketTable:
     return BucketTable(edges, batch_sizes_for(edges, max_batch_length))
 
 
-def of_speech(algorithm: str, table: BucketTable, buffer_size: int, epoch: int = 0, **options: Any) -> list[list[int]]:
-    return lists(stream_batches(SPEECH, batching(algorithm, table, buffer_size, **options), stream_random(0, epoch)))
+def of_speech(
+    algorithm: str, table: BucketTable, buffer_size: int, epoch: int = 0, **options: Any
+) -> list[list[int]]:
+    return lists(
+        stream_batches(
+            SPEECH,
+            batching(algorithm, table, buffer_size, **options),
+            stream_random(0, epoch),
+        )
+    )
 
 
 @settings(max_examples=75, deadline=None)
 @given(LENGTHS, ALGORITHMS, tables(), st.integers(1, 60), st.booleans(), st.booleans())
 def test_sizes_and_buffer_hold_and_each_example_comes_once(
-    lengths: np.ndarray, algorithm: str, table: BucketTable, buffer_size: int, shuffle: bool, drop_last: bool
+    lengths: np.ndarray,
+    algorithm: str,
+    table: BucketTable,
+    buffer_size: int,
+    shuffle: bool,
+    drop_last: bool,
 ) -> None:
     way = batching(algorithm, table, buffer_size, shuffle=shuffle, drop_last=drop_last)
     made = stream_batches(lengths, way, stream_random(0, 0))
@@ -73,12 +102,21 @@ def test_sizes_and_buffer_hold_and_each_example_comes_once(
 @settings(deadline=None)
 @given(LENGTHS, tables(), st.floats(0, 1), st.integers(1, 60), st.booleans())
 def test_a_pivots_batch_keeps_the_padding_ratio(
-    lengths: np.ndarray, table: BucketTable, ratio: float, buffer_size: int, shuffle: bool
+    lengths: np.ndarray,
+    table: BucketTable,
+    ratio: float,
+    buffer_size: int,
+    shuffle: bool,
 ) -> None:
-    way = batching("pivot", table, buffer_size, max_padding_ratio=ratio, shuffle=shuffle)
+    way = batching(
+        "pivot", table, buffer_size, max_padding_ratio=ratio, shuffle=shuffle
+    )
     batches = lists(stream_batches(lengths, way, stream_random(0, 0)))
     assert sorted(chain(*batches)) == list(range(lengths.size))
-    assert all(1 - lengths[batch].mean() / lengths[batch].max() <= ratio + 1e-9 for batch in batches)
+    assert all(
+        1 - lengths[batch].mean() / lengths[batch].max() <= ratio + 1e-9
+        for batch in batches
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
@@ -86,7 +124,10 @@ def test_epochs_differ_and_come_again(algorithm: str) -> None:
     table = speech_table(8)
     first = of_speech(algorithm, table, 300)
     assert of_speech(algorithm, table, 300) == first
-    mates = [{frozenset(batch) for batch in of_speech(algorithm, table, 300, epoch)} for epoch in (0, 1)]
+    mates = [
+        {frozenset(batch) for batch in of_speech(algorithm, table, 300, epoch)}
+        for epoch in (0, 1)
+    ]
     assert len(mates[0] & mates[1]) < len(first) / 10
 
 
@@ -100,7 +141,9 @@ def test_a_buffer_that_holds_all_batches_gives_full_ones() -> None:
     table = speech_table(8)
     batches = of_speech("bucket", table, int(table.batch_sizes.sum()))
     unfilled = [batch for batch in batches if len(batch) < fits(table, SPEECH, batch)]
-    mixed = [batch for batch in batches if np.unique(table.assign(SPEECH[batch])).size > 1]
+    mixed = [
+        batch for batch in batches if np.unique(table.assign(SPEECH[batch])).size > 1
+    ]
     assert len(unfilled) <= 1 and len(mixed) <= table.num_buckets
 
 
@@ -108,27 +151,46 @@ def test_pools_leave_hardly_a_batch_unfilled() -> None:
     table = speech_table(200)
     for shuffle in (True, False):
         batches = of_speech("pool", table, 500, shuffle=shuffle)
-        unfilled = [batch for batch in batches if len(batch) < 0.8 * fits(table, SPEECH, batch)]
+        unfilled = [
+            batch for batch in batches if len(batch) < 0.8 * fits(table, SPEECH, batch)
+        ]
         assert len(unfilled) <= 2
 
 
 @settings(deadline=None)
 @given(LENGTHS, st.integers(12, 60), st.floats(0, 1), st.integers(1, 40))
 def test_a_pivots_batch_is_speechbrains(
-    real_dynamic_bucketed_batch: Any, lengths: np.ndarray, most: int, ratio: float, buffer_size: int
+    real_dynamic_bucketed_batch: Any,
+    lengths: np.ndarray,
+    most: int,
+    ratio: float,
+    buffer_size: int,
 ) -> None:
     around = real_dynamic_bucketed_batch.__globals__["indices_around_random_pivot"]
     edges = np.arange(1.0, 13)
-    way = batching("pivot", BucketTable(edges, batch_sizes_for(edges, most)), buffer_size, max_padding_ratio=ratio)
-    way = replace(way, shuffle=False)  # the pivot is then the example that was read first
+    way = batching(
+        "pivot",
+        BucketTable(edges, batch_sizes_for(edges, most)),
+        buffer_size,
+        max_padding_ratio=ratio,
+    )
+    way = replace(
+        way, shuffle=False
+    )  # the pivot is then the example that was read first
     batches = lists(stream_batches(lengths, way, stream_random(0, 0)))
     held: list[Held] = []
     for place, length in enumerate(lengths.tolist()):
         bisect.insort(held, Held(length, place))
         if len(held) == buffer_size:
             oldest = min(range(len(held)), key=lambda index: held[index].place)
-            limits = {"target_batch_numel": most, "max_batch_numel": most, "max_padding_ratio": ratio}
-            chosen = around(held, randint_generator=lambda *_, oldest=oldest: oldest, **limits)
+            limits = {
+                "target_batch_numel": most,
+                "max_batch_numel": most,
+                "max_padding_ratio": ratio,
+            }
+            chosen = around(
+                held, randint_generator=lambda *_, oldest=oldest: oldest, **limits
+            )
             assert batches.pop(0) == [held[index].place for index in chosen]
             del held[chosen[0] : chosen[-1] + 1]
 
@@ -138,7 +200,9 @@ def test_a_rare_bucket_has_its_turn(shuffle: bool) -> None:
     lengths = np.full(4000, 10.0)
     lengths[100] = 1.0
     table = BucketTable.of([1, 10], [50, 5])
-    made = stream_batches(lengths, batching("bucket", table, 60, shuffle=shuffle), stream_random(0, 0))
+    made = stream_batches(
+        lengths, batching("bucket", table, 60, shuffle=shuffle), stream_random(0, 0)
+    )
     (at,) = (number for number, batch in enumerate(lists(made)) if 100 in batch)
     assert 16 * 60 < made.read[at] <= 100 + 18 * 60
 

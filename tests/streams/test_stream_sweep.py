@@ -40,13 +40,18 @@ def step_seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
 MEASURED = Costs(step_seconds=step_seconds, frontier=frontier, proven=frontier)
 
 
-def stream_of(values: FloatArray, shards: list[int] | None = None, *, repeated: int | None = 0) -> StreamLengths:
+def stream_of(
+    values: FloatArray, shards: list[int] | None = None, *, repeated: int | None = 0
+) -> StreamLengths:
     """A stream in so many shards; without, a manifest."""
     return StreamLengths(
         lengths=Lengths.of(values, unit="s"),
         values=values,
         targets=None,
-        shards=[Shard(f"{at}.tar", count, 1000 * count, False) for at, count in enumerate(shards or [])],
+        shards=[
+            Shard(f"{at}.tar", count, 1000 * count, False)
+            for at, count in enumerate(shards or [])
+        ],
         repeated_ids=repeated,
     )
 
@@ -57,7 +62,9 @@ def swept(
     current: CurrentStream | None = None,
     **options: object,
 ) -> StreamSweep:
-    settings = StreamSettings.checked(**{"buffer_sizes": (100, 400), "num_buckets": (4, 8), **options})
+    settings = StreamSettings.checked(
+        **{"buffer_sizes": (100, 400), "num_buckets": (4, 8), **options}
+    )
     return sweep_stream(stream_of(values, shards), 300.0, settings, MEASURED, current)
 
 
@@ -69,7 +76,9 @@ def both() -> StreamSweep:
 
 def test_all_algorithms_are_compared_at_each_buffer(both: StreamSweep) -> None:
     ways = {(row.algorithm, row.buffer_size) for row in both.rows}
-    assert ways == set(itertools.product(("bucket", "pool", "pivot", "speechbrain"), (100, 400)))
+    assert ways == set(
+        itertools.product(("bucket", "pool", "pivot", "speechbrain"), (100, 400))
+    )
 
 
 def test_every_batch_that_is_compared_is_proven(both: StreamSweep) -> None:
@@ -82,14 +91,20 @@ def test_rows_hold_all_examples_and_their_cells(both: StreamSweep) -> None:
         assert row.mean_batch_size * row.batches == pytest.approx(SPEECH.size)
         assert row.padding_ratio == pytest.approx(1 - SPEECH.sum() / row.padded_length)
         assert row.buffer_bytes == row.buffer_length * 64_000
-        assert row.estimated_epoch_seconds is not None and row.wait_median <= row.wait_p99
+        assert (
+            row.estimated_epoch_seconds is not None and row.wait_median <= row.wait_p99
+        )
 
 
 def test_a_row_is_what_its_workers_make() -> None:
-    found = swept(num_buckets=(4,), buffer_sizes=(100,), shuffle_buffer=0, shuffle_shards=0)
+    found = swept(
+        num_buckets=(4,), buffer_sizes=(100,), shuffle_buffer=0, shuffle_shards=0
+    )
     row = next(row for row in found.rows if row.algorithm == "bucket")
     batching = StreamBatching(
-        algorithm="bucket", table=BucketTable.of(row.boundaries, row.batch_sizes), buffer_size=100
+        algorithm="bucket",
+        table=BucketTable.of(row.boundaries, row.batch_sizes),
+        buffer_size=100,
     )
     epochs = []
     for epoch in range(3):
@@ -97,7 +112,10 @@ def test_a_row_is_what_its_workers_make() -> None:
         epochs.append(np.split(SPEECH[made.examples], made.ends[:-1]))
     numbers = [len(batches) for batches in epochs]
     cells = [sum(batch.size * batch.max() for batch in batches) for batches in epochs]
-    times = [0.02 * number + 1e-3 * padded for number, padded in zip(numbers, cells, strict=True)]
+    times = [
+        0.02 * number + 1e-3 * padded
+        for number, padded in zip(numbers, cells, strict=True)
+    ]
     assert (row.simulated_epochs, row.batches) == (3, round(np.mean(numbers)))
     assert row.batches_deviation == pytest.approx(np.std(numbers, ddof=1))
     assert row.padded_length == pytest.approx(np.mean(cells))
@@ -111,8 +129,14 @@ def test_the_smallest_buffer_within_1_percent_is_recommended(both: StreamSweep) 
     costs = [one.estimated_epoch_seconds or 0.0 for one in both.rows]
     buckets = [one for one in both.rows if one.algorithm == "bucket"]
     most = max(one.mates_again for one in buckets) * 1.05
-    random = [(one, cost) for one, cost in zip(both.rows, costs, strict=True) if one.mates_again <= most]
-    near = [one for one, cost in random if cost <= 1.02 * min(cost for _, cost in random)]
+    random = [
+        (one, cost)
+        for one, cost in zip(both.rows, costs, strict=True)
+        if one.mates_again <= most
+    ]
+    near = [
+        one for one, cost in random if cost <= 1.02 * min(cost for _, cost in random)
+    ]
     assert row in near
     assert row.buffer_size == min(one.buffer_size for one in near)
     assert both.batches_per_rank == -(-row.batches // 2)
@@ -123,19 +147,35 @@ def test_the_smallest_buffer_within_1_percent_is_recommended(both: StreamSweep) 
 
 def test_a_pool_of_the_whole_stream_is_less_random_than_buckets() -> None:
     found = swept(buffer_sizes=(100, SPEECH.size), num_buckets=(8, 12))
-    row, cheapest = found.recommended_row, min(found.rows, key=lambda one: one.estimated_epoch_seconds or 0.0)
+    row, cheapest = (
+        found.recommended_row,
+        min(found.rows, key=lambda one: one.estimated_epoch_seconds or 0.0),
+    )
     buckets = [one for one in found.rows if one.algorithm == "bucket"]
-    assert row is not None and cheapest.buffer_size == SPEECH.size and cheapest.mates_again > 0.5
+    assert (
+        row is not None
+        and cheapest.buffer_size == SPEECH.size
+        and cheapest.mates_again > 0.5
+    )
     assert row.mates_again <= 1.05 * max(one.mates_again for one in buckets)
-    assert "batch mates meet again in" in found.reason and "--min-randomness" in found.reason
+    assert (
+        "batch mates meet again in" in found.reason
+        and "--min-randomness" in found.reason
+    )
     asked = swept(buffer_sizes=(SPEECH.size,), num_buckets=(8, 12), min_randomness=0.01)
     assert asked.recommended_row is not None and asked.recommended_row.mates_again > 0.3
-    assert any(said.startswith("batch mates of one epoch are mates again in the next in") for said in asked.warnings)
+    assert any(
+        said.startswith("batch mates of one epoch are mates again in the next in")
+        for said in asked.warnings
+    )
 
 
 def test_the_seed_does_not_change_the_recommendation() -> None:
     # Pivots with padding of up to 5% and 10% cost nearly the same: which came out ahead depended on the seed.
-    first, second = (swept(seed=seed, workers=8, num_buckets=(4,), buffer_sizes=(100,)) for seed in (0, 1))
+    first, second = (
+        swept(seed=seed, workers=8, num_buckets=(4,), buffer_sizes=(100,))
+        for seed in (0, 1)
+    )
     assert (first.settings["seed"], second.settings["seed"]) == (0, 1)
     assert first.rows == second.rows
     assert first.recommended == second.recommended
@@ -158,25 +198,37 @@ def test_unproven_and_mixed_too_little_rows_are_not_taken(both: StreamSweep) -> 
 
 @given(
     st.lists(
-        st.tuples(st.floats(0.5, 50), st.integers(1, 200)), min_size=1, max_size=30, unique_by=lambda pair: pair[0]
+        st.tuples(st.floats(0.5, 50), st.integers(1, 200)),
+        min_size=1,
+        max_size=30,
+        unique_by=lambda pair: pair[0],
     )
 )
 @settings(max_examples=60, deadline=None)
-def test_speechbrains_limits_allow_only_what_fits(pairs: list[tuple[float, int]]) -> None:
+def test_speechbrains_limits_allow_only_what_fits(
+    pairs: list[tuple[float, int]],
+) -> None:
     lengths, sizes = np.array(sorted(pairs)).T
     sizes = np.minimum.accumulate(sizes).astype(np.int64)
 
     def fits(asked: FloatArray) -> IntArray:
         return sizes[np.searchsorted(lengths, asked)]
 
-    limit = speechbrain_limit(Lengths.of(lengths), Limits(max_batch_length=1e4, frontier=fits))
+    limit = speechbrain_limit(
+        Lengths.of(lengths), Limits(max_batch_length=1e4, frontier=fits)
+    )
     batch = np.maximum(1, np.floor(limit / lengths))
-    assert (np.minimum(batch, np.arange(1, lengths.size + 1)) <= sizes).all()  # one example of each length
+    assert (
+        np.minimum(batch, np.arange(1, lengths.size + 1)) <= sizes
+    ).all()  # one example of each length
 
 
 def test_the_users_cap_leaves_the_maximum_as_it_is() -> None:
     lengths = Lengths.of(np.linspace(1, 20, 300))
-    assert speechbrain_limit(lengths, Limits(max_batch_length=300, max_batch_size=16)) == 300
+    assert (
+        speechbrain_limit(lengths, Limits(max_batch_length=300, max_batch_size=16))
+        == 300
+    )
 
 
 def test_many_examples_are_counted_by_some(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,13 +239,20 @@ def test_many_examples_are_counted_by_some(monkeypatch: pytest.MonkeyPatch) -> N
     assert (every.simulated_examples, some.simulated_examples) == (12_000, 6000)
     for one, other in zip(every.rows, some.rows, strict=True):
         assert other.batches == pytest.approx(one.batches, rel=0.05)
-        assert other.estimated_epoch_seconds == pytest.approx(one.estimated_epoch_seconds, rel=0.05)
+        assert other.estimated_epoch_seconds == pytest.approx(
+            one.estimated_epoch_seconds, rel=0.05
+        )
         assert other.dropped_examples == 0
 
 
 def test_a_manifest_is_taken_to_lie_in_shards() -> None:
     shards = swept(buffer_sizes=(100,), num_buckets=(4,), shard_size=400).shards
-    assert (shards.count, shards.assumed, shards.largest_count, shards.smallest_count) == (4, True, 400, 300)
+    assert (
+        shards.count,
+        shards.assumed,
+        shards.largest_count,
+        shards.smallest_count,
+    ) == (4, True, 400, 300)
     assert shards.smallest_length == pytest.approx(SPEECH[1200:].sum())
 
 
@@ -202,39 +261,64 @@ def test_a_manifest_is_taken_to_lie_in_shards() -> None:
     [
         (SPEECH, [300] * 5, {"workers": 4, "world_size": 2}, "3 get none"),
         (np.sort(SPEECH), [300] * 5, {}, "in order of length"),
-        (SPEECH, [1100, 100, 100, 200], {"workers": 4}, "times as many batches as the mean"),
+        (
+            SPEECH,
+            [1100, 100, 100, 200],
+            {"workers": 4},
+            "times as many batches as the mean",
+        ),
         (SPEECH, [300] * 5, {"workers": 2}, "reads the same shards in every epoch"),
     ],
 )
 def test_shards_that_will_not_do_are_told(
     values: FloatArray, sizes: list[int], options: dict[str, Any], said: str
 ) -> None:
-    found = swept(values, sizes, **{"buffer_sizes": (100,), "num_buckets": (4,), **options})
+    found = swept(
+        values, sizes, **{"buffer_sizes": (100,), "num_buckets": (4,), **options}
+    )
     assert any(said in warning for warning in found.warnings)
 
 
 @pytest.mark.parametrize(
     "batching",
     [
-        PivotSettings(target_batch_numel=200, max_batch_numel=300, buffersize=2000, drop_end=True),
-        PivotSettings(target_batch_numel=200, max_batch_numel=300, buffersize=64, max_sample_len=0.1),
+        PivotSettings(
+            target_batch_numel=200, max_batch_numel=300, buffersize=2000, drop_end=True
+        ),
+        PivotSettings(
+            target_batch_numel=200,
+            max_batch_numel=300,
+            buffersize=64,
+            max_sample_len=0.1,
+        ),
     ],
 )
-def test_current_settings_that_make_no_batch_are_refused(batching: PivotSettings) -> None:
+def test_current_settings_that_make_no_batch_are_refused(
+    batching: PivotSettings,
+) -> None:
     current = CurrentStream(batching=batching, settings={})
-    with pytest.raises(UsageError, match="--current: these settings make no batch of the stream"):
+    with pytest.raises(
+        UsageError, match="--current: these settings make no batch of the stream"
+    ):
         swept(buffer_sizes=(100,), num_buckets=(4,), current=current)
 
 
 def test_settings_out_of_range_are_refused() -> None:
-    for wrong in ({"workers": -1}, {"world_size": 0}, {"shard_size": 0}, {"bytes_per_length": 0.0}):
+    for wrong in (
+        {"workers": -1},
+        {"world_size": 0},
+        {"shard_size": 0},
+        {"bytes_per_length": 0.0},
+    ):
         with pytest.raises(UsageError, match="--"):
             StreamSettings.checked(**wrong)
 
 
 def test_speechbrains_filter_leaves_out_and_holds_nothing_of_it() -> None:
     stored = StoredStream.of(SPEECH, None, [1500], Sharding(), 1)
-    limits = PivotSettings(target_batch_numel=200, max_batch_numel=300, buffersize=64, max_sample_len=12.0)
+    limits = PivotSettings(
+        target_batch_numel=200, max_batch_numel=300, buffersize=64, max_sample_len=12.0
+    )
     epoch = simulate_stream(stored, limits, 0)
     assert epoch.shapes.lengths.max() <= 12
     assert epoch.cut.examples.size == np.count_nonzero(SPEECH <= 12)

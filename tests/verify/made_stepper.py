@@ -63,7 +63,9 @@ def seconds(shape: BatchShape) -> float:
 
 def epoch(plan: VerifyPlan, number: int = 0) -> list[PlannedBatch]:
     batches = len(plan.first_epoch)
-    return list(islice(plan.shuffled_batches(), number * batches, (number + 1) * batches))
+    return list(
+        islice(plan.shuffled_batches(), number * batches, (number + 1) * batches)
+    )
 
 
 def check_worst_batches(plan: VerifyPlan) -> None:
@@ -77,7 +79,10 @@ def check_worst_batches(plan: VerifyPlan) -> None:
         assert plan.table.assign(np.array([shape.length])).tolist() == [planned.bucket]
         larger = [other for other in worst if other.batch_size >= shape.batch_size]
         assert any(other.length >= shape.length for other in larger)
-        assert any((other.target_length or 0.0) >= (shape.target_length or 0.0) for other in larger)
+        assert any(
+            (other.target_length or 0.0) >= (shape.target_length or 0.0)
+            for other in larger
+        )
 
 
 @dataclass
@@ -132,7 +137,11 @@ class MadeStepper:
 
 
 def made_config(
-    boundaries: list[float], sizes: list[int], *, multiple_of: float | None = None, **changes: object
+    boundaries: list[float],
+    sizes: list[int],
+    *,
+    multiple_of: float | None = None,
+    **changes: object,
 ) -> SamplerConfig:
     made = SamplerConfig(
         format=SamplerConfig.FORMAT,
@@ -173,25 +182,44 @@ def made_probe(lengths: Lengths, *, timed: bool = True) -> Probe:
         )
         for length in (lengths.shortest, lengths.longest)
     ]
-    time = CostModel(floor=0, constant=CONSTANT_SECONDS, linear=SECONDS_PER_CELL, quadratic=0, relative_error=0)
+    time = CostModel(
+        floor=0,
+        constant=CONSTANT_SECONDS,
+        linear=SECONDS_PER_CELL,
+        quadratic=0,
+        relative_error=0,
+    )
     return Probe(
         meta=Meta(format="batchtune/probe", version=1, batchtune="0"),
         lengths=lengths.summary(),
         workload=WorkloadRecord(spec="made.py:Made", options={}),
         device=made_device(),
-        settings={"device": "auto", "memory_bytes": None, "memory_fraction": 0.9, "seed": 0},
-        trials=[_trial(index, shape) for index, shape in enumerate(_TRIED)] if timed else [],
+        settings={
+            "device": "auto",
+            "memory_bytes": None,
+            "memory_fraction": 0.9,
+            "seed": 0,
+        },
+        trials=[_trial(index, shape) for index, shape in enumerate(_TRIED)]
+        if timed
+        else [],
         frontier=points,
         models=Models(
-            peak_bytes=CostModel(floor=0, constant=BASE_BYTES, linear=MIB, quadratic=0, relative_error=0),
+            peak_bytes=CostModel(
+                floor=0, constant=BASE_BYTES, linear=MIB, quadratic=0, relative_error=0
+            ),
             step_seconds=time if timed else None,
         ),
         max_batch_length=900.0,
     )
 
 
-_TRIED = [BatchShape(size, length) for length in (1.0, 5.0, 10.0) for size in (1, 10, 80)]
+_TRIED = [
+    BatchShape(size, length) for length in (1.0, 5.0, 10.0) for size in (1, 10, 80)
+]
 
 
 def _trial(index: int, shape: BatchShape) -> Trial:
-    return made_trial(shape, index=index, steps=3, step_seconds=seconds(shape), peak_bytes=need(shape))
+    return made_trial(
+        shape, index=index, steps=3, step_seconds=seconds(shape), peak_bytes=need(shape)
+    )

@@ -35,15 +35,25 @@ def test_growth_is_that_of_medians_and_takes_twelve_steps() -> None:
         (MIB * np.arange(1001), 0, True),
         (0.1 * MIB * np.arange(400), MIB, True),
         (np.zeros(200), MIB, False),
-        (MIB * np.minimum(np.arange(60), 45), 0, False),  # a cache that is full at the end
+        (
+            MIB * np.minimum(np.arange(60), 45),
+            0,
+            False,
+        ),  # a cache that is full at the end
         (MIB * np.minimum(np.arange(1001), 951), 0, False),
         (0.1 * MIB * np.minimum(np.arange(400), 360), MIB, False),
-        (200 * MIB * (1 - np.exp(-np.arange(60) / 30)), 0, False),  # one that fills ever more slowly
+        (
+            200 * MIB * (1 - np.exp(-np.arange(60) / 30)),
+            0,
+            False,
+        ),  # one that fills ever more slowly
         (200 * MIB * (1 - np.exp(-np.arange(1001) / 1001)), 0, False),
         (100 * MIB * (np.arange(40) > 25), 0, False),  # one step up
     ],
 )
-def test_a_leak_grows_at_one_pace_to_the_end(grown: npt.ArrayLike, noise: float, leak: bool) -> None:
+def test_a_leak_grows_at_one_pace_to_the_end(
+    grown: npt.ArrayLike, noise: float, leak: bool
+) -> None:
     assert leaks(figures(grown, noise), LIMIT) is leak
 
 

@@ -20,10 +20,18 @@ BOUNDARIES = [5.0, 12.0, 30.0]
 
 
 def planned(
-    lengths: Lengths, sizes: list[int], boundaries: list[float] = BOUNDARIES, seed: int = 0, **changes: object
+    lengths: Lengths,
+    sizes: list[int],
+    boundaries: list[float] = BOUNDARIES,
+    seed: int = 0,
+    **changes: object,
 ) -> VerifyPlan:
     chosen = VerifySettings(epoch=True, seed=seed)
-    return VerifyPlan(lengths=lengths, config=made_config(boundaries, sizes, **changes), settings=chosen)  # type: ignore[arg-type]
+    return VerifyPlan(
+        lengths=lengths,
+        config=made_config(boundaries, sizes, **changes),
+        settings=chosen,
+    )  # type: ignore[arg-type]
 
 
 def shapes(batches: list[PlannedBatch]) -> list[BatchShape]:
@@ -32,13 +40,18 @@ def shapes(batches: list[PlannedBatch]) -> list[BatchShape]:
 
 @given(FEW, SIZES, st.integers(0, 5))
 @settings(deadline=None)
-def test_an_epoch_is_that_of_the_sampler(values: list[int], sizes: list[int], seed: int) -> None:
+def test_an_epoch_is_that_of_the_sampler(
+    values: list[int], sizes: list[int], seed: int
+) -> None:
     lengths = Lengths.of(values, [value % 7 for value in values])
     plan = planned(lengths, sizes, seed=seed)
     batches = epoch(plan)
     assert len(batches) == expected_batches(lengths.histogram, plan.table).tally.batches
     for bucket, count in enumerate(plan.table.counts(lengths.histogram)):
-        assert sum(batch.shape.batch_size for batch in batches if batch.bucket == bucket) == count
+        assert (
+            sum(batch.shape.batch_size for batch in batches if batch.bucket == bucket)
+            == count
+        )
     check_worst_batches(plan)
 
 
@@ -62,7 +75,10 @@ def test_batches_come_in_the_samplers_order(ordering: str, sign: int) -> None:
 
 def test_the_worst_batch_is_full_with_its_longest_example() -> None:
     worst = planned(Lengths.of([1.0, 4.0, 4.0, 11.0]), [2, 8, 4]).worst_batches
-    assert worst == [PlannedBatch(BatchShape(1, 11.0), 1), PlannedBatch(BatchShape(2, 4.0), 0)]
+    assert worst == [
+        PlannedBatch(BatchShape(1, 11.0), 1),
+        PlannedBatch(BatchShape(2, 4.0), 0),
+    ]
 
 
 def test_of_batches_of_one_those_are_tried_that_exist() -> None:

@@ -18,7 +18,9 @@ BOUNDARIES = [5.0, 12.0, 30.0]
 LENGTHS = Lengths.of(np.random.default_rng(0).integers(1, 31, 2000))
 
 
-def planned(lengths: Lengths = LENGTHS, sizes: list[int] | None = None, **changes: object) -> VerifyPlan:
+def planned(
+    lengths: Lengths = LENGTHS, sizes: list[int] | None = None, **changes: object
+) -> VerifyPlan:
     pools = {"sampler": "pooled", "pool_size": 500, **changes}
     return VerifyPlan(
         lengths=lengths,
@@ -35,7 +37,11 @@ SIZES = st.lists(st.integers(1, 9), min_size=3, max_size=3)
 @given(FEW, SIZES, st.integers(1, 70), st.sampled_from([None, 3.0]), st.booleans())
 @settings(deadline=None, max_examples=50)
 def test_an_epoch_is_that_of_the_sampler(
-    values: list[int], sizes: list[int], pool_size: int, overhead: float | None, drop_last: bool
+    values: list[int],
+    sizes: list[int],
+    pool_size: int,
+    overhead: float | None,
+    drop_last: bool,
 ) -> None:
     lengths = Lengths.of(values)
     sampler = PooledBatchSampler(
@@ -46,22 +52,44 @@ def test_an_epoch_is_that_of_the_sampler(
         batch_overhead=overhead,
         drop_last=drop_last,
     )
-    options = {"pool_size": pool_size, "batch_overhead": overhead, "drop_last": drop_last}
+    options = {
+        "pool_size": pool_size,
+        "batch_overhead": overhead,
+        "drop_last": drop_last,
+    }
     if not len(sampler):
         with pytest.raises(ResultError, match="leaves out every batch"):
             planned(lengths, sizes, **options)
         return
-    expected = [BatchShape(len(batch), float(lengths.values[batch].max())) for batch in sampler]
-    assert [batch.shape for batch in epoch(planned(lengths, sizes, **options))] == expected
+    expected = [
+        BatchShape(len(batch), float(lengths.values[batch].max())) for batch in sampler
+    ]
+    assert [
+        batch.shape for batch in epoch(planned(lengths, sizes, **options))
+    ] == expected
 
 
 @given(FEW, SIZES, st.integers(1, 70))
 @settings(deadline=None, max_examples=50)
-def test_no_batch_needs_more_than_a_worst_one(values: list[int], sizes: list[int], pool_size: int) -> None:
-    check_worst_batches(planned(Lengths.of(values, [value % 7 for value in values]), sizes, pool_size=pool_size))
+def test_no_batch_needs_more_than_a_worst_one(
+    values: list[int], sizes: list[int], pool_size: int
+) -> None:
+    check_worst_batches(
+        planned(
+            Lengths.of(values, [value % 7 for value in values]),
+            sizes,
+            pool_size=pool_size,
+        )
+    )
 
 
 def test_the_worst_batch_holds_no_more_than_a_pool() -> None:
     lengths = Lengths.of([2.0] * 20 + [8.0, 9.0, 20.0], [90] + [5] * 19 + [7, 6, 8])
-    worst = {one.shape for one in planned(lengths, [30, 4, 1], pool_size=10).worst_batches}
-    assert worst == {BatchShape(10, 2.0, 90.0), BatchShape(4, 9.0, 90.0), BatchShape(1, 20.0, 8.0)}
+    worst = {
+        one.shape for one in planned(lengths, [30, 4, 1], pool_size=10).worst_batches
+    }
+    assert worst == {
+        BatchShape(10, 2.0, 90.0),
+        BatchShape(4, 9.0, 90.0),
+        BatchShape(1, 20.0, 8.0),
+    }

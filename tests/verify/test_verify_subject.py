@@ -17,7 +17,13 @@ LENGTHS = Lengths.of([1.0, 2.0, 30.0])
 PROBE = msgspec.structs.replace(
     made_probe(LENGTHS),
     workload=WorkloadRecord(spec="made.py:Made", options={"dim": 64}),
-    settings={"device": "cuda:1", "memory_bytes": 5 << 30, "memory_fraction": 0.8, "seed": 3, "reserve_bytes": 7},
+    settings={
+        "device": "cuda:1",
+        "memory_bytes": 5 << 30,
+        "memory_fraction": 0.8,
+        "seed": 3,
+        "reserve_bytes": 7,
+    },
 )
 
 
@@ -26,19 +32,33 @@ OWN = {"workload": "made.py:Made", "options": {"dim": 64}}
 
 def subject(folder: Path, **asked: object) -> Subject:
     return subject_of(
-        LENGTHS, PROBE, {name: value for name, value in {**OWN, **asked}.items() if value is not None}, folder
+        LENGTHS,
+        PROBE,
+        {name: value for name, value in {**OWN, **asked}.items() if value is not None},
+        folder,
     )
 
 
 def probed(spec: str, **options: object) -> Probe:
-    return msgspec.structs.replace(PROBE, workload=WorkloadRecord(spec=spec, options=options))
+    return msgspec.structs.replace(
+        PROBE, workload=WorkloadRecord(spec=spec, options=options)
+    )
 
 
 def test_all_but_own_code_is_as_it_was_probed(tmp_path: Path) -> None:
     found = subject(tmp_path)
     settings = found.settings
-    assert (settings.workload, settings.options, settings.device) == ("made.py:Made", {"dim": 64}, "cuda:1")
-    assert (settings.memory_bytes, settings.memory_fraction, settings.seed, settings.reserve_bytes) == (
+    assert (settings.workload, settings.options, settings.device) == (
+        "made.py:Made",
+        {"dim": 64},
+        "cuda:1",
+    )
+    assert (
+        settings.memory_bytes,
+        settings.memory_fraction,
+        settings.seed,
+        settings.reserve_bytes,
+    ) == (
         5 << 30,
         0.8,
         3,
@@ -50,7 +70,10 @@ def test_all_but_own_code_is_as_it_was_probed(tmp_path: Path) -> None:
 def test_a_built_in_and_its_options_are_taken_from_the_record(tmp_path: Path) -> None:
     probe = probed("builtin:transformer-lm", size="tiny")
     found = subject_of(LENGTHS, probe, {}, tmp_path)
-    assert (found.settings.workload, found.settings.options) == ("builtin:transformer-lm", {"size": "tiny"})
+    assert (found.settings.workload, found.settings.options) == (
+        "builtin:transformer-lm",
+        {"size": "tiny"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +97,9 @@ def test_another_workload_does_not_take_the_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", [{"memory_bytes": 1 << 30}, {"ddp": True}], ids=str)
-def test_with_other_memory_the_limit_is_new(tmp_path: Path, wanted: dict[str, object]) -> None:
+def test_with_other_memory_the_limit_is_new(
+    tmp_path: Path, wanted: dict[str, object]
+) -> None:
     found = subject(tmp_path, **wanted)
     assert found.limit_bytes is None
 
@@ -82,7 +107,11 @@ def test_with_other_memory_the_limit_is_new(tmp_path: Path, wanted: dict[str, ob
 def test_without_a_probe_the_workload_must_be_named(tmp_path: Path) -> None:
     speech = Lengths.of([1.0, 2.0, 30.0], unit="s")
     for lengths in (LENGTHS, speech):
-        with pytest.raises(UsageError, match=r"no training step to verify: .* holds no probe\.json"):
+        with pytest.raises(
+            UsageError, match=r"no training step to verify: .* holds no probe\.json"
+        ):
             subject_of(lengths, None, {}, tmp_path)
-    found = subject_of(LENGTHS, None, {"workload": "made.py:Made", "memory_bytes": 9}, tmp_path)
+    found = subject_of(
+        LENGTHS, None, {"workload": "made.py:Made", "memory_bytes": 9}, tmp_path
+    )
     assert (found.settings.memory_bytes, found.limit_bytes) == (9, None)

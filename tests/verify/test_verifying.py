@@ -44,7 +44,9 @@ def verified(
     return verify(stepper, plan, MADE, on_progress=on_progress)
 
 
-def failing(shape: BatchShape, outcome: str, error: str) -> Callable[[BatchShape, int], Ran | None]:
+def failing(
+    shape: BatchShape, outcome: str, error: str
+) -> Callable[[BatchShape, int], Ran | None]:
     def fails(now: BatchShape, step: int) -> Ran | None:
         same = (now.batch_size, now.length) == (shape.batch_size, shape.length)
         return ran(now, outcome, error=error, traceback="its end") if same else None
@@ -54,7 +56,12 @@ def failing(shape: BatchShape, outcome: str, error: str) -> Callable[[BatchShape
 
 def test_what_fits_and_takes_as_long_as_estimated_holds() -> None:
     found = verified(MadeStepper(), probe=made_probe(LENGTHS))
-    assert (found.holds, found.reasons, found.failures, found.warnings) == (True, [], [], [])
+    assert (found.holds, found.reasons, found.failures, found.warnings) == (
+        True,
+        [],
+        [],
+        [],
+    )
     assert found.time_ratio == pytest.approx(1.0, abs=0.02)
     assert found.time_ratio_error == pytest.approx(0.0, abs=1e-9)
 
@@ -63,7 +70,14 @@ def test_the_worst_shapes_are_run_first_and_then_in_alternation() -> None:
     stepper = MadeStepper()
     verified(stepper)
     bucket = {180: 0, 75: 1, 30: 2}
-    assert [bucket[shape.batch_size] for shape in stepper.shapes[:6]] == [0, 1, 2, 0, 2, 1]
+    assert [bucket[shape.batch_size] for shape in stepper.shapes[:6]] == [
+        0,
+        1,
+        2,
+        0,
+        2,
+        1,
+    ]
 
 
 def test_all_steps_are_in_one_worker_with_its_cache_kept() -> None:
@@ -92,9 +106,16 @@ def test_more_steps_than_an_epoch_has_go_on_with_the_next() -> None:
 def test_an_oom_is_reported_with_its_bucket() -> None:
     found = verified(MadeStepper(), TOO_LARGE)
     assert not found.holds
-    assert found.reasons == ["A batch of 90 × 12 ran out of memory (bucket 2 of 3): CUDA out of memory"]
+    assert found.reasons == [
+        "A batch of 90 × 12 ran out of memory (bucket 2 of 3): CUDA out of memory"
+    ]
     failure = found.failures[0]
-    assert (failure.phase, failure.bucket, failure.batch_size, failure.outcome) == ("worst", 1, 90, "oom")
+    assert (failure.phase, failure.bucket, failure.batch_size, failure.outcome) == (
+        "worst",
+        1,
+        90,
+        "oom",
+    )
 
 
 NOT_PROVEN = "; the probe ran no batch as large with memory to spare, so this size was not proven"
@@ -102,7 +123,11 @@ NOT_PROVEN = "; the probe ran no batch as large with memory to spare, so this si
 
 def test_a_failing_shuffled_batch_ends_the_run() -> None:
     def fragmented(shape: BatchShape, step: int) -> Ran | None:
-        return ran(shape, "oom", error="CUDA out of memory") if step > 20 and shape.batch_size == 75 else None
+        return (
+            ran(shape, "oom", error="CUDA out of memory")
+            if step > 20 and shape.batch_size == 75
+            else None
+        )
 
     stepper = MadeStepper(fails=fragmented)
     found = verified(stepper)
@@ -112,21 +137,32 @@ def test_a_failing_shuffled_batch_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "said"), [("crash", "ended its process"), ("timeout", "took too long")], ids=["crash", "timeout"]
+    ("outcome", "said"),
+    [("crash", "ended its process"), ("timeout", "took too long")],
+    ids=["crash", "timeout"],
 )
 def test_a_crash_and_a_hang_do_not_hold_either(outcome: str, said: str) -> None:
-    found = verified(MadeStepper(fails=failing(BatchShape(75, 12.0), outcome, "SIGSEGV")))
+    found = verified(
+        MadeStepper(fails=failing(BatchShape(75, 12.0), outcome, "SIGSEGV"))
+    )
     assert not found.holds
     assert said in found.reasons[0] and "SIGSEGV" in found.reasons[0]
 
 
 def test_an_error_of_the_workloads_own_is_no_verdict() -> None:
-    stepper = MadeStepper(fails=failing(BatchShape(75, 12.0), "error", "IndexError: token 7"))
-    with pytest.raises(WorkloadError, match=r"made\.py:Made failed in its step, with a batch of 75 × 12: IndexError"):
+    stepper = MadeStepper(
+        fails=failing(BatchShape(75, 12.0), "error", "IndexError: token 7")
+    )
+    with pytest.raises(
+        WorkloadError,
+        match=r"made\.py:Made failed in its step, with a batch of 75 × 12: IndexError",
+    ):
         verified(stepper)
 
 
-DISGUISED = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+DISGUISED = (
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+)
 
 
 def test_an_oom_in_disguise_counts_if_half_the_batch_passes() -> None:
@@ -150,7 +186,9 @@ def test_a_leak_is_reported_as_one() -> None:
 
 
 def test_a_leak_comes_before_the_oom_that_it_ends_in() -> None:
-    found = verified(MadeStepper(leak_bytes=4 * MIB, limit_bytes=2 * LIMIT_BYTES), steps=400)
+    found = verified(
+        MadeStepper(leak_bytes=4 * MIB, limit_bytes=2 * LIMIT_BYTES), steps=400
+    )
     assert found.failures
     assert "the workload leaks" in found.reasons[0]
 
@@ -178,20 +216,29 @@ def test_another_time_than_estimated_does_not_hold(slower: float) -> None:
 def test_without_step_times_the_time_is_not_compared() -> None:
     found = verified(MadeStepper(slower=9.0), probe=made_probe(LENGTHS, timed=False))
     assert found.holds
-    assert found.estimated_epoch_seconds is None and found.measured_epoch_seconds is not None
+    assert (
+        found.estimated_epoch_seconds is None
+        and found.measured_epoch_seconds is not None
+    )
     assert any("not compared with an estimate" in warning for warning in found.warnings)
 
 
 def test_another_device_than_was_probed_is_refused() -> None:
     with pytest.raises(ResultError, match="was measured on made; this is other"):
-        verified(MadeStepper(device=made_device(name="other")), probe=made_probe(LENGTHS))
+        verified(
+            MadeStepper(device=made_device(name="other")), probe=made_probe(LENGTHS)
+        )
 
 
 def test_progress_is_told_before_each_step() -> None:
     told: list[VerifyProgress] = []
     stepper = MadeStepper()
     verified(stepper, on_progress=told.append)
-    assert [(one.phase, one.done) for one in told[5:8]] == [("worst", 5), ("shuffled", 0), ("shuffled", 1)]
+    assert [(one.phase, one.done) for one in told[5:8]] == [
+        ("worst", 5),
+        ("shuffled", 0),
+        ("shuffled", 1),
+    ]
     assert told[-1].total == 60
     assert told[-1].shape == stepper.shapes[-1]
 
@@ -205,14 +252,18 @@ def test_progress_is_told_before_each_step() -> None:
     ],
     ids=str,
 )
-def test_settings_without_meaning_are_refused(settings: dict[str, object], said: str) -> None:
+def test_settings_without_meaning_are_refused(
+    settings: dict[str, object], said: str
+) -> None:
     with pytest.raises(UsageError, match=said):
         VerifySettings(**settings)  # type: ignore[arg-type]
 
 
 def test_batches_that_are_padded_to_multiples_are_run_so() -> None:
     stepper = MadeStepper()
-    found = verified(stepper, made_config([8.0, 16.0, 32.0], [100, 50, 25], multiple_of=8.0))
+    found = verified(
+        stepper, made_config([8.0, 16.0, 32.0], [100, 50, 25], multiple_of=8.0)
+    )
     assert {shape.length for shape in stepper.shapes} == {8.0, 16.0, 32.0}
     assert found.lengths == LENGTHS.summary()
     assert found.settings["multiple_of"] == 8.0
@@ -220,8 +271,20 @@ def test_batches_that_are_padded_to_multiples_are_run_so() -> None:
 
 def test_by_default_an_epoch_is_run_within_a_minute() -> None:
     config = made_config([30.0], [4])  # 500 batches
-    assert verified(MadeStepper(), config, probe=made_probe(LENGTHS), seed=0).planned_steps == 200
+    assert (
+        verified(MadeStepper(), config, probe=made_probe(LENGTHS), seed=0).planned_steps
+        == 200
+    )
     slow = Lengths.of([5999.0, 6000.0] * 100)  # 0.6 s each
-    assert 90 < verified(MadeStepper(), made_config([6000.0], [1]), slow, made_probe(slow), seed=0).planned_steps < 110
+    assert (
+        90
+        < verified(
+            MadeStepper(), made_config([6000.0], [1]), slow, made_probe(slow), seed=0
+        ).planned_steps
+        < 110
+    )
     few = Lengths.of([3.0] * 8)
-    assert verified(MadeStepper(), made_config([3.0], [4]), few, seed=0).planned_steps == 12
+    assert (
+        verified(MadeStepper(), made_config([3.0], [4]), few, seed=0).planned_steps
+        == 12
+    )

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verify.made_stepper import MadeStepper, check_worst_batches, epoch, made_config, made_probe
+from verify.made_stepper import (
+    MadeStepper,
+    check_worst_batches,
+    epoch,
+    made_config,
+    made_probe,
+)
 
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
@@ -30,14 +36,32 @@ def planned(
     **changes: Any,
 ) -> VerifyPlan:
     """A plan for shards of 5 examples."""
-    values, sharding = np.asarray(values, dtype=np.float64), sharding or Sharding(workers=2, shuffle_shards=4)
+    values, sharding = (
+        np.asarray(values, dtype=np.float64),
+        sharding or Sharding(workers=2, shuffle_shards=4),
+    )
     targets = None if targets is None else np.asarray(targets, dtype=np.float64)
     evidence = made_config(BOUNDARIES, [1, 1, 1]).evidence
     config = StreamConfig(
         **{
-            **{"format": StreamConfig.FORMAT, "version": 1, "unit": None, "algorithm": "bucket", "buffer_size": 300},
-            **{"max_batch_length": 900.0, "bucket_boundaries": BOUNDARIES, "shuffle": True, "drop_last": False},
-            **{"bucket_batch_sizes": sizes or [180, 75, 30], "max_padding_ratio": None, "batches_per_epoch": None},
+            **{
+                "format": StreamConfig.FORMAT,
+                "version": 1,
+                "unit": None,
+                "algorithm": "bucket",
+                "buffer_size": 300,
+            },
+            **{
+                "max_batch_length": 900.0,
+                "bucket_boundaries": BOUNDARIES,
+                "shuffle": True,
+                "drop_last": False,
+            },
+            **{
+                "bucket_batch_sizes": sizes or [180, 75, 30],
+                "max_padding_ratio": None,
+                "batches_per_epoch": None,
+            },
             **{"seed": 0, "evidence": evidence, **changes},
         }
     )
@@ -75,26 +99,49 @@ def test_no_batch_needs_more_than_a_worst_one(
     values: list[int], sizes: list[int], buffer_size: int, algorithm: str
 ) -> None:
     targets = [value % 7 for value in values]
-    check_worst_batches(planned(values, sizes, targets, buffer_size=buffer_size, algorithm=algorithm))
+    check_worst_batches(
+        planned(values, sizes, targets, buffer_size=buffer_size, algorithm=algorithm)
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
 def test_what_fits_and_takes_as_long_as_estimated_holds(algorithm: str) -> None:
     plan, stepper = planned(algorithm=algorithm), MadeStepper()
     found = verified(stepper, plan)
-    assert (found.holds, found.reasons, found.failures, found.warnings) == (True, [], [], [])
-    assert (found.algorithm, found.buffer_size, found.pool_size, found.worst_steps) == (algorithm, 300, None, 6)
+    assert (found.holds, found.reasons, found.failures, found.warnings) == (
+        True,
+        [],
+        [],
+        [],
+    )
+    assert (found.algorithm, found.buffer_size, found.pool_size, found.worst_steps) == (
+        algorithm,
+        300,
+        None,
+        6,
+    )
     assert (found.settings["workers"], found.settings["shuffle_shards"]) == (2, 4)
-    assert found.measured_epoch_seconds == pytest.approx(found.estimated_epoch_seconds, rel=0.02)
+    assert found.measured_epoch_seconds == pytest.approx(
+        found.estimated_epoch_seconds, rel=0.02
+    )
     assert sum(shape.batch_size for shape in stepper.shapes[6:]) == VALUES.size
 
 
 def test_ranks_take_their_workers_batches_in_turn() -> None:
     # One example is a batch, so its length, which no other has, names it.
     values = np.arange(1.0, 31.0)
-    plan = planned(values, [1, 1, 1], sharding=Sharding(world_size=2, workers=2), buffer_size=1)
+    plan = planned(
+        values, [1, 1, 1], sharding=Sharding(world_size=2, workers=2), buffer_size=1
+    )
     # Shards 0 to 5 are those of rank 0, worker 0; rank 1, worker 0; rank 0, worker 1; rank 1, worker 1; and again.
-    assert [batch.shape.length for batch in epoch(plan)][:6] == [1.0, 6.0, 11.0, 16.0, 2.0, 7.0]
+    assert [batch.shape.length for batch in epoch(plan)][:6] == [
+        1.0,
+        6.0,
+        11.0,
+        16.0,
+        2.0,
+        7.0,
+    ]
 
 
 def test_a_worker_without_a_full_batch_is_an_error() -> None:

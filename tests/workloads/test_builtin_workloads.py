@@ -25,28 +25,44 @@ def slow(value: Any) -> Any:
     return pytest.param(value, marks=pytest.mark.slow)
 
 
-CASES = [pytest.param(name, shape, id=f"{name}-{shape}") for name in BUILTINS for shape in SHAPES[name]]
+CASES = [
+    pytest.param(name, shape, id=f"{name}-{shape}")
+    for name in BUILTINS
+    for shape in SHAPES[name]
+]
 
 
 def built(name: str, **options: Any) -> Any:
-    workload = load_workload(f"builtin:{name}", {"size": "tiny", "layers": 2, "vocab": 50, **options})
+    workload = load_workload(
+        f"builtin:{name}", {"size": "tiny", "layers": 2, "vocab": 50, **options}
+    )
     workload.setup(CPU)
     return workload
 
 
 def parameters_of(workload: Any) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten().clone() for parameter in workload.model.parameters()])
+    return torch.cat(
+        [
+            parameter.detach().flatten().clone()
+            for parameter in workload.model.parameters()
+        ]
+    )
 
 
 def gradients_of(workload: Any) -> torch.Tensor:
-    return torch.cat([parameter.grad.flatten().clone() for parameter in workload.model.parameters()])
+    return torch.cat(
+        [parameter.grad.flatten().clone() for parameter in workload.model.parameters()]
+    )
 
 
 RULES: list[tuple[dict[str, Any], str]] = [
     ({"size": "huge"}, "size: Invalid enum value 'huge'"),
     ({"dim": 0}, "dim: must be a whole number of at least 1"),
     ({"layers": 2.5}, "layers: must be a whole number, got `float`"),
-    ({"dim": 100, "heads": 8}, "dim must be a multiple of 2 * heads, got dim=100, heads=8"),
+    (
+        {"dim": 100, "heads": 8},
+        "dim must be a multiple of 2 * heads, got dim=100, heads=8",
+    ),
     ({"dropout": 1}, "dropout: must be a number below 1"),
     ({"dtype": "int8"}, "dtype: Invalid enum value 'int8'"),
     ({"checkpoint": 1}, "checkpoint: must be true or false, got `int`"),
@@ -67,20 +83,26 @@ class TestConformance:
                     with pytest.raises(WorkloadError, match=field):
                         load_workload(f"builtin:{name}", {field: text})
             else:
-                assert isinstance(getattr(config, field), (bool, int, float, type(None)))
+                assert isinstance(
+                    getattr(config, field), (bool, int, float, type(None))
+                )
                 for wrong in ("os:system", ["a"], {"a": 1}):
                     with pytest.raises(WorkloadError, match=field):
                         load_workload(f"builtin:{name}", {field: wrong})
 
     @pytest.mark.parametrize("optimizer", ["adamw", slow("sgd"), slow("adafactor")])
-    def test_a_step_gives_every_parameter_its_optimizer_state(self, name: str, optimizer: str) -> None:
+    def test_a_step_gives_every_parameter_its_optimizer_state(
+        self, name: str, optimizer: str
+    ) -> None:
         workload = built(name, optimizer=optimizer)
         workload.step(workload.make_batch(SHAPES[name][1]))
         assert len(workload.optimizer.state) == len(list(workload.model.parameters()))
 
     @pytest.mark.parametrize("dtype", ["fp32", slow("bf16"), "fp16"])
     @pytest.mark.parametrize("checkpoint", [False, slow(True)])
-    def test_a_step_changes_the_parameters_and_keeps_them_finite(self, name: str, dtype: str, checkpoint: bool) -> None:
+    def test_a_step_changes_the_parameters_and_keeps_them_finite(
+        self, name: str, dtype: str, checkpoint: bool
+    ) -> None:
         workload = built(name, dtype=dtype, checkpoint=checkpoint)
         before = parameters_of(workload)
         workload.step(workload.make_batch(SHAPES[name][1]))
@@ -88,13 +110,18 @@ class TestConformance:
         assert torch.isfinite(after).all() and not torch.equal(before, after)
 
     def test_checkpointing_gives_the_same_gradients(self, name: str) -> None:
-        plain, checkpointed = built(name, dropout=0), built(name, dropout=0, checkpoint=True)
+        plain, checkpointed = (
+            built(name, dropout=0),
+            built(name, dropout=0, checkpoint=True),
+        )
         for workload in (plain, checkpointed):
             torch.manual_seed(1)
             workload.step(workload.make_batch(SHAPES[name][1]))
         torch.testing.assert_close(gradients_of(checkpointed), gradients_of(plain))
 
-    def test_the_same_seed_gives_the_same_parameters_after_a_step(self, name: str) -> None:
+    def test_the_same_seed_gives_the_same_parameters_after_a_step(
+        self, name: str
+    ) -> None:
         outcomes = []
         for _ in range(2):
             workload = built(name, seed=3)
@@ -123,17 +150,24 @@ class TestConformance:
         workload.step(batch)
         assert torch.isfinite(parameters_of(workload)).all()
 
-    def test_an_option_outside_its_range_is_refused_with_the_rule(self, name: str) -> None:
+    def test_an_option_outside_its_range_is_refused_with_the_rule(
+        self, name: str
+    ) -> None:
         for options, rule in RULES:
             with pytest.raises(WorkloadError) as caught:
                 load_workload(f"builtin:{name}", options)
             assert caught.value.message == f"builtin:{name}: {rule}"
 
-    def test_an_unknown_option_is_refused_with_those_that_there_are(self, name: str) -> None:
+    def test_an_unknown_option_is_refused_with_those_that_there_are(
+        self, name: str
+    ) -> None:
         with pytest.raises(WorkloadError) as caught:
             load_workload(f"builtin:{name}", {"layer": 3})
         assert caught.value.hint is not None
-        assert caught.value.hint.startswith("It takes ") and "size, dim, layers" in caught.value.hint
+        assert (
+            caught.value.hint.startswith("It takes ")
+            and "size, dim, layers" in caught.value.hint
+        )
 
 
 @pytest.mark.parametrize(
@@ -149,11 +183,15 @@ class TestConformance:
         ("transformer-lm", "large", 335),
     ],
 )
-def test_a_size_has_about_the_documented_number_of_parameters(name: str, size: str, millions: float) -> None:
+def test_a_size_has_about_the_documented_number_of_parameters(
+    name: str, size: str, millions: float
+) -> None:
     workload: Any = load_workload(f"builtin:{name}", {"size": size})
     with torch.device("meta"):
         model = workload.build_model()
-    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.04)
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(
+        millions, rel=0.04
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,7 +204,9 @@ def test_a_size_has_about_the_documented_number_of_parameters(name: str, size: s
         ({"unit": "frames"}, 150),
     ],
 )
-def test_a_speech_batch_has_100_frames_of_80_features_a_second(options: dict[str, Any], length: float) -> None:
+def test_a_speech_batch_has_100_frames_of_80_features_a_second(
+    options: dict[str, Any], length: float
+) -> None:
     batch = built("conformer-ctc", **options).make_batch(BatchShape(2, length))
     assert batch.features.shape == (2, 150, 80)
 
@@ -180,13 +220,17 @@ def test_a_speech_batch_has_100_frames_of_80_features_a_second(options: dict[str
         (BatchShape(2, 4.0, 1000), 100),
     ],
 )
-def test_a_target_is_no_longer_than_the_subsampled_frames(shape: BatchShape, tokens: int) -> None:
+def test_a_target_is_no_longer_than_the_subsampled_frames(
+    shape: BatchShape, tokens: int
+) -> None:
     assert built("conformer-ctc").make_batch(shape).targets.shape == (2, tokens)
 
 
 def test_no_target_token_is_blank_or_follows_itself() -> None:
     targets = built("conformer-ctc", vocab=4).make_batch(BatchShape(4, 10, 200)).targets
-    assert targets.min() == 1 and targets.max() == 3 and (targets.diff(dim=1) != 0).all()
+    assert (
+        targets.min() == 1 and targets.max() == 3 and (targets.diff(dim=1) != 0).all()
+    )
 
 
 @pytest.mark.parametrize(
@@ -196,7 +240,9 @@ def test_no_target_token_is_blank_or_follows_itself() -> None:
         ({"kernel": 4}, "kernel must be odd, got 4"),
     ],
 )
-def test_a_speech_option_outside_its_range_is_refused(options: dict[str, Any], rule: str) -> None:
+def test_a_speech_option_outside_its_range_is_refused(
+    options: dict[str, Any], rule: str
+) -> None:
     with pytest.raises(WorkloadError) as caught:
         load_workload("builtin:conformer-ctc", options)
     assert caught.value.message == f"builtin:conformer-ctc: {rule}"
@@ -224,6 +270,11 @@ def live_tensor_bytes() -> int:
     storages = {}
     for found in gc.get_objects():
         # A library that another test imported may keep a sparse tensor, which has no storage.
-        if type(found) in (torch.Tensor, torch.nn.Parameter) and found.layout == torch.strided:
-            storages[found.untyped_storage().data_ptr()] = found.untyped_storage().nbytes()
+        if (
+            type(found) in (torch.Tensor, torch.nn.Parameter)
+            and found.layout == torch.strided
+        ):
+            storages[found.untyped_storage().data_ptr()] = (
+                found.untyped_storage().nbytes()
+            )
     return sum(storages.values())

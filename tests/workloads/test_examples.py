@@ -34,21 +34,31 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def test_the_script_writes_a_row_for_each_library_function(
-    script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "twice.py").write_text("def f(): pass\ndef f(): return 1\n")
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "-o", str(tmp_path / "lengths.csv")])
     script["main"]()
-    assert [row["id"] for row in rows_of(tmp_path / "lengths.csv")] == ["twice:f", "twice:f#2"]
+    assert [row["id"] for row in rows_of(tmp_path / "lengths.csv")] == [
+        "twice:f",
+        "twice:f#2",
+    ]
     assert capsys.readouterr().err == "2 functions; 0 files could not be read\n"
 
 
-def test_a_file_that_can_not_be_read_is_told(script: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_that_can_not_be_read_is_told(
+    script: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "broken.py").write_text("def broken(:\n")
     (tmp_path / "whole.py").write_text("def whole():\n    return 1\n")
     rows, unreadable = script["collect"](tmp_path)
-    assert [name for name, _ in rows] == ["whole:whole"] and unreadable[0].startswith("broken.py: ")
+    assert [name for name, _ in rows] == ["whole:whole"] and unreadable[0].startswith(
+        "broken.py: "
+    )
 
 
 def test_the_committed_manifest_is_the_one_in_the_readme() -> None:
@@ -57,11 +67,16 @@ def test_the_committed_manifest_is_the_one_in_the_readme() -> None:
 
 
 def test_the_custom_workload_has_at_most_30_lines() -> None:
-    assert len((EXAMPLES / "custom_workload.py").read_text(encoding="utf-8").splitlines()) <= 30
+    assert (
+        len((EXAMPLES / "custom_workload.py").read_text(encoding="utf-8").splitlines())
+        <= 30
+    )
 
 
 def test_the_custom_workload_trains_on_one_batch_repeatedly() -> None:
-    workload: Any = load_workload(f"{EXAMPLES / 'custom_workload.py'}:TinyTagger", {"dim": 16, "vocab": 20})
+    workload: Any = load_workload(
+        f"{EXAMPLES / 'custom_workload.py'}:TinyTagger", {"dim": 16, "vocab": 20}
+    )
     workload.setup(torch.device("cpu"))
     before = workload.model[-1].weight.detach().clone()
     batch = workload.make_batch(BatchShape(3, 11))
@@ -73,4 +88,7 @@ def test_the_custom_workload_trains_on_one_batch_repeatedly() -> None:
 def test_the_custom_workload_makes_batches_of_the_given_shape() -> None:
     workload: Any = load_workload(f"{EXAMPLES / 'custom_workload.py'}:TinyTagger", {})
     workload.setup(torch.device("cpu"))
-    assert [part.shape for part in workload.make_batch(BatchShape(3, 11.0))] == [(3, 11), (3, 11)]
+    assert [part.shape for part in workload.make_batch(BatchShape(3, 11.0))] == [
+        (3, 11),
+        (3, 11),
+    ]

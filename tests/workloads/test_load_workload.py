@@ -90,7 +90,9 @@ def test_a_function_may_build_the_workload(folder: Path) -> None:
 def test_a_file_may_import_its_siblings_from_another_folder(folder: Path) -> None:
     (folder / "deep").mkdir()
     (folder / "deep" / "sibling_model.py").write_text("LAYERS = 7")
-    (folder / "deep" / "workload_under_test_2.py").write_text(f"from sibling_model import LAYERS\n{GOOD}")
+    (folder / "deep" / "workload_under_test_2.py").write_text(
+        f"from sibling_model import LAYERS\n{GOOD}"
+    )
     assert load_workload("deep/workload_under_test_2.py:Good", {}).layers == 2  # type: ignore[attr-defined]
 
 
@@ -110,10 +112,22 @@ def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "message", "hint"),
     [
-        ("", "'' names no class or function", "Write path/to/file.py:NAME or package.module:NAME."),
-        ("workload_under_test.py", "'workload_under_test.py' names no class or function", "Write path/to/file.py"),
+        (
+            "",
+            "'' names no class or function",
+            "Write path/to/file.py:NAME or package.module:NAME.",
+        ),
+        (
+            "workload_under_test.py",
+            "'workload_under_test.py' names no class or function",
+            "Write path/to/file.py",
+        ),
         (":Good", "':Good' names no class or function", "Write path/to/file.py"),
-        ("workload_under_test.py:", "'workload_under_test.py:' names no class or function", "Write path/to/file.py"),
+        (
+            "workload_under_test.py:",
+            "'workload_under_test.py:' names no class or function",
+            "Write path/to/file.py",
+        ),
         (
             "workload_under_test.py:Good()",
             "'workload_under_test.py:Good()' names no class or function",
@@ -124,11 +138,27 @@ def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
             "unknown built-in workload 'conformer'",
             "Did you mean 'conformer-ctc'? Built in: conformer-ctc, transformer-lm.",
         ),
-        ("builtin:", "unknown built-in workload ''", "Built in: conformer-ctc, transformer-lm."),
+        (
+            "builtin:",
+            "unknown built-in workload ''",
+            "Built in: conformer-ctc, transformer-lm.",
+        ),
         ("nowhere.py:Good", "nowhere.py does not exist", "Write path/to/file.py"),
-        ("./workload_under_test:Good", "is neither a .py file nor a module", "Write path/to/file.py"),
-        ("a/b:Good", "'a/b' is neither a .py file nor a module", "Write path/to/file.py"),
-        ("..relative:Good", "'..relative' is neither a .py file nor a module", "Write path/to/file.py"),
+        (
+            "./workload_under_test:Good",
+            "is neither a .py file nor a module",
+            "Write path/to/file.py",
+        ),
+        (
+            "a/b:Good",
+            "'a/b' is neither a .py file nor a module",
+            "Write path/to/file.py",
+        ),
+        (
+            "..relative:Good",
+            "'..relative' is neither a .py file nor a module",
+            "Write path/to/file.py",
+        ),
         (
             "workload_under_test.py:Godo",
             "workload_under_test.py has no 'Godo'",
@@ -156,9 +186,15 @@ def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
         ),
     ],
 )
-def test_what_can_not_be_found_or_is_no_workload_is_told(folder: Path, spec: str, message: str, hint: str) -> None:
+def test_what_can_not_be_found_or_is_no_workload_is_told(
+    folder: Path, spec: str, message: str, hint: str
+) -> None:
     error = failure(spec)
-    assert (message in error.message, (error.hint or "").startswith(hint), error.traceback) == (
+    assert (
+        message in error.message,
+        (error.hint or "").startswith(hint),
+        error.traceback,
+    ) == (
         True,
         True,
         None,
@@ -174,7 +210,10 @@ def test_an_unknown_option_lists_the_options(folder: Path) -> None:
 
 
 def test_options_for_what_takes_none_are_told_so(folder: Path) -> None:
-    assert failure("workload_under_test.py:leaves", layers=1).hint == "It takes no options."
+    assert (
+        failure("workload_under_test.py:leaves", layers=1).hint
+        == "It takes no options."
+    )
 
 
 BAD_FILE, BAD_MODULE = "workload_under_test_bad.py:Good", "workload_under_test_bad:Good"
@@ -183,9 +222,24 @@ BAD_FILE, BAD_MODULE = "workload_under_test_bad.py:Good", "workload_under_test_b
 @pytest.mark.parametrize(
     ("source", "message", "last_line", "spec"),
     [
-        ("import torch\n1 / 0", "ZeroDivisionError: division by zero", "ZeroDivisionError: division by zero", BAD_FILE),
-        ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'", "'no_such_thing'", BAD_MODULE),
-        ("def broken(:", "SyntaxError: invalid syntax", "SyntaxError: invalid syntax", BAD_FILE),
+        (
+            "import torch\n1 / 0",
+            "ZeroDivisionError: division by zero",
+            "ZeroDivisionError: division by zero",
+            BAD_FILE,
+        ),
+        (
+            "import no_such_thing",
+            "ModuleNotFoundError: No module named 'no_such_thing'",
+            "'no_such_thing'",
+            BAD_MODULE,
+        ),
+        (
+            "def broken(:",
+            "SyntaxError: invalid syntax",
+            "SyntaxError: invalid syntax",
+            BAD_FILE,
+        ),
         ("raise SystemExit(2)", "SystemExit: 2", "SystemExit: 2", BAD_FILE),
         ("raise RuntimeError()", "RuntimeError", "RuntimeError", BAD_MODULE),
     ],
@@ -203,19 +257,31 @@ def test_a_failing_import_is_told_with_its_traceback(
 
 def test_a_missing_module_is_named(folder: Path) -> None:
     error = failure("nowhere.at.all:Good")
-    assert error.message == "nowhere.at.all can't be imported: ModuleNotFoundError: No module named 'nowhere'"
+    assert (
+        error.message
+        == "nowhere.at.all can't be imported: ModuleNotFoundError: No module named 'nowhere'"
+    )
 
 
 def test_a_failing_constructor_is_reported_with_its_traceback(folder: Path) -> None:
     error = failure("workload_under_test.py:fails")
-    assert error.message == "workload_under_test.py:fails can't be built: KeyError: 'weights'"
+    assert (
+        error.message
+        == "workload_under_test.py:fails can't be built: KeyError: 'weights'"
+    )
     assert error.traceback is not None
     lines = error.traceback.splitlines()
-    assert len(lines) <= 15 and lines[-1] == "KeyError: 'weights'" and "raise KeyError" in error.traceback
+    assert (
+        len(lines) <= 15
+        and lines[-1] == "KeyError: 'weights'"
+        and "raise KeyError" in error.traceback
+    )
 
 
 def test_a_constructor_that_leaves_the_program_is_a_failure(folder: Path) -> None:
-    assert failure("workload_under_test.py:leaves").message.endswith("can't be built: SystemExit: 3")
+    assert failure("workload_under_test.py:leaves").message.endswith(
+        "can't be built: SystemExit: 3"
+    )
 
 
 def test_an_error_meant_for_the_user_comes_through_unchanged(folder: Path) -> None:
@@ -229,7 +295,9 @@ def test_a_traceback_shows_the_user_s_frames_and_no_library_s(folder: Path) -> N
     )
     traceback = failure("workload_under_test_deep.py:deep").traceback
     assert traceback is not None
-    assert "workload_under_test_deep.py" in traceback and "site-packages" not in traceback
+    assert (
+        "workload_under_test_deep.py" in traceback and "site-packages" not in traceback
+    )
 
 
 def test_an_option_s_value_has_the_type_that_it_reads_as() -> None:
@@ -273,7 +341,8 @@ def test_what_is_no_option_is_refused(pairs: list[str], message: str) -> None:
 
 def test_the_unit_chooses_the_default_workload() -> None:
     assert {
-        unit: (default_workload(unit) or "").removeprefix("builtin:") in BUILTINS for unit in UNITS
+        unit: (default_workload(unit) or "").removeprefix("builtin:") in BUILTINS
+        for unit in UNITS
     } == dict.fromkeys(UNITS, True)
     assert default_workload("samples") == "builtin:conformer-ctc"
     assert default_workload("tokens") == "builtin:transformer-lm"

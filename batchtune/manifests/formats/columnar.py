@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import UNITS, FloatArray, Unit
-from batchtune.manifests.base import PEEKED_ROWS, Column, Format, Rows, columns_of, id_name
+from batchtune.manifests.base import (
+    PEEKED_ROWS,
+    Column,
+    Format,
+    Rows,
+    columns_of,
+    id_name,
+)
 from batchtune.manifests.measuring import COUNT, Unreadable, Values, walk
 from batchtune.manifests.source import Head
 
@@ -61,9 +68,13 @@ class Columnar(Format):
             try:
                 yield self.opened(file.name)
             except errors as error:
-                reason = shortened(next(iter(str(error).splitlines()), type(error).__name__), 160)
+                reason = shortened(
+                    next(iter(str(error).splitlines()), type(error).__name__), 160
+                )
                 hint = f"Check that it is a whole {self.title} file; make or fetch it again."
-                raise ManifestError(f"{self.source.path} can't be read as {self.title}: {reason}", hint) from None
+                raise ManifestError(
+                    f"{self.source.path} can't be read as {self.title}: {reason}", hint
+                ) from None
 
     @cached_property
     def _schema(self) -> pyarrow.Schema:
@@ -80,17 +91,23 @@ class Columnar(Format):
         """Return all columns, and the fields of those that have fields under dotted names."""
         with self._opened() as (schema, batches):
             leaves = list(_leaves(schema))
-            names = [name for name, kind in leaves if not _is_binary(kind)][:_MOST_PEEKED_COLUMNS]
+            names = [name for name, kind in leaves if not _is_binary(kind)][
+                :_MOST_PEEKED_COLUMNS
+            ]
             first: list[dict[str, object]] = []
             for batch, _ in batches(names):
                 first = batch.slice(0, PEEKED_ROWS).to_pylist()
                 break
             known = dict.fromkeys(name for name, _ in leaves)
-            return [column for column in columns_of([known, *first]) if column.name in known]
+            return [
+                column for column in columns_of([known, *first]) if column.name in known
+            ]
 
     def unit_in(self, column: str) -> Unit | None:
         """Return the unit by the note of `batchtune scan`, else what the name says."""
-        noted = [unit for unit in UNITS if column == "length" and unit == self._scanned_unit]
+        noted = [
+            unit for unit in UNITS if column == "length" and unit == self._scanned_unit
+        ]
         if noted:
             return noted[0]
         return super().unit_in(column)
@@ -108,13 +125,19 @@ class Columnar(Format):
 
         with self._opened() as (schema, batches):
             places = [_located(schema, key) for key in keys]
-            id_column = id_name(field.name for field in schema if not types.is_nested(field.type))
+            id_column = id_name(
+                field.name for field in schema if not types.is_nested(field.type)
+            )
             needed = [".".join(fields) for fields, _ in places]
             if id_column is not None:
                 needed.append(id_column)
             for batch, share in batches(needed):
                 values = [_values(batch, *place) for place in places]
-                ids = pyarrow.nulls(batch.num_rows) if id_column is None else batch.column(id_column)
+                ids = (
+                    pyarrow.nulls(batch.num_rows)
+                    if id_column is None
+                    else batch.column(id_column)
+                )
                 yield Rows(values, partial(_ids, ids))
                 self.source.report(share)
 
@@ -142,9 +165,16 @@ class Parquet(Columnar):
         from pyarrow import parquet
 
         # Not the whole file at once, which pre-buffering reads.
-        file = parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, page_checksum_verification=True, pre_buffer=False)
+        file = parquet.ParquetFile(
+            path,
+            buffer_size=_BUFFER_BYTES,
+            page_checksum_verification=True,
+            pre_buffer=False,
+        )
 
-        def batches(names: Sequence[str]) -> Iterator[tuple[pyarrow.RecordBatch, float]]:
+        def batches(
+            names: Sequence[str],
+        ) -> Iterator[tuple[pyarrow.RecordBatch, float]]:
             first = 0
             for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(names)):
                 first += batch.num_rows
@@ -161,14 +191,18 @@ class Arrow(Columnar):
 
     name = "arrow"
     title = "Arrow"
-    description = "an Arrow file or stream, as Feather or Hugging Face's datasets write them"
+    description = (
+        "an Arrow file or stream, as Feather or Hugging Face's datasets write them"
+    )
     endings = (".arrow",)
 
     @staticmethod
     def fits(head: Head) -> bool:
         """Return whether it begins as a file, or as a stream: with the mark and the size of a schema's message."""
         size = int.from_bytes(head.data[4:8], "little", signed=True)
-        return head.data.startswith(b"ARROW1") or (head.data.startswith(b"\xff\xff\xff\xff") and 64 <= size < 2**26)
+        return head.data.startswith(b"ARROW1") or (
+            head.data.startswith(b"\xff\xff\xff\xff") and 64 <= size < 2**26
+        )
 
     @staticmethod
     def opened(path: str) -> tuple[pyarrow.Schema, _Batches]:
@@ -181,11 +215,21 @@ class Arrow(Columnar):
         mapped.seek(0)
         reader = ipc.open_file(mapped) if is_file else ipc.open_stream(mapped)
 
-        def batches(names: Sequence[str]) -> Iterator[tuple[pyarrow.RecordBatch, float]]:
-            stored = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+        def batches(
+            names: Sequence[str],
+        ) -> Iterator[tuple[pyarrow.RecordBatch, float]]:
+            stored = (
+                map(reader.get_batch, range(reader.num_record_batches))
+                if is_file
+                else reader
+            )
             for index, batch in enumerate(stored, 1):
                 batch.validate(full=True)
-                share = index / reader.num_record_batches if is_file else mapped.tell() / mapped.size()
+                share = (
+                    index / reader.num_record_batches
+                    if is_file
+                    else mapped.tell() / mapped.size()
+                )
                 for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
                     yield batch.slice(start, _ROWS_AT_ONCE), share
 
@@ -193,7 +237,10 @@ class Arrow(Columnar):
 
 
 def lengths_table(
-    ids: Sequence[str | None], lengths: FloatArray, targets: FloatArray | None, unit: Unit | None
+    ids: Sequence[str | None],
+    lengths: FloatArray,
+    targets: FloatArray | None,
+    unit: Unit | None,
 ) -> pyarrow.Table:
     """Return lengths, shape (count,), as the table that `batchtune scan` writes and these formats recognise."""
     import pyarrow
@@ -230,7 +277,9 @@ def _located(schema: pyarrow.Schema, key: str) -> tuple[list[str], tuple[str, ..
     return fields, tuple(rest)
 
 
-def _values(batch: pyarrow.RecordBatch, fields: Sequence[str], rest: tuple[str, ...]) -> Values:
+def _values(
+    batch: pyarrow.RecordBatch, fields: Sequence[str], rest: tuple[str, ...]
+) -> Values:
     """Return the values in a column's field, or below it; numbers as an array of floats if none is missing."""
     import pyarrow
     from pyarrow import compute, types
@@ -239,12 +288,19 @@ def _values(batch: pyarrow.RecordBatch, fields: Sequence[str], rest: tuple[str, 
     for name in fields[1:]:
         array = compute.struct_field(array, name)
     kind = array.type
-    if rest == (COUNT,) and not types.is_dictionary(kind) and hasattr(kind, "value_type"):
+    if (
+        rest == (COUNT,)
+        and not types.is_dictionary(kind)
+        and hasattr(kind, "value_type")
+    ):
         array = compute.list_value_length(array)
         kind = array.type
         rest = ()
     if _is_binary(kind):
-        return [Unreadable("binary data") if valid else None for valid in array.is_valid().to_pylist()]
+        return [
+            Unreadable("binary data") if valid else None
+            for valid in array.is_valid().to_pylist()
+        ]
     if (types.is_integer(kind) or types.is_floating(kind)) and not array.null_count:
         floats: FloatArray = array.cast(pyarrow.float64(), safe=False).to_numpy()
         return floats

@@ -18,7 +18,14 @@ import msgspec
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import Unit
-from batchtune.manifests.base import PEEKED_ROWS, Column, Format, Rows, columns_of, id_name
+from batchtune.manifests.base import (
+    PEEKED_ROWS,
+    Column,
+    Format,
+    Rows,
+    columns_of,
+    id_name,
+)
 from batchtune.manifests.measuring import walk
 from batchtune.manifests.source import Block, Head
 
@@ -39,8 +46,12 @@ def _peeked(head: Head) -> Any:
         closing = b"]"
     for _ in range(_MOST_TRIES):
         with contextlib.suppress(*_REFUSED):
-            return msgspec.json.decode(data if end == len(data) else data[:end] + closing)
-        end = data.rfind(b"}", 0, end - 1) + 1  # the end of an object, if only of one in another
+            return msgspec.json.decode(
+                data if end == len(data) else data[:end] + closing
+            )
+        end = (
+            data.rfind(b"}", 0, end - 1) + 1
+        )  # the end of an object, if only of one in another
     return None
 
 
@@ -68,9 +79,15 @@ def _holds_objects_by_id(head: Head) -> bool:
         return False
     with contextlib.suppress(*_REFUSED):
         first = msgspec.json.decode(head.lines[0])
-        return len(head.lines) == 1 and head.complete and all(isinstance(value, dict) for value in first.values())
+        return (
+            len(head.lines) == 1
+            and head.complete
+            and all(isinstance(value, dict) for value in first.values())
+        )
     peeked = _peeked(head)
-    return isinstance(peeked, dict) and isinstance(next(iter(peeked.values()), {}), dict)
+    return isinstance(peeked, dict) and isinstance(
+        next(iter(peeked.values()), {}), dict
+    )
 
 
 class Nemo(Format):
@@ -84,7 +101,13 @@ class Nemo(Format):
 
     name = "nemo"
     description = "one JSON object on every line"
-    endings: ClassVar[tuple[str, ...]] = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.xz")
+    endings: ClassVar[tuple[str, ...]] = (
+        ".jsonl",
+        ".jsonl.gz",
+        ".jsonl.zst",
+        ".jsonl.bz2",
+        ".jsonl.xz",
+    )
     hint: ClassVar[str] = "This format holds one whole JSON object on every line."
     opening: ClassVar[str | None] = None
 
@@ -96,7 +119,9 @@ class Nemo(Format):
     @cached_property
     def _first(self) -> list[dict[str, Any]]:
         objects = _first_objects(self.source.head)
-        if not objects:  # the first is longer than the head, or damaged, or of another shape
+        if (
+            not objects
+        ):  # the first is longer than the head, or damaged, or of another shape
             for block in self._blocks():
                 objects = list(self._objects(block, dict[str, Any]))
                 break
@@ -110,13 +135,22 @@ class Nemo(Format):
         """Return all keys of the first objects, those of nested ones under dotted names."""
         return columns_of(self._first)
 
-    def _fields(self, paths: Sequence[Path], value: Any = Any) -> tuple[Any, list[Getter]]:
+    def _fields(
+        self, paths: Sequence[Path], value: Any = Any
+    ) -> tuple[Any, list[Getter]]:
         """Return the type of objects with values of a type at these paths, and of each path object → value."""
         names = list(dict.fromkeys(path[0] for path in paths))
         fields = {f"f{index}": name for index, name in enumerate(names)}
         try:
-            kind: Any = msgspec.defstruct("Fields", [(field, value, None) for field in fields], rename=fields, gc=False)
-            getters: dict[str, Getter] = {name: operator.attrgetter(field) for field, name in fields.items()}
+            kind: Any = msgspec.defstruct(
+                "Fields",
+                [(field, value, None) for field in fields],
+                rename=fields,
+                gc=False,
+            )
+            getters: dict[str, Getter] = {
+                name: operator.attrgetter(field) for field, name in fields.items()
+            }
         except ValueError:  # a name with a quote, a backslash or a control character
             kind = dict[str, Any]
             getters = {name: operator.methodcaller("get", name) for name in names}
@@ -167,7 +201,9 @@ class Nemo(Format):
                 raise self._refused(place, error) from None
         return objects
 
-    def _entries(self, block: Block) -> Iterator[tuple[str, str | None, bytes | msgspec.Raw]]:
+    def _entries(
+        self, block: Block
+    ) -> Iterator[tuple[str, str | None, bytes | msgspec.Raw]]:
         """Yield place, id and text of the objects of a block. Raises ManifestError for malformed JSON."""
         if self.opening is None:
             for line, text in enumerate(block.data.split(b"\n"), block.first_line):
@@ -184,7 +220,9 @@ class Nemo(Format):
             position = len(block.data.rstrip())
             if byte is not None:
                 position = int(byte[1])
-            raise self._refused(f"line {1 + block.data.count(bytes([10]), 0, position)}", error) from None
+            raise self._refused(
+                f"line {1 + block.data.count(bytes([10]), 0, position)}", error
+            ) from None
         if self.opening == "{":
             for name, value in values.items():
                 yield f"id {shortened(name)}", name, value
@@ -222,13 +260,17 @@ class JsonList(Nemo):
     name = "json-list"
     description = "one JSON list of objects"
     endings = ()
-    hint = 'This format is one JSON list of objects: [{"text": "…", "duration": 3.2}, …].'
+    hint = (
+        'This format is one JSON list of objects: [{"text": "…", "duration": 3.2}, …].'
+    )
     opening = "["
 
     @staticmethod
     def fits(head: Head) -> bool:
         """Return whether the file begins with a list of objects, or one that can't be read."""
-        return begins_with(head, "[") and (bool(_first_objects(head)) or not _peeked(head))
+        return begins_with(head, "[") and (
+            bool(_first_objects(head)) or not _peeked(head)
+        )
 
 
 class SpeechBrainJson(Nemo):

@@ -56,8 +56,15 @@ class _Lines(Format):
     def columns(self) -> Sequence[Column]:
         """Return the columns by their names."""
         header, records = self.opened()
-        rows = [dict(zip(header, cells, strict=True)) for _, cells in itertools.islice(records, PEEKED_ROWS)]
-        return [column for column in columns_of([dict.fromkeys(header), *rows]) if column.name]
+        rows = [
+            dict(zip(header, cells, strict=True))
+            for _, cells in itertools.islice(records, PEEKED_ROWS)
+        ]
+        return [
+            column
+            for column in columns_of([dict.fromkeys(header), *rows])
+            if column.name
+        ]
 
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield the rows, a thousand at a time."""
@@ -71,7 +78,11 @@ class _Lines(Format):
             lines, cells = zip(*chunk, strict=True)
             columns = dict(zip(header, zip(*cells, strict=True), strict=True))
             ids = columns[name] if name is not None else [None] * len(lines)
-            yield Rows([columns[key] for key in keys], partial(_stripped, ids), partial(_line, lines))
+            yield Rows(
+                [columns[key] for key in keys],
+                partial(_stripped, ids),
+                partial(_line, lines),
+            )
 
 
 def _line(lines: Sequence[int], index: int) -> str:
@@ -86,12 +97,18 @@ class Table(_Lines):
     """CSV and TSV; blank lines are passed over. Between tabs, quotes are text, as in Common Voice's tables."""
 
     name = "table"
-    description = "a table, comma, tab or semicolon separated, whose first line names its columns"
+    description = (
+        "a table, comma, tab or semicolon separated, whose first line names its columns"
+    )
 
     @staticmethod
     def fits(head: Head) -> bool:
         """Return whether the first line can be a header: separated names, none of them a number."""
-        if not head.lines or b"\0" in head.data or head.data.lstrip().startswith((b"{", b"[")):
+        if (
+            not head.lines
+            or b"\0" in head.data
+            or head.data.lstrip().startswith((b"{", b"["))
+        ):
             return False
         names = _header_names(head.lines[0])
         if len(names) == 1:
@@ -101,40 +118,56 @@ class Table(_Lines):
     def opened(self) -> tuple[list[str], Iterator[Record]]:
         """Return the names in the header, and the cells of each row."""
         lines = self.source.lines()
-        first_line, first = next(((line, text) for line, text in lines if text.strip()), (0, ""))
+        first_line, first = next(
+            ((line, text) for line, text in lines if text.strip()), (0, "")
+        )
         header = _header_names(first)
         if not header or len(set(header)) < len(header) - header.count(""):
             seen = "the header is malformed, or names a column twice"
             raise ManifestError(
-                f"{self.source.path}, line {first_line}: {seen}", "Each column needs a name of its own."
+                f"{self.source.path}, line {first_line}: {seen}",
+                "Each column needs a name of its own.",
             )
-        return header, self._records(lines, first_line, len(header), _delimiter_of(first))
+        return header, self._records(
+            lines, first_line, len(header), _delimiter_of(first)
+        )
 
     def _records(
-        self, lines: Iterator[tuple[int, str]], header_line: int, width: int, delimiter: str
+        self,
+        lines: Iterator[tuple[int, str]],
+        header_line: int,
+        width: int,
+        delimiter: str,
     ) -> Iterator[Record]:
-        csv.field_size_limit(2**31 - 1)  # a long document is longer than the module's 131,072 characters
+        csv.field_size_limit(
+            2**31 - 1
+        )  # a long document is longer than the module's 131,072 characters
         texts = (text for _, text in lines)
         if delimiter == "\t":
             reader = csv.reader(texts, delimiter=delimiter, quoting=csv.QUOTE_NONE)
         else:
             # Strict: otherwise a quote that is never closed swallows the rows up to the next quote, in silence.
-            reader = csv.reader(texts, delimiter=delimiter, strict=True, skipinitialspace=True)
+            reader = csv.reader(
+                texts, delimiter=delimiter, strict=True, skipinitialspace=True
+            )
         line = header_line + 1
         try:
             for cells in reader:
                 if len(cells) == width:
                     yield line, cells
                 elif any(cell.strip() for cell in cells):
-                    seen = (
-                        f"{counted(len(cells), 'cell')}, separated by {_NAMES[delimiter]}, not {width} as in the header"
-                    )
+                    cells_seen = f"{counted(len(cells), 'cell')}, separated by {_NAMES[delimiter]}"
+                    seen = f"{cells_seen}, not {width} as in the header"
                     hint = "Fix the row; between commas, a cell that holds the separator must be quoted."
-                    raise ManifestError(f"{self.source.path}, line {line}: {seen}", hint)
+                    raise ManifestError(
+                        f"{self.source.path}, line {line}: {seen}", hint
+                    )
                 line = header_line + reader.line_num + 1
         except csv.Error as error:
             hint = "Quotes within a quoted cell are doubled, and each is closed."
-            raise ManifestError(f"{self.source.path}, line {line}: the row is malformed: {error}", hint) from None
+            raise ManifestError(
+                f"{self.source.path}, line {line}: the row is malformed: {error}", hint
+            ) from None
 
 
 class SpeechBrainCsv(Table):
@@ -148,7 +181,11 @@ class SpeechBrainCsv(Table):
     @staticmethod
     def fits(head: Head) -> bool:
         """Return whether the first line is a header with commas and an `ID`."""
-        return bool(head.lines) and _delimiter_of(head.lines[0]) == "," and "ID" in _header_names(head.lines[0])
+        return (
+            bool(head.lines)
+            and _delimiter_of(head.lines[0]) == ","
+            and "ID" in _header_names(head.lines[0])
+        )
 
 
 def _delimiter_of(header: str) -> str:
@@ -161,7 +198,9 @@ def _delimiter_of(header: str) -> str:
 def _header_names(header: str) -> list[str]:
     """Return the names of a header line, without spaces and quotes around them; none if it is malformed."""
     with contextlib.suppress(csv.Error):
-        reader = csv.reader([header], delimiter=_delimiter_of(header), skipinitialspace=True)
+        reader = csv.reader(
+            [header], delimiter=_delimiter_of(header), skipinitialspace=True
+        )
         return [name.strip() for name in next(reader)]
     return []
 
@@ -174,21 +213,29 @@ class _List(_Lines):
     id_column: ClassVar[str | None] = "id"  # None without ids
     value_column: str = "length"
     first_line: ClassVar[int] = 1  # of the first record
-    separator: ClassVar[str | None] = None  # between the words of a line; None for white space
+    separator: ClassVar[str | None] = (
+        None  # between the words of a line; None for white space
+    )
 
     def opened(self) -> tuple[list[str], Iterator[Record]]:
         """Return the names of the columns, and their values on each line."""
-        return [name for name in (self.id_column, self.value_column) if name is not None], self.records()
+        return [
+            name for name in (self.id_column, self.value_column) if name is not None
+        ], self.records()
 
     def records(self) -> Iterator[Record]:
         """Yield all records. Raises ManifestError for other content."""
-        for line, text in itertools.islice(self.source.lines(), self.first_line - 1, None):
+        for line, text in itertools.islice(
+            self.source.lines(), self.first_line - 1, None
+        ):
             if not text.strip():
                 continue
             cells = self.cells(text.split(self.separator))
             if cells is None:
                 place = f"{self.source.path}, line {line}"
-                raise ManifestError(f"{place} has another format: {shortened(text)}", self.hint)
+                raise ManifestError(
+                    f"{place} has another format: {shortened(text)}", self.hint
+                )
             yield line, cells
 
     def cells(self, words: Sequence[str]) -> Sequence[object] | None:
@@ -214,7 +261,9 @@ class Kaldi(_List):
         # Raw speech, in samples, has a shape of one dimension.
         is_shape = "," in next(iter(source.head.lines), "")
         for part, column in _KALDI_COLUMNS.items():
-            if part in source.path.name and (is_shape or part not in ("speech_shape", "feats_shape")):
+            if part in source.path.name and (
+                is_shape or part not in ("speech_shape", "feats_shape")
+            ):
                 self.value_column = column
 
     @staticmethod
@@ -251,7 +300,12 @@ class Wav2vec(_List):
         root, first, *_ = [*head.lines[:2], "", ""]
         path, _, samples = first.partition("\t")
         is_folder = "/" in root or root.strip() == "."
-        return is_folder and "\t" not in root and bool(path) and number(samples) is not None
+        return (
+            is_folder
+            and "\t" not in root
+            and bool(path)
+            and number(samples) is not None
+        )
 
 
 class Numbers(_List):
@@ -277,7 +331,9 @@ class Text(Numbers):
     """Lines of text, each an example whose length is counted; blank lines are passed over."""
 
     name = "text"
-    description = "plain text, one example on every line; never told from the content, so name it"
+    description = (
+        "plain text, one example on every line; never told from the content, so name it"
+    )
     value_column = "text"
 
     @staticmethod

@@ -88,7 +88,9 @@ def _json_value(payload: Payload, path: tuple[str, ...]) -> object:
     if payload.size > _LARGEST_JSON_BYTES:
         raise Unreadable("longer than 16 MiB of JSON", f"{payload.size:,} bytes")
     try:
-        content = msgspec.json.decode(payload.read(0, payload.size).removeprefix(b"\xef\xbb\xbf"))
+        content = msgspec.json.decode(
+            payload.read(0, payload.size).removeprefix(b"\xef\xbb\xbf")
+        )
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise Unreadable("malformed JSON", str(error)) from None
     return walk(content, path)
@@ -136,8 +138,13 @@ class WebDataset(Format):
 
         with open_tar(self.source) as tar:
             # Damage in the shard is reported when all of it is read, after what precedes it.
-            first = next(_chunks(itertools.islice(_samples(tar, wanted), _PEEKED_SAMPLES)))
-        return columns_of({name: _readable(value) for name, value in sample.values.items()} for sample in first)
+            first = next(
+                _chunks(itertools.islice(_samples(tar, wanted), _PEEKED_SAMPLES))
+            )
+        return columns_of(
+            {name: _readable(value) for name, value in sample.values.items()}
+            for sample in first
+        )
 
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield the samples, some hundred at a time; those before damage in the shard come first."""
@@ -147,7 +154,9 @@ class WebDataset(Format):
         def wanted(suffix: str) -> Sequence[tuple[str, tuple[str, ...]]]:
             columns = []
             for key, (name, path) in paths.items():
-                if name == suffix != _AUDIO or (name == _AUDIO and kind_of(suffix) == _AUDIO):
+                if name == suffix != _AUDIO or (
+                    name == _AUDIO and kind_of(suffix) == _AUDIO
+                ):
                     columns.append((key, path))
             return columns
 
@@ -156,7 +165,9 @@ class WebDataset(Format):
                 columns = [_column(chunk, key) for key in keys]
                 for index, sample in enumerate(chunk):
                     if sample.repeated is not None:
-                        columns[0][index] = Unreadable("two members with one suffix", shortened(sample.repeated))
+                        columns[0][index] = Unreadable(
+                            "two members with one suffix", shortened(sample.repeated)
+                        )
                 yield _rows([sample.key for sample in chunk], columns, tar.left_out)
                 tar.left_out.clear()
                 tar.report()
@@ -182,9 +193,15 @@ def _readable(value: object) -> object:
     return None if isinstance(value, Unreadable) else value
 
 
-def _rows(names: Sequence[str], columns: Sequence[Sequence[object]], left_out: Mapping[str, int]) -> Rows:
+def _rows(
+    names: Sequence[str],
+    columns: Sequence[Sequence[object]],
+    left_out: Mapping[str, int],
+) -> Rows:
     estimates = sum(type(value) is Estimate for value in columns[0])
-    return Rows(columns, lambda: names, left_out=dict(left_out), num_estimates=estimates)
+    return Rows(
+        columns, lambda: names, left_out=dict(left_out), num_estimates=estimates
+    )
 
 
 def _chunks(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
@@ -227,7 +244,9 @@ def _samples(tar: Tar, wanted: _Wanted) -> Iterator[_Sample]:
         for column, path in wanted(suffix):
             value: object = _SPARSE
             if column in sample.values:  # the column `audio`, or a repeated suffix
-                value = Unreadable("several audio members", f"{shortened(suffix)} and another")
+                value = Unreadable(
+                    "several audio members", f"{shortened(suffix)} and another"
+                )
             elif not file.is_sparse:
                 value = read_value(tar.payload(file), suffix, path)
             sample.values[column] = value

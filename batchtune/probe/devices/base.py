@@ -89,10 +89,18 @@ class Meter(ABC):
 class DeviceBackend(ABC):
     """One kind of device."""
 
-    OOM_MESSAGES: ClassVar[Sequence[str]] = ()  # patterns of errors that mean out of memory
-    DISGUISED_MESSAGES: ClassVar[Sequence[str]] = ()  # patterns of those that do if a smaller shape passes
-    VARIABLES: ClassVar[Sequence[str]] = ()  # environment variables that affect memory or time; recorded
-    WORKER_ENVIRONMENT: ClassVar[Mapping[str, str]] = {}  # set before a worker process starts
+    OOM_MESSAGES: ClassVar[
+        Sequence[str]
+    ] = ()  # patterns of errors that mean out of memory
+    DISGUISED_MESSAGES: ClassVar[
+        Sequence[str]
+    ] = ()  # patterns of those that do if a smaller shape passes
+    VARIABLES: ClassVar[
+        Sequence[str]
+    ] = ()  # environment variables that affect memory or time; recorded
+    WORKER_ENVIRONMENT: ClassVar[
+        Mapping[str, str]
+    ] = {}  # set before a worker process starts
 
     @abstractmethod
     def is_available(self) -> bool:

@@ -58,7 +58,9 @@ class CpuBackend(DeviceBackend):
         """Return the one CPU; torch is not imported for it."""
         return Identified(id=CPU_ID, name=_cpu_name(), shared=True)
 
-    def open(self, device: str, settings: ProbedWith, limit_bytes: int | None) -> CpuMeter:
+    def open(
+        self, device: str, settings: ProbedWith, limit_bytes: int | None
+    ) -> CpuMeter:
         """Open this process's memory."""
         return CpuMeter(settings, limit_bytes)
 
@@ -98,7 +100,9 @@ class CpuMeter(Meter):
 
         self.torch_device = torch.device("cpu")
         total = total_memory()
-        wanted = int(min(settings.memory_bytes or total, total) * settings.memory_fraction)
+        wanted = int(
+            min(settings.memory_bytes or total, total) * settings.memory_fraction
+        )
         self.device = Device(
             kind="cpu",
             name=_cpu_name(),
@@ -158,7 +162,9 @@ class CpuMeter(Meter):
                 f"{holds} {format_size(held)}",
                 "Give more with --memory, or keep less free with --reserve.",
             )
-        resource.setrlimit(resource.RLIMIT_DATA, (device.limit_bytes, device.limit_bytes))
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (device.limit_bytes, device.limit_bytes)
+        )
         self._gap = _trimmed_gap()
 
     def reset(self) -> None:
@@ -170,7 +176,9 @@ class CpuMeter(Meter):
         self._at_reset = {}
         with contextlib.suppress(OSError):  # the address space is limited (ulimit -v)
             if missing := before.get("VmPeak", 0) - before["VmSize"]:
-                self._filler = mmap.mmap(-1, missing, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+                self._filler = mmap.mmap(
+                    -1, missing, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0
+                )
             self._at_reset = _status()
 
     def peak(self) -> int | None:
@@ -180,7 +188,9 @@ class CpuMeter(Meter):
             return None
         now = _status()
         others = max(0, _besides_data(now) - _besides_data(before))
-        return max(now["VmData"], before["VmData"] + now["VmPeak"] - before["VmPeak"] - others)
+        return max(
+            now["VmData"], before["VmData"] + now["VmPeak"] - before["VmPeak"] - others
+        )
 
     def in_use(self) -> int:
         """Return the bytes of the process's data."""
@@ -196,7 +206,11 @@ class CpuMeter(Meter):
         others = self._seconds.busy - before.busy - (self._seconds.own - before.own)
         # The seconds of a program that has ended are gone, and clocks tick every hundredth of a second: within a few
         # of them, more seconds may be counted than the processors have.
-        return {"other_processors": round(min(max(0.0, others) / elapsed, len(_usable())), 3)}
+        return {
+            "other_processors": round(
+                min(max(0.0, others) / elapsed, len(_usable())), 3
+            )
+        }
 
     def switches(self) -> dict[str, Any]:
         """Return the number of threads."""
@@ -226,7 +240,14 @@ def _processor_seconds() -> _ProcessorSeconds:
     busy = 0.0
     for number in _usable() & set(range(len(every))):
         times = every[number]
-        busy += times.user + times.nice + times.system + times.irq + times.softirq + times.steal
+        busy += (
+            times.user
+            + times.nice
+            + times.system
+            + times.irq
+            + times.softirq
+            + times.steal
+        )
     own = 0.0
     process = psutil.Process()
     for member in (process, *process.children(recursive=True)):
@@ -260,7 +281,9 @@ def _files(status: dict[str, int]) -> int:
 
 def _trimmed_gap() -> int:
     """Return the size of the heap's holes, after trimming: bytes held, but not in memory."""
-    with contextlib.suppress(AttributeError):  # glibc's; others give memory back by themselves
+    with contextlib.suppress(
+        AttributeError
+    ):  # glibc's; others give memory back by themselves
         ctypes.CDLL(None).malloc_trim(0)
     status = _status()
     # Without file pages: libraries are loaded while the first steps run, and would hide holes.

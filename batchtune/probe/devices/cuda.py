@@ -21,8 +21,15 @@ _SLACK = 1.02  # the driver's own memory differs a little from process to proces
 # CUDA and NVML differ by some hundred MiB in the total memory. If they differ by more than this fraction, NVML means
 # the whole GPU, and CUDA an instance of it.
 _SAME_TOTAL = 0.05
-_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-_UNCACHED_VARIABLES = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
+_ALLOCATOR_VARIABLES = (
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+)
+_UNCACHED_VARIABLES = (
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "PYTORCH_NO_HIP_MEMORY_CACHING",
+)
 _FRACTION = re.compile(r"per_process_memory_fraction\s*:\s*(\d*\.?\d+)")
 _ROUNDING = 1e-6  # the allocator keeps a fraction as whole bytes
 
@@ -82,13 +89,17 @@ class CudaBackend(DeviceBackend):
         card = _Card(_index(device))
         return Identified(id=card.id, name=card.name)
 
-    def open(self, device: str, settings: ProbedWith, limit_bytes: int | None) -> CudaMeter:
+    def open(
+        self, device: str, settings: ProbedWith, limit_bytes: int | None
+    ) -> CudaMeter:
         """Create the CUDA context."""
         return CudaMeter(_index(device), settings, limit_bytes)
 
     def is_broken_by_fork(self) -> bool:
         """Ask torch (`torch.cuda`, "bad fork"), if it is imported."""
-        in_bad_fork = getattr(getattr(sys.modules.get("torch"), "_C", None), "_cuda_isInBadFork", None)
+        in_bad_fork = getattr(
+            getattr(sys.modules.get("torch"), "_C", None), "_cuda_isInBadFork", None
+        )
         return bool(in_bad_fork and in_bad_fork())
 
     def seen_by_torch(self) -> list[DoctorGpu]:
@@ -115,7 +126,11 @@ class CudaBackend(DeviceBackend):
         """Ask NVML."""
         gpus, problem = all_gpus()
         versions = (gpu.driver() for gpu in gpus)
-        return [gpu.facts() for gpu in gpus], next(filter(None, versions), None), problem
+        return (
+            [gpu.facts() for gpu in gpus],
+            next(filter(None, versions), None),
+            problem,
+        )
 
 
 def _index(device: str) -> int:
@@ -169,7 +184,9 @@ class CudaMeter(Meter):
     CUDA context, loaded kernels, workspaces of libraries); and the *others*', in use before this process started.
     """
 
-    def __init__(self, index: int, settings: ProbedWith, limit_bytes: int | None) -> None:
+    def __init__(
+        self, index: int, settings: ProbedWith, limit_bytes: int | None
+    ) -> None:
         import torch
 
         self._cuda = torch.cuda
@@ -186,22 +203,30 @@ class CudaMeter(Meter):
             facts = self._gpu.facts()
             driver = self._gpu.driver()
         try:
-            torch.cuda.set_device(self.torch_device)  # what the workload calls `.cuda()` means this device too
+            torch.cuda.set_device(
+                self.torch_device
+            )  # what the workload calls `.cuda()` means this device too
             _create_context(self.torch_device)
-        except RuntimeError as error:  # no memory for even that, exclusive mode, a driver that is too old
+        except (
+            RuntimeError
+        ) as error:  # no memory for even that, exclusive mode, a driver that is too old
             raise ProbeError(
                 f"{card.name} can't be used: {str(error).splitlines()[0]}",
                 "`batchtune doctor` shows who uses it. Stop what need not run, or probe another device with --device.",
             ) from None
         total = torch.cuda.mem_get_info(index)[1]
         self._continued = limit_bytes is not None
-        self._wanted = limit_bytes or int(min(settings.memory_bytes or total, total) * settings.memory_fraction)
+        self._wanted = limit_bytes or int(
+            min(settings.memory_bytes or total, total) * settings.memory_fraction
+        )
         self._share = 1.0  # of the device, that torch's allocator was last allowed here
         self._users_share = 1.0
         self._respect_users_share(total)
         others = None
         if facts.processes is not None:
-            others = [process for process in facts.processes if process.pid != os.getpid()]
+            others = [
+                process for process in facts.processes if process.pid != os.getpid()
+            ]
         self._free_before: int | None = None
         if abs((facts.total_bytes or 0) - total) <= _SAME_TOTAL * total:
             self._free_before = facts.free_bytes
@@ -243,7 +268,9 @@ class CudaMeter(Meter):
         no longer fits.
         """
         share = min([1.0, *_configured_shares()])
-        with contextlib.suppress(AttributeError, RuntimeError):  # an older torch, or an allocator that can't tell
+        with contextlib.suppress(
+            AttributeError, RuntimeError
+        ):  # an older torch, or an allocator that can't tell
             now = float(self._cuda.get_per_process_memory_fraction(self.torch_device))
             if now < self._share - _ROUNDING:
                 share = min(share, now)
@@ -340,7 +367,9 @@ class CudaMeter(Meter):
         free = self._gpu.memory()[1]
         if free is None or self._free_before is None:
             return None
-        return max(0, self._free_before - free - self._cuda.memory_reserved(self.torch_device))
+        return max(
+            0, self._free_before - free - self._cuda.memory_reserved(self.torch_device)
+        )
 
     def retries_and_ooms(self) -> tuple[int, int]:
         """Return the allocator's own counts of flushed caches and of errors raised, including those caught since."""
@@ -411,8 +440,12 @@ def _create_handles(device: Any) -> None:
     # Some may be unsupported here: bf16 on an old GPU, a deterministic mode that needs more settings.
     for dtype in (torch.float32, torch.bfloat16):
         with contextlib.suppress(RuntimeError), torch.enable_grad():
-            matrix = torch.ones(128, 128, dtype=dtype, device=device, requires_grad=True)
+            matrix = torch.ones(
+                128, 128, dtype=dtype, device=device, requires_grad=True
+            )
             torch.autograd.backward((matrix @ matrix).sum())
     with contextlib.suppress(RuntimeError), torch.enable_grad():
-        image = torch.ones(1, 16, 16, 16, dtype=torch.float32, device=device, requires_grad=True)
+        image = torch.ones(
+            1, 16, 16, 16, dtype=torch.float32, device=device, requires_grad=True
+        )
         torch.autograd.backward(torch.nn.functional.conv2d(image, image).sum())

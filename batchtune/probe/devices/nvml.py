@@ -76,7 +76,10 @@ class Gpu:
         self._whole = self  # clocks and ECC are the whole GPU's
         self.is_instance = bool(self._number("nvmlDeviceIsMigDeviceHandle"))
         if self.is_instance:
-            self._whole = self._calls.gpu("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) or self
+            self._whole = (
+                self._calls.gpu("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
+                or self
+            )
 
     def driver(self) -> str | None:
         """Return the driver's version."""
@@ -96,7 +99,9 @@ class Gpu:
             mig=self.is_instance or self.divided(),
             ecc=self._whole._current_mode("nvmlDeviceGetEccMode"),
             sm_clock_mhz=self.sm_clock_mhz(),
-            max_sm_clock_mhz=self._whole._number("nvmlDeviceGetMaxClockInfo", _CLOCK_SM),
+            max_sm_clock_mhz=self._whole._number(
+                "nvmlDeviceGetMaxClockInfo", _CLOCK_SM
+            ),
             throttle_reasons=self.throttle_reasons(),
             probe_process=None,
         )
@@ -105,9 +110,17 @@ class Gpu:
     def _problem(self) -> str | None:
         """Return NVML's reasons for not answering, each with the calls it refused, of this GPU and of its whole."""
         calls: dict[str, list[str]] = {}
-        for call, reason in {**self._whole._calls.refused, **self._calls.refused}.items():
+        for call, reason in {
+            **self._whole._calls.refused,
+            **self._calls.refused,
+        }.items():
             calls.setdefault(reason, []).append(call)
-        return "; ".join(f"{reason} ({', '.join(refused)})" for reason, refused in calls.items()) or None
+        return (
+            "; ".join(
+                f"{reason} ({', '.join(refused)})" for reason, refused in calls.items()
+            )
+            or None
+        )
 
     def uuid(self) -> str | None:
         """`GPU-…`, or `MIG-…` for an instance."""
@@ -123,7 +136,11 @@ class Gpu:
             return []
         count = self._number("nvmlDeviceGetMaxMigDeviceCount") or 0
         call = "nvmlDeviceGetMigDeviceHandleByIndex"
-        return [gpu for index in range(count) if (gpu := self._calls.gpu(call, self._handle, index)) is not None]
+        return [
+            gpu
+            for index in range(count)
+            if (gpu := self._calls.gpu(call, self._handle, index)) is not None
+        ]
 
     def memory(self) -> tuple[int | None, int | None]:
         """Return the bytes in total, and those that are free."""
@@ -136,9 +153,14 @@ class Gpu:
         if compute is None:
             return None
         used: dict[int, int | None] = {}
-        for process in (*compute, *(self._processes("nvmlDeviceGetGraphicsRunningProcesses") or ())):
+        for process in (
+            *compute,
+            *(self._processes("nvmlDeviceGetGraphicsRunningProcesses") or ()),
+        ):
             sizes = [_bytes(process, "usedGpuMemory"), used.get(int(process.pid))]
-            used[int(process.pid)] = max((size for size in sizes if size is not None), default=None)
+            used[int(process.pid)] = max(
+                (size for size in sizes if size is not None), default=None
+            )
         return [DeviceProcess(pid=pid, used_bytes=used[pid]) for pid in sorted(used)]
 
     def _processes(self, call: str) -> Any:
@@ -179,7 +201,9 @@ def named_reasons(bits: int) -> list[str]:
     return [words for bit, words in _THROTTLE_REASONS.items() if bits & bit]
 
 
-def find_gpu(uuid: str | None, pci_bus_id: str | None, visible: str | None = None) -> Gpu | None:
+def find_gpu(
+    uuid: str | None, pci_bus_id: str | None, visible: str | None = None
+) -> Gpu | None:
     """Return the GPU or instance with this UUID, else at `pci_bus_id` (`0000:65:00.0`); None if NVML can't tell.
 
     The UUID may lack its `GPU-` or `MIG-`. `visible` is CUDA_VISIBLE_DEVICES: it names the instance if the UUID is the

@@ -50,7 +50,9 @@ def render(results: RunResults, configs: Mapping[str, str] | None = None) -> str
     if drawn:
         plotly, source = _plotly()
         sources.insert(0, source)
-    data = {figure.name: {"data": figure.data, "layout": figure.layout} for figure in drawn}
+    data = {
+        figure.name: {"data": figure.data, "layout": figure.layout} for figure in drawn
+    }
     # Nothing may be loaded, and no script may run but these. Plotly.js styles elements in place, and before its
     # version 4 decodes an image that it holds in itself.
     policy = (
@@ -75,7 +77,9 @@ def _plotly() -> tuple[str, str]:
     from plotly.offline import get_plotlyjs
 
     script = str(get_plotlyjs())
-    return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode(), _source(script)
+    return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode(), _source(
+        script
+    )
 
 
 def _asset(name: str) -> str:

@@ -20,8 +20,23 @@ from batchtune.reports.section import clean, format_shape, spread
 from batchtune.reports.streams import MAP_STYLE, algorithm_name
 from batchtune.reports.sweeps import series_name
 from batchtune.reports.swept import Times, current_name
-from batchtune.results import Costed, LoaderTuning, Probe, Row, StreamRow, StreamSweep, Sweep, cost_of
-from batchtune.units import counted, format_length, format_number, format_seconds, format_size
+from batchtune.results import (
+    Costed,
+    LoaderTuning,
+    Probe,
+    Row,
+    StreamRow,
+    StreamSweep,
+    Sweep,
+    cost_of,
+)
+from batchtune.units import (
+    counted,
+    format_length,
+    format_number,
+    format_seconds,
+    format_size,
+)
 
 # Traces and layouts are as plotly.js takes them.
 Trace = dict[str, Any]
@@ -109,14 +124,23 @@ def _short(value: float) -> float:
 
 
 def _axis(title: str, unit: str | None = None, **settings: Any) -> Layout:
-    return {"title": {"text": label(f"{title} ({unit})" if unit else title)}, **settings}
+    return {
+        "title": {"text": label(f"{title} ({unit})" if unit else title)},
+        **settings,
+    }
 
 
 def _sweep_figure(run: RunResults, sweep: Sweep) -> Figure:
     """Draw what an epoch costs with each number of buckets; pools have none, and are a level if recommended."""
     timed = Times(run, sweep).are_reliable
-    places = [(series_name(row), row.num_buckets, row) for row in sweep.rows if row.pool_size is None]
-    levels: dict[str, Costed] = {baseline.name: baseline for baseline in sweep.baselines}
+    places = [
+        (series_name(row), row.num_buckets, row)
+        for row in sweep.rows
+        if row.pool_size is None
+    ]
+    levels: dict[str, Costed] = {
+        baseline.name: baseline for baseline in sweep.baselines
+    }
     levels["lower bound"] = sweep.lower_bound
     if sweep.current is not None:
         levels[current_name(sweep)] = sweep.current
@@ -153,7 +177,10 @@ def _stream_figure(run: RunResults, stream: StreamSweep) -> Figure:
         title="What an epoch of the stream costs, by buffer size",
         caption="Of each algorithm and buffer the best row is drawn; lower is better.",
         data=data,
-        layout={"xaxis": _axis("examples in the buffer of a worker", type="log"), "yaxis": y_axis},
+        layout={
+            "xaxis": _axis("examples in the buffer of a worker", type="log"),
+            "yaxis": y_axis,
+        },
     )
 
 
@@ -172,7 +199,9 @@ def _cost_traces(
     for name, place, row in places:
         series = best.setdefault(name, {})
         other = series.setdefault(place, row)
-        if row is chosen or (other is not chosen and _cost(row, timed) < _cost(other, timed)):
+        if row is chosen or (
+            other is not chosen and _cost(row, timed) < _cost(other, timed)
+        ):
             series[place] = row
     highest = max(_cost(row, timed) for _, _, row in places)
     divisor = 1.0
@@ -203,11 +232,17 @@ def _cost_traces(
         points = []
         for place in sorted(series):
             row = series[place]
-            points.append((place, _cost(row, timed) / divisor, f"{row.name}: {_cost_words(row)}"))
+            points.append(
+                (place, _cost(row, timed) / divisor, f"{row.name}: {_cost_words(row)}")
+            )
         data.append(_trace(name, points, f"--hue-{hue % _HUES}"))
     for _, place, row in places:
         if row is chosen:
-            point = (place, _cost(row, timed) / divisor, f"recommended: {row.name}, {_cost_words(row)}")
+            point = (
+                place,
+                _cost(row, timed) / divisor,
+                f"recommended: {row.name}, {_cost_words(row)}",
+            )
             data.append(
                 _trace(
                     "recommended",
@@ -255,7 +290,13 @@ def _lengths_figure(sweep: Sweep) -> Figure:
     if row is not None:
         steps = []
         for boundary, size in zip(row.boundaries, row.batch_sizes, strict=True):
-            steps.append((boundary, size, f"up to {format_length(boundary, unit)}: batch size {format_number(size)}"))
+            steps.append(
+                (
+                    boundary,
+                    size,
+                    f"up to {format_length(boundary, unit)}: batch size {format_number(size)}",
+                )
+            )
         steps.insert(0, (sweep.lengths.min, row.batch_sizes[0], steps[0][2]))
         # Up or down at each boundary, then level to the next one.
         data.append(
@@ -320,7 +361,10 @@ def _frontier_figure(probe: Probe) -> Figure:
         title="Frontier: the largest batch, by length",
         caption=f"Found in {counted(len(probe.trials), 'trial')}, {oom} of them out of memory.",
         data=data,
-        layout={"xaxis": _axis("length", unit, type="log"), "yaxis": _axis("batch size", type="log")},
+        layout={
+            "xaxis": _axis("length", unit, type="log"),
+            "yaxis": _axis("batch size", type="log"),
+        },
     )
 
 
@@ -361,5 +405,8 @@ def _loader_figure(loader: LoaderTuning) -> Figure:
         title=f"What the loader delivers, by its {workers}",
         caption="Each point is a setting of the loader.",
         data=data,
-        layout={"xaxis": _axis(workers), "yaxis": _axis("examples per second", rangemode="tozero")},
+        layout={
+            "xaxis": _axis(workers),
+            "yaxis": _axis("examples per second", rangemode="tozero"),
+        },
     )
