@@ -20,14 +20,13 @@ from memory_laws import (
 )
 
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.probing import run_probe
 from batchtune.probe.progress import ProbeHooks
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import Probe
+from batchtune.results import Probe, SweepSettings
 from batchtune.shapes import BatchShape
 
 # With targets the laws of two lengths, and those of one that come in steps or have an end: the benchmark runs all.

@@ -10,8 +10,7 @@ from typing import cast
 import numpy as np
 
 from batchtune.buckets.epoch_cost import Pricing
-from batchtune.buckets.optimal import few_ends, optimal_boundaries
-from batchtune.buckets.two_dimensional import optimal_table_2d
+from batchtune.buckets.optimal import few_ends, optimal_boundaries, optimal_table_2d
 from batchtune.epochs import batch_order
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches

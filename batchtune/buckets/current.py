@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from batchtune.buckets.cautions import longer_than
+from batchtune.buckets.advice import longer_than
 from batchtune.buckets.current_settings import (
     OPTION,
     YOURS,

@@ -1,41 +1,45 @@
-"""Compares strategies and bucket counts on one data set, and writes `sweep.json`."""
+"""Compares strategies and bucket counts on one data set, describes its lengths, and writes `sweep.json`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from msgspec import structs
 
+from batchtune.buckets.advice import cautions, learning_rate, recommend, trade_off
 from batchtune.buckets.alternatives import (
     fixed_baselines,
     lower_bound,
     saturation,
     two_dimensional_rows,
 )
-from batchtune.buckets.cautions import cautions
 from batchtune.buckets.current import Current, current_batching
 from batchtune.buckets.current_settings import YOURS
-from batchtune.buckets.distribution import bucket_uses, histogram_of, quantiles_of
 from batchtune.buckets.epoch_cost import Priced, Pricing, with_equals
-from batchtune.buckets.recommend import recommend, trade_off
-from batchtune.buckets.strategies import STRATEGIES, Problem
-from batchtune.buckets.sweep_settings import sizes_up_to
+from batchtune.buckets.strategies import STRATEGIES, Problem, sizes_up_to
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
-from batchtune.epochs.measured_costs import Costs, batch_seconds, capped, costs_of
+from batchtune.epochs.measured_costs import (
+    Costs,
+    ProvenBy,
+    batch_seconds,
+    capped,
+    costs_of,
+)
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths, padded_to
 from batchtune.results import (
     PROBE_FILE,
     SWEEP_FILE,
-    Baseline,
-    LearningRate,
+    BucketUse,
+    HistogramBin,
     Probe,
     Row,
     Sizing,
@@ -174,7 +178,7 @@ def sweep(
         return swept
     return structs.replace(
         swept,
-        learning_rate=_learning_rate(swept.current, baselines[0], recommended),
+        learning_rate=learning_rate(swept.current, baselines[0], recommended),
         buckets=bucket_uses(lengths, pricing, recommended, costs.proven_by),
     )
 
@@ -278,31 +282,6 @@ def _with_current(
     )
 
 
-def _learning_rate(
-    current: Row | None, baseline: Baseline, recommended: Row
-) -> LearningRate:
-    """Return how to scale a learning rate from the user's settings, or from a fixed batch size, by the rules in use.
-
-    Linear: Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour" (arXiv:1706.02677), for
-    SGD. Square root: Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks"
-    (arXiv:1404.5997), which keeps the variance of the update; Malladi et al. 2022, "On the SDEs and Scaling Rules for
-    Adaptive Gradient Algorithms" (arXiv:2205.10287), derive it for Adam and RMSprop.
-    """
-    relative_to = baseline.name
-    before = float(baseline.batch_size)
-    if current is not None:
-        relative_to = "current"
-        before = current.mean_batch_size
-    ratio = recommended.mean_batch_size / before
-    return LearningRate(
-        relative_to=relative_to,
-        from_batch_size=before,
-        to_batch_size=recommended.mean_batch_size,
-        linear=ratio,
-        square_root=math.sqrt(ratio),
-    )
-
-
 def all_fit(limits: Limits, batch_sizes: IntArray, longest: FloatArray) -> bool:
     """Return whether all these batches stay within the limits; a batch of one always does."""
     return bool(
@@ -311,3 +290,85 @@ def all_fit(limits: Limits, batch_sizes: IntArray, longest: FloatArray) -> bool:
             | (batch_sizes <= limits.batch_sizes(longest, limits.sizings[-1]))
         ).all()
     )
+
+
+_QUANTILES = 1000
+_BINS = 60
+# Where the longest is more than so many times the shortest, even bins would put nearly all into the first.
+_WIDE = 200.0
+
+
+def histogram_of(lengths: Lengths, bins: int = _BINS) -> list[HistogramBin]:
+    """Return ascending bins that cover all lengths: even, or of even ratio where lengths span more than 200 times."""
+    shortest = lengths.shortest
+    longest = lengths.longest
+    if shortest == longest:
+        return [
+            HistogramBin(
+                from_=math.nextafter(shortest, 0), to=longest, count=lengths.count
+            )
+        ]
+    spaced = np.geomspace if longest > _WIDE * shortest else np.linspace
+    edges = spaced(shortest, longest, bins + 1)
+    edges[0] = math.nextafter(shortest, 0)
+    edges[-1] = longest
+    counts = np.diff(
+        np.searchsorted(lengths.values[::-1], edges, side="right")
+    ).tolist()
+    spans = pairwise(edges.tolist())
+    return [
+        HistogramBin(from_=low, to=high, count=count)
+        for (low, high), count in zip(spans, counts, strict=True)
+    ]
+
+
+def quantiles_of(lengths: Lengths) -> list[float]:
+    """Shape (1001,): quantile i / 1000 at position i, by nearest rank, so that each occurs; ascending."""
+    ranks = np.ceil(np.arange(_QUANTILES + 1) / _QUANTILES * lengths.count).astype(
+        np.int64
+    )
+    quantiles: list[float] = lengths.values[::-1][np.maximum(ranks, 1) - 1].tolist()
+    return quantiles
+
+
+def bucket_uses(
+    lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenBy | None = None
+) -> list[BucketUse]:
+    """Describe what each bucket of a row's table holds and costs over all ranks, those without examples too.
+
+    Of pools the list is empty: their batches hold examples of several buckets. `pricing` has the lengths as batches are
+    padded to them, `lengths` the true ones.
+    """
+    if row.pool_size is not None:
+        return []
+    table = BucketTable.of(row.boundaries, row.batch_sizes)
+    histogram = pricing.lengths.histogram
+    expected = expected_batches(histogram, table, pricing.ranks.dealing)
+    ends = table.edges(histogram)[1:]
+    counts = table.counts(histogram)
+    cells = expected.numbers * expected.batch_sizes * expected.lengths
+    padded = np.bincount(expected.buckets, cells, table.num_buckets)
+    batches = np.bincount(
+        expected.tally.buckets, expected.tally.numbers, table.num_buckets
+    )
+    totals = np.concatenate(([0.0], np.cumsum(lengths.values[::-1])))
+    true = np.diff(totals[np.cumsum(counts)], prepend=0.0)
+    buckets = []
+    for bucket in range(table.num_buckets):
+        examples = int(counts[bucket])
+        proof = None
+        if proven_by is not None and examples:
+            longest = float(histogram.lengths[ends[bucket] - 1])
+            proof = proven_by(longest, min(row.batch_sizes[bucket], examples))
+        buckets.append(
+            BucketUse(
+                boundary=row.boundaries[bucket],
+                batch_size=row.batch_sizes[bucket],
+                examples=examples,
+                batches=int(batches[bucket]),
+                length=float(true[bucket]),
+                padded_length=max(float(padded[bucket]), float(true[bucket])),
+                proven_by=proof,
+            )
+        )
+    return buckets

@@ -21,11 +21,11 @@ from batchtune.units import parse_size
 
 if TYPE_CHECKING:
     from batchtune.buckets.current import Current
-    from batchtune.buckets.sweep_settings import SweepSettings
     from batchtune.lengths import Lengths
     from batchtune.loaders.settings import LoaderSettings
     from batchtune.manifests import ReadOptions, StreamLengths
     from batchtune.probe.settings import ProbeSettings
+    from batchtune.results import SweepSettings
     from batchtune.streams.stream_settings import StreamSettings
 
 AnyLengths = TypeVar("AnyLengths")
@@ -461,8 +461,8 @@ class SweepOptions:
 
     def settings(self, run: RunOptions) -> SweepSettings:
         """Return the settings of the sweep. Raises UsageError if a value is invalid."""
-        from batchtune.buckets.sweep_settings import (
-            ALL_STRATEGIES,
+        from batchtune.buckets.strategies import (
+            STRATEGIES,
             checked_settings,
             parse_num_buckets,
             parse_sizes,
@@ -474,7 +474,7 @@ class SweepOptions:
                 SweepSettings,
                 self,
                 run,
-                strategies=tuple(self.strategy or ALL_STRATEGIES),
+                strategies=tuple(self.strategy or STRATEGIES),
                 num_buckets=parse_num_buckets(self.num_buckets),
                 pool_sizes=_if_given(
                     partial(parse_sizes, flag="--pool-size"), self.pool_size
@@ -536,7 +536,7 @@ class StreamOptions:
 
     def settings(self, run: RunOptions) -> StreamSettings:
         """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
-        from batchtune.buckets.sweep_settings import parse_num_buckets, parse_sizes
+        from batchtune.buckets.strategies import parse_num_buckets, parse_sizes
         from batchtune.streams.stream_settings import StreamSettings
 
         return StreamSettings.checked(

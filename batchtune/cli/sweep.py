@@ -173,7 +173,7 @@ def _check_limit(
     max_batch_length: float | None, lengths: Lengths, *, quiet: bool
 ) -> None:
     """Warn if --max-batch-length seems to be in another unit; raise UsageError if batches would hold one example."""
-    from batchtune.buckets.cautions import limit_unit_hint
+    from batchtune.buckets.advice import limit_unit_hint
 
     if max_batch_length is None:
         return

@@ -21,9 +21,8 @@ from batchtune.cli.sweep import sweep_and_write
 from batchtune.cli.verify import EXIT_DOES_NOT_HOLD, sampler_plan, verify_with_progress
 
 if TYPE_CHECKING:
-    from batchtune.buckets.sweep_settings import SweepSettings
     from batchtune.lengths import Lengths
-    from batchtune.results import Probe
+    from batchtune.results import Probe, SweepSettings
 
 EXAMPLES = {
     "tune": """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from batchtune.buckets.cautions import workload_unit_hint
+from batchtune.buckets.advice import workload_unit_hint
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.confirmation import Turns, error_in_turns

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.frontier import Frontier, largest_max_batch_length
 from batchtune.epochs.measured_costs import TypicalTargets
 from batchtune.epochs.step_times import StepTimes
@@ -46,6 +45,7 @@ from batchtune.results import (
     Models,
     Probe,
     Run,
+    SweepSettings,
     Trial,
     WorkloadRecord,
     meta_of,

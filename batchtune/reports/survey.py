@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from batchtune.buckets.distribution import histogram_of
+from batchtune.buckets.sweep import histogram_of
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.reports.section import Section, Table, format_share, make_table
 from batchtune.results import Percentiles, Scan, meta_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from batchtune.buckets.recommend import Recommendation
+from batchtune.buckets.advice import Recommendation
 from batchtune.lengths import FloatArray
 from batchtune.manifests import StreamLengths
 from batchtune.results import Row, ShardAdvice, Shards, StreamRow, cost_of, have_times

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from batchtune.buckets.cautions import longer_than
+from batchtune.buckets.advice import longer_than
 from batchtune.buckets.current_settings import (
     OPTION,
     YOURS,

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 from msgspec import structs, to_builtins
 
-from batchtune.buckets.cautions import longer_than
+from batchtune.buckets.advice import longer_than, recommend
 from batchtune.buckets.epoch_cost import EpochTime, Pricing, shape_errors, with_equals
-from batchtune.buckets.recommend import recommend
-from batchtune.buckets.strategies import STRATEGIES, Problem
+from batchtune.buckets.strategies import STRATEGIES, Problem, sizes_up_to
 from batchtune.buckets.sweep import all_fit, costs_in, sweep
-from batchtune.buckets.sweep_settings import SweepSettings, sizes_up_to
 from batchtune.epochs.measured_costs import Costs, StepSeconds
 from batchtune.epochs.randomness import effective_buckets, mates_in_cuts
 from batchtune.epochs.table import BucketTable, Limits
@@ -27,6 +25,7 @@ from batchtune.results import (
     Row,
     StreamRow,
     StreamSweep,
+    SweepSettings,
     meta_of,
     write_result,
 )

@@ -32,14 +32,13 @@ from torch.utils.data import BatchSampler
 
 from batchtune import BucketBatchSampler
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import Probe, Sweep
+from batchtune.results import Probe, Sweep, SweepSettings
 from batchtune.shapes import BatchShape
 from batchtune.units import parse_size
 

@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from memory_laws import LAWS, TARGET_LAWS, Law, LawDevice, made_lengths
 
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import ALL_STRATEGIES, SweepSettings
 from batchtune.epochs.frontier import Frontier
 from batchtune.epochs.measured_costs import Costs, costs_of
 from batchtune.epochs.table import BucketTable, batch_sizes_for
@@ -30,7 +29,7 @@ from batchtune.lengths import Lengths
 from batchtune.probe.probing import run_probe
 from batchtune.probe.progress import ProbeHooks
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import FrontierPoint, Probe, Row, Sweep
+from batchtune.results import FrontierPoint, Probe, Row, Sweep, SweepSettings
 from batchtune.shapes import BatchShape
 
 DATA = ("speech", "sentences", "tokens")
@@ -87,9 +86,7 @@ def probe_law(
         )
 
 
-def measure(
-    law: Law, lengths: Lengths, strategies: tuple[str, ...] = ALL_STRATEGIES
-) -> Figures:
+def measure(law: Law, lengths: Lengths, strategies: tuple[str, ...] = ()) -> Figures:
     """Probes, sweeps and compares with the truth."""
     device = LawDevice(law, lengths)
     started = time.perf_counter()

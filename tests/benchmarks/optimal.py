@@ -17,9 +17,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from batchtune.buckets.optimal import optimal_boundaries
+from batchtune.buckets.optimal import optimal_boundaries, optimal_table_2d
 from batchtune.buckets.strategies import STRATEGIES, Problem
-from batchtune.buckets.two_dimensional import optimal_table_2d
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths

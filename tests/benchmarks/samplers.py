@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from real_speechbrain import load_dynamic_batch_sampler
 
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
 from batchtune.lengths import FloatArray, Lengths
+from batchtune.results import SweepSettings
 
 MAX_BATCH_LENGTH = 600.0
 REPEATS = 10

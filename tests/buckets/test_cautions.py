@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from batchtune.buckets.cautions import cautions, limit_unit_hint, workload_unit_hint
+from batchtune.buckets.advice import cautions, limit_unit_hint, workload_unit_hint
 from batchtune.buckets.current import read_current
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
 from batchtune.epochs.table import Limits
 from batchtune.lengths import Lengths, Unit
+from batchtune.results import SweepSettings
 
 SPEECH = Lengths.of(np.linspace(1, 20, 500), unit="s")
 SECONDS = np.array([3.0, 9.0, 12.0, 15.0, 24.0])

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.buckets.distribution import bucket_uses, histogram_of, quantiles_of
 from batchtune.buckets.epoch_cost import Pricing
+from batchtune.buckets.sweep import bucket_uses, histogram_of, quantiles_of
 from batchtune.epochs.layout import Ranks
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import Lengths

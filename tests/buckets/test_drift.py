@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from batchtune.buckets.drift import drift
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import Drift, Sweep
+from batchtune.results import Drift, Sweep, SweepSettings
 
 RANDOM = np.random.default_rng(7)
 SPEECH: FloatArray = np.round(np.clip(RANDOM.gamma(8.0, 1.6, 1000), 1.0, 30.0), 1)

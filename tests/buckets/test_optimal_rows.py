@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs, TypicalTargets
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import Row
+from batchtune.results import Row, SweepSettings
 
 Seconds = Callable[..., FloatArray]
 

@@ -9,8 +9,8 @@ import pytest
 
 from batchtune.buckets.drift import drift
 from batchtune.buckets.epoch_cost import Pricing
+from batchtune.buckets.strategies import parse_sizes
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings, parse_sizes
 from batchtune.epochs import simulation
 from batchtune.epochs.batch_order import Drawing, drawn
 from batchtune.epochs.batchers import Batching
@@ -21,7 +21,7 @@ from batchtune.epochs.simulation import simulate_epochs
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.results import Row, Sweep
+from batchtune.results import Row, Sweep, SweepSettings
 
 SPEECH = Lengths.of(np.random.default_rng(5).gamma(6, 2, 1500).round(1) + 0.5, unit="s")
 

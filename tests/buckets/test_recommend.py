@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.buckets.recommend import recommend, trade_off
+from batchtune.buckets.advice import recommend, trade_off
 from batchtune.results import Baseline, Row, Sizing
 
 

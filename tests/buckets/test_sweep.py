@@ -14,13 +14,12 @@ from batchtune import BucketBatchSampler
 from batchtune.buckets.current import read_current
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.frontier import Frontier
 from batchtune.epochs.layout import Ranks
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import FrontierPoint, Row, Sweep, encode
+from batchtune.results import FrontierPoint, Row, Sweep, SweepSettings, encode
 
 NONE_KNOWN = Costs()
 SPEECH = np.random.default_rng(5).gamma(6, 2, 1500).round(1) + 0.5

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchtune.buckets.sweep_settings import checked_settings, parse_num_buckets
+from batchtune.buckets.strategies import checked_settings, parse_num_buckets
 from batchtune.errors import UsageError
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.buckets.optimal import optimal_boundaries
-from batchtune.buckets.two_dimensional import optimal_table_2d
+from batchtune.buckets.optimal import optimal_boundaries, optimal_table_2d
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
 

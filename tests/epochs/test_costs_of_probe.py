@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from report_records import made_probe
 
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.lengths import Lengths
-from batchtune.results import CostModel, Models, Probe
+from batchtune.results import CostModel, Models, Probe, SweepSettings
 
 WITH_TARGETS = CostModel(
     floor=0.0,

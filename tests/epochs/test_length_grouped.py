@@ -8,11 +8,11 @@ import torch
 
 from batchtune.buckets.alternatives import fixed_baselines
 from batchtune.buckets.epoch_cost import Pricing
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
 from batchtune.epochs.simulation import length_grouped
 from batchtune.epochs.table import Limits
 from batchtune.lengths import Lengths
+from batchtune.results import SweepSettings
 
 trainer_pt_utils = pytest.importorskip("transformers.trainer_pt_utils")
 

@@ -7,10 +7,10 @@ import pytest
 
 from batchtune.buckets.epoch_cost import estimated_epoch_seconds
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs, TypicalTargets
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
+from batchtune.results import SweepSettings
 
 RANDOM = np.random.default_rng(4)
 PROMPTS = np.clip(np.exp(RANDOM.normal(5.5, 1.0, 6000)), 1, 4000).round()

@@ -15,14 +15,12 @@ from real_lengths import librispeech_samples
 from report_records import made_sweep
 from ruamel.yaml import YAML
 
-from batchtune.buckets.distribution import histogram_of, quantiles_of
-from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
+from batchtune.buckets.sweep import histogram_of, quantiles_of, sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import Tuned, export_of
 from batchtune.exports.cutting import batch_bins
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import Sweep
+from batchtune.results import Sweep, SweepSettings
 
 RATE = 16_000
 MAX_BATCH_SECONDS = 600.0

@@ -28,12 +28,11 @@ from report_records import (
 from ruamel.yaml import YAML
 
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
 from batchtune.exports import FRAMEWORKS, Tuned, export_of
 from batchtune.lengths import UNITS, Lengths
-from batchtune.results import Sweep
+from batchtune.results import Sweep, SweepSettings
 
 # These work batch sizes out of max_batch_length; the others take any table.
 FROM_MAX_BATCH_LENGTH = {"speechbrain", "espnet", "fairseq"}

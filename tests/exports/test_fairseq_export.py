@@ -14,11 +14,10 @@ from report_records import made_sweep
 from ruamel.yaml import YAML
 
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import Tuned, export_of
 from batchtune.lengths import IntArray, Lengths
-from batchtune.results import Sweep
+from batchtune.results import Sweep, SweepSettings
 
 RATE = 16_000
 

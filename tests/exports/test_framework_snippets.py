@@ -14,12 +14,11 @@ from torch.utils.data import Dataset
 
 from batchtune import sampler_from_config
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import Tuned, export_of
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.results import Sweep
+from batchtune.results import Sweep, SweepSettings
 
 # Frameworks warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")

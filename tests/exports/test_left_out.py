@@ -17,13 +17,12 @@ from report_records import made_sweep
 from ruamel.yaml import YAML
 
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import FRAMEWORKS, Tuned, export_of
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 from batchtune.exports.speechbrain import patch_speechbrain
 from batchtune.lengths import Lengths
-from batchtune.results import ReadingRecord, Sweep
+from batchtune.results import ReadingRecord, Sweep, SweepSettings
 
 ALL = np.concatenate(
     [np.linspace(1.0, 30.0, 900), np.linspace(30.5, 82.5, 100), [0.25] * 5]

@@ -13,14 +13,13 @@ from real_lengths import librispeech_seconds
 from report_records import made_sweep
 
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
 from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
 from batchtune.exports.lhotse import least_buffer
 from batchtune.lengths import Lengths
-from batchtune.results import Row, Sweep
+from batchtune.results import Row, Sweep, SweepSettings
 
 EXPORT = export_of("lhotse")
 

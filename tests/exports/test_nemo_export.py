@@ -26,13 +26,12 @@ from report_records import made_sweep, proven_sweep
 from ruamel.yaml import YAML
 
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
 from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
 from batchtune.lengths import Lengths
-from batchtune.results import Row, StreamSweep, Sweep, TwoDimensionalRow
+from batchtune.results import Row, StreamSweep, Sweep, SweepSettings, TwoDimensionalRow
 
 # Libraries warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")

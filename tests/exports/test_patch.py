@@ -15,14 +15,13 @@ from real_lengths import librispeech_seconds
 from report_records import made_sweep, without_recommendation
 
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
 from batchtune.epochs.table import batch_sizes_for
 from batchtune.errors import ResultError
 from batchtune.exports.base import Tuned
 from batchtune.exports.speechbrain import patch_speechbrain
 from batchtune.lengths import Lengths
-from batchtune.results import Sweep
+from batchtune.results import Sweep, SweepSettings
 
 RECIPES = Path(__file__).parent / "recipes"
 BOUNDARIES = [2.0, 3.5, 24.525]

@@ -18,14 +18,13 @@ from report_records import made_sweep
 
 from batchtune import sampler_from_config
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 from batchtune.exports.text import flow_list, number
 from batchtune.lengths import Lengths
-from batchtune.results import Row, Sweep
+from batchtune.results import Row, Sweep, SweepSettings
 
 EXPORT = export_of("speechbrain")
 

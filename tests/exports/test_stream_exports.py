@@ -22,12 +22,11 @@ from real_speechbrain import load_speechbrain
 
 from batchtune import BucketedStream
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import Tuned, export_of
 from batchtune.exports.run_configs import render_stream_yaml, stream_config
 from batchtune.lengths import Lengths
-from batchtune.results import StreamSweep
+from batchtune.results import StreamSweep, SweepSettings
 
 # Libraries warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")

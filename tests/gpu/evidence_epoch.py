@@ -18,7 +18,6 @@ from reproduced import speechbrain_batches
 from torch.utils.data import BatchSampler
 
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.probe.settings import ProbeSettings
@@ -26,6 +25,7 @@ from batchtune.results import (
     PROBE_FILE,
     Probe,
     Sweep,
+    SweepSettings,
     read_result,
 )
 from batchtune.shapes import BatchShape

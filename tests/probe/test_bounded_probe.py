@@ -15,7 +15,6 @@ from memory_laws import LAWS, LIMIT_BYTES, Law, LawDevice, made_lengths
 from msgspec.structs import replace
 
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.errors import ProbeError, ResultError
 from batchtune.lengths import Lengths
@@ -24,7 +23,7 @@ from batchtune.probe.progress import ProbeHooks
 from batchtune.probe.protocol import Ran
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import PROBE_FILE, Device, Probe, read_result
+from batchtune.results import PROBE_FILE, Device, Probe, SweepSettings, read_result
 from batchtune.shapes import BatchShape
 
 LIMITED = ProbeSettings(

@@ -19,12 +19,11 @@ from report_records import (
 from streamed_records import made_stream, whole_stream
 
 from batchtune.buckets.sweep import sweep
-from batchtune.buckets.sweep_settings import SweepSettings
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.reports import load_run
-from batchtune.results import write_result
+from batchtune.results import SweepSettings, write_result
 
 OTHER = {"fingerprint": "0" * 64}
 

@@ -1,13 +1,24 @@
-"""Recommends one row of a sweep, and says why; compares all of them by speed and randomness."""
+"""Recommends one row of a sweep, and says why; compares rows by speed and randomness; warns about data and tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from batchtune.results import Baseline, Row, epoch_costs, have_times
-from batchtune.units import format_number, format_percent, format_seconds
+import numpy as np
+
+from batchtune.buckets.strategies import STRATEGIES
+from batchtune.epochs.table import Limits
+from batchtune.lengths import Lengths
+from batchtune.results import Baseline, LearningRate, Row, epoch_costs, have_times
+from batchtune.units import (
+    counted,
+    format_length,
+    format_number,
+    format_percent,
+    format_seconds,
+)
 
 # Among rows within this share of the best fewer buckets decide.
 _TOLERANCE = 0.01
@@ -182,6 +193,31 @@ def _why_none(rows: Sequence[Row], fewer: Sequence[int], fixed: Baseline) -> str
     )
 
 
+def learning_rate(
+    current: Row | None, baseline: Baseline, recommended: Row
+) -> LearningRate:
+    """Return how to scale a learning rate from the user's settings, or from a fixed batch size, by the rules in use.
+
+    Linear: Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour" (arXiv:1706.02677), for
+    SGD. Square root: Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks"
+    (arXiv:1404.5997), which keeps the variance of the update; Malladi et al. 2022, "On the SDEs and Scaling Rules for
+    Adaptive Gradient Algorithms" (arXiv:2205.10287), derive it for Adam and RMSprop.
+    """
+    relative_to = baseline.name
+    before = float(baseline.batch_size)
+    if current is not None:
+        relative_to = "current"
+        before = current.mean_batch_size
+    ratio = recommended.mean_batch_size / before
+    return LearningRate(
+        relative_to=relative_to,
+        from_batch_size=before,
+        to_batch_size=recommended.mean_batch_size,
+        linear=ratio,
+        square_root=math.sqrt(ratio),
+    )
+
+
 def trade_off(costs: Sequence[float], again: Sequence[float]) -> list[int]:
     """Return the rows that no other row beats in both cost and mates that meet `again`, the cheapest first.
 
@@ -194,3 +230,72 @@ def trade_off(costs: Sequence[float], again: Sequence[float]) -> list[int]:
         if not curve or again[index] < again[curve[-1]]:
             curve.append(index)
     return curve
+
+
+# Sources: `DynamicBatchSampler` of SpeechBrain 1.1 (batch size at least 1, and 1 beyond the last boundary);
+# `TimeConstraint` of Lhotse 1.33 and `NumElementsBatchSampler` of ESPnet (an example is added first, and closes the
+# batch if it then exceeds); `data_utils_fast.pyx` of fairseq (asserts that none is above max_tokens);
+# `BucketingFilter` of NeMo.
+_OVERLONG = (
+    "where it sets the batch size (SpeechBrain, batchtune's sampler), each becomes a batch of one; Lhotse and "
+    "ESPnet make batches that exceed it, fairseq stops with an error; NeMo with bucket_batch_size drops only what "
+    "is longer than its last bin"
+)
+# How to turn lengths into seconds; where the unit does not say it, as they are most often.
+_TO_SECONDS = {"ms": "1/1000", "samples": "1/16000", "frames": "1/100"}
+
+
+def cautions(lengths: Lengths, limits: Limits, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the warnings of a sweep, each at most once however many rows it concerns."""
+    limit = limits.max_batch_length
+    unit = limit_unit_hint(lengths, limit)
+    if unit is not None:
+        yield unit
+    yield from longer_than(lengths, limit, "max_batch_length", _OVERLONG)
+    for name, strategy in STRATEGIES.items():
+        yield from strategy.cautions(
+            lengths, limit, [row for row in rows if row.strategy == name]
+        )
+    if rows and all(row.unproven for row in rows):
+        yield (
+            "every row has batch sizes that are not proven to fit, the recommended one too: run its batches with "
+            "`batchtune verify` before you train with them"
+        )
+
+
+def longer_than(
+    lengths: Lengths, limit: float, name: str, consequence: str
+) -> Iterator[str]:
+    """Warn of examples beyond a limit, and what becomes of each."""
+    overlong = int(np.count_nonzero(lengths.values > limit))
+    if overlong:
+        shown = format_length(limit, lengths.unit)
+        longest = format_length(lengths.longest, lengths.unit)
+        yield f"{counted(overlong, 'example')} longer than {name} {shown} (the longest is {longest}): {consequence}"
+
+
+def workload_unit_hint(lengths: Lengths, workload: str) -> str | None:
+    """Return a hint, in full sentences, where one example does not fit and the workload may expect seconds.
+
+    None where the lengths are seconds, or no times; a built-in workload knows the unit.
+    """
+    if lengths.unit not in _TO_SECONDS or workload.startswith("builtin:"):
+        return None
+    return (
+        f"Is the unit right? The workload is given lengths up to {format_length(lengths.longest, lengths.unit)}. If it "
+        f"expects seconds, convert them, for example with --length-scale {_TO_SECONDS[lengths.unit]} --unit s."
+    )
+
+
+def limit_unit_hint(lengths: Lengths, max_batch_length: float) -> str | None:
+    """Return a doubt about the unit of max_batch_length, without a full stop; None if it is plausible."""
+    median = float(lengths.values[lengths.count // 2])
+    if max_batch_length >= median:
+        return None
+    unit = "The unit of the lengths is not known"
+    if lengths.unit is not None:
+        unit = f"The lengths are in {lengths.unit}"
+    return (
+        f"max_batch_length {format_length(max_batch_length, lengths.unit)} is shorter than the median example "
+        f"({format_length(median, lengths.unit)}). Is it in another unit? {unit}"
+    )
