@@ -31,12 +31,12 @@ class Declared(NamedTuple):
 COMMANDS = {
     "tune": Declared("tune", "Probe, sweep and report, all in one."),
     "probe-oom": Declared("tune", "Find the largest batches that fit."),
-    "sweep-buckets": Declared("sweep", "Compare bucket tables and recommend one."),
-    "sweep-stream": Declared("sweep", "Tune the batches of a stream of tar shards."),
+    "sweep-buckets": Declared("tune", "Compare bucket tables and recommend one."),
+    "sweep-stream": Declared("tune", "Tune the batches of a stream of tar shards."),
     "tune-loader": Declared(
         "tune_loader", "Measure a data loader, and recommend its arguments."
     ),
-    "scan": Declared("scan", "Read the lengths of a data set, once."),
+    "scan": Declared("describe", "Read the lengths of a data set, once."),
     "report": Declared(
         "report", "Show a run: what to set, what it saves. In CI: hold it to rules."
     ),
@@ -45,9 +45,9 @@ COMMANDS = {
     ),
     "verify": Declared("verify", "Run the recommended batches for real."),
     "doctor": Declared(
-        "reference", "Show the devices, memory and software of this machine."
+        "describe", "Show the devices, memory and software of this machine."
     ),
-    "schema": Declared("reference", "Print the JSON Schema of a result file."),
+    "schema": Declared("describe", "Print the JSON Schema of a result file."),
 }
 COMMON = "Options"
 

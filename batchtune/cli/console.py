@@ -1,23 +1,46 @@
-"""Output to the terminal: results on stdout, everything else on stderr."""
+"""Output to the terminal: results on stdout; notes and progress on stderr, a bar on a terminal, elsewhere lines."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.errors import UsageError, without_commands
+from batchtune.units import counted, format_length, format_seconds, format_size
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress as Bar
 
     from batchtune.lengths import Lengths
+    from batchtune.loaders.tuner import LoaderProgress
+    from batchtune.probe.progress import ProbeProgress
     from batchtune.reports import RunResults
     from batchtune.reports.page import Page
+    from batchtune.results import Device, Row, StreamRow, Trial
     from batchtune.results.shared import Result
+    from batchtune.shapes import BatchShape
+    from batchtune.verify.verifying import VerifyProgress
+
+_FIRST_LINE_AFTER_SECONDS = 10.0
+_SILENT_SECONDS = 30.0  # at most, in a log
+_POLL_SECONDS = 0.5
+_TUNING = {
+    "opening": "Building the loader",
+    "comparing": "Comparing the first batches of workers, with",
+    "measuring": "Measuring",
+    "confirming": "Taking batches as training does, with",
+    "stages": "Measuring the stages",
+    "reproducing": "Comparing two epochs of",
+}
 
 
 def note(text: str, *, quiet: bool = False) -> None:
@@ -121,3 +144,211 @@ def describe(lengths: Lengths, *, quiet: bool) -> None:
         [*survey_sentences(scan), *(f"Warning: {text}" for text in scan.warnings)],
         quiet=quiet,
     )
+
+
+@contextmanager
+def progress(doing: str, *, quiet: bool) -> Iterator[Progress]:
+    """Show what is being done: a bar on a terminal, else lines, and nothing if quiet."""
+    shown = Progress(doing)
+    with ExitStack() as stack:
+        if sys.stderr.isatty() and not quiet:
+            shown.bar = stack.enter_context(_bar())
+            shown.bar.add_task(doing, total=None)
+        elif not quiet:
+            ended = threading.Event()
+            lines = threading.Thread(
+                target=shown.write_lines, args=[ended], daemon=True
+            )
+            lines.start()
+            stack.callback(lines.join)
+            stack.callback(ended.set)
+        yield shown
+
+
+def _bar() -> Bar:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is being done; `ends` is when that will be over, on the monotonic clock, by a guess."""
+
+    doing: str
+    ends: float | None = None
+    bar: Bar | None = None
+    rows: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def update(
+        self,
+        doing: str,
+        done: float,
+        total: float | None,
+        seconds_left: float | None = None,
+    ) -> None:
+        """Show what is done now, and how much of all."""
+        self.doing = doing
+        self.ends = (
+            time.monotonic() + seconds_left if seconds_left is not None else None
+        )
+        if self.bar is not None:
+            self.bar.update(
+                self.bar.task_ids[0],
+                description=f"{doing}{self._left()}",
+                completed=done,
+                total=total,
+            )
+
+    def reading(self, share: float, examples: int) -> None:
+        """Show which share of the bytes of a manifest is read."""
+        seconds = time.monotonic() - self.started
+        doing = f"Reading: {counted(examples, 'example')} and {share:.0%} of the bytes"
+        self.update(doing, share, 1.0, seconds * (1 - share) / max(share, 1e-9))
+
+    def row(self, row: Row | StreamRow, rows: int | None = None) -> None:
+        """Show one more row of a sweep, and how many there will be, if known."""
+        self.rows += 1
+        doing = f"Sweeping: {row.name}, row {self.rows}"
+        if rows is not None:
+            doing += f" of {rows}"
+        self.update(doing, self.rows, rows)
+
+    def loader(self, tuning: LoaderProgress) -> None:
+        """Show the settings of a loader that are measured."""
+        from batchtune.results import argument_text
+
+        words = [
+            f"{name}={argument_text(value)}" for name, value in tuning.arguments.items()
+        ]
+        doing = " ".join([_TUNING[tuning.doing], *words])
+        self.update(
+            f"{doing}, {tuning.done} of {tuning.total}",
+            tuning.done,
+            tuning.total,
+            tuning.seconds,
+        )
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar; there is none in a log."""
+        if self.bar is not None:
+            self.bar.console.print(line, highlight=False, markup=False)
+
+    def write_lines(self, ended: threading.Event) -> None:
+        """Write a line on what is done now and then, at least every 30 s, also while one step takes long."""
+        due = _FIRST_LINE_AFTER_SECONDS
+        while not ended.wait(_POLL_SECONDS):
+            seconds = time.monotonic() - self.started
+            if seconds >= due:
+                due = seconds + min(seconds, _SILENT_SECONDS - 2 * _POLL_SECONDS)
+                note(
+                    f"{self.doing}, after {format_seconds(seconds)}{self._left()}; Ctrl-C stops it."
+                )
+
+    def _left(self) -> str:
+        seconds = (self.ends or 0.0) - time.monotonic()
+        return f", about {format_seconds(seconds)} left" if seconds > 0 else ""
+
+
+@contextmanager
+def worker_bar(unit: str | None, *, ddp: bool, quiet: bool) -> Iterator[WorkerBar]:
+    """Show the training steps of a worker process; `unit` is that of the lengths."""
+    with progress("Building the workload", quiet=quiet) as bar:
+        yield WorkerBar(bar, unit, ddp, quiet)
+
+
+@dataclass(slots=True)
+class WorkerBar:
+    """Shows what a worker process does: lines about its device, then each step, with a line for each trial."""
+
+    bar: Progress
+    unit: str | None
+    ddp: bool
+    quiet: bool
+    introduced: bool = False
+
+    def probing(self, probing: ProbeProgress) -> None:
+        """Show the progress of a probe."""
+        if probing.trial is not None:
+            self.bar.say(_trial_line(probing.trial, self._shape(probing.shape)))
+        elif probing.confirming:
+            self._show(
+                probing,
+                f"Confirming in turns, step {probing.done + 1:,} of {probing.total:,}:",
+                probing.seconds_left,
+            )
+        elif probing.shortening:
+            self._show(probing, "Finding the longest that fits:", probing.seconds_left)
+        else:
+            self._show(
+                probing,
+                f"{probing.done} of {probing.total} lengths done, trying",
+                probing.seconds_left,
+            )
+
+    def verifying(self, verifying: VerifyProgress) -> None:
+        """Show the progress of a verification."""
+        phase = verifying.phase.capitalize()
+        self._show(
+            verifying,
+            f"{phase} batches, step {verifying.done + 1:,} of {verifying.total:,}:",
+        )
+
+    def _show(
+        self,
+        worker: ProbeProgress | VerifyProgress,
+        doing: str,
+        seconds_left: float | None = None,
+    ) -> None:
+        if not self.introduced:
+            self.introduced = True
+            notes(_about(worker.device, ddp=self.ddp), quiet=self.quiet)
+        self.bar.update(
+            f"{doing} {self._shape(worker.shape)}",
+            worker.done,
+            worker.total,
+            seconds_left,
+        )
+
+    def _shape(self, shape: BatchShape) -> str:
+        return f"{shape.batch_size:,} × {format_length(shape.length, self.unit)}"
+
+
+def _about(device: Device, *, ddp: bool) -> Iterator[str]:
+    """Describe the device, its limit, what is kept free, and why figures may be wrong."""
+    from batchtune.trust import trust_warnings
+
+    first = f"Device: {device.name}, {format_size(device.total_bytes)}; limit {format_size(device.limit_bytes)}."
+    if device.mig:
+        first += " It is a part of a GPU (MIG)."
+    if device.load_average is not None:
+        first += f" Load average: {device.load_average:.1f}, on {counted(device.processors or 1, 'processor')}."
+    yield first
+    kept = (device.outside_bytes or 0) + device.ddp_bytes + device.reserve_bytes
+    if kept:
+        yield f"Besides, {format_size(kept)} are kept free, for --reserve, --ddp and the device's libraries."
+    if ddp and not device.ddp_bytes:
+        yield (
+            "Warning: --ddp keeps nothing free: after the workload's setup no parameter requires a gradient. "
+            "Give the size of its gradients with --reserve."
+        )
+    for text in trust_warnings(device, ()):
+        yield f"Warning: {text}"
+
+
+def _trial_line(trial: Trial, shape: str) -> str:
+    """Return a trial as a line: `  12 × 24.5 s      ok      1.2 GiB   340 ms`."""
+    outcome = "out of memory" if trial.outcome == "oom" else trial.outcome
+    line = f"{shape:>22}  {outcome:<13}"
+    if trial.peak_bytes is not None:
+        line += f"  {format_size(trial.peak_bytes):>9}"
+    if trial.step_seconds is not None:
+        line += f"  {format_seconds(trial.step_seconds):>8}"
+    return line.rstrip()

@@ -215,7 +215,6 @@ class ManifestOptions:
     def _read(
         self, reader: Callable[..., AnyLengths], *, quiet: bool, as_in: Path | None
     ) -> AnyLengths:
-        from batchtune.cli.progress import progress
         from batchtune.manifests.inputs import expand
         from batchtune.run_folder import lengths_of
 
@@ -239,7 +238,7 @@ class ManifestOptions:
                 console.note(
                     f"Options taken from the run in {as_in}: {shown}.", quiet=quiet
                 )
-        with progress("Reading", quiet=quiet) as bar:
+        with console.progress("Reading", quiet=quiet) as bar:
             return reader(
                 self.manifest, options, jobs=self.processes, on_progress=bar.reading
             )

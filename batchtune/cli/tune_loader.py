@@ -67,7 +67,6 @@ def tune_loader(
     of the time the training step waits for batches. Recommended are the fewest workers that keep it busy, or the
     fastest setting. Writes loader.json and loader.yaml.
     """
-    from batchtune.cli.progress import progress
     from batchtune.errors import LoaderError
     from batchtune.exports.run_configs import render_loader_yaml
     from batchtune.files import check_writable, write_whole
@@ -77,7 +76,7 @@ def tune_loader(
 
     check_writable(run)
     settings = loader.settings(target, run)
-    with progress("Building the loader", quiet=quiet) as bar:
+    with console.progress("Building the loader", quiet=quiet) as bar:
         tuning = run_loader_tuning(settings, run, force=force, on_progress=bar.loader)
     config = run / LOADER_CONFIG_FILE
     if tuning.recommended_row is None:

@@ -267,7 +267,6 @@ def verify_with_progress(
     plan: VerifyPlan, folder: Path, asked: Mapping[str, Any], *, quiet: bool
 ) -> Verification:
     """Run a plan with a progress bar, and write `verify.json`; `asked` has the fields of `ProbeSettings` to change."""
-    from batchtune.cli.progress import worker_bar
     from batchtune.verify.plan import subject_of
     from batchtune.verify.verifying import run_verify
 
@@ -278,7 +277,9 @@ def verify_with_progress(
         quiet=quiet,
     )
     on_note = partial(console.note, quiet=quiet)
-    with worker_bar(plan.lengths.unit, ddp=subject.settings.ddp, quiet=quiet) as bar:
+    with console.worker_bar(
+        plan.lengths.unit, ddp=subject.settings.ddp, quiet=quiet
+    ) as bar:
         return run_verify(
             plan, subject, folder, on_note=on_note, on_progress=bar.verifying
         )

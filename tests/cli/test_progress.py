@@ -13,7 +13,7 @@ import pytest
 from cli.conftest import KNOWN, Run
 from report_records import made_probe, made_trial
 
-from batchtune.cli.progress import Progress, worker_bar
+from batchtune.cli.console import Progress, worker_bar
 from batchtune.probe.progress import ProbeProgress
 from batchtune.shapes import BatchShape
 

@@ -1,15 +1,25 @@
-"""`batchtune scan`."""
+"""`batchtune scan`, `doctor` and `schema`: they describe a data set, this machine, and the result files."""
 
 from __future__ import annotations
 
 import io
+import json as json_format
 import sys
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from batchtune.cli import console
-from batchtune.cli.options import Json, ManifestOptions, Quiet, expand, option
-from batchtune.errors import UsageError
+from batchtune.cli.options import (
+    Json,
+    ManifestOptions,
+    Output,
+    Quiet,
+    expand,
+    option,
+)
+from batchtune.errors import UsageError, did_you_mean, shortened
 
 EXAMPLES = {
     "scan": """
@@ -17,7 +27,16 @@ batchtune scan train.csv
 batchtune scan 'shards/train-{000..127}.tar' --target-key txt -o lengths.parquet
 batchtune scan LibriSpeech/train-clean-100 --jobs 8 -o lengths.parquet
 batchtune scan train.tsv --length-scale 1/16000 --json | jq .percentiles
-"""
+""",
+    "doctor": """
+batchtune doctor
+batchtune doctor --json > doctor.json
+""",
+    "schema": """
+batchtune schema
+batchtune schema sweep
+batchtune schema probe -o probe.schema.json
+""",
 }
 
 
@@ -49,7 +68,6 @@ def scan(
     commands. Keeps the lengths of finished shards next to it until all are written: if interrupted, the same command
     continues where it stopped.
     """
-    from batchtune.cli.progress import progress
     from batchtune.manifests import scan as write_scan
     from batchtune.reports.page import make_page
     from batchtune.reports.survey import survey, survey_section
@@ -65,7 +83,7 @@ def scan(
     else:
         _check_output(output)
         stream = io.BytesIO()
-        with progress("Reading", quiet=quiet) as bar:
+        with console.progress("Reading", quiet=quiet) as bar:
             lengths = write_scan(
                 source.manifest,
                 source.read_options(),
@@ -81,11 +99,11 @@ def scan(
         console.note(
             f"{output} holds {lengths.count:,} lengths, the longest first.", quiet=quiet
         )
-    scan = survey(lengths, source.manifest)
+    surveyed = survey(lengths, source.manifest)
     if json:
-        console.write_json(scan)
+        console.write_json(surveyed)
     else:
-        console.show_page(make_page("batchtune scan", [survey_section(scan)]))
+        console.show_page(make_page("batchtune scan", [survey_section(surveyed)]))
 
 
 def _check_output(output: Path) -> None:
@@ -97,3 +115,63 @@ def _check_output(output: Path) -> None:
                     f"{output} exists and is not a Parquet file",
                     "Name another with -o, or remove it.",
                 )
+
+
+@expand
+def doctor(
+    timeout: Annotated[
+        float,
+        option("Time limit for PyTorch and the driver to answer.", "SECONDS", min=1),
+    ] = 120.0,
+    json: Json = False,
+) -> None:
+    """Show the devices, memory and software of this machine.
+
+    Shows devices with their memory, driver and clocks, the processes that use them, whether memory can be limited here,
+    the settings that a probe would run with, and installed packages. Uses no GPU memory, and reads and writes no file.
+    Send its output along with a bug report.
+    """
+    from batchtune.probe.doctor import examine
+
+    found = examine(timeout)
+    if json:
+        console.write_json(found)
+    else:
+        from batchtune.reports.page import doctor_page
+
+        console.show_page(doctor_page(found))
+
+
+@expand
+def schema(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Name of the schema; without it, lists all names."
+        ),
+    ] = None,
+    output: Output = None,
+    json: Json = False,
+) -> None:
+    """Print the JSON Schema of a result file.
+
+    Each file in a run folder, and each command's output with --json, has one: JSON Schema 2020-12, with the meaning of
+    each field. Its $id ends in the version of the files, which is also in their meta.
+
+    Reads nothing. Writes to FILE if -o is given. A schema is always JSON; --json applies to the list of names.
+    """
+    from batchtune.schemas import SCHEMAS, schema_list, schema_of
+
+    if name is None and json:
+        text = json_format.dumps({"schemas": schema_list()}, indent=2)
+    elif name is None:
+        text = "\n".join(
+            f"{known:<13}  {schema.file}: {schema.summary}"
+            for known, schema in SCHEMAS.items()
+        )
+    elif name in SCHEMAS:
+        text = json_format.dumps(schema_of(name), indent=2, ensure_ascii=False)
+    else:
+        hint = f"{did_you_mean(name, SCHEMAS)}Known schemas: {', '.join(SCHEMAS)}."
+        raise UsageError(f"unknown schema {shortened(name)}", hint)
+    console.write_result(f"{text}\n", output)
