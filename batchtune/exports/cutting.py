@@ -9,8 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from batchtune.exports.base import Export, Tuned, choose_table
-from batchtune.exports.fields import LengthLimits, table_fields
-from batchtune.exports.text import from_template
+from batchtune.exports.templating import LengthLimits, from_template, table_fields
 from batchtune.results import Sweep
 
 # Toolkits for speech count samples if lengths are in seconds; comments say what to multiply by at another rate.
@@ -88,9 +87,8 @@ def _neighbours(sweep: Sweep) -> Iterator[tuple[float, float, int]]:
         rank = math.ceil((index + 1) * sweep.lengths.count / steps)
         first = bisect_left(ends, low)
         last = bisect_left(starts, high)
-        if (
-            low == high or first >= last
-        ):  # without a bin between them, the histogram is damaged
+        # Without a bin between them, the histogram is damaged.
+        if low == high or first >= last:
             yield low, high, rank
             continue
         for place in range(first, last):

@@ -15,8 +15,12 @@ from batchtune.exports.base import (
     choose_stream,
     choose_table,
 )
-from batchtune.exports.fields import stream_fields, table_fields
-from batchtune.exports.text import from_template, number
+from batchtune.exports.templating import (
+    from_template,
+    number,
+    stream_fields,
+    table_fields,
+)
 from batchtune.results import Row, StreamSweep, Sweep, unproven_sizes
 from batchtune.units import format_number
 

@@ -24,7 +24,7 @@ from batchtune.configs import (
     walk,
 )
 from batchtune.errors import ResultError, shortened
-from batchtune.exports.text import list_of_texts, number, one_line
+from batchtune.exports.templating import list_of_texts, number, one_line
 
 Value = float | list[float] | None
 

@@ -15,9 +15,14 @@ from batchtune.exports.base import (
     choose_table,
     recommended_row,
 )
-from batchtune.exports.fields import LengthLimits, stream_fields, table_fields
 from batchtune.exports.patching import RecipePatch, Value
-from batchtune.exports.text import from_template, number
+from batchtune.exports.templating import (
+    LengthLimits,
+    from_template,
+    number,
+    stream_fields,
+    table_fields,
+)
 from batchtune.results import Row, StreamRow, StreamSweep, Sweep, unproven_sizes
 from batchtune.units import PER_SECOND, counts_samples, format_number
 

@@ -22,7 +22,7 @@ from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
-from batchtune.exports.text import flow_list, number
+from batchtune.exports.templating import flow_list, number
 from batchtune.lengths import Lengths
 from batchtune.results import Row, Sweep, SweepSettings
 
