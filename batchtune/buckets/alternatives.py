@@ -11,10 +11,17 @@ import numpy as np
 
 from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.optimal import few_ends, optimal_boundaries, optimal_table_2d
-from batchtune.epochs import batch_order
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
-from batchtune.epochs.layout import ON_ONE_RANK, ONE_RANK, Dealing, lay_out
+from batchtune.epochs.layout import (
+    ON_ONE_RANK,
+    ONE_RANK,
+    Dealing,
+    Drawing,
+    EpochShapes,
+    lay_out,
+    shapes_of,
+)
 from batchtune.epochs.measured_costs import Costs, batch_seconds
 from batchtune.epochs.simulation import simulate_length_grouped
 from batchtune.epochs.table import BucketTable, Limits
@@ -161,11 +168,9 @@ def _simulated(table: BucketTable, pricing: Pricing) -> tuple[int, float | None]
     batcher = Batching(table).batcher(lengths.values, lengths.targets)
     shapes = []
     for epoch in range(_SHUFFLES):
-        drawing = batch_order.Drawing(epoch=epoch)
+        drawing = Drawing(epoch=epoch)
         cut = batcher.cut(drawing, ON_ONE_RANK)
-        shapes.append(
-            batch_order.simulate(cut, drawing, lengths.values, lengths.targets)
-        )
+        shapes.append(shapes_of(cut, drawing, lengths.values, lengths.targets))
     _, seconds = replace(pricing, ranks=ONE_RANK).mean_cost(shapes)
     return len(shapes[0]), seconds
 
@@ -192,7 +197,7 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
     targets = None
     if lengths.targets is not None:
         targets = np.maximum.reduceat(lengths.targets, layout.starts)
-    in_order = batch_order.EpochShapes(
+    in_order = EpochShapes(
         layout.batch_sizes, lengths.values[layout.starts], targets, layout.buckets
     )
     scale, grouped = simulate_length_grouped(lengths, size, pricing.ranks, pricing.seed)

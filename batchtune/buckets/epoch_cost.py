@@ -10,18 +10,22 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from msgspec import structs
 
-from batchtune.epochs.batch_order import EpochShapes
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.expectation import ExpectedBatches, expected_batches
-from batchtune.epochs.layout import ONE_RANK, Dealing, Ranks, Tally
+from batchtune.epochs.expectation import ExpectedBatches, Tally, expected_batches
+from batchtune.epochs.layout import ONE_RANK, Dealing, EpochShapes, Ranks
 from batchtune.epochs.measured_costs import (
     Costs,
     StepSeconds,
     TypicalTargets,
     batch_seconds,
 )
-from batchtune.epochs.randomness import Mates, mates_in_buckets
-from batchtune.epochs.simulation import SimulatedEpochs, simulate_epochs, with_overhead
+from batchtune.epochs.simulation import (
+    Mates,
+    SimulatedEpochs,
+    mates_in_buckets,
+    simulate_epochs,
+    with_overhead,
+)
 from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths

@@ -16,11 +16,11 @@ import numpy as np
 
 from batchtune.buckets.optimal import TIE, best_buckets, few_ends
 from batchtune.epochs.expectation import (
-    BatchCost,
     BatchCounts,
     BucketCosts,
     ExpectedCosts,
 )
+from batchtune.epochs.measured_costs import BatchCost
 from batchtune.epochs.table import BucketTable, speechbrain_table
 from batchtune.errors import UsageError, did_you_mean, invalid_field, shortened
 from batchtune.lengths import SPEECH_UNITS, FloatArray, Histogram, IntArray, Lengths

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.epochs.batch_order import EXAMPLES, Cut, Drawing
 from batchtune.epochs.layout import (
+    EXAMPLES,
+    Cut,
     Dealing,
+    Drawing,
     Indices,
     Layout,
     deal,

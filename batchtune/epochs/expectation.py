@@ -7,25 +7,85 @@ linear, sums over batches follow from that.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import cast
 
 import numpy as np
 
-from batchtune.epochs.layout import ON_ONE_RANK, Dealing, Tally, tally
+from batchtune.epochs.layout import ON_ONE_RANK, Dealing, lay_out
+from batchtune.epochs.measured_costs import BatchCost
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
-
-BatchCost = Callable[[FloatArray, FloatArray], FloatArray]
-"""(batch sizes, lengths of their longest examples) → cost of each batch, element by element."""
 
 # One length stands for neighbours: so many groups of a bucket, each with about as many of its batches.
 _GROUPS = 64
 # The cost of the last batch of a bucket is looked up among this many sizes; up to about 45 each has its own.
 _TABLED_SIZES = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tally:
+    """How many batches of each size an epoch has in each bucket, over all ranks; arrays of the shape (kinds,)."""
+
+    buckets: IntArray
+    batch_sizes: IntArray
+    numbers: IntArray
+
+    @classmethod
+    def of(cls, buckets: IntArray, batch_sizes: IntArray) -> Tally:
+        """Count batches by their bucket and size, both of the shape (batches,)."""
+        sizes = int(batch_sizes.max(initial=0)) + 1
+        kinds, numbers = np.unique(buckets * sizes + batch_sizes, return_counts=True)
+        return cls(kinds // sizes, kinds % sizes, numbers)
+
+    @property
+    def batches(self) -> int:
+        """Number of all batches."""
+        return int(self.numbers.sum())
+
+    @property
+    def examples(self) -> int:
+        """Number of examples in them, each as often as it is dealt."""
+        return int(self.batch_sizes @ self.numbers)
+
+    @property
+    def mean_batch_size(self) -> float:
+        """Examples / batches."""
+        return self.examples / self.batches
+
+    @property
+    def batch_size_variation(self) -> float:
+        """The standard deviation of the batch sizes / their mean."""
+        variance = float(
+            np.average(
+                (self.batch_sizes - self.mean_batch_size) ** 2, weights=self.numbers
+            )
+        )
+        return math.sqrt(variance) / self.mean_batch_size
+
+
+def tally(
+    counts: IntArray, batch_sizes: IntArray, dealing: Dealing = ON_ONE_RANK
+) -> Tally:
+    """Count the batches that `lay_out` cuts, by bucket and size.
+
+    On one rank they are Σ ceil(n_b / B_b) whatever the shuffle, as for every sampler that fills buckets and emits the
+    rest, SpeechBrain's among them. `counts`, the examples in each bucket, and `batch_sizes` have the shape (buckets,).
+    """
+    if dealing.world_size > 1:
+        layout = lay_out(counts, batch_sizes, dealing)
+        return Tally.of(layout.buckets, layout.batch_sizes)
+    full = counts // batch_sizes
+    rests = counts % batch_sizes
+    numbers = np.concatenate((full, np.minimum(rests, 0 if dealing.drop_last else 1)))
+    made = numbers > 0
+    buckets = np.tile(np.arange(counts.size), 2)
+    return Tally(
+        buckets[made], np.concatenate((batch_sizes, rests))[made], numbers[made]
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from batchtune.epochs.frontier import Frontier, largest_max_batch_length
-from batchtune.epochs.measured_costs import TypicalTargets
+from batchtune.epochs.measured_costs import (
+    Frontier,
+    TypicalTargets,
+    largest_max_batch_length,
+)
 from batchtune.epochs.step_times import StepTimes
 from batchtune.errors import ProbeError, ResultError
 from batchtune.lengths import Lengths

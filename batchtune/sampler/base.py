@@ -16,10 +16,15 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler  # noqa: TID253  # as in common.py
 
-from batchtune.epochs import batch_order
-from batchtune.epochs.batch_order import ORDERINGS, Drawing, Ordering
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import Dealing
+from batchtune.epochs.layout import (
+    ORDERINGS,
+    Dealing,
+    Drawing,
+    Ordering,
+    drawn,
+    dropped_examples,
+)
 from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
 from batchtune.errors import shortened
 from batchtune.exports.run_configs import read_sampler_yaml
@@ -217,9 +222,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         """How many examples this epoch leaves out, over all ranks; 0 without `drop_last`."""
         drawing, dealing = self._plan(self.epoch)
         cut = self._batcher.cut(drawing, dealing)
-        return batch_order.dropped_examples(
-            cut.layout, batch_order.drawn(cut, drawing, self._lengths)
-        )
+        return dropped_examples(cut.layout, drawn(cut, drawing, self._lengths))
 
     @property
     def sampler(self) -> SimpleNamespace:
@@ -243,9 +246,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         now = self._pass = _Pass(epoch, first, first, loader)
         drawing, dealing = self._plan(epoch)
         cut = self._batcher.cut(drawing, dealing)
-        batches = batch_order.drawn(cut, drawing, self._lengths)[
-            self.rank :: self.world_size
-        ]
+        batches = drawn(cut, drawing, self._lengths)[self.rank :: self.world_size]
         if not batches.size:
             warnings.warn(
                 f"drop_last leaves out all {cut.layout.count:,} examples, as they don't fill a batch on each of "

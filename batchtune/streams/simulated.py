@@ -12,8 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.epochs.batch_order import Cut, EpochShapes
-from batchtune.epochs.layout import Dealing, Layout, positions
+from batchtune.epochs.layout import Cut, Dealing, EpochShapes, Layout, positions
 from batchtune.epochs.measured_costs import StepSeconds
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError

@@ -15,7 +15,7 @@ from batchtune.buckets.epoch_cost import EpochTime, Pricing, shape_errors, with_
 from batchtune.buckets.strategies import STRATEGIES, Problem, sizes_up_to
 from batchtune.buckets.sweep import all_fit, costs_in, sweep
 from batchtune.epochs.measured_costs import Costs, StepSeconds
-from batchtune.epochs.randomness import effective_buckets, mates_in_cuts
+from batchtune.epochs.simulation import effective_buckets, mates_in_cuts
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths

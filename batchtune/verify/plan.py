@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from batchtune.epochs import batch_order
-from batchtune.epochs.batch_order import EpochShapes
 from batchtune.epochs.batchers import Batcher, Batching
-from batchtune.epochs.layout import Dealing
+from batchtune.epochs.layout import Dealing, Drawing, EpochShapes, shapes_of
 from batchtune.epochs.measured_costs import Costs, costs_of
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import ResultError, UsageError
@@ -236,13 +234,11 @@ class VerifyPlan:
         if isinstance(self.config, StreamConfig):
             assert self.stream is not None
             return stream_epoch(self.stream, self.config, epoch)
-        drawing = batch_order.Drawing(
+        drawing = Drawing(
             ordering=self.config.batch_ordering, seed=self.settings.seed + epoch
         )
         cut = self._batcher.cut(drawing, Dealing(drop_last=self.config.drop_last))
-        return batch_order.simulate(
-            cut, drawing, self.padded.values, self.padded.targets
-        )
+        return shapes_of(cut, drawing, self.padded.values, self.padded.targets)
 
     @cached_property
     def _batcher(self) -> Batcher:

@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from memory_laws import LAWS, TARGET_LAWS, Law, LawDevice, made_lengths
 
 from batchtune.buckets.sweep import sweep
-from batchtune.epochs.frontier import Frontier
-from batchtune.epochs.measured_costs import Costs, costs_of
+from batchtune.epochs.measured_costs import Costs, Frontier, costs_of
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import Lengths
 from batchtune.probe.probing import run_probe

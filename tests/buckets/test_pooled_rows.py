@@ -12,12 +12,10 @@ from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.strategies import parse_sizes
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs import simulation
-from batchtune.epochs.batch_order import Drawing, drawn
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import ON_ONE_RANK
+from batchtune.epochs.layout import ON_ONE_RANK, Drawing, drawn
 from batchtune.epochs.measured_costs import Costs
-from batchtune.epochs.randomness import mates_in_cuts
-from batchtune.epochs.simulation import simulate_epochs
+from batchtune.epochs.simulation import mates_in_cuts, simulate_epochs
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, Lengths

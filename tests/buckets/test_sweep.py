@@ -14,9 +14,8 @@ from batchtune import BucketBatchSampler
 from batchtune.buckets.current import read_current
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.buckets.sweep import sweep
-from batchtune.epochs.frontier import Frontier
 from batchtune.epochs.layout import Ranks
-from batchtune.epochs.measured_costs import Costs
+from batchtune.epochs.measured_costs import Costs, Frontier
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import FrontierPoint, Row, Sweep, SweepSettings, encode

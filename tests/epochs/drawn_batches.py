@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from batchtune.epochs.batch_order import ORDERINGS, Cut, Drawing, drawn
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import Dealing
+from batchtune.epochs.layout import ORDERINGS, Cut, Dealing, Drawing, drawn
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray
 

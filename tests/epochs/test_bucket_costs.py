@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.buckets.optimal import best_buckets, few_ends
-from batchtune.epochs.expectation import BatchCost, ExpectedCosts, expected_batches
+from batchtune.epochs.expectation import ExpectedCosts, expected_batches
+from batchtune.epochs.measured_costs import BatchCost
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 

@@ -24,11 +24,16 @@ from drawn_batches import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.epochs import batch_order
-from batchtune.epochs.batch_order import Drawing
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.expectation import expected_batches
-from batchtune.epochs.layout import Dealing, lay_out, tally
+from batchtune.epochs.expectation import expected_batches, tally
+from batchtune.epochs.layout import (
+    Dealing,
+    Drawing,
+    drawn,
+    dropped_examples,
+    lay_out,
+    shapes_of,
+)
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
 
@@ -40,9 +45,7 @@ def test_every_example_is_in_one_batch_or_counted(
 ) -> None:
     cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
     found = Counter(example for rank in ranks for batch in rank for example in batch)
-    dropped = batch_order.dropped_examples(
-        cut.layout, batch_order.drawn(cut, drawing, lengths)
-    )
+    dropped = dropped_examples(cut.layout, drawn(cut, drawing, lengths))
     assert len(found) == lengths.size - dropped
     assert found.total() == len(found) + cut.layout.repeated_examples
     if dealing.drop_last:
@@ -191,7 +194,7 @@ def test_a_simulated_epoch_has_the_batch_shapes_of_all_ranks(
 ) -> None:
     targets = np.array(drawn_targets[: lengths.size], dtype=np.float64)
     cut, ranks = batches_of_all_ranks(lengths, batching, dealing, drawing)
-    shapes = batch_order.simulate(cut, drawing, lengths, targets)
+    shapes = shapes_of(cut, drawing, lengths, targets)
     in_turn = [batch for step in zip(*ranks, strict=True) for batch in step]
     assert shapes.targets is not None
     assert list(
@@ -247,12 +250,12 @@ def test_each_epoch_and_each_seed_has_another_shuffle(pool_size: int | None) -> 
 
 def test_another_process_makes_the_same_batches() -> None:
     code = (
-        "import numpy as np; from batchtune.epochs import batch_order as e, batchers as b, layout as l, table as t\n"
+        "import numpy as np; from batchtune.epochs import batchers as b, layout as l, table as t\n"
         "table = t.BucketTable(np.array([9.0, 60.0]), np.array([5, 3]))\n"
-        "drawing = e.Drawing(seed=5, epoch=2)\n"
+        "drawing = l.Drawing(seed=5, epoch=2)\n"
         "for batching in (b.Batching(table), b.Batching(table, 20, 12.5)):\n"
         "    cut = batching.batcher(np.arange(50) % 17 + 1.0).cut(drawing, l.Dealing(world_size=2))\n"
-        "    print(list(cut.lists(e.drawn(cut, drawing)[1::2])))"
+        "    print(list(cut.lists(l.drawn(cut, drawing)[1::2])))"
     )
     command = [sys.executable, "-c", code]
     outputs = {
@@ -269,7 +272,7 @@ def test_the_mean_padded_length_over_seeds_is_the_expected_one() -> None:
     batcher = Batching(table).batcher(lengths.values)
     drawings = [Drawing(seed=seed) for seed in range(100)]
     padded = [
-        batch_order.simulate(
+        shapes_of(
             batcher.cut(drawing, Dealing()), drawing, lengths.values
         ).padded_length
         for drawing in drawings

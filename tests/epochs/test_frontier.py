@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.epochs.frontier import Frontier, largest_max_batch_length
+from batchtune.epochs.measured_costs import Frontier, largest_max_batch_length
 from batchtune.lengths import Lengths
 from batchtune.results import ClosedBy, FrontierPoint
 

@@ -21,9 +21,8 @@ from drawn_batches import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.epochs.batch_order import Drawing
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import ON_ONE_RANK, Dealing
+from batchtune.epochs.layout import ON_ONE_RANK, Dealing, Drawing
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
 

@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from batchtune.epochs.batch_order import Cut, Drawing
 from batchtune.epochs.batchers import Batching
-from batchtune.epochs.layout import ON_ONE_RANK, Dealing, tally
-from batchtune.epochs.randomness import (
+from batchtune.epochs.expectation import tally
+from batchtune.epochs.layout import ON_ONE_RANK, Cut, Dealing, Drawing
+from batchtune.epochs.simulation import (
     Mates,
     effective_buckets,
     mates_in_buckets,
