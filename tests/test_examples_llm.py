@@ -13,7 +13,7 @@ import torch
 
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.shapes import BatchShape
-from batchtune.workloads import load_workload
+from batchtune.workloads.loading import load_workload
 
 transformers = pytest.importorskip("transformers")
 FOLDER = Path(__file__).parents[1] / "examples" / "llm"

@@ -6,7 +6,7 @@ from pathlib import Path
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.manifests import FORMATS
 from batchtune.manifests.base import KNOWN_UNITS
-from batchtune.workloads.registry import BUILTINS
+from batchtune.workloads import BUILTINS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "examples").rglob("*.md"))]

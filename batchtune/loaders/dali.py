@@ -38,7 +38,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from batchtune.errors import LoaderError
-from batchtune.loaders.base import Axes, LoaderKind, OpenLoader, Target
+from batchtune.loaders import Axes, LoaderKind, OpenLoader, Target
 from batchtune.loaders.batches import facts_of, leaves
 from batchtune.loaders.protocol import BatchFacts
 from batchtune.results import Arguments

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from msgspec.structs import replace
 
 from batchtune.errors import LoaderError
-from batchtune.loaders.base import Axes, LoaderKind, OpenLoader, Target
+from batchtune.loaders import Axes, LoaderKind, OpenLoader, Target
 from batchtune.loaders.batches import facts_of, moved
 from batchtune.loaders.protocol import BatchFacts
 from batchtune.results import TORCH_TYPES, Argument, Arguments, LoaderStage

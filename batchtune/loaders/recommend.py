@@ -1,11 +1,34 @@
-"""The setting of a loader to recommend, and the sentences that say why."""
+"""Evaluates the measurements of a loader: the row of each setting, which one to recommend, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
 
-from batchtune.loaders import kind_of
-from batchtune.results import BUSY_IDLE, Demand, LoaderRow, LoaderTuning
+import numpy as np
+
+from batchtune.epochs.cost_model import needs_targets
+from batchtune.epochs.measured_costs import costs_of
+from batchtune.lengths import FloatArray
+from batchtune.loaders import LoaderKind, kind_of
+from batchtune.loaders.protocol import Taken
+from batchtune.loaders.runner import Measurement
+from batchtune.results import (
+    BUSY_IDLE,
+    PROBE_FILE,
+    SWEEP_FILE,
+    Demand,
+    LengthsSummary,
+    LoaderRow,
+    LoaderTuning,
+    Probe,
+    Sweep,
+    read_result,
+)
 from batchtune.units import counted, format_percent, format_seconds
 
 EQUAL = 0.02
@@ -15,6 +38,210 @@ _MOST_EQUAL = 0.1
 _BUSY = 0.9
 # Other programs that take a larger share of the processors disturb the measurement.
 _OTHERS = 0.15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """How long the step computes with batches.
+
+    Attributes:
+        source, per, device_name: As in `Demand`.
+        seconds_of: Examples and longest lengths of batches → seconds of each step.
+        lengths: The data that the run is about; None for a number that the user gave.
+    """
+
+    source: Literal["probe", "step-ms"]
+    per: Literal["shape", "example", "batch"]
+    seconds_of: Callable[[FloatArray, FloatArray], FloatArray]
+    device_name: str | None = None
+    lengths: LengthsSummary | None = None
+
+    def of(self, epochs: Iterable[Taken]) -> list[float]:
+        """Return the seconds of a step with each delivered batch; one whose examples are unknown counts as one."""
+        seconds: list[float] = []
+        for taken in epochs:
+            examples = np.nan_to_num(
+                _column(batch.examples for batch in taken.batches), nan=1.0
+            )
+            seconds += self.seconds_of(
+                examples, _column(batch.length for batch in taken.batches)
+            ).tolist()
+        return seconds
+
+    def demand(self, epochs: Iterable[Taken]) -> Demand:
+        """Return the record of it for the batches that were delivered, at least one."""
+        mean = float(np.mean(self.of(epochs)))
+        return Demand(
+            source=self.source,
+            per=self.per,
+            step_seconds=mean,
+            device_name=self.device_name,
+        )
+
+
+def steps_of_run(folder: Path, step_ms: float | None, *, exact: bool) -> Steps | None:
+    """Return the step times that the user gave, or those of a run folder's probe; None without any.
+
+    `exact`: the lengths of batches are known, in the unit of the run. Without them, or if the times depend on targets,
+    a step takes as long for each example as in the recommended epoch of the run's sweep.
+
+    Raises:
+        ResultError: A file of the run can't be read.
+    """
+    if step_ms is not None:
+        return Steps(
+            source="step-ms",
+            per="batch",
+            seconds_of=lambda examples, _: 0 * examples + step_ms / 1000,
+        )
+    if not (folder / PROBE_FILE).exists():
+        return None
+    probe = read_result(folder / PROBE_FILE, Probe)
+    costs = costs_of(probe)
+    model = probe.models.step_seconds
+    if costs.step_seconds is None or model is None:
+        return None
+    steps = Steps(
+        source="probe",
+        per="shape",
+        seconds_of=costs.step_seconds,
+        device_name=costs.device_name,
+        lengths=probe.lengths,
+    )
+    if exact and not needs_targets(model):
+        return steps
+    if not (folder / SWEEP_FILE).exists():
+        return None
+    sweep = read_result(folder / SWEEP_FILE, Sweep)
+    row = sweep.recommended_row
+    if row is None or row.estimated_epoch_seconds is None:
+        return None
+    per_example = row.estimated_epoch_seconds / sweep.lengths.count
+    return replace(
+        steps, per="example", seconds_of=lambda examples, _: examples * per_example
+    )
+
+
+def row_of(kind: LoaderKind, measurements: Sequence[Measurement]) -> LoaderRow:
+    """Return the row of a setting, without what depends on the step: medians over its measurements."""
+    last = measurements[-1]
+    workers = kind.workers(last.arguments)
+    if last.outcome != "ok":
+        return LoaderRow(
+            arguments=last.arguments,
+            workers=workers,
+            outcome=last.outcome,
+            error=last.error,
+        )
+    epochs = list(
+        itertools.chain.from_iterable(
+            measurement.epochs for measurement in measurements
+        )
+    )
+    delivered = list(itertools.chain.from_iterable(taken.batches for taken in epochs))
+    rates = np.array([_rates(measurement, workers) for measurement in measurements])
+    batches, examples, length = np.median(rates, axis=0)
+    waits = (
+        list(itertools.chain.from_iterable(taken.waits[1:] for taken in epochs))
+        or epochs[0].waits
+    )
+    processors = sum(taken.cpu_seconds for taken in epochs) / sum(
+        taken.seconds for taken in epochs
+    )
+    return LoaderRow(
+        arguments=last.arguments,
+        workers=workers,
+        outcome="ok",
+        trials=len(measurements),
+        batches=len(delivered),
+        examples=sum(batch.examples or 0 for batch in delivered),
+        examples_per_second=_known(examples),
+        batches_per_second=float(batches),
+        length_per_second=_known(length),
+        examples_per_second_spread=_known(np.ptp(rates[:, 1]) / examples),
+        first_batch_seconds=float(np.median([taken.waits[0] for taken in epochs])),
+        wait_p50_seconds=float(np.quantile(waits, 0.5)),
+        wait_p99_seconds=float(np.quantile(waits, 0.99)),
+        processors=processors,
+        other_processors=max(0.0, last.busy_processors - processors),
+        memory_bytes=last.memory_bytes or None,
+        worker_bytes=last.worker_bytes or None,
+        shared_bytes=last.shared_bytes,
+        batch_bytes=max(batch.size_bytes for batch in delivered),
+    )
+
+
+def idle_share(measurement: Measurement, workers: int) -> float:
+    """Return the share of the time that the consumer waited, the start of each epoch apart."""
+    *_, waits, steps = _totals(measurement, workers)
+    return float(waits / (waits + steps))
+
+
+def epoch_size(epochs: Iterable[Taken]) -> tuple[int | None, int | None]:
+    """Return the batches and examples of an epoch that came to its end; None: not known."""
+    for taken in epochs:
+        if taken.complete:
+            examples = [
+                batch.examples for batch in taken.batches if batch.examples is not None
+            ]
+            if len(examples) == len(taken.batches):
+                return len(examples), sum(examples)
+            return len(taken.batches), None
+    return None, None
+
+
+def epoch_seconds(
+    row: LoaderRow, batches: int | None, demand: Demand | None
+) -> float | None:
+    """Return the time of an epoch: its steps and measured waits, or the loader's own time without step times."""
+    if (
+        batches is None
+        or row.batches_per_second is None
+        or row.first_batch_seconds is None
+    ):
+        return None
+    if demand is None:
+        return row.first_batch_seconds + (batches - 1) / row.batches_per_second
+    if row.gpu_idle is None:
+        return None
+    return row.first_batch_seconds + batches * demand.step_seconds / max(
+        1e-9, 1 - row.gpu_idle
+    )
+
+
+def _rates(measurement: Measurement, workers: int) -> FloatArray:
+    """Return batches, examples and length per second, the start of each epoch apart; NaN: not known."""
+    totals = _totals(measurement, workers)
+    rates: FloatArray = totals[:3] / totals[3:].sum()
+    return rates
+
+
+def _totals(measurement: Measurement, workers: int) -> FloatArray:
+    """Return batches, examples, length, seconds of waits and of steps; NaN: not known.
+
+    Each epoch counts from the first batch that follows those of its start: all workers begin their first ones at once.
+    """
+    totals = np.zeros(5)
+    for taken in measurement.epochs:
+        first = min(max(1, workers), len(taken.waits) // 2)
+        figures = [
+            (1, batch.examples, batch.total_length, wait, step)
+            for batch, wait, step in zip(
+                taken.batches, taken.waits, taken.steps, strict=True
+            )
+        ]
+        totals += np.array(figures[first:], dtype=np.float64).sum(axis=0)
+    return totals
+
+
+def _column(figures: Iterable[float | None]) -> FloatArray:
+    """Return figures as an array; NaN: not known."""
+    return np.array(list(figures), dtype=np.float64)
+
+
+def _known(figure: float) -> float | None:
+    """Return a figure; None for NaN."""
+    return None if math.isnan(figure) else float(figure)
 
 
 def ranked(rows: Sequence[LoaderRow], demand: Demand | None) -> list[LoaderRow]:

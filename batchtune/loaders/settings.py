@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from batchtune.errors import UsageError, did_you_mean, invalid_field
-from batchtune.loaders import KINDS
-from batchtune.loaders.base import Axes, LoaderKind
+from batchtune.loaders import KINDS, Axes, LoaderKind
 from batchtune.results import Argument, WorkloadRecord, argument_text
 from batchtune.workloads import parse_options
 

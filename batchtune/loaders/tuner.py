@@ -19,17 +19,15 @@ from batchtune.loaders import kind_of, read_tuning
 from batchtune.loaders.protocol import Take, Taken
 from batchtune.loaders.recommend import (
     EQUAL,
-    equal_to_best,
-    ranked,
-    reason_for,
-    warnings_for,
-)
-from batchtune.loaders.rows import (
     epoch_seconds,
     epoch_size,
+    equal_to_best,
     idle_share,
+    ranked,
+    reason_for,
     row_of,
     steps_of_run,
+    warnings_for,
 )
 from batchtune.loaders.runner import COMPARED_SECONDS, LoaderRunner, Measurement
 from batchtune.loaders.settings import LoaderSettings, swept_axes

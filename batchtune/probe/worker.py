@@ -27,9 +27,8 @@ from batchtune.probe.process_checks import (
 )
 from batchtune.probe.protocol import Identify, Prepare, Ran, Ready, Run, Stage
 from batchtune.probe.session import Session
-from batchtune.processes.serving import serve
-from batchtune.processes.start import command
-from batchtune.processes.worker import Failed
+from batchtune.processes import command
+from batchtune.processes.worker import Failed, serve
 from batchtune.workloads.loading import first_line, user_traceback
 
 
@@ -106,7 +105,7 @@ class Worker:
 
     def _prepare(self, request: Prepare) -> Ready:
         """Open and limit the device, and build the workload on it."""
-        from batchtune.workloads import load_workload
+        from batchtune.workloads.loading import load_workload
 
         settings = request.settings
         meter = backend_for(settings.device).open(

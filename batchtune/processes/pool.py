@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from typing import TypeVar
 
-from batchtune.processes.start import keep_out_the_working_folder
+from batchtune.processes import keep_out_the_working_folder
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import itertools
 import os
 import secrets
@@ -12,20 +13,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
 import psutil
 
+from batchtune import processes
 from batchtune.errors import ProbeError
-from batchtune.processes import start
 from batchtune.processes.nursery import ready
 from batchtune.results import LoaderOutcome
 from batchtune.workloads.loading import user_stack
 
 Answer = TypeVar("Answer", bound="Message")
+Request = TypeVar("Request")
 
 MARK = "BATCHTUNE_WORKER"
 """Environment variable of the nursery and of everything below it, whatever else a process does to hide."""
@@ -41,7 +43,7 @@ _POLL_SECONDS = 0.2
 _ENDING_SECONDS = 5.0
 # How long a worker that hangs may take to print its stack; the outermost frame is printed last.
 _STACK_SECONDS = 2.0
-_OUTERMOST_FRAME = f'  File "{start.__file__}", line '
+_OUTERMOST_FRAME = f'  File "{processes.__file__}", line '
 _numbers = itertools.count(1)
 
 
@@ -201,7 +203,7 @@ class Nursery:
         )
         with nursery_end:
             self._process = subprocess.Popen(
-                start.command(
+                processes.command(
                     "batchtune.processes.nursery",
                     nursery_end.fileno(),
                     os.getpid(),
@@ -352,3 +354,21 @@ def oom_kills() -> int | None:
             if name == "oom_kill":
                 return int(count)
     return None
+
+
+def serve(
+    channel: socket.socket,
+    decode: Callable[[bytes], Request],
+    answer: Callable[[Request], Message],
+) -> None:
+    """Answer requests until the supervisor closes the socket.
+
+    What the user's code prints goes to the standard streams. On SIGUSR2 the process prints its stack.
+    """
+    channel.set_inheritable(False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
+    # To see where it hangs; to a copy of the stream, because the user's code may close or replace the stream.
+    faulthandler.register(signal.SIGUSR2, file=os.dup(2), all_threads=False)
+    with channel, channel.makefile("rb") as requests:
+        for line in requests:
+            channel.sendall(encode(answer(decode(line))) + b"\n")

@@ -1,27 +1,133 @@
-"""Training steps to measure: the protocol, the built-in workloads, and the loading of a user's own.
+"""Training steps to measure: their interface, the built-in ones by name, and options as the command line has them.
 
-Importing this package does not import torch: a workload's module is imported where the workload is built,
-which is the worker process.
+Importing this package does not import torch: a workload's module is imported where the workload is built, which is the
+worker process.
 """
 
 from __future__ import annotations
 
-from batchtune.workloads.loading import load_workload
-from batchtune.workloads.registry import (
-    BUILTINS,
-    Workload,
-    default_workload,
-    is_builtin,
-    parse_options,
-    with_unit,
-)
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-__all__ = [
-    "BUILTINS",
-    "Workload",
-    "default_workload",
-    "is_builtin",
-    "load_workload",
-    "parse_options",
-    "with_unit",
-]
+from batchtune.errors import UsageError
+from batchtune.shapes import BatchShape
+
+if TYPE_CHECKING:
+    import torch
+
+_INTEGER = re.compile(r"[+-]?\d+")
+_DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
+
+
+@runtime_checkable
+class Workload(Protocol):
+    """A training step that can be run at any batch shape.
+
+    The worker process calls `setup` once, then `make_batch` and `step` for one shape after another, larger and smaller
+    ones in any order. Between two steps nothing may stay in memory but parameters, gradients and the optimizer's state:
+    a loss or an output that is kept keeps its whole graph, and the next shape is then measured too large. What a step
+    raises when memory runs out must reach the caller unchanged.
+    """
+
+    def setup(self, device: torch.device) -> None:
+        """Build the model and its optimizer on the device, once; its memory limit is already in force."""
+
+    def make_batch(self, shape: BatchShape) -> Any:
+        """Make a padded batch of exactly this shape, on the device, and return whatever `step` takes.
+
+        The values don't matter, the sizes and types do: every example as long as the longest, which is the worst that a
+        batch of this shape can be. `length` and `target_length` (None if the manifest has no second length) are in the
+        manifest's unit, such as seconds or tokens; turning them into samples or frames is the workload's.
+        """
+
+    def step(self, batch: Any) -> None:
+        """Run one full training step: forward, loss, backward, optimizer step; a batch may come again."""
+
+
+class Builtin(NamedTuple):
+    """A built-in workload."""
+
+    target: str  # module and class, imported when it is asked for
+    units: tuple[
+        str, ...
+    ]  # of the lengths that it stands in for if the user names no workload
+    takes_unit: bool = False  # whether it has an option `unit`
+
+
+BUILTINS: dict[str, Builtin] = {
+    "conformer-ctc": Builtin(
+        "batchtune.workloads.builtin:ConformerCTC",
+        ("s", "ms", "samples", "frames"),
+        takes_unit=True,
+    ),
+    "transformer-lm": Builtin(
+        "batchtune.workloads.builtin:TransformerLM",
+        ("tokens", "words", "characters", "bytes"),
+    ),
+}
+
+
+def is_builtin(spec: str) -> bool:
+    """Return whether a `--workload` value names a built-in, and so no code but batchtune's own."""
+    return spec.startswith("builtin:") and spec.removeprefix("builtin:") in BUILTINS
+
+
+def default_workload(unit: str | None) -> str | None:
+    """Return the `--workload` value of the built-in that fits lengths of this unit; None if the unit is unknown."""
+    return next(
+        (
+            f"builtin:{name}"
+            for name, builtin in BUILTINS.items()
+            if unit in builtin.units
+        ),
+        None,
+    )
+
+
+def with_unit(
+    spec: str, options: Mapping[str, Any], unit: str | None
+) -> dict[str, Any]:
+    """Return a workload's options, with the unit of the lengths if it is a built-in that takes one."""
+    if (
+        unit is None
+        or not is_builtin(spec)
+        or not BUILTINS[spec.removeprefix("builtin:")].takes_unit
+    ):
+        return dict(options)
+    return {**options, "unit": options.get("unit", unit)}
+
+
+def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
+    """Read `--set key=value` options: `["layers=12", "dtype=bf16", "checkpoint=true"]`.
+
+    `true`, `false` and `none` in any case are Python's; other values are an int, a float or the text itself. Raises
+    UsageError for a pair without `=` or a key, or a repeated key.
+    """
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, text = pair.partition("=")
+        key = key.strip()
+        if not separator or not key:
+            raise UsageError(
+                f"{pair!r} is not a workload option",
+                "Write key=value, such as layers=12.",
+            )
+        if key in options:
+            raise UsageError(
+                f"the workload option {key!r} is set twice", f"Keep one --set {key}=..."
+            )
+        text = text.strip()
+        if text.lower() in _WORDS:
+            options[key] = _WORDS[text.lower()]
+        elif _INTEGER.fullmatch(text):
+            options[key] = int(text)
+        elif _DECIMAL.fullmatch(text) and math.isinf(float(text)):
+            raise UsageError(
+                f"{pair!r} is larger than any float", "Write a smaller number."
+            )
+        else:
+            options[key] = float(text) if _DECIMAL.fullmatch(text) else text
+    return options

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import batchtune
 from batchtune.errors import BatchtuneError, OptionError, WorkloadError, did_you_mean
-from batchtune.workloads.registry import BUILTINS, Workload
+from batchtune.workloads import BUILTINS, Workload
 
 _FORMS = "Write path/to/file.py:NAME or package.module:NAME."
 _METHODS = ("setup", "make_batch", "step")

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "loaders"))
 
 from test_dali import EXAMPLE, MODES, digests, needs_dali, target_of
 
-from batchtune.loaders.base import OpenLoader
+from batchtune.loaders import OpenLoader
 from batchtune.loaders.dali import DaliKind
 
 pytestmark = needs_dali

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from batchtune.errors import LoaderError
-from batchtune.loaders.base import OpenLoader, Target
+from batchtune.loaders import OpenLoader, Target
 from batchtune.loaders.batches import digests_of, words_of
 from batchtune.loaders.dali import DaliKind
 from batchtune.workloads.loading import load_function, user_traceback

@@ -6,8 +6,7 @@ import pytest
 
 from batchtune.loaders.dataloader import TorchKind
 from batchtune.loaders.protocol import BatchFacts, Taken
-from batchtune.loaders.recommend import ranked
-from batchtune.loaders.rows import idle_share, row_of
+from batchtune.loaders.recommend import idle_share, ranked, row_of
 from batchtune.loaders.runner import Measurement, repeated_batches
 from batchtune.results import Demand, LoaderRow
 

@@ -12,8 +12,8 @@ import pytest
 from verify.made_stepper import made_config
 
 from batchtune.exports.run_configs import render_sampler_yaml
-from batchtune.loaders.failures import failed
 from batchtune.loaders.protocol import Open, Opened, Reply, Take, Taken
+from batchtune.loaders.worker import failed
 from batchtune.processes.worker import Failed, Nursery, WorkerLost
 from batchtune.results import Arguments
 

@@ -36,7 +36,7 @@ def test_a_worker_that_cant_use_cuda_after_a_fork_starts_alone(
         supervisor.start()
         assert (
             sum(
-                "start.py batchtune.probe.worker" in name
+                "processes/__init__.py batchtune.probe.worker" in name
                 for name in names_of(os.getpid())
             )
             == 1

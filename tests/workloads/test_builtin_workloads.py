@@ -7,7 +7,8 @@ import torch
 
 from batchtune.errors import WorkloadError
 from batchtune.shapes import BatchShape
-from batchtune.workloads import BUILTINS, Workload, load_workload
+from batchtune.workloads import BUILTINS, Workload
+from batchtune.workloads.loading import load_workload
 
 CPU = torch.device("cpu")
 SHAPES = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from batchtune.shapes import BatchShape
-from batchtune.workloads import load_workload
+from batchtune.workloads.loading import load_workload
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "stdlib_lengths.py"

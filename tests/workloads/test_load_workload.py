@@ -9,7 +9,8 @@ import pytest
 
 from batchtune.errors import ManifestError, UsageError, WorkloadError
 from batchtune.lengths import UNITS
-from batchtune.workloads import BUILTINS, default_workload, load_workload, parse_options
+from batchtune.workloads import BUILTINS, default_workload, parse_options
+from batchtune.workloads.loading import load_workload
 
 GOOD = """
 class Good:
