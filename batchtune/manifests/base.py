@@ -1,16 +1,19 @@
-"""The base class of every manifest format, its columns and rows."""
+"""The base class of every manifest format, with its columns, its rows, and the raw values in them."""
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from batchtune.lengths import Unit
-from batchtune.manifests.measuring import COUNT, Values, number
+from batchtune.lengths import FloatArray, Unit
 from batchtune.manifests.source import Head, Source
+
+# Of a list, the number of its items.
+COUNT = "count"
 
 PEEKED_ROWS = 1000
 _DEEPEST = 4
@@ -58,6 +61,9 @@ _COUNTED_UNITS: dict[str, Unit] = {
 _ID_NAMES = tuple(
     "id utt_id uttid utt key audio_filepath audio_path path audio wav file clip name".split()
 )
+
+
+Values = Sequence[object] | FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +200,59 @@ class Format(ABC):
             or _COUNTED_UNITS.get(name)
             or Column(column).known_unit
         )
+
+
+class Unreadable(Exception):
+    """A value that can't be read, such as the length of a damaged audio file; it stands among the values.
+
+    The reason is the same for all of a kind, which are counted by it; the detail, for the message, may be empty.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class Estimate(float):
+    """A length in seconds that is an estimate."""
+
+
+def number(value: object) -> float | None:
+    """Return a value as a number, or None if it is not one; text is read, `nan` and `inf` count as numbers."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    if (
+        isinstance(value, str) and "_" in value
+    ):  # Python's digit grouping, no number in a manifest
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+    except OverflowError:
+        return math.inf
+
+
+def walk(value: object, path: tuple[str, ...]) -> object:
+    """Return the value at a path below another, or None.
+
+    A list on the way is indexed by a whole number, `count` at the end is the number of its items, and any other name
+    gives the list of what its items have there.
+    """
+    for position, part in enumerate(path):
+        if isinstance(value, Mapping):
+            value = value.get(part)
+        elif not isinstance(value, list):
+            return None
+        elif part.isdecimal():
+            value = (
+                value[int(part)] if len(part) <= 9 and int(part) < len(value) else None
+            )
+        elif path[position:] == (COUNT,):
+            return len(value)
+        else:
+            return [walk(item, path[position:]) for item in value]
+    return value
 
 
 def normalised(name: str) -> str:

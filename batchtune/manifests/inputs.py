@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from braceexpand import braceexpand
 
@@ -26,14 +26,6 @@ from batchtune.errors import (
 )
 from batchtune.lengths import UNITS, Unit
 from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.measuring import (
-    COUNTINGS,
-    LARGEST,
-    REDUCTIONS,
-    SMALLEST,
-    Counting,
-    Reduction,
-)
 from batchtune.manifests.source import STDIN, Source
 from batchtune.results import ReadingRecord
 from batchtune.units import counted
@@ -217,6 +209,15 @@ def _files_below(folder: Path) -> list[str]:
 
 
 # Options
+
+# Beyond these no data set goes, whatever its unit; sums and squares of lengths must stay exact and finite.
+SMALLEST = 1e-9
+LARGEST = 1e15
+
+Counting = Literal["characters", "words", "bytes"]
+COUNTINGS: tuple[Counting, ...] = get_args(Counting)
+Reduction = Literal["max", "sum", "first", "count"]
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 # The exponent is bounded: Fraction("1e999999999") would compute for hours.
 _NUMBER = r"\+?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,3})?"

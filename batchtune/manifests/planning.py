@@ -11,6 +11,7 @@ from pathlib import Path
 from batchtune.errors import ManifestError, UsageError, listed, shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.base import (
+    COUNT,
     INPUTS,
     KNOWN_UNITS,
     PEEKED_ROWS,
@@ -18,12 +19,12 @@ from batchtune.manifests.base import (
     Format,
     last_part,
     normalised,
+    walk,
 )
-from batchtune.manifests.chats import template_of
 from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.inputs import ReadOptions
-from batchtune.manifests.measuring import COUNT, Measure, counter, tokenizer_file, walk
+from batchtune.manifests.inputs import ReadOptions, Reduction
 from batchtune.manifests.source import Source
+from batchtune.manifests.texts import counter, template_of, tokenizer_file
 
 # Target files of fairseq: letters or words, separated by spaces.
 _SYMBOLS = (".ltr", ".wrd", ".ltr.gz", ".wrd.gz")
@@ -33,6 +34,21 @@ _CONVERSIONS: dict[tuple[Unit, Unit], Fraction] = {
     ("s", "ms"): Fraction(1000),
 }
 _SAMPLE_RATES = range(4000, 192_001)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How the values of a column become numbers.
+
+    Attributes:
+        texts: The unit in which texts are counted; None if the values are numbers.
+        lists: How a list becomes one number; None if a list is invalid.
+        chats: Whether the values are lists of messages, each list one text.
+    """
+
+    texts: Unit | None = None
+    lists: Reduction | None = None
+    chats: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,14 +19,13 @@ import numpy as np
 from batchtune.errors import BatchtuneError, ManifestError, UsageError
 from batchtune.files import writing_whole
 from batchtune.lengths import Lengths, Shard, StreamLengths
-from batchtune.manifests.collecting import (
+from batchtune.manifests.checking import (
+    SHOWN,
     OnProgress,
     Part,
     Task,
     keyed_targets,
-    merged,
     read_part,
-    sorted_lengths,
 )
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import ReadOptions, check_choice, expand
@@ -305,3 +304,91 @@ def read_all(
             message = "a process that read was killed, most likely by the kernel for lack of memory (`dmesg` tells)"
             raise ManifestError(message, hint) from None
     return [parts[index] for index in range(len(tasks))]
+
+
+def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, tuple[str, ...]]:
+    """Join the parts, which are emptied, with everything left out counted together; return the notes too.
+
+    Raises ManifestError for no rows, for invalid ones or broken sources that are not to be skipped, or if none is left.
+    """
+    skips = plan.options.skip_invalid
+    whole = Part(plan.label)
+    broken = [part.broken for part in parts if part.broken is not None]
+    if broken and not skips:
+        head = f"{len(broken):,} of {len(parts):,} sources can't be read:"
+        hint = "Fix them, or make or fetch them again. Or keep only what precedes the damage with --skip-invalid."
+        raise ManifestError(_first(head, broken, len(broken)), hint)
+    shown = []
+    for part in parts:
+        whole.rows += part.rows
+        whole.truncated += part.truncated
+        whole.num_estimates += part.num_estimates
+        whole.lengths += part.lengths
+        whole.targets += part.targets
+        whole.ids += part.ids
+        whole.num_invalid += part.num_invalid
+        for reason, count in part.left_out.items():
+            whole.left_out[reason] += count
+        prefix = f"{part.label}, "
+        if plan.alone:
+            prefix = ""
+        shown += [prefix + line for line in part.shown]
+        part.lengths = bytearray()  # not held twice
+    if whole.rows == 0 and not broken:
+        raise ManifestError(
+            f"{plan.label} holds no examples", "Check that it was written to its end."
+        )
+    if whole.num_invalid and not skips:
+        raise _invalid_error(whole, shown)
+    if not whole.lengths:
+        reasons = [f"{reason}: {count:,}" for reason, count in whole.left_out.items()]
+        message = f"{plan.label}: none of its {whole.rows:,} examples is left ({'; '.join(reasons)})"
+        raise ManifestError(
+            message,
+            "Check --length-key, --length-scale, --min-length and --max-length.",
+        )
+    notes = list(plan.notes)
+    if whole.num_estimates:
+        notes.append(
+            f"{counted(whole.num_estimates, 'length')} of MP3 files without a Xing or VBRI header: estimated from the "
+            "file's size and its first bit rate."
+        )
+    return whole, (
+        *notes,
+        *(f"Broken: {message}. What comes before that is kept." for message in broken),
+    )
+
+
+def _first(head: str, lines: Sequence[str], count: int) -> str:
+    """Return the head, the first lines and the number of the others, out of `count`, as lines of a message."""
+    shown = [head, *lines[:SHOWN]]
+    if count > SHOWN:
+        shown.append(f"and {count - SHOWN:,} more")
+    return "\n  ".join(shown)
+
+
+def _invalid_error(whole: Part, shown: Sequence[str]) -> ManifestError:
+    count = whole.num_invalid
+    head = f"{whole.label}: {count:,} of {counted(whole.rows, 'row')} are invalid:"
+    if count == 1:
+        head = f"{whole.label}: 1 of {counted(whole.rows, 'row')} is invalid:"
+    hint = "Fix them, or leave them out with --skip-invalid."
+    if all("(a list)" in reason for reason in whole.left_out):
+        hint = "Say what becomes of a list with --reduce max, sum, first or count."
+    elif count == whole.rows:
+        hint = (
+            "No row is valid: are these the columns? See --length-key and --target-key."
+        )
+    return ManifestError(_first(head, shown, count), hint)
+
+
+def sorted_lengths(whole: Part, plan: Plan, notes: tuple[str, ...]) -> Lengths:
+    """Sort the lengths, in place."""
+    lengths = Lengths.of(
+        whole.values,
+        whole.target_values,
+        unit=plan.unit,
+        left_out=whole.left_out,
+        notes=notes,
+    )
+    return replace(lengths, truncated=whole.truncated, reading=plan.options.record())

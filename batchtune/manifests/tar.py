@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 from zlib import adler32
 
 from batchtune.errors import ManifestError
-from batchtune.manifests.headers import Payload, PayloadFile
+from batchtune.manifests.audio import Payload, PayloadFile
 from batchtune.manifests.source import Source
 
 BLOCK = 512

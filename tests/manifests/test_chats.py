@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 from manifests.conftest import Read, Refusal
 
-from batchtune.manifests import chats
+from batchtune.manifests import texts
 
 CHATS: list[dict[str, Any]] = [
     {
@@ -246,7 +246,7 @@ def test_a_template_can_not_leave_its_sandbox(
 def test_a_template_that_never_ends_is_one_error(
     refusal: Refusal, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chats, "_LONGEST_SECONDS", 0.1)
+    monkeypatch.setattr(texts, "_LONGEST_SECONDS", 0.1)
     loops = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
     write_config(tokenizer, chat_template=loops)
     message = refusal(LINES, tokenizer=tokenizer).message

@@ -16,9 +16,8 @@ import pytest
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import FORMATS, ReadOptions, load_lengths
-from batchtune.manifests.base import Format
+from batchtune.manifests.base import Format, Unreadable
 from batchtune.manifests.formats.columnar import lengths_table
-from batchtune.manifests.measuring import Unreadable
 from batchtune.manifests.source import HEAD_BYTES, Head, Source
 
 KINDS = ("parquet", "arrow file", "arrow stream")

@@ -10,7 +10,7 @@ import pytest
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths, reading
-from batchtune.manifests.collecting import Part
+from batchtune.manifests.checking import Part
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 

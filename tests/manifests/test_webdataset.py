@@ -19,8 +19,8 @@ from samples import Member, shard, wav
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import FORMATS, load_lengths, source
+from batchtune.manifests.base import Unreadable
 from batchtune.manifests.formats.members import key_and_suffix
-from batchtune.manifests.measuring import Unreadable
 from batchtune.manifests.source import Source
 from batchtune.manifests.tar import BLOCK
 

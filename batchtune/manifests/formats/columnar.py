@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import UNITS, FloatArray, Unit
 from batchtune.manifests.base import (
+    COUNT,
     PEEKED_ROWS,
     Column,
     Format,
     Rows,
+    Unreadable,
+    Values,
     columns_of,
     id_name,
+    walk,
 )
-from batchtune.manifests.measuring import COUNT, Unreadable, Values, walk
 from batchtune.manifests.source import Head
 
 if TYPE_CHECKING:

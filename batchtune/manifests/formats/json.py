@@ -25,8 +25,8 @@ from batchtune.manifests.base import (
     Rows,
     columns_of,
     id_name,
+    walk,
 )
-from batchtune.manifests.measuring import walk
 from batchtune.manifests.source import Block, Head
 
 # To find the end of an object: so many within the last of those that a file begins with.

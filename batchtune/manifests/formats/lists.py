@@ -22,8 +22,8 @@ from batchtune.manifests.base import (
     columns_of,
     id_name,
     normalised,
+    number,
 )
-from batchtune.manifests.measuring import number
 from batchtune.manifests.source import Head, Source
 from batchtune.units import counted
 

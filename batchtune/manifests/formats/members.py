@@ -14,15 +14,23 @@ import msgspec
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import Unit
-from batchtune.manifests.base import Column, Format, Rows, columns_of, last_part
-from batchtune.manifests.headers import (
+from batchtune.manifests.audio import (
     AUDIO_SUFFIXES,
     Payload,
     array_shape,
     audio_length,
     opened_payload,
 )
-from batchtune.manifests.measuring import Estimate, Unreadable, walk
+from batchtune.manifests.base import (
+    Column,
+    Estimate,
+    Format,
+    Rows,
+    Unreadable,
+    columns_of,
+    last_part,
+    walk,
+)
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.tar import BLOCK, Tar, is_header, open_tar
 

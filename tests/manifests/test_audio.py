@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.errors import ManifestError
-from batchtune.manifests.headers import (
+from batchtune.manifests.audio import (
     AudioLength,
     Payload,
     audio_length,
     opened_payload,
 )
-from batchtune.manifests.measuring import Unreadable
+from batchtune.manifests.base import Unreadable
 
 RATE = 16_000
 COUNT = 1234

@@ -1,4 +1,7 @@
-"""Chats: a list of messages is as long as its contents, or as the text that a tokenizer's chat template makes."""
+"""Texts and chats: how many characters, words, bytes, or tokens of a tokenizer they have.
+
+A chat, a list of messages, is as long as its contents, or as the text that the tokenizer's chat template makes of it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import contextlib
 import json
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -15,19 +18,93 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from batchtune.errors import ManifestError, shortened
+from batchtune.errors import ManifestError, UsageError, shortened
 from batchtune.files import read_regular
 from batchtune.lengths import Unit
-from batchtune.manifests.measuring import (
-    Unreadable,
-    Values,
-    counter,
-    tokenizer_file,
-    walk,
-)
+from batchtune.manifests.base import Unreadable, Values, walk
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+Count = Callable[[Sequence[str]], Sequence[int]]
+
+_COUNTS: dict[str, Count] = {
+    "characters": lambda texts: list(map(len, texts)),
+    "words": lambda texts: [len(text.split()) for text in texts],
+    "bytes": lambda texts: [
+        len(text.encode("utf-8", errors="surrogatepass")) for text in texts
+    ],
+}
+
+
+@lru_cache
+def counter(
+    unit: str, tokenizer: Path | None, *, adds_special_tokens: bool = True
+) -> Count:
+    """Return a function that counts characters, words, bytes, or tokens of texts.
+
+    The tokenizer is a `tokenizer.json` of Hugging Face's tokenizers, or its folder; the special tokens that it adds to
+    a single sequence count. Raises UsageError without the package tokenizers, ManifestError for a damaged tokenizer.
+    """
+    if tokenizer is None:
+        return _COUNTS[unit]
+    try:
+        import tokenizers
+    except ImportError:
+        hint = "Install it: pip install 'batchtune[text]'."
+        raise UsageError("--tokenizer needs the package tokenizers", hint) from None
+    path = tokenizer_file(tokenizer)
+    if not path.is_file():
+        raise ManifestError(
+            f"{path}, the tokenizer, does not exist",
+            "Name a tokenizer.json on this machine.",
+        )
+    try:
+        loaded = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises nothing more particular
+        hint = "Name a tokenizer.json of tokenizers."
+        raise ManifestError(f"{tokenizer} is not a tokenizer: {error}", hint) from None
+    loaded.no_truncation()
+    loaded.no_padding()
+
+    def count(texts: Sequence[str]) -> list[int]:
+        return list(
+            map(
+                len,
+                loaded.encode_batch(
+                    list(texts), add_special_tokens=adds_special_tokens
+                ),
+            )
+        )
+
+    return count
+
+
+def tokenizer_file(tokenizer: Path) -> Path:
+    """Return the tokenizer's file: a folder's is `tokenizer.json`."""
+    if tokenizer.is_dir():
+        return tokenizer / "tokenizer.json"
+    return tokenizer
+
+
+def measured(values: Values, count: Count) -> Sequence[object]:
+    """Replace texts, also those in lists, by their lengths; any other value is Unreadable, but for None."""
+    if set(map(type, values)) == {str}:
+        return count(values)  # type: ignore[arg-type]  # all are str
+    return [_measured_one(value, count) for value in values]
+
+
+def _measured_one(value: object, count: Count) -> object:
+    if isinstance(value, str):
+        return count([value])[0]
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return list(count(value))
+    if value is None or isinstance(value, Unreadable):
+        return value
+    return Unreadable("not text", shortened(value))
+
+
+# Chats
 
 # Real templates take less than a millisecond.
 _LONGEST_SECONDS = 10.0

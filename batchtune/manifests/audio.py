@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from numpy.lib import format as npy
 
 from batchtune.errors import ManifestError
-from batchtune.manifests.measuring import Unreadable
+from batchtune.manifests.base import Unreadable
 
 # In lower case, without the dot. `.raw` is not among them: such a file says nothing about itself.
 AUDIO_SUFFIXES = frozenset(

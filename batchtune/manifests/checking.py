@@ -1,8 +1,9 @@
-"""One source → its checked, scaled and filtered lengths, with everything counted that is left out; several joined."""
+"""One source → its checked, scaled and filtered lengths, with everything counted that is left out."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,26 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.errors import ManifestError, shortened
-from batchtune.lengths import FloatArray, Lengths
-from batchtune.manifests.base import Format, Rows
-from batchtune.manifests.chats import chat_lengths
-from batchtune.manifests.measuring import (
-    LARGEST,
-    SMALLEST,
-    Measure,
-    Unreadable,
-    Values,
-    counter,
-    fault,
-    measured,
-    numbers,
-    reduced,
-)
-from batchtune.manifests.planning import Plan, reader_of, unit_of
+from batchtune.lengths import FloatArray
+from batchtune.manifests.base import Format, Rows, Unreadable, Values, number
+from batchtune.manifests.inputs import LARGEST, SMALLEST, Reduction
+from batchtune.manifests.planning import Measure, Plan, reader_of, unit_of
 from batchtune.manifests.source import Source
-from batchtune.units import counted
+from batchtune.manifests.texts import chat_lengths, counter, measured
 
-_SHOWN = 5
+SHOWN = 5
 _SHAPE = re.compile(r"\d+(?:,\d+)+", re.ASCII)
 
 # Called with the share of the bytes that is read, from 0 to 1, and the number of examples.
@@ -168,7 +157,7 @@ class Part:
             reason, seen = _explained(columns, row)
             self.left_out[f"invalid {what} ({reason})"] += 1
             self.num_invalid += 1
-            if len(self.shown) < _SHOWN:
+            if len(self.shown) < SHOWN:
                 self.shown.append(
                     f"{place_of(rows, row) or f'row {self.rows + row + 1:,}'}: {seen}"
                 )
@@ -217,6 +206,72 @@ def _measured(values: Values, measure: Measure, plan: Plan) -> Values:
     if measure.lists is not None:
         values = reduced(values, measure.lists)
     return values
+
+
+def reduced(values: Values, reduction: Reduction) -> Values:
+    """Replace lists by one number each; any other value stays."""
+    if isinstance(values, np.ndarray):
+        return values
+    return [
+        _reduced(value, reduction) if isinstance(value, list) else value
+        for value in values
+    ]
+
+
+def _reduced(items: list[object], reduction: Reduction) -> object:
+    if reduction == "count":
+        return len(items)
+    sizes = numbers(items)
+    if not sizes.size or np.isnan(sizes).any():
+        return Unreadable("an empty list, or not of numbers", shortened(items))
+    if reduction == "first":
+        return float(sizes[0])
+    if reduction == "max":
+        return float(sizes.max())
+    return float(sizes.sum())
+
+
+def numbers(values: Values) -> FloatArray:
+    """Return values as float64, shape (len(values),), NaN where one is not a number."""
+    if isinstance(values, np.ndarray):
+        return values
+    types = set(map(type, values))
+    try:
+        if types <= {int, float}:
+            return np.array(values, dtype=np.float64)
+        if types == {str} and "_" not in "".join(values):  # type: ignore[arg-type]  # all are str
+            return np.fromiter(map(float, values), dtype=np.float64, count=len(values))  # type: ignore[arg-type]
+    except (ValueError, OverflowError):
+        pass  # one of them is not a number: take them one by one
+    return np.array(list(map(number, values)), dtype=np.float64)  # None becomes NaN
+
+
+def fault(value: object, scaled: float) -> str:
+    """Say in a word or two why a value, and what `numbers` and the scale made of it, is not a valid length."""
+    if isinstance(value, Unreadable):
+        return value.reason
+    if isinstance(value, str) and not value.strip():
+        return "empty"
+    if number(value) is None:
+        names = {
+            type(None): "missing",
+            bool: "a boolean",
+            list: "a list",
+            dict: "an object",
+            str: "text",
+        }
+        return names.get(type(value), "not a number")
+    if math.isnan(scaled):
+        return "NaN"
+    if math.isinf(scaled):
+        return "infinite"
+    if scaled > LARGEST:
+        return "absurdly long"
+    if 0 < scaled < SMALLEST:
+        return "absurdly short"
+    if scaled == 0:
+        return "zero"
+    return "negative"
 
 
 def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
@@ -317,91 +372,3 @@ def keyed_targets(source: Source) -> dict[str | None, str]:
         if name:
             targets[name] = target
     return targets
-
-
-def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, tuple[str, ...]]:
-    """Join the parts, which are emptied, with everything left out counted together; return the notes too.
-
-    Raises ManifestError for no rows, for invalid ones or broken sources that are not to be skipped, or if none is left.
-    """
-    skips = plan.options.skip_invalid
-    whole = Part(plan.label)
-    broken = [part.broken for part in parts if part.broken is not None]
-    if broken and not skips:
-        head = f"{len(broken):,} of {len(parts):,} sources can't be read:"
-        hint = "Fix them, or make or fetch them again. Or keep only what precedes the damage with --skip-invalid."
-        raise ManifestError(_first(head, broken, len(broken)), hint)
-    shown = []
-    for part in parts:
-        whole.rows += part.rows
-        whole.truncated += part.truncated
-        whole.num_estimates += part.num_estimates
-        whole.lengths += part.lengths
-        whole.targets += part.targets
-        whole.ids += part.ids
-        whole.num_invalid += part.num_invalid
-        for reason, count in part.left_out.items():
-            whole.left_out[reason] += count
-        prefix = f"{part.label}, "
-        if plan.alone:
-            prefix = ""
-        shown += [prefix + line for line in part.shown]
-        part.lengths = bytearray()  # not held twice
-    if whole.rows == 0 and not broken:
-        raise ManifestError(
-            f"{plan.label} holds no examples", "Check that it was written to its end."
-        )
-    if whole.num_invalid and not skips:
-        raise _invalid_error(whole, shown)
-    if not whole.lengths:
-        reasons = [f"{reason}: {count:,}" for reason, count in whole.left_out.items()]
-        message = f"{plan.label}: none of its {whole.rows:,} examples is left ({'; '.join(reasons)})"
-        raise ManifestError(
-            message,
-            "Check --length-key, --length-scale, --min-length and --max-length.",
-        )
-    notes = list(plan.notes)
-    if whole.num_estimates:
-        notes.append(
-            f"{counted(whole.num_estimates, 'length')} of MP3 files without a Xing or VBRI header: estimated from the "
-            "file's size and its first bit rate."
-        )
-    return whole, (
-        *notes,
-        *(f"Broken: {message}. What comes before that is kept." for message in broken),
-    )
-
-
-def _first(head: str, lines: Sequence[str], count: int) -> str:
-    """Return the head, the first lines and the number of the others, out of `count`, as lines of a message."""
-    shown = [head, *lines[:_SHOWN]]
-    if count > _SHOWN:
-        shown.append(f"and {count - _SHOWN:,} more")
-    return "\n  ".join(shown)
-
-
-def _invalid_error(whole: Part, shown: Sequence[str]) -> ManifestError:
-    count = whole.num_invalid
-    head = f"{whole.label}: {count:,} of {counted(whole.rows, 'row')} are invalid:"
-    if count == 1:
-        head = f"{whole.label}: 1 of {counted(whole.rows, 'row')} is invalid:"
-    hint = "Fix them, or leave them out with --skip-invalid."
-    if all("(a list)" in reason for reason in whole.left_out):
-        hint = "Say what becomes of a list with --reduce max, sum, first or count."
-    elif count == whole.rows:
-        hint = (
-            "No row is valid: are these the columns? See --length-key and --target-key."
-        )
-    return ManifestError(_first(head, shown, count), hint)
-
-
-def sorted_lengths(whole: Part, plan: Plan, notes: tuple[str, ...]) -> Lengths:
-    """Sort the lengths, in place."""
-    lengths = Lengths.of(
-        whole.values,
-        whole.target_values,
-        unit=plan.unit,
-        left_out=whole.left_out,
-        notes=notes,
-    )
-    return replace(lengths, truncated=whole.truncated, reading=plan.options.record())
