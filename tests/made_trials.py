@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchtune.probe.protocol import Ran
+from batchtune.probe.supervisor import Ran
 from batchtune.results import Outcome, Trial
 from batchtune.shapes import BatchShape
 

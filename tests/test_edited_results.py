@@ -24,8 +24,8 @@ from batchtune.errors import BatchtuneError
 from batchtune.exports import FRAMEWORKS
 from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.lengths import Lengths
+from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
-from batchtune.probe.progress import ProbeHooks
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Probe, WorkloadRecord, read_result, write_result
 from batchtune.verify.plan import VerifyPlan, VerifySettings, subject_of

@@ -23,8 +23,8 @@ from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
+from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
-from batchtune.probe.progress import ProbeHooks
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Probe, SweepSettings
 from batchtune.shapes import BatchShape

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from batchtune.lengths import Lengths
     from batchtune.loaders.tuner import LoaderProgress
-    from batchtune.probe.progress import ProbeProgress
+    from batchtune.probe.messages import ProbeProgress
     from batchtune.reports import RunResults
     from batchtune.reports.page import Page
     from batchtune.results import Device, Row, StreamRow, Trial

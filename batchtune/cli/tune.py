@@ -143,8 +143,8 @@ def _probe(
     sweep_settings: SweepSettings | None = None,
 ) -> Probe:
     """Run the probe with a line for each trial and a bar below."""
+    from batchtune.probe.messages import ProbeHooks
     from batchtune.probe.probing import run_probe
-    from batchtune.probe.progress import ProbeHooks
     from batchtune.run_folder import holds_other_lengths
 
     settings = probe.settings(lengths, run)

@@ -34,7 +34,7 @@ from batchtune.loaders.protocol import (
     Taken,
     decode_request,
 )
-from batchtune.probe.oom import error_verdict
+from batchtune.probe.failures import error_verdict
 from batchtune.processes.worker import Failed, oom_kills, serve
 from batchtune.workloads.loading import first_line, load_function, user_traceback
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
 
-from batchtune.probe.protocol import Ran
-from batchtune.probe.supervisor import Supervisor
+from batchtune.probe.supervisor import Ran, Supervisor
 from batchtune.results import Confirmation, Trial
 from batchtune.shapes import BatchShape
 

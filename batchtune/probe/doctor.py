@@ -20,9 +20,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from batchtune.probe.devices import backends, describe_environment
+from batchtune.probe.devices import backends, describe_environment, lock_path
 from batchtune.probe.devices.cpu import CPU_ID, describe_cpu
-from batchtune.probe.lock import lock_path
 from batchtune.processes import command
 from batchtune.results import Doctor, DoctorGpu, DoctorTorch, meta_of
 from batchtune.trust import settings_warnings

@@ -1,15 +1,17 @@
-"""Writes a probe's errors and warnings: why it failed, and why its figures may be wrong or cost more than they must."""
+"""What a probe tells its caller: its progress and the time left, why it failed, and why its figures may be wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from batchtune.buckets.advice import workload_unit_hint
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.confirmation import Turns, error_in_turns
-from batchtune.probe.protocol import Ran
+from batchtune.probe.confirmation import Turns, error_in_turns, rounds_of
 from batchtune.probe.settings import ProbeSettings
+from batchtune.probe.supervisor import Ran, Supervisor
 from batchtune.results import Device, Margin, Trial
 from batchtune.shapes import BatchShape
 from batchtune.trust import settings_differences, trust_warnings
@@ -22,6 +24,73 @@ _GIVE_MORE = "give more memory with --memory, or take a smaller model (checkpoin
 _LARGE_MARGIN = 0.02
 # It is harmless if an allocator empties its cache once after a larger shape, but not in one step of ten.
 _MANY_RETRIES = 0.1
+
+
+SLOWER_IN_TURNS = 1.25
+"""A step among other shapes, with its batch, may take so many times as long as in its trial."""
+
+# Trials whose longest says how long the next may take.
+_RECENT = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeProgress:
+    """The progress of a probe: before and after each trial, and before each step of the confirmation.
+
+    Attributes:
+        trial: The outcome of the shape; None before it is known.
+        done, total: Lengths whose largest batch is known, and all of them; steps while confirming.
+        seconds_left: A guess, from the time that trials took so far; None at the beginning.
+        confirming: Whether the shapes at the limit are run in turns.
+        shortening: Whether the longest example does not fit, and the longest that does is searched for.
+    """
+
+    shape: BatchShape
+    trial: Trial | None
+    done: int
+    total: int
+    seconds_left: float | None
+    device: Device
+    confirming: bool = False
+    shortening: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeHooks:
+    """A caller's hooks; `measurer` takes the place of worker processes on the device that the settings name."""
+
+    on_progress: Callable[[ProbeProgress], None] = lambda progress: None
+    on_note: Callable[[str], None] = lambda text: None
+    measurer: Supervisor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeClock:
+    """How long a worker takes to start, and when the probe must end, on the monotonic clock; None: when it is done."""
+
+    start_seconds: float
+    deadline: float | None
+
+    def leaves(self, seconds: float) -> bool:
+        """Return whether so many seconds are left."""
+        return self.deadline is None or time.monotonic() + seconds <= self.deadline
+
+    def leaves_a_trial(self, trials: Sequence[Trial], limit_bytes: int) -> bool:
+        """Return whether time is left for a trial as long as the recent ones, and to confirm what is known then."""
+        recent = [trial.elapsed_seconds for trial in trials[-_RECENT:]]
+        return self.leaves(
+            max(recent, default=0.0) + self.confirmation_seconds(trials, limit_bytes)
+        )
+
+    def confirmation_seconds(self, trials: Sequence[Trial], limit_bytes: int) -> float:
+        """Return about how long the confirmation will take: a step at each length, by the longest of its trials."""
+        longest: dict[tuple[float, float | None], float] = {}
+        for trial in trials:
+            length = (trial.length, trial.target_length)
+            longest[length] = max(longest.get(length, 0.0), trial.step_seconds or 0.0)
+        return self.start_seconds + SLOWER_IN_TURNS * rounds_of(
+            trials, limit_bytes
+        ) * sum(longest.values())
 
 
 class NothingFits(ProbeError):

@@ -26,18 +26,16 @@ from batchtune.probe.confirmation import (
     error_in_turns,
     rounds_of,
 )
-from batchtune.probe.journal import open_run, workload_sha256
-from batchtune.probe.progress import (
+from batchtune.probe.messages import (
     SLOWER_IN_TURNS,
     ProbeClock,
     ProbeHooks,
     ProbeProgress,
 )
-from batchtune.probe.protocol import Ran
 from batchtune.probe.refining import Refinement
 from batchtune.probe.search import FrontierSearch
-from batchtune.probe.settings import ProbeSettings
-from batchtune.probe.supervisor import Supervisor
+from batchtune.probe.settings import ProbeSettings, open_run, workload_sha256
+from batchtune.probe.supervisor import Ran, Supervisor
 from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,

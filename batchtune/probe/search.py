@@ -18,10 +18,10 @@ import numpy as np
 
 from batchtune.lengths import Lengths
 from batchtune.probe.bounds import Anchor, ladder
+from batchtune.probe.failures import message_verdict
 from batchtune.probe.guess import next_batch_size
 from batchtune.probe.knowledge import Knowledge, Task
 from batchtune.probe.messages import IgnoresShape, NothingFits, SingleFails, TooLong
-from batchtune.probe.oom import message_verdict
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import FrontierPoint, Trial
 from batchtune.shapes import BatchShape

@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from batchtune.probe.devices.base import Meter
-from batchtune.probe.oom import Verdict, error_verdict, noting_ooms
-from batchtune.probe.process_checks import (
+from batchtune.probe.devices import Meter
+from batchtune.probe.failures import (
+    Verdict,
     at_recompile_limit,
     compilations,
+    error_verdict,
     lowered_limit,
+    noting_ooms,
     process_limits,
 )
-from batchtune.probe.protocol import Ran, Stage
+from batchtune.probe.supervisor import Ran, Stage
 from batchtune.results import Trial
 from batchtune.shapes import BatchShape
 from batchtune.units import counted, format_size

@@ -1,36 +1,84 @@
-"""Drives the worker process: starts it, requests trials, replaces it when it dies or hangs. Never imports torch."""
+"""Drives the worker process: starts it, requests trials, replaces it when it dies or hangs. Never imports torch.
+
+The messages between the two are defined here too.
+"""
 
 from __future__ import annotations
 
 import io
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadError
-from batchtune.probe.devices import backends
-from batchtune.probe.lock import DeviceBusy, lock_device
-from batchtune.probe.protocol import (
-    Identified,
-    Identify,
-    Prepare,
-    Ran,
-    Ready,
-    Reply,
-    Run,
-)
+from batchtune.probe.devices import DeviceBusy, DeviceIdentity, backends, lock_device
 from batchtune.probe.settings import ProbeSettings
-from batchtune.processes.worker import Failed, Nursery, WorkerLost
-from batchtune.results import Device, DeviceProcess, Trial
+from batchtune.processes.worker import Failed, Message, Nursery, WorkerLost
+from batchtune.results import Device, DeviceProcess, ProbedWith, Trial
 from batchtune.shapes import BatchShape
 from batchtune.units import format_seconds
 from batchtune.workloads.loading import last_frame
 
-Prepared = TypeVar("Prepared", Identified, Ready)
+Stage = Literal["device", "import", "setup", "make_batch", "step"]
 
 _POLL_SECONDS = 0.5  # while waiting for another probe to end
+
+
+class Identify(Message, frozen=True):
+    """Asks which device a name such as `auto` or `cuda:1` means, without using its memory (`Identified`)."""
+
+    device: str
+
+
+class Prepare(Message, frozen=True):
+    """Asks to open the device, to limit its memory, and to build the workload on it (`Ready`)."""
+
+    workload: str
+    options: dict[str, Any]
+    settings: ProbedWith
+    limit_bytes: int | None  # to enforce; None: computed from the cap and the fraction
+    examples: int  # of the data that training will sample
+
+
+class Identified(Message, frozen=True):
+    """The device that is meant."""
+
+    device: DeviceIdentity
+
+
+class Ready(Message, frozen=True):
+    """The workload is built, on this device."""
+
+    device: Device
+
+
+class Run(Message, frozen=True):
+    """Asks for a trial (several steps with one batch), or for a `single` step of a new batch, as in training.
+
+    A single step has no warm-up, and keeps the allocator's cache unless `release` empties it first.
+    """
+
+    shape: BatchShape
+    single: bool = False
+    release: bool = False
+
+
+class Ran(Message, frozen=True):
+    """A trial, or a single step as a trial of one."""
+
+    trial: Trial  # the supervisor fills in its index, worker and wall time
+    stage: Stage | None = None  # where the error was raised
+    traceback: str | None = None  # the last lines of the workload's own frames
+    hint: str | None = None  # how to fix the error
+    renew: bool = False  # the worker must be replaced: damaged by a sticky device error, or its memory is full of holes
+
+
+Request = Identify | Prepare | Run
+Reply = Identified | Ready | Ran | Failed
+
+Prepared = TypeVar("Prepared", Identified, Ready)
 
 
 def worker_program() -> tuple[str, Any, dict[str, str]]:
@@ -164,19 +212,20 @@ class Supervisor:
 
     def _take_device(self) -> None:
         """Lock the device for this probe; if another holds the CPU, go on without."""
-        known = self._ask(Identify(device=self._settings.device), Identified)
+        request = Identify(device=self._settings.device)
+        device = self._ask(request, Identified).device
         wait_seconds = self._settings.wait_seconds
         deadline = time.monotonic() + wait_seconds
         while self._lock is None:
             try:
-                self._lock = lock_device(known.id, known.name)
+                self._lock = lock_device(device.id, device.name)
             except DeviceBusy as busy:
                 if self._busy is None and wait_seconds > 0:
                     self._note(f"Waiting for it to end: {busy.message}.")
                 self._busy = busy
                 if time.monotonic() < deadline:
                     time.sleep(_POLL_SECONDS)
-                elif known.shared:
+                elif device.shared:
                     return
                 else:
                     raise

@@ -7,29 +7,38 @@ over its socket: what the workload prints goes to the standard streams and distu
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 import sys
+import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, OptionError, WorkloadError
-from batchtune.probe import protocol
 from batchtune.probe.devices import backend_for, backends, describe_environment
-from batchtune.probe.oom import error_verdict
-from batchtune.probe.process_checks import (
-    Training,
-    gradient_bytes,
-    lowered_limit,
-    process_limits,
-)
-from batchtune.probe.protocol import Identify, Prepare, Ran, Ready, Run, Stage
+from batchtune.probe.failures import error_verdict, lowered_limit, process_limits
 from batchtune.probe.session import Session
+from batchtune.probe.supervisor import (
+    Identified,
+    Identify,
+    Prepare,
+    Ran,
+    Ready,
+    Reply,
+    Request,
+    Run,
+    Stage,
+)
 from batchtune.processes import command
 from batchtune.processes.worker import Failed, serve
 from batchtune.workloads.loading import first_line, user_traceback
+
+if TYPE_CHECKING:
+    import torch
 
 
 def work(channel: int) -> None:
@@ -46,7 +55,11 @@ def main() -> None:
 
 
 def _serve(channel: int) -> None:
-    serve(socket.socket(fileno=channel), protocol.decode_request, Worker().answer)
+    serve(
+        socket.socket(fileno=channel),
+        msgspec.json.Decoder[Request](Request).decode,
+        Worker().answer,
+    )
     os._exit(0)  # without the workload's finalizers, which may hang
 
 
@@ -58,14 +71,15 @@ class Worker:
     _stage: Stage = "device"
     _limits: Mapping[str, int]
 
-    def answer(self, request: Identify | Prepare | Run) -> protocol.Reply:
+    def answer(self, request: Request) -> Reply:
         """Do what a request asks for."""
         if isinstance(request, Run):
             return self._run(request)
         self._limits = process_limits()
         try:
             if isinstance(request, Identify):
-                return backend_for(request.device).identify(request.device)
+                device = backend_for(request.device).identify(request.device)
+                return Identified(device=device)
             return self._prepare(request)
         except OptionError as error:
             return Failed(stage="options", message=error.message, hint=error.hint)
@@ -156,3 +170,91 @@ def describe_settings(switches: Mapping[str, Any]) -> dict[str, Any]:
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         **switches,
     }
+
+
+def trained_parameters() -> list[torch.Tensor]:
+    """Return the parameters of all live optimizers, each once; without an optimizer, all live parameters."""
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    live = gc.get_objects()
+    # By type, not isinstance, which asks an object for its __class__: a lazy module would import things to answer.
+    optimizers = [
+        thing for thing in live if issubclass(type(thing), torch.optim.Optimizer)
+    ]
+    trained = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            trained += group["params"]
+    if not optimizers:
+        trained = [
+            thing for thing in live if issubclass(type(thing), torch.nn.Parameter)
+        ]
+    each_once = {id(parameter): parameter for parameter in trained}.values()
+    return [
+        parameter
+        for parameter in each_once
+        if parameter.requires_grad and not is_lazy(parameter)
+    ]
+
+
+def gradient_bytes() -> int:
+    """Return the bytes of the gradients of what the workload trains, which DDP's gradient buckets take too.
+
+    (DDP keeps its buckets in addition to the gradients unless given `gradient_as_bucket_view=True`:
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.)
+    """
+    gc.collect()  # drop what is no longer trained
+    return sum(
+        parameter.numel() * parameter.element_size()
+        for parameter in trained_parameters()
+    )
+
+
+class Training:
+    """Tells whether any step so far has changed a parameter, without keeping one alive or copying it.
+
+    An operation in place raises a tensor's version, but neither a write to `parameter.data` nor a CUDA graph does. So
+    where no version has risen, the sums of the values are compared from then on.
+    """
+
+    def __init__(self) -> None:
+        """Begin before the first step, once the workload is built."""
+        self._before = [
+            (weakref.ref(parameter), parameter._version)
+            for parameter in trained_parameters()
+        ]
+        self._sums: list[float] | None = None
+        self._has_changed = False
+
+    def has_changed(self) -> bool | None:
+        """Return whether a parameter has changed by now; None if that is not known, or not known yet."""
+        if self._has_changed:
+            return True
+        sums = []
+        for reference, version in self._before:
+            parameter = reference()
+            if parameter is None:  # replaced by another
+                return None
+            if parameter._version != version:
+                self._has_changed = True
+                return True
+            with contextlib.suppress(
+                Exception
+            ):  # no memory is left, or a tensor of a kind that has no sum
+                sums.append(_sum(parameter))
+        if not sums or len(sums) < len(
+            self._before
+        ):  # made in a step, or without a sum
+            return None
+        if self._sums is None:
+            self._sums = sums
+            return None
+        self._has_changed = sums != self._sums
+        return self._has_changed
+
+
+def _sum(parameter: torch.Tensor) -> float:
+    import torch
+
+    return float(parameter.detach().sum(dtype=torch.float64))

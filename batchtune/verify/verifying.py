@@ -11,7 +11,7 @@ from msgspec import structs
 
 from batchtune.errors import ResultError, WorkloadError
 from batchtune.probe.confirmation import alternating
-from batchtune.probe.oom import message_verdict
+from batchtune.probe.failures import message_verdict
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     VERIFY_FILE,

@@ -25,8 +25,8 @@ from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs, Frontier, costs_of
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import Lengths
+from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
-from batchtune.probe.progress import ProbeHooks
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import FrontierPoint, Probe, Row, Sweep, SweepSettings
 from batchtune.shapes import BatchShape

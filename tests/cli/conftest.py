@@ -15,7 +15,7 @@ from shared_nursery import OF_LOADERS, SHARED
 from typer.testing import CliRunner
 
 from batchtune.cli.app import app
-from batchtune.probe.lock import lock_device
+from batchtune.probe.devices import lock_device
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 KNOWN = f"{Path(__file__).parents[1] / 'probe' / 'known_workload.py'}:Known"

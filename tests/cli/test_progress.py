@@ -14,7 +14,7 @@ from cli.conftest import KNOWN, Run
 from report_records import made_probe, made_trial
 
 from batchtune.cli.console import Progress, worker_bar
-from batchtune.probe.progress import ProbeProgress
+from batchtune.probe.messages import ProbeProgress
 from batchtune.shapes import BatchShape
 
 SHAPE = BatchShape(12, 24.5)

@@ -18,11 +18,10 @@ from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.errors import ProbeError, ResultError
 from batchtune.lengths import Lengths
+from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
-from batchtune.probe.progress import ProbeHooks
-from batchtune.probe.protocol import Ran
 from batchtune.probe.settings import ProbeSettings
-from batchtune.probe.supervisor import Supervisor
+from batchtune.probe.supervisor import Ran, Supervisor
 from batchtune.results import PROBE_FILE, Device, Probe, SweepSettings, read_result
 from batchtune.shapes import BatchShape
 

@@ -6,7 +6,7 @@ from verify.made_stepper import made_device
 
 from batchtune.probe.confirmation import Turns, confirm, error_in_turns, rounds_of
 from batchtune.probe.margin import Peaks
-from batchtune.probe.protocol import Ran
+from batchtune.probe.supervisor import Ran
 from batchtune.results import Device
 from batchtune.shapes import BatchShape
 

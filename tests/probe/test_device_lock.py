@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from batchtune.errors import ProbeError
-from batchtune.probe.lock import FOLDER, lock_device
+from batchtune.probe.devices import LOCKS_FOLDER, lock_device
 
 
 @pytest.fixture
 def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the locks, below a temporary folder of its own."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path / FOLDER
+    return tmp_path / LOCKS_FOLDER
 
 
 def test_a_device_is_held_by_one_at_a_time(locks: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_device_is_held_by_one_at_a_time(locks: Path) -> None:
 def test_a_holder_that_was_killed_holds_nothing(locks: Path) -> None:
     code = (
         "import sys, tempfile, time; tempfile.tempdir = sys.argv[1]\n"
-        "from batchtune.probe.lock import lock_device\n"
+        "from batchtune.probe.devices import lock_device\n"
         "lock = lock_device('cpu', 'CPU'); print('held', flush=True); time.sleep(1000)"
     )
     holder = subprocess.Popen(

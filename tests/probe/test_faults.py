@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from worker_processes import gone, ours, processes_of, supervise, wait_for
 
 from batchtune.errors import WorkloadError
-from batchtune.probe.lock import DeviceBusy, lock_device
-from batchtune.probe.protocol import Identified
-from batchtune.probe.supervisor import Supervisor
+from batchtune.probe.devices import DeviceBusy, DeviceIdentity, lock_device
+from batchtune.probe.supervisor import Identified, Supervisor
 from batchtune.results import DeviceProcess
 from batchtune.shapes import BatchShape
 
@@ -203,7 +202,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def made(self: Supervisor, request: Any, kind: Any) -> Any:
         return (
-            Identified(id="GPU-made", name="GPU")
+            Identified(device=DeviceIdentity("GPU-made", "GPU"))
             if kind is Identified
             else ask(self, request, kind)
         )

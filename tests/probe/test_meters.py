@@ -15,10 +15,9 @@ from probe.made_cuda import MIB, MadeCuda
 from probe.made_nvml import GIB, LOST, MadeGpu, divided_gpu
 
 from batchtune.errors import ProbeError
-from batchtune.probe.devices import backend_for
+from batchtune.probe.devices import DeviceIdentity, Meter, backend_for
 from batchtune.probe.devices import cuda as cuda_module
-from batchtune.probe.devices.base import Meter
-from batchtune.probe.protocol import Identified, Prepare, Ready
+from batchtune.probe.supervisor import Prepare, Ready
 from batchtune.probe.worker import Worker
 from batchtune.results import DeviceProcess, ProbedWith
 
@@ -37,7 +36,7 @@ def open_meter(
     return backend_for(device).open(device, wanted, limit)
 
 
-def identify(device: str) -> Identified:
+def identify(device: str) -> DeviceIdentity:
     return backend_for(device).identify(device)
 
 

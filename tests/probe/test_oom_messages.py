@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from batchtune.probe.oom import error_verdict, message_verdict
+from batchtune.probe.failures import error_verdict, message_verdict
 
 KERNEL_ERRORS = (
     "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "

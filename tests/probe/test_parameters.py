@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from batchtune.probe.process_checks import Training
+from batchtune.probe.worker import Training
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from batchtune.probe.devices import describe_environment
-from batchtune.probe.process_checks import gradient_bytes
+from batchtune.probe.worker import gradient_bytes
 
 
 @pytest.fixture(autouse=True)

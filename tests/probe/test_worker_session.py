@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from batchtune.probe import session as session_module
-from batchtune.probe.devices.base import Meter
+from batchtune.probe.devices import Meter
 from batchtune.probe.session import Session
 from batchtune.results import Device
 from batchtune.shapes import BatchShape

@@ -19,7 +19,7 @@ from verify.made_stepper import (
 
 from batchtune.errors import ResultError, UsageError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.protocol import Ran
+from batchtune.probe.supervisor import Ran
 from batchtune.results import Probe, SamplerConfig, Verification, WorkloadRecord
 from batchtune.shapes import BatchShape
 from batchtune.verify.plan import VerifyPlan, VerifySettings

@@ -16,8 +16,7 @@ import psutil
 
 from batchtune.errors import ProbeError
 from batchtune.machine import available_memory, total_memory
-from batchtune.probe.devices.base import DeviceBackend, Meter
-from batchtune.probe.protocol import Identified
+from batchtune.probe.devices import DeviceBackend, DeviceIdentity, Meter
 from batchtune.results import Device, DoctorCpu, ProbedWith
 from batchtune.units import format_size
 
@@ -54,9 +53,9 @@ class CpuBackend(DeviceBackend):
         """Return True: every machine has one."""
         return True
 
-    def identify(self, device: str) -> Identified:
+    def identify(self, device: str) -> DeviceIdentity:
         """Return the one CPU; torch is not imported for it."""
-        return Identified(id=CPU_ID, name=_cpu_name(), shared=True)
+        return DeviceIdentity(id=CPU_ID, name=_cpu_name(), shared=True)
 
     def open(
         self, device: str, settings: ProbedWith, limit_bytes: int | None

@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from batchtune.errors import ProbeError
-from batchtune.probe.devices.base import DeviceBackend, Meter
+from batchtune.probe.devices import DeviceBackend, DeviceIdentity, Meter
 from batchtune.probe.devices.nvml import all_gpus, find_gpu
-from batchtune.probe.protocol import Identified
 from batchtune.results import Device, DoctorGpu, ProbedWith
 from batchtune.units import format_size
 
@@ -84,10 +83,10 @@ class CudaBackend(DeviceBackend):
 
         return torch.cuda.is_available()
 
-    def identify(self, device: str) -> Identified:
+    def identify(self, device: str) -> DeviceIdentity:
         """Return its UUID or that of its instance (MIG); without one its place on the PCI bus, or `cuda:N`."""
         card = _Card(_index(device))
-        return Identified(id=card.id, name=card.name)
+        return DeviceIdentity(id=card.id, name=card.name)
 
     def open(
         self, device: str, settings: ProbedWith, limit_bytes: int | None

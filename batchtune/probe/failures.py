@@ -1,4 +1,6 @@
-"""Judges whether an exception means out of memory: by its type, then by the messages along its causes.
+"""Judges what went wrong in a worker: whether an exception means out of memory, and whether a limit was lowered.
+
+An exception is judged by its type, then by the messages along its causes.
 
 The messages are those of the libraries themselves: PyTorch's allocators (CUDA, HIP, XPU, MPS, CPU), the CUDA
 driver and runtime, cuBLAS, cuSOLVER, cuFFT, cuDNN, oneDNN, Triton, NCCL, DALI, RMM, Numba, CuPy, JAX and others. A
@@ -10,13 +12,14 @@ from __future__ import annotations
 import errno
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
 from batchtune.probe.devices import backends
+from batchtune.units import format_size
 from batchtune.workloads.loading import first_line
 
 # Each backend adds those of its devices. Compiled ahead: when an error comes, no memory may be left to do it.
@@ -49,6 +52,11 @@ _INDENTED_LINES = re.compile(r"^[ \t].*$", re.MULTILINE)
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError", "_ArrayMemoryError"}
 # Their messages quote names of files, keys and modules.
 _NEVER_OOM = (LookupError, ImportError, SyntaxError, UnicodeError)
+
+# Limits that look like a lack of memory, or end the process.
+_LIMITS = ("RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_NPROC", "RLIMIT_CPU")
+# "Dynamo recompile limit exceeded"; before torch 2.7 "recompile_limit reached" and "cache_size_limit reached".
+_RECOMPILE_LIMIT = re.compile(r"(recompile|cache_size)[ _]limit")
 
 Verdict = Literal["oom", "disguised"]
 
@@ -140,3 +148,55 @@ def _linked(error: BaseException, *, contexts: bool = False) -> list[BaseExcepti
             if cause is not None and all(cause is not known for known in chain):
                 chain.append(cause)
     return chain
+
+
+def process_limits() -> dict[str, int]:
+    """Return the soft limits by name, those that are not set left out."""
+    import resource  # not on Windows
+
+    limits = {name: resource.getrlimit(getattr(resource, name))[0] for name in _LIMITS}
+    return {
+        name: limit for name, limit in limits.items() if limit != resource.RLIM_INFINITY
+    }
+
+
+def lowered_limit(before: Mapping[str, int]) -> str | None:
+    """Return a message that names a limit lower than `before`; None if there is none.
+
+    The limit is lifted again as far as possible: below it, the worker might lack the memory to answer.
+    """
+    import resource
+
+    for name, limit in process_limits().items():
+        if limit < before.get(name, limit + 1):
+            kind = getattr(resource, name)
+            _, hard = resource.getrlimit(kind)
+            resource.setrlimit(kind, (hard, hard))
+            value = (
+                format_size(limit)
+                if name in ("RLIMIT_AS", "RLIMIT_DATA")
+                else f"{limit:,}"
+            )
+            return (
+                f"the workload lowers the limit {name} of its process to {value}: the probe would measure that instead "
+                "of memory. Take resource.setrlimit out of it, and give the limit with --memory"
+            )
+    return None
+
+
+def compilations() -> int:
+    """Return how many times torch.compile has compiled a function in this process, or tried to."""
+    return int(_dynamo_counters().get("frames", {}).get("total", 0))
+
+
+def at_recompile_limit() -> bool:
+    """Return whether some function reached torch's limit of compiled versions: other shapes run it uncompiled."""
+    return any(
+        _RECOMPILE_LIMIT.search(reason)
+        for reason in _dynamo_counters().get("unimplemented", {})
+    )
+
+
+def _dynamo_counters() -> Mapping[str, Mapping[str, Any]]:
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return getattr(dynamo, "counters", {})
