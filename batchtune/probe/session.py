@@ -350,7 +350,7 @@ class _Attempt:
         return Trial.of(
             self.shape,
             outcome,
-            error,
+            error=error,
             steps=len(self.in_use),
             rest_bytes=self.meter.in_use(),
             caught=self.caught_oom is not None,

@@ -174,7 +174,9 @@ class Supervisor:
                 error = f"no answer within {limit:g} s{_hangs_at(lost)}"
             elif lost.output:
                 error += f": {_tail(lost.output, lines=3)}"
-            ran = Ran(trial=Trial.of(request.shape, lost.outcome, error), renew=True)
+            ran = Ran(
+                trial=Trial.of(request.shape, lost.outcome, error=error), renew=True
+            )
         if ran.renew:
             self._drop()
         elapsed = round(time.monotonic() - started, 6)

@@ -14,8 +14,6 @@ from batchtune.results.loader import *
 from batchtune.results.measured import *
 from batchtune.results.printed import *
 from batchtune.results.rows import *
-from batchtune.results.sampler import *
 from batchtune.results.shared import *
 from batchtune.results.stream import *
 from batchtune.results.sweep import *
-from batchtune.results.verified import *

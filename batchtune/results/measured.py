@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
 from batchtune.results.shared import (
+    PER_CENT,
     Amount,
     ByteChange,
     Bytes,
@@ -17,11 +18,14 @@ from batchtune.results.shared import (
     Measured,
     Record,
     Seed,
+    Share,
     Size,
     StepSeconds,
+    StreamAlgorithm,
     TargetLength,
     wrong_limit,
     wrong_settings,
+    wrong_table,
 )
 from batchtune.shapes import BatchShape
 
@@ -29,9 +33,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    FloatArray = npt.NDArray[np.float64]
-
 Outcome = Literal["ok", "oom", "timeout", "crash", "error"]
+DeviceName = Annotated[str, msgspec.Meta(pattern=r"^[a-z]{1,16}(:[0-9]{1,4})?$")]
+AnyLength = TypeVar("AnyLength", float, "npt.NDArray[np.float64]")
+VerifyPhase = Literal["worst", "shuffled"]
 ClosedBy = Literal["oom", "memory", "data", "timeout", "crash", "time"]
 
 
@@ -96,18 +101,17 @@ class Trial(Record, frozen=True, kw_only=True):
     at_recompile_limit: bool = False
 
     @classmethod
-    def of(
-        cls, shape: BatchShape, outcome: Outcome, error: str | None = None, **facts: Any
-    ) -> Trial:
+    def of(cls, shape: BatchShape, outcome: Outcome, **facts: Any) -> Trial:
         """Record an outcome; facts that are not given are unknown. The supervisor fills in its index and wall time."""
-        unknown = dict.fromkeys(
-            ("step_seconds", "peak_bytes", "reserved_bytes", "alloc_retries")
-        )
         made: dict[str, Any] = {
             "index": 0,
             "steps": 0,
+            "step_seconds": None,
+            "peak_bytes": None,
+            "reserved_bytes": None,
+            "alloc_retries": None,
+            "error": None,
             "elapsed_seconds": 0.0,
-            **unknown,
             **facts,
         }
         return cls(
@@ -115,7 +119,6 @@ class Trial(Record, frozen=True, kw_only=True):
             length=shape.length,
             target_length=shape.target_length,
             outcome=outcome,
-            error=error,
             **made,
         )
 
@@ -196,18 +199,14 @@ class CostModel(Record, frozen=True, kw_only=True):
     example: Amount = 0.0
     largest_error: Amount | None = None
 
-    @overload
-    def per_example(self, length: float, target_length: float = 0.0) -> float: ...
-    @overload
     def per_example(
-        self, length: FloatArray, target_length: FloatArray | float = 0.0
-    ) -> FloatArray: ...
-    def per_example(self, length: Any, target_length: Any = 0.0) -> Any:
+        self, length: AnyLength, target_length: AnyLength | float = 0.0
+    ) -> AnyLength:
         """Return the cost of one more example, in the model's unit, element by element."""
-        own = self.example + length * (
+        by_length = self.example + length * (
             self.linear + self.quadratic * length + self.cross * target_length
         )
-        return own + target_length * (
+        return by_length + target_length * (
             self.target_linear + self.target_quadratic * target_length
         )
 
@@ -245,9 +244,7 @@ class Models(Record, frozen=True, kw_only=True):
 class ProbedWith(Record, frozen=True, kw_only=True):
     """The settings of a probe that later commands read."""
 
-    device: Annotated[str, msgspec.Meta(pattern=r"^[a-z]{1,16}(:[0-9]{1,4})?$")] = (
-        "auto"
-    )
+    device: DeviceName = "auto"
     memory_bytes: Size | None = None
     memory_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     max_batch_size: Size | None = None
@@ -315,3 +312,89 @@ class Probe(Measured, frozen=True, kw_only=True):
     def is_proven(self) -> bool:
         """Whether its sizes were run alone and in turns, with a margin; not if the probe was interrupted before."""
         return all(point.trial is not None for point in self.frontier)
+
+
+class VerifyFailure(Record, frozen=True, kw_only=True):
+    """A batch of the verification that failed.
+
+    Attributes:
+        phase: Among the worst shapes, or among the shuffled batches.
+        step: Position in its phase, from 0.
+        bucket: Index of its bucket in the table.
+        outcome: `oom`, `crash` or `timeout`.
+    """
+
+    phase: VerifyPhase
+    step: Count
+    bucket: Count
+    batch_size: Size
+    length: Length
+    target_length: TargetLength | None
+    outcome: Outcome
+    error: str | None
+
+
+class Verification(Measured, frozen=True, kw_only=True):
+    """`verify.json`: the recommended batches, run for real.
+
+    Attributes:
+        bucket_boundaries, bucket_batch_sizes, max_batch_length: The table that was run, as in `sampler.yaml`.
+        pool_size, batch_overhead: How batches were cut from pools, likewise; None: they were made in buckets.
+        algorithm, buffer_size, max_padding_ratio: Of a stream's batches, as in `stream.yaml`; None without a stream.
+        worst_steps: Steps with the worst shape of each bucket, before the shuffled ones.
+        steps: Shuffled steps that passed.
+        planned_steps: Shuffled steps that were to be run.
+        epoch_batches: Batches of one epoch.
+        alloc_retries: How often the allocator emptied its cache to go on, after each shape had run once.
+        peak_bytes, reserved_bytes: The most in use, and the most held by the allocator; None where unknown.
+        rest_growth_bytes: Growth of the memory in use between steps, from the second to the last quarter of the
+            shuffled steps (of the worst shapes' steps if there are no others); None if too few passed.
+        reserved_growth_bytes: The same for the memory that the allocator holds.
+        estimated_epoch_seconds: Of this table, by the probe's step times; None without them.
+        measured_epoch_seconds: From the shuffled steps, scaled to the epoch; None if none passed.
+        time_ratio: Measured / estimated time of exactly the batches that were run.
+        time_ratio_error: Standard error of that ratio; None for fewer than four steps.
+        holds: Whether every check passed.
+        reasons: Why it does not hold, each a sentence without a full stop; empty if it holds.
+        warnings: Each a sentence without a full stop.
+    """
+
+    FORMAT: ClassVar[str] = "batchtune/verify"
+
+    bucket_boundaries: list[Length]
+    bucket_batch_sizes: list[Size]
+    max_batch_length: Length
+    worst_steps: Count
+    steps: Count
+    planned_steps: Count
+    epoch_batches: Count
+    failures: list[VerifyFailure]
+    alloc_retries: Count | None
+    peak_bytes: Bytes | None
+    reserved_bytes: Bytes | None
+    rest_growth_bytes: ByteChange | None
+    reserved_growth_bytes: ByteChange | None
+    estimated_epoch_seconds: Amount | None
+    measured_epoch_seconds: Amount | None
+    time_ratio: Annotated[Amount, PER_CENT] | None
+    time_ratio_error: Annotated[Amount, PER_CENT] | None
+    holds: bool
+    reasons: list[str]
+    warnings: list[str]
+    pool_size: Size | None = None
+    batch_overhead: Amount | None = None
+    algorithm: StreamAlgorithm | None = None
+    buffer_size: Size | None = None
+    max_padding_ratio: Share | None = None
+
+    @property
+    def of_stream(self) -> bool:
+        """Whether the batches of a stream were run."""
+        return self.algorithm is not None
+
+    def problems(self) -> Iterator[str]:
+        """Check the tables, and that the failures are in their buckets."""
+        yield from wrong_table(self.bucket_boundaries, self.bucket_batch_sizes)
+        for failure in self.failures:
+            if failure.bucket >= len(self.bucket_boundaries):
+                yield f"failures: bucket {failure.bucket} of {len(self.bucket_boundaries)}"

@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from batchtune.results.rows import EpochFigures, Row, have_times
-from batchtune.results.sampler import SamplerEvidence
 from batchtune.results.shared import (
     Amount,
     Cost,
@@ -32,6 +31,7 @@ from batchtune.results.shared import (
     wrong_settings,
     wrong_table,
 )
+from batchtune.results.sweep import SamplerEvidence
 from batchtune.units import counted, format_number
 
 Algorithm = Literal["speechbrain", "bucket", "pool", "pivot"]
