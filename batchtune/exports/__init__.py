@@ -64,16 +64,11 @@ def configs_of(tuned: Tuned) -> dict[str, str]:
         STREAM_CONFIG_FILE: lambda: render_stream_yaml(
             stream_config(tuned.needed_stream, tuned.probe)
         ),
-        **(
-            {}
-            if tuned.loader is None
-            else {LOADER_CONFIG_FILE: partial(render_loader_yaml, tuned.loader)}
-        ),
-        **{
-            export.title: partial(export.render, tuned)
-            for export in map(export_of, FRAMEWORKS)
-        },
     }
+    if tuned.loader is not None:
+        renders[LOADER_CONFIG_FILE] = partial(render_loader_yaml, tuned.loader)
+    for export in map(export_of, FRAMEWORKS):
+        renders[export.title] = partial(export.render, tuned)
     configs: dict[str, str] = {}
     for title, render in renders.items():
         with suppress(ResultError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,39 +20,39 @@ from batchtune.configs import (
     is_mapping,
     is_scalar,
     is_validation,
+    parse_yaml,
     references_in,
     walk,
 )
 from batchtune.errors import ResultError, shortened
-from batchtune.exports.templating import list_of_texts, number, one_line
+from batchtune.exports.base import Patched
+from batchtune.exports.templating import flow_list, number, one_line
 
 Value = float | list[float] | None
 
-_STANDARD_TAG = "tag:yaml.org,2002:"
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*", re.MULTILINE)
 # A key with nothing behind it, and the spaces of the next line.
 _INDENTED = re.compile(
     r"^[^\s#-][^#\n]*:(?: *!\S+)?[ \t]*(?:#.*)?\n( +)[^\s#-]", re.MULTILINE
 )
+# A setting → the older one whose place it takes.
+_REPLACED = {"bucket_boundaries": "num_buckets"}
 
 
 class RecipePatch:
     """The changes to a recipe, which messages call `name`; `paste_in` says what to do if it can't be patched."""
 
     def __init__(self, text: str, name: str, paste_in: str) -> None:
-        self.text = text
         self.paste_in = paste_in
         self.recipe = Recipe.parse(text.removeprefix("\ufeff"), one_line(name))
+        self._text = text
         # Path of a setting → the value that it gets.
-        self.wanted: dict[Keys, Value] = {}
-        self._removed: set[Keys] = set()
+        self._wanted: dict[Keys, Value] = {}
+        # These paths, and those of the settings that they replace.
+        self._changed: set[Keys] = set()
 
-    def block(
-        self, key_path: str | None, find: Callable[[str], Block | None]
-    ) -> Block | None:
-        """Return the block at a path with dots between keys, else the one that `find` returns; ResultError without."""
-        if key_path is None:
-            return find("--key-path ")
+    def block_at(self, key_path: str) -> Block:
+        """Return the mapping at a path with dots between keys; raise ResultError without one."""
         block = self.recipe.block_at(tuple(key_path.split(".")))
         if block is None:
             raise ResultError(
@@ -63,80 +63,78 @@ class RecipePatch:
 
     def number_at(self, block: Block, key: str) -> float | None:
         """Return the number that a key has in a block or around it; None without one."""
-        nearest = block.nearest(key)
-        if nearest is None:
-            return None
-        value = self._value(nearest)
+        value = self._value(block.nearest(key))
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return value
         return None
 
-    def put(
-        self,
-        block: Block,
-        key: str,
-        value: Value,
-        *,
-        before: str,
-        replaces: str | None = None,
-    ) -> None:
-        """Set a block's setting; one that it lacks takes the place of `replaces`, or is added in front of `before`.
+    def put(self, block: Block, settings: Mapping[str, Value], *, before: str) -> None:
+        """Set settings of a block; those that it lacks are added in front of `before`, else at the end.
 
         A number takes the place of a reference, which stays what it is elsewhere. Raises ResultError if a value can't
         be replaced.
         """
-        old = block.settings.get(key)
-        if old is not None and value is not None and self._value(old) == value:
-            return
+        for key, value in settings.items():
+            if value is None or self._value(block.settings.get(key)) != value:
+                self._put(block, key, value, before)
+
+    def _put(self, block: Block, key: str, value: Value, before: str) -> None:
         path = (*block.keys, key)
-        self.wanted[path] = value
+        self._wanted[path] = value
+        self._changed.add(path)
+        new = _node_of(value)
         pairs = block.node.value
         names = [name.value for name, _ in pairs]
-        if key in names:
-            index = names.index(key)
-        elif replaces in names:
-            index = names.index(replaces)
-        else:
-            pairs.insert(
-                [*names, before].index(before), (_node_of(key), _node_of(value))
-            )
+        replaced = key
+        if key not in names:
+            replaced = _REPLACED.get(key, key)
+        if replaced not in names:
+            place = [*names, before].index(before)
+            pairs.insert(place, (parse_yaml(key, key), new))
             return
-        name, old = pairs[index]
+        place = names.index(replaced)
+        name, old = pairs[place]
         if is_mapping(old) or (is_scalar(old) and old.style in ("|", ">")):
-            problem = f"{name.value} is not a number or a list that could be replaced"
+            problem = f"{replaced} is not a number or a list that could be replaced"
             raise self.recipe.wrong(old, problem, self.paste_in)
-        self._removed.add((*block.keys, name.value))
+        self._changed.add((*block.keys, replaced))
         name.value = key
-        new = _node_of(value)
         new.comment = old.comment
-        pairs[index] = (name, new)
+        pairs[place] = (name, new)
 
-    def result(self) -> str:
-        """Return the new text, checked; the given text itself if nothing changes."""
-        if not self.wanted:
-            return self.text
-        before = Recipe.parse(self.text.removeprefix("\ufeff"), self.recipe.name)
-        self._refuse_other_uses(before)
-        text = self._written()
+    def patched(self, notes: Iterable[str]) -> Patched:
+        """Return the new text, checked; the given text itself if nothing changes. `notes` get their full stops."""
+        text = self._text
+        if self._wanted:
+            before = Recipe.parse(text.removeprefix("\ufeff"), self.recipe.name)
+            self._refuse_other_uses(before)
+            text = self._written()
+            self._check(before, text)
+        return Patched(text, tuple(f"{note}." for note in notes))
+
+    def _check(self, before: Recipe, text: str) -> None:
+        """Raise ResultError if the new text lacks a comment, or has other values than those that were asked for."""
         unsafe = ResultError(
-            f"{self.recipe.name} is written in a way in which numbers can't be replaced safely",
+            f"{before.name} is written in a way in which numbers can't be replaced safely",
             self.paste_in,
         )
         try:
-            after = Recipe.parse(text, self.recipe.name)
+            after = Recipe.parse(text, before.name)
         except ResultError as error:
             raise unsafe from error
-        kept = all(comment.rstrip() in text for comment in _COMMENT.findall(self.text))
+        comments = _COMMENT.findall(self._text)
+        kept = all(comment.rstrip() in text for comment in comments)
         if not kept or self._other_values(before) != self._other_values(after):
             raise unsafe
-        for path, value in self.wanted.items():
+        for path, value in self._wanted.items():
             block = after.block_at(path[:-1])
             if block is None or after.value(block.settings[path[-1]]) != value:
                 raise unsafe
-        return text
 
-    def _value(self, node: Node) -> Any:
-        """Return what a node stands for; None if that can't be read."""
+    def _value(self, node: Node | None) -> Any:
+        """Return what a node stands for; None without one, or if that can't be read."""
+        if node is None:
+            return None
         try:
             return self.recipe.value(node)
         except ResultError:
@@ -144,13 +142,12 @@ class RecipePatch:
 
     def _refuse_other_uses(self, recipe: Recipe) -> None:
         """Refuse to change a value, or a block, that something else uses, too."""
-        changed = self._removed | self.wanted.keys()
-        blocks = {path[:-1] for path in changed}
+        blocks = {path[:-1] for path in self._changed}
         for place, target in _uses(recipe):
             shares_block = any(
                 target and block[: len(target)] == target for block in blocks
             )
-            if target in changed or (
+            if target in self._changed or (
                 shares_block and (is_validation(place) or "<<" in place)
             ):
                 raise ResultError(
@@ -162,14 +159,13 @@ class RecipePatch:
         """Return the changed nodes as text."""
         from ruamel.yaml import YAML
 
+        # The serializer keeps the names of anchors in this form only.
         for _, node in walk(self.recipe.root):
-            if isinstance(
-                node.anchor, str
-            ):  # the serializer keeps the names of anchors in this form only
+            if isinstance(node.anchor, str):
                 node.anchor = SimpleNamespace(value=node.anchor, always_dump=True)
         yaml = YAML()
         yaml.width = sys.maxsize
-        indented = _INDENTED.search(self.text)
+        indented = _INDENTED.search(self._text)
         if indented is not None:
             yaml.map_indent = len(indented[1])
         stream = io.StringIO()
@@ -178,16 +174,13 @@ class RecipePatch:
 
     def _other_values(self, recipe: Recipe) -> dict[Keys, tuple[object, ...]]:
         """Return the nodes that don't change, by path."""
-        changed = self._removed | self.wanted.keys()
         values: dict[Keys, tuple[object, ...]] = {}
         for path, node in walk(recipe.root):
-            if not any(path[:length] in changed for length in range(len(path) + 1)):
-                values[path] = (
-                    node.id,
-                    node.tag,
-                    node.anchor,
-                    node.value if is_scalar(node) else None,
-                )
+            leading = (path[:length] for length in range(len(path) + 1))
+            if self._changed.isdisjoint(leading):
+                values[path] = (node.id, node.tag, node.anchor, None)
+                if is_scalar(node):
+                    values[path] = (node.id, node.tag, node.anchor, node.value)
         return values
 
 
@@ -202,20 +195,10 @@ def _uses(recipe: Recipe) -> Iterator[tuple[Keys, Keys]]:
             yield path, target
 
 
-def _node_of(value: Value | str) -> Node:
-    from ruamel.yaml.nodes import ScalarNode, SequenceNode
-
+def _node_of(value: Value) -> Node:
+    text = "null"
     if isinstance(value, list):
-        numbers = [_number_node(text) for text in list_of_texts(value)]
-        return SequenceNode(f"{_STANDARD_TAG}seq", numbers, flow_style=True)
-    if isinstance(value, str):
-        return ScalarNode(f"{_STANDARD_TAG}str", value)
-    if value is None:
-        return ScalarNode(f"{_STANDARD_TAG}null", "null")
-    return _number_node(number(value))
-
-
-def _number_node(text: str) -> Node:
-    from ruamel.yaml.nodes import ScalarNode
-
-    return ScalarNode(f"{_STANDARD_TAG}{'float' if '.' in text else 'int'}", text)
+        text = flow_list(value)
+    elif value is not None:
+        text = number(value)
+    return parse_yaml(text, text)

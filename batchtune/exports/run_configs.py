@@ -274,9 +274,8 @@ def _read_config(
     header = document if isinstance(document, dict) else {}
     declared = header.get("format")
     if declared != kind.FORMAT:
-        named = (
-            declared if isinstance(declared, str) else None
-        )  # aliases may make the text of a list endless
+        # Aliases may make the text of a list endless.
+        named = declared if isinstance(declared, str) else None
         raise ResultError(
             f"{path} has the format {shortened(named)}; a file of the format {kind.FORMAT!r} is needed here",
             f"Give the {name} that `batchtune {command}` wrote.",
@@ -300,16 +299,12 @@ def _of_sampler(name: str, title: str, file: str) -> Export:
     def render(tuned: Tuned) -> str:
         sweep = tuned.needed_sweep
         reading = sweep.lengths.reading or ReadingRecord()
-        values = {
-            option: getattr(reading, option) for option in reading.__struct_fields__
-        }
+        options = msgspec.structs.asdict(reading).items()
         return from_template(
             f"{name}.py.j2",
             title=title,
             reading={
-                option: value
-                for option, value in values.items()
-                if isinstance(value, str)
+                option: value for option, value in options if isinstance(value, str)
             },
             config=tuned.config,
             **table_fields(Chosen(recommended_row(sweep)), tuned),

@@ -36,6 +36,8 @@ _SAMPLES: dict[str | None, str] = {
 }
 _SAMPLER = "sampler_kwargs"
 _EPOCH = "looped_nominal_epoch"
+# The option of --patch that chooses among several blocks.
+_CHOOSE = "--key-path "
 
 
 def _derived_sizes(sweep: Sweep, row: Row, cap: int | None) -> list[int]:
@@ -150,16 +152,21 @@ def patch_speechbrain(
         )
     chosen = _chosen_table(sweep)
     row = chosen.row
-    limit = LIMITS[0]
-    notes = _put_cap(patch, block, sweep, row)
-    patch.put(block, limit, sweep.max_batch_length, before=limit)
-    patch.put(
-        block,
-        "bucket_boundaries",
-        list(row.boundaries),
-        before=limit,
-        replaces="num_buckets",
-    )
+    settings: dict[str, Value] = {}
+    notes = []
+    needed_cap = _needed_cap(sweep, row)
+    cap = None
+    if "max_batch_ex" in block.settings:
+        cap = patch.number_at(block, "max_batch_ex")
+    if needed_cap is not None and (cap is None or cap > needed_cap):
+        settings["max_batch_ex"] = needed_cap
+    elif cap is not None and cap < max(row.batch_sizes):
+        notes.append(
+            f"max_batch_ex: {cap:g} is kept: batches only get smaller. --max-batch-size sweeps with it"
+        )
+    settings["max_batch_length"] = sweep.max_batch_length
+    settings["bucket_boundaries"] = list(row.boundaries)
+    patch.put(block, settings, before="max_batch_length")
     notes += [*chosen.remarks, *LengthLimits.of(sweep).left_out]
     unproven = unproven_sizes(row)
     if unproven is not None:
@@ -169,42 +176,30 @@ def patch_speechbrain(
     leaving_out = _leaving_out(sweep)
     if leaving_out is not None:
         notes.append(f"Leave them out in train.py, too: {leaving_out}")
-    return Patched(patch.result(), tuple(f"{note}." for note in notes))
+    return patch.patched(notes)
 
 
 def _sampler_block(patch: RecipePatch, key_path: str | None) -> Block:
     """Return the settings of the DynamicBatchSampler; raise ResultError without any."""
     recipe = patch.recipe
     problem = "has no settings of a DynamicBatchSampler (max_batch_length)"
-    block = patch.block(key_path, recipe.training_block)
+    if key_path is None:
+        block = recipe.training_block(_CHOOSE)
+    else:
+        block = patch.block_at(key_path)
     if block is None:
         raise ResultError(f"{recipe.name} {problem}", patch.paste_in)
     recipe.check_block(block)
-    old = [key for key in _OLD_NAMES if key in block.settings]
-    if old:
-        raise recipe.wrong(
-            block.settings[old[0]],
-            f"{old[0]} is of SpeechBrain before 1.0, whose recipes pass no bucket_boundaries on",
-            f"Pass all settings to DynamicBatchSampler in train.py. {patch.paste_in}",
-        )
+    for key in _OLD_NAMES:
+        if key in block.settings:
+            raise recipe.wrong(
+                block.settings[key],
+                f"{key} is of SpeechBrain before 1.0, whose recipes pass no bucket_boundaries on",
+                f"Pass all settings to DynamicBatchSampler in train.py. {patch.paste_in}",
+            )
     if not block.has_any((*LIMITS, *BUCKETS)):
         raise recipe.wrong(block.node, f"{block.path} {problem}", patch.paste_in)
     return block
-
-
-def _put_cap(patch: RecipePatch, block: Block, sweep: Sweep, row: Row) -> list[str]:
-    """Put the `max_batch_ex` that the row needs, or keep a smaller one, and return what to say of it."""
-    needed = _needed_cap(sweep, row)
-    cap = None
-    if "max_batch_ex" in block.settings:
-        cap = patch.number_at(block, "max_batch_ex")
-    if needed is not None and (cap is None or cap > needed):
-        patch.put(block, "max_batch_ex", needed, before=LIMITS[0])
-    elif cap is not None and cap < max(row.batch_sizes):
-        return [
-            f"max_batch_ex: {cap:g} is kept: batches only get smaller. --max-batch-size sweeps with it"
-        ]
-    return []
 
 
 def _chosen_stream(sweep: StreamSweep) -> Chosen[StreamRow]:
@@ -223,26 +218,26 @@ def _render_stream(tuned: Tuned) -> str:
     fields = stream_fields(chosen, tuned)
     in_samples = _SAMPLES.get(sweep.lengths.unit, "{}")
     limits = fields["limits"]
-    shortest = number(_least_counted(sweep, in_samples != "{}"))
+    shortest = number(_shortest_counted(sweep, in_samples != "{}"))
     if limits.shortest is not None:
         shortest = in_samples.format(number(limits.shortest))
     lengths = {"min_sample_len": shortest}
     if limits.longest is not None:
         lengths["max_sample_len"] = in_samples.format(number(limits.longest))
-    most = None
+    max_numel = None
     if row.max_batch_numel is not None:
-        most = in_samples.format(number(row.max_batch_numel))
+        max_numel = in_samples.format(number(row.max_batch_numel))
     return from_template(
         "speechbrain_stream.py.j2",
         rate=sweep.lengths.unit in _SAMPLES,
         target=in_samples.format(number(row.target_batch_numel or 0.0)),
-        most=most,
+        most=max_numel,
         sample_lengths=lengths,
         **fields,
     )
 
 
-def _least_counted(sweep: StreamSweep, in_samples: bool) -> float:
+def _shortest_counted(sweep: StreamSweep, in_samples: bool) -> float:
     """Return the shortest length that is no empty example: one sample, token or millisecond; a part of a second."""
     lengths = sweep.lengths
     if in_samples or lengths.unit not in ("s", None):
@@ -289,8 +284,7 @@ def patch_stream(
         sampler["max_batch_numel"] = scaled(row.max_batch_numel)
     if row.max_batch_size is not None:
         sampler["max_batch_size"] = row.max_batch_size
-    for key, value in sampler.items():
-        patch.put(block, key, value, before=STREAM_LIMITS[0])
+    patch.put(block, sampler, before=STREAM_LIMITS[0])
     outer = block
     if block.keys[-1:] == (_SAMPLER,):
         outer = Block(block.chain[:-1], block.keys[:-1])
@@ -300,40 +294,41 @@ def patch_stream(
     if given.shortest is not None:
         function["min_sample_len"] = scaled(given.shortest)
     elif "min_sample_len" not in outer.settings:
-        function["min_sample_len"] = _least_counted(sweep, rate is not None)
+        function["min_sample_len"] = _shortest_counted(sweep, rate is not None)
     if limits.longest is not None and (
         given.longest is not None or "max_sample_len" not in outer.settings
     ):
         function["max_sample_len"] = scaled(limits.longest)
-    for key, value in function.items():
-        patch.put(outer, key, value, before=_SAMPLER)
+    patch.put(outer, function, before=_SAMPLER)
     notes = [*chosen.remarks, *limits.left_out]
     if rate is not None:
         notes.append(
             f"The numels count samples, {format_number(rate)} a second (sample_rate)"
         )
     batches = batches_per_rank(row, sweep)
-    loader = patch.recipe.the_one_for_training(
-        patch.recipe.blocks_with((_EPOCH,)), "--key-path "
-    )
+    loaders = patch.recipe.blocks_with((_EPOCH,))
+    loader = patch.recipe.the_one_for_training(loaders, _CHOOSE)
     if loader is not None:
-        patch.put(loader, _EPOCH, batches, before=_EPOCH)
+        patch.put(loader, {_EPOCH: batches}, before=_EPOCH)
     else:
         notes.append(
             f"Give make_dataloader {_EPOCH}={batches}, the batches of an epoch on each rank"
         )
-    return Patched(patch.result(), tuple(f"{note}." for note in notes))
+    return patch.patched(notes)
 
 
 def _stream_block(patch: RecipePatch, key_path: str | None) -> Block:
     """Return the mapping with the sampler's arguments; raise ResultError without one."""
     recipe = patch.recipe
-    block = patch.block(key_path, recipe.stream_block)
+    if key_path is None:
+        block = recipe.stream_block(_CHOOSE)
+    else:
+        block = patch.block_at(key_path)
     if block is not None:
-        for found in (recipe.block_at((*block.keys, _SAMPLER)), block):
-            if found is not None and found.has_any(STREAM_LIMITS):
-                recipe.check_block(found)
-                return found
+        for candidate in (recipe.block_at((*block.keys, _SAMPLER)), block):
+            if candidate is not None and candidate.has_any(STREAM_LIMITS):
+                recipe.check_block(candidate)
+                return candidate
     raise ResultError(
         f"{recipe.name} has no settings of dynamic_bucketed_batch (target_batch_numel)",
         patch.paste_in,

@@ -17,7 +17,6 @@ from batchtune.loaders import kind_of
 from batchtune.results import (
     LOADER_CONFIG_FILE,
     TORCH_ARGUMENTS,
-    Arguments,
     ReadingRecord,
     Row,
     StreamRow,
@@ -139,17 +138,12 @@ def number(value: float) -> str:
     return format(Decimal(repr(float(value))), "f")
 
 
-def list_of_texts(values: Sequence[float]) -> list[str]:
-    """Write the numbers of a list: with a decimal point in all, if one needs it."""
-    texts = [number(value) for value in values]
-    if not any("." in text for text in texts):
-        return texts
-    return [text if "." in text else f"{text}.0" for text in texts]
-
-
 def flow_list(values: Sequence[float]) -> str:
-    """Write `[3.995, 5.825, 15.0]`."""
-    return f"[{', '.join(list_of_texts(values))}]"
+    """Write `[3.995, 5.825, 15.0]`: with a decimal point in all numbers, if one needs it."""
+    texts = [number(value) for value in values]
+    if any("." in text for text in texts):
+        texts = [text if "." in text else f"{text}.0" for text in texts]
+    return f"[{', '.join(texts)}]"
 
 
 class LengthLimits(NamedTuple):
@@ -233,44 +227,36 @@ def _scaled(limit: float | None, factor: float) -> float | None:
     return None if limit is None else float(f"{limit * factor:.12g}")
 
 
-class Loading(NamedTuple):
-    """The recommended arguments of torch's DataLoader that a framework can express; empty without a recommendation.
+def _loader_fields(tuned: Tuned, expresses: Collection[str]) -> dict[str, Any]:
+    """Return the recommended arguments of torch's DataLoader that a framework can express, and remarks on them.
 
-    `remarks` say what was measured and what else is recommended, without a full stop.
+    The remarks say what was measured and what else is recommended, without a full stop. Both are empty without a
+    recommendation.
     """
-
-    arguments: Arguments
-    remarks: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, tuned: Tuned, expresses: Collection[str] = TORCH_ARGUMENTS) -> Loading:
-        """Return the arguments that a run recommends."""
-        loader = tuned.loader
-        if (
-            loader is None
-            or loader.recommended_row is None
-            or not kind_of(loader.kind).IS_DATALOADER
-        ):
-            return cls({})
-        row = loader.recommended_row
-        arguments = {
-            name: value for name, value in row.arguments.items() if value is not None
-        }
-        beyond = [
-            f"{name}={argument_text(value)}"
-            for name, value in arguments.items()
-            if name not in expresses
-        ]
-        measured = f"`batchtune tune-loader` measured the arguments of {LOADER_CONFIG_FILE}: {row.rate_words}"
-        if row.gpu_idle is not None:
-            measured += f", and a step that waits for data {format_percent(row.gpu_idle)} of the time"
-        remarks = [measured]
-        if beyond:
-            remarks.append(f"Also recommended, and not set here: {', '.join(beyond)}")
-        return cls(
-            {name: arguments[name] for name in expresses if name in arguments},
-            tuple(remarks),
-        )
+    loader = tuned.loader
+    if (
+        loader is None
+        or loader.recommended_row is None
+        or not kind_of(loader.kind).IS_DATALOADER
+    ):
+        return {"loader": {}, "loading": []}
+    row = loader.recommended_row
+    arguments = {
+        name: value for name, value in row.arguments.items() if value is not None
+    }
+    beyond = [
+        f"{name}={argument_text(value)}"
+        for name, value in arguments.items()
+        if name not in expresses
+    ]
+    measured = f"`batchtune tune-loader` measured the arguments of {LOADER_CONFIG_FILE}: {row.rate_words}"
+    if row.gpu_idle is not None:
+        measured += f", and a step that waits for data {format_percent(row.gpu_idle)} of the time"
+    remarks = [measured]
+    if beyond:
+        remarks.append(f"Also recommended, and not set here: {', '.join(beyond)}")
+    expressed = {name: arguments[name] for name in expresses if name in arguments}
+    return {"loader": expressed, "loading": remarks}
 
 
 def table_fields(
@@ -286,14 +272,12 @@ def table_fields(
     unproven = unproven_sizes(row)
     if unproven is not None:
         about += f"; {unproven} (`batchtune report` says why)"
-    loading = Loading.of(tuned, expresses)
     return {
         "about_row": about,
         **_sweep_fields(chosen, sweep),
         "limits": LengthLimits.of(sweep),
         "seed": sweep.settings.get("seed", 0),
-        "loader": loading.arguments,
-        "loading": loading.remarks,
+        **_loader_fields(tuned, expresses),
     }
 
 
@@ -313,8 +297,9 @@ def stream_fields(
     )
     if row.unproven:
         about += f"; {format_number(row.unproven)} batches are larger than what is proven to fit"
-    loading = Loading.of(tuned, expresses)
+    loading = _loader_fields(tuned, expresses)
     return {
+        **loading,
         "about_row": about,
         **_sweep_fields(chosen, sweep),
         "limits": LengthLimits.of_stream(sweep),
@@ -323,8 +308,7 @@ def stream_fields(
         "seed": streamed.seed,
         "shard_shuffle": streamed.shuffle_shards or False,
         "sample_shuffle": streamed.shuffle_buffer or False,
-        "loader": loading.arguments or {"num_workers": workers},
-        "loading": loading.remarks,
+        "loader": loading["loader"] or {"num_workers": workers},
     }
 
 
