@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from batchtune.reports.json_format import Report
+from batchtune.reports.page import Report
 from batchtune.results import (
     Doctor,
     Exported,

@@ -28,8 +28,8 @@ from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Probe, WorkloadRecord, read_result, write_result
+from batchtune.verify import verify
 from batchtune.verify.plan import VerifyPlan, VerifySettings, subject_of
-from batchtune.verify.verifying import verify
 
 SETTINGS = ProbeSettings(
     workload="builtin:transformer-lm",

@@ -83,7 +83,7 @@ def made_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
     modules = (
         "batchtune.probe.probing",
-        "batchtune.verify.verifying",
+        "batchtune.verify",
         "benchmarks.frontier",
     )
     for module in modules:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from batchtune.results import Device, Row, StreamRow, Trial
     from batchtune.results.shared import Result
     from batchtune.shapes import BatchShape
-    from batchtune.verify.verifying import VerifyProgress
+    from batchtune.verify import VerifyProgress
 
 _FIRST_LINE_AFTER_SECONDS = 10.0
 _SILENT_SECONDS = 30.0  # at most, in a log

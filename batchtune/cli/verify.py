@@ -267,8 +267,8 @@ def verify_with_progress(
     plan: VerifyPlan, folder: Path, asked: Mapping[str, Any], *, quiet: bool
 ) -> Verification:
     """Run a plan with a progress bar, and write `verify.json`; `asked` has the fields of `ProbeSettings` to change."""
+    from batchtune.verify import run_verify
     from batchtune.verify.plan import subject_of
-    from batchtune.verify.verifying import run_verify
 
     subject = subject_of(plan.lengths, plan.probe, asked, folder)
     epoch = len(plan.first_epoch)

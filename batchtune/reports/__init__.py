@@ -1,24 +1,187 @@
-"""Results → terminal, Markdown, HTML, JSON: one module per format, each with `render(results) -> str`.
+"""Results → terminal, Markdown, HTML, JSON: a run folder, read and checked here, and one module per format.
 
-`run` reads the records, a module for each kind of result makes its `Section`, and `page` puts the sections together. A
-format knows nothing else.
+A module for each kind of result makes its `Section`, and `page` puts the sections together. A format knows nothing
+else.
 """
 
 from __future__ import annotations
 
+import itertools
+import shlex
+from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from batchtune.reports.run import RunResults, load_run
-
-__all__ = ["FORMATS", "RunResults", "load_run", "render"]
+from batchtune.errors import ResultError
+from batchtune.loaders import read_tuning
+from batchtune.results import (
+    LOADER_FILE,
+    PROBE_FILE,
+    STREAM_FILE,
+    SWEEP_FILE,
+    VERIFY_FILE,
+    Drift,
+    LengthsSummary,
+    LoaderTuning,
+    Probe,
+    StreamSweep,
+    Sweep,
+    Verdict,
+    Verification,
+    read_result,
+)
 
 # Format → the module that renders it, imported on first use: jinja2 and rich are slow to start.
 FORMATS = {
     "terminal": "batchtune.reports.terminal",
     "markdown": "batchtune.reports.markdown",
     "html": "batchtune.reports.html",
-    "json": "batchtune.reports.json_format",
+    "json": "batchtune.reports.page",
 }
+# Where the command line puts files unless the user names another folder; commands that are proposed need not name it.
+DEFAULT_FOLDER = Path("batchtune-run")
+
+
+class Kind(NamedTuple):
+    """A kind of result: its record, file, command and what sentences call it."""
+
+    record: type[Probe | Sweep | StreamSweep | LoaderTuning]
+    file: str
+    command: str
+    words: str
+
+
+# Field of `RunResults` → the kind of result that it holds.
+KINDS = {
+    "probe": Kind(Probe, PROBE_FILE, "probe-oom", "the probe"),
+    "sweep": Kind(Sweep, SWEEP_FILE, "sweep-buckets", "the sweep"),
+    "stream": Kind(
+        StreamSweep,
+        STREAM_FILE,
+        "sweep-stream",
+        "the sweep of the stream",
+    ),
+    "loader": Kind(
+        LoaderTuning,
+        LOADER_FILE,
+        "tune-loader",
+        "the tuning of the loader",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResults:
+    """The results of one run: a probe, a sweep, a stream's sweep, a loader's tuning, or several of them.
+
+    None: the file does not exist.
+
+    Attributes:
+        name: Name of the run folder, without the path to it.
+        verdicts: One for each rule that the run was held to.
+        drift: How far other lengths are from the run's.
+        folder: The folder as the user named it; only commands that are proposed name it.
+    """
+
+    name: str
+    probe: Probe | None = None
+    sweep: Sweep | None = None
+    verification: Verification | None = None
+    verdicts: tuple[Verdict, ...] = ()
+    drift: Drift | None = None
+    folder: Path = DEFAULT_FOLDER
+    stream: StreamSweep | None = None
+    loader: LoaderTuning | None = None
+
+    @property
+    def main(self) -> Sweep | StreamSweep | Probe | LoaderTuning:
+        """The sweep, or that of a stream, or the probe, or a loader's tuning: they agree on the lengths."""
+        main = self.sweep or self.stream or self.probe or self.loader
+        assert main is not None
+        return main
+
+    @property
+    def as_argument(self) -> str:
+        """The folder as the argument of a proposed command, with a space before it; empty for the default one."""
+        if self.folder == DEFAULT_FOLDER:
+            return ""
+        return f" {shlex.quote(str(self.folder))}"
+
+    @property
+    def as_option(self) -> str:
+        """The same as an option: ` --run FOLDER`."""
+        return f" --run{self.as_argument}" if self.as_argument else ""
+
+    @property
+    def workload_flags(self) -> str:
+        """The flags that name the user's own training step, which `verify` runs only if the user names it.
+
+        A result file from a stranger may name any function: only a Python file's name is repeated.
+        """
+        if self.probe is None or self.probe.workload.spec.startswith("builtin:"):
+            return ""
+        spec = "W"
+        if ".py:" in self.probe.workload.spec:
+            spec = shlex.quote(self.probe.workload.spec)
+        options = " --set ..." if self.probe.workload.options else ""
+        return f" --workload {spec}{options}"
+
+    @property
+    def lengths(self) -> LengthsSummary | None:
+        """The data set that the results are about; None for a loader's tuning alone that knows no lengths."""
+        return self.main.lengths
+
+
+def load_run(folder: Path) -> RunResults:
+    """Read the results in a run folder.
+
+    Raises:
+        ResultError: The folder is missing or holds none of `probe.json`, `sweep.json`, `stream.json` and
+            `loader.json`; one of them can't be read, or is edited or damaged; or they are of different data.
+    """
+    commands = ", ".join(
+        f"`batchtune {kind.command}` writes {kind.file}" for kind in KINDS.values()
+    )
+    hint = f"With --run {folder}, {commands}, and `batchtune tune MANIFEST --workload W` the first two."
+    if not folder.is_dir():
+        raise ResultError(f"There is no run folder {folder}", hint)
+    results: dict[str, Any] = {}
+    for name, kind in KINDS.items():
+        path = folder / kind.file
+        if path.exists():
+            results[name] = (
+                read_tuning(path)
+                if name == "loader"
+                else read_result(path, kind.record)
+            )
+    if not results:
+        files = " nor ".join(kind.file for kind in KINDS.values())
+        raise ResultError(f"{folder} holds neither {files}", hint)
+    with_lengths = [
+        name for name, result in results.items() if result.lengths is not None
+    ]
+    for name, other_name in itertools.pairwise(with_lengths):
+        lengths = results[name].lengths
+        other = results[other_name].lengths
+        if lengths.fingerprint != other.fingerprint:
+            raise ResultError(
+                f"{folder / KINDS[name].file} and {folder / KINDS[other_name].file} are of different data: "
+                f"{_described(lengths)} and {_described(other)}",
+                "Create the older one again, from the same manifest and with the same filters.",
+            )
+    verify = folder / VERIFY_FILE
+    verification = read_result(verify, Verification) if verify.exists() else None
+    return RunResults(
+        name=folder.resolve().name or "run",
+        folder=folder,
+        verification=verification,
+        **results,
+    )
+
+
+def _described(lengths: LengthsSummary) -> str:
+    return f"{lengths.count:,} examples (fingerprint {lengths.fingerprint[:12]})"
 
 
 def render(report_format: str, results: RunResults) -> str:

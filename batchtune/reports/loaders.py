@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from batchtune.loaders import kind_of
-from batchtune.reports.run import RunResults
+from batchtune.reports import RunResults
 from batchtune.reports.section import (
     UNKNOWN,
     Section,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from batchtune.reports import RunResults
 from batchtune.reports.page import Page, build_page
-from batchtune.reports.run import RunResults
 from batchtune.reports.section import Table
 
 MAX_BYTES = 60_000

@@ -8,7 +8,7 @@ from typing import get_args
 
 from msgspec.structs import asdict
 
-from batchtune.reports.run import RunResults
+from batchtune.reports import RunResults
 from batchtune.reports.section import (
     UNKNOWN,
     Section,

@@ -1,4 +1,4 @@
-"""Pages: all that a report says, in the order of its sections, before any format; and what a machine offers.
+"""Pages: all that a report says, in the order of its sections; the same as JSON; and what a machine offers.
 
 To add a kind of result: a function that returns its `Section`, and a line in `SECTIONS`.
 """
@@ -8,14 +8,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
+from batchtune.reports import RunResults
 from batchtune.reports.loaders import loader_section
 from batchtune.reports.measured import probe_section, verification_section
-from batchtune.reports.run import RunResults
 from batchtune.reports.section import Section, Table, clean, known, make_table
 from batchtune.reports.streams import stream_section
 from batchtune.reports.sweeps import sweep_section
-from batchtune.results import Doctor, DoctorCpu, DoctorGpu, DoctorTorch, Drift, Verdict
+from batchtune.results import (
+    Doctor,
+    DoctorCpu,
+    DoctorGpu,
+    DoctorTorch,
+    Drift,
+    LoaderTuning,
+    Probe,
+    Result,
+    StreamSweep,
+    Sweep,
+    Verdict,
+    Verification,
+    encode,
+    meta_of,
+)
 from batchtune.trust import busy_with
 from batchtune.units import (
     counted,
@@ -72,6 +88,22 @@ class Page:
         return list(warnings)
 
 
+class Report(Result, frozen=True, kw_only=True):
+    """The document that `batchtune report --format json` writes."""
+
+    FORMAT: ClassVar[str] = "batchtune/report"
+
+    summary: list[str]
+    warnings: tuple[str, ...] = ()
+    probe: Probe | None
+    sweep: Sweep | None
+    verification: Verification | None = None
+    verdicts: tuple[Verdict, ...] = ()
+    drift: Drift | None = None
+    stream: StreamSweep | None = None
+    loader: LoaderTuning | None = None
+
+
 def build_page(run: RunResults) -> Page:
     """Lay out a run's results: what went wrong first, then the main result, then what supports it."""
     main, *others = [
@@ -107,6 +139,27 @@ def build_page(run: RunResults) -> Page:
     return replace(
         page, next_steps=[(clean(command), purpose) for command, purpose in next_steps]
     )
+
+
+def render(results: RunResults) -> str:
+    """Return a run's report as JSON: the summary, the warnings and the result files, whole.
+
+    The same results give the same bytes, wherever the run folder lies.
+    """
+    page = build_page(results)
+    report = Report(
+        meta=meta_of(Report),
+        summary=page.summary,
+        warnings=tuple(page.warnings),
+        probe=results.probe,
+        sweep=results.sweep,
+        verification=results.verification,
+        verdicts=results.verdicts,
+        drift=results.drift,
+        stream=results.stream,
+        loader=results.loader,
+    )
+    return encode(report).decode()
 
 
 def build_verification_page(run: RunResults) -> Page:

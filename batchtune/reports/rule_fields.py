@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from batchtune.reports import KINDS, RunResults
 from batchtune.reports.measured import mismatch
-from batchtune.reports.run import KINDS, RunResults
 from batchtune.results import (
     Drift,
     LoaderRow,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from batchtune.lengths import SPEECH_UNITS
-from batchtune.reports.run import RunResults
-from batchtune.reports.section import Section, Table, format_share, known, make_table
-from batchtune.reports.swept import (
+from batchtune.reports import RunResults
+from batchtune.reports.section import (
     CURRENT,
     AnyRow,
+    Section,
+    Table,
     Times,
     advantage,
     better_current,
@@ -17,6 +18,9 @@ from batchtune.reports.swept import (
     cost_cells,
     current_name,
     described_current,
+    format_share,
+    known,
+    make_table,
     sizes_table,
     swept_warnings,
 )

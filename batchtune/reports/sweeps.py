@@ -6,17 +6,12 @@ from collections.abc import Iterator
 
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.lengths import SPEECH_UNITS
-from batchtune.reports.run import RunResults
+from batchtune.reports import RunResults
 from batchtune.reports.section import (
+    CURRENT,
     UNKNOWN,
     Section,
     Table,
-    format_shape,
-    known,
-    make_table,
-)
-from batchtune.reports.swept import (
-    CURRENT,
     Times,
     advantage,
     better_current,
@@ -24,6 +19,9 @@ from batchtune.reports.swept import (
     cost_cells,
     current_name,
     described_current,
+    format_shape,
+    known,
+    make_table,
     sizes_table,
     swept_warnings,
 )

@@ -11,8 +11,8 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from batchtune.reports import RunResults
 from batchtune.reports.page import Page, build_page
-from batchtune.reports.run import RunResults
 from batchtune.reports.section import TIMES, UNKNOWN, Table
 from batchtune.units import counted
 

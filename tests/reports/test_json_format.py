@@ -9,8 +9,7 @@ from pathlib import Path
 from report_records import made_probe, made_sweep, made_verification
 
 from batchtune.reports import RunResults
-from batchtune.reports.json_format import Report, render
-from batchtune.reports.page import build_page
+from batchtune.reports.page import Report, build_page, render
 from batchtune.results import read_result
 
 RESULTS = RunResults(

@@ -22,8 +22,8 @@ from batchtune.lengths import Lengths
 from batchtune.probe.supervisor import Ran
 from batchtune.results import Probe, SamplerConfig, Verification, WorkloadRecord
 from batchtune.shapes import BatchShape
+from batchtune.verify import VerifyProgress, verify
 from batchtune.verify.plan import VerifyPlan, VerifySettings
-from batchtune.verify.verifying import VerifyProgress, verify
 
 LENGTHS = Lengths.of(np.random.default_rng(0).integers(1, 31, 2000))
 FITS = made_config([5.0, 12.0, 30.0], [180, 75, 30])

@@ -20,8 +20,8 @@ from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.results import StreamConfig, Verification, WorkloadRecord
 from batchtune.streams.simulated import Sharding, StoredStream
+from batchtune.verify import verify
 from batchtune.verify.plan import VerifyPlan, VerifySettings
-from batchtune.verify.verifying import verify
 
 BOUNDARIES = [5.0, 12.0, 30.0]
 VALUES = np.random.default_rng(0).integers(1, 31, 2000).astype(np.float64)

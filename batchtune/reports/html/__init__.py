@@ -17,9 +17,9 @@ from importlib.resources import files
 
 import msgspec
 
+from batchtune.reports import RunResults
 from batchtune.reports.html.charts import figures
 from batchtune.reports.page import build_page
-from batchtune.reports.run import RunResults
 
 # These, and `<`, could end or open something inside a script element; all are inside JSON's strings.
 _ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}

@@ -14,12 +14,17 @@ from itertools import count, cycle
 from typing import Any
 
 from batchtune.loaders import kind_of
+from batchtune.reports import RunResults
 from batchtune.reports.loaders import row_cells, setting_name
-from batchtune.reports.run import RunResults
-from batchtune.reports.section import clean, format_shape, spread
+from batchtune.reports.section import (
+    Times,
+    clean,
+    current_name,
+    format_shape,
+    spread,
+)
 from batchtune.reports.streams import MAP_STYLE, algorithm_name
 from batchtune.reports.sweeps import series_name
-from batchtune.reports.swept import Times, current_name
 from batchtune.results import (
     Costed,
     LoaderTuning,
