@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import itertools
 import math
 import os
 import re
@@ -42,6 +41,11 @@ _FILES_AT_ONCE = 2000
 _MOST_EXPANSIONS = 1_000_000
 # NeMo's own braces, which shells leave alone: shard__OP_0..7_CL_.tar.
 _NEMO_BRACES = re.compile(r"_OP_([^{}]*?)_CL_")
+# What braceexpand takes as a range of numbers or of letters, and the signs that build lists.
+_PARTS_OF_BRACES = re.compile(
+    r"\{(?P<first>-?\d+)\.\.(?P<last>-?\d+)(?:\.\.-?(?P<step>\d+))?\}"
+    r"|\{[A-Za-z]\.\.[A-Za-z](?:\.\.-?\d+)?\}|[{},]"
+)
 # What Hugging Face's datasets keep next to a data set.
 _CACHE = re.compile(r"(?:^|/)cache-[^/]*\.arrow$")
 
@@ -114,17 +118,41 @@ def _expanded_braces(spec: str) -> list[str]:
     pattern = _NEMO_BRACES.sub(r"{\1}", spec)
     if pattern.count("{") != pattern.count("}"):
         return [spec]
-    names = list(
-        itertools.islice(
-            braceexpand(f"{{{pattern},}}", escape=False), _MOST_EXPANSIONS + 1
-        )
-    )
-    if len(names) > _MOST_EXPANSIONS:
+    pattern = f"{{{pattern},}}"
+    if _num_expansions(pattern) > _MOST_EXPANSIONS:
         hint = f"At most {_MOST_EXPANSIONS:,} can be named at once."
         raise ManifestError(
             f"{shortened(spec)} means more than {_MOST_EXPANSIONS:,} files", hint
         )
+    names = braceexpand(pattern, escape=False)
     return [name.strip() for name in names if name.strip()] or [spec]
+
+
+def _num_expansions(pattern: str) -> int:
+    """Return the number of names that a pattern's braces stand for.
+
+    It is counted first because braceexpand holds every number of a range and every name of an inner brace at once.
+    """
+    # For every open brace, the names before its last comma, and those since. A comma outside braces is a character.
+    before_comma = [0]
+    since_comma = [1]
+    for match in _PARTS_OF_BRACES.finditer(pattern):
+        part = match[0]
+        if match["first"]:
+            span = abs(int(match["last"]) - int(match["first"]))
+            since_comma[-1] *= span // (int(match["step"] or 1) or 1) + 1
+        elif part == "{":
+            before_comma.append(0)
+            since_comma.append(1)
+        elif part not in ("}", ","):
+            since_comma[-1] *= len(list(braceexpand(part)))
+        elif len(since_comma) > 1:
+            before_comma[-1] += since_comma[-1]
+            since_comma[-1] = 1
+            if part == "}":
+                since_comma.pop()
+                since_comma[-1] *= before_comma.pop()
+    return since_comma[0]
 
 
 def _sources_at(

@@ -94,7 +94,15 @@ def test_an_empty_name_is_an_error(tmp_path: Path) -> None:
         expand("", None)
 
 
-@pytest.mark.parametrize("spec", ["{0..99999999}", "{0..9999}{0..9999}"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "{0..99999999}",
+        "{0..9999}{0..9999}",
+        "a,{{0..9999..2}{a..z}{a..z},b}",
+        "_OP_0..99999999_CL_",
+    ],
+)
 def test_absurdly_many_files_are_an_error(spec: str) -> None:
     with pytest.raises(ManifestError, match="means"):
         expand(spec, None)
