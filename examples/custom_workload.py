@@ -1,7 +1,6 @@
 """A workload of your own, for --workload examples/custom_workload.py:TinyTagger."""
 
-import torch
-from torch import nn
+from torch import nn, optim, randint
 
 
 class TinyTagger:
@@ -12,29 +11,20 @@ class TinyTagger:
 
     def setup(self, device):
         """Builds the model and its optimizer, once."""
-        embed, classify = (
-            nn.Embedding(self.vocab, self.dim),
-            nn.Linear(self.dim, self.tags),
-        )
-        encode = nn.TransformerEncoderLayer(
-            self.dim, nhead=4, dim_feedforward=256, batch_first=True
-        )
-        self.model = nn.Sequential(embed, encode, classify).to(device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        encode = nn.TransformerEncoderLayer(self.dim, 4, 256, batch_first=True)
+        classify = nn.Linear(self.dim, self.tags)
+        self.model = nn.Sequential(nn.Embedding(self.vocab, self.dim), encode, classify)
+        self.optimizer = optim.AdamW(self.model.to(device).parameters())
 
     def make_batch(self, shape):
-        """Makes a padded batch of that shape on the device; what is in it does not matter."""
-        size, device = (
-            (shape.batch_size, int(shape.length)),
-            self.model[0].weight.device,
-        )
-        return torch.randint(self.vocab, size, device=device), torch.randint(
-            self.tags, size, device=device
-        )
+        """Makes a padded batch of that shape on the device; its values do not matter."""
+        size = (shape.batch_size, int(shape.length))
+        device = self.model[0].weight.device
+        return [randint(n, size, device=device) for n in (self.vocab, self.tags)]
 
     def step(self, batch):
         """Runs one full training step, as your own training does."""
         self.optimizer.zero_grad()
-        scores = self.model(batch[0])
-        nn.functional.cross_entropy(scores.flatten(0, 1), batch[1].flatten()).backward()
+        scores = self.model(batch[0]).flatten(0, 1)
+        nn.functional.cross_entropy(scores, batch[1].flatten()).backward()
         self.optimizer.step()
