@@ -73,16 +73,18 @@ def serve(
         signal.signal(
             number, lambda number, frame: None
         )  # its number arrives through the pipe
-    ends = []
+    supervisor_ends = []
     with contextlib.suppress(AttributeError, OSError):  # a kernel before Linux 5.3
-        ends.append(os.pidfd_open(supervisor))
+        supervisor_ends.append(os.pidfd_open(supervisor))
     if os.getppid() != supervisor:
         os._exit(0)
-    inherited = [control.fileno(), wakeup, wake, *ends]
+    inherited = [control.fileno(), wakeup, wake, *supervisor_ends]
     worker = 0
     exit_codes: dict[int, int] = {}
     with contextlib.suppress(OSError):  # the supervisor is gone
-        while not set(ends) & set(woken := ready([control, wakeup, *ends])):
+        while not set(supervisor_ends) & set(
+            woken := ready([control, wakeup, *supervisor_ends])
+        ):
             if wakeup in woken and _STOPPING_SIGNALS & set(os.read(wakeup, 4096)):
                 break
             message = b""
@@ -127,7 +129,7 @@ def _fork(
     output: int,
     folder: int,
 ) -> int:
-    """Fork a worker, into a session of its inherited; the kernel kills it if this process is killed."""
+    """Fork a worker, into a session of its own; the kernel kills it if this process is killed."""
     nursery = os.getpid()
     with warnings.catch_warnings():
         warnings.simplefilter(

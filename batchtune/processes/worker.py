@@ -108,7 +108,6 @@ class Nursery:
         self._replies = msgspec.json.Decoder(replies)
         self._mark = f"{os.getpid()}-{next(_numbers)}-{secrets.token_hex(4)}"
         self._process: subprocess.Popen[bytes] | None = None
-        self._started = False
         self._exit_code: int | None = None
 
     def start_worker(self) -> None:
@@ -121,7 +120,6 @@ class Nursery:
         if self._process is None or self._process.poll() is not None:
             self._start()
         self._oom_kills = oom_kills()
-        self._started = False
         self._exit_code = None
         self._said = b""
         self._channel, worker_end = socket.socketpair()
@@ -138,13 +136,7 @@ class Nursery:
             )
         os.close(writing)
         os.close(folder)
-        deadline = time.monotonic() + _IMPORTING_SECONDS
-        while (
-            not self._started
-            and self._exit_code is None
-            and (left := deadline - time.monotonic()) > 0
-        ):
-            self._listen(left)
+        self._listen(_IMPORTING_SECONDS)  # it answers `started`
         self._output = bytearray()
         self._reader = threading.Thread(
             target=_drain, args=[output, self._output], daemon=True
@@ -181,10 +173,7 @@ class Nursery:
         if self._ended() is None:
             with contextlib.suppress(OSError):
                 self._control.send(b"end")
-        deadline = time.monotonic() + _CLEARING_SECONDS
-        while self._exit_code is None and (left := deadline - time.monotonic()) > 0:
-            self._listen(left)
-        if self._exit_code is None:  # it does not even answer
+        if self._ended(_CLEARING_SECONDS) is None:  # it does not even answer
             self._give_up()
         self._reader.join(timeout=1)
 
@@ -222,10 +211,10 @@ class Nursery:
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone
             )
 
-    def _ended(self) -> int | None:
-        """Return the worker's exit code, known when all that it started has ended too."""
+    def _ended(self, seconds: float = 0.0) -> int | None:
+        """Return the worker's exit code, if within the time it has ended, and all that it started."""
         if self._exit_code is None:
-            self._listen(0)
+            self._listen(seconds)
         return self._exit_code
 
     def _listen(self, seconds: float) -> None:
@@ -235,12 +224,10 @@ class Nursery:
         said = b""
         with contextlib.suppress(ConnectionResetError):
             said = self._control.recv(64)
-        if said == b"started":
-            self._started = True
-        elif said:
-            self._exit_code = int(said)
-        else:  # it was killed, and the worker with it
+        if not said:  # it was killed, and the worker with it
             self._give_up()
+        elif said != b"started":
+            self._exit_code = int(said)
 
     def _give_up(self) -> None:
         """Kill the nursery and all processes that carry its mark."""
@@ -286,7 +273,7 @@ class Nursery:
     def _stack(self) -> str:
         """Return where the worker is now, printed by a handler in C that needs neither Python's lock nor an answer."""
         printed = self.output().count(_OUTERMOST_FRAME)
-        if self._ended() is None and self._started:
+        if self._ended() is None:
             with contextlib.suppress(OSError):
                 self._control.send(b"stack")
         deadline = time.monotonic() + _STACK_SECONDS
@@ -298,14 +285,12 @@ class Nursery:
         return user_stack(self.output())
 
     def _died(self) -> NoReturn:
-        deadline = time.monotonic() + _ENDING_SECONDS
-        while (code := self._ended()) is None:
-            if time.monotonic() > deadline:
-                raise WorkerLost(
-                    "crash",
-                    "closed its channel to batchtune: your code closes files that are not its own",
-                )
-            time.sleep(0.01)
+        code = self._ended(_ENDING_SECONDS)
+        if code is None:
+            raise WorkerLost(
+                "crash",
+                "closed its channel to batchtune: your code closes files that are not its own",
+            )
         self._reader.join(timeout=1)
         output = self.output()
         how = f"ended with exit code {code}"

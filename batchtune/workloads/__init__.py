@@ -50,7 +50,7 @@ class Workload(Protocol):
 class Builtin(NamedTuple):
     """A built-in workload."""
 
-    target: str  # module and class, imported when it is asked for
+    class_name: str  # in `workloads.builtin`, imported when it is asked for
     units: tuple[
         str, ...
     ]  # of the lengths that it stands in for if the user names no workload
@@ -59,12 +59,12 @@ class Builtin(NamedTuple):
 
 BUILTINS: dict[str, Builtin] = {
     "conformer-ctc": Builtin(
-        "batchtune.workloads.builtin:ConformerCTC",
+        "ConformerCTC",
         ("s", "ms", "samples", "frames"),
         takes_unit=True,
     ),
     "transformer-lm": Builtin(
-        "batchtune.workloads.builtin:TransformerLM",
+        "TransformerLM",
         ("tokens", "words", "characters", "bytes"),
     ),
 }
@@ -108,9 +108,9 @@ def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
     """
     options: dict[str, Any] = {}
     for pair in pairs:
-        key, separator, text = pair.partition("=")
+        key, equals_sign, text = pair.partition("=")
         key = key.strip()
-        if not separator or not key:
+        if not equals_sign or not key:
             raise UsageError(
                 f"{pair!r} is not a workload option",
                 "Write key=value, such as layers=12.",

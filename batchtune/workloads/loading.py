@@ -22,10 +22,10 @@ from batchtune.workloads import BUILTINS, Workload
 
 _FORMS = "Write path/to/file.py:NAME or package.module:NAME."
 _METHODS = ("setup", "make_batch", "step")
-OTHER_NAME = "batchtune_workload_"
-"""Begins the name of a user's module whose own name another module has."""
-LAST_LINES = 15
-LONGEST_LINE = 1000
+# Begins the name of a user's module whose own name another module has.
+_OTHER_NAME = "batchtune_workload_"
+_LAST_LINES = 15
+_LONGEST_LINE = 1000
 
 _OURS = str(Path(batchtune.__file__).parent)
 _STANDARD = sysconfig.get_path("stdlib")
@@ -77,10 +77,8 @@ def load_function(
 
     `given` are the names of further arguments that it will be called with.
     """
-    location, separator, name = spec.rpartition(":")
-    if not (
-        (separator and location and name.isidentifier()) or spec.startswith("builtin:")
-    ):
+    location, _, name = spec.rpartition(":")
+    if location != "builtin" and not (location and name.isidentifier()):
         hint = f"Did you mean builtin:{spec}?" if spec in BUILTINS else _FORMS
         raise WorkloadError(f"{spec!r} names no class or function", hint)
     target = _target(location, name)
@@ -99,8 +97,9 @@ def _target(location: str, name: str) -> Any:
         if name not in BUILTINS:
             hint = f"{did_you_mean(name, BUILTINS)}Built in: {', '.join(sorted(BUILTINS))}."
             raise WorkloadError(f"unknown built-in workload {name!r}", hint)
-        module, _, attribute = BUILTINS[name].target.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        from batchtune.workloads import builtin
+
+        return getattr(builtin, BUILTINS[name].class_name)
     try:
         code = (
             _import_file(Path(location))
@@ -127,11 +126,10 @@ def _target(location: str, name: str) -> Any:
 
 
 def _import_file(path: Path) -> ModuleType:
+    if not path.exists():
+        raise WorkloadError(f"{path} does not exist", _FORMS)
     if not path.is_file():
-        raise WorkloadError(
-            f"{path} does not exist" if not path.exists() else f"{path} is not a file",
-            _FORMS,
-        )
+        raise WorkloadError(f"{path} is not a file", _FORMS)
     path = path.resolve()
     _put_first(str(path.parent))
     # Under its own name, so that a spawned process can import it too, unless that hides another module: `random.py`.
@@ -142,7 +140,7 @@ def _import_file(path: Path) -> ModuleType:
         is_known
         or importlib.machinery.PathFinder.find_spec(module_name, others) is not None
     ):
-        module_name = f"{OTHER_NAME}{module_name}"
+        module_name = f"{_OTHER_NAME}{module_name}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -189,13 +187,9 @@ def _check_options(
         signature = inspect.signature(target)
     except (TypeError, ValueError):
         return  # written in C: the call itself will fail
+    taken = signature.parameters.keys() & given
     try:
-        signature.bind(
-            **{
-                **options,
-                **dict.fromkeys(name for name in given if name in signature.parameters),
-            }
-        )
+        signature.bind(**{**options, **dict.fromkeys(taken)})
     except TypeError as error:
         names = ", ".join(signature.parameters) or "no options"
         raise OptionError(
@@ -235,7 +229,7 @@ def last_frame(stack: str) -> str:
 def first_line(error: BaseException) -> str:
     """Return an exception's type and the first line of its message."""
     lines = _text(error).strip().splitlines()
-    return printable(
+    return _clipped(
         f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     )
 
@@ -247,14 +241,14 @@ def _text(error: BaseException) -> str:
         return ""
 
 
-def printable(line: str) -> str:
-    """Return a line with lone surrogates escaped, cut to `LONGEST_LINE` characters."""
+def _clipped(line: str) -> str:
+    """Return a line with lone surrogates escaped, cut to 1,000 characters."""
     text = line.encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}…"
+    return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}…"
 
 
 def _last_lines(text: str) -> str:
-    return "\n".join(printable(line) for line in text.splitlines()[-LAST_LINES:])
+    return "\n".join(_clipped(line) for line in text.splitlines()[-_LAST_LINES:])
 
 
 def _own_frames(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummary:
