@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from batchtune.results import BatchShape
     from batchtune.sampler import (
         BucketBatchSampler,
         BucketedStream,
         PooledBatchSampler,
         sampler_from_config,
     )
-    from batchtune.shapes import BatchShape
     from batchtune.workloads import Workload
 
 __all__ = [
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'batchtune' has no attribute {name!r}")
     from importlib import import_module
 
-    home = {"BatchShape": "shapes", "Workload": "workloads"}.get(name, "sampler")
+    home = {"BatchShape": "results", "Workload": "workloads"}.get(name, "sampler")
     return getattr(import_module(f"batchtune.{home}"), name)
 
 

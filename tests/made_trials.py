@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from batchtune.probe.supervisor import Ran
-from batchtune.results import Outcome, Trial
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, Outcome, Trial
 
 
 def made_trial(shape: BatchShape, outcome: Outcome = "ok", **facts: Any) -> Trial:

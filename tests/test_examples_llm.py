@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from batchtune.manifests import ReadOptions, load_lengths
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape
 from batchtune.workloads.loading import load_workload
 
 transformers = pytest.importorskip("transformers")

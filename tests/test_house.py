@@ -17,16 +17,12 @@ PACKAGE = ROOT / "batchtune"
 
 # Level by level, what may import what lies below. Packages on one level do not import each other.
 BASE = {
-    *(
-        "configs",
-        "errors",
-        "files",
-        "lengths",
-        "machine",
-        "results",
-        "run_folder",
-        "shapes",
-    ),
+    "configs",
+    "errors",
+    "files",
+    "lengths",
+    "results",
+    "run_folder",
     "trust",
     "units",
 }

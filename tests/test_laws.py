@@ -26,8 +26,7 @@ from batchtune.lengths import Lengths
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import Probe, SweepSettings
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, Probe, SweepSettings
 
 # With targets the laws of two lengths, and those of one that come in steps or have an end: the benchmark runs all.
 STEPPED = (

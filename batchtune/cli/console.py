@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from batchtune.probe.messages import ProbeProgress
     from batchtune.reports import RunResults
     from batchtune.reports.page import Page
-    from batchtune.results import Device, Row, StreamRow, Trial
+    from batchtune.results import BatchShape, Device, Row, StreamRow, Trial
     from batchtune.results.shared import Result
-    from batchtune.shapes import BatchShape
     from batchtune.verify import VerifyProgress
 
 _FIRST_LINE_AFTER_SECONDS = 10.0

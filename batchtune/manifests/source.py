@@ -21,7 +21,7 @@ from typing import IO, BinaryIO, NamedTuple, cast
 import numpy as np
 
 from batchtune.errors import ManifestError
-from batchtune.machine import total_memory
+from batchtune.processes.pool import total_memory
 
 HEAD_BYTES = 1024 * 1024
 BLOCK_BYTES = 1024 * 1024

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.lengths import FloatArray
-from batchtune.results import ClosedBy
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, ClosedBy
 
 Mask = npt.NDArray[np.bool_]
 

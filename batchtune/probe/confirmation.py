@@ -13,8 +13,7 @@ from statistics import median
 from typing import TypeVar
 
 from batchtune.probe.supervisor import Ran, Supervisor
-from batchtune.results import Confirmation, Trial
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, Confirmation, Trial
 
 _EQUAL_PEAKS = 0.001  # of the limit: peaks that differ by less are equal
 _FEWEST_TIMED = 8  # shapes, to compare step times in turns with those repeated: fewer single steps may all be slow

@@ -15,8 +15,7 @@ from batchtune.probe.bounds import Anchor, Bracket, Shapes, is_covered, step_at
 from batchtune.probe.margin import Peaks
 from batchtune.probe.memory_fit import MemoryFit
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import ClosedBy, Trial
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, ClosedBy, Trial
 
 
 @dataclass(slots=True)

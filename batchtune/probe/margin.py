@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from statistics import median
 
-from batchtune.results import Margin, Trial
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, Margin, Trial
 
 # The margin: this multiple of the widest spread seen, plus this fraction of the limit.
 _SPREADS = 1.1

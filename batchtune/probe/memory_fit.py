@@ -13,8 +13,7 @@ from batchtune.epochs.cost_model import fit_cost
 from batchtune.lengths import FloatArray
 from batchtune.probe.bounds import Bracket
 from batchtune.probe.margin import Peaks
-from batchtune.results import CostModel
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, CostModel
 
 # A peak shows what an example needs if it is at least this fraction of the memory; smaller ones are mostly constant.
 _TELLING_SHARE = 0.3

@@ -12,8 +12,7 @@ from batchtune.lengths import Lengths
 from batchtune.probe.confirmation import Turns, error_in_turns, rounds_of
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Ran, Supervisor
-from batchtune.results import Device, Margin, Trial
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, Device, Margin, Trial
 from batchtune.trust import settings_differences, trust_warnings
 from batchtune.units import counted, format_length, format_seconds, format_size
 

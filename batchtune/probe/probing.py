@@ -41,6 +41,7 @@ from batchtune.results import (
     RUN_FILE,
     RUN_FILES,
     TRIALS_FILE,
+    BatchShape,
     Device,
     FrontierPoint,
     Models,
@@ -54,7 +55,6 @@ from batchtune.results import (
     write_result,
 )
 from batchtune.run_folder import alone_in, append_trial, clear_run
-from batchtune.shapes import BatchShape
 from batchtune.units import counted
 
 # A batch that still fails in turns after this many times is left out: smaller ones that passed take its place.

@@ -23,8 +23,7 @@ from batchtune.probe.guess import next_batch_size
 from batchtune.probe.knowledge import Knowledge, Task
 from batchtune.probe.messages import IgnoresShape, NothingFits, SingleFails, TooLong
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import FrontierPoint, Trial
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, FrontierPoint, Trial
 
 # Sizes that differ by this factor take different memory or time.
 _VERY_DIFFERENT = 8

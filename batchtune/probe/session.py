@@ -23,8 +23,7 @@ from batchtune.probe.failures import (
     process_limits,
 )
 from batchtune.probe.supervisor import Ran, Stage
-from batchtune.results import Trial
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, Trial
 from batchtune.units import counted, format_size
 from batchtune.workloads.loading import first_line, user_traceback
 

@@ -16,8 +16,7 @@ from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadEr
 from batchtune.probe.devices import DeviceBusy, DeviceIdentity, backends, lock_device
 from batchtune.probe.settings import ProbeSettings
 from batchtune.processes.worker import Failed, Message, Nursery, WorkerLost
-from batchtune.results import Device, DeviceProcess, ProbedWith, Trial
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, Device, DeviceProcess, ProbedWith, Trial
 from batchtune.units import format_seconds
 from batchtune.workloads.loading import last_frame
 

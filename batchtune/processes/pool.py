@@ -1,14 +1,16 @@
-"""New interpreters that share the work on independent tasks, and end with this process."""
+"""New interpreters that share the work on independent tasks, and the memory of the machine that processes share."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from pathlib import Path
 from typing import TypeVar
 
 from batchtune.processes import keep_out_the_working_folder
@@ -88,3 +90,22 @@ def die_with_parent() -> None:
     """Let the kernel kill this process as soon as the thread that started it has ended (Linux)."""
     with contextlib.suppress(OSError, AttributeError):  # where there is no such call
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def available_memory() -> int:
+    """Return how much more memory processes can take without swapping, in bytes."""
+    import psutil
+
+    return min(total_memory(), int(psutil.virtual_memory().available))
+
+
+def total_memory() -> int:
+    """Return the memory of the machine, or of the container if that is less, in bytes."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in (
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            total = min(total, int(Path(limit).read_text()))
+    return total

@@ -11,6 +11,7 @@ import msgspec
 from batchtune.results.shared import (
     PER_CENT,
     Amount,
+    BatchShape,
     ByteChange,
     Bytes,
     Count,
@@ -27,7 +28,6 @@ from batchtune.results.shared import (
     wrong_settings,
     wrong_table,
 )
-from batchtune.shapes import BatchShape
 
 if TYPE_CHECKING:
     import numpy as np

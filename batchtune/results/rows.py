@@ -9,8 +9,8 @@ import msgspec
 
 from batchtune.results.shared import (
     LESS_IS_BETTER,
+    PER_CENT,
     Amount,
-    Correlation,
     Cost,
     CostCount,
     CostRatio,
@@ -31,6 +31,7 @@ from batchtune.units import counted, format_number
 Sizing = Literal["length", "frontier"]
 MOST_BUCKETS = 1000
 _Ranks = Annotated[int, msgspec.Meta(ge=1, le=16_384)]
+Correlation = Annotated[float, msgspec.Meta(ge=-1, le=1), LESS_IS_BETTER, PER_CENT]
 _Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 

@@ -1,4 +1,4 @@
-"""Shared by all result files: number types, base records, lengths, workload, device; reading and writing."""
+"""Shared by all result files: batch shapes, number types, base records, lengths, device; reading and writing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
@@ -46,16 +47,46 @@ CostBytes = Annotated[Bytes, LESS_IS_BETTER]
 Gain = Annotated[Amount, MORE_IS_BETTER]
 GainRatio = Annotated[Gain, PER_CENT]
 
-
-Correlation = Annotated[
-    float,
-    msgspec.Meta(ge=-1, le=1),
-    LESS_IS_BETTER,
-    PER_CENT,
-]
-
 ROUNDING = 1e-6  # relative tolerance between numbers that follow from each other
 _LARGEST_BATCH = 4e18  # examples that a 64-bit integer can count
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """The shape of a padded batch.
+
+    Attributes:
+        batch_size: Number of examples, at least 1.
+        length: Length of the longest example, in the manifest's unit; all examples are padded to it.
+        target_length: Length of the longest target (such as the tokens of a transcript); None without targets.
+    """
+
+    batch_size: int
+    length: float
+    target_length: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        if not self.length > 0:
+            raise ValueError(f"length must be positive, got {self.length}")
+
+    @property
+    def padded_length(self) -> float:
+        """Batch size × length of the longest example."""
+        return self.batch_size * self.length
+
+    def contains(self, other: BatchShape) -> bool:
+        """Return whether it is at least as large in every respect, and larger in one."""
+        no_less = (
+            self.batch_size >= other.batch_size
+            and self.length >= other.length
+            and (self.target_length or 0.0) >= (other.target_length or 0.0)
+        )
+        return no_less and self != other
+
+    def __str__(self) -> str:
+        return f"{self.batch_size} × {self.length:g}"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

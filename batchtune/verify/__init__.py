@@ -15,6 +15,7 @@ from batchtune.probe.failures import message_verdict
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     VERIFY_FILE,
+    BatchShape,
     Device,
     Trial,
     Verification,
@@ -24,7 +25,6 @@ from batchtune.results import (
     write_result,
 )
 from batchtune.run_folder import alone_in
-from batchtune.shapes import BatchShape
 from batchtune.verify.plan import PlannedBatch, Subject, VerifyPlan
 from batchtune.verify.rules import DoneSteps, judge
 

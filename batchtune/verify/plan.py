@@ -23,13 +23,13 @@ from batchtune.lengths import Lengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
+    BatchShape,
     Probe,
     ProbedWith,
     SamplerConfig,
     StreamConfig,
     WorkloadRecord,
 )
-from batchtune.shapes import BatchShape
 from batchtune.streams.simulated import StoredStream, stream_epoch
 from batchtune.units import format_length
 from batchtune.workloads import is_builtin, with_unit

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from batchtune.errors import UsageError
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape
 from batchtune.workloads.training import (
     Blocks,
     Natural,

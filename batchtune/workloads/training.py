@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from batchtune.errors import invalid_field
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape
 
 LEARNING_RATE = 1e-4
 # torch's default of 65536 makes the first steps overflow and be skipped, and then the optimizer's state,

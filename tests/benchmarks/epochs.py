@@ -38,8 +38,7 @@ from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import Probe, Sweep, SweepSettings
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, Probe, Sweep, SweepSettings
 from batchtune.units import parse_size
 
 ROOT = Path(__file__).parents[2]

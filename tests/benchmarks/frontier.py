@@ -44,8 +44,7 @@ from batchtune.probe.messages import ProbeHooks, ProbeProgress
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import FrontierPoint, Probe, Trial
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, FrontierPoint, Probe, Trial
 from batchtune.units import format_size, parse_size
 
 TAGGER = f"{Path(__file__).parents[1] / 'speech_workload.py'}:SpeechTagger"

@@ -28,8 +28,14 @@ from batchtune.lengths import Lengths
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import FrontierPoint, Probe, Row, Sweep, SweepSettings
-from batchtune.shapes import BatchShape
+from batchtune.results import (
+    BatchShape,
+    FrontierPoint,
+    Probe,
+    Row,
+    Sweep,
+    SweepSettings,
+)
 
 DATA = ("speech", "sentences", "tokens")
 LATER = (5, 8, 12, 30)

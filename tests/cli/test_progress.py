@@ -15,7 +15,7 @@ from report_records import made_probe, made_trial
 
 from batchtune.cli.console import Progress, worker_bar
 from batchtune.probe.messages import ProbeProgress
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape
 
 SHAPE = BatchShape(12, 24.5)
 DEVICE = made_probe().device

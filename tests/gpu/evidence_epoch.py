@@ -23,12 +23,12 @@ from batchtune.lengths import FloatArray, Lengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
+    BatchShape,
     Probe,
     Sweep,
     SweepSettings,
     read_result,
 )
-from batchtune.shapes import BatchShape
 
 SPEECHBRAIN_BUCKETS = (10, 20, 200)
 # An epoch's time is known well enough at this standard error; fewer batches than these say nothing of it.

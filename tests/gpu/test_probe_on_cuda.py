@@ -8,7 +8,7 @@ from gpu.on_cuda import GIB, settings, supervise
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.probing import run_probe
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape
 
 pytestmark = pytest.mark.usefixtures("one_nursery")
 LENGTHS = Lengths.of([10.0, 20.0, 40.0] * 30)

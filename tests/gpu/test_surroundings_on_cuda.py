@@ -17,7 +17,7 @@ from batchtune.lengths import Lengths
 from batchtune.probe.devices.nvml import all_gpus
 from batchtune.probe.probing import run_probe
 from batchtune.probe.supervisor import Supervisor
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape
 from batchtune.trust import settings_differences, trust_warnings
 
 pytestmark = pytest.mark.usefixtures("one_nursery")

@@ -13,8 +13,7 @@ from gpu.on_cuda import GIB, MIB, held_by_another_process, settings, supervise
 
 from batchtune.lengths import Lengths
 from batchtune.probe.probing import run_probe
-from batchtune.results import Probe
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, Probe
 
 pytestmark = pytest.mark.usefixtures("one_nursery")
 LANGUAGE_MODEL = "builtin:transformer-lm"

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from made_trials import made_trial
 
-from batchtune.results import Outcome, Trial
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, Outcome, Trial
 
 Peak = Callable[[BatchShape], float]
 

@@ -22,8 +22,14 @@ from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Ran, Supervisor
-from batchtune.results import PROBE_FILE, Device, Probe, SweepSettings, read_result
-from batchtune.shapes import BatchShape
+from batchtune.results import (
+    PROBE_FILE,
+    BatchShape,
+    Device,
+    Probe,
+    SweepSettings,
+    read_result,
+)
 
 LIMITED = ProbeSettings(
     workload="made.py:Made",

@@ -17,8 +17,7 @@ from worker_processes import gone, ours, processes_of, supervise, wait_for
 from batchtune.errors import WorkloadError
 from batchtune.probe.devices import DeviceBusy, DeviceIdentity, lock_device
 from batchtune.probe.supervisor import Identified, Supervisor
-from batchtune.results import DeviceProcess
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, DeviceProcess
 
 ONE, TWO, THREE = (BatchShape(size, 3.0) for size in (1, 2, 3))
 
@@ -71,7 +70,7 @@ def test_nothing_stays_if_the_supervisor_is_killed_in_mid_trial(tmp_path: Path) 
     code = (
         f"import sys; sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]}\n"
         "from worker_processes import supervise\n"
-        "from batchtune.shapes import BatchShape\n"
+        "from batchtune.results import BatchShape\n"
         "with supervise('StartsDaemons') as supervisor:\n"
         "    supervisor.measure(BatchShape(3, 3.0), 0)\n"
     )

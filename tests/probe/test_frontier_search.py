@@ -14,8 +14,7 @@ from batchtune.lengths import Lengths
 from batchtune.probe.messages import NothingFits, SingleFails, TooLong
 from batchtune.probe.search import FrontierSearch
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import FrontierPoint, Trial
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, FrontierPoint, Trial
 
 SPEECH = Lengths.of(
     np.round(np.random.default_rng(0).gamma(6.0, 2.0, 5000).clip(1, 30), 2)

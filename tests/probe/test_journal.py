@@ -6,8 +6,8 @@ import pytest
 from probe.made_device import MadeDevice, quadratic_peak
 
 from batchtune.errors import ResultError
+from batchtune.results import BatchShape
 from batchtune.run_folder import append_trial, read_trials
-from batchtune.shapes import BatchShape
 
 TRIALS = [
     MadeDevice(quadratic_peak(), 10**12).measure(BatchShape(size, 2.5), size - 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from worker_processes import names_of, ours, supervise
 
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="elsewhere workers are not forked"

@@ -19,11 +19,11 @@ from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,
     TRIALS_FILE,
+    BatchShape,
     FrontierPoint,
     Probe,
     read_result,
 )
-from batchtune.shapes import BatchShape
 
 PROBE_TESTS = Path(__file__).parent
 KNOWN = f"{PROBE_TESTS / 'known_workload.py'}:Known"

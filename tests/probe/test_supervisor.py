@@ -7,7 +7,7 @@ import pytest
 from worker_processes import ours, supervise
 
 from batchtune.errors import ProbeError, WorkloadError
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape
 
 SHAPE = BatchShape(2, 3.0)
 

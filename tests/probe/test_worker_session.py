@@ -13,8 +13,7 @@ import pytest
 from batchtune.probe import session as session_module
 from batchtune.probe.devices import Meter
 from batchtune.probe.session import Session
-from batchtune.results import Device
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape, Device
 from batchtune.trust import trust_warnings
 
 MIB = 1 << 20

@@ -13,6 +13,7 @@ from made_trials import made_trial, ran
 from batchtune.lengths import Lengths
 from batchtune.probe.supervisor import Ran
 from batchtune.results import (
+    BatchShape,
     CostModel,
     Device,
     FrontierPoint,
@@ -24,7 +25,6 @@ from batchtune.results import (
     Trial,
     WorkloadRecord,
 )
-from batchtune.shapes import BatchShape
 from batchtune.verify.plan import PlannedBatch, VerifyPlan
 
 MIB = 1 << 20

@@ -11,7 +11,7 @@ from verify.made_stepper import check_worst_batches, epoch, made_config
 from batchtune.epochs.expectation import expected_batches
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape
 from batchtune.verify.plan import PlannedBatch, VerifyPlan, VerifySettings
 
 FEW = st.lists(st.integers(1, 30), min_size=1, max_size=60)

@@ -11,7 +11,7 @@ from verify.made_stepper import check_worst_batches, epoch, made_config, made_pr
 from batchtune import PooledBatchSampler
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape
 from batchtune.verify.plan import VerifyPlan, VerifySettings
 
 BOUNDARIES = [5.0, 12.0, 30.0]

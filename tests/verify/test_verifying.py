@@ -20,8 +20,13 @@ from verify.made_stepper import (
 from batchtune.errors import ResultError, UsageError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.supervisor import Ran
-from batchtune.results import Probe, SamplerConfig, Verification, WorkloadRecord
-from batchtune.shapes import BatchShape
+from batchtune.results import (
+    BatchShape,
+    Probe,
+    SamplerConfig,
+    Verification,
+    WorkloadRecord,
+)
 from batchtune.verify import VerifyProgress, verify
 from batchtune.verify.plan import VerifyPlan, VerifySettings
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from batchtune.errors import WorkloadError
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape
 from batchtune.workloads import BUILTINS, Workload
 from batchtune.workloads.loading import load_workload
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from batchtune.shapes import BatchShape
+from batchtune.results import BatchShape
 from batchtune.workloads.loading import load_workload
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

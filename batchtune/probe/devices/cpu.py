@@ -15,8 +15,8 @@ import msgspec
 import psutil
 
 from batchtune.errors import ProbeError
-from batchtune.machine import available_memory, total_memory
 from batchtune.probe.devices import DeviceBackend, DeviceIdentity, Meter
+from batchtune.processes.pool import available_memory, total_memory
 from batchtune.results import Device, DoctorCpu, ProbedWith
 from batchtune.units import format_size
 
