@@ -60,9 +60,9 @@ def recommend(
     costs = epoch_costs(rows)
     fewer = [index for index, row in enumerate(rows) if row.batches < fixed.batches]
     proven = [index for index in fewer if not rows[index].unproven]
-    tables = [index for index in proven if rows[index].pool_size is None]
+    tables = [index for index in proven if not rows[index].uses_pools]
     if not tables:
-        tables = [index for index in fewer if rows[index].pool_size is None]
+        tables = [index for index in fewer if not rows[index].uses_pools]
     tables = [index for index in tables if _is_random(rows[index], min_randomness)]
     best = None
     table = None
@@ -127,7 +127,7 @@ def _best_pools(
     pools = [
         index
         for index in proven
-        if rows[index].pool_size is not None and costs[index] < highest_cost
+        if rows[index].uses_pools and costs[index] < highest_cost
     ]
     pools = [index for index in pools if _is_random(rows[index], min_randomness)]
     lowest_cost = min((costs[index] for index in pools), default=math.inf)
@@ -157,7 +157,7 @@ def _reason(
     """Say what an epoch needs with the chosen row, next to another row and a fixed batch size."""
     timed = have_times(rows)
     verb = "takes" if timed else "needs"
-    if rows[chosen].pool_size is not None:
+    if rows[chosen].uses_pools:
         verb = verb.removesuffix("s")
     reason = f"{rows[chosen].sized_name} {verb} {_shown_cost(rows[chosen], timed)}"
     if other == chosen:
@@ -166,7 +166,7 @@ def _reason(
         change = costs[chosen] / costs[other] - 1
         how_much = f"{abs(change):.1%} {'more' if change > 0 else 'less'}"
         reason += f", {how_much} {than} ({rows[other].sized_name}: {_shown_cost(rows[other], timed)})"
-        if rows[chosen].pool_size is None:
+        if not rows[chosen].uses_pools:
             reason += ", and fewer buckets keep more randomness"
     return f"{reason}; a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)} batches"
 

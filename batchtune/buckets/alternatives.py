@@ -15,7 +15,6 @@ from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.layout import (
     ON_ONE_RANK,
-    ONE_RANK,
     Dealing,
     Drawing,
     EpochShapes,
@@ -69,7 +68,7 @@ def saturation(
         table = BucketTable(
             boundaries, sizes[np.searchsorted(histogram.lengths, boundaries)]
         )
-        expected = expected_batches(histogram, table, pricing.ranks.dealing)
+        expected = expected_batches(histogram, table, pricing.dealing)
         candidate = Saturation(
             fraction=fraction,
             max_batch_length=max_batch_length,
@@ -111,7 +110,7 @@ def two_dimensional_rows(
     by_count = {
         row.num_buckets: row
         for row in rows
-        if row.sizing == "frontier" and row.pool_size is None
+        if row.sizing == "frontier" and not row.uses_pools
     }
     if joint is None or lengths.targets is None or not by_count:
         return []
@@ -138,10 +137,8 @@ def two_dimensional_rows(
     tables_compared = []
     for row, unsized in zip(compared, tables, strict=True):
         table = replace(unsized, batch_sizes=sizes(*unsized.pairs))
-        flat_batches, flat_seconds = _simulated(
-            BucketTable.of(row.boundaries, row.batch_sizes), pricing
-        )
-        batches, seconds = _simulated(table, pricing)
+        flat_batches, flat_seconds = _simulated(Batching.of(row), pricing)
+        batches, seconds = _simulated(Batching(table), pricing)
         proven = costs.joint_proven and costs.joint_proven(*table.pairs)
         tables_compared.append(
             TwoDimensionalRow(
@@ -162,16 +159,16 @@ def two_dimensional_rows(
     return tables_compared
 
 
-def _simulated(table: BucketTable, pricing: Pricing) -> tuple[int, float | None]:
+def _simulated(batching: Batching, pricing: Pricing) -> tuple[int, float | None]:
     """Return the number of batches of an epoch on one rank, and its mean time over a few shuffles."""
     lengths = pricing.lengths
-    batcher = Batching(table).batcher(lengths.values, lengths.targets)
+    batcher = batching.batcher(lengths.values, lengths.targets)
     shapes = []
     for epoch in range(_SHUFFLES):
         drawing = Drawing(epoch=epoch)
         cut = batcher.cut(drawing, ON_ONE_RANK)
         shapes.append(shapes_of(cut, drawing, lengths.values, lengths.targets))
-    _, seconds = replace(pricing, ranks=ONE_RANK).mean_cost(shapes)
+    _, seconds = replace(pricing, dealing=ON_ONE_RANK).mean_cost(shapes)
     return len(shapes[0]), seconds
 
 
@@ -187,12 +184,12 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
     longest = lengths.histogram.lengths[-1:]
     table = BucketTable(longest, limits.batch_sizes(longest, limits.sizings[-1]))
     size = int(table.batch_sizes[0])
-    independent = replace(pricing, ranks=replace(pricing.ranks, same_bucket=False))
+    independent = replace(pricing, dealing=replace(pricing.dealing, same_bucket=False))
     shuffled = independent.of_table("fixed", "length", 1, table).row
     layout = lay_out(
         np.array([lengths.count]),
         table.batch_sizes,
-        Dealing(world_size=pricing.ranks.world_size),
+        Dealing(world_size=pricing.dealing.world_size),
     )
     targets = None
     if lengths.targets is not None:
@@ -200,7 +197,9 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
     in_order = EpochShapes(
         layout.batch_sizes, lengths.values[layout.starts], targets, layout.buckets
     )
-    scale, grouped = simulate_length_grouped(lengths, size, pricing.ranks, pricing.seed)
+    scale, grouped = simulate_length_grouped(
+        lengths, size, pricing.dealing, pricing.seed
+    )
     costs = {
         "fixed-random": (shuffled.padded_length, shuffled.estimated_epoch_seconds),
         "fixed-sorted": pricing.mean_cost([in_order]),
@@ -230,7 +229,7 @@ def lower_bound(
     epoch's is no higher than any that was `found`, as measured step times need not be that regular.
     """
     histogram = pricing.lengths.histogram
-    ranks = pricing.ranks.world_size
+    ranks = pricing.dealing.world_size
     sizes = [limits.batch_sizes(histogram.lengths, sizing) for sizing in limits.sizings]
     whole = np.max(sizes, axis=0).astype(np.float64)
     # A batch can't be filled better than to max_batch_length exactly; whole examples reach that only by luck.

@@ -13,7 +13,7 @@ from batchtune.buckets.strategies import STRATEGIES
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.measured_costs import Costs, capped
-from batchtune.epochs.table import BucketTable, batch_sizes_for
+from batchtune.epochs.table import batch_sizes_for
 from batchtune.errors import ResultError, shortened
 from batchtune.lengths import Lengths
 from batchtune.results import (
@@ -65,11 +65,11 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
     changed = lengths.fingerprint != tuned.lengths.fingerprint
     pricing = Pricing.of(lengths, tuned.max_batch_length, settings, as_swept)
     # Examples beyond its boundaries make batches of one.
-    table = BucketTable.of(row.boundaries, row.batch_sizes).extended_to(
-        pricing.lengths.longest
-    )
-    batching = Batching(table, row.pool_size, row.batch_overhead)
-    now = pricing.priced(row.strategy, row.sizing, batching).row
+    batching = Batching.of(row)
+    extended = batching.table.extended_to(pricing.lengths.longest)
+    now = pricing.priced(
+        row.strategy, row.sizing, replace(batching, table=extended)
+    ).row
     best = now
     if changed:
         retuned = sweep(lengths, tuned.max_batch_length, settings, as_swept)

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import ExpectedBatches, Tally, expected_batches
-from batchtune.epochs.layout import ONE_RANK, Dealing, EpochShapes, Ranks
+from batchtune.epochs.layout import ON_ONE_RANK, Dealing, EpochShapes
 from batchtune.epochs.measured_costs import (
     Costs,
     StepSeconds,
@@ -89,7 +89,7 @@ class Pricing:
         lengths: The data set, each length as batches are padded to it.
         total: The true length of all examples.
         step_seconds: The time of one step; None: not known.
-        targets: The typical targets of the data set; None without targets or step times.
+        targets: The typical targets of the data set; None without targets.
         proven: Lengths → the largest batch size that is proven to fit, 0 without a proof; None: nothing was probed.
         seed: Of simulated epochs.
     """
@@ -99,7 +99,7 @@ class Pricing:
     max_batch_length: float
     step_seconds: StepSeconds | None = None
     targets: TypicalTargets | None = None
-    ranks: Ranks = ONE_RANK
+    dealing: Dealing = ON_ONE_RANK
     proven: Callable[[FloatArray], IntArray] | None = None
     seed: int = 0
 
@@ -120,10 +120,8 @@ class Pricing:
             total=lengths.total,
             max_batch_length=max_batch_length,
             step_seconds=costs.step_seconds,
-            targets=TypicalTargets.of(padded)
-            if costs.step_seconds is not None
-            else None,
-            ranks=Ranks(
+            targets=TypicalTargets.of(padded),
+            dealing=Dealing(
                 world_size=settings.world_size,
                 same_bucket=settings.same_bucket,
                 accumulate=settings.accumulate,
@@ -142,7 +140,7 @@ class Pricing:
         cost = batch_seconds(
             self.step_seconds, self.targets, expected.table.lower_edges
         )
-        return expected.sum_of(cost) / self.ranks.world_size
+        return expected.sum_of(cost) / self.dealing.world_size
 
     def mean_cost(
         self, epochs: Sequence[EpochShapes], scale: float = 1.0
@@ -152,18 +150,18 @@ class Pricing:
         seconds = None
         if self.step_seconds is not None:
             times = [
-                epoch.epoch_seconds(self.step_seconds, self.ranks) for epoch in epochs
+                epoch.epoch_seconds(self.step_seconds, self.dealing) for epoch in epochs
             ]
             seconds = float(np.mean(times)) * scale
         return max(padded * scale, self.total), seconds
 
     def priced(self, strategy: str, sizing: Sizing, batching: Batching) -> Priced:
         """Return the row of batches that hold all lengths: exactly in buckets, by simulation in pools."""
-        if batching.pool_size is None:
-            return self.of_table(
-                strategy, sizing, batching.table.num_buckets, batching.table
-            )
-        return self.of_epochs(strategy, sizing, self.simulated(batching))
+        if batching.uses_pools:
+            return self.of_epochs(strategy, sizing, self.simulated(batching))
+        return self.of_table(
+            strategy, sizing, batching.table.num_buckets, batching.table
+        )
 
     def of_table(
         self, strategy: str, sizing: Sizing, num_buckets: int, table: BucketTable
@@ -173,7 +171,7 @@ class Pricing:
         It is exact, but for the time that several ranks take: epochs are simulated.
         """
         histogram = self.lengths.histogram
-        expected = expected_batches(histogram, table, self.ranks.dealing)
+        expected = expected_batches(histogram, table, self.dealing)
         counts = table.counts(histogram)
         time = None
         if self.step_seconds is not None:
@@ -196,7 +194,7 @@ class Pricing:
         self, strategy: str, sizing: Sizing, simulated: SimulatedEpochs
     ) -> Priced:
         """Return the row of pools: means over simulated epochs."""
-        ranks = self.ranks.world_size
+        ranks = self.dealing.world_size
         numbers = np.array([len(shapes) for shapes in simulated.shapes])
         padded = float(np.mean([shapes.padded_length for shapes in simulated.shapes]))
         sizes = simulated.shapes[0].batch_sizes
@@ -222,7 +220,7 @@ class Pricing:
 
     def simulated(self, batching: Batching) -> SimulatedEpochs:
         """Return the first epochs with these batches."""
-        return simulate_epochs(batching, self.lengths, self.ranks.dealing, self.seed)
+        return simulate_epochs(batching, self.lengths, self.dealing, self.seed)
 
     def best_cut(self, batching: Batching) -> SimulatedEpochs:
         """Return epochs in pools as they are, or cut for the least cost if that gains more than 0.3%."""
@@ -233,8 +231,8 @@ class Pricing:
         if costed is None:
             return filled
         cheapest = self.simulated(costed)
-        filled_seconds = filled.seconds(self.step_seconds, self.ranks).mean()
-        if cheapest.seconds(self.step_seconds, self.ranks).mean() < filled_seconds * (
+        filled_seconds = filled.seconds(self.step_seconds, self.dealing).mean()
+        if cheapest.seconds(self.step_seconds, self.dealing).mean() < filled_seconds * (
             1 - _LEAST_GAIN
         ):
             return cheapest
@@ -243,7 +241,7 @@ class Pricing:
     def _table_time(
         self, expected: ExpectedBatches, step_seconds: StepSeconds
     ) -> EpochTime:
-        if self.ranks.world_size > 1:
+        if self.dealing.world_size > 1:
             time = self._simulated_time(
                 self.simulated(Batching(expected.table)), step_seconds
             )
@@ -262,28 +260,23 @@ class Pricing:
     def _simulated_time(
         self, simulated: SimulatedEpochs, step_seconds: StepSeconds
     ) -> EpochTime:
-        times = simulated.seconds(step_seconds, self.ranks)
+        times = simulated.seconds(step_seconds, self.dealing)
         seconds = float(times.mean())
         spread = float(times.std(ddof=1))
         ranks = None
-        if self.ranks.world_size > 1:
-            other = replace(self.ranks, same_bucket=not self.ranks.same_bucket)
-            dealt = simulate_epochs(
-                simulated.batching, self.lengths, other.dealing, self.seed
-            )
+        if self.dealing.world_size > 1:
+            other = replace(self.dealing, same_bucket=not self.dealing.same_bucket)
+            dealt = simulate_epochs(simulated.batching, self.lengths, other, self.seed)
             by_same_bucket = {
-                self.ranks.same_bucket: seconds,
+                self.dealing.same_bucket: seconds,
                 other.same_bucket: float(dealt.seconds(step_seconds, other).mean()),
             }
-            all_steps = float(
-                np.mean(
-                    [shapes.seconds(step_seconds).sum() for shapes in simulated.shapes]
-                )
-            )
+            in_turn = [
+                shapes.seconds(step_seconds).sum() for shapes in simulated.shapes
+            ]
+            all_steps = float(np.mean(in_turn)) * simulated.scale
             ranks = RankTimes(
-                without_waiting_epoch_seconds=all_steps
-                * simulated.scale
-                / self.ranks.world_size,
+                without_waiting_epoch_seconds=all_steps / self.dealing.world_size,
                 independent_epoch_seconds=by_same_bucket[False],
                 same_bucket_epoch_seconds=by_same_bucket[True],
             )
@@ -320,11 +313,10 @@ class Pricing:
             mean_batch_size=(self.lengths.count + figures["repeated_examples"])
             / batches,
             largest_padded_length=float((largest * longest).max()),
-            estimated_epoch_seconds=None,
             smallest_batch_size=int(tally.batch_sizes.min()),
             largest_batch_size=int(tally.batch_sizes.max()),
             batch_size_variation=tally.batch_size_variation,
-            steps=self.ranks.steps(batches),
+            steps=self.dealing.steps(batches),
             unproven=unproven,
             mates_again=mates.again,
             length_correlation=mates.correlation,
@@ -334,20 +326,6 @@ class Pricing:
         if time is not None:
             row = structs.replace(row, ranks=time.ranks, **time.fields())
         return Priced(row, time)
-
-
-def estimated_epoch_seconds(
-    lengths: Lengths,
-    table: BucketTable,
-    step_seconds: StepSeconds,
-    *,
-    drop_last: bool = False,
-) -> float:
-    """Return the time of all of an epoch's training steps on one rank, on average over shuffles."""
-    expected = expected_batches(lengths.histogram, table, Dealing(drop_last=drop_last))
-    return expected.sum_of(
-        batch_seconds(step_seconds, TypicalTargets.of(lengths), table.lower_edges)
-    )
 
 
 def time_errors(

@@ -149,7 +149,7 @@ def sweep(
     if recommendation.row is not None:
         recommended = rows[recommendation.row]
     most_buckets = max(settings.num_buckets)
-    if recommended is not None and recommended.pool_size is None:
+    if recommended is not None and not recommended.uses_pools:
         most_buckets = len(recommended.boundaries)
     swept = Sweep(
         meta=meta_of(Sweep),
@@ -227,7 +227,7 @@ def _problem(pricing: Pricing, limits: Limits, sizing: Sizing) -> Problem:
 
     def epoch_cost(table: BucketTable) -> float:
         return pricing.table_seconds(
-            expected_batches(histogram, table, pricing.ranks.dealing)
+            expected_batches(histogram, table, pricing.dealing)
         )
 
     return replace(
@@ -339,11 +339,11 @@ def bucket_uses(
     Of pools the list is empty: their batches hold examples of several buckets. `pricing` has the lengths as batches are
     padded to them, `lengths` the true ones.
     """
-    if row.pool_size is not None:
+    if row.uses_pools:
         return []
-    table = BucketTable.of(row.boundaries, row.batch_sizes)
+    table = Batching.of(row).table
     histogram = pricing.lengths.histogram
-    expected = expected_batches(histogram, table, pricing.ranks.dealing)
+    expected = expected_batches(histogram, table, pricing.dealing)
     ends = table.edges(histogram)[1:]
     counts = table.counts(histogram)
     cells = expected.numbers * expected.batch_sizes * expected.lengths

@@ -29,6 +29,7 @@ from batchtune.epochs.layout import (
 )
 from batchtune.epochs.table import Buckets, BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
+from batchtune.results import Row
 
 # Examples that are sorted or cut at once.
 _AT_ONCE = 1 << 20
@@ -57,27 +58,43 @@ class Batching:
     )
     batch_overhead: float | None = None
 
+    @classmethod
+    def of(cls, row: Row) -> Batching:
+        """Return the way in which a row of a sweep makes batches; raises ValueError as `BucketTable.of` does."""
+        table = BucketTable.of(row.boundaries, row.batch_sizes)
+        return cls(table, row.pool_size, row.batch_overhead)
+
+    @property
+    def uses_pools(self) -> bool:
+        """Whether batches are made in sorted pools rather than in the buckets of the table."""
+        return self.pool_size is not None
+
+    def pools_of(self, count: int) -> int:
+        """Return how many pools so many examples make."""
+        assert self.pool_size is not None
+        return -(-count // self.pool_size)
+
     def largest_batches(self, histogram: Histogram) -> tuple[IntArray, FloatArray]:
         """Return size and longest length of the largest batch for each bucket with examples.
 
         In pools a batch may also hold examples of shorter buckets.
         """
-        sizes, longest = self.table.largest_batches(histogram)
-        if self.pool_size is None:
-            return sizes, longest
-        up_to = histogram.cumulative[np.searchsorted(histogram.lengths, longest)]
-        allowed_sizes = self.table.batch_sizes[self.table.assign(longest)]
-        return np.minimum(np.minimum(allowed_sizes, up_to), self.pool_size), longest
+        counts = self.table.counts(histogram)
+        used = counts > 0
+        longest = histogram.lengths[self.table.edges(histogram)[1:][used] - 1]
+        if self.pool_size is not None:
+            counts = np.minimum(np.cumsum(counts), self.pool_size)
+        return np.minimum(self.table.batch_sizes, counts)[used], longest
 
     def batcher(
         self, lengths: npt.NDArray[Any], targets: npt.NDArray[Any] | None = None
     ) -> Batcher:
         """Return the batcher of examples with these lengths, none beyond the last boundary."""
-        if self.pool_size is None:
-            return BucketBatcher(
-                self.table.assign(lengths, targets), self.table.batch_sizes
-            )
-        return PoolBatcher(lengths, self)
+        if self.uses_pools:
+            return PoolBatcher(lengths, self)
+        return BucketBatcher(
+            self.table.assign(lengths, targets), self.table.batch_sizes
+        )
 
 
 class Batcher(ABC):
@@ -132,7 +149,6 @@ class PoolBatcher(Batcher):
     """
 
     def __init__(self, lengths: npt.NDArray[Any], batching: Batching) -> None:
-        assert batching.pool_size is not None
         distinct = np.unique(lengths)
         # Shape (examples,): the place of each length among the distinct ones, from the longest; few bits sort fast.
         places = distinct.size - 1 - np.searchsorted(distinct, lengths)
@@ -140,7 +156,7 @@ class PoolBatcher(Batcher):
         self._distinct: FloatArray = distinct[::-1].astype(np.float64)
         self._buckets = batching.table.assign(distinct[::-1])
         self._batching = batching
-        self._pools = -(-lengths.size // batching.pool_size)
+        self._pools = batching.pools_of(lengths.size)
         self._per_rank: dict[tuple[int, bool, Dealing], int] = {}
         self._first_steps: dict[tuple[Drawing, Dealing], tuple[Indices, Layout]] = {}
 

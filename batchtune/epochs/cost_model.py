@@ -44,16 +44,6 @@ _SAYS_THE_SAME = 1e-5
 # The floors that are tried: those with which a form of all terms fits best.
 _FLOORS = 3
 
-_COEFFICIENTS = (
-    "floor",
-    "constant",
-    "example",
-    "linear",
-    "quadratic",
-    "target_linear",
-    "target_quadratic",
-    "cross",
-)
 _TERMS = (
     "example",
     "linear",
@@ -62,6 +52,7 @@ _TERMS = (
     "target_quadratic",
     "cross",
 )
+_COEFFICIENTS = ("floor", "constant", *_TERMS)
 # Terms for all L + T positions alike, as in a decoder-only language model with prompt and answer; for their pairs.
 _SUMS = {
     "sum": ("linear", "target_linear"),

@@ -23,13 +23,18 @@ Indices: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealing:
-    """The way in which buckets become the batches of all ranks, which always have the same number."""
+    """The way in which buckets become the batches of all ranks, which always have the same number.
+
+    Attributes:
+        same_bucket: Whether, step by step, the batches of all ranks are of one bucket.
+        drop_last: Whether to leave out examples that fill no batch, and batches not enough for all ranks.
+        accumulate: The ranks wait for each other only after so many batches.
+    """
 
     world_size: int = 1
-    same_bucket: bool = (
-        False  # whether, step by step, the batches of all ranks are of one bucket
-    )
-    drop_last: bool = False  # whether to leave out examples that fill no batch, and batches not enough for all ranks
+    same_bucket: bool = False
+    drop_last: bool = False
+    accumulate: int = 1
 
     @property
     def together(self) -> int:
@@ -38,32 +43,12 @@ class Dealing:
             return self.world_size
         return 1
 
-
-ON_ONE_RANK = Dealing()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
-    """The ranks that training runs on; with `same_bucket` all take batches of one bucket at each step.
-
-    With `accumulate` above 1 they wait for each other only after so many batches.
-    """
-
-    world_size: int = 1
-    same_bucket: bool = False
-    accumulate: int = 1
-
-    @property
-    def dealing(self) -> Dealing:
-        """How batches are dealt to them."""
-        return Dealing(world_size=self.world_size, same_bucket=self.same_bucket)
-
     def steps(self, batches: int) -> int:
         """Return the optimizer steps of an epoch with this many batches over all ranks."""
         return -(-batches // (self.world_size * self.accumulate))
 
 
-ONE_RANK = Ranks()
+ON_ONE_RANK = Dealing()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -333,12 +318,14 @@ class EpochShapes:
             return step_seconds(sizes, self.lengths)
         return step_seconds(sizes, self.lengths, self.targets)
 
-    def epoch_seconds(self, step_seconds: StepSeconds, ranks: Ranks) -> float:
+    def epoch_seconds(self, step_seconds: StepSeconds, dealing: Dealing) -> float:
         """Return the time of the epoch, whose batches ranks take in turn; a step lasts as long as its slowest batch."""
-        seconds = np.zeros(ranks.steps(len(self)) * ranks.world_size * ranks.accumulate)
+        seconds = np.zeros(
+            dealing.steps(len(self)) * dealing.world_size * dealing.accumulate
+        )
         seconds[: len(self)] = self.seconds(step_seconds)
         return float(
-            seconds.reshape(-1, ranks.accumulate, ranks.world_size)
+            seconds.reshape(-1, dealing.accumulate, dealing.world_size)
             .sum(axis=1)
             .max(axis=1)
             .sum()

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from batchtune.epochs.step_times import StepTimes
+from batchtune.epochs.table import batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 from batchtune.results import FrontierPoint, Probe
 from batchtune.trust import WORST_TIME_ERROR
@@ -223,27 +223,21 @@ def costs_of(probe: Probe) -> Costs:
 
 def capped(costs: Costs, max_batch_length: float) -> Costs:
     """Return the same costs, but no batch longer than the user wants."""
-    sizes = {
-        name: getattr(costs, name)
-        for name in ("frontier", "continued_frontier", "joint_frontier")
-    }
-    capped_sizes: dict[str, Any] = {
-        name: partial(_capped, uncapped, max_batch_length)
-        for name, uncapped in sizes.items()
-        if uncapped
-    }
-    return replace(costs, **capped_sizes)
+    return replace(
+        costs,
+        frontier=_capped(costs.frontier, max_batch_length),
+        continued_frontier=_capped(costs.continued_frontier, max_batch_length),
+        joint_frontier=_capped(costs.joint_frontier, max_batch_length),
+    )
 
 
 def _capped(
-    sizes: Callable[..., IntArray],
-    max_batch_length: float,
-    lengths: FloatArray,
-    *targets: FloatArray,
-) -> IntArray:
-    return np.minimum(
-        sizes(lengths, *targets),
-        np.maximum(1, (max_batch_length / lengths).astype(np.int64)),
+    sizes: Callable[..., IntArray] | None, max_batch_length: float
+) -> Callable[..., IntArray] | None:
+    if sizes is None:
+        return None
+    return lambda lengths, *targets: np.minimum(
+        sizes(lengths, *targets), batch_sizes_for(lengths, max_batch_length)
     )
 
 
@@ -327,8 +321,7 @@ def batch_seconds(
     `above` maps the longest length to a bound that all lengths of the batch exceed; None: not known.
     """
     if targets is None:
-        return lambda batch_sizes, lengths: step_seconds(batch_sizes, lengths)
-
+        return step_seconds
     return lambda batch_sizes, lengths: step_seconds(
         batch_sizes,
         lengths,

@@ -22,7 +22,6 @@ from batchtune.epochs.layout import (
     EpochShapes,
     Indices,
     Layout,
-    Ranks,
     positions,
     shapes_of,
 )
@@ -94,9 +93,9 @@ class SimulatedEpochs:
     def _mates_of_sample(self) -> Mates:
         return mates_in_cuts(self.cuts, self.sample.values)
 
-    def seconds(self, step_seconds: StepSeconds, ranks: Ranks) -> FloatArray:
+    def seconds(self, step_seconds: StepSeconds, dealing: Dealing) -> FloatArray:
         """Return the time of each epoch of the data set, shape (epochs,), as ranks take the batches in their order."""
-        times = [shapes.epoch_seconds(step_seconds, ranks) for shapes in self.shapes]
+        times = [shapes.epoch_seconds(step_seconds, dealing) for shapes in self.shapes]
         return self.scale * np.array(times)
 
 
@@ -109,11 +108,10 @@ def simulate_epochs(
     share a pool more often, by a known ratio.
     """
     sample = _evenly(lengths, min(lengths.count, _MANY))
-    if batching.pool_size is not None:
+    if batching.uses_pools:
         examples = max(_EXAMPLES, _OF_A_RANK * dealing.world_size)
-        sample = _of_pools(
-            lengths, batching.pool_size, max(_POOLS, -(-examples // batching.pool_size))
-        )
+        pools = max(_POOLS, batching.pools_of(examples))
+        sample = _of_pools(lengths, pools, batching.pools_of(lengths.count))
     batcher = batching.batcher(sample.values)
     number = _epochs_of(sample, _FILLED if batching.batch_overhead is None else _CUT)
     cuts = []
@@ -134,9 +132,8 @@ def with_overhead(
     The overhead is that of the straight line through the times of an epoch's steps by their padded lengths.
     """
     batching = filled.batching
-    assert batching.pool_size is not None
     shapes = filled.shapes[0]
-    pools = -(-filled.sample.count // batching.pool_size)
+    pools = batching.pools_of(filled.sample.count)
     padded = shapes.batch_sizes * shapes.lengths
     if len(shapes) > _MOST_BATCHES * pools or np.ptp(padded) == 0:
         return None
@@ -147,7 +144,7 @@ def with_overhead(
 
 
 def simulate_length_grouped(
-    lengths: Lengths, batch_size: int, ranks: Ranks, seed: int
+    lengths: Lengths, batch_size: int, dealing: Dealing, seed: int
 ) -> tuple[float, list[EpochShapes]]:
     """Simulate epochs of Transformers' length-grouped batches; return all examples / those that were batched, too.
 
@@ -155,13 +152,15 @@ def simulate_length_grouped(
     that each rank has as many.
     """
     grouped_size = (
-        batch_size * ranks.accumulate
+        batch_size * dealing.accumulate
     )  # the Trainer groups the batches of a whole step
     megabatch = megabatch_size(lengths.count, grouped_size)
-    sample = _of_pools(lengths, megabatch, max(_POOLS, -(-_EXAMPLES // megabatch)))
+    sample = _of_pools(
+        lengths, max(_POOLS, -(-_EXAMPLES // megabatch)), -(-lengths.count // megabatch)
+    )
     completed = sample.count
-    if ranks.world_size > 1:
-        step = batch_size * ranks.world_size
+    if dealing.world_size > 1:
+        step = batch_size * dealing.world_size
         completed = -(-sample.count // step) * step
     starts = np.arange(0, completed, batch_size)
     sizes = np.diff(starts, append=completed)
@@ -206,9 +205,8 @@ def length_grouped(
     return grouped
 
 
-def _of_pools(lengths: Lengths, pool_size: int, pools: int) -> Lengths:
-    """Return the examples of so many pools, as large as those of all examples."""
-    in_all = -(-lengths.count // pool_size)
+def _of_pools(lengths: Lengths, pools: int, in_all: int) -> Lengths:
+    """Return the examples of so many of all pools, as large as those of all examples."""
     return _evenly(lengths, lengths.count * min(pools, in_all) // in_all)
 
 
@@ -230,8 +228,7 @@ def _epochs_of(sample: Lengths, in_all: int) -> int:
 
 def _share_of_pool(batching: Batching, count: int) -> float:
     """Return the probability that a second example is in the pool of a first one."""
-    assert batching.pool_size is not None
-    each = count / -(-count // batching.pool_size)
+    each = count / batching.pools_of(count)
     if each > 1:
         return (each - 1) / (count - 1)
     return 1.0

@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +13,6 @@ import numpy.typing as npt
 from batchtune.epochs.cost_model import fit_cost, needs_targets, predict, scaled
 from batchtune.lengths import FloatArray
 from batchtune.results import CostModel, Trial
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 # The relative error that no repetition of a measurement reduces: the model's own, and that of another day.
 _MODEL_ERROR = 0.05
@@ -67,7 +63,7 @@ class StepTimes:
     common_error: float  # of the mean over the median, which all times have in common
 
     @classmethod
-    def fit(cls, trials: Sequence[Trial]) -> Self | None:
+    def fit(cls, trials: Sequence[Trial]) -> StepTimes | None:
         """Fit the model and its corrections to trials; None if too few passed.
 
         Each shape counts once, with the median of its trials, and the less the more its steps' times differ. All are
@@ -97,7 +93,7 @@ class StepTimes:
         )
 
     @classmethod
-    def of(cls, trials: Sequence[Trial], model: CostModel) -> Self:
+    def of(cls, trials: Sequence[Trial], model: CostModel) -> StepTimes:
         """Return the times of trials that passed, and of other shapes by a model that was fitted to them."""
         timed = _Timed.of(trials, with_targets=needs_targets(model))
         ratios = np.log(
@@ -113,7 +109,7 @@ class StepTimes:
             common_error=timed.common_error,
         )
 
-    def scaled(self, factor: float) -> Self:
+    def scaled(self, factor: float) -> StepTimes:
         """Return the same times, all multiplied by a factor."""
         return replace(self, model=scaled(self.model, factor))
 

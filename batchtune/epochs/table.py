@@ -128,7 +128,7 @@ class BucketTable:
     def edges(self, histogram: Histogram) -> IntArray:
         """Return where the buckets begin and end: bucket b holds the distinct lengths edges[b] : edges[b + 1].
 
-        This and the next two raise ValueError if the longest length is beyond the last boundary.
+        This and the next raise ValueError if the longest length is beyond the last boundary.
         """
         if histogram.lengths[-1] > self.boundaries[-1]:
             raise ValueError(
@@ -142,13 +142,6 @@ class BucketTable:
         ends = self.edges(histogram)[1:]
         up_to = np.where(ends > 0, histogram.cumulative[ends - 1], 0)
         return np.diff(up_to, prepend=0)
-
-    def largest_batches(self, histogram: Histogram) -> tuple[IntArray, FloatArray]:
-        """Return size and longest length of the largest batch of each bucket with examples."""
-        counts = self.counts(histogram)
-        used = counts > 0
-        longest = histogram.lengths[self.edges(histogram)[1:][used] - 1]
-        return np.minimum(self.batch_sizes, counts)[used], longest
 
 
 def _numbers(name: str, given: npt.ArrayLike, hint: str = "") -> npt.NDArray[Any]:

@@ -127,11 +127,11 @@ def choose_table(
     next_best = None
     if sweep.recommended_table is not None:
         next_best = sweep.rows[sweep.recommended_table]
-    if recommended_row(sweep).pool_size is not None:
+    if recommended_row(sweep).uses_pools:
         why = "only batchtune's own sampler runs pools"
 
     def is_expressed(row: Row) -> bool:
-        return row.pool_size is None and expresses(row)
+        return not row.uses_pools and expresses(row)
 
     return _choose(sweep, framework, is_expressed, why, next_best)
 

@@ -70,7 +70,7 @@ def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
         batch_ordering="random",
         drop_last=False,
         seed=sweep.settings.get("seed", 0),
-        sampler="bucket" if row.pool_size is None else "pooled",
+        sampler="pooled" if row.uses_pools else "bucket",
         pool_size=row.pool_size,
         batch_overhead=row.batch_overhead,
         evidence=_evidence_of(sweep, row, probe),
@@ -80,7 +80,7 @@ def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
 def render_sampler_yaml(config: SamplerConfig) -> str:
     """Return the config as YAML; the same config gives the same bytes, and reading gives the same config."""
     document = msgspec.to_builtins(config)
-    if config.pool_size is not None:
+    if config.sampler == "pooled":
         return _render_yaml(document, "sampler-pooled")
     for name in ("sampler", "pool_size", "batch_overhead"):
         del document[name]

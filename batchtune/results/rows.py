@@ -168,6 +168,11 @@ class Row(EpochFigures, frozen=True, kw_only=True):
     simulated_epochs: Count | None = None
 
     @property
+    def uses_pools(self) -> bool:
+        """Whether batches are made in sorted pools rather than in the buckets of the table."""
+        return self.pool_size is not None
+
+    @property
     def name(self) -> str:
         """The row's name in sentences: `optimal with 12 buckets`, `pools of 6800 examples`."""
         if self.pool_size is not None:
@@ -177,11 +182,9 @@ class Row(EpochFigures, frozen=True, kw_only=True):
     @property
     def sized_name(self) -> str:
         """The same, and where a table's batch sizes come from: `optimal with 12 buckets sized by the frontier`."""
-        return self.name + (
-            " sized by the frontier"
-            if self.pool_size is None and self.sizing == "frontier"
-            else ""
-        )
+        if self.uses_pools or self.sizing == "length":
+            return self.name
+        return f"{self.name} sized by the frontier"
 
     @property
     def sizes_in_use(self) -> int:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.sweep import bucket_uses, histogram_of, quantiles_of
-from batchtune.epochs.layout import Ranks
+from batchtune.epochs.layout import Dealing
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import Lengths
 
@@ -32,13 +32,14 @@ def test_each_length_is_in_one_bin_and_each_quantile_is_a_length(
 
 
 @pytest.mark.parametrize(
-    "ranks", [Ranks(), Ranks(world_size=16), Ranks(world_size=16, same_bucket=True)]
+    "dealing",
+    [Dealing(), Dealing(world_size=16), Dealing(world_size=16, same_bucket=True)],
 )
-def test_the_buckets_together_are_the_row(ranks: Ranks) -> None:
+def test_the_buckets_together_are_the_row(dealing: Dealing) -> None:
     lengths = Lengths.of(np.random.default_rng(0).gamma(4, 3, 500).round(1) + 0.1)
     table = BucketTable(np.array([5.0, 12.0, 30.0, 80.0]), np.array([20, 9, 4, 1]))
     pricing = Pricing(
-        lengths=lengths, total=lengths.total, max_batch_length=100, ranks=ranks
+        lengths=lengths, total=lengths.total, max_batch_length=100, dealing=dealing
     )
     row = pricing.of_table("made", "length", 4, table).row
     uses = bucket_uses(lengths, pricing, row)

@@ -7,7 +7,7 @@ import pytest
 
 from batchtune import BucketBatchSampler
 from batchtune.buckets.epoch_cost import Pricing
-from batchtune.epochs.layout import Ranks
+from batchtune.epochs.layout import Dealing
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import RankTimes
@@ -47,14 +47,16 @@ def times(
     accumulate: int = 1,
     same_bucket: bool = False,
 ) -> RankTimes:
-    ranks = Ranks(world_size=world_size, accumulate=accumulate, same_bucket=same_bucket)
+    dealing = Dealing(
+        world_size=world_size, accumulate=accumulate, same_bucket=same_bucket
+    )
     lengths = Lengths.of(values)
     pricing = Pricing(
         lengths=lengths,
         total=lengths.total,
         max_batch_length=300,
         step_seconds=step_seconds,
-        ranks=ranks,
+        dealing=dealing,
     )
     time = pricing.of_table("made", "length", 1, table).time
     assert time is not None and time.ranks is not None
@@ -96,7 +98,7 @@ def test_ranks_wait_for_long_targets_as_in_real_epochs(same_bucket: bool) -> Non
         total=CHAT.total,
         max_batch_length=16_000,
         step_seconds=step_seconds,
-        ranks=Ranks(world_size=8, same_bucket=same_bucket),
+        dealing=Dealing(world_size=8, same_bucket=same_bucket),
     )
     time = pricing.of_table("made", "length", 1, table).time
     assert time is not None

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from batchtune.buckets.alternatives import saturation
-from batchtune.buckets.epoch_cost import Pricing, estimated_epoch_seconds
+from batchtune.buckets.epoch_cost import Pricing
 from batchtune.buckets.optimal import optimal_boundaries
+from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.measured_costs import TypicalTargets
 from batchtune.epochs.table import BucketTable, Limits, batch_sizes_for
 from batchtune.lengths import FloatArray, IntArray, Lengths
@@ -57,7 +58,9 @@ def epoch_seconds(max_batch_length: float) -> float:
         SPEECH.histogram, step_seconds(sizes, ends) / sizes, [6]
     )
     table = BucketTable(boundaries, batch_sizes_for(boundaries, max_batch_length))
-    return estimated_epoch_seconds(SPEECH, table, step_seconds)
+    limits = Limits(max_batch_length=max_batch_length)
+    expected = expected_batches(SPEECH.histogram, table)
+    return pricing(SPEECH, limits).table_seconds(expected)
 
 
 @pytest.mark.parametrize("fraction", [0.5, 0.9, 0.95])

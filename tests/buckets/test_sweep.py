@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import msgspec
 import numpy as np
@@ -14,7 +13,7 @@ from batchtune import BucketBatchSampler
 from batchtune.buckets.current import read_current
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.buckets.sweep import sweep
-from batchtune.epochs.layout import Ranks
+from batchtune.epochs.layout import Dealing
 from batchtune.epochs.measured_costs import Costs, Frontier
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
@@ -285,7 +284,7 @@ def test_sizes_beyond_the_longest_shrink_and_are_unproven() -> None:
 
 
 def epochs_of(
-    row: Row, values: FloatArray, ranks: Ranks, number: int
+    row: Row, values: FloatArray, dealing: Dealing, number: int
 ) -> Iterator[list[list[int]]]:
     """The batches that all ranks' samplers make, epoch by epoch."""
     samplers = [
@@ -294,10 +293,10 @@ def epochs_of(
             bucket_boundaries=row.boundaries,
             bucket_batch_sizes=row.batch_sizes,
             rank=rank,
-            world_size=ranks.world_size,
-            same_bucket=ranks.same_bucket,
+            world_size=dealing.world_size,
+            same_bucket=dealing.same_bucket,
         )
-        for rank in range(ranks.world_size)
+        for rank in range(dealing.world_size)
     ]
     for _ in range(number):
         yield [batch for sampler in samplers for batch in sampler]
@@ -309,14 +308,17 @@ def epochs_of(
 def test_a_row_says_what_the_samplers_of_all_ranks_run(
     world_size: int, same_bucket: bool
 ) -> None:
-    ranks = Ranks(world_size=world_size, same_bucket=same_bucket)
+    dealing = Dealing(world_size=world_size, same_bucket=same_bucket)
     values = SPEECH[:1500]
     chosen = SweepSettings(
-        strategies=("optimal", "linear"), num_buckets=(7,), **asdict(ranks)
+        strategies=("optimal", "linear"),
+        num_buckets=(7,),
+        world_size=world_size,
+        same_bucket=same_bucket,
     )
     for row in sweep(Lengths.of(values), 150, chosen, NONE_KNOWN).rows:
         cells = []
-        for batches in epochs_of(row, values, ranks, 20):
+        for batches in epochs_of(row, values, dealing, 20):
             sizes = [len(batch) for batch in batches]
             assert row.batches == len(batches)
             assert row.repeated_examples == sum(sizes) - len(

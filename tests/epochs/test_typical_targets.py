@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from batchtune.buckets.epoch_cost import estimated_epoch_seconds
 from batchtune.buckets.sweep import sweep
-from batchtune.epochs.measured_costs import Costs, TypicalTargets
+from batchtune.epochs.expectation import expected_batches
+from batchtune.epochs.layout import ON_ONE_RANK, Dealing
+from batchtune.epochs.measured_costs import Costs, TypicalTargets, batch_seconds
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import SweepSettings
@@ -75,14 +76,18 @@ def test_a_data_set_without_targets_has_no_typical_ones() -> None:
     assert TypicalTargets.of(Lengths.of([1, 2, 3])) is None
 
 
+def estimated_seconds(dealing: Dealing = ON_ONE_RANK) -> float:
+    expected = expected_batches(CHAT.histogram, TABLE, dealing)
+    targets = TypicalTargets.of(CHAT)
+    return expected.sum_of(batch_seconds(of_targets, targets, TABLE.lower_edges))
+
+
 def test_an_epochs_estimate_is_what_its_real_batches_take() -> None:
     real = [
         sum(float(of_targets(*batch)) for batch in batches_of_one_epoch(TABLE, seed))
         for seed in range(10)
     ]
-    assert estimated_epoch_seconds(CHAT, TABLE, of_targets) == pytest.approx(
-        np.mean(real), rel=0.02
-    )
+    assert estimated_seconds() == pytest.approx(np.mean(real), rel=0.02)
 
 
 def test_the_estimate_leaves_out_what_drop_last_drops() -> None:
@@ -94,9 +99,9 @@ def test_the_estimate_leaves_out_what_drop_last_drops() -> None:
         )
         for seed in range(10)
     ]
-    estimate = estimated_epoch_seconds(CHAT, TABLE, of_targets, drop_last=True)
+    estimate = estimated_seconds(Dealing(drop_last=True))
     assert estimate == pytest.approx(np.mean(real), rel=0.02)
-    assert estimate < estimated_epoch_seconds(CHAT, TABLE, of_targets)
+    assert estimate < estimated_seconds()
 
 
 def test_every_time_of_a_sweep_knows_of_the_targets() -> None:
