@@ -74,11 +74,6 @@ class Rule:
     limit: Fraction | bool
     written: str
 
-    @property
-    def is_percent(self) -> bool:
-        """Whether the limit was written in per cent."""
-        return self.written.endswith("%")
-
 
 def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
     """Read rules; one that is given twice counts once.
@@ -215,11 +210,11 @@ def _field(rule: Rule) -> Field:
             f"{rule.field} can't be compared with {rule.written}: one of them is true or false"
         )
     if rule.operator == "worse":
-        if not field.of_row or not field.better:
+        if not field.kind or not field.better:
             raise NotKnownError(
                 f"{rule.field} can't be worse: only a figure of a recommended row can"
             )
-    elif rule.is_percent and not field.is_ratio:
+    elif rule.written.endswith("%") and not field.is_ratio:
         raise NotKnownError(
             f"{rule.field} is not a ratio, and can't be compared with {rule.written}"
         )

@@ -6,14 +6,20 @@ To add a kind of result: a function that returns its `Section`, and a line in `S
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from batchtune.reports import RunResults
 from batchtune.reports.loaders import loader_section
 from batchtune.reports.measured import probe_section, verification_section
-from batchtune.reports.section import Section, Table, clean, known, make_table
+from batchtune.reports.section import (
+    Section,
+    clean,
+    facts_table,
+    known,
+    make_table,
+)
 from batchtune.reports.streams import stream_section
 from batchtune.reports.sweeps import sweep_section
 from batchtune.results import (
@@ -270,18 +276,20 @@ def doctor_page(doctor: Doctor) -> Page:
         "GPUs": str(len(doctor.gpus)),
         "--device auto": f"takes {devices[0] if devices else 'cpu'}",
     }
-    tables = [_facts("Software", versions)]
+    tables = [facts_table("Software", versions)]
     tables += [
-        _facts(gpu.device or f"GPU {gpu.uuid}, which PyTorch does not see", _gpu(gpu))
+        facts_table(
+            gpu.device or f"GPU {gpu.uuid}, which PyTorch does not see", _gpu(gpu)
+        )
         for gpu in doctor.gpus
     ]
-    tables.append(_facts("cpu", _cpu(doctor.cpu)))
+    tables.append(facts_table("cpu", _cpu(doctor.cpu)))
     if doctor.environment:
-        tables.append(_facts("Settings", doctor.environment))
+        tables.append(facts_table("Settings", doctor.environment))
     packages = {
         name: version or "not installed" for name, version in doctor.packages.items()
     }
-    tables.append(_facts("Packages", packages))
+    tables.append(facts_table("Packages", packages))
     return make_page(
         "batchtune doctor",
         [
@@ -292,15 +300,6 @@ def doctor_page(doctor: Doctor) -> Page:
                 warnings=doctor.warnings,
             )
         ],
-    )
-
-
-def _facts(title: str, facts: Mapping[str, str | None]) -> Table:
-    """Lay out names and values; None is unknown."""
-    return make_table(
-        title,
-        [{"name": name, "value": value} for name, value in facts.items()],
-        left=["name", "value"],
     )
 
 

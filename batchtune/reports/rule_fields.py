@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, TypeVar
 
-import msgspec
+from msgspec import Struct, inspect
 
 from batchtune.reports import KINDS, RunResults
 from batchtune.reports.measured import mismatch
@@ -28,8 +28,17 @@ from batchtune.results import (
 T = TypeVar("T")
 Value = float | int | bool
 
-# Fields of `results.Drift` that rules can name.
-_DRIFT_FIELDS = ("stale", "beyond", "changed")
+# What rules can name of a drift, and of a sweep apart from its rows.
+_OF_WHOLE_RESULTS = {
+    "stale",
+    "beyond",
+    "changed",
+    "max_batch_length",
+    "stream.batches_per_rank",
+    "stream.max_batch_length",
+    "stream.simulated_examples",
+}
+_NUMBERS = (inspect.BoolType, inspect.FloatType, inspect.IntType)
 # Fields of a row that a bucket table has none of.
 _OF_POOLS = {
     "pool_size",
@@ -74,9 +83,9 @@ class Field:
     """A number or a flag that a rule can name, as its record declares it.
 
     Attributes:
-        kind: Of the result that it is found in, as in `KINDS`; empty for others.
+        kind: The kind of result, as in `KINDS`, whose recommended row it is of, so that it may be worse than a
+            baseline's; empty for all others.
         record, path: Where it is found: the attributes `path` of the record.
-        of_row: Whether it is of a recommended row, so that it may be worse than a baseline's.
         better: Which value is better, `less` or `more`; empty: neither.
         is_share: Whether it is between 0 and 1: a limit outside would be a rule that always or never fails.
         is_ratio: Whether its limit may be in per cent.
@@ -88,7 +97,6 @@ class Field:
     record: Callable[[RuleInputs], Any]
     path: tuple[str, ...]
     is_flag: bool = False
-    of_row: bool = False
     better: str = ""
     is_share: bool = False
     is_ratio: bool = False
@@ -107,7 +115,6 @@ def all_fields() -> dict[str, Field]:
             LoaderRow,
             partial(RuleInputs.recommended, name="loader"),
             kind="loader",
-            of_row=True,
         ),
         *_fields(
             "bound.", LowerBound, lambda inputs: inputs.of_kind("sweep").lower_bound
@@ -117,32 +124,12 @@ def all_fields() -> dict[str, Field]:
     ]
     shards = _fields("shards.", Shards, lambda inputs: inputs.of_kind("stream").shards)
     fields += [replace(field, unknown="the shards do as they are") for field in shards]
-    fields += [
-        field for field in _fields("", Drift, _drift) if field.name in _DRIFT_FIELDS
+    whole = [
+        *_fields("", Drift, _drift),
+        *_fields("", Sweep, results["sweep"]),
+        *_fields("stream.", StreamSweep, results["stream"]),
     ]
-    fields += [
-        field
-        for field in _fields(
-            "",
-            Sweep,
-            results["sweep"],
-        )
-        if field.name == "max_batch_length"
-    ]
-    in_stream = (
-        "stream.batches_per_rank",
-        "stream.max_batch_length",
-        "stream.simulated_examples",
-    )
-    fields += [
-        field
-        for field in _fields(
-            "stream.",
-            StreamSweep,
-            results["stream"],
-        )
-        if field.name in in_stream
-    ]
+    fields += [field for field in whole if field.name in _OF_WHOLE_RESULTS]
     reproducible = Field(
         name="loader.reproducible",
         record=results["loader"],
@@ -160,24 +147,17 @@ def all_fields() -> dict[str, Field]:
 def _of_rows(prefix: str, kind: str, row: type[Record]) -> Iterator[Field]:
     """Yield the fields of a sweep's recommended row, then those of the user's own."""
     of_current = partial(_current, kind=kind)
-    for named, find, of_row in (
-        (prefix, partial(RuleInputs.recommended, name=kind), True),
-        (f"{prefix}current.", lambda inputs: of_current(inputs).current, False),
+    for named, find, recommended_kind in (
+        (prefix, partial(RuleInputs.recommended, name=kind), kind),
+        (f"{prefix}current.", lambda inputs: of_current(inputs).current, ""),
     ):
-        yield from _fields(
-            named,
-            row,
-            find,
-            kind=kind,
-            of_row=of_row,
-        )
+        yield from _fields(named, row, find, kind=recommended_kind)
         # No file holds it: it follows from `mates_again`.
         yield Field(
             name=f"{named}randomness",
-            kind=kind,
+            kind=recommended_kind,
             record=find,
             path=("randomness",),
-            of_row=of_row,
             better="more",
             is_share=True,
             is_ratio=True,
@@ -192,42 +172,32 @@ def _of_rows(prefix: str, kind: str, row: type[Record]) -> Iterator[Field]:
 
 def _fields(
     prefix: str,
-    record: type[msgspec.Struct],
+    record: type[Struct],
     find: Callable[[RuleInputs], Any],
     *,
     kind: str = "",
-    of_row: bool = False,
 ) -> Iterator[Field]:
     """Yield the numbers and flags of a record and of the records in it, in their order."""
-    described = msgspec.inspect.type_info(record)
-    assert isinstance(described, msgspec.inspect.StructType)
+    described = inspect.type_info(record)
+    assert isinstance(described, inspect.StructType)
     for part in described.fields:
         declared: dict[str, Any] = {}
         types = [part.type]
-        if isinstance(part.type, msgspec.inspect.UnionType):
+        if isinstance(part.type, inspect.UnionType):
             types = [
                 member
                 for member in part.type.types
-                if not isinstance(member, msgspec.inspect.NoneType)
+                if not isinstance(member, inspect.NoneType)
             ]
         part_type = types[0]
-        if isinstance(part_type, msgspec.inspect.Metadata):
+        if isinstance(part_type, inspect.Metadata):
             declared = part_type.extra or {}
             part_type = part_type.type
-        is_flag = isinstance(part_type, msgspec.inspect.BoolType)
-        is_float = isinstance(part_type, msgspec.inspect.FloatType)
-        if isinstance(part_type, msgspec.inspect.StructType) and part.name != "meta":
-            for inner in _fields(
-                f"{prefix}{part.name}.",
-                part_type.cls,
-                find,
-                kind=kind,
-            ):
+        if isinstance(part_type, inspect.StructType) and part.name != "meta":
+            for inner in _fields(f"{prefix}{part.name}.", part_type.cls, find):
                 yield replace(inner, path=(part.name, *inner.path))
-        elif len(types) == 1 and (
-            is_flag or is_float or isinstance(part_type, msgspec.inspect.IntType)
-        ):
-            is_share = isinstance(part_type, msgspec.inspect.FloatType) and (
+        elif len(types) == 1 and isinstance(part_type, _NUMBERS):
+            is_share = isinstance(part_type, inspect.FloatType) and (
                 part_type.ge,
                 part_type.le,
             ) == (0, 1)
@@ -236,8 +206,7 @@ def _fields(
                 kind=kind,
                 record=find,
                 path=(part.name,),
-                is_flag=is_flag,
-                of_row=of_row,
+                is_flag=isinstance(part_type, inspect.BoolType),
                 better=declared.get("better", ""),
                 is_share=is_share,
                 is_ratio=is_share or "percent" in declared,
@@ -296,17 +265,17 @@ def compared_with(inputs: RuleInputs, field: Field) -> tuple[Any, str]:
     )
     kind = KINDS[field.kind]
     why = f"the baseline has no {kind.file}: run `batchtune {kind.command}` there"
-    theirs = _known(getattr(baseline, field.kind), why)
-    row = _known(theirs.recommended_row, "the baseline recommends no row")
-    ours = inputs.of_kind(field.kind)
-    if ours.lengths is None or theirs.lengths is None:
+    compared = _known(getattr(baseline, field.kind), why)
+    row = _known(compared.recommended_row, "the baseline recommends no row")
+    lengths = inputs.of_kind(field.kind).lengths
+    other = compared.lengths
+    if lengths is None or other is None:
         return row, ""
-    units = {ours.lengths.unit, theirs.lengths.unit} - {None}
-    if len(units) > 1:
+    if len({lengths.unit, other.unit} - {None}) > 1:
         raise NotKnownError(
-            f"the baseline's lengths count {theirs.lengths.unit}, this run's {ours.lengths.unit}"
+            f"the baseline's lengths count {other.unit}, this run's {lengths.unit}"
         )
-    if ours.lengths.fingerprint != theirs.lengths.fingerprint:
+    if lengths.fingerprint != other.fingerprint:
         return row, " (of other lengths)"
     return row, ""
 

@@ -5,8 +5,9 @@ A format knows nothing else.
 
 from __future__ import annotations
 
+import itertools
 import unicodedata
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -22,6 +23,7 @@ from batchtune.units import (
     with_full_stop,
 )
 
+C = TypeVar("C", bound=Costed)
 V = TypeVar("V")
 AnyRow: TypeAlias = Row | StreamRow
 AnySweep: TypeAlias = Sweep | StreamSweep
@@ -130,10 +132,18 @@ def make_table(
     )
 
 
+def facts_table(
+    title: str, facts: Mapping[str, str | None], *, folded: bool = False
+) -> Table:
+    """Lay out names and values; None is unknown."""
+    rows = [{"name": name, "value": value} for name, value in facts.items()]
+    return make_table(title, rows, left=["name", "value"], folded=folded)
+
+
 def settings_table(title: str, settings: Mapping[str, Any]) -> Table:
     """Return settings as a file records them, as a folded table."""
-    rows = [{"name": name, "value": str(value)} for name, value in settings.items()]
-    return make_table(title, rows, left=["name", "value"], folded=True)
+    facts = {name: str(value) for name, value in settings.items()}
+    return facts_table(title, facts, folded=True)
 
 
 def spread(count: int, most: int, keep: int | None = None) -> list[int]:
@@ -230,7 +240,16 @@ class Times:
             yield f"The measured steps give the time to within {format_percent(self.of_row)} (two standard errors)."
 
 
-def advantage(row: AnyRow, name: str, other: Costed, *, timed: bool) -> str:
+def headline(
+    what: str, row: AnyRow, alternatives: Mapping[str, Costed], *, timed: bool
+) -> str:
+    """Say what to set, and compare it with the first alternative, if any: `: 1.34 times faster than NAME`."""
+    for name, other in alternatives.items():
+        return f"Set {what}: {_advantage(row, name, other, timed=timed)}."
+    return f"Set {what}."
+
+
+def _advantage(row: AnyRow, name: str, other: Costed, *, timed: bool) -> str:
     """Say how a row compares with another: `1.34 times faster than NAME`, `37.9% fewer batches than with NAME`."""
     seconds = row.estimated_epoch_seconds
     if not timed or not seconds or not other.estimated_epoch_seconds:
@@ -249,20 +268,22 @@ def advantage(row: AnyRow, name: str, other: Costed, *, timed: bool) -> str:
     return faster
 
 
-def better_current(sweep: AnySweep, *, timed: bool) -> Iterator[str]:
-    """Say so if the user's own config costs less than the recommended row, and fits."""
-    row = sweep.recommended_row
+def brief_facts(
+    times: Times, sweep: AnySweep, row: AnyRow, proof: Iterable[str]
+) -> list[str]:
+    """Return what even a brief report says after its headline: doubts, the proof, and what the user's own config is."""
+    return [*times.doubts(), *proof, *_current_facts(sweep, row, times.are_reliable)]
+
+
+def _current_facts(sweep: AnySweep, row: AnyRow, timed: bool) -> Iterator[str]:
+    """Say so if the user's own config costs less than the recommended row, and fits; and where it was read."""
     current = sweep.current
-    if row is None or current is None or sweep.current_fits is False:
-        return
-    if timed and row.equal_to_best and current.equal_to_best:
-        return
-    if (cost_of(current, timed=timed) or 0.0) < (cost_of(row, timed=timed) or 0.0):
-        yield f"{CURRENT.capitalize()} is better than what is recommended: keep it."
-
-
-def described_current(sweep: AnySweep) -> Iterator[str]:
-    """Say what was read as the user's own config, and where."""
+    if current is not None and sweep.current_fits is not False:
+        alike = timed and row.equal_to_best and current.equal_to_best
+        if not alike and known_cost(current, timed=timed) < known_cost(
+            row, timed=timed
+        ):
+            yield f"{CURRENT.capitalize()} is better than what is recommended: keep it."
     settings = sweep.current_settings or {}
     if isinstance(settings.get("describe"), str):
         place = [
@@ -275,6 +296,11 @@ def described_current(sweep: AnySweep) -> Iterator[str]:
 def current_name(sweep: AnySweep) -> str:
     """Return what tables and charts call the user's own config; it says so if its batches do not fit."""
     return f"{CURRENT} (does not fit)" if sweep.current_fits is False else CURRENT
+
+
+def known_cost(costed: Costed, *, timed: bool) -> float:
+    """Return an epoch's cost, as `cost_of`, where it is known; else 0."""
+    return cost_of(costed, timed=timed) or 0.0
 
 
 def cost_cells(
@@ -291,15 +317,19 @@ def cost_cells(
 
 def comparison_table(
     title: str,
-    compared: Mapping[str, tuple[Costed, dict[str, str | None]]],
+    compared: Mapping[str, C],
+    cells_of: Callable[[C], Cells],
     *,
     timed: bool,
 ) -> Table:
     """Lay out what an epoch costs, with each cost as a multiple of the first one's; times only if they compare."""
-    costs = [cost_of(costed, timed=timed) for costed, _ in compared.values()]
+    reference = next(iter(compared.values()))
     rows = []
-    for (name, (_, cells)), cost in zip(compared.items(), costs, strict=True):
-        row = {"": name, **cells, "relative": format_times(cost, costs[0])}
+    for name, costed in compared.items():
+        relative = format_times(
+            cost_of(costed, timed=timed), cost_of(reference, timed=timed)
+        )
+        row = {"": name, **cells_of(costed), "relative": relative}
         if not timed:
             row["estimated epoch"] = None
         rows.append(row)
@@ -317,15 +347,14 @@ def sizes_table(
 ) -> Table:
     """Lay out how many examples a batch holds, by its longest, and the trial that proves it, where one is known."""
     rows = []
-    for index, (boundary, size) in enumerate(
-        zip(row.boundaries, row.batch_sizes, strict=True)
-    ):
+    columns = (row.boundaries, row.batch_sizes, proofs)
+    for boundary, size, proof in itertools.zip_longest(*columns):
         rows.append(
             {
                 "up to": format_length(boundary, unit),
                 "batch size": format_number(size),
                 "largest batch": format_length(boundary * size, unit),
-                "proven by": proofs[index] if proofs else None,
+                "proven by": proof,
             }
         )
     return make_table(f"{title} ({row.name})", rows, left=["proven by"], file=file)
@@ -347,3 +376,16 @@ def swept_warnings(run: RunResults, sweep: AnySweep, command: str) -> Iterator[s
             yield f"{differs}: memory is left unused. {again}"
     for warning in sweep.warnings:
         yield with_full_stop(warning)
+
+
+def measure_and_export(run: RunResults) -> Iterator[tuple[str, str]]:
+    """Yield the last of the next steps with recommended batches."""
+    if run.probe is None:
+        yield (
+            f"batchtune probe-oom MANIFEST --workload W{run.as_option}",
+            "measure what fits",
+        )
+    yield (
+        f"batchtune export{run.as_argument} --to FRAMEWORK",
+        "the same for SpeechBrain, NeMo, ...",
+    )

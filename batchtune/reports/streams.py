@@ -12,15 +12,16 @@ from batchtune.reports.section import (
     Section,
     Table,
     Times,
-    advantage,
-    better_current,
+    brief_facts,
     comparison_table,
     cost_cells,
     current_name,
-    described_current,
     format_share,
+    headline,
     known,
+    known_cost,
     make_table,
+    measure_and_export,
     sizes_table,
     swept_warnings,
 )
@@ -31,7 +32,6 @@ from batchtune.results import (
     Shards,
     StreamRow,
     StreamSweep,
-    cost_of,
 )
 from batchtune.units import (
     counted,
@@ -67,13 +67,12 @@ def stream_section(run: RunResults) -> Section:
                 )
             ],
         )
-    facts = list(times.doubts())
+    proof = []
     if row.unproven == 0:
-        facts.append(
+        proof.append(
             "Every batch of the simulated epochs was run, or is no larger than one that was."
         )
-    facts += better_current(stream, timed=times.are_reliable)
-    facts += described_current(stream)
+    facts = brief_facts(times, stream, row, proof)
     if row.boundaries:
         tables.append(
             sizes_table(
@@ -86,7 +85,12 @@ def stream_section(run: RunResults) -> Section:
     return Section(
         title="Stream",
         sentences=[
-            _headline(stream, row, timed=times.are_reliable),
+            headline(
+                _what_to_set(stream, row),
+                row,
+                _alternatives(stream),
+                timed=times.are_reliable,
+            ),
             *facts,
             *_other_settings(stream, row),
             *_support(stream, row),
@@ -99,7 +103,8 @@ def stream_section(run: RunResults) -> Section:
     )
 
 
-def _headline(stream: StreamSweep, row: StreamRow, *, timed: bool) -> str:
+def _what_to_set(stream: StreamSweep, row: StreamRow) -> str:
+    """Return the row as a call, and its batch sizes in words."""
     limit = stream.max_batch_length * (1 + ROUNDING)
     sizes = ""
     if not row.by_speechbrain:
@@ -107,26 +112,24 @@ def _headline(stream: StreamSweep, row: StreamRow, *, timed: bool) -> str:
         buckets = zip(row.boundaries, row.batch_sizes, strict=True)
         if any(boundary * size > limit and size > 1 for boundary, size in buckets):
             sizes = " with measured batch sizes"
-    for name, other in _alternatives(stream).items():
-        return f"Set {_typed_call(row)}{sizes}: {advantage(row, name, other, timed=timed)}."
-    return f"Set {_typed_call(row)}{sizes}."
+    return f"{_typed_call(row)}{sizes}"
 
 
 def _alternatives(stream: StreamSweep) -> dict[str, AnyRow]:
     """Return what the headline may compare with: the user's settings, SpeechBrain's best, random access."""
-    found: dict[str, AnyRow] = {}
+    rivals: dict[str, AnyRow] = {}
     speechbrain = stream.speechbrain_row
     if stream.current is not None and stream.current_fits is not False:
-        found[CURRENT] = stream.current
+        rivals[CURRENT] = stream.current
     if (
         speechbrain is not None
         and speechbrain is not stream.recommended_row
         and stream.lengths.unit in SPEECH_UNITS
     ):
-        found["SpeechBrain's best setting"] = speechbrain
+        rivals["SpeechBrain's best setting"] = speechbrain
     if stream.map_style is not None:
-        found[f"a {MAP_STYLE}"] = stream.map_style
-    return found
+        rivals[f"a {MAP_STYLE}"] = stream.map_style
+    return rivals
 
 
 def _typed_call(row: StreamRow) -> str:
@@ -236,14 +239,15 @@ def _comparison(stream: StreamSweep, chosen: StreamRow, *, timed: bool) -> Table
         if stream.speechbrain_row in rows:
             rows = [stream.speechbrain_row]
         best = min(
-            rows, key=lambda row: (bool(row.unproven), cost_of(row, timed=timed) or 0.0)
+            rows, key=lambda row: (bool(row.unproven), known_cost(row, timed=timed))
         )
         if algorithm != chosen.algorithm:
             compared[f"{algorithm_name(best)}, best"] = best
     if stream.map_style is not None:
         compared[MAP_STYLE] = stream.map_style
-    cells = {name: (row, _cells(row)) for name, row in compared.items()}
-    return comparison_table("What an epoch of the stream costs", cells, timed=timed)
+    return comparison_table(
+        "What an epoch of the stream costs", compared, _cells, timed=timed
+    )
 
 
 def _rows_table(stream: StreamSweep) -> Table:
@@ -310,12 +314,4 @@ def _next_steps(run: RunResults) -> Iterator[tuple[str, str]]:
     if run.probe is not None and (verified is None or not verified.of_stream):
         yield verify, "run these batches for real"
     if run.sweep is None:
-        if run.probe is None:
-            yield (
-                f"batchtune probe-oom MANIFEST --workload W{run.as_option}",
-                "measure what fits",
-            )
-        yield (
-            f"batchtune export{run.as_argument} --to FRAMEWORK",
-            "the same for SpeechBrain, NeMo, ...",
-        )
+        yield from measure_and_export(run)

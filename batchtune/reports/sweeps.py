@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from batchtune.buckets.strategies import STRATEGIES
 from batchtune.lengths import SPEECH_UNITS
@@ -13,15 +14,16 @@ from batchtune.reports.section import (
     Section,
     Table,
     Times,
-    advantage,
-    better_current,
+    brief_facts,
     comparison_table,
     cost_cells,
     current_name,
-    described_current,
     format_shape,
+    headline,
     known,
+    known_cost,
     make_table,
+    measure_and_export,
     sizes_table,
     swept_warnings,
 )
@@ -31,7 +33,6 @@ from batchtune.results import (
     LowerBound,
     Row,
     Sweep,
-    cost_of,
     unproven_sizes,
 )
 from batchtune.units import (
@@ -54,39 +55,36 @@ def sweep_section(run: RunResults) -> Section:
     assert sweep is not None
     row = sweep.recommended_row
     times = Times(run, sweep)
+    timed = times.are_reliable
+    tables = []
+    if sweep.rows:
+        tables.append(_rows_table(sweep, timed=timed))
+    warnings = list(swept_warnings(run, sweep, "sweep-buckets"))
     if row is None:
         return Section(
             title="Sweep",
             sentences=list(_nothing_recommended(sweep)),
             brief=2,
-            tables=_rows_table(sweep, timed=times.are_reliable),
-            warnings=list(swept_warnings(run, sweep, "sweep-buckets")),
+            tables=tables,
+            warnings=warnings,
             next_steps=[_sweep_again(run, sweep)],
         )
-    headline = _headline(sweep, row, timed=times.are_reliable)
-    facts = [
-        *times.doubts(),
-        *_proof(run, row),
-        *better_current(sweep, timed=times.are_reliable),
-        *described_current(sweep),
-    ]
+    facts = brief_facts(times, sweep, row, _proof(run, row))
+    sizes = sizes_table(
+        "Batch sizes", row, sweep.lengths.unit, SAMPLER_FILE, _proofs(run, sweep)
+    )
     return Section(
         title="Sweep",
-        sentences=[headline, *facts, *_support(sweep, row), *times.accuracy()],
-        brief=1 + len(facts),
-        tables=[
-            _comparison(sweep, row, timed=times.are_reliable),
-            *_rows_table(sweep, timed=times.are_reliable),
-            sizes_table(
-                "Batch sizes",
-                row,
-                sweep.lengths.unit,
-                SAMPLER_FILE,
-                _proofs(run, sweep),
-            ),
+        sentences=[
+            headline(_what_to_set(sweep, row), row, alternatives(sweep), timed=timed),
+            *facts,
+            *_support(sweep, row),
+            *times.accuracy(),
         ],
-        warnings=[*_unproven(run, row), *swept_warnings(run, sweep, "sweep-buckets")],
-        next_steps=list(_next_steps(run, sweep, row)),
+        brief=1 + len(facts),
+        tables=[_comparison(sweep, row, timed=timed), *tables, sizes],
+        warnings=[*_unproven(run, row), *warnings],
+        next_steps=list(_next_steps(run, row)),
     )
 
 
@@ -100,8 +98,8 @@ def _nothing_recommended(sweep: Sweep) -> Iterator[str]:
         yield f"With a fixed batch size of {size}, an epoch has {format_number(fixed.batches)} batches."
 
 
-def _headline(sweep: Sweep, row: Row, *, timed: bool) -> str:
-    """Say what to set, and compare it with the first alternative: `: 1.34 times faster than NAME`."""
+def _what_to_set(sweep: Sweep, row: Row) -> str:
+    """Return the row and its batch sizes in words: `13 buckets (optimal) with max_batch_length = 600 s`."""
     what = row.name
     if row.pool_size is None:
         what = f"{counted(len(row.boundaries), 'bucket')} ({row.strategy})"
@@ -110,9 +108,7 @@ def _headline(sweep: Sweep, row: Row, *, timed: bool) -> str:
         row.sizing == "frontier"
     ):  # its batches go beyond max_batch_length, which is what fits at every length
         sizes = "measured batch sizes"
-    for name, other in alternatives(sweep).items():
-        return f"Set {what} with {sizes}: {advantage(row, name, other, timed=timed)}."
-    return f"Set {what} with {sizes}."
+    return f"{what} with {sizes}"
 
 
 def alternatives(sweep: Sweep) -> dict[str, Row | Baseline]:
@@ -121,23 +117,23 @@ def alternatives(sweep: Sweep) -> dict[str, Row | Baseline]:
     Without the user's config today's practice takes its place: SpeechBrain's for speech, length-grouped batches for all
     else.
     """
-    found: dict[str, Row | Baseline] = {}
+    rivals: dict[str, Row | Baseline] = {}
     is_speech = sweep.lengths.unit in SPEECH_UNITS
     today = today_row(sweep)
     grouped = _baseline(sweep, _LENGTH_GROUPED)
     fixed = _baseline(sweep, _FIXED)
     if sweep.current is not None:
         if sweep.current_fits is not False:
-            found[CURRENT] = sweep.current
+            rivals[CURRENT] = sweep.current
     elif is_speech and today is not None and today is not sweep.recommended_row:
-        found[str(_practice(today))] = today
+        rivals[str(_practice(today))] = today
     elif not is_speech and grouped is not None:
-        found[
+        rivals[
             f"Transformers' group_by_length (batch size {format_number(grouped.batch_size)})"
         ] = grouped
     if fixed is not None:
-        found[f"a fixed batch size of {format_number(fixed.batch_size)}"] = fixed
-    return found
+        rivals[f"a fixed batch size of {format_number(fixed.batch_size)}"] = fixed
+    return rivals
 
 
 def today_row(sweep: Sweep) -> Row | None:
@@ -269,8 +265,7 @@ def _comparison(sweep: Sweep, row: Row, *, timed: bool) -> Table:
     title = "What an epoch costs"
     if sweep.world_size > 1:
         title += f" on {format_number(sweep.world_size)} ranks"
-    cells = {name: (other, _cells(sweep, other)) for name, other in compared.items()}
-    return comparison_table(title, cells, timed=timed)
+    return comparison_table(title, compared, partial(_cells, sweep), timed=timed)
 
 
 def _cells(sweep: Sweep, costed: Row | Baseline | LowerBound) -> dict[str, str | None]:
@@ -288,12 +283,12 @@ def _cells(sweep: Sweep, costed: Row | Baseline | LowerBound) -> dict[str, str |
     return cost_cells(costed, padding=padding, again=again)
 
 
-def _rows_table(sweep: Sweep, *, timed: bool) -> list[Table]:
-    """Lay out the fastest row of each strategy, and those that trade speed for randomness best; no table of no row."""
+def _rows_table(sweep: Sweep, *, timed: bool) -> Table:
+    """Lay out the fastest row of each strategy, and those that trade speed for randomness best."""
     best: dict[str, int] = {}
     for index, row in enumerate(sweep.rows):
         fastest = sweep.rows[best.setdefault(series_name(row), index)]
-        if (cost_of(row, timed=timed) or 0.0) < (cost_of(fastest, timed=timed) or 0.0):
+        if known_cost(row, timed=timed) < known_cost(fastest, timed=timed):
             best[series_name(row)] = index
     chosen = {
         sweep.recommended,
@@ -315,20 +310,17 @@ def _rows_table(sweep: Sweep, *, timed: bool) -> list[Table]:
                 "unproven": known(row.unproven, str),
             }
         )
-    if not rows:
-        return []
-    marked = None if sweep.recommended is None else shown.index(sweep.recommended)
-    total = len(sweep.rows)
-    return [
-        make_table(
-            "Bucket tables and pools compared",
-            rows,
-            left=["strategy"],
-            marked=marked,
-            file="sweep.json",
-            of=total,
-        )
-    ]
+    marked = None
+    if sweep.recommended is not None:
+        marked = shown.index(sweep.recommended)
+    return make_table(
+        "Bucket tables and pools compared",
+        rows,
+        left=["strategy"],
+        marked=marked,
+        file="sweep.json",
+        of=len(sweep.rows),
+    )
 
 
 def series_name(row: Row) -> str:
@@ -377,7 +369,7 @@ def _sweep_again(run: RunResults, sweep: Sweep) -> tuple[str, str]:
     )
 
 
-def _next_steps(run: RunResults, sweep: Sweep, row: Row) -> Iterator[tuple[str, str]]:
+def _next_steps(run: RunResults, row: Row) -> Iterator[tuple[str, str]]:
     verified = run.verification
     verify = f"batchtune verify{run.as_argument} MANIFEST{run.workload_flags}"
     if verified is not None and not verified.of_stream and not verified.holds:
@@ -392,14 +384,6 @@ def _next_steps(run: RunResults, sweep: Sweep, row: Row) -> Iterator[tuple[str, 
         str(run.folder / SAMPLER_FILE),
         f"the config, for {'Pooled' if row.pool_size else 'Bucket'}BatchSampler",
     )
-    if run.probe is None:
-        yield (
-            f"batchtune probe-oom MANIFEST --workload W{run.as_option}",
-            "measure what fits",
-        )
-    elif verified is None or verified.of_stream:
+    if run.probe is not None and (verified is None or verified.of_stream):
         yield verify, "run these batches for real"
-    yield (
-        f"batchtune export{run.as_argument} --to FRAMEWORK",
-        "the same for SpeechBrain, NeMo, ...",
-    )
+    yield from measure_and_export(run)

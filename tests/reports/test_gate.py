@@ -371,7 +371,7 @@ def test_what_a_rule_may_do_is_declared_on_the_records() -> None:
     ]
     assert fields["padding_ratio"].is_share and fields["stream.randomness"].is_share
     assert fields["stale"].is_ratio and not fields["stale"].is_share
-    assert not fields["loader.batches"].better and not fields["current.batches"].of_row
+    assert not fields["loader.batches"].better and not fields["current.batches"].kind
 
 
 def test_verdicts_are_counted_and_the_worst_comes_first() -> None:

@@ -21,19 +21,20 @@ from batchtune.reports.section import (
     clean,
     current_name,
     format_shape,
+    known_cost,
     spread,
 )
 from batchtune.reports.streams import MAP_STYLE, algorithm_name
 from batchtune.reports.sweeps import series_name
 from batchtune.results import (
     Costed,
+    LoaderRow,
     LoaderTuning,
     Probe,
     Row,
     StreamRow,
     StreamSweep,
     Sweep,
-    cost_of,
 )
 from batchtune.units import (
     counted,
@@ -123,6 +124,19 @@ def _trace(name: str, points: Iterable[Point], color: str, **looks: Any) -> Trac
     return trace
 
 
+def _level(
+    name: str, ends: Sequence[float], height: float, text: str, **looks: Any
+) -> Trace:
+    """Return a level line that is as wide as the other traces."""
+    points = [(min(ends), height, text), (max(ends), height, text)]
+    return _trace(name, points, "--faint", mode="lines", **looks)
+
+
+def _star(point: Point) -> Trace:
+    """Return the mark of what is recommended."""
+    return _trace("recommended", [point], "--accent", mode="markers", marker=_STAR)
+
+
 def _short(value: float) -> float:
     """Return a number with 6 significant digits: a chart shows no more, and the page stays small."""
     return float(f"{value:.6g}")
@@ -152,13 +166,15 @@ def _sweep_figure(run: RunResults, sweep: Sweep) -> Figure:
     chosen = sweep.recommended_row
     if chosen is not None and chosen.pool_size is not None:
         levels[f"recommended: {chosen.name}"] = chosen
-    data, y_axis = _cost_traces(places, chosen, levels, timed=timed)
-    return Figure(
+    return _cost_figure(
+        places,
+        chosen,
+        levels,
+        _axis("number of buckets"),
+        timed=timed,
         name="sweep",
         title="What an epoch costs, by number of buckets",
         caption="Each line is a strategy; lower is better. Levels are what it is compared with.",
-        data=data,
-        layout={"xaxis": _axis("number of buckets"), "yaxis": y_axis},
     )
 
 
@@ -171,32 +187,28 @@ def _stream_figure(run: RunResults, stream: StreamSweep) -> Figure:
         levels[MAP_STYLE] = stream.map_style
     if stream.current is not None:
         levels[current_name(stream)] = stream.current
-    data, y_axis = _cost_traces(
+    return _cost_figure(
         places,
         stream.recommended_row,
         levels,
+        _axis("examples in the buffer of a worker", type="log"),
         timed=timed,
-    )
-    return Figure(
         name="stream",
         title="What an epoch of the stream costs, by buffer size",
         caption="Of each algorithm and buffer the best row is drawn; lower is better.",
-        data=data,
-        layout={
-            "xaxis": _axis("examples in the buffer of a worker", type="log"),
-            "yaxis": y_axis,
-        },
     )
 
 
-def _cost_traces(
+def _cost_figure(
     places: Sequence[tuple[str, int, Row | StreamRow]],
     chosen: Row | StreamRow | None,
     levels: Mapping[str, Costed],
+    x_axis: Layout,
     *,
     timed: bool,
-) -> tuple[list[Trace], Layout]:
-    """Return a line of the best row at each place of each series, the levels, and the axis of costs.
+    **words: str,
+) -> Figure:
+    """Draw a line of the best row at each place of each series, and the levels.
 
     Levels that would press all rows flat are only named in the legend, where a click shows them.
     """
@@ -204,64 +216,51 @@ def _cost_traces(
     for name, place, row in places:
         series = best.setdefault(name, {})
         other = series.setdefault(place, row)
-        if row is chosen or (
-            other is not chosen and _cost(row, timed) < _cost(other, timed)
-        ):
+        is_better = known_cost(row, timed=timed) < known_cost(other, timed=timed)
+        if row is chosen or (other is not chosen and is_better):
             series[place] = row
-    highest = max(_cost(row, timed) for _, _, row in places)
+    highest = max(known_cost(row, timed=timed) for _, _, row in places)
     divisor = 1.0
-    title = "batches of one epoch"
+    y_title = "batches of one epoch"
     if timed:
-        title = "estimated time of one epoch (s)"
+        y_title = "estimated time of one epoch (s)"
         if highest >= _MANY_SECONDS:
             divisor = 60.0
-            title = "estimated time of one epoch (min)"
+            y_title = "estimated time of one epoch (min)"
+
+    def height(costed: Costed) -> float:
+        return known_cost(costed, timed=timed) / divisor
+
     data = []
     ends = [place for _, place, _ in places]
     for dash, (name, level) in zip(cycle(_DASHES), levels.items(), strict=False):
-        cost = _cost(level, timed)
-        text = f"{name}: {_cost_words(level)}"
-        line = [(min(ends), cost / divisor, text), (max(ends), cost / divisor, text)]
-        visible = True if cost <= _HIGHEST * highest else "legendonly"
-        data.append(
-            _trace(
-                name,
-                line,
-                "--faint",
-                mode="lines",
-                line={"dash": dash},
-                visible=visible,
-            )
+        visible = (
+            True if height(level) <= _HIGHEST * highest / divisor else "legendonly"
         )
+        trace = _level(
+            name,
+            ends,
+            height(level),
+            f"{name}: {_cost_words(level)}",
+            line={"dash": dash},
+            visible=visible,
+        )
+        data.append(trace)
     for hue, (name, series) in zip(count(), best.items(), strict=False):
         points = []
         for place in sorted(series):
             row = series[place]
-            points.append(
-                (place, _cost(row, timed) / divisor, f"{row.name}: {_cost_words(row)}")
-            )
+            points.append((place, height(row), f"{row.name}: {_cost_words(row)}"))
         data.append(_trace(name, points, f"--hue-{hue % _HUES}"))
     for _, place, row in places:
         if row is chosen:
-            point = (
-                place,
-                _cost(row, timed) / divisor,
-                f"recommended: {row.name}, {_cost_words(row)}",
-            )
-            data.append(
-                _trace(
-                    "recommended",
-                    [point],
-                    "--accent",
-                    mode="markers",
-                    marker=_STAR,
-                )
-            )
-    return data, _axis(title)
-
-
-def _cost(costed: Costed, timed: bool) -> float:
-    return cost_of(costed, timed=timed) or 0.0
+            text = f"recommended: {row.name}, {_cost_words(row)}"
+            data.append(_star((place, height(row), text)))
+    return Figure(
+        **words,
+        data=data,
+        layout={"xaxis": x_axis, "yaxis": _axis(y_title)},
+    )
 
 
 def _cost_words(costed: Costed) -> str:
@@ -295,13 +294,8 @@ def _lengths_figure(sweep: Sweep) -> Figure:
     if row is not None:
         steps = []
         for boundary, size in zip(row.boundaries, row.batch_sizes, strict=True):
-            steps.append(
-                (
-                    boundary,
-                    size,
-                    f"up to {format_length(boundary, unit)}: batch size {format_number(size)}",
-                )
-            )
+            text = f"up to {format_length(boundary, unit)}: batch size {format_number(size)}"
+            steps.append((boundary, size, text))
         steps.insert(0, (sweep.lengths.min, row.batch_sizes[0], steps[0][2]))
         # Up or down at each boundary, then level to the next one.
         data.append(
@@ -375,35 +369,15 @@ def _frontier_figure(probe: Probe) -> Figure:
 
 def _loader_figure(loader: LoaderTuning) -> Figure:
     """Draw what each setting of the loader delivers, by its workers, and what the step takes."""
-    points = []
-    stars = []
-    for row in loader.working_rows:
-        cells = row_cells(row).items()
-        text = ", ".join(f"{title} {cell}" for title, cell in cells if cell is not None)
-        points.append((row.workers, row.rate, f"{setting_name(loader, row)}: {text}"))
-        if row is loader.recommended_row:
-            stars.append(points[-1])
+    rows = loader.working_rows
+    points = [_loader_point(loader, row) for row in rows]
     data = [_trace("settings", points, "--hue-0", mode="markers")]
     if loader.demanded is not None:
         text = f"the step takes {format_number(loader.demanded)} examples/s"
-        ends = [min(points)[0], max(points)[0]]
-        data.append(
-            _trace(
-                text,
-                [(end, loader.demanded, text) for end in ends],
-                "--faint",
-                mode="lines",
-            )
-        )
-    data.append(
-        _trace(
-            "recommended",
-            stars,
-            "--accent",
-            mode="markers",
-            marker=_STAR,
-        )
-    )
+        ends = [row.workers for row in rows]
+        data.append(_level(text, ends, loader.demanded, text))
+    if loader.recommended_row is not None:
+        data.append(_star(_loader_point(loader, loader.recommended_row)))
     workers = kind_of(loader.kind).WORKERS_ARE
     return Figure(
         name="loader",
@@ -415,3 +389,9 @@ def _loader_figure(loader: LoaderTuning) -> Figure:
             "yaxis": _axis("examples per second", rangemode="tozero"),
         },
     )
+
+
+def _loader_point(loader: LoaderTuning, row: LoaderRow) -> Point:
+    cells = row_cells(row).items()
+    text = ", ".join(f"{title} {cell}" for title, cell in cells if cell is not None)
+    return row.workers, row.rate, f"{setting_name(loader, row)}: {text}"
