@@ -44,7 +44,7 @@ _PACKAGES = {
 }
 
 
-class _DriverFacts(msgspec.Struct, frozen=True, kw_only=True, tag="driver"):
+class _DriverFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The driver's own description; `problem` says why it can't be asked."""
 
     driver: str | None
@@ -52,7 +52,7 @@ class _DriverFacts(msgspec.Struct, frozen=True, kw_only=True, tag="driver"):
     problem: str | None
 
 
-class _TorchFacts(msgspec.Struct, frozen=True, kw_only=True, tag="torch"):
+class _TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Torch, and the devices that it sees."""
 
     torch: DoctorTorch
@@ -139,26 +139,26 @@ def _ask_in_a_process(timeout_seconds: float) -> tuple[_DriverFacts, _TorchFacts
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         answers.seek(0)
-        lines = answers.read().splitlines()
+        *lines, _ = answers.read().split(
+            b"\n"
+        )  # the process may have been ended in the middle of one
         printed.seek(0)
         last_words = printed.read().decode(errors="replace").strip().rpartition("\n")[2]
     driver = _DriverFacts(
         driver=None, gpus=[], problem=f"the query of the driver failed: {problem}"
     )
-    version = _installed(["torch"])
     broken = DoctorTorch(
-        version=version, cuda=None, hip=None, cudnn=None, problem=last_words or problem
+        version=_installed(["torch"]),
+        cuda=None,
+        hip=None,
+        cudnn=None,
+        problem=last_words or problem,
     )
     torch = _TorchFacts(torch=broken, gpus=[])
-    for line in lines:
-        with contextlib.suppress(
-            msgspec.DecodeError
-        ):  # the process was ended in the middle of a line
-            facts = msgspec.json.decode(line, type=_DriverFacts | _TorchFacts)
-            if isinstance(facts, _DriverFacts):
-                driver = facts
-            else:
-                torch = facts
+    if lines:
+        driver = msgspec.json.decode(lines[0], type=_DriverFacts)
+    if len(lines) > 1:
+        torch = msgspec.json.decode(lines[1], type=_TorchFacts)
     return driver, torch
 
 
@@ -187,10 +187,10 @@ def _ask_driver() -> _DriverFacts:
     problem = None
     gpus: list[DoctorGpu] = []
     for backend in backends():
-        its_gpus, its_driver, its_problem = backend.seen_by_driver()
-        gpus += its_gpus
-        driver = driver or its_driver
-        problem = problem or its_problem
+        gpus_seen, version, reason = backend.seen_by_driver()
+        gpus += gpus_seen
+        driver = driver or version
+        problem = problem or reason
     return _DriverFacts(driver=driver, gpus=gpus, problem=problem)
 
 
@@ -203,16 +203,17 @@ def _ask_torch() -> _TorchFacts:
         gpus: list[DoctorGpu] = []
         for backend in backends():
             gpus += backend.seen_by_torch()
+    cudnn = None
+    problem = None
+    if gpus:
+        cudnn = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]  # torch's
+    elif caught:
+        problem = str(caught[0].message).splitlines()[0]
     facts = DoctorTorch(
         version=str(torch.__version__),
         cuda=torch.version.cuda,
         hip=torch.version.hip,
-        cudnn=None,
-        problem=None,
+        cudnn=cudnn,
+        problem=problem,
     )
-    if gpus:
-        cudnn: object = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # torch's
-        facts = replace(facts, cudnn=str(cudnn))
-    elif caught:
-        facts = replace(facts, problem=str(caught[0].message).splitlines()[0])
     return _TorchFacts(torch=facts, gpus=gpus)

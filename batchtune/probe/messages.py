@@ -182,15 +182,21 @@ def _unit_hint(lengths: Lengths, workload: str) -> str:
 def nothing_confirmed(turns: Turns) -> ProbeError:
     """Return the error if all batches that fit alone fail among others."""
     message = "no batch that fits alone passed in turns with the others"
-    failed = [ran.trial for ran in turns.failures] or [
-        step for step in turns.steps if step.outcome == "oom"
-    ]
-    if failed:
-        message += f": {failed[-1].shape} failed last, {error_in_turns(failed[-1])}"
+    failed = _last_failure(turns)
+    if failed is not None:
+        message += f": {failed.shape} failed last, {error_in_turns(failed)}"
     return ProbeError(
         message,
         f"Leave more memory free with --memory-fraction, or give more with --memory; {_START_OVER}.",
     )
+
+
+def _last_failure(turns: Turns) -> Trial | None:
+    failed = [step for step in turns.steps if step.outcome == "oom"]
+    failed += [ran.trial for ran in turns.failures]
+    if not failed:
+        return None
+    return failed[-1]
 
 
 def longest_not_proven(
@@ -274,11 +280,9 @@ def about_the_end(
 ) -> Iterator[str]:
     """Yield that the probe ended early, or which share of an epoch more lengths would save at most."""
     if unfinished:
-        limit = (
-            ""
-            if settings.minutes is None
-            else f", at the latest after the {settings.minutes:g} min of --minutes"
-        )
+        limit = ""
+        if settings.minutes is not None:
+            limit = f", at the latest after the {settings.minutes:g} min of --minutes"
         yield (
             f"The probe is unfinished: it ended before all lengths were measured{limit}. The same command continues it."
         )
@@ -299,12 +303,10 @@ def about_turns(turns: Turns | None) -> Iterator[str]:
     """Yield what went wrong in the last turns."""
     if turns is None:
         return
-    failed = [ran.trial for ran in turns.failures] or [
-        step for step in turns.steps if step.outcome == "oom"
-    ]
-    if failed:
+    failed = _last_failure(turns)
+    if failed is not None:
         yield (
-            f"In each confirmation batches failed, {failed[-1].shape} the last: {error_in_turns(failed[-1])}. What "
+            f"In each confirmation batches failed, {failed.shape} the last: {error_in_turns(failed)}. What "
             "failed last is left out: smaller batches that passed take its place. Leave more memory free with "
             "--memory-fraction, and probe again with --force."
         )

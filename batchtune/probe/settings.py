@@ -64,17 +64,11 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
                 f"there is no device {shortened(self.device)}",
                 f"Use --device {DEVICE_FORMS}.",
             )
-        num = self.num_lengths
-        most = self.max_lengths
-        fraction = self.memory_fraction
-        size = self.max_batch_size
-        trial = self.trial_timeout_seconds
-        setup = self.setup_timeout_seconds
         for holds, rule, given in (
             (
-                0 < fraction <= 1,
+                0 < self.memory_fraction <= 1,
                 "the memory fraction must be above 0 and at most 1",
-                fraction,
+                self.memory_fraction,
             ),
             (
                 0 <= self.tolerance < 1,
@@ -86,19 +80,31 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
                 "the memory to keep free must be at least 0",
                 self.reserve_bytes,
             ),
-            (num >= 2, "at least 2 lengths must be probed", num),
             (
-                most is None or most >= num,
-                f"--max-lengths must be no less than the {num} of --num-lengths",
-                most,
+                self.num_lengths >= 2,
+                "at least 2 lengths must be probed",
+                self.num_lengths,
             ),
             (
-                size is None or size >= 1,
+                self.max_lengths is None or self.max_lengths >= self.num_lengths,
+                f"--max-lengths must be no less than the {self.num_lengths} of --num-lengths",
+                self.max_lengths,
+            ),
+            (
+                self.max_batch_size is None or self.max_batch_size >= 1,
                 "the largest batch size must be at least 1",
-                size,
+                self.max_batch_size,
             ),
-            (trial > 0, "the time limit of a trial must be positive", trial),
-            (setup > 0, "--setup-timeout must be above 0 seconds", f"{setup:g}"),
+            (
+                self.trial_timeout_seconds > 0,
+                "the time limit of a trial must be positive",
+                self.trial_timeout_seconds,
+            ),
+            (
+                self.setup_timeout_seconds > 0,
+                "--setup-timeout must be above 0 seconds",
+                f"{self.setup_timeout_seconds:g}",
+            ),
             (
                 self.minutes is None or self.minutes > 0,
                 "--minutes must be above 0",
@@ -121,11 +127,9 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
 def workload_sha256(settings: ProbeSettings) -> str | None:
     """Return the hash of the workload's file; None without one."""
     path = Path(settings.workload.rpartition(":")[0])
-    return (
-        hashlib.sha256(path.read_bytes()).hexdigest()
-        if path.suffix == ".py" and path.is_file()
-        else None
-    )
+    if path.suffix != ".py" or not path.is_file():
+        return None
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def open_run(
@@ -138,38 +142,37 @@ def open_run(
 
     Raises ResultError if it is of other lengths, another workload or other settings, or if files are damaged.
     """
+    path = folder / TRIALS_FILE
     if not (folder / RUN_FILE).exists():
-        if (folder / TRIALS_FILE).exists() or (folder / PROBE_FILE).exists():
+        if path.exists() or (folder / PROBE_FILE).exists():
             raise ResultError(
                 f"{folder} holds a probe, but no {RUN_FILE} that says of what", ANOTHER
             )
-        return None, read_trials(folder / TRIALS_FILE)  # a link is refused
+        return None, read_trials(path)  # a link is refused
     run = read_result(folder / RUN_FILE, Run)
     differences = []
     if run.lengths.fingerprint != lengths.fingerprint:
         differences.append(other_lengths(lengths, run.lengths))
     if run.workload != WorkloadRecord(spec=settings.workload, options=settings.options):
         differences.append(f"the workload {run.workload.words}")
-    differences += [
-        f"{name} = {run.settings.get(name)}, now {value}"
-        for name, value in settings.recorded().items()
-        if name != "max_lengths"
-        and run.settings.get(name)
-        != value  # trials hold, however many of them there are
-    ]
+    for name, value in settings.recorded().items():
+        before = run.settings.get(name)
+        # Trials hold, however many of them there are.
+        if name != "max_lengths" and before != value:
+            differences.append(f"{name} = {before}, now {value}")
     if differences and not knows_anything(folder):
         return None, []
     if differences:
         raise ResultError(
             f"{folder} holds a run of something else: {'; '.join(differences)}", ANOTHER
         )
-    trials = read_trials(folder / TRIALS_FILE)
+    trials = read_trials(path)
     for trial in trials:
         if trial.length < lengths.shortest or (trial.target_length is None) != (
             lengths.targets is None
         ):
             raise ResultError(
-                f"{folder / TRIALS_FILE}, line {trial.index + 1}: not a trial of these lengths: length "
+                f"{path}, line {trial.index + 1}: not a trial of these lengths: length "
                 f"{trial.length:g}, target length {trial.target_length}",
                 ANOTHER,
             )

@@ -81,17 +81,13 @@ class Worker:
                 device = backend_for(request.device).identify(request.device)
                 return Identified(device=device)
             return self._prepare(request)
-        except OptionError as error:
-            return Failed(stage="options", message=error.message, hint=error.hint)
-        except WorkloadError as error:
-            return Failed(
-                stage=self._stage,
-                message=error.message,
-                hint=error.hint,
-                traceback=error.traceback,
-            )
         except BatchtuneError as error:
-            return Failed(stage=self._stage, message=error.message, hint=error.hint)
+            failed = Failed(stage=self._stage, message=error.message, hint=error.hint)
+            if isinstance(error, OptionError):
+                return replace(failed, stage="options")
+            if isinstance(error, WorkloadError):
+                return replace(failed, traceback=error.traceback)
+            return failed
         except BaseException as error:
             lowered = lowered_limit(self._limits)
             if lowered is not None:
@@ -121,9 +117,9 @@ class Worker:
         """Open and limit the device, and build the workload on it."""
         from batchtune.workloads.loading import load_workload
 
-        settings = request.settings
-        meter = backend_for(settings.device).open(
-            settings.device, settings, request.limit_bytes
+        probed_with = request.settings
+        meter = backend_for(probed_with.device).open(
+            probed_with.device, probed_with, request.limit_bytes
         )
         self._stage = "import"
         workload = load_workload(request.workload, request.options)
@@ -135,18 +131,17 @@ class Worker:
         meter.limit()
         self._stage = "setup"
         self._limits = process_limits()
-        torch.manual_seed(settings.seed)
+        torch.manual_seed(probed_with.seed)
         workload.setup(meter.torch_device)
         meter.synchronize()
         self._check_limits()
         self._stage = "device"
-        ddp_bytes = gradient_bytes() if settings.ddp else 0
-        meter.settle(settings.reserve_bytes, ddp_bytes)
+        ddp_bytes = gradient_bytes() if probed_with.ddp else 0
+        meter.settle(probed_with.reserve_bytes, ddp_bytes)
         self._session = Session(workload, meter)
         self._training = Training()
-        return Ready(
-            device=replace(meter.device, settings=describe_settings(meter.switches()))
-        )
+        settings = {**_torch_settings(), **meter.switches()}
+        return Ready(device=replace(meter.device, settings=settings))
 
     def _check_limits(self) -> None:
         """Raise WorkloadError if the workload has lowered a limit of this process."""
@@ -155,8 +150,8 @@ class Worker:
             raise WorkloadError(lowered)
 
 
-def describe_settings(switches: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `Device.settings` records: environment variables, torch's switches, and the device's own."""
+def _torch_settings() -> dict[str, Any]:
+    """Return the environment variables and torch's switches that affect memory and time."""
     import torch
 
     precision: str | None = None
@@ -168,7 +163,6 @@ def describe_settings(switches: Mapping[str, Any]) -> dict[str, Any]:
         **describe_environment(),
         "float32_matmul_precision": precision,
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        **switches,
     }
 
 

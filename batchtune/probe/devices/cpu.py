@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import msgspec
 import psutil
@@ -93,7 +93,7 @@ class CpuMeter(Meter):
     """
 
     def __init__(self, settings: ProbedWith, limit_bytes: int | None) -> None:
-        self._seconds = _processor_seconds()
+        self._seconds = _SecondsOfOthers()
         load = round(os.getloadavg()[0], 2)
         import torch
 
@@ -187,9 +187,8 @@ class CpuMeter(Meter):
             return None
         now = _status()
         others = max(0, _besides_data(now) - _besides_data(before))
-        return max(
-            now["VmData"], before["VmData"] + now["VmPeak"] - before["VmPeak"] - others
-        )
+        growth = now["VmPeak"] - before["VmPeak"] - others
+        return max(now["VmData"], before["VmData"] + growth)
 
     def in_use(self) -> int:
         """Return the bytes of the process's data."""
@@ -198,18 +197,13 @@ class CpuMeter(Meter):
     def surroundings(self) -> dict[str, Any]:
         """Return how many processors other programs used since the last call, on average, if Linux can tell."""
         before = self._seconds
-        self._seconds = _processor_seconds()
-        elapsed = self._seconds.now - before.now
-        if elapsed <= 0:
-            return {"other_processors": None}
-        others = self._seconds.busy - before.busy - (self._seconds.own - before.own)
+        self._seconds = _SecondsOfOthers()
+        processors = self._seconds.busy - before.busy
+        processors /= self._seconds.now - before.now
         # The seconds of a program that has ended are gone, and clocks tick every hundredth of a second: within a few
         # of them, more seconds may be counted than the processors have.
-        return {
-            "other_processors": round(
-                min(max(0.0, others) / elapsed, len(_usable())), 3
-            )
-        }
+        processors = min(max(0.0, processors), len(_usable()))
+        return {"other_processors": round(processors, 3)}
 
     def switches(self) -> dict[str, Any]:
         """Return the number of threads."""
@@ -227,32 +221,20 @@ class CpuMeter(Meter):
         return _trimmed_gap() - self._gap > _WORN_SHARE * self.device.limit_bytes
 
 
-class _ProcessorSeconds(NamedTuple):
-    now: float
-    busy: float  # of this process's processors
-    own: float  # used by this process and those that it started
+class _SecondsOfOthers:
+    """How long this process's processors have been busy by now, but not with it or with those that it started."""
 
-
-def _processor_seconds() -> _ProcessorSeconds:
-    """Return how long this process's processors have been busy so far."""
-    every = psutil.cpu_times(percpu=True)
-    busy = 0.0
-    for number in _usable() & set(range(len(every))):
-        times = every[number]
-        busy += (
-            times.user
-            + times.nice
-            + times.system
-            + times.irq
-            + times.softirq
-            + times.steal
-        )
-    own = 0.0
-    process = psutil.Process()
-    for member in (process, *process.children(recursive=True)):
-        with contextlib.suppress(psutil.Error):  # it has ended
-            own += sum(member.cpu_times()[:4])  # with its children that have ended
-    return _ProcessorSeconds(time.monotonic(), busy, own)
+    def __init__(self) -> None:
+        self.busy = 0.0
+        for number, times in enumerate(psutil.cpu_times(percpu=True)):
+            if number in _usable():
+                # From user to steal; the times of guests are in those of the user.
+                self.busy += sum(times[:8]) - times.idle - times.iowait
+        process = psutil.Process()
+        for member in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                self.busy -= sum(member.cpu_times()[:4])  # with its ended children
+        self.now = time.monotonic()
 
 
 def _usable() -> set[int]:
@@ -273,11 +255,6 @@ def _besides_data(status: dict[str, int]) -> int:
     return status["VmSize"] - status["VmData"]
 
 
-def _files(status: dict[str, int]) -> int:
-    """Return the part of the resident set that is not data: pages of files and shared memory; 0 before Linux 4.5."""
-    return status.get("RssFile", 0) + status.get("RssShmem", 0)
-
-
 def _trimmed_gap() -> int:
     """Return the size of the heap's holes, after trimming: bytes held, but not in memory."""
     with contextlib.suppress(
@@ -285,8 +262,9 @@ def _trimmed_gap() -> int:
     ):  # glibc's; others give memory back by themselves
         ctypes.CDLL(None).malloc_trim(0)
     status = _status()
-    # Without file pages: libraries are loaded while the first steps run, and would hide holes.
-    return status["VmData"] - status["VmRSS"] + _files(status)
+    # Without pages of files (0 before Linux 4.5): libraries are loaded while the first steps run, and would hide holes.
+    files = status.get("RssFile", 0) + status.get("RssShmem", 0)
+    return status["VmData"] - status["VmRSS"] + files
 
 
 def _cpu_name() -> str:

@@ -13,7 +13,7 @@ import msgspec
 from batchtune.errors import ProbeError
 from batchtune.probe.devices import DeviceBackend, DeviceIdentity, Meter
 from batchtune.probe.devices.nvml import all_gpus, find_gpu
-from batchtune.results import Device, DoctorGpu, ProbedWith
+from batchtune.results import Device, DeviceProcess, DoctorGpu, ProbedWith
 from batchtune.units import format_size
 
 _SLACK = 1.02  # the driver's own memory differs a little from process to process
@@ -107,29 +107,15 @@ class CudaBackend(DeviceBackend):
 
         if not torch.cuda.is_available():
             return []
-        unknown: dict[str, Any] = dict.fromkeys(DoctorGpu.__struct_fields__)
-        gpus = []
-        for index in range(torch.cuda.device_count()):
-            card = _Card(index)
-            facts = {
-                "name": card.name,
-                "device": f"cuda:{index}",
-                "uuid": card.id,
-                "capability": f"{card.properties.major}.{card.properties.minor}",
-                "total_bytes": int(card.properties.total_memory),
-            }
-            gpus.append(DoctorGpu(**{**unknown, **facts}))
-        return gpus
+        return [_Card(index).seen() for index in range(torch.cuda.device_count())]
 
     def seen_by_driver(self) -> tuple[list[DoctorGpu], str | None, str | None]:
         """Ask NVML."""
         gpus, problem = all_gpus()
-        versions = (gpu.driver() for gpu in gpus)
-        return (
-            [gpu.facts() for gpu in gpus],
-            next(filter(None, versions), None),
-            problem,
-        )
+        driver = None
+        if gpus:
+            driver = gpus[0].driver()
+        return [gpu.facts() for gpu in gpus], driver, problem
 
 
 def _index(device: str) -> int:
@@ -157,15 +143,16 @@ class _Card:
     def __init__(self, index: int) -> None:
         import torch
 
-        self.properties = torch.cuda.get_device_properties(index)
-        self.name = str(self.properties.name)
+        self._index = index
+        self._properties = torch.cuda.get_device_properties(index)
+        self.name = str(self._properties.name)
         # torch does not say whether it is the GPU's or the instance's; some versions give all zeros.
-        uuid = str(getattr(self.properties, "uuid", "") or "")
+        uuid = str(getattr(self._properties, "uuid", "") or "")
         if not uuid.strip("0-"):
             uuid = ""
         place = None
         with contextlib.suppress(AttributeError):  # an older torch
-            pci: Any = self.properties
+            pci: Any = self._properties
             place = f"{pci.pci_domain_id:04x}:{pci.pci_bus_id:02x}:{pci.pci_device_id:02x}.0"
         self.gpu = find_gpu(uuid or None, place, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self.uuid: str | None = None
@@ -174,6 +161,18 @@ class _Card:
         if uuid and self.uuid is None:
             self.uuid = f"GPU-{uuid.removeprefix('GPU-')}"
         self.id = self.uuid or f"PCI-{place or index}"
+
+    def seen(self) -> DoctorGpu:
+        """Describe it as torch sees it."""
+        facts: dict[str, Any] = dict.fromkeys(DoctorGpu.__struct_fields__)
+        facts |= {
+            "name": self.name,
+            "device": f"cuda:{self._index}",
+            "uuid": self.id,
+            "capability": f"{self._properties.major}.{self._properties.minor}",
+            "total_bytes": int(self._properties.total_memory),
+        }
+        return DoctorGpu(**facts)
 
 
 class CudaMeter(Meter):
@@ -195,8 +194,7 @@ class CudaMeter(Meter):
         self._gpu = card.gpu
         self._clock: dict[str, Any] = {"sm_clock_mhz": None, "throttle_reasons": None}
         # Before this process uses the device: in a container NVML reports the host's process ids, not this one's.
-        unknown: dict[str, Any] = dict.fromkeys(DoctorGpu.__struct_fields__)
-        facts = DoctorGpu(**{**unknown, "name": card.name})
+        facts = card.seen()
         driver = None
         if self._gpu is not None:
             facts = self._gpu.facts()
@@ -213,19 +211,20 @@ class CudaMeter(Meter):
                 f"{card.name} can't be used: {str(error).splitlines()[0]}",
                 "`batchtune doctor` shows who uses it. Stop what need not run, or probe another device with --device.",
             ) from None
-        total = torch.cuda.mem_get_info(index)[1]
+        _, total = torch.cuda.mem_get_info(index)
+        self._total_bytes = total
         self._continued = limit_bytes is not None
         self._wanted = limit_bytes or int(
             min(settings.memory_bytes or total, total) * settings.memory_fraction
         )
         self._share = 1.0  # of the device, that torch's allocator was last allowed here
         self._users_share = 1.0
-        self._respect_users_share(total)
-        others = None
+        self._respect_users_share()
+        others: list[DeviceProcess] | None = None
+        other_processes: int | None = None
         if facts.processes is not None:
-            others = [
-                process for process in facts.processes if process.pid != os.getpid()
-            ]
+            others = [user for user in facts.processes if user.pid != os.getpid()]
+            other_processes = len(others)
         self._free_before: int | None = None
         if abs((facts.total_bytes or 0) - total) <= _SAME_TOTAL * total:
             self._free_before = facts.free_bytes
@@ -241,7 +240,7 @@ class CudaMeter(Meter):
             driver=driver,
             torch=str(torch.__version__),
             allocator=allocator,
-            other_processes=None if others is None else len(others),
+            other_processes=other_processes,
             processes=others,
             uuid=card.uuid,
             free_bytes=self._free_before,
@@ -251,22 +250,26 @@ class CudaMeter(Meter):
 
     def limit(self) -> None:
         """Limit what torch's allocator may hold."""
-        self._respect_users_share(self.device.total_bytes)
+        self._respect_users_share()
         limit_bytes = min(self.device.limit_bytes, self._wanted)
         self.device = msgspec.structs.replace(self.device, limit_bytes=limit_bytes)
         self._enforce()
 
     def _enforce(self) -> None:
-        self._share = min(1.0, self.device.limit_bytes / self.device.total_bytes)
+        self._share = min(1.0, self.device.limit_bytes / self._total_bytes)
         self._cuda.set_per_process_memory_fraction(self._share, self.torch_device)
 
-    def _respect_users_share(self, total: int) -> None:
+    def _respect_users_share(self) -> None:
         """Lower the limit to the share of the device that the user allows torch: an allocator setting, or a call.
 
         A call of the workload's shows as a share below the one set here. Raises ProbeError if a continued run's limit
         no longer fits.
         """
-        share = min([1.0, *_configured_shares()])
+        share = 1.0
+        for name in _ALLOCATOR_VARIABLES:
+            match = _FRACTION.search(os.environ.get(name, ""))
+            if match is not None:
+                share = min(share, float(match[1]))
         with contextlib.suppress(
             AttributeError, RuntimeError
         ):  # an older torch, or an allocator that can't tell
@@ -274,13 +277,12 @@ class CudaMeter(Meter):
             if now < self._share - _ROUNDING:
                 share = min(share, now)
         self._users_share = min(self._users_share, share)
-        allowed = int(self._users_share * total)
-        if self._continued and self._wanted > allowed * _SLACK:
-            raise ProbeError(
-                f"this run was measured with a limit of {format_size(self._wanted)}, but per_process_memory_fraction "
-                f"now allows {format_size(allowed)}",
-                "Leave that setting as it was, or measure again with --force.",
-            )
+        allowed = int(self._users_share * self._total_bytes)
+        self._check_continued(
+            allowed,
+            f"per_process_memory_fraction now allows {format_size(allowed)}",
+            "Leave that setting as it was",
+        )
         self._wanted = min(self._wanted, allowed)
 
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
@@ -290,7 +292,7 @@ class CudaMeter(Meter):
 
         where total - others - outside = free + held by torch. The limit of a continued run stays, and must still fit.
         """
-        self._respect_users_share(self.device.total_bytes)
+        self._respect_users_share()
         _create_handles(self.torch_device)
         self.synchronize()
         self.release()
@@ -320,13 +322,20 @@ class CudaMeter(Meter):
         """Return the bytes that torch could hold. Raises ProbeError if a continued run's limit no longer fits."""
         free, _ = self._cuda.mem_get_info(self.torch_device)
         available = free + self._cuda.memory_reserved(self.torch_device) - kept_bytes
+        self._check_continued(
+            available,
+            f"only {format_size(max(0, available))} of the device are free now",
+            "Stop what else uses the device",
+        )
+        return available
+
+    def _check_continued(self, available: int, now: str, remedy: str) -> None:
+        """Raise ProbeError if a continued run's limit is more than these bytes."""
         if self._continued and self._wanted > available * _SLACK:
             raise ProbeError(
-                f"this run was measured with a limit of {format_size(self._wanted)}, "
-                f"but only {format_size(max(0, available))} of the device are free now",
-                "Stop what else uses the device, or measure again with --force.",
+                f"this run was measured with a limit of {format_size(self._wanted)}, but {now}",
+                f"{remedy}, or measure again with --force.",
             )
-        return available
 
     def reset(self) -> None:
         """Reset the allocator's own peaks."""
@@ -361,14 +370,13 @@ class CudaMeter(Meter):
 
         By how much less is free than before this process started, which includes what others have taken since.
         """
-        if self._gpu is None:
+        if self._gpu is None or self._free_before is None:
             return None
-        free = self._gpu.memory()[1]
-        if free is None or self._free_before is None:
+        _, free = self._gpu.memory()
+        if free is None:
             return None
-        return max(
-            0, self._free_before - free - self._cuda.memory_reserved(self.torch_device)
-        )
+        reserved = self._cuda.memory_reserved(self.torch_device)
+        return max(0, self._free_before - free - reserved)
 
     def retries_and_ooms(self) -> tuple[int, int]:
         """Return the allocator's own counts of flushed caches and of errors raised, including those caught since."""
@@ -416,13 +424,6 @@ def _refuse_uncached() -> None:
                 f"{name} is set: PyTorch then allocates past its allocator, which neither limits nor measures it",
                 f"Unset {name}, in training too.",
             )
-
-
-def _configured_shares() -> list[float]:
-    """Return the shares of the device that the allocator's settings allow a process."""
-    settings = (os.environ.get(name, "") for name in _ALLOCATOR_VARIABLES)
-    matches = (_FRACTION.search(setting) for setting in settings)
-    return [float(match[1]) for match in matches if match is not None]
 
 
 def _create_context(device: Any) -> None:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from batchtune.results import DeviceProcess, DoctorGpu
 
 # The driver's answer if it does not know a process's memory: -1, as an unsigned number of 64 bits.
@@ -39,25 +37,22 @@ _HARDWARE_CAUSES = 0x040 | 0x080
 _REFUSALS = {4, 15}  # NVML_ERROR_NO_PERMISSION, NVML_ERROR_GPU_IS_LOST
 
 
-class _Calls:
-    """NVML's functions: each unanswered question is None, and what was refused is kept."""
+class _Nvml:
+    """NVML, by the initialised module: each unanswered question is None, and what was refused is kept."""
 
-    def __init__(self, nvml: Any) -> None:
+    def __init__(self, nvml: Any, *handle: Any) -> None:
         self.nvml = nvml
         self.refused: dict[str, str] = {}  # call → NVML's reason
+        self._handle = handle
 
     def ask(self, call: str, *arguments: Any) -> Any:
         """Return a call's answer; None if it is missing in this version, not supported here, or fails."""
         try:
-            return getattr(self.nvml, call)(*arguments)
+            return getattr(self.nvml, call)(*self._handle, *arguments)
         except Exception as error:  # besides NVMLError: AttributeError, a library mismatch, a name that is not UTF-8
             if getattr(error, "value", None) in _REFUSALS:
                 self.refused[call] = str(error)
             return None
-
-    def number(self, call: str, *arguments: Any) -> int | None:
-        """Return a call's answer if it is a number."""
-        return _number(self.ask(call, *arguments))
 
     def gpu(self, call: str, *arguments: Any) -> Gpu | None:
         """Return the GPU whose handle a call returns."""
@@ -67,29 +62,26 @@ class _Calls:
         return Gpu(self.nvml, handle)
 
 
-class Gpu:
-    """A GPU, or an instance of one, by the initialised module `pynvml` and its handle."""
+class Gpu(_Nvml):
+    """A GPU, or an instance of one, by its handle, about which it asks."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
-        self._calls = _Calls(nvml)
-        self._handle = handle
+        super().__init__(nvml, handle)
         self._whole = self  # clocks and ECC are the whole GPU's
-        self.is_instance = bool(self._number("nvmlDeviceIsMigDeviceHandle"))
+        self.is_instance = bool(_number(self.ask("nvmlDeviceIsMigDeviceHandle")))
         if self.is_instance:
-            self._whole = (
-                self._calls.gpu("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
-                or self
-            )
+            call = "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"
+            self._whole = self.gpu(call) or self
 
     def driver(self) -> str | None:
         """Return the driver's version."""
-        return _text(self._calls.ask("nvmlSystemGetDriverVersion"))
+        return _text(_Nvml(self.nvml).ask("nvmlSystemGetDriverVersion"))
 
     def facts(self) -> DoctorGpu:
         """Describe it as it is now; in a container the processes have the host's ids."""
         total, free = self.memory()
-        facts = DoctorGpu(
-            name=_text(self._ask("nvmlDeviceGetName")) or "GPU without a name",
+        return DoctorGpu(
+            name=_text(self.ask("nvmlDeviceGetName")) or "GPU without a name",
             device=None,
             uuid=self.uuid(),
             capability=None,
@@ -99,32 +91,26 @@ class Gpu:
             mig=self.is_instance or self.divided(),
             ecc=self._whole._current_mode("nvmlDeviceGetEccMode"),
             sm_clock_mhz=self.sm_clock_mhz(),
-            max_sm_clock_mhz=self._whole._number(
-                "nvmlDeviceGetMaxClockInfo", _CLOCK_SM
+            max_sm_clock_mhz=_number(
+                self._whole.ask("nvmlDeviceGetMaxClockInfo", _CLOCK_SM)
             ),
             throttle_reasons=self.throttle_reasons(),
             probe_process=None,
+            nvml_problem=self._problem(),  # last, when all that was refused is known
         )
-        return msgspec.structs.replace(facts, nvml_problem=self._problem())
 
     def _problem(self) -> str | None:
         """Return NVML's reasons for not answering, each with the calls it refused, of this GPU and of its whole."""
         calls: dict[str, list[str]] = {}
-        for call, reason in {
-            **self._whole._calls.refused,
-            **self._calls.refused,
-        }.items():
+        refused = {**self._whole.refused, **self.refused}
+        for call, reason in refused.items():
             calls.setdefault(reason, []).append(call)
-        return (
-            "; ".join(
-                f"{reason} ({', '.join(refused)})" for reason, refused in calls.items()
-            )
-            or None
-        )
+        problems = [f"{reason} ({', '.join(names)})" for reason, names in calls.items()]
+        return "; ".join(problems) or None
 
     def uuid(self) -> str | None:
         """`GPU-…`, or `MIG-…` for an instance."""
-        return _text(self._ask("nvmlDeviceGetUUID"))
+        return _text(self.ask("nvmlDeviceGetUUID"))
 
     def divided(self) -> bool | None:
         """Return whether this GPU is divided into instances; None for GPUs that can't be."""
@@ -134,17 +120,14 @@ class Gpu:
         """Return the instances that this GPU is divided into."""
         if not self.divided():
             return []
-        count = self._number("nvmlDeviceGetMaxMigDeviceCount") or 0
         call = "nvmlDeviceGetMigDeviceHandleByIndex"
-        return [
-            gpu
-            for index in range(count)
-            if (gpu := self._calls.gpu(call, self._handle, index)) is not None
-        ]
+        count = _number(self.ask("nvmlDeviceGetMaxMigDeviceCount")) or 0
+        slots = [self.gpu(call, index) for index in range(count)]
+        return [gpu for gpu in slots if gpu is not None]
 
     def memory(self) -> tuple[int | None, int | None]:
         """Return the bytes in total, and those that are free."""
-        memory = self._ask("nvmlDeviceGetMemoryInfo")
+        memory = self.ask("nvmlDeviceGetMemoryInfo")
         return _bytes(memory, "total"), _bytes(memory, "free")
 
     def processes(self) -> list[DeviceProcess] | None:
@@ -152,43 +135,35 @@ class Gpu:
         compute = self._processes("nvmlDeviceGetComputeRunningProcesses")
         if compute is None:
             return None
+        graphics = self._processes("nvmlDeviceGetGraphicsRunningProcesses") or ()
         used: dict[int, int | None] = {}
-        for process in (
-            *compute,
-            *(self._processes("nvmlDeviceGetGraphicsRunningProcesses") or ()),
-        ):
-            sizes = [_bytes(process, "usedGpuMemory"), used.get(int(process.pid))]
-            used[int(process.pid)] = max(
-                (size for size in sizes if size is not None), default=None
-            )
+        for process in (*compute, *graphics):
+            size = _bytes(process, "usedGpuMemory")
+            listed = used.setdefault(process.pid, size)
+            if size is not None:
+                used[process.pid] = max(size, listed or 0)
         return [DeviceProcess(pid=pid, used_bytes=used[pid]) for pid in sorted(used)]
 
     def _processes(self, call: str) -> Any:
         """Ask by the newest form of the call that both the package and the driver know."""
-        answers = (self._ask(call + version) for version in ("", "_v3", "_v2"))
+        answers = (self.ask(call + version) for version in ("", "_v3", "_v2"))
         return next((answer for answer in answers if answer is not None), None)
 
     def sm_clock_mhz(self) -> int | None:
         """Return the current clock of the multiprocessors."""
-        return self._whole._number("nvmlDeviceGetClockInfo", _CLOCK_SM)
+        return _number(self._whole.ask("nvmlDeviceGetClockInfo", _CLOCK_SM))
 
     def throttle_reasons(self) -> list[str] | None:
         """Return why it is slower now than it could be, in plain words; empty if it is not."""
-        bits = self._whole._number("nvmlDeviceGetCurrentClocksEventReasons")
-        if bits is None:  # its name before driver 535
-            bits = self._whole._number("nvmlDeviceGetCurrentClocksThrottleReasons")
-        if bits is None:
-            return None
-        return named_reasons(bits)
-
-    def _ask(self, call: str, *arguments: Any) -> Any:
-        return self._calls.ask(call, self._handle, *arguments)
-
-    def _number(self, call: str, *arguments: Any) -> int | None:
-        return self._calls.number(call, self._handle, *arguments)
+        # The second is its name before driver 535.
+        for call in ("EventReasons", "ThrottleReasons"):
+            bits = _number(self._whole.ask(f"nvmlDeviceGetCurrentClocks{call}"))
+            if bits is not None:
+                return named_reasons(bits)
+        return None
 
     def _current_mode(self, call: str) -> bool | None:
-        modes = self._ask(call)  # the current one and the pending one
+        modes = self.ask(call)  # the current one and the pending one
         if not modes:
             return None
         return bool(modes[0])
@@ -210,19 +185,19 @@ def find_gpu(
     whole GPU's.
     """
     nvml, _ = _loaded()
-    calls = _Calls(nvml)
+    system = _Nvml(nvml)
     gpu = None
     for prefix in ("", "GPU-", "MIG-"):
         if uuid and gpu is None:
-            gpu = calls.gpu("nvmlDeviceGetHandleByUUID", prefix + uuid)
+            gpu = system.gpu("nvmlDeviceGetHandleByUUID", prefix + uuid)
     if gpu is None and pci_bus_id is not None:
-        gpu = calls.gpu("nvmlDeviceGetHandleByPciBusId", pci_bus_id)
+        gpu = system.gpu("nvmlDeviceGetHandleByPciBusId", pci_bus_id)
     if gpu is None or gpu.is_instance or not gpu.divided():
         return gpu
     # CUDA shows a process only one instance, and older drivers report its GPU's UUID for it.
     for name in (name.strip() for name in (visible or "").split(",")):
         if name.startswith("MIG-"):
-            return calls.gpu("nvmlDeviceGetHandleByUUID", name)
+            return system.gpu("nvmlDeviceGetHandleByUUID", name)
     instances = gpu.instances()
     if len(instances) != 1:
         return None
@@ -232,13 +207,13 @@ def find_gpu(
 def all_gpus() -> tuple[list[Gpu], str | None]:
     """Return every GPU, divided ones as their instances, and why NVML can't be asked, at all or for some."""
     nvml, problem = _loaded()
-    calls = _Calls(nvml)
+    system = _Nvml(nvml)
     gpus: list[Gpu] = []
-    for index in range(calls.number("nvmlDeviceGetCount") or 0):
-        gpu = calls.gpu("nvmlDeviceGetHandleByIndex", index)
+    for index in range(_number(system.ask("nvmlDeviceGetCount")) or 0):
+        gpu = system.gpu("nvmlDeviceGetHandleByIndex", index)
         if gpu is not None:
             gpus += gpu.instances() or [gpu]
-    return gpus, problem or ", ".join(dict.fromkeys(calls.refused.values())) or None
+    return gpus, problem or ", ".join(dict.fromkeys(system.refused.values())) or None
 
 
 def _loaded() -> tuple[Any, str | None]:
