@@ -17,7 +17,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from batchtune import __version__
 from batchtune.cli import console, settings
-from batchtune.errors import BatchtuneError, WorkloadError, bounded, shortened
+from batchtune.errors import (
+    BatchtuneError,
+    UsageError,
+    WorkloadError,
+    bounded,
+    shortened,
+)
 
 
 class Declared(NamedTuple):
@@ -66,8 +72,15 @@ class Command(TyperCommand):
             return super().parse_args(ctx, _with_wait(args))
         except _ParsingError as error:
             parameter = getattr(error, "param", None)
+            source = ""
             if parameter is not None and (origin := settings.origin_of(ctx, parameter)):
-                error.message += f", got {shortened(origin.value)} from {origin.where}"
+                source = f"{shortened(origin.value)} from {origin.where}"
+            if isinstance(error, settings.WrongNumber):
+                option = settings.option_name(parameter)
+                value = source or shortened(error.value)
+                raise UsageError(f"{option}: {value} {error.message}") from None
+            if source:
+                error.message += f", got {source}"
             error.message = bounded(error.message)
             raise
 

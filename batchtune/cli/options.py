@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hi
 import typer
 
 from batchtune.cli import console
-from batchtune.cli.settings import PREFIX
+from batchtune.cli.settings import PREFIX, WrongNumber
 from batchtune.errors import UsageError
 from batchtune.probe.devices import DEVICE_FORMS
 from batchtune.units import parse_size
@@ -33,6 +33,7 @@ AnyValue = TypeVar("AnyValue")
 
 DEFAULT_RUN_FOLDER = Path("batchtune-run")
 BUCKETS = "Bucket tables"
+_NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
 
 
 def option(
@@ -671,5 +672,25 @@ def _completed(parameter: inspect.Parameter, panel: str | None) -> inspect.Param
         isinstance(parameter.default, bool) and info.default is ...
     ):  # typer would add a --no-... to it
         info.default = f"--{parameter.name.replace('_', '-')}"
+    for kind in _NUMBERS:
+        if hint.__origin__ in (kind, kind | None):
+            info.parser = _number_reader(kind, info)
     annotation: Any = Annotated[hint.__origin__, info]
     return parameter.replace(annotation=annotation, kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+def _number_reader(kind: Any, info: Any) -> Callable[[Any], Any]:
+    """Return a function that reads an option's number and raises WrongNumber if it is none, or beyond the limits."""
+
+    def read(value: Any) -> Any:
+        try:
+            number = kind(value)
+        except ValueError:
+            raise WrongNumber(value, _NUMBERS[kind]) from None
+        if info.min is not None and not number >= info.min:
+            raise WrongNumber(value, f"at least {info.min:g}")
+        if info.max is not None and not number <= info.max:
+            raise WrongNumber(value, f"at most {info.max:g}")
+        return number
+
+    return read

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import typer
+
 from batchtune.cli import console
 from batchtune.errors import UsageError, bounded, did_you_mean, shortened
 
@@ -15,6 +17,14 @@ from batchtune.errors import UsageError, bounded, did_you_mean, shortened
 _OF_TRUSTED_PROJECTS = {"workload", "set", "sweep", "run", "junit_xml"}
 PREFIX = "BATCHTUNE_"
 _ORIGINS = "batchtune.origins"
+
+
+class WrongNumber(typer.BadParameter):
+    """The `value` of an option is not the number that the option takes; the message says what it is not."""
+
+    def __init__(self, value: object, required: str) -> None:
+        super().__init__(f"is not {required}")
+        self.value = value
 
 
 class Origin(NamedTuple):
@@ -154,6 +164,11 @@ def origin_of(ctx: Any, parameter: Any) -> Origin | None:
     return None
 
 
+def option_name(parameter: Any) -> str:
+    """Return an option as the command line writes it, in full: `--quiet`, not `-q`."""
+    return str(max(parameter.opts, key=len))
+
+
 def show_origins(ctx: Any) -> None:
     """Say which options of the command come from the environment or pyproject.toml, unless it is quiet.
 
@@ -164,7 +179,7 @@ def show_origins(ctx: Any) -> None:
         origin = origin_of(ctx, parameter)
         if origin is None:
             continue
-        option = max(parameter.opts, key=len)
+        option = option_name(parameter)
         value = (
             " ".join(origin.value)
             if isinstance(origin.value, list)

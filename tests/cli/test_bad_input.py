@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from cli.conftest import FAULTY, Run, command
 
-from batchtune.cli.app import load_command
+from batchtune.cli.app import COMMANDS, load_command
+from batchtune.errors import UsageError
 
 LIMIT = ["--max-batch-length", 60]
 ROWS = "id,duration\na,1.5\nb,2.5\nc,3.5\n"
@@ -101,9 +102,10 @@ def test_long_arguments_are_quoted_in_short(
         ),
         (["--max-batch-size", "0"], "max.batch.size"),
         (["--min-length", "nan"], "--min-length nan"),
-        (["--truncate", "abc"], "'--truncate': .*number"),
-        (["--jobs", "0"], "'--jobs': .* 1"),
-        (["--seed", "1.5"], "'--seed': .*integer"),
+        (["--truncate", "abc"], "Error: --truncate: 'abc' is not a number\n$"),
+        (["--jobs", "0"], "Error: --jobs: '0' is not at least 1\n$"),
+        (["--jobs", "1025"], "Error: --jobs: '1025' is not at most 1024\n$"),
+        (["--seed", "1.5"], "Error: --seed: '1.5' is not a whole number\n$"),
         (["--format", "xml"], "xml"),
         (["--no-such-option"], "no-such-option"),
     ],
@@ -136,6 +138,17 @@ def test_a_meaningless_probe_is_exit_code_2(
     batchtune: Run, manifest: Path, arguments: list[str], pattern: str
 ) -> None:
     assert_one_message(batchtune("probe-oom", manifest, *arguments), 2, pattern)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_number_option_says_what_is_not_a_number(name: str) -> None:
+    lists = {"num_buckets", "pool_size", "buffer_size", "length_scale"}
+    command = load_command(name)
+    for option in command.params:
+        if option.metavar in ("N", "X", "SECONDS") and option.name not in lists:
+            message = f"^{option.opts[0]}: 'x' is not a (whole )?number$"
+            with pytest.raises(UsageError, match=message):
+                command.make_context(name, [option.opts[0], "x"])
 
 
 def test_wait_needs_no_number() -> None:
