@@ -73,7 +73,7 @@ def recommend(
             key=lambda index: (
                 costs[index],
                 len(rows[index].boundaries),
-                *_order(rows, index),
+                rows[index].sizing != "length",
             ),
         )
         near = [
@@ -84,7 +84,7 @@ def recommend(
             key=lambda index: (
                 len(rows[index].boundaries),
                 costs[index],
-                *_order(rows, index),
+                rows[index].sizing != "length",
             ),
         )
     pools = None
@@ -135,10 +135,6 @@ def _best_pools(
     return min(
         near, key=lambda index: (rows[index].mates_again, costs[index]), default=None
     )
-
-
-def _order(rows: Sequence[Row], index: int) -> tuple[bool, int]:
-    return rows[index].sizing != "length", index
 
 
 def _is_random(row: Row, min_randomness: float | None) -> bool:
@@ -224,9 +220,7 @@ def trade_off(costs: Sequence[float], again: Sequence[float]) -> list[int]:
     Costs rise strictly along them, and mates meet again strictly less often. Of equal rows only the first is returned.
     """
     curve: list[int] = []
-    for index in sorted(
-        range(len(costs)), key=lambda row: (costs[row], again[row], row)
-    ):
+    for index in sorted(range(len(costs)), key=lambda row: (costs[row], again[row])):
         if not curve or again[index] < again[curve[-1]]:
             curve.append(index)
     return curve

@@ -10,7 +10,11 @@ from typing import cast
 import numpy as np
 
 from batchtune.buckets.epoch_cost import Pricing
-from batchtune.buckets.optimal import few_ends, optimal_boundaries, optimal_table_2d
+from batchtune.buckets.optimal import (
+    optimal_boundaries,
+    optimal_table_2d,
+    representative_ends,
+)
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.layout import (
@@ -49,7 +53,9 @@ def saturation(
     if pricing.step_seconds is None:
         return None
     whole = pricing.lengths.histogram
-    ends = few_ends(whole, np.ones(whole.lengths.size, dtype=np.int64), _MOST_LENGTHS)
+    ends = representative_ends(
+        whole, np.ones(whole.lengths.size, dtype=np.int64), _MOST_LENGTHS
+    )
     histogram = Histogram(
         whole.lengths[ends], np.diff(whole.cumulative[ends], prepend=0)
     )
@@ -61,9 +67,7 @@ def saturation(
         )
         if limits.frontier is not None:
             sizes = np.minimum(sizes, limits.batch_sizes(histogram.lengths, "frontier"))
-        seconds = np.asarray(
-            cost(sizes.astype(np.float64), histogram.lengths), dtype=np.float64
-        )
+        seconds = cost(sizes.astype(np.float64), histogram.lengths)
         (boundaries,) = optimal_boundaries(histogram, seconds / sizes, [num_buckets])
         table = BucketTable(
             boundaries, sizes[np.searchsorted(histogram.lengths, boundaries)]
@@ -219,14 +223,14 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
 
 
 def lower_bound(
-    pricing: Pricing, limits: Limits, found: Sequence[Row | Baseline]
+    pricing: Pricing, limits: Limits, compared: Sequence[Row | Baseline]
 ) -> LowerBound:
     """Return the bound that no bucket table can beat under these limits.
 
     An example takes at least the share of a batch that it would take among examples of its own length, or of a longer
     example if that is smaller (a frontier need not be monotone). Every rank has as many batches, and none ever waits.
     The time per example is taken to be least in a batch of the largest size, its half, its quarter and so on; and the
-    epoch's is no higher than any that was `found`, as measured step times need not be that regular.
+    epoch's is no higher than any of those `compared`, as measured step times need not be that regular.
     """
     histogram = pricing.lengths.histogram
     ranks = pricing.dealing.world_size
@@ -239,7 +243,7 @@ def lower_bound(
     shares = float(np.sum(histogram.counts / _greatest_from_here_on(capacity)))
     seconds = [
         other.estimated_epoch_seconds
-        for other in found
+        for other in compared
         if other.estimated_epoch_seconds is not None
     ]
     if pricing.step_seconds is not None:
@@ -254,7 +258,7 @@ def lower_bound(
             starts = np.concatenate(([0], np.cumsum(histogram.counts[::-1])[:-1]))
             mean = np.add.reduceat(targets, starts)[::-1] / histogram.counts
             shapes.append(np.broadcast_to(mean, size.shape))
-        lowest = np.min(np.asarray(pricing.step_seconds(*shapes)) / size, axis=0)
+        lowest = np.min(pricing.step_seconds(*shapes) / size, axis=0)
         seconds.append(
             float(np.sum(histogram.counts * -_greatest_from_here_on(-lowest))) / ranks
         )

@@ -388,10 +388,10 @@ def equal_to_best(times: Sequence[EpochTime | None]) -> list[bool | None]:
     known = [time for time in times if time is not None and time.errors is not None]
     if not known or len(known) < len(times):
         return [None] * len(times)
-    least = min(known, key=lambda time: time.seconds)
+    fastest = min(known, key=lambda time: time.seconds)
     equal: list[bool | None] = []
     for time in known:
-        apart = np.subtract(time.errors, least.errors)  # type: ignore[arg-type]
-        error = float(np.linalg.norm([*apart, time.chance, least.chance]))
-        equal.append(time.seconds - least.seconds <= _WITHIN_ERRORS * error)
+        apart = np.subtract(time.errors, fastest.errors)  # type: ignore[arg-type]
+        error = float(np.linalg.norm([*apart, time.chance, fastest.chance]))
+        equal.append(time.seconds - fastest.seconds <= _WITHIN_ERRORS * error)
     return equal

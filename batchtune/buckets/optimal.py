@@ -37,7 +37,7 @@ _SAMPLE_STEP = 64
 class BestBuckets:
     """The cheapest buckets for each number of them."""
 
-    totals: FloatArray  # shape (most,): the least cost in 1, 2, ... buckets; infinite if there are fewer ends
+    totals: FloatArray  # shape (max_buckets,): the least cost in 1, 2, ... buckets; infinite if there are fewer ends
     # For each number, shape (ends + 1,): the end before each end in the cheapest buckets up to it, counted from 1.
     previous: Sequence[IntArray] | npt.NDArray[np.int32]
 
@@ -65,8 +65,8 @@ def fewest(totals: FloatArray) -> int:
     return 1 + int(np.argmax(totals <= totals.min() * (1 + TIE)))
 
 
-def best_buckets(costs: BucketCosts, most: int) -> BestBuckets:
-    """Find the cheapest buckets for each number of them up to `most`, at least 1 and no more than there are ends.
+def best_buckets(costs: BucketCosts, max_buckets: int) -> BestBuckets:
+    """Find the cheapest buckets for each number of them up to `max_buckets`, at least 1, and to the number of ends.
 
     Unlike the cost per example (`optimal_boundaries`), the cost of whole batches depends on more than a bucket's end:
     each bucket adds a batch that is half empty on average. So more buckets are not always better, and no end can be
@@ -75,7 +75,7 @@ def best_buckets(costs: BucketCosts, most: int) -> BestBuckets:
     O(K·U²) steps, as array operations over i and k for each j, and O(K·U) memory.
     """
     ends = costs.num_ends
-    layers = min(most, ends)
+    layers = min(max_buckets, ends)
     lowest_costs = np.full((layers + 1, ends + 1), np.inf)
     lowest_costs[0, 0] = 0.0
     previous = np.zeros((layers, ends + 1), dtype=np.int32)
@@ -91,27 +91,31 @@ def best_buckets(costs: BucketCosts, most: int) -> BestBuckets:
     return BestBuckets(lowest_costs[1:, -1], previous)
 
 
-def few_ends(histogram: Histogram, batch_sizes: IntArray, most: int) -> IntArray:
-    """Return the indices of at most `most` distinct lengths, ascending, that stand for all as ends.
+def representative_ends(
+    histogram: Histogram, batch_sizes: IntArray, max_ends: int
+) -> IntArray:
+    """Return the indices of at most `max_ends` distinct lengths, ascending, that stand for all as ends.
 
-    The longest length is one of them, and up to `most` / 2 lengths before which the batch size changes: the last of
+    The longest length is one of them, and up to `max_ends` / 2 lengths before which the batch size changes: the last of
     those that share a size holds all that its bucket can. The others share out the range of lengths, the number
-    of examples and their total length: between two of them lie at most 18 / `most` of any of the three.
+    of examples and their total length: between two of them lie at most 18 / `max_ends` of any of the three.
 
-    `batch_sizes`, shape (distinct lengths,), are those of buckets that end there; `most` is at least 8.
+    `batch_sizes`, shape (distinct lengths,), are those of buckets that end there; `max_ends` is at least 8.
     """
     lengths = histogram.lengths
-    if lengths.size <= most:
+    if lengths.size <= max_ends:
         return np.arange(lengths.size)
     changes = np.flatnonzero(np.diff(batch_sizes))
-    if changes.size > most // 2:
-        changes = changes[np.linspace(0, changes.size - 1, most // 2).astype(np.int64)]
+    if changes.size > max_ends // 2:
+        changes = changes[
+            np.linspace(0, changes.size - 1, max_ends // 2).astype(np.int64)
+        ]
     place = (
         histogram.cumulative / histogram.count
         + histogram.cumulative_total / histogram.cumulative_total[-1]
         + (lengths - lengths[0]) / (lengths[-1] - lengths[0])
     )
-    place *= (most - 2 - changes.size) / 3
+    place *= (max_ends - 2 - changes.size) / 3
     shared = np.flatnonzero(np.diff(np.ceil(place)))
     # Each takes the place of two others.
     lumps = np.flatnonzero(np.diff(place) >= 2) + 1
@@ -269,14 +273,14 @@ def optimal_table_2d(
         not_above = np.searchsorted(distinct, candidates, side="right") - 1
         ends = np.union1d(ends, distinct[not_above[not_above >= 0]])
     bins = _Bins(lengths, targets, ends, costs)
-    most = max(num_buckets)
+    max_buckets = max(num_buckets)
     # For each end, shape (sub-bins, begins): the least cost of the bins that end there.
     of_bins = [
-        bins.ending_at(end, slice(0, end)).least(most)[-1]
+        bins.ending_at(end, slice(0, end)).lowest_costs(max_buckets)[-1]
         for end in range(1, ends.size + 1)
     ]
     # Row k: the least cost of the examples up to each end in exactly k buckets.
-    lowest_costs = np.full((most + 1, ends.size + 1), np.inf)
+    lowest_costs = np.full((max_buckets + 1, ends.size + 1), np.inf)
     lowest_costs[0, 0] = 0.0
     for end, of_bin in enumerate(of_bins, 1):
         for sub_bins, each in enumerate(of_bin, 1):
@@ -287,12 +291,12 @@ def optimal_table_2d(
     return [_traced_table(bins, of_bins, lowest_costs, limit) for limit in num_buckets]
 
 
-def _quantiles(values: FloatArray, most: int) -> FloatArray:
-    """Return all distinct values if they are at most `most`, else up to `most` quantiles of them; ascending."""
+def _quantiles(values: FloatArray, max_count: int) -> FloatArray:
+    """Return all distinct values, or up to `max_count` quantiles of them if they are more; ascending."""
     distinct = np.unique(values)
-    if distinct.size <= most:
+    if distinct.size <= max_count:
         return distinct
-    ranks = -(-values.size * np.arange(1, most + 1) // most)
+    ranks = -(-values.size * np.arange(1, max_count + 1) // max_count)
     return np.unique(np.sort(values)[ranks - 1])
 
 
@@ -327,9 +331,7 @@ class _Bins:
         """Return the cuts of the bins that begin there and end here."""
         largest = np.maximum.accumulate(self._largest[:end][::-1])[::-1][begins]
         tops = np.minimum(self._tops[:, np.newaxis], largest)
-        costs = np.asarray(
-            self._costs(np.full_like(tops, self.ends[end - 1]), tops), dtype=np.float64
-        )
+        costs = self._costs(np.full_like(tops, self.ends[end - 1]), tops)
         return _Cuts(tops, (self._counts[end] - self._counts[begins]).T.copy(), costs)
 
 
@@ -347,10 +349,10 @@ class _Cuts(NamedTuple):
             self.costs[cut] * (self.counts[cut + 1] - self.counts[: cut + 1]),
         )
 
-    def least(self, most: int) -> FloatArray:
-        """Return the least cost up to each cut in exactly 1, 2, … sub-bins, shape (cuts, min(most, cuts), bins)."""
+    def lowest_costs(self, max_sub_bins: int) -> FloatArray:
+        """Return the least cost up to each cut in exactly 1, 2, … sub-bins, shape (cuts, sub-bins, bins)."""
         cuts, bins = self.tops.shape
-        lowest_costs = np.full((cuts, min(most, cuts), bins), np.inf)
+        lowest_costs = np.full((cuts, min(max_sub_bins, cuts), bins), np.inf)
         for cut in range(cuts):
             last = self.last_sub_bin(cut)
             lowest_costs[cut, 0] = last[0]
@@ -361,23 +363,23 @@ class _Cuts(NamedTuple):
 
 
 def _traced_table(
-    bins: _Bins, of_bins: list[FloatArray], least: FloatArray, most: int
+    bins: _Bins, of_bins: list[FloatArray], lowest_costs: FloatArray, max_buckets: int
 ) -> BucketTable:
-    """Trace the best table of at most `most` buckets back from its last bucket; of equal ones the fewest."""
-    buckets = fewest(least[1 : most + 1, -1])
-    end = least.shape[1] - 1
+    """Trace the best table of at most `max_buckets` buckets back from its last bucket; of equal ones the fewest."""
+    buckets = fewest(lowest_costs[1 : max_buckets + 1, -1])
+    end = lowest_costs.shape[1] - 1
     pairs: list[tuple[float, float]] = []
     while end > 0:
         # The same sums as before, to the bit, so their least is the one that was taken.
         sums = [
-            least[buckets - sub_bins, :end] + each
+            lowest_costs[buckets - sub_bins, :end] + each
             for sub_bins, each in enumerate(of_bins[end - 1][:buckets], 1)
         ]
         more, begin = (
             int(i) for i in np.unravel_index(np.argmin(sums), (len(sums), end))
         )
         cuts = bins.ending_at(end, slice(begin, begin + 1))
-        up_to = cuts.least(more + 1)
+        up_to = cuts.lowest_costs(more + 1)
         cut = cuts.tops.shape[0] - 1
         for before in range(more, -1, -1):
             pairs.append((bins.ends[end - 1], cuts.tops[cut, 0]))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from batchtune.buckets.optimal import TIE, best_buckets, few_ends
+from batchtune.buckets.optimal import TIE, best_buckets, representative_ends
 from batchtune.epochs.expectation import (
     BatchCounts,
     BucketCosts,
@@ -206,7 +206,7 @@ class Optimal(Strategy):
         histogram = problem.histogram
         sizes = problem.batch_sizes
         cost = problem.batch_cost
-        ends = few_ends(
+        ends = representative_ends(
             histogram, sizes, _MOST_ENDS if cost is None else _MOST_COSTED_ENDS
         )
         least_gain = TIE

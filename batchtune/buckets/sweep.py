@@ -137,9 +137,9 @@ def sweep(
         )
     pricing = Pricing.of(lengths, max_batch_length, settings, costs)
     priced = []
-    for one in _rows(pricing, limits, settings):
-        priced.append(one)
-        on_row(one.row)
+    for priced_row in _rows(pricing, limits, settings):
+        priced.append(priced_row)
+        on_row(priced_row.row)
     rows = with_equals(priced)
     baselines = fixed_baselines(pricing, limits)
     recommendation = recommend(
@@ -259,10 +259,10 @@ def _with_current(
 ) -> Sweep:
     """Return the sweep with the user's own settings as a row, whose batches are padded as they come."""
     batching = current_batching(current, lengths)
-    own = replace(pricing, lengths=lengths).priced(
+    priced_current = replace(pricing, lengths=lengths).priced(
         "current", current.settings.SIZING, batching
     )
-    row = with_equals([*priced, own])[-1]
+    row = with_equals([*priced, priced_current])[-1]
     fits = all_fit(limits, *batching.largest_batches(lengths.histogram))
     warnings = [*swept.warnings]
     if not fits:

@@ -204,10 +204,10 @@ class PoolBatcher(Batcher):
             drawing.stream(EXAMPLES).shuffle(examples)
         parts = []
         for start, pools, size in self._parts():
-            some = examples[start : start + pools * size].reshape(pools, size)
-            order = np.argsort(self._places[some], axis=1, kind="stable")
-            some[:] = np.take_along_axis(some, order, axis=1)
-            places = self._places[some]
+            pooled = examples[start : start + pools * size].reshape(pools, size)
+            order = np.argsort(self._places[pooled], axis=1, kind="stable")
+            pooled[:] = np.take_along_axis(pooled, order, axis=1)
+            places = self._places[pooled]
             buckets = self._buckets[places]
             # Cut to one beyond the pool, so that sizes do not overflow.
             fits = (

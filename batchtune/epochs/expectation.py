@@ -105,9 +105,7 @@ class ExpectedBatches:
 
     def sum_of(self, cost: BatchCost) -> float:
         """Return the expected sum of a cost over the epoch's batches."""
-        return float(
-            np.sum(self.numbers * np.asarray(cost(self.batch_sizes, self.lengths)))
-        )
+        return float(np.sum(self.numbers * cost(self.batch_sizes, self.lengths)))
 
     @cached_property
     def padded_length(self) -> float:
@@ -190,7 +188,8 @@ def log_factorials_up_to(largest: int) -> FloatArray:
 class BucketCosts(ABC):
     """The cost of every bucket (u_i, u_j], for `num_ends` ends u_1 < u_2 < ... and u_0 below all lengths.
 
-    `ends` are indices of distinct lengths, as `few_ends` returns them, `batch_sizes` of buckets that end there.
+    `ends` are indices of distinct lengths, as `representative_ends` returns them. `batch_sizes` are those of buckets
+    that end there.
     """
 
     def __init__(
@@ -240,9 +239,7 @@ class ExpectedCosts(BucketCosts):
         largest = min(int(self._sizes.max()), histogram.count)
         self._tabled = np.unique(np.geomspace(1, largest, _TABLED_SIZES).round())
         sizes = np.repeat(self._tabled, ends.size)
-        costs = np.asarray(
-            cost(sizes, np.tile(self._lengths, self._tabled.size)), dtype=np.float64
-        )
+        costs = cost(sizes, np.tile(self._lengths, self._tabled.size))
         self._table = costs.reshape(self._tabled.size, ends.size)
 
     def up_to(self, end: int) -> FloatArray:
@@ -253,9 +250,7 @@ class ExpectedCosts(BucketCosts):
         full = int(
             np.count_nonzero(batches)
         )  # the first buckets, which hold the most examples, have full batches
-        costs = np.asarray(
-            self._cost(np.full(end, float(size)), self._lengths[:end]), dtype=np.float64
-        )
+        costs = self._cost(np.full(end, float(size)), self._lengths[:end])
         total = np.zeros(end)
         total[:full] = batches[:full] * (
             self._longest(end, np.full(full, size)) @ costs

@@ -156,11 +156,11 @@ def deal(
     first = starts
     if firsts is not None:
         first = firsts[steps.buckets, np.newaxis]
-    own = starts + np.cumsum(shares, axis=1) - shares
-    again = first + (ranks - held) % (starts + held - first)
+    first_time = starts + np.cumsum(shares, axis=1) - shares
+    second_time = first + (ranks - held) % (starts + held - first)
     return replace(
         steps,
-        starts=np.where(shares > 0, own, again).ravel(),
+        starts=np.where(shares > 0, first_time, second_time).ravel(),
         batch_sizes=np.maximum(shares, 1).ravel(),
         buckets=np.repeat(steps.buckets, together),
         rest=np.repeat(steps.rest, together),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.buckets.optimal import best_buckets, few_ends
+from batchtune.buckets.optimal import best_buckets, representative_ends
 from batchtune.epochs.expectation import ExpectedCosts, expected_batches
 from batchtune.epochs.measured_costs import BatchCost
 from batchtune.epochs.table import BucketTable, batch_sizes_for
@@ -83,7 +83,7 @@ def test_the_best_of_few_ends_is_near_the_best_of_all(sized: str) -> None:
     least = best_buckets(
         ExpectedCosts(histogram, np.arange(sizes.size), sizes, quadratic), 20
     )
-    ends = few_ends(histogram, sizes, 200)
+    ends = representative_ends(histogram, sizes, 200)
     found = best_buckets(ExpectedCosts(histogram, ends, sizes[ends], quadratic), 20)
     for buckets in (1, 2, 5, 10, 20):
         chosen = ends[found.ends(buckets)]

@@ -8,7 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_lengths import librispeech_seconds
 
-from batchtune.buckets.optimal import best_buckets, few_ends, optimal_boundaries
+from batchtune.buckets.optimal import (
+    best_buckets,
+    optimal_boundaries,
+    representative_ends,
+)
 from batchtune.epochs.expectation import BatchCounts
 from batchtune.epochs.table import batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
@@ -97,7 +101,7 @@ def test_a_few_ends_give_as_few_batches_as_all() -> None:
     rng = np.random.default_rng(7)
     histogram = Lengths.of((rng.gamma(6, 2, 15_000) * 16_000).round()).histogram
     sizes = batch_sizes_for(histogram.lengths, 4000 * 16_000)
-    ends = few_ends(histogram, sizes, 4096)
+    ends = representative_ends(histogram, sizes, 4096)
     assert histogram.lengths.size > 4 * ends.size
     asked = [2, 5, 10, 20]
     relaxed = [
