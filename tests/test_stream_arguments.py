@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from batchtune import BucketedStream
-from batchtune.sampler.common import truncated
+from batchtune.sampler.arguments import truncated
 
 LONG = "x" * 100_000
 NAN = float("nan")

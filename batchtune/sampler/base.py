@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Sampler  # noqa: TID253  # as in common.py
+from torch.utils.data import Sampler  # noqa: TID253  # as in arguments.py
 
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.layout import (
@@ -31,8 +31,8 @@ from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, parse_scale
 from batchtune.manifests.reading import load_ordered_lengths
-from batchtune.sampler.common import (
-    MOST_SEED,
+from batchtune.sampler.arguments import (
+    LARGEST_SEED,
     OnRanks,
     as_number,
     check_state,
@@ -58,12 +58,10 @@ _READING = {option.name for option in fields(ReadOptions)}
 class EpochBatchSampler(OnRanks, Sampler[list[int]]):
     """A batch sampler for buckets or pools."""
 
-    KIND: ClassVar[str | None] = (
-        None  # the `sampler` of the sampler.yaml files that it runs; None: any
-    )
-    OPTIONS: ClassVar[tuple[str, ...]] = (
-        _OF_ALL  # the fields of these files that are its arguments
-    )
+    # The `sampler` of the sampler.yaml files that it runs; None: any.
+    KIND: ClassVar[str | None] = None
+    # The fields of these files that are its arguments.
+    OPTIONS: ClassVar[tuple[str, ...]] = _OF_ALL
     pool_size: int | None = None  # as for `PooledBatchSampler`; None in buckets
     batch_overhead: float | None = None
 
@@ -92,7 +90,7 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             raise ValueError(
                 f"overlong must be error or single, got {shortened(overlong)}"
             )
-        self.seed = whole("seed", seed, most=MOST_SEED)
+        self.seed = whole("seed", seed, highest=LARGEST_SEED)
         self.batch_ordering = batch_ordering
         self.shuffle = flag("shuffle", shuffle)
         self.drop_last = flag("drop_last", drop_last)
@@ -105,14 +103,9 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         )
         # A copy, as the caller may change theirs between two epochs.
         self._lengths = None if batch_ordering == "random" else np.array(values)
-        options = [self.shuffle, self.batch_ordering, self.drop_last, self.same_bucket]
-        identity = [
-            table.boundaries.tolist(),
-            table.batch_sizes.tolist(),
-            *options,
-            self.pool_size,
-            self.batch_overhead,
-        ]
+        identity = [table.boundaries.tolist(), table.batch_sizes.tolist()]
+        identity += [self.shuffle, self.batch_ordering, self.drop_last]
+        identity += [self.same_bucket, self.pool_size, self.batch_overhead]
         digest = hashlib.blake2b(json.dumps(identity).encode(), digest_size=16)
         digest.update(np.ascontiguousarray(values, dtype="<f8").data)
         self._digest = digest.hexdigest()
@@ -165,8 +158,8 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
                 f"{path} describes a sampler of the kind {config.sampler!r}, but {cls.__name__} is of the kind "
                 f"{cls.KIND!r}: use batchtune.sampler_from_config, which makes the one that the file describes"
             )
-        kinds = {one.KIND: one for one in (cls, *cls.__subclasses__())}
-        made_by = kinds[config.sampler]
+        # The class itself comes last, lest a subclass of the same kind takes its place.
+        classes = {made.KIND: made for made in (*cls.__subclasses__(), cls)}
         reading = {
             name: overrides.pop(name) for name in sorted(_READING & overrides.keys())
         }
@@ -175,15 +168,15 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
                 reading["length_scale"] = parse_scale(str(reading["length_scale"]))
             if reading.get("tokenizer") is not None:
                 reading["tokenizer"] = Path(reading["tokenizer"])
-            found = load_ordered_lengths(lengths, ReadOptions(**reading))
-            unit = found.lengths.unit
+            manifest = load_ordered_lengths(lengths, ReadOptions(**reading))
+            unit = manifest.lengths.unit
             if None not in (unit, config.unit) and unit != config.unit:
                 raise ValueError(
                     f"{lengths} counts lengths in {unit}, {path} in {config.unit}: say the length_scale (and the "
                     "unit) that it was tuned with"
                 )
-            lengths = found.values
-            targets = found.targets
+            lengths = manifest.values
+            targets = manifest.targets
         elif reading:
             raise TypeError(
                 f"{', '.join(reading)}: these are for the path of a manifest"
@@ -194,18 +187,20 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
                 for index in range(len(lengths))
             )
             lengths = np.fromiter(measured, np.float64)
-        options = {name: getattr(config, name) for name in made_by.OPTIONS}
+        options = {
+            name: getattr(config, name) for name in classes[config.sampler].OPTIONS
+        }
         evidence = config.evidence
         if evidence.truncate is not None:
             lengths = np.minimum(checked_lengths(lengths), evidence.truncate)
-        made = made_by(lengths, **{**options, **overrides})
+        sampler = classes[config.sampler](lengths, **{**options, **overrides})
         if Lengths.of(lengths, targets).fingerprint != evidence.fingerprint:
             warnings.warn(
                 f"{path} was tuned on other lengths than these (or with target lengths, which `targets` can give): "
                 "it works, but batches may be smaller, or padding larger, than necessary. Run `batchtune tune` again.",
                 stacklevel=2,
             )
-        return made
+        return sampler
 
     @property
     def epoch(self) -> int:
@@ -303,10 +298,10 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
         )
         epoch = whole("epoch", state_dict["epoch"])
         position = whole("position", state_dict["position"])
-        most = self._batcher.batches_per_rank(*self._plan(epoch))
-        if position > most:
+        batches = self._batcher.batches_per_rank(*self._plan(epoch))
+        if position > batches:
             raise ValueError(
-                f"the state is at batch {position}, but its epoch has {most}"
+                f"the state is at batch {position}, but its epoch has {batches}"
             )
         self._next = (epoch, position)
         self._pass = None

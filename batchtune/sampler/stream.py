@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy.typing as npt
-from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  # as in common.py
+from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  # as in arguments.py
 
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import shortened
 from batchtune.results import STREAM_ALGORITHMS, StreamAlgorithm
-from batchtune.sampler.common import (
-    MOST_SEED,
+from batchtune.sampler.arguments import (
+    LARGEST_SEED,
     OnRanks,
     check_function,
     check_state,
@@ -137,12 +137,8 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         min_length: float | None = None,
         split: bool = False,
     ) -> None:
-        super().__init__()
-        if (
-            source is not None
-            and not isinstance(source, Iterable)
-            and not callable(source)
-        ):
+        readable = isinstance(source, Iterable) or callable(source)
+        if source is not None and not readable:
             raise ValueError(
                 f"source must be an iterable of examples or a function of the epoch, got {shortened(source)}"
             )
@@ -151,11 +147,8 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
                 f"algorithm must be one of {', '.join(STREAM_ALGORITHMS)}, got {shortened(algorithm)}"
             )
         if max_padding_ratio is not None:
-            if (
-                algorithm != "pivot"
-                or not is_number(max_padding_ratio)
-                or not 0 <= max_padding_ratio <= 1
-            ):
+            in_range = is_number(max_padding_ratio) and 0 <= max_padding_ratio <= 1
+            if algorithm != "pivot" or not in_range:
                 raise ValueError(
                     f'max_padding_ratio is for algorithm="pivot", from 0 to 1, got {shortened(max_padding_ratio)}'
                 )
@@ -190,31 +183,20 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         self.source = source
         self.split = flag("split", split)
         self._collate = collate_fn
-        self.seed = whole("seed", seed, most=MOST_SEED)
+        self.seed = whole("seed", seed, highest=LARGEST_SEED)
         self.dropped_examples = 0
         self.batches_per_epoch = batches_per_epoch
         self._ranks = checked_ranks(rank, world_size)
         options = [
-            algorithm,
-            buffer_size,
-            buffer_bytes,
-            max_padding_ratio,
-            bool(shuffle),
-            bool(drop_last),
-            overlong,
+            *(algorithm, buffer_size, buffer_bytes, max_padding_ratio),
+            *(self._batching.shuffle, self._batching.drop_last, overlong),
+            *(table.boundaries.tolist(), table.batch_sizes.tolist(), self.seed),
+            *(batches_per_epoch, self.split),
         ]
         if min_length is not None:
-            options.append(float(min_length))
-        options += [
-            table.boundaries.tolist(),
-            table.batch_sizes.tolist(),
-            self.seed,
-            batches_per_epoch,
-            self.split,
-        ]
-        self._digest = hashlib.blake2b(
-            json.dumps(options).encode(), digest_size=8
-        ).hexdigest()
+            options.insert(7, float(min_length))
+        digest = hashlib.blake2b(json.dumps(options).encode(), digest_size=8)
+        self._digest = digest.hexdigest()
         self._epochs = NextEpochs(whole("epoch", epoch))
         self._resumed: Position | None = None
         self._position: Position | None = None
@@ -266,9 +248,8 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
 
     def __call__(self, examples: Source) -> Iterator[Any]:
         """Return the batches of one pass over the examples, as a stage of a pipeline does."""
-        if (
-            self._resumed is not None and self._resumed.finished
-        ):  # in a worker, whose part of the epoch is over
+        # In a worker whose part of the epoch is over.
+        if self._resumed is not None and self._resumed.finished:
             self._resumed = None
             return iter(())
         self._position = self._resumed or Position(self._epochs.of(self.rank))
@@ -280,7 +261,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         self._resumed = None
         epoch = self._epochs.of(self.rank) if resumed is None else resumed.epoch
         self._epochs.set(self.rank, epoch + 1)
-        place = self._place
+        place = Place.of_this_worker(*self._process)
         if resumed is not None and resumed.place != place:
             raise ValueError(
                 "the state was loaded into the stream in the process itself, but workers of a DataLoader read it: load "
@@ -289,11 +270,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         held = Held(self._limits)
         position = self._position = Position(epoch, held=held)
         batches = self._passes(source, epoch, held, place)
-        share = (
-            None
-            if self.batches_per_epoch is None
-            else place.share(self.batches_per_epoch)
-        )
+        share = place.share(self.batches_per_epoch)
         for number, places in enumerate(islice(batches, share), 1):
             batch = held.taken(places)
             if resumed is None or number > resumed.batches:
@@ -310,8 +287,9 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         self.dropped_examples += held.dropped
         if held.dropped:
             warnings.warn(
-                f"{held.dropped:,} of {held.seen:,} examples were dropped, as they are {self._limits.dropped} (rank "
-                f"{place.rank}, worker {place.worker}, epoch {epoch})",
+                f"{held.dropped:,} of {held.seen:,} examples were dropped, as they are of length 0, shorter than "
+                f"min_length, or beyond the last of bucket_boundaries, {self._limits.last_boundary} "
+                f"(rank {place.rank}, worker {place.worker}, epoch {epoch})",
                 stacklevel=2,
             )
 
@@ -337,16 +315,14 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
             reading = iter(source if isinstance(source, Iterable) else source(epoch))
             seen = held.seen
             made = held.batches
-            held.begin(
-                islice(reading, place.reader, None, readers) if self.split else reading
-            )
+            examples = reading
+            if self.split:
+                examples = islice(reading, place.reader, None, readers)
+            held.begin(examples)
             yield from batched(held, self._batching, random)
             # A stage may be called with an empty source.
-            if (
-                held.seen == seen
-                and reading is source
-                and not (self.split or self.source is None)
-            ):
+            may_be_empty = self.split or self.source is None
+            if held.seen == seen and reading is source and not may_be_empty:
                 raise ValueError(
                     "the source is an iterator and has nothing left: give an iterable for further passes"
                 )
@@ -375,11 +351,8 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         Warns if workers of a plain DataLoader have read the stream, as they do not report where they are.
         """
         position = self._cursor
-        if (
-            get_worker_info() is None
-            and position.batches == 0
-            and self._epochs.differ(self.rank)
-        ):
+        by_workers = position.batches == 0 and self._epochs.differ(self.rank)
+        if by_workers and get_worker_info() is None:
             warnings.warn(
                 "the DataLoader's workers do not say which batches it has delivered, so this state is that of the next "
                 "epoch's begin: save the state of torchdata's StatefulDataLoader instead",
@@ -395,13 +368,12 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         check_state(
             "stream", state_dict, Position(0).state(), self._identity, "all options"
         )
-        position = Position.of_state(state_dict, self._place)
+        position = Position.of_state(state_dict, Place.of_this_worker(*self._process))
         self._epochs.set(self.rank, position.epoch + position.finished)
         self._position = position
         # Only a loader with workers goes on where some have ended and others have not.
-        self._resumed = (
-            None if position.finished and get_worker_info() is None else position
-        )
+        is_over = position.finished and get_worker_info() is None
+        self._resumed = None if is_over else position
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the running pass, and keep the rank: a spawned worker knows of no process group."""
@@ -409,15 +381,11 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         return {**self.__dict__, "_ranks": ranks, "_position": None}
 
     @property
-    def _place(self) -> Place:
-        info = get_worker_info()
-        if info is None:
-            return Place(*self._process)
-        return Place(*self._process, info.id, info.num_workers)
-
-    @property
     def _identity(self) -> dict[str, Any]:
-        return {"options": self._digest, **self._place._asdict()}
+        return {
+            "options": self._digest,
+            **Place.of_this_worker(*self._process)._asdict(),
+        }
 
     @property
     def _cursor(self) -> Position:

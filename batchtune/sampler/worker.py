@@ -10,13 +10,12 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import torch  # noqa: TID253  # as in common.py
-from torch.utils.data import get_worker_info  # noqa: TID253  # as in common.py
+import torch  # noqa: TID253  # as in arguments.py
+from torch.utils.data import get_worker_info  # noqa: TID253  # as in arguments.py
 
 from batchtune.epochs.table import OverlongError
 from batchtune.errors import shortened
-from batchtune.sampler.common import (
-    as_bytes,
+from batchtune.sampler.arguments import (
     as_number,
     check_function,
     flag,
@@ -61,11 +60,6 @@ class ExampleLimits:
             raise ValueError("buffer_bytes and bytes_of go together: give both")
         if self.bytes_of is not None:
             check_function("bytes_of", self.bytes_of)
-
-    @property
-    def dropped(self) -> str:
-        """Which examples may be dropped, as the end of a sentence."""
-        return f"of length 0, shorter than min_length, or beyond the last of bucket_boundaries, {self.last_boundary}"
 
 
 class Held(Reader):
@@ -136,10 +130,14 @@ class Held(Reader):
     def _hold(self, example: Any) -> None:
         """Hold an example, with its size in memory if that is limited."""
         if self._limits.bytes_of is not None:
-            self._bytes[self.count] = as_bytes(
-                self._limits.bytes_of(example), self.seen
-            )
-            self._total_bytes += self._bytes[self.count]
+            size = as_number(self._limits.bytes_of(example), self.seen, "bytes_of")
+            if not 0 <= size < math.inf:
+                raise ValueError(
+                    f"bytes_of must return a finite number of at least 0, but for example {self.seen} it returned "
+                    f"{size}"
+                )
+            self._bytes[self.count] = size
+            self._total_bytes += size
         self._held[self.count] = example
         self.count += 1
 
@@ -159,6 +157,14 @@ class Place(NamedTuple):
     worker: int = 0
     workers: int = 0
 
+    @classmethod
+    def of_this_worker(cls, rank: int, world_size: int) -> Place:
+        """Return the place of the worker that this runs in."""
+        info = get_worker_info()
+        if info is None:
+            return cls(rank, world_size)
+        return cls(rank, world_size, info.id, info.num_workers)
+
     @property
     def readers(self) -> int:
         """Number of workers of all ranks."""
@@ -169,8 +175,10 @@ class Place(NamedTuple):
         """This worker, counted over all ranks from 0."""
         return self.rank * max(1, self.workers) + self.worker
 
-    def share(self, batches: int) -> int:
-        """Return how many of the rank's batches are this worker's."""
+    def share(self, batches: int | None) -> int | None:
+        """Return how many of the rank's batches are this worker's; None if their number is not known."""
+        if batches is None:
+            return None
         each, left = divmod(batches, max(1, self.workers))
         return each + (self.worker < left)
 
@@ -186,9 +194,7 @@ class Position:
     batches: int = 0
     read: str = ""  # the digest of the lengths that were read until then; while a pass runs, `held` has it
     finished: bool = False
-    place: Place | None = (
-        None  # of the worker that resumes there; None for a running pass
-    )
+    place: Place | None = None  # of the worker that resumes there
     held: Held | None = None
 
     @classmethod
@@ -284,9 +290,8 @@ def at_epoch(source: Any, epoch: int) -> Any:
     if not callable(getattr(source, "set_epoch", None)):
         return source
     values = getattr(source, "__dict__", {}).items()
-    if tensors := {
-        name: value for name, value in values if isinstance(value, torch.Tensor)
-    }:
+    tensors = {name: value for name, value in values if isinstance(value, torch.Tensor)}
+    if tensors:
         source = copy(source)
         for name, value in tensors.items():
             setattr(source, name, value.clone())

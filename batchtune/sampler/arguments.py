@@ -1,8 +1,7 @@
-"""What the batch samplers and the stream share: their ranks, and checks of arguments and states."""
+"""The arguments of batch samplers and of the stream: their ranks, checks, and what `stream.yaml` says of them."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -18,7 +17,7 @@ from batchtune.exports.run_configs import read_stream_yaml
 _MOST_RANKS = 1_000_000
 # Counters have 64 bits, and there are further epochs and batches after the largest.
 _LARGEST = 2**62
-MOST_SEED = 2**128  # twice the bits of any that torch or NumPy draw
+LARGEST_SEED = 2**128  # twice the bits of any that torch or NumPy draw
 
 # What is shorter is of length 0.
 SHORTEST_LENGTH = math.ulp(0.0)
@@ -33,9 +32,6 @@ _OF_STREAM = (
     "batches_per_epoch",
     "seed",
 )
-
-TEXT = (str, bytes, bytearray)
-"""Types that float() reads, but that are no lengths."""
 
 
 class OnRanks:
@@ -71,21 +67,21 @@ def checked_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] |
         return None
     if rank is None or world_size is None:
         raise ValueError("rank and world_size go together: give both")
-    processes = whole("world_size", world_size, 1, most=_MOST_RANKS)
-    return whole("rank", rank, most=processes - 1), processes
+    processes = whole("world_size", world_size, 1, highest=_MOST_RANKS)
+    return whole("rank", rank, highest=processes - 1), processes
 
 
-def whole(name: str, value: float, least: int = 0, *, most: int = _LARGEST) -> int:
-    """Return the value as an int; raise ValueError unless it is a whole number from `least` to `most`.
+def whole(name: str, value: float, lowest: int = 0, *, highest: int = _LARGEST) -> int:
+    """Return the value as an int; raise ValueError unless it is a whole number from `lowest` to `highest`.
 
     Floats count, as a size may have been computed.
     """
-    if not is_number(value) or value != value // 1 or value < least:
+    if not is_number(value) or value != value // 1 or value < lowest:
         raise ValueError(
-            f"{name} must be a whole number, at least {least}, got {shortened(value)}"
+            f"{name} must be a whole number, at least {lowest}, got {shortened(value)}"
         )
-    if value > most:
-        raise ValueError(f"{name} must be at most {most:,}, got {shortened(value)}")
+    if value > highest:
+        raise ValueError(f"{name} must be at most {highest:,}, got {shortened(value)}")
     return int(value)
 
 
@@ -113,24 +109,22 @@ def as_number(value: Any, example: int, function: str = "length_of") -> float:
     """Return what a function returned for an example as a float; raise ValueError if it is text or no number."""
     if isinstance(value, float):
         return value
-    if not isinstance(value, TEXT):
-        with contextlib.suppress(
-            TypeError, ValueError, OverflowError, RuntimeError
-        ):  # the last is torch's
-            return float(value)
-    raise ValueError(
-        f"{function} must return a number, but for example {example} it returned {shortened(value)}"
-    )
-
-
-def as_bytes(value: Any, example: int) -> float:
-    """Return what `bytes_of` returned for an example; raise ValueError unless it is at least 0 and finite."""
-    size = as_number(value, example, "bytes_of")
-    if not 0 <= size < math.inf:
+    number = _as_float(value)
+    if number is None:
         raise ValueError(
-            f"bytes_of must return a finite number of at least 0, but for example {example} it returned {size}"
+            f"{function} must return a number, but for example {example} it returned {shortened(value)}"
         )
-    return size
+    return number
+
+
+def _as_float(value: Any) -> float | None:
+    """Return a value as a float; None for text, which float() would read, and for what is no number."""
+    if isinstance(value, (str, bytes, bytearray)):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's
+        return None
 
 
 def check_state(
@@ -148,11 +142,11 @@ def check_state(
     if not isinstance(state, Mapping) or names - state.keys():
         raise ValueError(f"not a state of a {what}: it has {', '.join(sorted(names))}")
     for name, value in ours.items():
-        theirs = state[name]
+        given = state[name]
         # A tensor may compare to several values.
-        if not isinstance(theirs, (int, str, np.integer)) or theirs != value:
+        if not isinstance(given, (int, str, np.integer)) or given != value:
             raise ValueError(
-                f"the state is of another {what}: its {name} is {shortened(theirs)}, not {shortened(value)} (a digest "
+                f"the state is of another {what}: its {name} is {shortened(given)}, not {shortened(value)} (a digest "
                 f"is of {covered}). Make the {what} as it was, or start the epoch again with set_epoch."
             )
 
@@ -160,10 +154,10 @@ def check_state(
 def truncated(length_of: Callable[[Any], Any], longest: float, example: Any) -> Any:
     """Return the length of an example as training truncates it."""
     length = length_of(example)
-    if not isinstance(length, TEXT):
-        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
-            return min(float(length), longest)
-    return length  # refused by the caller, who knows which example it is
+    number = _as_float(length)
+    if number is None:
+        return length  # refused by the caller, who knows which example it is
+    return min(number, longest)
 
 
 def stream_options(path: Path, length_of: Callable[[Any], float]) -> dict[str, Any]:
