@@ -65,6 +65,9 @@ _ID_NAMES = tuple(
 
 Values = Sequence[object] | FloatArray
 
+# The keys on the way from an object to a value in it.
+KeyPath = tuple[str, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -233,7 +236,7 @@ def number(value: object) -> float | None:
         return math.inf
 
 
-def walk(value: object, path: tuple[str, ...]) -> object:
+def walk(value: object, path: KeyPath) -> object:
     """Return the value at a path below another, or None.
 
     A list on the way is indexed by a whole number, `count` at the end is the number of its items, and any other name

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,12 +16,15 @@ import numpy.typing as npt
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray
 from batchtune.manifests.base import Format, Rows, Unreadable, Values, number
+from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import LARGEST, SMALLEST, Reduction
 from batchtune.manifests.planning import Measure, Plan, reader_of, unit_of
 from batchtune.manifests.source import Source
 from batchtune.manifests.texts import chat_lengths, counter, measured
 
 SHOWN = 5
+
+_Mask = npt.NDArray[np.bool_]
 _SHAPE = re.compile(r"\d+(?:,\d+)+", re.ASCII)
 
 # Called with the share of the bytes that is read, from 0 to 1, and the number of examples.
@@ -35,15 +37,6 @@ class Task(NamedTuple):
     plan: Plan
     source: Source
     target_file: Source | None
-
-    @property
-    def files(self) -> list[Path]:
-        """The files that are read."""
-        return [
-            source.path
-            for source in (self.source, self.target_file)
-            if source is not None
-        ]
 
 
 @dataclass(slots=True)
@@ -88,15 +81,15 @@ class Part:
         """Check some rows and keep the lengths of the valid ones."""
         options = plan.options
         kept = np.ones(len(rows.columns[0]), dtype=np.bool_)
-        lengths = self._checked(rows, plan, range(plan.num_lengths), kept)
+        lengths = self._checked(rows, plan, plan.lengths, kept)
         targets = np.zeros(0)
         if plan.target is not None:
-            targets = self._checked(rows, plan, [plan.num_lengths], kept)
+            targets = self._checked(rows, plan, (plan.target,), kept)
         self.rows += kept.size
         self.num_estimates += rows.num_estimates
         for reason, count in rows.left_out.items():
             self.left_out[reason] += count
-        shortest = -np.inf if options.min_length is None else options.min_length
+        shortest = options.min_length or 0.0
         longest = np.inf if options.max_length is None else options.max_length
         self._leave_out(
             kept, lengths < shortest, f"shorter than --min-length {shortest:.15g}"
@@ -113,9 +106,7 @@ class Part:
         if plan.with_ids:
             self.ids += itertools.compress(rows.ids(), kept)
 
-    def _leave_out(
-        self, kept: npt.NDArray[np.bool_], excluded: npt.NDArray[np.bool_], reason: str
-    ) -> None:
+    def _leave_out(self, kept: _Mask, excluded: _Mask, reason: str) -> None:
         """Keep excluded examples no longer, and count them."""
         count = int((kept & excluded).sum())
         if count:
@@ -126,17 +117,20 @@ class Part:
         self,
         rows: Rows,
         plan: Plan,
-        indices: Sequence[int],
-        kept: npt.NDArray[np.bool_],
+        measures: Sequence[Measure],
+        kept: _Mask,
     ) -> FloatArray:
         """Return the sum of some columns; count the invalid ones among those kept, and keep them no longer."""
-        is_target = indices[0] == plan.num_lengths
+        is_target = measures[0] is plan.target
+        written_columns = rows.columns
+        if is_target:
+            written_columns = rows.columns[-1:]
         total = np.zeros(kept.size)
         valid = np.ones(kept.size, dtype=np.bool_)
         columns = []
         with np.errstate(over="ignore"):  # what becomes infinite is invalid
-            for index in indices:
-                values = _measured(rows.columns[index], plan.measures[index], plan)
+            for measure, written in zip(measures, written_columns, strict=False):
+                values = _measured(written, measure, plan)
                 lengths = numbers(values)
                 if not is_target and plan.factor != 1:
                     lengths = (
@@ -144,9 +138,7 @@ class Part:
                         * float(plan.factor.numerator)
                         / float(plan.factor.denominator)
                     )
-                name = plan.target if is_target else plan.columns[index]
-                written = rows.columns[index]
-                columns.append((name or "", written, values, lengths))
+                columns.append((measure.column, written, values, lengths))
                 valid &= (lengths >= 0) & (lengths <= LARGEST)
                 total += lengths
         valid &= (total >= (0.0 if is_target else SMALLEST)) & (total <= LARGEST)
@@ -199,9 +191,9 @@ def place_of(rows: Rows, index: int) -> str:
 def _measured(values: Values, measure: Measure, plan: Plan) -> Values:
     """Return the values of a column with texts, lists and chats as numbers."""
     tokenizer = plan.options.tokenizer
-    if measure.chats:
-        return chat_lengths(values, measure.texts or "characters", tokenizer)
     if measure.texts is not None:
+        if measure.chats:
+            return chat_lengths(values, measure.texts, tokenizer)
         values = measured(values, counter(measure.texts, tokenizer))
     if measure.lists is not None:
         values = reduced(values, measure.lists)
@@ -281,14 +273,9 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
     part = Part(source.label)
     if on_progress is not None:
         source.report = lambda share: on_progress(share, part.rows)
-    is_sharded = False
     try:
         reader = reader_of(source, plan.format)
-        is_sharded = reader.sharded
-        if (
-            unit_of(reader, plan.columns[: plan.num_lengths], plan.measures)
-            != plan.stored_unit
-        ):
+        if unit_of(reader, plan.lengths) != plan.stored_unit:
             hint = "What is read together must count the same; read them one by one, or convert one of them."
             raise ManifestError(
                 f"{source.path} has its lengths in another unit than the sources before it",
@@ -306,7 +293,9 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
             hint,
         ) from None
     except ManifestError as error:
-        if plan.alone and not (plan.options.skip_invalid and is_sharded):
+        if plan.alone and not (
+            plan.options.skip_invalid and FORMATS[plan.format].sharded
+        ):
             raise
         part.broken = error.message
     return part
@@ -325,30 +314,26 @@ def _refuse_repeated(source: Source, rows: Rows, seen: set[str | None]) -> None:
 
 def _joined(reader: Format, plan: Plan, target_file: Source | None) -> Iterator[Rows]:
     """Yield the rows with the targets of a file: by id if ids are unique (Kaldi's), else line by line."""
-    by_id: dict[str | None, str] = {}
-    lines: Iterator[tuple[int, str]] = iter(())
-    if target_file is not None and reader.unique_ids:
+    if target_file is None:
+        yield from reader.rows(plan.columns)
+        return
+    if reader.unique_ids:
         by_id = keyed_targets(target_file)
-    elif target_file is not None:
-        lines = target_file.lines()
-    hint = f"{plan.target}, the target file, has one line for each example, in the same order."
+        for rows in reader.rows(plan.columns):
+            targets = [by_id.get(name) for name in rows.ids()]
+            yield replace(rows, columns=[*rows.columns, targets])
+        return
+    hint = f"{target_file.path}, the target file, has one line for each example, in the same order."
+    lines = target_file.lines()
     for rows in reader.rows(plan.columns):
-        targets: list[str | None] = []
-        if target_file is None:
-            yield rows
-            continue
-        if reader.unique_ids:
-            targets += map(by_id.get, rows.ids())
-        else:
-            targets += [
-                text for _, text in itertools.islice(lines, len(rows.columns[0]))
-            ]
-        if len(targets) < len(rows.columns[0]):
+        count = len(rows.columns[0])
+        texts = [text for _, text in itertools.islice(lines, count)]
+        if len(texts) < count:
             raise ManifestError(
                 f"{reader.source.path} has more examples than the target file has lines",
                 hint,
             )
-        yield replace(rows, columns=[*rows.columns, targets])
+        yield replace(rows, columns=[*rows.columns, texts])
     if any(text.strip() for _, text in lines):
         raise ManifestError(
             f"{reader.source.path} has fewer examples than the target file has lines",

@@ -8,11 +8,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
+import msgspec
 from braceexpand import braceexpand
 
 from batchtune.errors import (
@@ -28,6 +29,8 @@ from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.source import STDIN, Source
 from batchtune.results import ReadingRecord
 from batchtune.units import counted
+
+Manifest: TypeAlias = "str | Path | Sequence[str | Path]"
 
 # Files of a folder as Kaldi and ESPnet lay it out, the most useful first.
 _KALDI_FILES = (
@@ -50,9 +53,7 @@ _PARTS_OF_BRACES = re.compile(
 _CACHE = re.compile(r"(?:^|/)cache-[^/]*\.arrow$")
 
 
-def expand(
-    named: str | Path | Sequence[str | Path], wanted: str | None
-) -> list[Source]:
+def expand(named: Manifest, wanted: str | None) -> list[Source]:
     """Return the sources that a user's words mean.
 
     Each may be a file; `-`; a folder; a pattern (`*`, `?`, `[…]`); braces (`shard-{000..127}.tar`,
@@ -324,9 +325,7 @@ class ReadOptions:
 
     def record(self) -> ReadingRecord:
         """Return them as result files hold them."""
-        values: dict[str, Any] = {
-            field.name: getattr(self, field.name) for field in fields(self)
-        }
+        values = asdict(self)
         texts = {
             name: str(value)
             for name, value in values.items()
@@ -336,9 +335,7 @@ class ReadOptions:
 
     def completed(self, record: ReadingRecord) -> ReadOptions:
         """Return these options, completed by those of a result file that fit them. Raises ResultError."""
-        recorded: dict[str, Any] = {
-            field.name: getattr(record, field.name) for field in fields(self)
-        }
+        recorded = msgspec.structs.asdict(record)
         try:
             if record.length_scale is not None:
                 recorded["length_scale"] = parse_scale(record.length_scale)
@@ -353,8 +350,8 @@ class ReadOptions:
         # 0.0 is given, though it equals False.
         given = {
             name
-            for name in recorded
-            if getattr(self, name) is not None and getattr(self, name) is not False
+            for name, value in asdict(self).items()
+            if value is not None and value is not False
         }
         barred = set(given)
         for pair in _EXCLUSIVE:

@@ -24,7 +24,7 @@ from batchtune.manifests.base import (
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import ReadOptions, Reduction
 from batchtune.manifests.source import Source
-from batchtune.manifests.texts import counter, template_of, tokenizer_file
+from batchtune.manifests.texts import counter, template_of
 
 # Target files of fairseq: letters or words, separated by spaces.
 _SYMBOLS = (".ltr", ".wrd", ".ltr.gz", ".wrd.gz")
@@ -38,14 +38,16 @@ _SAMPLE_RATES = range(4000, 192_001)
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """How the values of a column become numbers.
+    """A column that is read, and how its values become numbers.
 
     Attributes:
+        column: Its name, or the path of the target file.
         texts: The unit in which texts are counted; None if the values are numbers.
         lists: How a list becomes one number; None if a list is invalid.
         chats: Whether the values are lists of messages, each list one text.
     """
 
+    column: str
     texts: Unit | None = None
     lists: Reduction | None = None
     chats: bool = False
@@ -57,10 +59,8 @@ class Plan:
 
     Attributes:
         format: Name of the format.
-        columns: The columns that are read: those whose sum is the length, then that of the target lengths.
-        num_lengths: How many of them are summands of the length.
-        target: The column, or the file, of the target lengths, for messages; None without any.
-        measures: How values become numbers: one for each column, or the target file last.
+        lengths: The columns whose sum is the length.
+        target: The column, or the file, of the target lengths; None without any.
         stored_unit: Of the columns of the length, None if unknown.
         unit, factor: Of the lengths after scaling; the scale.
         notes: For the user.
@@ -70,10 +70,8 @@ class Plan:
 
     options: ReadOptions
     format: str
-    columns: tuple[str, ...]
-    num_lengths: int
-    target: str | None
-    measures: tuple[Measure, ...]
+    lengths: tuple[Measure, ...]
+    target: Measure | None
     stored_unit: Unit | None
     unit: Unit | None
     factor: Fraction
@@ -81,6 +79,14 @@ class Plan:
     label: str = ""
     with_ids: bool = False
     alone: bool = True
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read: those of the length, then that of the target lengths if it is not a file."""
+        names = [measure.column for measure in self.lengths]
+        if self.target is not None and self.options.target_file is None:
+            names.append(self.target.column)
+        return names
 
 
 def reader_of(source: Source, name: str | None) -> Format:
@@ -140,14 +146,17 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
             f"--length-key and --target-key both name {shortened(target_key)}", hint
         )
 
-    measured = lengths if target is None else [*lengths, target]
-    named = [key is not None] * len(lengths) + [True]
-    measures = [
-        _measure(column, options, counts_texts=is_named)
-        for column, is_named in zip(measured, named, strict=False)
+    is_named = key is not None
+    measures = [_measure(column, options, counts_texts=is_named) for column in lengths]
+    target_measure = None
+    if target is not None:
+        target_measure = _measure(target, options, counts_texts=True)
+    counting = [
+        measure
+        for measure in [*measures, target_measure]
+        if measure is not None and measure.texts is not None
     ]
-    has_texts = any(measure.texts is not None for measure in measures)
-    if options.counts_texts and options.target_file is None and not has_texts:
+    if options.counts_texts and options.target_file is None and not counting:
         hint = "Name the column of the texts with --length-key or --target-key."
         raise UsageError(
             f"{shortened(lengths[0].name)} holds no texts, which --measure and --tokenizer count",
@@ -155,15 +164,7 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
         )
     if options.tokenizer is not None:
         counter("tokens", options.tokenizer)  # it can be loaded
-    names = []
-    for column, measure in zip(measured, measures, strict=True):
-        is_counted = measure.lists == "count" and isinstance(column.example, list)
-        suffix = ""
-        if is_counted:
-            suffix = f".{COUNT}"
-        names.append(column.name + suffix)
-    length_names = names[: len(lengths)]
-    stored_unit = unit_of(reader, length_names, measures)
+    stored_unit = unit_of(reader, measures)
     unit, factor = _scaling(path, stored_unit, options.unit, options.length_scale)
 
     notes = []
@@ -180,9 +181,7 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
         )
     if target is not None and options.target_key is None:
         notes.append(f"Target lengths are taken from column {shortened(target.name)}.")
-    for column, measure in zip(measured, measures, strict=True):
-        if measure.texts is not None:
-            notes.append(_counting_note(column, measure, options))
+    notes += [_counting_note(measure, options) for measure in counting]
     if unit is None:
         notes.append(
             "The unit of the lengths is unknown: name it with --unit, so that results and configs show it."
@@ -192,10 +191,8 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
     return Plan(
         options=options,
         format=reader.name,
-        columns=tuple(names),
-        num_lengths=len(lengths),
-        target=None if target is None else target.name,
-        measures=tuple(measures),
+        lengths=tuple(measures),
+        target=target_measure,
         stored_unit=stored_unit,
         unit=unit,
         factor=factor,
@@ -203,15 +200,13 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
     )
 
 
-def unit_of(
-    reader: Format, names: Sequence[str], measures: Sequence[Measure]
-) -> Unit | None:
+def unit_of(reader: Format, measures: Sequence[Measure]) -> Unit | None:
     """Return the unit of columns whose sum is the length, None if unknown. Raises UsageError if they have several."""
     names_by_unit: dict[Unit, str] = {}
-    for name, measure in zip(names, measures, strict=False):
-        unit = measure.texts or reader.unit_in(name)
+    for measure in measures:
+        unit = measure.texts or reader.unit_in(measure.column)
         if unit is not None:
-            names_by_unit.setdefault(unit, name)
+            names_by_unit.setdefault(unit, measure.column)
     if len(names_by_unit) > 1:
         each = " and ".join(
             f"{shortened(name)} in {unit}" for unit, name in names_by_unit.items()
@@ -292,20 +287,21 @@ def _measure(column: Column, options: ReadOptions, *, counts_texts: bool) -> Mea
     """Return how the values of a column become numbers; texts count only in a column that somebody named."""
     unit = options.text_unit("characters")
     if column.chat:
-        return Measure(texts=unit, chats=True)
+        return Measure(column.name, texts=unit, chats=True)
     lists = options.reduce
     if lists is None and column.holds_tokens:
         lists = "count"
-    is_counted = lists == "count" and isinstance(column.example, list)
+    if lists == "count" and isinstance(column.example, list):
+        return Measure(f"{column.name}.{COUNT}", lists=lists)
     is_text = column.text or (options.counts_texts and isinstance(column.example, str))
-    return Measure(
-        texts=unit if is_text and counts_texts and not is_counted else None, lists=lists
-    )
+    if is_text and counts_texts:
+        return Measure(column.name, texts=unit, lists=lists)
+    return Measure(column.name, lists=lists)
 
 
-def _counting_note(column: Column, measure: Measure, options: ReadOptions) -> str:
+def _counting_note(measure: Measure, options: ReadOptions) -> str:
     """Say what is counted in a column of texts or chats."""
-    name = shortened(column.name)
+    name = shortened(measure.column)
     if not measure.chats:
         otherwise = ""
         if not options.counts_texts:
@@ -313,11 +309,7 @@ def _counting_note(column: Column, measure: Measure, options: ReadOptions) -> st
                 " --measure words or bytes, or --tokenizer FILE, count otherwise."
             )
         return f"Column {name} holds text: its {measure.texts} are counted.{otherwise}"
-    template = (
-        None
-        if options.tokenizer is None
-        else template_of(tokenizer_file(options.tokenizer))
-    )
+    template = template_of(options.tokenizer)
     how = "their contents are counted, without a chat template (--tokenizer FOLDER names one)"
     if template is not None:
         how = f"each are counted as the chat template in {template.path} renders it, in jinja2's sandbox"
@@ -363,16 +355,11 @@ def _unit_after(source: Unit | None, scale: Fraction) -> Unit | None:
 def with_target_file(plan: Plan, path: Path, targets: Iterable[object]) -> Plan:
     """Return the plan with the target lengths of a file, measured by what its first values are."""
     column = Column("target", list(itertools.islice(targets, PEEKED_ROWS)))
-    measure = Measure(lists=plan.options.reduce)
+    measure = Measure(str(path), lists=plan.options.reduce)
     if column.text:
         default: Unit = "characters"
         if path.name.endswith(_SYMBOLS):
             default = "words"
         measure = replace(measure, texts=plan.options.text_unit(default))
     note = f"Target lengths are the {measure.texts or 'numbers'} in {path}."
-    return replace(
-        plan,
-        target=str(path),
-        measures=(*plan.measures, measure),
-        notes=(*plan.notes, note),
-    )
+    return replace(plan, target=measure, notes=(*plan.notes, note))

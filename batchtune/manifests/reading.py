@@ -11,7 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from batchtune.manifests.checking import (
     read_part,
 )
 from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.inputs import ReadOptions, check_choice, expand
+from batchtune.manifests.inputs import Manifest, ReadOptions, check_choice, expand
 from batchtune.manifests.planning import Plan, plan_of, reader_of, with_target_file
 from batchtune.manifests.source import Source
 from batchtune.processes.pool import run_in_processes
@@ -37,9 +37,7 @@ from batchtune.units import counted
 _DEFAULTS = ReadOptions()
 # Below that, starting other processes takes longer than they save.
 _WORTH_BYTES = 64 * 1024 * 1024
-_STORE_VERSION = 4
-
-Manifest: TypeAlias = "str | Path | Sequence[str | Path]"
+_STORE_VERSION = 5
 
 
 def load_lengths(
@@ -64,8 +62,8 @@ def load_lengths(
         UsageError: The options name no known format, or one column twice.
     """
     plan, tasks = planned(manifest, options, on_progress=on_progress)
-    whole, notes = merged(read_all(tasks, jobs, on_progress), plan)
-    return sorted_lengths(whole, plan, notes)
+    _, lengths = merged(read_all(tasks, jobs, on_progress), plan)
+    return lengths
 
 
 def load_stream(
@@ -94,13 +92,11 @@ def load_stream(
                     part.broken is not None,
                 )
             )
-    whole, notes = merged(parts, plan)
-    values = whole.values.copy()
-    targets = whole.target_values
+    whole, lengths = merged(parts, plan)
     return StreamLengths(
-        lengths=sorted_lengths(whole, plan, notes),
-        values=values,
-        targets=targets if targets is None else targets.copy(),
+        lengths=lengths,
+        values=whole.values,
+        targets=whole.target_values,
         shards=shards,
         repeated_ids=len(whole.ids) - len(set(whole.ids)) if sharded else None,
     )
@@ -165,7 +161,7 @@ def scan(
         sources = np.repeat(
             [part.label for part in parts], [part.values.size for part in parts]
         )
-        whole, notes = merged(parts, plan)
+        whole, lengths = merged(parts, plan)
     except (KeyboardInterrupt, BatchtuneError):
         held = len(store.load(tasks))
         if held:
@@ -183,7 +179,7 @@ def scan(
         pyarrow.parquet.write_table(table, stream, compression="zstd")
     if store.folder is not None:
         shutil.rmtree(store.folder, ignore_errors=True)
-    return sorted_lengths(whole, plan, notes)
+    return lengths
 
 
 class _Store:
@@ -216,8 +212,11 @@ class _Store:
         source = task.source
         if self.folder is None or not source.path.is_file():
             return None
+        paths = [source.path]
+        if task.target_file is not None:
+            paths.append(task.target_file.path)
         states = [
-            (path, path.stat().st_size, path.stat().st_mtime_ns) for path in task.files
+            (path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths
         ]
         plan = replace(
             task.plan, options=replace(task.plan.options, skip_invalid=False)
@@ -306,8 +305,8 @@ def read_all(
     return [parts[index] for index in range(len(tasks))]
 
 
-def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, tuple[str, ...]]:
-    """Join the parts, which are emptied, with everything left out counted together; return the notes too.
+def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
+    """Join the parts, which are emptied, with everything left out counted together; return the sorted lengths too.
 
     Raises ManifestError for no rows, for invalid ones or broken sources that are not to be skipped, or if none is left.
     """
@@ -353,10 +352,18 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, tuple[str, ...]]:
             f"{counted(whole.num_estimates, 'length')} of MP3 files without a Xing or VBRI header: estimated from the "
             "file's size and its first bit rate."
         )
-    return whole, (
-        *notes,
-        *(f"Broken: {message}. What comes before that is kept." for message in broken),
+    notes += [
+        f"Broken: {message}. What comes before that is kept." for message in broken
+    ]
+    lengths = Lengths.of(
+        whole.values,
+        whole.target_values,
+        unit=plan.unit,
+        left_out=whole.left_out,
+        notes=tuple(notes),
     )
+    lengths = replace(lengths, truncated=whole.truncated, reading=plan.options.record())
+    return whole, lengths
 
 
 def _first(head: str, lines: Sequence[str], count: int) -> str:
@@ -380,15 +387,3 @@ def _invalid_error(whole: Part, shown: Sequence[str]) -> ManifestError:
             "No row is valid: are these the columns? See --length-key and --target-key."
         )
     return ManifestError(_first(head, shown, count), hint)
-
-
-def sorted_lengths(whole: Part, plan: Plan, notes: tuple[str, ...]) -> Lengths:
-    """Sort the lengths, in place."""
-    lengths = Lengths.of(
-        whole.values,
-        whole.target_values,
-        unit=plan.unit,
-        left_out=whole.left_out,
-        notes=notes,
-    )
-    return replace(lengths, truncated=whole.truncated, reading=plan.options.record())

@@ -93,7 +93,7 @@ class Source:
         self.report: Callable[[float], None] = lambda share: None
         self._given = path
 
-    def __reduce__(self) -> tuple[type[Source], tuple[Path, tuple[str, ...] | None]]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Source, (self._given, self.names)
 
     @property

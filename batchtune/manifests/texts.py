@@ -6,6 +6,7 @@ A chat, a list of messages, is as long as its contents, or as the text that the 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import threading
@@ -53,7 +54,7 @@ def counter(
     except ImportError:
         hint = "Install it: pip install 'batchtune[text]'."
         raise UsageError("--tokenizer needs the package tokenizers", hint) from None
-    path = tokenizer_file(tokenizer)
+    path = _tokenizer_file(tokenizer)
     if not path.is_file():
         raise ManifestError(
             f"{path}, the tokenizer, does not exist",
@@ -80,7 +81,7 @@ def counter(
     return count
 
 
-def tokenizer_file(tokenizer: Path) -> Path:
+def _tokenizer_file(tokenizer: Path) -> Path:
     """Return the tokenizer's file: a folder's is `tokenizer.json`."""
     if tokenizer.is_dir():
         return tokenizer / "tokenizer.json"
@@ -91,14 +92,28 @@ def measured(values: Values, count: Count) -> Sequence[object]:
     """Replace texts, also those in lists, by their lengths; any other value is Unreadable, but for None."""
     if set(map(type, values)) == {str}:
         return count(values)  # type: ignore[arg-type]  # all are str
-    return [_measured_one(value, count) for value in values]
+    # Counted all at once, as a tokenizer does it by many threads.
+    texts: list[str] = []
+    for value in values:
+        texts += _texts_in(value)
+    lengths = iter(count(texts))
+    return [_measured_one(value, lengths) for value in values]
 
 
-def _measured_one(value: object, count: Count) -> object:
+def _texts_in(value: object) -> list[str]:
     if isinstance(value, str):
-        return count([value])[0]
+        return [value]
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return list(count(value))
+        return value
+    return []
+
+
+def _measured_one(value: object, lengths: Iterator[int]) -> object:
+    """Return a value, or what stands for it: a text and a list of texts take the next lengths."""
+    if isinstance(value, str):
+        return next(lengths)
+    if isinstance(value, list) and len(_texts_in(value)) == len(value):
+        return list(itertools.islice(lengths, len(value)))
     if value is None or isinstance(value, Unreadable):
         return value
     return Unreadable("not text", shortened(value))
@@ -124,10 +139,10 @@ class ChatTemplate:
     template: Template
     special_tokens: Mapping[str, str]
 
-    def text_of(self, chat: Sequence[Mapping[str, object]]) -> str:
+    def text_of(self, chat: Sequence[Mapping[str, object]]) -> str | Unreadable:
         """Return a chat as the model sees it in training, as transformers' `apply_chat_template` (5.23) does.
 
-        Raises ManifestError for a template that computes for too long, Unreadable for a chat that it refuses.
+        Returns Unreadable for a chat that the template refuses. Raises ManifestError if it computes for too long.
         """
         messages = [
             {name: value for name, value in message.items() if value is not None}
@@ -146,9 +161,9 @@ class ChatTemplate:
             message = f"{self.path}: the chat template takes more than {_LONGEST_SECONDS:g} s for one chat"
             raise ManifestError(message, _FETCH) from None
         except Exception as error:  # a template may fail in any way
-            raise Unreadable(
+            return Unreadable(
                 "refused by the chat template", shortened(str(error), 200)
-            ) from None
+            )
 
 
 def _raise_timeout(*_: object) -> NoReturn:
@@ -172,38 +187,27 @@ def _time_limit() -> Iterator[None]:
 
 def chat_lengths(chats: Values, unit: Unit, tokenizer: Path | None) -> list[object]:
     """Return the length of each chat, by its chat template if the tokenizer has one; Unreadable for what is no chat."""
-    template = None if tokenizer is None else template_of(tokenizer_file(tokenizer))
-    lengths: list[object] = []
-    texts: list[str] = []
-    for chat in chats:
-        begin = len(texts)
-        if chat is None:
-            lengths.append(None)
-            continue
-        try:
-            texts += _texts(chat, template)
-            lengths.append(slice(begin, len(texts)))
-        except Unreadable as error:
-            lengths.append(error.with_traceback(None))
-    counts = counter(unit, tokenizer, adds_special_tokens=False)(
-        texts
-    )  # of all at once, by many threads
-    return [
-        sum(counts[length]) if isinstance(length, slice) else length
-        for length in lengths
-    ]
+    template = template_of(tokenizer)
+    count = counter(unit, tokenizer, adds_special_tokens=False)
+    lengths = measured([_texts(chat, template) for chat in chats], count)
+    return [sum(length) if isinstance(length, list) else length for length in lengths]
 
 
-def _texts(chat: object, template: ChatTemplate | None) -> list[str]:
-    """Return the texts whose lengths add up to the chat's: the rendered one, or all contents, without images."""
+def _texts(chat: object, template: ChatTemplate | None) -> object:
+    """Return the texts whose lengths add up to the chat's: the rendered one, or all contents, without images.
+
+    Returns Unreadable for what is no chat, None for a missing one.
+    """
+    if chat is None:
+        return None
     if not isinstance(chat, list) or not all(
         isinstance(message, dict) for message in chat
     ):
-        raise Unreadable("not a list of messages", shortened(chat))
+        return Unreadable("not a list of messages", shortened(chat))
     if not chat:
-        raise Unreadable("an empty list")
+        return Unreadable("an empty list")
     if template is not None:
-        return [template.text_of(chat)]
+        return template.text_of(chat)
     parts: list[object] = []
     for message in chat:
         content = message.get("content")
@@ -215,10 +219,13 @@ def _texts(chat: object, template: ChatTemplate | None) -> list[str]:
 
 
 @lru_cache
-def template_of(tokenizer: Path) -> ChatTemplate | None:
+def template_of(tokenizer: Path | None) -> ChatTemplate | None:
     """Return the chat template next to a tokenizer's file, or None. Raises ManifestError for a damaged one."""
-    config_path = tokenizer.with_name("tokenizer_config.json")
-    template_path = tokenizer.with_name("chat_template.jinja")
+    if tokenizer is None:
+        return None
+    path = _tokenizer_file(tokenizer)
+    config_path = path.with_name("tokenizer_config.json")
+    template_path = path.with_name("chat_template.jinja")
     config: dict[str, Any] = {}
     if config_path.is_file():
         try:

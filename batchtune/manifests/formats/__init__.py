@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchtune.manifests.base import Format
-from batchtune.manifests.formats import columnar, json, lists, members
+from batchtune.manifests.formats import columnar, json, lines, members
 
 # In the order in which they are tried on a file whose format is not given: the particular before the general.
 _ALL: tuple[type[Format], ...] = (
@@ -14,12 +14,12 @@ _ALL: tuple[type[Format], ...] = (
     json.SpeechBrainJson,
     json.JsonList,
     json.Nemo,
-    lists.SpeechBrainCsv,
-    lists.Numbers,
-    lists.Wav2vec,
-    lists.Kaldi,
-    lists.Table,
-    lists.Text,
+    lines.SpeechBrainCsv,
+    lines.Numbers,
+    lines.Wav2vec,
+    lines.Kaldi,
+    lines.Table,
+    lines.Text,
 )
 
 FORMATS: dict[str, type[Format]] = {member.name: member for member in _ALL}

@@ -6,6 +6,7 @@ pyarrow is trusted as pandas trusts it: a file that is crafted to do harm can ta
 from __future__ import annotations
 
 import contextlib
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
@@ -18,6 +19,7 @@ from batchtune.manifests.base import (
     PEEKED_ROWS,
     Column,
     Format,
+    KeyPath,
     Rows,
     Unreadable,
     Values,
@@ -97,22 +99,16 @@ class Columnar(Format):
             names = [name for name, kind in leaves if not _is_binary(kind)][
                 :_MOST_PEEKED_COLUMNS
             ]
-            first: list[dict[str, object]] = []
-            for batch, _ in batches(names):
-                first = batch.slice(0, PEEKED_ROWS).to_pylist()
-                break
-            known = dict.fromkeys(name for name, _ in leaves)
-            return [
-                column for column in columns_of([known, *first]) if column.name in known
-            ]
+            rows = [dict.fromkeys(name for name, _ in leaves)]
+            for batch, _ in itertools.islice(batches(names), 1):
+                rows += batch.slice(0, PEEKED_ROWS).to_pylist()
+            return [column for column in columns_of(rows) if column.name in rows[0]]
 
     def unit_in(self, column: str) -> Unit | None:
         """Return the unit by the note of `batchtune scan`, else what the name says."""
-        noted = [
-            unit for unit in UNITS if column == "length" and unit == self._scanned_unit
-        ]
-        if noted:
-            return noted[0]
+        for unit in UNITS:
+            if column == "length" and unit == self._scanned_unit:
+                return unit
         return super().unit_in(column)
 
     def default_target(self) -> str | None:
@@ -265,7 +261,7 @@ def _leaves(fields: Any, prefix: str = "") -> Iterator[tuple[str, pyarrow.DataTy
             yield prefix + field.name, field.type
 
 
-def _located(schema: pyarrow.Schema, key: str) -> tuple[list[str], tuple[str, ...]]:
+def _located(schema: pyarrow.Schema, key: str) -> tuple[list[str], KeyPath]:
     """Return a column and its fields on the way to a value, and the rest of the way below them. Raises KeyError."""
     from pyarrow import types
 
@@ -280,9 +276,7 @@ def _located(schema: pyarrow.Schema, key: str) -> tuple[list[str], tuple[str, ..
     return fields, tuple(rest)
 
 
-def _values(
-    batch: pyarrow.RecordBatch, fields: Sequence[str], rest: tuple[str, ...]
-) -> Values:
+def _values(batch: pyarrow.RecordBatch, fields: Sequence[str], rest: KeyPath) -> Values:
     """Return the values in a column's field, or below it; numbers as an array of floats if none is missing."""
     import pyarrow
     from pyarrow import compute, types

@@ -7,6 +7,7 @@ about as much again for the values of the columns that are read.
 from __future__ import annotations
 
 import contextlib
+import json
 import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from batchtune.manifests.base import (
     PEEKED_ROWS,
     Column,
     Format,
+    KeyPath,
     Rows,
     columns_of,
     id_name,
@@ -29,48 +31,30 @@ from batchtune.manifests.base import (
 )
 from batchtune.manifests.source import Block, Head
 
-# To find the end of an object: so many within the last of those that a file begins with.
-_MOST_TRIES = 100
+# A comma, and the key in an object.
+_BEFORE_VALUE = re.compile(r'[\s,]*(?:"[^"\\]*(?:\\.[^"\\]*)*"\s*:\s*)?')
 _REFUSED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
-Path = tuple[str, ...]
 Getter = Callable[[Any], object]
-
-
-def _peeked(head: Head) -> Any:
-    """Return what a file that begins with a JSON list or object holds, as far as it is whole; None if nothing is."""
-    data = head.data.strip()
-    end = len(data)
-    closing = b"}"
-    if data.startswith(b"["):
-        closing = b"]"
-    for _ in range(_MOST_TRIES):
-        with contextlib.suppress(*_REFUSED):
-            return msgspec.json.decode(
-                data if end == len(data) else data[:end] + closing
-            )
-        end = (
-            data.rfind(b"}", 0, end - 1) + 1
-        )  # the end of an object, if only of one in another
-    return None
-
-
-def _first_objects(head: Head) -> list[dict[str, Any]]:
-    """Return the first objects of a JSON file with this head, as far as they are whole."""
-    values: list[object] = []
-    with contextlib.suppress(*_REFUSED):
-        if begins_with(head, "[") or _holds_objects_by_id(head):
-            peeked = _peeked(head)
-            values += peeked.values() if isinstance(peeked, dict) else peeked or []
-        else:
-            for line in head.lines[:PEEKED_ROWS]:
-                values.append(msgspec.json.decode(line))
-    return [value for value in values[:PEEKED_ROWS] if isinstance(value, dict)]
 
 
 def begins_with(head: Head, opening: str) -> bool:
     """Return whether a file with this head begins so, after white space."""
     return head.data.lstrip().startswith(opening.encode())
+
+
+def _first_values(head: Head) -> list[object]:
+    """Return the first values of the list or object that a file begins with, as far as they are whole."""
+    text = head.data.decode(errors="replace").lstrip()
+    decoder = json.JSONDecoder()  # msgspec decodes whole texts only
+    values: list[object] = []
+    position = 1
+    with contextlib.suppress(ValueError, RecursionError):
+        while len(values) < PEEKED_ROWS:
+            position += len(_BEFORE_VALUE.match(text, position)[0])  # type: ignore[index]  # it matches ""
+            value, position = decoder.raw_decode(text, position)
+            values.append(value)
+    return values
 
 
 def _holds_objects_by_id(head: Head) -> bool:
@@ -84,10 +68,7 @@ def _holds_objects_by_id(head: Head) -> bool:
             and head.complete
             and all(isinstance(value, dict) for value in first.values())
         )
-    peeked = _peeked(head)
-    return isinstance(peeked, dict) and isinstance(
-        next(iter(peeked.values()), {}), dict
-    )
+    return isinstance(next(iter(_first_values(head)), None), dict)
 
 
 class Nemo(Format):
@@ -118,10 +99,16 @@ class Nemo(Format):
 
     @cached_property
     def _first(self) -> list[dict[str, Any]]:
-        objects = _first_objects(self.source.head)
-        if (
-            not objects
-        ):  # the first is longer than the head, or damaged, or of another shape
+        values: list[object] = []
+        if self.opening is not None:
+            values = _first_values(self.source.head)
+        else:
+            with contextlib.suppress(*_REFUSED):
+                for line in self.source.head.lines[:PEEKED_ROWS]:
+                    values.append(msgspec.json.decode(line))
+        objects = [value for value in values if isinstance(value, dict)]
+        if not objects:
+            # The first is longer than the head, or damaged, or of another shape.
             for block in self._blocks():
                 objects = list(self._objects(block, dict[str, Any]))
                 break
@@ -136,7 +123,7 @@ class Nemo(Format):
         return columns_of(self._first)
 
     def _fields(
-        self, paths: Sequence[Path], value: Any = Any
+        self, paths: Sequence[KeyPath], value: Any = Any
     ) -> tuple[Any, list[Getter]]:
         """Return the type of objects with values of a type at these paths, and of each path object → value."""
         names = list(dict.fromkeys(path[0] for path in paths))
@@ -167,7 +154,7 @@ class Nemo(Format):
             del objects
             yield Rows(columns, partial(self._ids, block), partial(self._place, block))
 
-    def _path(self, key: str) -> Path:
+    def _path(self, key: str) -> KeyPath:
         """Return the path that a column's name means. A key of the object itself that holds dots wins."""
         if key in self._names:
             return (key,)
@@ -250,7 +237,7 @@ class Nemo(Format):
         return [name if isinstance(name, str) else None for name in names]
 
 
-def _below(get: Getter, path: Path) -> Getter:
+def _below(get: Getter, path: KeyPath) -> Getter:
     return (lambda entry: walk(get(entry), path)) if path else get
 
 
@@ -268,9 +255,9 @@ class JsonList(Nemo):
     @staticmethod
     def fits(head: Head) -> bool:
         """Return whether the file begins with a list of objects, or one that can't be read."""
-        return begins_with(head, "[") and (
-            bool(_first_objects(head)) or not _peeked(head)
-        )
+        values = _first_values(head)
+        holds_object = any(isinstance(value, dict) for value in values)
+        return begins_with(head, "[") and (holds_object or not values)
 
 
 class SpeechBrainJson(Nemo):

@@ -25,6 +25,7 @@ from batchtune.manifests.base import (
     Column,
     Estimate,
     Format,
+    KeyPath,
     Rows,
     Unreadable,
     columns_of,
@@ -65,7 +66,7 @@ def kind_of(suffix: str) -> str:
     return _KINDS.get(last_part(suffix), "text")
 
 
-def read_value(payload: Payload, suffix: str, path: tuple[str, ...]) -> object:
+def read_value(payload: Payload, suffix: str, path: KeyPath) -> object:
     """Return the value at a path in a file with this suffix, or Unreadable.
 
     Of audio, this is the seconds, or at `num_samples` its samples; of an array its first dimension; of JSON the value
@@ -92,7 +93,7 @@ def read_value(payload: Payload, suffix: str, path: tuple[str, ...]) -> object:
         return error.with_traceback(None)
 
 
-def _json_value(payload: Payload, path: tuple[str, ...]) -> object:
+def _json_value(payload: Payload, path: KeyPath) -> object:
     if payload.size > _LARGEST_JSON_BYTES:
         raise Unreadable("longer than 16 MiB of JSON", f"{payload.size:,} bytes")
     try:
@@ -113,8 +114,8 @@ class _Sample:
     repeated: str | None = None  # a suffix that two of its members have
 
 
-# Suffix → the columns that are read from members with it, and the path of each in the member.
-_Wanted = Callable[[str], Sequence[tuple[str, tuple[str, ...]]]]
+# The columns that are read from a member, and the path of each in it.
+_Columns = Sequence[tuple[str, KeyPath]]
 
 
 class WebDataset(Format):
@@ -139,7 +140,7 @@ class WebDataset(Format):
     def columns(self) -> Sequence[Column]:
         """Return what the members of the first samples hold, and `audio` if one is audio."""
 
-        def wanted(suffix: str) -> Sequence[tuple[str, tuple[str, ...]]]:
+        def wanted(suffix: str) -> _Columns:
             if kind_of(suffix) == _AUDIO:
                 return [(suffix, ()), (_AUDIO, ())]
             return [(suffix, ())]
@@ -159,7 +160,7 @@ class WebDataset(Format):
         paths = {key: _split(key) for key in keys}
 
         @functools.lru_cache(_MOST_SUFFIXES)
-        def wanted(suffix: str) -> Sequence[tuple[str, tuple[str, ...]]]:
+        def wanted(suffix: str) -> _Columns:
             columns = []
             for key, (name, path) in paths.items():
                 if name == suffix != _AUDIO or (
@@ -227,7 +228,7 @@ def _chunks(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
     yield chunk
 
 
-def _samples(tar: Tar, wanted: _Wanted) -> Iterator[_Sample]:
+def _samples(tar: Tar, wanted: Callable[[str], _Columns]) -> Iterator[_Sample]:
     """Group the members as webdataset's `tar_file_iterator` and `group_by_keys` do (1.0.2).
 
     A sample in which the archive is damaged or breaks off (ManifestError) is not yielded: members of it may be missing.
@@ -272,7 +273,7 @@ def key_and_suffix(name: str) -> tuple[str | None, str]:
     return match[1], match[2].lower()
 
 
-def _split(column: str) -> tuple[str, tuple[str, ...]]:
+def _split(column: str) -> tuple[str, KeyPath]:
     """Split a column's name into the suffix of the members that are read, and the path to the value in them."""
     parts = column.split(".")
     for count in range(1, len(parts) + 1):
@@ -298,7 +299,9 @@ class AudioFolder(Format):
     def __init__(self, source: Source) -> None:
         super().__init__(source)
         names = source.names or ()
-        self._names = [name for name in names if _suffix_of(name) in AUDIO_SUFFIXES]
+        self._names = [
+            name for name in names if last_part(name).lower() in AUDIO_SUFFIXES
+        ]
         self._left_out = Counter({_CONVERT: len(names) - len(self._names)})
 
     @staticmethod
@@ -327,17 +330,13 @@ class AudioFolder(Format):
 
     def _value(self, name: str, key: str) -> object:
         """Return the value of a column for an audio file; Unreadable if that is damaged."""
-        path: tuple[str, ...] = ()
+        path: KeyPath = ()
         if key == _NUM_SAMPLES:
             path = (key,)
         elif key != "duration":
             return None
         try:
             with opened_payload(os.path.join(self.source.path, name)) as payload:
-                return read_value(payload, _suffix_of(name), path)
+                return read_value(payload, last_part(name).lower(), path)
         except Unreadable as error:
             return error.with_traceback(None)
-
-
-def _suffix_of(name: str) -> str:
-    return name.rpartition(".")[2].lower()
