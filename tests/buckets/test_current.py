@@ -327,7 +327,7 @@ class TestFiles:
                 "is a config that batchtune wrote",
             ),
             (b"\xff\xfe\x00", "is not UTF-8 text"),
-            (b"a: " + b"[" * 2000, "not a readable YAML file"),
+            (b"a: " + b"[" * 700, "not a readable YAML file"),
             (b"a: 1\n" * 500_000, "is larger than 2 MiB"),
             (b"a: 1\n!" + b"!" * 200_000, "line of more than 100,000 characters"),
         ],

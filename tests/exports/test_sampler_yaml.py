@@ -229,7 +229,7 @@ def test_a_file_that_is_off_is_refused_with_the_field_named(
         "a: 1\na: 2\n",
         "when: 2024-99-99\n",
         "a: &x [*x]\n",
-        "[" * 5000,
+        "[" * 700,
         "format: batchtune/sampler\nversion: !!python/object/apply:os.system ['true']\n",
         "--- 1\n--- 2\n",
         "\x00",
