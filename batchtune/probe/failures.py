@@ -49,7 +49,7 @@ _QUOTED = re.compile(r"""(?<![\w(])(['"])((?:(?!\1).)*)\1""")
 _TRACEBACK = "Traceback (most recent call last)"
 _INDENTED_LINES = re.compile(r"^[ \t].*$", re.MULTILINE)
 
-_OOM_TYPES = {"OutOfMemoryError", "MemoryError", "_ArrayMemoryError"}
+_OOM_TYPES = {"OutOfMemoryError", "MemoryError"}
 # Their messages quote names of files, keys and modules.
 _NEVER_OOM = (LookupError, ImportError, SyntaxError, UnicodeError)
 
@@ -97,7 +97,7 @@ def error_verdict(error: BaseException) -> Verdict | None:
 
 
 @contextmanager
-def noting_ooms(found: list[str]) -> Iterator[None]:
+def noting_ooms(noted: list[str]) -> Iterator[None]:
     """Note the first OOM raised within, and where, even if the workload catches it.
 
     Python calls back for every exception and call in this thread (`sys.settrace`), so time nothing in here.
@@ -106,8 +106,8 @@ def noting_ooms(found: list[str]) -> Iterator[None]:
     def on_event(frame: FrameType, event: str, argument: Any) -> Any:
         if event == "call":
             frame.f_trace_lines = False
-        elif event == "exception" and not found and error_verdict(argument[1]) == "oom":
-            found.append(
+        elif event == "exception" and not noted and error_verdict(argument[1]) == "oom":
+            noted.append(
                 f"{first_line(argument[1])} ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
             )
         return on_event
@@ -121,9 +121,7 @@ def noting_ooms(found: list[str]) -> Iterator[None]:
 
 
 def _own_verdict(error: BaseException) -> Verdict | None:
-    if isinstance(error, MemoryError) or any(
-        kind.__name__ in _OOM_TYPES for kind in type(error).__mro__
-    ):
+    if any(kind.__name__ in _OOM_TYPES for kind in type(error).__mro__):
         return "oom"
     if isinstance(error, _NEVER_OOM):
         return None
@@ -172,11 +170,9 @@ def lowered_limit(before: Mapping[str, int]) -> str | None:
             kind = getattr(resource, name)
             _, hard = resource.getrlimit(kind)
             resource.setrlimit(kind, (hard, hard))
-            value = (
-                format_size(limit)
-                if name in ("RLIMIT_AS", "RLIMIT_DATA")
-                else f"{limit:,}"
-            )
+            value = f"{limit:,}"
+            if name in ("RLIMIT_AS", "RLIMIT_DATA"):
+                value = format_size(limit)
             return (
                 f"the workload lowers the limit {name} of its process to {value}: the probe would measure that instead "
                 "of memory. Take resource.setrlimit out of it, and give the limit with --memory"

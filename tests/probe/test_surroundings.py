@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -60,12 +61,13 @@ def test_objects_that_must_not_be_touched_are_not() -> None:
     held.clear()
 
 
-def test_variables_are_recorded_where_they_are_set() -> None:
-    found = describe_environment(
-        {
-            "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-            "CUDA_LAUNCH_BLOCKING": "",
-            "A": "b",
-        }
-    )
-    assert found == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+def test_variables_are_recorded_where_they_are_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    variables = {
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "CUDA_LAUNCH_BLOCKING": "",
+        "A": "b",
+    }
+    monkeypatch.setattr(os, "environ", variables)
+    assert describe_environment() == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}

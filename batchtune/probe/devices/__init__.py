@@ -52,12 +52,14 @@ def backend_for(device: str) -> DeviceBackend:
     return _backend(device.partition(":")[0])
 
 
-def describe_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def describe_environment() -> dict[str, str]:
     """Return the variables that affect a step's memory or time, if they are set."""
-    names = ["PYTORCH_ALLOC_CONF"]
+    variables = {}
     for backend in backends():
-        names += backend.VARIABLES
-    return {name: environment[name] for name in names if environment.get(name)}
+        for name in backend.VARIABLES:
+            if os.environ.get(name):
+                variables[name] = os.environ[name]
+    return variables
 
 
 @cache
@@ -151,18 +153,13 @@ class Meter(ABC):
 class DeviceBackend(ABC):
     """One kind of device."""
 
-    OOM_MESSAGES: ClassVar[
-        Sequence[str]
-    ] = ()  # patterns of errors that mean out of memory
-    DISGUISED_MESSAGES: ClassVar[
-        Sequence[str]
-    ] = ()  # patterns of those that do if a smaller shape passes
-    VARIABLES: ClassVar[
-        Sequence[str]
-    ] = ()  # environment variables that affect memory or time; recorded
-    WORKER_ENVIRONMENT: ClassVar[
-        Mapping[str, str]
-    ] = {}  # set before a worker process starts
+    # Patterns of errors that mean out of memory, and of those that do if a smaller shape passes.
+    OOM_MESSAGES: ClassVar[Sequence[str]] = ()
+    DISGUISED_MESSAGES: ClassVar[Sequence[str]] = ()
+    # Environment variables that affect memory or time, which are recorded.
+    VARIABLES: ClassVar[Sequence[str]] = ()
+    # Set before a worker process starts.
+    WORKER_ENVIRONMENT: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def is_available(self) -> bool:

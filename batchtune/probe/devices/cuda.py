@@ -12,7 +12,7 @@ import msgspec
 
 from batchtune.errors import ProbeError
 from batchtune.probe.devices import DeviceBackend, DeviceIdentity, Meter
-from batchtune.probe.devices.nvml import all_gpus, find_gpu
+from batchtune.probe.devices.nvml import Card, all_gpus, card_of
 from batchtune.results import Device, DeviceProcess, DoctorGpu, ProbedWith
 from batchtune.units import format_size
 
@@ -69,7 +69,7 @@ class CudaBackend(DeviceBackend):
         r"Some bad things happened\. Please read the above error messages",  # k2, which prints why
     )
     VARIABLES = (
-        *_ALLOCATOR_VARIABLES[1:],
+        *_ALLOCATOR_VARIABLES,
         *_UNCACHED_VARIABLES,
         "CUDA_LAUNCH_BLOCKING",
         "CUDA_MODULE_LOADING",
@@ -85,14 +85,14 @@ class CudaBackend(DeviceBackend):
 
     def identify(self, device: str) -> DeviceIdentity:
         """Return its UUID or that of its instance (MIG); without one its place on the PCI bus, or `cuda:N`."""
-        card = _Card(_index(device))
+        card = card_of(device)
         return DeviceIdentity(id=card.id, name=card.name)
 
     def open(
         self, device: str, settings: ProbedWith, limit_bytes: int | None
     ) -> CudaMeter:
         """Create the CUDA context."""
-        return CudaMeter(_index(device), settings, limit_bytes)
+        return CudaMeter(card_of(device), settings, limit_bytes)
 
     def is_broken_by_fork(self) -> bool:
         """Ask torch (`torch.cuda`, "bad fork"), if it is imported."""
@@ -107,7 +107,7 @@ class CudaBackend(DeviceBackend):
 
         if not torch.cuda.is_available():
             return []
-        return [_Card(index).seen() for index in range(torch.cuda.device_count())]
+        return [Card(index).seen() for index in range(torch.cuda.device_count())]
 
     def seen_by_driver(self) -> tuple[list[DoctorGpu], str | None, str | None]:
         """Ask NVML."""
@@ -118,63 +118,6 @@ class CudaBackend(DeviceBackend):
         return [gpu.facts() for gpu in gpus], driver, problem
 
 
-def _index(device: str) -> int:
-    """Return the index that a `--device` value means. Raises ProbeError if this machine has no such device."""
-    import torch
-
-    if device != "auto" and not torch.cuda.is_available():
-        raise ProbeError(
-            f"--device {device} was asked for, but PyTorch {torch.__version__} sees no CUDA device here",
-            "`batchtune doctor` shows what is here. Install a CUDA build of PyTorch and a matching driver, or use "
-            "--device cpu.",
-        )
-    index = int(device.partition(":")[2] or 0)
-    if index >= torch.cuda.device_count():
-        raise ProbeError(
-            f"there is no {device}: this machine shows {torch.cuda.device_count()} CUDA device(s)",
-            "`batchtune doctor` lists them. The first is cuda:0; CUDA_VISIBLE_DEVICES may hide some.",
-        )
-    return index
-
-
-class _Card:
-    """One of torch's devices, and NVML's view of it; its UUID as NVML writes it. Takes no memory on it."""
-
-    def __init__(self, index: int) -> None:
-        import torch
-
-        self._index = index
-        self._properties = torch.cuda.get_device_properties(index)
-        self.name = str(self._properties.name)
-        # torch does not say whether it is the GPU's or the instance's; some versions give all zeros.
-        uuid = str(getattr(self._properties, "uuid", "") or "")
-        if not uuid.strip("0-"):
-            uuid = ""
-        place = None
-        with contextlib.suppress(AttributeError):  # an older torch
-            pci: Any = self._properties
-            place = f"{pci.pci_domain_id:04x}:{pci.pci_bus_id:02x}:{pci.pci_device_id:02x}.0"
-        self.gpu = find_gpu(uuid or None, place, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        self.uuid: str | None = None
-        if self.gpu is not None:
-            self.uuid = self.gpu.uuid()
-        if uuid and self.uuid is None:
-            self.uuid = f"GPU-{uuid.removeprefix('GPU-')}"
-        self.id = self.uuid or f"PCI-{place or index}"
-
-    def seen(self) -> DoctorGpu:
-        """Describe it as torch sees it."""
-        facts: dict[str, Any] = dict.fromkeys(DoctorGpu.__struct_fields__)
-        facts |= {
-            "name": self.name,
-            "device": f"cuda:{self._index}",
-            "uuid": self.id,
-            "capability": f"{self._properties.major}.{self._properties.minor}",
-            "total_bytes": int(self._properties.total_memory),
-        }
-        return DoctorGpu(**facts)
-
-
 class CudaMeter(Meter):
     """A CUDA (or ROCm) device's memory, as torch's caching allocator holds it.
 
@@ -183,14 +126,13 @@ class CudaMeter(Meter):
     """
 
     def __init__(
-        self, index: int, settings: ProbedWith, limit_bytes: int | None
+        self, card: Card, settings: ProbedWith, limit_bytes: int | None
     ) -> None:
         import torch
 
         self._cuda = torch.cuda
-        self.torch_device = torch.device("cuda", index)
+        self.torch_device = torch.device("cuda", card.index)
         _refuse_uncached()
-        card = _Card(index)
         self._gpu = card.gpu
         self._clock: dict[str, Any] = {"sm_clock_mhz": None, "throttle_reasons": None}
         # Before this process uses the device: in a container NVML reports the host's process ids, not this one's.
@@ -200,18 +142,16 @@ class CudaMeter(Meter):
             facts = self._gpu.facts()
             driver = self._gpu.driver()
         try:
-            torch.cuda.set_device(
-                self.torch_device
-            )  # what the workload calls `.cuda()` means this device too
+            # What the workload calls `.cuda()` means this device too
+            torch.cuda.set_device(self.torch_device)
             _create_context(self.torch_device)
-        except (
-            RuntimeError
-        ) as error:  # no memory for even that, exclusive mode, a driver that is too old
+        except RuntimeError as error:
+            # No memory for even that, exclusive mode, a driver that is too old
             raise ProbeError(
                 f"{card.name} can't be used: {str(error).splitlines()[0]}",
                 "`batchtune doctor` shows who uses it. Stop what need not run, or probe another device with --device.",
             ) from None
-        _, total = torch.cuda.mem_get_info(index)
+        _, total = torch.cuda.mem_get_info(card.index)
         self._total_bytes = total
         self._continued = limit_bytes is not None
         self._wanted = limit_bytes or int(
@@ -270,9 +210,8 @@ class CudaMeter(Meter):
             match = _FRACTION.search(os.environ.get(name, ""))
             if match is not None:
                 share = min(share, float(match[1]))
-        with contextlib.suppress(
-            AttributeError, RuntimeError
-        ):  # an older torch, or an allocator that can't tell
+        # An older torch, or an allocator, may not tell.
+        with contextlib.suppress(AttributeError, RuntimeError):
             now = float(self._cuda.get_per_process_memory_fraction(self.torch_device))
             if now < self._share - _ROUNDING:
                 share = min(share, now)

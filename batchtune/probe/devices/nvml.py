@@ -1,4 +1,4 @@
-"""The driver's description of a GPU, by NVML (`pynvml`, from the package nvidia-ml-py). Knows nothing of torch.
+"""A GPU as the driver describes it, by NVML (`pynvml`, of the package nvidia-ml-py), and as torch does (`Card`).
 
 NVML may be absent (no NVIDIA driver, ROCm), and every single question may fail: not supported by this GPU, a virtual
 one or a part of one, not permitted in a container, unknown to an older driver, named differently by another version
@@ -9,8 +9,11 @@ Names and meanings are those of the NVML API reference (https://docs.nvidia.com/
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import Any
 
+from batchtune.errors import ProbeError
 from batchtune.results import DeviceProcess, DoctorGpu
 
 # The driver's answer if it does not know a process's memory: -1, as an unsigned number of 64 bits.
@@ -214,6 +217,63 @@ def all_gpus() -> tuple[list[Gpu], str | None]:
         if gpu is not None:
             gpus += gpu.instances() or [gpu]
     return gpus, problem or ", ".join(dict.fromkeys(system.refused.values())) or None
+
+
+class Card:
+    """One of torch's devices, and NVML's view of it; its UUID as NVML writes it. Takes no memory on it."""
+
+    def __init__(self, index: int) -> None:
+        import torch
+
+        self.index = index
+        self._properties = torch.cuda.get_device_properties(index)
+        self.name = str(self._properties.name)
+        # torch does not say whether it is the GPU's or the instance's; some versions give all zeros.
+        uuid = str(getattr(self._properties, "uuid", "") or "")
+        if not uuid.strip("0-"):
+            uuid = ""
+        place = None
+        with contextlib.suppress(AttributeError):  # an older torch
+            pci: Any = self._properties
+            place = f"{pci.pci_domain_id:04x}:{pci.pci_bus_id:02x}:{pci.pci_device_id:02x}.0"
+        self.gpu = find_gpu(uuid or None, place, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self.uuid: str | None = None
+        if self.gpu is not None:
+            self.uuid = self.gpu.uuid()
+        if uuid and self.uuid is None:
+            self.uuid = f"GPU-{uuid.removeprefix('GPU-')}"
+        self.id = self.uuid or f"PCI-{place or index}"
+
+    def seen(self) -> DoctorGpu:
+        """Describe it as torch sees it."""
+        facts: dict[str, Any] = dict.fromkeys(DoctorGpu.__struct_fields__)
+        facts |= {
+            "name": self.name,
+            "device": f"cuda:{self.index}",
+            "uuid": self.id,
+            "capability": f"{self._properties.major}.{self._properties.minor}",
+            "total_bytes": int(self._properties.total_memory),
+        }
+        return DoctorGpu(**facts)
+
+
+def card_of(device: str) -> Card:
+    """Return the device that a `--device` value means. Raises ProbeError if this machine has no such device."""
+    import torch
+
+    if device != "auto" and not torch.cuda.is_available():
+        raise ProbeError(
+            f"--device {device} was asked for, but PyTorch {torch.__version__} sees no CUDA device here",
+            "`batchtune doctor` shows what is here. Install a CUDA build of PyTorch and a matching driver, or use "
+            "--device cpu.",
+        )
+    index = int(device.partition(":")[2] or 0)
+    if index >= torch.cuda.device_count():
+        raise ProbeError(
+            f"there is no {device}: this machine shows {torch.cuda.device_count()} CUDA device(s)",
+            "`batchtune doctor` lists them. The first is cuda:0; CUDA_VISIBLE_DEVICES may hide some.",
+        )
+    return Card(index)
 
 
 def _loaded() -> tuple[Any, str | None]:
