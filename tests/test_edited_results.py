@@ -164,7 +164,7 @@ def verified(lengths: Lengths, run: Path, device: LawDevice) -> Any:
         config=read_sampler_yaml(run / "sampler.yaml"),
         settings=VerifySettings(steps=20),
     )
-    return verify(device, plan, workload)
+    return verify(device, plan, workload, on_progress=lambda progress: None)
 
 
 # What an edit does
@@ -313,7 +313,8 @@ def verified_again(lengths: Lengths, run: Path) -> None:
     record = WorkloadRecord(
         spec=subject.settings.workload, options=subject.settings.options
     )
-    verify(LawDevice(LAWS["quadratic"], lengths), plan, record)
+    device = LawDevice(LAWS["quadratic"], lengths)
+    verify(device, plan, record, on_progress=lambda progress: None)
 
 
 def harmless(text: str, *, own_commands: bool) -> None:

@@ -52,8 +52,8 @@ def run_verify(
     subject: Subject,
     folder: Path,
     *,
-    on_note: Callable[[str], None] | None = None,
-    on_progress: OnProgress = lambda progress: None,
+    on_note: Callable[[str], None],
+    on_progress: OnProgress,
 ) -> Verification:
     """Run the sampler's batches in a worker process and write `verify.json`, whole or not at all.
 
@@ -65,13 +65,10 @@ def run_verify(
         subject.settings, trial_timeout_seconds=plan.settings.step_timeout_seconds
     )
     workload = WorkloadRecord(spec=settings.workload, options=settings.options)
-    examples = plan.lengths.count
-    with (
-        alone_in(folder),
-        Supervisor(
-            settings, subject.limit_bytes, examples=examples, on_note=on_note
-        ) as supervisor,
-    ):
+    supervisor = Supervisor(
+        settings, subject.limit_bytes, examples=plan.lengths.count, on_note=on_note
+    )
+    with alone_in(folder), supervisor:
         verification = verify(supervisor, plan, workload, on_progress=on_progress)
         write_result(folder / VERIFY_FILE, verification)
     return verification
@@ -82,7 +79,7 @@ def verify(
     plan: VerifyPlan,
     workload: WorkloadRecord,
     *,
-    on_progress: OnProgress = lambda progress: None,
+    on_progress: OnProgress,
 ) -> Verification:
     """Run the worst shapes, then shuffled batches, one step after the other in one worker, and judge them.
 
@@ -170,20 +167,18 @@ class _Runner:
     def _take_step(self, shape: BatchShape) -> Trial:
         """Run one step; what may be an OOM in disguise counts as one only if a smaller batch then passes."""
         ran = self.stepper.step(shape, release=self.release)
-        is_error = ran.trial.outcome == "error"
-        if (
-            ran.trial.outcome == "oom"
-            and message_verdict(ran.trial.error or "") == "disguised"
-        ):
+        trial = ran.trial
+        is_error = trial.outcome == "error"
+        if trial.outcome == "oom" and message_verdict(trial.error or "") == "disguised":
             smaller = replace(shape, batch_size=max(1, shape.batch_size // 2))
             is_error = (
                 smaller == shape
                 or self.stepper.step(smaller, release=True).trial.outcome != "ok"
             )
         if not is_error:
-            return ran.trial
+            return trial
         raise WorkloadError(
-            f"{self.workload} failed in its {ran.stage or 'step'}, with a batch of {shape}: {ran.trial.error}",
+            f"{self.workload} failed in its {ran.stage or 'step'}, with a batch of {shape}: {trial.error}",
             f"It did not run out of memory: the verification stops, and no {VERIFY_FILE} is written. "
             "Fix it and run the same command again.",
             ran.traceback,

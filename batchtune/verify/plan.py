@@ -58,18 +58,19 @@ def subject_of(
     Without a workload among them, the probe's is taken if it is built in. Raises UsageError if the user has to name the
     workload or its options, or if a value is out of range.
     """
-    workload = _workload(None if probe is None else probe.workload, asked, folder)
+    workload = _workload(probe, asked, folder)
     options = with_unit(workload.spec, workload.options, lengths.unit)
     recorded = ProbedWith()
     if probe is not None:
         recorded = msgspec.convert(probe.settings, ProbedWith)
-    named = {
-        **msgspec.structs.asdict(recorded),
-        **asked,
-        "workload": workload.spec,
-        "options": options,
-    }
-    settings = ProbeSettings(**named)
+    settings = ProbeSettings(
+        **{
+            **msgspec.structs.asdict(recorded),
+            **asked,
+            "workload": workload.spec,
+            "options": options,
+        }
+    )
     limit = None
     if probe is not None and all(
         getattr(settings, name) == getattr(recorded, name) for name in _OF_THE_LIMIT
@@ -79,7 +80,7 @@ def subject_of(
 
 
 def _workload(
-    probed: WorkloadRecord | None, asked: Mapping[str, Any], folder: Path
+    probe: Probe | None, asked: Mapping[str, Any], folder: Path
 ) -> WorkloadRecord:
     """Return the workload to run, named by the user; only a built-in and its options may come from the record.
 
@@ -87,13 +88,14 @@ def _workload(
     """
     spec = asked.get("workload")
     options = asked.get("options")
-    if probed is None:
+    if probe is None:
         if spec is None:
             raise UsageError(
                 f"no training step to verify: {folder} holds no {PROBE_FILE}",
                 "Name the one that you will train with --workload, such as --workload train.py:MyStep.",
             )
-    elif spec in (None, probed.spec):
+    elif spec in (None, probe.workload.spec):
+        probed = probe.workload
         if not is_builtin(probed.spec) and (
             spec is None or (options is None and probed.options)
         ):
@@ -131,14 +133,13 @@ class VerifySettings:
             )
         if self.seed < 0:
             raise UsageError(f"the seed must be at least 0, got {self.seed}")
-        if not 0 < self.time_tolerance < math.inf:
-            raise UsageError(
-                f"the time tolerance must be a positive number, got {self.time_tolerance}"
-            )
-        if not 0 < self.step_timeout_seconds < math.inf:
-            raise UsageError(
-                f"the time limit of a step must be a positive number, got {self.step_timeout_seconds}"
-            )
+        positive = {
+            "time tolerance": self.time_tolerance,
+            "time limit of a step": self.step_timeout_seconds,
+        }
+        for name, value in positive.items():
+            if not 0 < value < math.inf:
+                raise UsageError(f"the {name} must be a positive number, got {value}")
 
 
 class PlannedBatch(NamedTuple):
@@ -195,13 +196,13 @@ class VerifyPlan:
             return epoch
         if self.settings.steps is not None:
             return self.settings.steps
-        most = min(epoch, _MOST_STEPS)
+        steps = min(epoch, _MOST_STEPS)
         if self.costs.step_seconds is not None:
             mean_seconds = float(
                 self.first_epoch.seconds(self.costs.step_seconds).mean()
             )
-            most = min(most, int(_MOST_SECONDS / mean_seconds))
-        return max(FEWEST_STEPS, most)
+            steps = min(steps, int(_MOST_SECONDS / mean_seconds))
+        return max(FEWEST_STEPS, steps)
 
     @cached_property
     def table(self) -> BucketTable:
@@ -286,15 +287,9 @@ class VerifyPlan:
         """
         for epoch in itertools.count():
             shapes = self._epoch_shapes(epoch) if epoch else self.first_epoch
-            if shapes.targets is None:
-                targets = itertools.repeat(None)
-            else:
-                targets = shapes.targets.tolist()
-            columns = (
-                shapes.batch_sizes.tolist(),
-                shapes.lengths.tolist(),
-                targets,
-                shapes.buckets.tolist(),
-            )
-            for size, length, target, bucket in zip(*columns, strict=False):
-                yield PlannedBatch(BatchShape(size, length, target), bucket)
+            columns = [shapes.batch_sizes, shapes.lengths]
+            if shapes.targets is not None:
+                columns.append(shapes.targets)
+            numbers = zip(*(column.tolist() for column in columns), strict=True)
+            for shape, bucket in zip(numbers, shapes.buckets.tolist(), strict=True):
+                yield PlannedBatch(BatchShape(*shape), bucket)

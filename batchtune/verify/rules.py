@@ -45,7 +45,6 @@ _WENT = {
     "oom": "ran out of memory",
     "crash": "ended its process",
     "timeout": "took too long",
-    "error": "failed",
 }
 
 
@@ -78,7 +77,7 @@ def leaks(in_use: Sequence[int | None], limit_bytes: int) -> bool:
     before = stats.linregress(
         np.arange(known.size - 2 * quarter), known[quarter:-quarter]
     )
-    least = max(
+    smallest_slope = max(
         _HARMLESS_SHARE * limit_bytes / _FORESEEN_STEPS,
         _ABOVE_NOISE * before.stderr,
         _FEW_PAGES_BYTES / (known.size / 2),
@@ -86,7 +85,7 @@ def leaks(in_use: Sequence[int | None], limit_bytes: int) -> bool:
     end = known[-max(_FEWEST_AT_THE_END, known.size // 10) :]
     first, second = np.array_split(end, 2)
     pace = (np.median(second) - np.median(first)) / (end.size / 2)
-    return bool(before.slope > least and pace >= _SAME_PACE * before.slope)
+    return bool(before.slope > smallest_slope and pace >= _SAME_PACE * before.slope)
 
 
 @dataclass(slots=True)
@@ -115,9 +114,10 @@ def judge(
     in_use = [trial.rest_bytes for trial in steps.passed]
     growth = growth_of(in_use)
     times = _times(steps.shuffled, plan)
-    settled = ran[len(plan.worst_batches) :]  # each worst shape had been run once
     retries = [
-        trial.alloc_retries for trial in settled if trial.alloc_retries is not None
+        trial.alloc_retries
+        for trial in ran[len(plan.worst_batches) :]  # each worst shape had run once
+        if trial.alloc_retries is not None
     ]
     reserved = [trial.reserved_bytes for trial in steps.passed]
     reserved_growth = growth_of(reserved)
@@ -141,17 +141,13 @@ def judge(
     if not steps.failures:
         reasons += _time_reasons(times, plan.settings.time_tolerance)
     config = plan.config
-    settings: dict[str, Any] = asdict(plan.settings)
+    settings = asdict(plan.settings)
     settings["multiple_of"] = config.evidence.multiple_of
     if plan.stream is not None:
         settings |= asdict(plan.stream.sharding)
-    batching: dict[str, Any] = {
-        "pool_size": plan.batching.pool_size,
-        "batch_overhead": plan.batching.batch_overhead,
-    }
+    batching = ["pool_size", "batch_overhead"]
     if isinstance(config, StreamConfig):
-        names = ("algorithm", "buffer_size", "max_padding_ratio")
-        batching = {name: getattr(config, name) for name in names}
+        batching = ["algorithm", "buffer_size", "max_padding_ratio"]
     return Verification(
         meta=meta_of(Verification),
         lengths=plan.lengths.summary(),
@@ -174,7 +170,7 @@ def judge(
         holds=not reasons,
         reasons=reasons,
         warnings=list(_warnings(steps, sum(retries), growth, plan)),
-        **batching,
+        **{name: getattr(config, name) for name in batching},
         **times,
     )
 
@@ -190,8 +186,10 @@ def _failures(steps: DoneSteps, plan: VerifyPlan) -> Iterator[str]:
         failure.bucket: failure for failure in reversed(steps.failures)
     }.values():
         shape = f"{failure.batch_size:,} × {format_length(failure.length, plan.lengths.unit)}"
-        bucket = f"bucket {failure.bucket + 1} of {buckets}"
-        yield f"A batch of {shape} {_WENT[failure.outcome]} ({bucket}): {failure.error}"
+        yield (
+            f"A batch of {shape} {_WENT[failure.outcome]} (bucket {failure.bucket + 1} of {buckets}): "
+            f"{failure.error}"
+        )
 
 
 def _time_reasons(times: Mapping[str, Any], tolerance: float) -> Iterator[str]:

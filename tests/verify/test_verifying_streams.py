@@ -85,7 +85,8 @@ def planned(
 
 
 def verified(stepper: MadeStepper, plan: VerifyPlan) -> Verification:
-    return verify(stepper, plan, WorkloadRecord(spec="made.py:Made", options={}))
+    workload = WorkloadRecord(spec="made.py:Made", options={})
+    return verify(stepper, plan, workload, on_progress=lambda progress: None)
 
 
 @given(
