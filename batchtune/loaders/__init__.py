@@ -197,9 +197,7 @@ def _problems(tuning: LoaderTuning) -> Iterator[str]:
     types = kind_of(tuning.kind).ARGUMENTS
     for index, row in enumerate(tuning.rows):
         for name, value in row.arguments.items():
-            if name not in types:
-                continue
             try:
-                msgspec.convert(value, types[name])
+                msgspec.convert(value, types.get(name, Any))
             except msgspec.ValidationError as error:
                 yield f"rows, entry {index}: arguments: {name}: {error}"

@@ -111,7 +111,7 @@ def _members(value: Any) -> Iterable[tuple[Any, Any]]:
         return value.items()
     if isinstance(value, (list, tuple)):
         return enumerate(value)
-    if isinstance(value, type) or callable(value):
+    if callable(value):  # a class, for example
         return ()
     return [
         (key, inner)
@@ -140,7 +140,7 @@ def _examples(batch: Any, values: list[Any]) -> int | None:
 def _lengths(tensor: Any, examples: int) -> list[float]:
     """Return the length of each example of a tensor; nothing without a length."""
     if _is_ragged(tensor):
-        axes = list(zip(*tensor.shape, strict=True))
+        axes = zip(*tensor.shape, strict=True)
         return list(
             max(
                 axes,

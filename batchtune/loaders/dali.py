@@ -47,6 +47,8 @@ from batchtune.workloads.loading import first_line
 _DYNAMIC = "nvidia.dali.experimental.dynamic"
 _IMPORTS_IT = re.compile(r"nvidia\.dali\.experimental(\.| import )dynamic")
 _QUEUE_DEPTH = 2
+# A batch, and the number of its examples that count, if known.
+_Made = tuple[Any, int | None]
 # DALI's words for an operator that failed before its result was needed; the operator's own error is the cause.
 _LATE = (
     "An error happened during asynchronous execution",
@@ -70,10 +72,10 @@ class DaliKind(LoaderKind):
         "reader_threads": Annotated[int, msgspec.Meta(ge=0)],
         "queue_depth": Annotated[int, msgspec.Meta(ge=1)] | None,
     }
-    WORKERS: ClassVar[str] = "reader_threads"
-    WORKERS_ARE: ClassVar[str] = "reader threads"
-    SPLIT: ClassVar[str] = "Pass shard_id and num_shards on to the reader."
-    GIVEN: ClassVar[tuple[str, ...]] = ("shard_id", "num_shards", "rng", "num_threads")
+    WORKERS = "reader_threads"
+    WORKERS_ARE = "reader threads"
+    SPLIT = "Pass shard_id and num_shards on to the reader."
+    GIVEN = ("shard_id", "num_shards", "rng", "num_threads")
 
     def axes(
         self, processors: int, *, accelerator: bool, takes: frozenset[str]
@@ -120,7 +122,7 @@ class DaliKind(LoaderKind):
 class DaliLoader(OpenLoader):
     """A user's function that makes batches with DALI, called in this thread or in reader threads."""
 
-    kind: ClassVar[str] = "dali"
+    kind = "dali"
 
     def __init__(self, target: Target, arguments: Arguments, threads: int) -> None:
         try:
@@ -207,15 +209,15 @@ class _Source:
         """Begin an epoch."""
         self._epoch = self._batches()
 
-    def take(self) -> tuple[Any, int | None] | None:
-        """Return the next batch, finished, and the number of its examples that count, if known; None at the end."""
+    def take(self) -> _Made | None:
+        """Return the next batch, finished; None at the end."""
         return next(self._epoch, None)
 
     def end(self) -> None:
         """End the epoch, complete or not."""
         self._epoch.close()
 
-    def _batches(self) -> Generator[tuple[Any, int | None], None, None]:
+    def _batches(self) -> Generator[_Made, None, None]:
         made = self._call() if self._made is None else self._made
         self._made = None  # if this epoch is broken off, a captured pipeline of its reader is lost
         _counted.examples.clear()
@@ -271,7 +273,7 @@ class _ReaderThread:
         self._source = source
         self._depth = depth
         self._thread = ThreadPoolExecutor(1)
-        self._coming: deque[Future[Any]] = deque()
+        self._coming: deque[Future[_Made | None]] = deque()
 
     def start(self) -> None:
         """As for the source."""
@@ -283,11 +285,10 @@ class _ReaderThread:
         for _ in range(self._depth):
             self._coming.append(self._thread.submit(self._source.take))
 
-    def take(self) -> tuple[Any, int | None] | None:
+    def take(self) -> _Made | None:
         """As for the source."""
         self._coming.append(self._thread.submit(self._source.take))
-        made: tuple[Any, int | None] | None = self._coming.popleft().result()
-        return made
+        return self._coming.popleft().result()
 
     def end(self) -> None:
         """As for the source; waits for the batch that is being made."""

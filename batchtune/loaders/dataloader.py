@@ -14,15 +14,15 @@ from batchtune.loaders.batches import facts_of, moved
 from batchtune.loaders.protocol import BatchFacts
 from batchtune.results import TORCH_TYPES, Argument, Arguments, LoaderStage
 
-# Defaults of torch's DataLoader; `multiprocessing_context=None` is Python's own default.
-_DEFAULTS: Arguments = {
+_WITHOUT_WORKERS: Arguments = {
     "num_workers": 0,
     "prefetch_factor": None,
     "in_order": True,
-    "pin_memory": False,
     "persistent_workers": False,
     "multiprocessing_context": None,
 }
+# Defaults of torch's DataLoader; `multiprocessing_context=None` is Python's own default.
+_DEFAULTS: Arguments = {**_WITHOUT_WORKERS, "pin_memory": False}
 # The arguments that a DataLoader keeps as attributes, from which the same one is built with others.
 _KEPT = (
     "dataset",
@@ -37,13 +37,6 @@ _KEPT = (
     "in_order",
 )
 _BATCHING = ("batch_size", "batch_sampler", "shuffle", "sampler", "drop_last")
-_WITHOUT_WORKERS: dict[str, Any] = {
-    "num_workers": 0,
-    "prefetch_factor": None,
-    "persistent_workers": False,
-    "multiprocessing_context": None,
-    "in_order": True,
-}
 
 
 class IterableKind(LoaderKind):
@@ -52,8 +45,8 @@ class IterableKind(LoaderKind):
     It is swept by those arguments of torch's DataLoader that its function takes.
     """
 
-    GIVEN: ClassVar[tuple[str, ...]] = tuple(_DEFAULTS)
-    WORKERS: ClassVar[str] = "num_workers"
+    GIVEN = tuple(_DEFAULTS)
+    WORKERS = "num_workers"
 
     def axes(
         self, processors: int, *, accelerator: bool, takes: frozenset[str]
@@ -98,7 +91,7 @@ class IterableKind(LoaderKind):
 class TorchKind(IterableKind):
     """A DataLoader over a data set, with a dict of arguments, or the user's own: which, its call shows."""
 
-    IS_DATALOADER: ClassVar[bool] = True
+    IS_DATALOADER = True
     ARGUMENTS: ClassVar[Mapping[str, Any]] = TORCH_TYPES
 
     def open(self, target: Target, arguments: Arguments) -> OpenLoader:
@@ -128,10 +121,7 @@ class TorchKind(IterableKind):
                 "Give it the arguments of torch's DataLoader, with the data set under `dataset`.",
             )
         if lengths is not None:
-            sampler = _recommended(target, given, lengths)
-            given = {
-                name: value for name, value in given.items() if name not in _BATCHING
-            } | {"batch_sampler": sampler}
+            given = _batched_by(_recommended(target, given, lengths), given)
         return TorchLoader(target, maker, given, arguments, lengths)
 
 
@@ -141,7 +131,7 @@ class IterableLoader(OpenLoader):
     `_made` delivers them; `_plain` makes the same without workers, to show its stages.
     """
 
-    kind: ClassVar[str] = "iterable"
+    kind = "iterable"
 
     def __init__(self, target: Target, arguments: Arguments, made: Any) -> None:
         if not hasattr(made, "__iter__") or isinstance(made, (str, bytes)):
@@ -203,7 +193,7 @@ class IterableLoader(OpenLoader):
 class TorchLoader(IterableLoader):
     """A DataLoader. Of a map-style data set it is known which examples are in each batch."""
 
-    kind: ClassVar[str] = "torch"
+    kind = "torch"
 
     def __init__(
         self,
@@ -231,14 +221,9 @@ class TorchLoader(IterableLoader):
         self._sampler: _NotingSampler | None = None
         if self.dealt and plain.batch_sampler is not None:
             self._sampler = _NotingSampler(plain.batch_sampler)
-            given = {
-                name: value for name, value in given.items() if name not in _BATCHING
-            }
-            given["batch_sampler"] = self._sampler
+            given = _batched_by(self._sampler, given)
         self.exact = lengths is not None
-        self._lengths = np.asarray(
-            lengths if lengths is not None else [], dtype=np.float64
-        )
+        self._lengths = np.asarray(lengths, dtype=np.float64)  # NaN without any
         try:
             loader = maker(**given)
         except TypeError as error:
@@ -311,6 +296,12 @@ def _arguments_of(loader: Any) -> dict[str, Any]:
     if loader.batch_sampler is not None:
         return given | {"batch_sampler": loader.batch_sampler}
     return given | {"sampler": loader.sampler, "batch_size": None}
+
+
+def _batched_by(sampler: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a DataLoader with this sampler of batches in place of how it batches otherwise."""
+    others = {name: value for name, value in given.items() if name not in _BATCHING}
+    return {**others, "batch_sampler": sampler}
 
 
 def _recommended(target: Target, given: Mapping[str, Any], lengths: Any) -> Any:

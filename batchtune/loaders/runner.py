@@ -131,7 +131,8 @@ class LoaderRunner:
 
         Raises LoaderError if one of the two fails.
         """
-        first, second = (self._epoch_to_compare(arguments) for _ in range(2))
+        first = self._epoch_to_compare(arguments)
+        second = self._epoch_to_compare(arguments)
         for index, (batch, other) in enumerate(
             zip(first.digests, second.digests, strict=False)
         ):
@@ -241,10 +242,8 @@ def repeated_batches(digests: list[dict[str, str]], workers: int) -> bool:
         digests[first : first + workers]
         for first in range(0, len(digests) - workers + 1, workers)
     ]
-    firsts = [batches[0] for batches in rounds]
-    if len(rounds) < _FEWEST_ROUNDS or any(
-        batch in firsts[:number] for number, batch in enumerate(firsts)
-    ):
+    different = {tuple(batches[0].items()) for batches in rounds}
+    if len(rounds) < _FEWEST_ROUNDS or len(different) < len(rounds):
         return False
     return all(batches == batches[:1] * workers for batches in rounds)
 

@@ -17,6 +17,8 @@ from batchtune.loaders.batches import facts_of
 from batchtune.results import LoaderStage
 from batchtune.workloads.loading import first_line, user_traceback
 
+_Run = Callable[[Iterator[Any]], Iterable[Any]]
+
 
 @dataclass(slots=True)
 class _Stage:
@@ -26,7 +28,7 @@ class _Stage:
     """
 
     name: str
-    run: Callable[[Iterator[Any]], Iterable[Any]]
+    run: _Run
     seconds: float = 0.0
 
 
@@ -72,9 +74,7 @@ def _stages_of(loader: Any) -> list[_Stage]:
         return _iterable_stages(loader)
     dataset = loader.dataset
     indices = loader.batch_sampler
-    collate: Callable[[Iterator[Any]], Iterable[Any]] = functools.partial(
-        map, loader.collate_fn
-    )
+    collate: _Run = functools.partial(map, loader.collate_fn)
     if isinstance(dataset, IterableDataset):
         stages = _iterable_stages(dataset)
         if loader.batch_size is not None:
@@ -127,12 +127,10 @@ def _iterable_stages(dataset: Any) -> list[_Stage]:
 
 def _stage_name(stage: Any) -> str:
     """Name a stage of a WebDataset pipeline by the user's functions, or else by what it does."""
-    options = {
-        name: value
-        for name, value in getattr(stage, "kw", {}).items()
-        if name != "handler"
-    }
-    functions = filter(callable, [*getattr(stage, "args", ()), *options.values()])
+    options = [
+        value for name, value in getattr(stage, "kw", {}).items() if name != "handler"
+    ]
+    functions = filter(callable, [*getattr(stage, "args", ()), *options])
     users = ", ".join(map(_function_name, functions))
     return users or _function_name(getattr(stage, "f", stage)).lstrip("_")
 
@@ -150,27 +148,22 @@ def _function_name(function: Any) -> str:
 
 def _run(stages: list[_Stage], seconds: float) -> int:
     """Take batches through the stages for this long, and return how many examples came."""
-    started = time.perf_counter()
+    ending = time.perf_counter() + seconds
     examples = 0
-    while time.perf_counter() - started < seconds:
+    while time.perf_counter() < ending:
         before = examples
-        for batch in _batches(stages):
+        batches: Iterator[Any] = iter(())
+        for stage in stages:
+            batches = _timed(stage, batches)
+        for batch in batches:
             examples += facts_of(batch).examples or 1
-            if time.perf_counter() - started >= seconds:
+            if time.perf_counter() >= ending:
                 break
         if examples == before:
             raise LoaderError(
                 "the loader delivered no batch, so its stages can't be measured"
             )
     return examples
-
-
-def _batches(stages: list[_Stage]) -> Iterator[Any]:
-    """Return the batches of an epoch."""
-    batches: Iterator[Any] = iter(())
-    for stage in stages:
-        batches = _timed(stage, batches)
-    return batches
 
 
 def _timed(stage: _Stage, before: Iterator[Any]) -> Iterator[Any]:

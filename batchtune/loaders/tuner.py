@@ -296,9 +296,9 @@ class Tuner:
                 )
             )
             earlier.append(self._runner.measure(row.arguments, self._request(row)))
-        for row in rows:
-            if measurements[row.name]:
-                self.rows[row.name] = self._closer(row, measurements[row.name])
+        for name, measured in measurements.items():
+            if measured:
+                self.rows[name] = self._closer(self.rows[name], measured)
 
     def _request(self, row: LoaderRow) -> Take:
         """Return how a setting is measured each time when it is compared with others in turns."""

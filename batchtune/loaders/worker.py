@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import math
 import os
 import random
 import re
-import resource
 import socket
 import time
 import traceback
@@ -113,15 +113,11 @@ def _take(loader: OpenLoader, request: Take) -> Taken | Failed:
     complete = False
     words = None
     ending = math.inf
+    steps = itertools.cycle(request.steps or ())
     busy_before = _cpu_seconds()
     asked = time.perf_counter()
     epoch = loader.epoch()
-    while request.batches is None or len(taken.waits) < request.batches:
-        try:
-            batch = next(epoch)
-        except StopIteration:
-            complete = True
-            break
+    for batch in epoch:
         delivered = time.perf_counter()
         taken.waits.append(delivered - asked)
         taken.batches.append(loader.facts(batch))
@@ -130,13 +126,15 @@ def _take(loader: OpenLoader, request: Take) -> Taken | Failed:
             taken.digests.append(digests_of(batch))
         del batch
         if request.steps:
-            step = request.steps[(len(taken.waits) - 1) % len(request.steps)]
-            time.sleep(max(0.0, delivered + step - time.perf_counter()))
+            step_ends = delivered + next(steps)
+            time.sleep(max(0.0, step_ends - time.perf_counter()))
         asked = time.perf_counter()
         taken.steps.append(asked - delivered)
         ending = min(ending, delivered + request.seconds)
-        if asked >= ending:
+        if asked >= ending or len(taken.waits) == request.batches:
             break
+    else:
+        complete = True
     if not taken.waits:
         return Failed(
             outcome="empty",
@@ -204,7 +202,7 @@ def _target(request: Open, device: str) -> Target:
         function=function,
         options=request.options,
         takes=frozenset(named),
-        needs=frozenset(needed - request.options.keys()),
+        needs=frozenset(needed),
         seed=request.seed,
         device=device,
         config=request.config,
@@ -213,10 +211,8 @@ def _target(request: Open, device: str) -> Target:
 
 def _cpu_seconds() -> float:
     """Return how long this process and all that it started have computed so far, those that have ended included."""
-    total = 0.0
-    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
-        used = resource.getrusage(who)
-        total += used.ru_utime + used.ru_stime
+    ended = os.times()
+    total = time.process_time() + ended.children_user + ended.children_system
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it has just ended
             total += sum(

@@ -77,14 +77,10 @@ def is_builtin(spec: str) -> bool:
 
 def default_workload(unit: str | None) -> str | None:
     """Return the `--workload` value of the built-in that fits lengths of this unit; None if the unit is unknown."""
-    return next(
-        (
-            f"builtin:{name}"
-            for name, builtin in BUILTINS.items()
-            if unit in builtin.units
-        ),
-        None,
-    )
+    for name, builtin in BUILTINS.items():
+        if unit in builtin.units:
+            return f"builtin:{name}"
+    return None
 
 
 def with_unit(
@@ -124,10 +120,12 @@ def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
             options[key] = _WORDS[text.lower()]
         elif _INTEGER.fullmatch(text):
             options[key] = int(text)
-        elif _DECIMAL.fullmatch(text) and math.isinf(float(text)):
-            raise UsageError(
-                f"{pair!r} is larger than any float", "Write a smaller number."
-            )
+        elif _DECIMAL.fullmatch(text):
+            options[key] = float(text)
+            if math.isinf(options[key]):
+                raise UsageError(
+                    f"{pair!r} is larger than any float", "Write a smaller number."
+                )
         else:
-            options[key] = float(text) if _DECIMAL.fullmatch(text) else text
+            options[key] = text
     return options

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.machinery
 import importlib.util
 import inspect
 import os
@@ -12,6 +11,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -48,7 +48,7 @@ def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
     """
     target = load_function(spec, options)
     try:
-        workload = target(**options)
+        workload: Workload = target(**options)
     except BatchtuneError:
         raise
     except (Exception, SystemExit) as error:
@@ -67,7 +67,7 @@ def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
             f"{spec} gives a {type(workload).__name__} without {', '.join(missing)}: that is not a workload",
             "A workload has the methods setup(device), make_batch(shape) and step(batch).",
         )
-    return cast(Workload, workload)
+    return workload
 
 
 def load_function(
@@ -136,10 +136,7 @@ def _import_file(path: Path) -> ModuleType:
     module_name = path.stem
     others = [folder for folder in sys.path if folder != str(path.parent)]
     is_known = module_name in {*sys.modules, *sys.builtin_module_names}
-    if (
-        is_known
-        or importlib.machinery.PathFinder.find_spec(module_name, others) is not None
-    ):
+    if is_known or PathFinder.find_spec(module_name, others) is not None:
         module_name = f"{_OTHER_NAME}{module_name}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
@@ -161,11 +158,10 @@ def _import_module(location: str) -> ModuleType:
     importlib.invalidate_caches()
     package = location.partition(".")[0]
     working_folder = os.getcwd()
-    here = importlib.machinery.PathFinder.find_spec(package, [working_folder])
+    here = PathFinder.find_spec(package, [working_folder])
     # A folder of data may have the name of an installed package: without an __init__.py it is the last choice.
     if here is not None and (
-        here.origin is not None
-        or importlib.machinery.PathFinder.find_spec(package) is None
+        here.origin is not None or PathFinder.find_spec(package) is None
     ):
         _put_first(working_folder)
     return importlib.import_module(location)
@@ -203,7 +199,7 @@ def user_traceback(error: BaseException) -> str:
     If no frame is the user's (an installed package is the workload), those of other packages stay.
     """
     report = traceback.TracebackException.from_exception(error)
-    report.stack = _own_frames(report.stack)
+    report.stack = _users_frames(report.stack)
     return _last_lines("".join(report.format()))
 
 
@@ -217,7 +213,7 @@ def user_stack(output: str) -> str:
         traceback.FrameSummary(name, int(line), function)
         for name, line, function in _STACK_LINE.findall(printed)
     ]
-    return _last_lines("".join(_own_frames(frames[::-1]).format()))
+    return _last_lines("".join(_users_frames(frames[::-1]).format()))
 
 
 def last_frame(stack: str) -> str:
@@ -228,10 +224,11 @@ def last_frame(stack: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return an exception's type and the first line of its message."""
+    name = type(error).__name__
     lines = _text(error).strip().splitlines()
-    return _clipped(
-        f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    )
+    if not lines:
+        return name
+    return _clipped(f"{name}: {lines[0]}")
 
 
 def _text(error: BaseException) -> str:
@@ -251,15 +248,15 @@ def _last_lines(text: str) -> str:
     return "\n".join(_clipped(line) for line in text.splitlines()[-_LAST_LINES:])
 
 
-def _own_frames(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummary:
+def _users_frames(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummary:
     """Return the user's own frames; without any, all frames but batchtune's."""
-    foreign = [
+    not_ours = [
         frame for frame in stack if not frame.filename.startswith((_OURS, "<frozen"))
     ]
-    own = [
+    users = [
         frame
-        for frame in foreign
+        for frame in not_ours
         if not frame.filename.startswith(_STANDARD)
         and not _PACKAGES.intersection(Path(frame.filename).parts)
     ]
-    return traceback.StackSummary.from_list(own or foreign)
+    return traceback.StackSummary.from_list(users or not_ours)
