@@ -71,16 +71,11 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, _with_wait(args))
         except _ParsingError as error:
-            parameter = getattr(error, "param", None)
-            source = ""
+            parameter: Any = getattr(error, "param", None)
             if parameter is not None and (origin := settings.origin_of(ctx, parameter)):
-                source = f"{shortened(origin.value)} from {origin.where}"
+                error.message += f", got {shortened(origin.value)} from {origin.where}"
             if isinstance(error, settings.WrongNumber):
-                option = settings.option_name(parameter)
-                value = source or shortened(error.value)
-                raise UsageError(f"{option}: {value} {error.message}") from None
-            if source:
-                error.message += f", got {source}"
+                raise UsageError(f"{parameter.opts[0]}: {error.message}") from None
             error.message = bounded(error.message)
             raise
 

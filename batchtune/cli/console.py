@@ -17,7 +17,6 @@ from batchtune.errors import UsageError, without_commands
 from batchtune.units import counted, format_length, format_seconds, format_size
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import Progress as Bar
 
     from batchtune.lengths import Lengths
@@ -45,18 +44,15 @@ _TUNING = {
 def note(text: str, *, quiet: bool = False) -> None:
     """Print a line to stderr, unless quiet."""
     if not quiet:
-        print(harmless(text), file=sys.stderr, flush=True)
+        # Names of files and columns may come from anywhere.
+        harmless = visible(without_commands(text, wrapped=False))
+        print(harmless, file=sys.stderr, flush=True)
 
 
 def notes(texts: Iterable[str], *, quiet: bool) -> None:
     """Print lines to stderr, unless quiet."""
     for text in texts:
         note(text, quiet=quiet)
-
-
-def harmless(text: str) -> str:
-    """Return text that can't control a terminal or a log: names of files and columns may come from anywhere."""
-    return visible(without_commands(text, wrapped=False))
 
 
 def visible(text: str) -> str:
@@ -72,29 +68,23 @@ def visible(text: str) -> str:
     )
 
 
-def show(results: RunResults, *, full: bool, verification: bool = False) -> None:
-    """Show a run, or its verification, on stdout; without a terminal it is plain, and as wide as a report needs."""
-    from batchtune.reports.page import build_page, build_verification_page
+def show(results: RunResults, *, full: bool) -> None:
+    """Show a run on stdout."""
+    from batchtune.reports.page import build_page
 
-    build = build_verification_page if verification else build_page
-    show_page(build(results), full=full)
+    show_page(build_page(results), full=full)
 
 
 def show_page(page: Page, *, full: bool = True) -> None:
-    """Show a page on stdout."""
-    from batchtune.reports.terminal import text_of
-
-    sys.stdout.write(text_of(page, _console(), full=full))
-
-
-def _console() -> Console:
-    """Return the console of stdout; where that is no terminal it is as wide as a report needs."""
+    """Show a page on stdout; where that is no terminal it is plain, and as wide as a report needs."""
     from rich.console import Console
+
+    from batchtune.reports.terminal import text_of
 
     console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 100
-    return console
+    sys.stdout.write(text_of(page, console, full=full))
 
 
 def write_result(

@@ -15,7 +15,7 @@ import typer
 
 from batchtune.cli import console
 from batchtune.cli.settings import PREFIX, WrongNumber
-from batchtune.errors import UsageError
+from batchtune.errors import UsageError, shortened
 from batchtune.probe.devices import DEVICE_FORMS
 from batchtune.units import parse_size
 
@@ -110,12 +110,16 @@ WorldSize = Annotated[int, option("Number of ranks that train together.", "N")]
 
 
 def given(kind: Callable[..., Any], *groups: Any, **values: Any) -> dict[str, Any]:
-    """Return arguments for a record of settings: `values`, and the options with the names of its fields, if given."""
+    """Return arguments for a record of settings: `values`, and the options with the names of its fields, if given.
+
+    The field of `--setup-timeout` is `setup_timeout_seconds`.
+    """
     arguments = {}
     for name in inspect.signature(kind).parameters:
+        option_name = name.removesuffix("_seconds")
         for group in groups:
-            if hasattr(group, name):
-                arguments[name] = getattr(group, name)
+            if hasattr(group, option_name):
+                arguments[name] = getattr(group, option_name)
     arguments.update(values)
     return {name: value for name, value in arguments.items() if value is not None}
 
@@ -399,15 +403,7 @@ class ProbeOptions(WorkloadOptions):
                 "Name one with --workload, or give the unit of the lengths with --unit.",
             )
         asked["options"] = with_unit(asked["workload"], asked["options"], lengths.unit)
-        return ProbeSettings(
-            **given(
-                ProbeSettings,
-                self,
-                run,
-                trial_timeout_seconds=self.trial_timeout,
-                **asked,
-            )
-        )
+        return ProbeSettings(**given(ProbeSettings, self, run, **asked))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -486,9 +482,7 @@ class SweepOptions:
         """Return the user's current settings, if given. Raises UsageError or ResultError if they are invalid."""
         from batchtune.buckets.current import read_current
 
-        if self.current is None:
-            return None
-        return read_current(self.current)
+        return _if_given(read_current, self.current)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -611,9 +605,6 @@ class LoaderOptions:
                 target=target,
                 options=parse_options(self.set or []),
                 sweep=parse_sweep(self.sweep or []),
-                quick=False,
-                timeout_seconds=self.timeout,
-                setup_timeout_seconds=self.setup_timeout,
                 config=str(config) if config.exists() else None,
             )
         )
@@ -686,11 +677,11 @@ def _number_reader(kind: Any, info: Any) -> Callable[[Any], Any]:
         try:
             number = kind(value)
         except ValueError:
-            raise WrongNumber(value, _NUMBERS[kind]) from None
+            raise WrongNumber(f"{shortened(value)} is not {_NUMBERS[kind]}") from None
         if info.min is not None and not number >= info.min:
-            raise WrongNumber(value, f"at least {info.min:g}")
+            raise WrongNumber(f"{value} is not at least {info.min:g}")
         if info.max is not None and not number <= info.max:
-            raise WrongNumber(value, f"at most {info.max:g}")
+            raise WrongNumber(f"{value} is not at most {info.max:g}")
         return number
 
     return read

@@ -20,11 +20,7 @@ _ORIGINS = "batchtune.origins"
 
 
 class WrongNumber(typer.BadParameter):
-    """The `value` of an option is not the number that the option takes; the message says what it is not."""
-
-    def __init__(self, value: object, required: str) -> None:
-        super().__init__(f"is not {required}")
-        self.value = value
+    """The value of an option is not the number that the option takes."""
 
 
 class Origin(NamedTuple):
@@ -164,11 +160,6 @@ def origin_of(ctx: Any, parameter: Any) -> Origin | None:
     return None
 
 
-def option_name(parameter: Any) -> str:
-    """Return an option as the command line writes it, in full: `--quiet`, not `-q`."""
-    return str(max(parameter.opts, key=len))
-
-
 def show_origins(ctx: Any) -> None:
     """Say which options of the command come from the environment or pyproject.toml, unless it is quiet.
 
@@ -179,7 +170,7 @@ def show_origins(ctx: Any) -> None:
         origin = origin_of(ctx, parameter)
         if origin is None:
             continue
-        option = option_name(parameter)
+        option = max(parameter.opts, key=len)
         value = (
             " ".join(origin.value)
             if isinstance(origin.value, list)

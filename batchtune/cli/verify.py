@@ -133,6 +133,7 @@ def verify(
     """
     from batchtune.files import check_writable
     from batchtune.reports import load_run
+    from batchtune.reports.page import build_verification_page
     from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE
     from batchtune.verify.plan import VerifySettings
 
@@ -176,7 +177,7 @@ def verify(
     if json:
         console.write_json(found)
     else:
-        console.show(load_run(folder), full=full, verification=True)
+        console.show_page(build_verification_page(load_run(folder)), full=full)
     if not found.holds:
         raise typer.Exit(EXIT_DOES_NOT_HOLD)
 
