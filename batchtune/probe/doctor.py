@@ -139,9 +139,8 @@ def _ask_in_a_process(timeout_seconds: float) -> tuple[_DriverFacts, _TorchFacts
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         answers.seek(0)
-        *lines, _ = answers.read().split(
-            b"\n"
-        )  # the process may have been ended in the middle of one
+        # The process may have been ended in the middle of the last one.
+        *lines, _ = answers.read().split(b"\n")
         printed.seek(0)
         last_words = printed.read().decode(errors="replace").strip().rpartition("\n")[2]
     driver = _DriverFacts(

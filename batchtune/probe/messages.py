@@ -24,7 +24,6 @@ _LARGE_MARGIN = 0.02
 # It is harmless if an allocator empties its cache once after a larger shape, but not in one step of ten.
 _MANY_RETRIES = 0.1
 
-
 SLOWER_IN_TURNS = 1.25
 """A step among other shapes, with its batch, may take so many times as long as in its trial."""
 
@@ -87,9 +86,8 @@ class ProbeClock:
         for trial in trials:
             length = (trial.length, trial.target_length)
             longest[length] = max(longest.get(length, 0.0), trial.step_seconds or 0.0)
-        return self.start_seconds + SLOWER_IN_TURNS * rounds_of(
-            trials, limit_bytes
-        ) * sum(longest.values())
+        rounds = rounds_of(trials, limit_bytes)
+        return self.start_seconds + SLOWER_IN_TURNS * rounds * sum(longest.values())
 
 
 class NothingFits(ProbeError):

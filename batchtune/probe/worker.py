@@ -155,9 +155,8 @@ def _torch_settings() -> dict[str, Any]:
     import torch
 
     precision: str | None = None
-    with contextlib.suppress(
-        RuntimeError
-    ):  # from torch 2.9 on, if its newer form was used too
+    # From torch 2.9 on, it fails if its newer form was used too.
+    with contextlib.suppress(RuntimeError):
         precision = torch.get_float32_matmul_precision()
     return {
         **describe_environment(),
@@ -233,13 +232,11 @@ class Training:
             if parameter._version != version:
                 self._has_changed = True
                 return True
-            with contextlib.suppress(
-                Exception
-            ):  # no memory is left, or a tensor of a kind that has no sum
+            # There may be no memory left, or a tensor of a kind that has no sum.
+            with contextlib.suppress(Exception):
                 sums.append(_sum(parameter))
-        if not sums or len(sums) < len(
-            self._before
-        ):  # made in a step, or without a sum
+        # Without any, all were made in a step.
+        if not sums or len(sums) < len(self._before):
             return None
         if self._sums is None:
             self._sums = sums

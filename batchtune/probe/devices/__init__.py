@@ -227,9 +227,8 @@ def lock_device(device_id: str, device_name: str) -> io.FileIO:
         raise DeviceBusy(
             device_name, int(written) if written.isdigit() else None
         ) from None
-    with contextlib.suppress(
-        OSError
-    ):  # another user's file may not be writable: the lock holds anyway
+    # Another user's file may not be writable: the lock holds anyway.
+    with contextlib.suppress(OSError):
         os.ftruncate(lock.fileno(), 0)
         os.write(lock.fileno(), b"%d\n" % os.getpid())
     return lock

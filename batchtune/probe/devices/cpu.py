@@ -257,9 +257,8 @@ def _besides_data(status: dict[str, int]) -> int:
 
 def _trimmed_gap() -> int:
     """Return the size of the heap's holes, after trimming: bytes held, but not in memory."""
-    with contextlib.suppress(
-        AttributeError
-    ):  # glibc's; others give memory back by themselves
+    # It is glibc's; others give memory back by themselves.
+    with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     status = _status()
     # Without pages of files (0 before Linux 4.5): libraries are loaded while the first steps run, and would hide holes.
