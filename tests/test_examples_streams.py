@@ -16,13 +16,13 @@ import pytest
 from batchtune.epochs.table import BucketTable
 from batchtune.manifests import ReadOptions, load_stream
 from batchtune.streams.bucketed import StreamBatching
-from batchtune.streams.pivot import PivotSettings
 from batchtune.streams.simulated import (
     AnyBatching,
     Sharding,
     StoredStream,
     simulate_stream,
 )
+from batchtune.streams.speechbrain import PivotSettings
 from batchtune.streams.stream_sweep import StreamSettings
 
 pytest.importorskip("webdataset")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from batchtune.manifests import ReadOptions, StreamLengths
     from batchtune.probe.settings import ProbeSettings
     from batchtune.results import SweepSettings
-    from batchtune.streams.stream_settings import StreamSettings
+    from batchtune.streams.stream_sweep import StreamSettings
 
 AnyLengths = TypeVar("AnyLengths")
 AnyValue = TypeVar("AnyValue")
@@ -531,7 +531,7 @@ class StreamOptions:
     def settings(self, run: RunOptions) -> StreamSettings:
         """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
         from batchtune.buckets.strategies import parse_num_buckets, parse_sizes
-        from batchtune.streams.stream_settings import StreamSettings
+        from batchtune.streams.stream_sweep import StreamSettings
 
         return StreamSettings.checked(
             **given(

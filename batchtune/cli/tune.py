@@ -210,7 +210,7 @@ def sweep_stream(
     """
     from batchtune.exports.run_configs import render_stream_yaml, stream_config
     from batchtune.results import STREAM_CONFIG_FILE
-    from batchtune.streams.stream_settings import stream_current
+    from batchtune.streams.speechbrain import stream_current
     from batchtune.streams.stream_sweep import run_stream_sweep
 
     settings = stream.settings(run)

@@ -10,7 +10,6 @@ from batchtune.buckets.advice import Recommendation
 from batchtune.lengths import FloatArray
 from batchtune.manifests import StreamLengths
 from batchtune.results import Row, ShardAdvice, Shards, StreamRow, cost_of, have_times
-from batchtune.streams.stream_settings import StreamSettings
 from batchtune.units import counted, format_number, format_percent, format_seconds
 
 # Costs within this share of the lowest are equal to it, as are those within the spread of the simulated epochs.
@@ -143,16 +142,13 @@ def advised_shards(count: int, total_bytes: int | None, readers: int) -> ShardAd
     return ShardAdvice(shards=shards, maxcount=maxcount, maxsize_bytes=maxsize)
 
 
-def shards_of(
-    stream: StreamLengths, sizes: Sequence[int], settings: StreamSettings
-) -> Shards:
-    """Describe the shards, which hold so many examples each."""
+def shards_of(stream: StreamLengths, sizes: Sequence[int], readers: int) -> Shards:
+    """Describe the shards, which hold so many examples each, for this many workers of all ranks."""
     counts = np.array(sizes, dtype=np.int64)
     edges = np.concatenate(([0], np.cumsum(counts)))
     length_before = np.concatenate(([0.0], np.cumsum(stream.values)))
     totals = np.diff(length_before[edges])
     median = float(np.median(counts))
-    readers = settings.readers
     idle = max(0, readers - int(np.count_nonzero(counts)))
     is_fine = (
         bool(stream.shards)
@@ -162,9 +158,9 @@ def shards_of(
     )
     advice = None
     if not is_fine and stream.lengths.count >= readers:
-        total_bytes = (
-            sum(shard.size for shard in stream.shards) if stream.shards else None
-        )
+        total_bytes = None
+        if stream.shards:
+            total_bytes = sum(shard.size for shard in stream.shards)
         advice = advised_shards(stream.lengths.count, total_bytes, readers)
     return Shards(
         count=len(sizes),
@@ -194,13 +190,12 @@ def _are_sorted(lengths: FloatArray) -> bool:
     return abs(float(np.corrcoef(ranks, np.arange(sample.size))[0, 1])) > _SORTED
 
 
-def stream_cautions(shards: Shards, settings: StreamSettings) -> Iterator[str]:
-    """Yield what is wrong with the shards."""
-    readers = settings.readers
+def stream_cautions(shards: Shards, shard_size: int, readers: int) -> Iterator[str]:
+    """Yield what is wrong with the shards; `shard_size` is what they are taken to hold if the source has none."""
     if shards.assumed:
         yield (
             f"the source is not a set of shards: it is taken to lie in {counted(shards.count, 'shard')} of up to "
-            f"{settings.shard_size:,} examples, in its order (--shard-size)"
+            f"{shard_size:,} examples, in its order (--shard-size)"
         )
     if shards.broken:
         yield f"{counted(shards.broken, 'shard')} can't be read to the end: WebDataset stops there with an error"

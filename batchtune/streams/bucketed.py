@@ -30,9 +30,7 @@ class StreamBatching:
     algorithm: StreamAlgorithm
     table: BucketTable  # a batch holds at most the batch size of its longest example's bucket
     buffer_size: int  # the most examples that are held at once
-    max_padding_ratio: float | None = (
-        None  # for `pivot`: the most of a batch that may be padding; None: any
-    )
+    max_padding_ratio: float | None = None  # of a batch, for `pivot`; None: any
     shuffle: bool = True  # whether chance decides which examples go together, and in which order batches come
     drop_last: bool = False  # whether to leave out examples at the end of the stream that fill no batch
 
@@ -84,13 +82,21 @@ def stream_batches(
 ) -> StreamBatches:
     """Return the batches of a stream of examples with these lengths, none beyond the last boundary."""
     reader = LengthReader(lengths)
+    batches = batched(reader, batching, random)
+    return collected(batches, lambda: reader.count)
+
+
+def collected(
+    batches: Iterator[list[int]], examples_read: Callable[[], int]
+) -> StreamBatches:
+    """Return the batches that a worker makes; `examples_read` says how many examples were read until now."""
     examples: list[int] = []
     ends: list[int] = []
     read: list[int] = []
-    for batch in batched(reader, batching, random):
+    for batch in batches:
         examples += batch
         ends.append(len(examples))
-        read.append(reader.count)
+        read.append(examples_read())
     return StreamBatches(
         *(np.array(numbers, dtype=np.int64) for numbers in (examples, ends, read))
     )
@@ -330,9 +336,8 @@ def around_pivot(
     first = pivot
     last = pivot + 1
     longest = lengths[pivot]
-    taken = [
-        longest
-    ]  # in the order in which they join, as it decides how their sum is rounded
+    # In the order in which they join, as it decides how their sum is rounded.
+    taken = [longest]
     count = 1
     while grows(count, longest):
         count += 1
@@ -386,10 +391,8 @@ def _pivoted(
     places = held.places[::-1]
     descending = held.lengths[::-1]
     for first, last in _cut_descending(descending, edges, sizes, ratio):
-        if (
-            not batching.drop_last
-            or last - first == sizes[bisect_left(edges, descending[first])]
-        ):
+        is_full = last - first == sizes[bisect_left(edges, descending[first])]
+        if is_full or not batching.drop_last:
             batches.append(places[first:last])
     if batching.shuffle:
         random.shuffle(batches)

@@ -31,7 +31,7 @@ from batchtune.streams.bucketed import (
     stream_batches,
     stream_random,
 )
-from batchtune.streams.pivot import PivotSettings, speechbrain_batches
+from batchtune.streams.speechbrain import PivotSettings, speechbrain_batches
 from batchtune.units import counted
 
 # WebDataset's default `initial` of both shuffles.
@@ -57,16 +57,20 @@ class Sharding:
     - A worker without a shard raises a ValueError (`empty_check`), or gives nothing if that is off.
     - Without `detshuffle`, shards come in the same order in every epoch. With it they do so too unless the DataLoader
       has `persistent_workers`, since each new worker counts epochs from 0.
+
+    `workers` are those of each rank's DataLoader, 1 also if it reads in the process itself. Its `shardshuffle` holds
+    `shuffle_shards` shards and `.shuffle` `shuffle_buffer` examples; 0: they stay in order.
     """
 
     world_size: int = 1
-    workers: int = (
-        1  # of each rank's DataLoader; 1 also if it reads in the process itself
-    )
-    shuffle_shards: int = (
-        0  # how many shards its `shardshuffle` holds; 0: they stay in order
-    )
-    shuffle_buffer: int = 0  # how many examples `.shuffle` holds; 0: they stay in order
+    workers: int = 1
+    shuffle_shards: int = 0
+    shuffle_buffer: int = 0
+
+    @property
+    def readers(self) -> int:
+        """Number of workers of all ranks."""
+        return self.world_size * self.workers
 
     @classmethod
     def of(cls, settings: StreamedWith) -> Sharding:
@@ -94,26 +98,19 @@ class Sharding:
             streams: list[IntArray] = []
             for worker in range(self.workers):
                 dealt = of_rank[worker :: self.workers]
-                shards = shuffled(
-                    dealt, self.shuffle_shards, random.Random(seed + epoch)
-                )
+                chance = random.Random(seed + epoch)
+                shards = shuffled(dealt, self.shuffle_shards, chance)
                 stored = positions(starts[shards], starts[shards + 1] - starts[shards])
-                streams.append(
-                    shuffled(
-                        stored,
-                        self.shuffle_buffer,
-                        sample_random(seed, epoch, rank, worker),
-                    )
-                )
+                chance = sample_random(seed, epoch, rank, worker)
+                streams.append(shuffled(stored, self.shuffle_buffer, chance))
             by_rank.append(streams)
         return by_rank
 
 
 def sample_random(seed: int, epoch: int, rank: int, worker: int) -> random.Random:
     """Return the random numbers by which `Sharding.streams` shuffles one worker's examples."""
-    return random.Random(
-        f"samples {seed} {epoch} {rank} {worker}"
-    )  # not the numbers by which batches are made
+    # Not the numbers by which batches are made.
+    return random.Random(f"samples {seed} {epoch} {rank} {worker}")
 
 
 def shuffled(stream: IntArray, buffer_size: int, random: random.Random) -> IntArray:
@@ -173,9 +170,7 @@ class StoredStream:
     sharding: Sharding
     scale: FloatArray
     seed: int
-    _read_by_epoch: dict[int, list[list[IntArray]]] = field(
-        default_factory=dict, init=False
-    )
+    _read: dict[int, list[list[IntArray]]] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(
@@ -187,13 +182,12 @@ class StoredStream:
         seed: int,
     ) -> StoredStream:
         """Take all examples, or the first shards, as many of each worker, that hold 131,072 or more."""
-        readers = sharding.world_size * sharding.workers
+        readers = sharding.readers
         # Shard i goes to rank i % ranks, there to worker i // ranks % workers: whole rounds stay dealt as they are.
         rounds = np.zeros((-(-len(sizes) // readers), readers))
         rounds.flat[: len(sizes)] = sizes
-        enough = (
-            int(np.searchsorted(np.cumsum(rounds.sum(axis=1)), _MOST_SIMULATED)) + 1
-        )
+        held = np.cumsum(rounds.sum(axis=1))
+        enough = int(np.searchsorted(held, _MOST_SIMULATED)) + 1
         read = rounds[:enough].sum(axis=0)
         scale = np.divide(
             rounds.sum(axis=0), read, out=np.ones(readers), where=read > 0
@@ -202,22 +196,15 @@ class StoredStream:
         examples = int(read.sum())
         if targets is not None:
             targets = targets[:examples]
-        return cls(
-            lengths[:examples],
-            targets,
-            sizes[: enough * readers],
-            sharding,
-            by_rank,
-            seed,
-        )
+        sizes = sizes[: enough * readers]
+        return cls(lengths[:examples], targets, sizes, sharding, by_rank, seed)
 
     def read_in(self, epoch: int) -> list[list[IntArray]]:
         """Return what each worker reads in an epoch, [rank][worker], as `Sharding.streams` does; worked out once."""
-        if epoch not in self._read_by_epoch:
-            self._read_by_epoch[epoch] = self.sharding.streams(
-                self.sizes, seed=self.seed, epoch=epoch
-            )
-        return self._read_by_epoch[epoch]
+        if epoch not in self._read:
+            streams = self.sharding.streams(self.sizes, seed=self.seed, epoch=epoch)
+            self._read[epoch] = streams
+        return self._read[epoch]
 
 
 def stored_stream(stream: StreamLengths, folder: Path, seed: int) -> StoredStream:
@@ -237,7 +224,7 @@ def stored_stream(stream: StreamLengths, folder: Path, seed: int) -> StoredStrea
             "Give the same shards, or run `batchtune sweep-stream` again: batches depend on them.",
         )
     sharding = Sharding.of(streamed)
-    scale = np.ones(sharding.world_size * sharding.workers)
+    scale = np.ones(sharding.readers)
     return StoredStream(stream.values, stream.targets, sizes, sharding, scale, seed)
 
 
@@ -277,9 +264,8 @@ def simulate_stream(
             chance = stream_random(stored.seed, epoch, rank, worker)
             if isinstance(batching, PivotSettings):
                 batches = speechbrain_batches(lengths, batching, chance)
-                lengths = np.where(
-                    batching.keeps(lengths), lengths, 0.0
-                )  # what it leaves out is never held
+                # What it leaves out is never held.
+                lengths = np.where(batching.keeps(lengths), lengths, 0.0)
             else:
                 batches = stream_batches(lengths, batching, chance)
             made.append(batches)
@@ -301,14 +287,11 @@ def simulate_stream(
     longest_targets = None
     if stored.targets is not None:
         longest_targets = _longest(stored.targets[order], starts)
-    batches_by_worker = np.array(
-        [batches.ends.size for batches in made], dtype=np.int64
-    )
+    batches_by_worker = np.array([batches.ends.size for batches in made])
+    longest = _longest(stored.lengths[order], starts)
     return StreamEpoch(
         cut=Cut(order, layout),
-        shapes=EpochShapes(
-            sizes, _longest(stored.lengths[order], starts), longest_targets, buckets
-        ),
+        shapes=EpochShapes(sizes, longest, longest_targets, buckets),
         batches_by_worker=batches_by_worker,
         weights=np.repeat(stored.scale, batches_by_worker),
         waits=np.concatenate([waits(batches) for batches in made]),
@@ -357,10 +340,9 @@ def distance_apart(epoch: StreamEpoch) -> float:
 
 def _batches_by_rank(epoch: StreamEpoch, sharding: Sharding) -> list[IntArray]:
     """Return each rank's batches in the order in which it takes them: those of its workers in turn."""
-    ends = np.cumsum(epoch.batches_by_worker).reshape(
-        sharding.world_size, sharding.workers
-    )
-    by_worker = epoch.batches_by_worker.reshape(sharding.world_size, sharding.workers)
+    shape = (sharding.world_size, sharding.workers)
+    ends = np.cumsum(epoch.batches_by_worker).reshape(shape)
+    by_worker = epoch.batches_by_worker.reshape(shape)
     return [
         _in_turn(numbers) + end[-1] - numbers.sum()
         for numbers, end in zip(by_worker, ends, strict=True)
@@ -369,9 +351,8 @@ def _batches_by_rank(epoch: StreamEpoch, sharding: Sharding) -> list[IntArray]:
 
 def _in_turn(numbers: Sequence[int] | IntArray) -> IntArray:
     """Return the order of rows that lie one after the other: the first of each, then the second of each, and so on."""
-    return np.argsort(
-        np.concatenate([np.arange(number) for number in numbers]), kind="stable"
-    )
+    places = np.concatenate([np.arange(number) for number in numbers])
+    return np.argsort(places, kind="stable")
 
 
 def stream_epoch(stored: StoredStream, config: StreamConfig, epoch: int) -> EpochShapes:
@@ -396,12 +377,8 @@ def stream_epoch(stored: StoredStream, config: StreamConfig, epoch: int) -> Epoc
     if shapes.targets is not None:
         targets = shapes.targets[order]
     lengths = shapes.lengths[order]
-    return EpochShapes(
-        shapes.batch_sizes[order],
-        lengths,
-        targets,
-        table.assign(lengths).astype(np.int64),
-    )
+    buckets = table.assign(lengths).astype(np.int64)
+    return EpochShapes(shapes.batch_sizes[order], lengths, targets, buckets)
 
 
 def epoch_seconds(

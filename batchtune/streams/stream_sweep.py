@@ -5,24 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 from msgspec import structs, to_builtins
 
 from batchtune.buckets.advice import longer_than, recommend
+from batchtune.buckets.current_settings import Size
 from batchtune.buckets.epoch_cost import EpochTime, Pricing, shape_errors, with_equals
 from batchtune.buckets.strategies import STRATEGIES, Problem, sizes_up_to
 from batchtune.buckets.sweep import all_fit, costs_in, sweep
 from batchtune.epochs.measured_costs import Costs, StepSeconds
 from batchtune.epochs.simulation import effective_buckets, mates_in_cuts
 from batchtune.epochs.table import BucketTable, Limits
-from batchtune.errors import UsageError
+from batchtune.errors import UsageError, invalid_field
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.manifests import StreamLengths
 from batchtune.results import (
     STREAM_FILE,
     Row,
+    StreamedWith,
     StreamRow,
     StreamSweep,
     SweepSettings,
@@ -37,7 +40,6 @@ from batchtune.streams.advice import (
     stream_cautions,
 )
 from batchtune.streams.bucketed import StreamBatching
-from batchtune.streams.pivot import PivotSettings
 from batchtune.streams.simulated import (
     AnyBatching,
     Sharding,
@@ -48,7 +50,11 @@ from batchtune.streams.simulated import (
     shard_sizes,
     simulate_stream,
 )
-from batchtune.streams.stream_settings import CurrentStream, StreamSettings
+from batchtune.streams.speechbrain import (
+    CurrentStream,
+    PivotSettings,
+    speechbrain_limit,
+)
 
 # The most padding of a batch to compare. SpeechBrain's target_batch_numel is always its maximum: on made-up speech and
 # text, targets of 80% and 90% made 2% to 25% more batches, and saved at most 0.1% of the time.
@@ -68,6 +74,31 @@ _BYTES = {
 }
 
 
+class StreamSettings(StreamedWith, frozen=True, kw_only=True):
+    """The settings of a stream's sweep, from the command line to `stream.json`.
+
+    Attributes:
+        buffer_sizes: The most examples that a worker holds to make batches of; no more than there are.
+        bytes_per_length: The memory that a unit of length takes in the buffer; None: by the unit.
+    """
+
+    buffer_sizes: tuple[Size | Literal["all"], ...] = (256, 1024, 4096)
+    num_buckets: tuple[Size, ...] = (4, 8, 12, 16, 20)
+    max_batch_size: Size | None = None
+    bytes_per_length: Annotated[float, msgspec.Meta(gt=0, le=1e12)] | None = None
+    min_randomness: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+
+    @classmethod
+    def checked(cls, **values: Any) -> StreamSettings:
+        """Return the settings; UsageError if a number is out of range."""
+        try:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise UsageError(
+                f"--{invalid_field(error).replace('_', '-', 2)}"
+            ) from error
+
+
 def run_stream_sweep(
     stream: StreamLengths,
     settings: StreamSettings,
@@ -85,11 +116,11 @@ def run_stream_sweep(
     foreign, costs, limit = costs_in(
         folder, stream.lengths, max_batch_length, force=force
     )
-    found = sweep_stream(stream, limit, settings, costs, current, on_row)
+    result = sweep_stream(stream, limit, settings, costs, current, on_row)
     if foreign:
         clear_run(folder)
-    write_result(folder / STREAM_FILE, found)
-    return found
+    write_result(folder / STREAM_FILE, result)
+    return result
 
 
 def sweep_stream(
@@ -126,9 +157,8 @@ def sweep_stream(
     as_map = sweep(lengths, max_batch_length, of_map, costs)
     tables = [row for row in as_map.rows if row.sizing == limits.sizings[-1]]
     sizes = shard_sizes(stream, settings.shard_size)
-    stored = StoredStream.of(
-        stream.values, stream.targets, sizes, Sharding.of(settings), _SEED
-    )
+    sharding = Sharding.of(settings)
+    stored = StoredStream.of(stream.values, stream.targets, sizes, sharding, _SEED)
     pricing = Pricing.of(lengths, max_batch_length, of_map, costs)
     ways = list(_ways(tables, lengths, limits, settings))
     # The user's settings first, as they may have to be corrected.
@@ -151,11 +181,11 @@ def sweep_stream(
     # Sized as the stream's tables are, so that only the stream makes a difference.
     best_table = recommend(tables, as_map.baselines).portable
     map_style = None if best_table is None else tables[best_table]
-    found = recommend_stream(rows, min_randomness=settings.min_randomness)
-    chosen = None if found.row is None else rows[found.row]
-    shards = shards_of(stream, sizes, settings)
+    recommendation = recommend_stream(rows, min_randomness=settings.min_randomness)
+    chosen = None if recommendation.row is None else rows[recommendation.row]
+    shards = shards_of(stream, sizes, sharding.readers)
     warnings = [
-        *stream_cautions(shards, settings),
+        *stream_cautions(shards, settings.shard_size, sharding.readers),
         *longer_than(
             lengths, max_batch_length, "max_batch_length", "each becomes a batch of one"
         ),
@@ -173,12 +203,12 @@ def sweep_stream(
         shards=shards,
         rows=rows,
         map_style=map_style,
-        recommended=found.row,
-        recommended_speechbrain=found.portable,
+        recommended=recommendation.row,
+        recommended_speechbrain=recommendation.portable,
         batches_per_rank=None
         if chosen is None
         else -(-chosen.batches // settings.world_size),
-        reason=found.reason,
+        reason=recommendation.reason,
         warnings=warnings,
         current=current_row,
         current_fits=current_fits,
@@ -242,25 +272,6 @@ def _ways(
             )
 
 
-def speechbrain_limit(lengths: Lengths, limits: Limits) -> float:
-    """Return the max_batch_numel with which every batch that can occur fits.
-
-    A batch whose longest example is u holds at most min(S, ⌊M / u⌋) examples, S the largest batch size, and B(u) fit:
-    so M < (B(u) + 1) u for all u with B(u) < S, unless there are no more than B(u) examples up to u. M is at most
-    max_batch_length.
-    """
-    histogram = lengths.histogram
-    fitting = limits.batch_sizes(histogram.lengths, limits.sizings[-1])
-    most = np.minimum(limits.max_batch_size or np.inf, histogram.cumulative)
-    too_large = ((fitting + 1) * histogram.lengths)[fitting < most]
-    if too_large.size == 0:
-        return limits.max_batch_length
-    below = float(
-        f"{too_large.min() * (1 - 6e-6):.6g}"
-    )  # six digits, which round by at most 5e-6
-    return min(limits.max_batch_length, below)
-
-
 def _priced(
     way: AnyBatching,
     epochs: Sequence[StreamEpoch],
@@ -274,17 +285,12 @@ def _priced(
     longest = first.shapes.lengths
     batches_by_epoch = np.array([epoch.weights.sum() for epoch in epochs])
     batches = max(1, round(float(batches_by_epoch.mean())))
-    padded_length = float(
-        np.mean(
-            [
-                epoch.total(epoch.shapes.batch_sizes * epoch.shapes.lengths)
-                for epoch in epochs
-            ]
-        )
-    )
-    true_length = float(
-        np.mean([epoch.total(_true_lengths(epoch, stored)) for epoch in epochs])
-    )
+    padded_lengths = [
+        epoch.total(epoch.shapes.batch_sizes * epoch.shapes.lengths) for epoch in epochs
+    ]
+    padded_length = float(np.mean(padded_lengths))
+    true_lengths = [epoch.total(_true_lengths(epoch, stored)) for epoch in epochs]
+    true_length = float(np.mean(true_lengths))
     count = pricing.lengths.count
     dropped = max(0, count - round(first.total(sizes)))
     mates = mates_in_cuts([epoch.cut for epoch in epochs], stored.lengths)

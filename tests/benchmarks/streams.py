@@ -11,8 +11,7 @@ import numpy as np
 
 from batchtune.epochs.measured_costs import Costs
 from batchtune.lengths import FloatArray, IntArray, Lengths, StreamLengths
-from batchtune.streams.stream_settings import StreamSettings
-from batchtune.streams.stream_sweep import sweep_stream
+from batchtune.streams.stream_sweep import StreamSettings, sweep_stream
 
 
 def main() -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from batchtune.errors import BatchtuneError, ResultError, UsageError
 from batchtune.lengths import Lengths
-from batchtune.streams.pivot import PivotSettings
-from batchtune.streams.stream_settings import CurrentStream, stream_current
+from batchtune.streams.speechbrain import CurrentStream, PivotSettings, stream_current
 
 SECONDS = Lengths.of(
     np.random.default_rng(0).lognormal(2, 0.6, 3000).clip(1, 24.5), unit="s"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from batchtune.streams.bucketed import StreamBatches
-from batchtune.streams.pivot import PivotSettings, speechbrain_batches
+from batchtune.streams.speechbrain import PivotSettings, speechbrain_batches
 
 OF_SAMPLER = (
     "target_batch_numel",

@@ -19,10 +19,13 @@ from batchtune.results import StreamSweep
 from batchtune.streams import simulated as stream_simulation
 from batchtune.streams.advice import recommend_stream
 from batchtune.streams.bucketed import StreamBatching, stream_batches, stream_random
-from batchtune.streams.pivot import PivotSettings
 from batchtune.streams.simulated import Sharding, StoredStream, simulate_stream
-from batchtune.streams.stream_settings import CurrentStream, StreamSettings
-from batchtune.streams.stream_sweep import speechbrain_limit, sweep_stream
+from batchtune.streams.speechbrain import (
+    CurrentStream,
+    PivotSettings,
+    speechbrain_limit,
+)
+from batchtune.streams.stream_sweep import StreamSettings, sweep_stream
 
 SPEECH = np.random.default_rng(5).gamma(6, 2, 1500).round(1) + 0.5
 TABLE = BucketTable.of([5.0, 10.0, 15.0, 25.0, 70.0], [60, 30, 20, 12, 4])

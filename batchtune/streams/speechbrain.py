@@ -1,11 +1,17 @@
-"""The settings of a stream's sweep, and a user's current way to batch one."""
+"""SpeechBrain's `dynamic_bucketed_batch`: on lengths alone, batch for batch, and as a user has set it."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from batchtune.buckets.advice import longer_than
 from batchtune.buckets.current_settings import (
@@ -19,14 +25,149 @@ from batchtune.buckets.current_settings import (
     read_settings,
 )
 from batchtune.configs import STREAM_LIMITS, Block, Recipe, entries
-from batchtune.errors import UsageError, invalid_field
-from batchtune.lengths import Lengths
-from batchtune.results import Share, StreamedWith
-from batchtune.streams.pivot import PivotSettings
+from batchtune.epochs.table import Limits
+from batchtune.lengths import FloatArray, Lengths
+from batchtune.results import Share
+from batchtune.streams.bucketed import (
+    LengthReader,
+    SortedBuffer,
+    StreamBatches,
+    around_pivot,
+    collected,
+)
 from batchtune.units import PER_SECOND, counts_samples, format_length, format_number
 
 _SAMPLE_LENGTHS = ("min_sample_len", "max_sample_len")
 _PIVOT = "indices_around_random_pivot"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PivotSettings:
+    """The parameters of SpeechBrain's `dynamic_bucketed_batch` with `indices_around_random_pivot`.
+
+    A batch begins as one random example of the sorted buffer, and grows to either side, by the neighbour that pads
+    least, until its padded length reaches the target or neither neighbour may join.
+
+    Attributes:
+        target_batch_numel: A batch grows until its padded length is as large. Required: SpeechBrain has no default.
+        max_batch_numel: No example joins that would make the padded length larger; a longer example is a batch of
+            one. None: a batch overshoots its target, by one example and by how much that pads the others.
+        max_batch_size: The most examples of a batch; None: any number. Below 1: one.
+        max_padding_ratio: No example joins that would make padding a larger part; None: any. Below 0: batches of one.
+        buffersize: A batch is made whenever this many examples are held. Below 1: only when all of the stream is held.
+        drop_end: Whether to leave out the examples that are held at the end of the stream.
+        min_sample_len, max_sample_len: Shorter and longer examples are left out; None: any length.
+    """
+
+    target_batch_numel: float
+    max_batch_numel: float | None = None
+    max_batch_size: int | None = None
+    max_padding_ratio: float | None = 0.2
+    buffersize: int = 1024
+    drop_end: bool = False
+    min_sample_len: float | None = None
+    max_sample_len: float | None = None
+
+    def keeps(self, lengths: FloatArray) -> npt.NDArray[np.bool_]:
+        """Return which examples the length limits keep."""
+        kept = np.ones(lengths.shape, dtype=np.bool_)
+        if self.min_sample_len is not None:
+            kept &= lengths >= self.min_sample_len
+        if self.max_sample_len is not None:
+            kept &= lengths <= self.max_sample_len
+        return kept
+
+
+def speechbrain_batches(
+    lengths: npt.ArrayLike, settings: PivotSettings, random: random.Random
+) -> StreamBatches:
+    """Return the batches that SpeechBrain's `dynamic_bucketed_batch` makes of a stream with these lengths.
+
+    They equal SpeechBrain's, example for example, and leave `random` in the same state, if its `random` has the same
+    state before. SpeechBrain draws from the process-wide `random`, which a DataLoader reseeds in each worker from
+    torch's seed; without workers its state is arbitrary unless the program seeds it.
+
+    Examples that the length limits leave out count as read. The examples of a batch are the longest first, as
+    SpeechBrain hands them to its collate_fn. Lengths that are not whole numbers are added up in SpeechBrain's order:
+    rounding decides between neighbours that pad equally.
+
+    `lengths`, shape (examples,), are in the order of the stream and in the unit of the settings.
+    Source: `speechbrain.dataio.iterators`, SpeechBrain 1.1.
+
+    Raises:
+        ValueError: Two neighbours in the buffer are of length 0, where SpeechBrain raises a ZeroDivisionError.
+    """
+    values = np.asarray(lengths, dtype=np.float64)
+    kept = np.flatnonzero(settings.keeps(values))
+    reader = LengthReader(values[kept])
+
+    def examples_read() -> int:
+        # Anything after the last valid example is read only when the stream has ended.
+        if reader.ended:
+            return values.size
+        return int(kept[reader.count - 1]) + 1
+
+    batches = collected(_batches(reader, kept.size, settings, random), examples_read)
+    return replace(batches, examples=kept[batches.examples])
+
+
+def _batches(
+    reader: LengthReader, total: int, settings: PivotSettings, random: random.Random
+) -> Iterator[list[int]]:
+    """Yield each batch of a stream of `total` examples, as places in it, the longest example first."""
+    max_cells = settings.max_batch_numel
+    if max_cells is None:
+        max_cells = math.inf
+    max_examples: float | None = settings.max_batch_size
+    if max_examples is None:
+        max_examples = math.inf
+    max_padding = settings.max_padding_ratio
+    if max_padding is None:
+        max_padding = math.inf
+    target = settings.target_batch_numel
+
+    def admits(count: int, longest: float) -> bool:
+        return count * longest <= max_cells
+
+    def grows(count: int, longest: float) -> bool:
+        return count < max_examples and count * longest < target
+
+    held = SortedBuffer()
+    buffer_size = settings.buffersize if settings.buffersize > 0 else total + 1
+    for number in count(1):
+        if not reader.ended:
+            held.fill(reader, buffer_size)
+        if reader.ended and (settings.drop_end or not held.places):
+            return
+        pivot = random.randint(0, len(held.places) - 1)
+        try:
+            ends = around_pivot(held.lengths, pivot, admits, max_padding, grows)
+        except ZeroDivisionError:
+            raise ValueError(
+                f"batch {number}: SpeechBrain's padding_ratio divides by zero, as two examples are of length 0; leave "
+                "them out with min_sample_len"
+            ) from None
+        batch = held.take(*ends)
+        batch.reverse()
+        yield batch
+
+
+def speechbrain_limit(lengths: Lengths, limits: Limits) -> float:
+    """Return the max_batch_numel with which every batch that can occur fits.
+
+    A batch whose longest example is u holds at most min(S, ⌊M / u⌋) examples, S the largest batch size, and B(u) fit:
+    so M < (B(u) + 1) u for all u with B(u) < S, unless there are no more than B(u) examples up to u. M is at most
+    max_batch_length.
+    """
+    histogram = lengths.histogram
+    fitting = limits.batch_sizes(histogram.lengths, limits.sizings[-1])
+    largest = np.minimum(limits.max_batch_size or np.inf, histogram.cumulative)
+    too_large = ((fitting + 1) * histogram.lengths)[fitting < largest]
+    if too_large.size == 0:
+        return limits.max_batch_length
+    # Six digits, which round by at most 5e-6.
+    below = float(f"{too_large.min() * (1 - 6e-6):.6g}")
+    return min(limits.max_batch_length, below)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,36 +181,6 @@ class CurrentStream:
     batching: PivotSettings
     settings: dict[str, Any]
     notes: tuple[str, ...] = ()
-
-
-class StreamSettings(StreamedWith, frozen=True, kw_only=True):
-    """The settings of a stream's sweep, from the command line to `stream.json`.
-
-    Attributes:
-        buffer_sizes: The most examples that a worker holds to make batches of; no more than there are.
-        bytes_per_length: The memory that a unit of length takes in the buffer; None: by the unit.
-    """
-
-    buffer_sizes: tuple[Size | Literal["all"], ...] = (256, 1024, 4096)
-    num_buckets: tuple[Size, ...] = (4, 8, 12, 16, 20)
-    max_batch_size: Size | None = None
-    bytes_per_length: Annotated[float, msgspec.Meta(gt=0, le=1e12)] | None = None
-    min_randomness: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-
-    @classmethod
-    def checked(cls, **values: Any) -> StreamSettings:
-        """Return the settings; UsageError if a number is out of range."""
-        try:
-            return msgspec.convert(values, cls)
-        except msgspec.ValidationError as error:
-            raise UsageError(
-                f"--{invalid_field(error).replace('_', '-', 2)}"
-            ) from error
-
-    @property
-    def readers(self) -> int:
-        """Number of workers of all ranks."""
-        return self.world_size * max(1, self.workers)
 
 
 class PivotArguments(Settings, frozen=True, kw_only=True):
