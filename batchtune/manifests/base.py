@@ -95,11 +95,9 @@ class Column:
     @property
     def text(self) -> bool:
         """Whether more of the values are text than numbers: then their lengths are counted."""
-        numbers = sum(_holds_number(value) for value in self.values)
-        texts = sum(
-            _holds_text(value) and not _holds_number(value) for value in self.values
-        )
-        return self.is_text or texts > numbers
+        others = [value for value in self.values if not _holds_number(value)]
+        num_texts = sum(map(_holds_text, others))
+        return self.is_text or num_texts > len(self.values) - len(others)
 
     @property
     def chat(self) -> bool:

@@ -99,13 +99,13 @@ class Nemo(Format):
 
     @cached_property
     def _first(self) -> list[dict[str, Any]]:
+        head = self.source.head
         values: list[object] = []
-        if self.opening is not None:
-            values = _first_values(self.source.head)
-        else:
-            with contextlib.suppress(*_REFUSED):
-                for line in self.source.head.lines[:PEEKED_ROWS]:
-                    values.append(msgspec.json.decode(line))
+        if self.opening is None:
+            with contextlib.suppress(*_REFUSED):  # those before a fault are kept
+                values.extend(map(msgspec.json.decode, head.lines[:PEEKED_ROWS]))
+        elif self.fits(head):
+            values = _first_values(head)
         objects = [value for value in values if isinstance(value, dict)]
         if not objects:
             # The first is longer than the head, or damaged, or of another shape.
