@@ -79,7 +79,8 @@ def load_stream(
     """
     plan, tasks = planned(manifest, options, on_progress=on_progress)
     sharded = FORMATS[plan.format].sharded
-    tasks = [task._replace(plan=replace(task.plan, with_ids=sharded)) for task in tasks]
+    plan = replace(plan, with_ids=sharded)
+    tasks = [task._replace(plan=plan) for task in tasks]
     parts = read_all(tasks, jobs, on_progress)
     shards: list[Shard] = []
     if sharded or (len(tasks) > 1 and not FORMATS[plan.format].of_folder):

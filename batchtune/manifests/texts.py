@@ -69,14 +69,10 @@ def counter(
     loaded.no_padding()
 
     def count(texts: Sequence[str]) -> list[int]:
-        return list(
-            map(
-                len,
-                loaded.encode_batch(
-                    list(texts), add_special_tokens=adds_special_tokens
-                ),
-            )
+        encodings = loaded.encode_batch(
+            list(texts), add_special_tokens=adds_special_tokens
         )
+        return list(map(len, encodings))
 
     return count
 

@@ -87,6 +87,19 @@ def test_a_line_whose_first_value_is_an_object_is_still_a_line(read) -> None:
     assert read(line).values.tolist() == [2.0]
 
 
+def test_a_wrongly_named_format_is_the_error_not_its_columns(refusal) -> None:
+    line = '{"a": {"duration": 1, "num_samples": 16000}}\n'
+    message = refusal(line * 2, format="json-list").message
+    assert "Expected `array`, got `object`" in message
+    message = refusal(line * 2, format="speechbrain-json").message
+    assert "line 2: JSON is malformed" in message
+
+
+def test_ids_may_hold_quotes_and_braces(read) -> None:
+    content = '{\n"a\\"b": {"duration": 1},\n"}": {"duration": 2}\n}\n'
+    assert read(content).values.tolist() == [2.0, 1.0]
+
+
 def test_an_object_of_objects_on_one_line_is_speechbrains(read) -> None:
     assert read('{"a": {"length": 2}, "b": {"length": "3"}}').values.tolist() == [
         3.0,
