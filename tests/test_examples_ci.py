@@ -23,11 +23,6 @@ from batchtune.cli.app import load_command
 from batchtune.manifests import load_lengths
 from batchtune.results import CostModel, FrontierPoint, Models, write_result
 
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
-
 ROOT = Path(__file__).parents[1]
 WORKFLOW: dict[str, Any] = YAML(typ="safe").load(
     ROOT / "examples" / "ci" / "batchtune.yml"

@@ -235,7 +235,7 @@ def test_the_users_cap_leaves_the_maximum_as_it_is() -> None:
 
 
 def test_many_examples_are_counted_by_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = np.random.default_rng(2).gamma(6, 2, 12_000).round(1) + 0.5
+    values = np.random.default_rng(2).gamma(6, 2, 12_000).round() + 0.5
     every = swept(values, [500] * 24, workers=2, buffer_sizes=(400,))
     monkeypatch.setattr(stream_simulation, "_MOST_SIMULATED", 6000)
     some = swept(values, [500] * 24, workers=2, buffer_sizes=(400,))
