@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 QUOTED_CHARACTERS = 80
+_MOST_LISTED = 20
 # Longer words in a message, such as a path, are cut in the middle.
 _LONG_WORD = re.compile(r"\S{401,}")
 # A long word may be broken anywhere.
@@ -36,10 +37,12 @@ def shortened(value: object, limit: int = QUOTED_CHARACTERS) -> str:
     return text if len(text) <= limit else f"{text[: limit - 2]}…{text[-1]}"
 
 
-def listed(values: Sequence[object], most: int = 20) -> str:
+def listed(values: Sequence[object]) -> str:
     """List foreign values for a message: the first ones, shortened, and the number of the others."""
-    more = [f"and {len(values) - most:,} more"] if len(values) > most else []
-    return ", ".join([*map(shortened, values[:most]), *more])
+    words = [shortened(value) for value in values[:_MOST_LISTED]]
+    if len(values) > _MOST_LISTED:
+        words.append(f"and {len(values) - _MOST_LISTED:,} more")
+    return ", ".join(words)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -63,11 +63,11 @@ def knows_anything(folder: Path) -> bool:
     return any(trial.outcome == "ok" for trial in read_trials(folder / TRIALS_FILE))
 
 
-def other_lengths(lengths: Lengths, theirs: LengthsSummary) -> str:
+def other_lengths(lengths: Lengths, run_lengths: LengthsSummary) -> str:
     """Return which lengths the run is of, for a message: `other lengths (60 up to 29 s; these are 62 up to 36 s)`."""
     return (
-        f"other lengths ({theirs.count:,} up to {format_length(theirs.max, theirs.unit)}; these are {lengths.count:,} "
-        f"up to {format_length(lengths.longest, lengths.unit)})"
+        f"other lengths ({run_lengths.count:,} up to {format_length(run_lengths.max, run_lengths.unit)}; these are "
+        f"{lengths.count:,} up to {format_length(lengths.longest, lengths.unit)})"
     )
 
 
@@ -75,14 +75,14 @@ def check_lengths(
     lengths: Lengths,
     fingerprint: str,
     source: Path,
-    theirs: LengthsSummary | None = None,
+    run_lengths: LengthsSummary | None = None,
 ) -> None:
-    """Raise ResultError if a file is of other lengths than these; `theirs` are the run's, if known."""
+    """Raise ResultError if a file is of other lengths than these; `run_lengths` are the run's, if known."""
     if fingerprint == lengths.fingerprint:
         return
     what = "other lengths than these"
-    if theirs is not None and theirs.fingerprint == fingerprint:
-        what = other_lengths(lengths, theirs)
+    if run_lengths is not None and run_lengths.fingerprint == fingerprint:
+        what = other_lengths(lengths, run_lengths)
     raise ResultError(
         f"{source} is of {what}",
         f"{_SAME_MANIFEST} Or tune again for these lengths in another folder with --run.",
@@ -91,12 +91,12 @@ def check_lengths(
 
 def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:
     """Return whether the folder's results are of other lengths; without `force` that raises ResultError."""
-    theirs = lengths_of(folder)
-    if theirs is None or theirs.fingerprint == lengths.fingerprint:
+    run_lengths = lengths_of(folder)
+    if run_lengths is None or run_lengths.fingerprint == lengths.fingerprint:
         return False
     if not force:
         raise ResultError(
-            f"{folder} holds a run of {other_lengths(lengths, theirs)}",
+            f"{folder} holds a run of {other_lengths(lengths, run_lengths)}",
             f"{_SAME_MANIFEST} {ANOTHER}",
         )
     return True

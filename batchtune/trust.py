@@ -159,7 +159,7 @@ def _about_gpu(
             "probe again with --force, or probe another device with --device."
         )
     outside = max(
-        (one.outside_bytes for one in trials if one.outside_bytes is not None),
+        (trial.outside_bytes for trial in trials if trial.outside_bytes is not None),
         default=None,
     )
     if outside is not None and device.free_bytes is not None:

@@ -118,7 +118,7 @@ def refuse_overwriting(output: Path, inputs: Sequence[str | Path] = ()) -> None:
             f"{output} is a file of a run folder and must not be overwritten",
             "Give another name.",
         )
-    if any(Path(one).exists() and output.samefile(one) for one in inputs):
+    if any(Path(path).exists() and output.samefile(path) for path in inputs):
         raise UsageError(
             f"{output} is an input and must not be overwritten", "Give another name."
         )

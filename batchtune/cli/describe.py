@@ -133,13 +133,13 @@ def doctor(
     """
     from batchtune.probe.doctor import examine
 
-    found = examine(timeout)
+    machine = examine(timeout)
     if json:
-        console.write_json(found)
+        console.write_json(machine)
     else:
         from batchtune.reports.page import doctor_page
 
-        console.show_page(doctor_page(found))
+        console.show_page(doctor_page(machine))
 
 
 @expand

@@ -176,8 +176,12 @@ def _listed(*, as_json: bool) -> str:
     known = [export_of(name) for name in FRAMEWORKS]
     if as_json:
         listed = [
-            {"framework": one.name, "title": one.title, "file": one.file}
-            for one in known
+            {
+                "framework": framework.name,
+                "title": framework.title,
+                "file": framework.file,
+            }
+            for framework in known
         ]
         return json_format.dumps(listed, indent=2, ensure_ascii=False)
-    return "\n".join(f"{one.name:<20}{one.title}" for one in known)
+    return "\n".join(f"{framework.name:<20}{framework.title}" for framework in known)

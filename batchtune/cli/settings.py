@@ -49,9 +49,8 @@ def apply_project(ctx: Any, load_commands: Callable[[], Iterable[Any]]) -> None:
         known.update(dict.fromkeys([command.name, *_keys(command, shared=True)]))
     known.update(_keys(ctx.command, shared=True))
     origins = _origins(table, known, path, "tool.batchtune")
-    own = table.get(ctx.command.name, {})
     origins |= _origins(
-        own,
+        table.get(ctx.command.name, {}),
         _keys(ctx.command, shared=False),
         path,
         f"tool.batchtune.{ctx.command.name}",

@@ -94,13 +94,13 @@ def tune(
     sweep_settings = sweep.settings(run)
     current = sweep.current_settings()
     lengths = source.load(quiet=run.quiet)
-    found = _probe(lengths, probe, run, sweep_settings)
+    probed = _probe(lengths, probe, run, sweep_settings)
     swept = sweep_and_write(lengths, sweep_settings, current, run)
     holds = True
     if verify and swept.recommended is not None:
         asked = {
-            "workload": found.workload.spec,
-            "options": found.workload.options,
+            "workload": probed.workload.spec,
+            "options": probed.workload.options,
             **probe.asked(),
         }
         plan = sampler_plan(lengths, run.run, verify_settings, quiet=run.quiet)
@@ -128,11 +128,13 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
     """
     from batchtune.reports import RunResults
 
-    found = _probe(source.load(quiet=run.quiet), probe, run)
+    probed = _probe(source.load(quiet=run.quiet), probe, run)
     if run.json:
-        console.write_json(found)
+        console.write_json(probed)
     else:
-        results = RunResults(name=run.run.name, probe=found, sweep=None, folder=run.run)
+        results = RunResults(
+            name=run.run.name, probe=probed, sweep=None, folder=run.run
+        )
         console.show(results, full=run.full)
 
 
@@ -214,14 +216,14 @@ def sweep_stream(
     from batchtune.streams.stream_sweep import run_stream_sweep
 
     settings = stream.settings(run)
-    found = source.load_stream(quiet=run.quiet, as_in=run.continued)
-    _check_limit(max_batch_length, found.lengths, quiet=run.quiet)
+    stored = source.load_stream(quiet=run.quiet, as_in=run.continued)
+    _check_limit(max_batch_length, stored.lengths, quiet=run.quiet)
     current = None
     if stream.current is not None:
-        current = stream_current(stream.current, found.lengths)
+        current = stream_current(stream.current, stored.lengths)
     with console.progress("Sweeping", quiet=run.quiet) as bar:
         swept = run_stream_sweep(
-            found,
+            stored,
             settings,
             run.run,
             max_batch_length=max_batch_length,

@@ -173,12 +173,12 @@ def verify(
             seed,
             quiet=quiet,
         )
-    found = verify_with_progress(plan, folder, asked, quiet=quiet)
+    verification = verify_with_progress(plan, folder, asked, quiet=quiet)
     if json:
-        console.write_json(found)
+        console.write_json(verification)
     else:
         console.show_page(build_verification_page(load_run(folder)), full=full)
-    if not found.holds:
+    if not verification.holds:
         raise typer.Exit(EXIT_DOES_NOT_HOLD)
 
 
@@ -207,7 +207,7 @@ def sampler_plan(
 
 
 def _stream_plan(
-    found: StreamLengths, folder: Path, settings: VerifySettings, seed: int | None
+    stored: StreamLengths, folder: Path, settings: VerifySettings, seed: int | None
 ) -> VerifyPlan:
     """Return the plan to run the batches that the folder's `stream.yaml` makes of a stream, likewise."""
     from batchtune.exports.run_configs import read_stream_yaml
@@ -215,7 +215,7 @@ def _stream_plan(
 
     path = folder / STREAM_CONFIG_FILE
     _check_recommended(path, folder / STREAM_FILE, StreamSweep, "sweep-stream")
-    return _plan(found.lengths, path, read_stream_yaml(path), settings, seed, found)
+    return _plan(stored.lengths, path, read_stream_yaml(path), settings, seed, stored)
 
 
 def _plan(
@@ -224,7 +224,7 @@ def _plan(
     config: SamplerConfig | StreamConfig,
     settings: VerifySettings,
     seed: int | None,
-    found: StreamLengths | None = None,
+    stored: StreamLengths | None = None,
 ) -> VerifyPlan:
     """Return the plan for a config, with the probe next to it; raise ResultError if either is of other lengths."""
     from batchtune.results import PROBE_FILE, Probe, read_result
@@ -239,9 +239,9 @@ def _plan(
         probe = read_result(probe_path, Probe)
         check_lengths(lengths, probe.lengths.fingerprint, probe_path, probe.lengths)
     settings = replace(settings, seed=seed if seed is not None else config.seed)
-    stream = (
-        stored_stream(found, path.parent, settings.seed) if found is not None else None
-    )
+    stream = None
+    if stored is not None:
+        stream = stored_stream(stored, path.parent, settings.seed)
     return VerifyPlan(
         lengths=lengths, config=config, settings=settings, probe=probe, stream=stream
     )

@@ -140,19 +140,21 @@ class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def flags(self) -> dict[str, str]:
         """Option → value, as on the command line, of those given; the value of --skip-invalid is empty."""
-        found = {}
+        flags = {}
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if value is not None and value is not False:
-                text = (
-                    ""
-                    if value is True
-                    else f"{value:.15g}"
-                    if isinstance(value, float)
-                    else shlex.quote(value)
-                )
-                found[f"--{name.replace('_', '-')}"] = text
-        return found
+                flags[f"--{name.replace('_', '-')}"] = _as_word(value)
+        return flags
+
+
+def _as_word(value: str | float | bool) -> str:
+    """Return an option's value as the command line has it; nothing for a flag."""
+    if value is True:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    return shlex.quote(str(value))
 
 
 class LengthsSummary(Record, frozen=True, kw_only=True):
@@ -371,14 +373,14 @@ def read_result(path: Path, kind: type[R]) -> R:
                 f"{shortened(meta.batchtune)}; this batchtune knows versions up to {kind.VERSION}",
                 "Install a newer batchtune.",
             )
-        found = msgspec.json.decode(data, type=kind)
+        result = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise ResultError(f"{path} is edited or damaged: {error}", again) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ResultError(f"{path} is damaged: {error}", again) from error
-    for problem in _problems(found):
+    for problem in _problems(result):
         raise ResultError(f"{path} is edited or damaged: {problem}", again)
-    return found
+    return result
 
 
 def _problems(record: Record, place: str = "") -> Iterator[str]:
@@ -388,8 +390,8 @@ def _problems(record: Record, place: str = "") -> Iterator[str]:
         if isinstance(value, Record):
             yield from _problems(value, f"{place}{name}: ")
         elif isinstance(value, list) and value and isinstance(value[0], Record):
-            for index, one in enumerate(value):
-                yield from _problems(one, f"{place}{name}, entry {index}: ")
+            for index, entry in enumerate(value):
+                yield from _problems(entry, f"{place}{name}, entry {index}: ")
     yield from (f"{place}{problem}" for problem in record.problems())
 
 
