@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -92,7 +92,7 @@ class TorchKind(IterableKind):
     """A DataLoader over a data set, with a dict of arguments, or the user's own: which, its call shows."""
 
     IS_DATALOADER = True
-    ARGUMENTS: ClassVar[Mapping[str, Any]] = TORCH_TYPES
+    ARGUMENTS = TORCH_TYPES
 
     def open(self, target: Target, arguments: Arguments) -> OpenLoader:
         """As the base class says; any other iterable of batches is opened as such."""

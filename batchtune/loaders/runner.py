@@ -64,7 +64,6 @@ class Measurement:
 
 class _Failure(Exception):
     def __init__(self, failed: Failed) -> None:
-        super().__init__(failed.message)
         self.failed = failed
 
 

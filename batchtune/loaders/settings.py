@@ -156,8 +156,8 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[Argument]]:
 
 
 def _values(text: str, values: str) -> list[Argument]:
-    first, colon, last = values.partition(":")
-    if colon and first.isdecimal() and last.isdecimal():
+    first, _, last = values.partition(":")
+    if first.isdecimal() and last.isdecimal():
         numbers = range(int(first), int(last) + 1)
         if not 0 < len(numbers) <= _MAX_VALUES:
             raise UsageError(

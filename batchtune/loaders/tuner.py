@@ -82,7 +82,7 @@ def run_loader_tuning(
     folder: Path,
     *,
     force: bool = False,
-    on_progress: OnProgress = lambda progress: None,
+    on_progress: OnProgress,
 ) -> LoaderTuning:
     """Tune the loader against the step of a run folder, and write `loader.json` there.
 
@@ -160,16 +160,14 @@ class Tuner:
 
     def tune(self) -> None:
         """Measure all settings, then the best more closely, then what else was asked for."""
-        several = [
-            arguments
-            for arguments in self._arguments
-            if self._kind.workers(arguments) > 1
-        ]
-        if several and not self._opened.dealt:
-            self._on_progress(LoaderProgress(doing="comparing", arguments=several[0]))
-            self._repeats = self._runner.repeats(
-                several[0], self._kind.workers(several[0])
-            )
+        for arguments in self._arguments:
+            workers = self._kind.workers(arguments)
+            if workers > 1 and not self._opened.dealt:
+                self._on_progress(
+                    LoaderProgress(doing="comparing", arguments=arguments)
+                )
+                self._repeats = self._runner.repeats(arguments, workers)
+                break
         self._measure_all()
         self._compare_best()
         if self._settings.stages:

@@ -109,17 +109,15 @@ def serve(
     os._exit(0)
 
 
-def ready(
-    watched: Sequence[int | socket.socket], seconds: float | None = None
-) -> list[int]:
-    """Return which descriptors have something to read, or have ended; `select.select` takes none above 1023."""
+def ready(watched: Sequence[int | socket.socket], seconds: float = -1.0) -> list[int]:
+    """Return which descriptors have something to read, or have ended; a negative time is unlimited.
+
+    `select.select` takes none above 1023.
+    """
     waiting = select.poll()
     for stream in watched:
         waiting.register(stream, select.POLLIN)
-    return [
-        number
-        for number, _ in waiting.poll(None if seconds is None else seconds * 1000)
-    ]
+    return [number for number, _ in waiting.poll(seconds * 1000)]
 
 
 def _fork(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import itertools
 import os
 import secrets
 import signal
@@ -44,7 +43,6 @@ _ENDING_SECONDS = 5.0
 # How long a worker that hangs may take to print its stack; the outermost frame is printed last.
 _STACK_SECONDS = 2.0
 _OUTERMOST_FRAME = f'  File "{processes.__file__}", line '
-_numbers = itertools.count(1)
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
@@ -88,7 +86,7 @@ class WorkerLost(Exception):
         self, outcome: Literal["timeout", "oom", "crash"], how: str, output: str = ""
     ) -> None:
         super().__init__(how)
-        self.outcome: Literal["timeout", "oom", "crash"] = outcome
+        self.outcome = outcome
         self.output = output
 
 
@@ -106,7 +104,7 @@ class Nursery:
         self._module = module
         self._environment = environment
         self._replies = msgspec.json.Decoder(replies)
-        self._mark = f"{os.getpid()}-{next(_numbers)}-{secrets.token_hex(4)}"
+        self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
         self._process: subprocess.Popen[bytes] | None = None
         self._exit_code: int | None = None
 

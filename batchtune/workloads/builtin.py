@@ -187,7 +187,7 @@ class ConvolutionModule(nn.Module):
         return output
 
 
-class TransformerLMConfig(TrainingConfig, frozen=True, kw_only=True):
+class TransformerLMConfig(TrainingConfig, frozen=True):
     """Options of `builtin:transformer-lm`.
 
     Sizes and their parameters (input and output embedding are one matrix): tiny 1.4 million, small 5.3

@@ -136,14 +136,13 @@ def _import_file(path: Path) -> ModuleType:
     module_name = path.stem
     others = [folder for folder in sys.path if folder != str(path.parent)]
     is_known = module_name in {*sys.modules, *sys.builtin_module_names}
-    if is_known or PathFinder.find_spec(module_name, others) is not None:
+    if is_known or PathFinder.find_spec(module_name, others):
         module_name = f"{_OTHER_NAME}{module_name}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = (
-        module  # dataclasses and pickle look a class's module up there
-    )
+    # Dataclasses and pickle look a class's module up there.
+    sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -183,11 +182,11 @@ def _check_options(
         signature = inspect.signature(target)
     except (TypeError, ValueError):
         return  # written in C: the call itself will fail
-    taken = signature.parameters.keys() & given
+    parameters = signature.parameters.keys()
     try:
-        signature.bind(**{**options, **dict.fromkeys(taken)})
+        signature.bind(**{**options, **dict.fromkeys(parameters & given)})
     except TypeError as error:
-        names = ", ".join(signature.parameters) or "no options"
+        names = ", ".join(parameters) or "no options"
         raise OptionError(
             f"the options of {spec}: {error}", f"It takes {names}."
         ) from None

@@ -96,7 +96,10 @@ def tuned(
         monkeypatch.setattr(loader_tuner, "LoaderRunner", runner)
         settings = LoaderSettings(target="train.py:make", **given)
         return run_loader_tuning(
-            settings.for_quick() if quick else settings, tmp_path, force=True
+            settings.for_quick() if quick else settings,
+            tmp_path,
+            force=True,
+            on_progress=lambda progress: None,
         ), runner
 
     return tune
@@ -225,6 +228,7 @@ def test_interrupted_it_keeps_what_it_has_measured(
         run_loader_tuning(
             LoaderSettings(target="a.py:make", sweep={"num_workers": [0, 1, 2]}),
             tmp_path,
+            on_progress=lambda progress: None,
         )
     found = read_tuning(tmp_path / "loader.json")
     assert found.interrupted and found.reason.startswith("Interrupted after")
