@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -127,6 +128,36 @@ class RunResults:
         options = " --set ..." if self.probe.workload.options else ""
         return f" --workload {spec}{options}"
 
+    def steps_after_sweep(
+        self, verify: str, config: tuple[str, str], *, of_stream: bool
+    ) -> Iterator[tuple[str, str]]:
+        """Yield what to do with recommended batches, by command: verify them, use their config, export it."""
+        verified = self.verification
+        if verified is not None and verified.of_stream != of_stream:
+            verified = None
+        if verified is not None and not verified.holds:
+            if verified.failures and not of_stream:  # otherwise the reasons say it
+                yield (
+                    f"batchtune tune MANIFEST --workload W --force{self.as_option}",
+                    "probe again",
+                )
+            yield verify, "run these batches again"
+            return
+        yield config
+        if self.probe is not None and verified is None:
+            yield verify, "run these batches for real"
+        if of_stream and self.sweep is not None:  # the sweep's own steps say the rest
+            return
+        if self.probe is None:
+            yield (
+                f"batchtune probe-oom MANIFEST --workload W{self.as_option}",
+                "measure what fits",
+            )
+        yield (
+            f"batchtune export{self.as_argument} --to FRAMEWORK",
+            "the same for SpeechBrain, NeMo, ...",
+        )
+
     @property
     def lengths(self) -> LengthsSummary | None:
         """The data set that the results are about; None for a loader's tuning alone that knows no lengths."""
@@ -158,15 +189,17 @@ def load_run(folder: Path) -> RunResults:
     if not results:
         files = " nor ".join(kind.file for kind in KINDS.values())
         raise ResultError(f"{folder} holds neither {files}", hint)
-    with_lengths = [
-        name for name, result in results.items() if result.lengths is not None
-    ]
-    for name, other_name in itertools.pairwise(with_lengths):
-        lengths = results[name].lengths
-        other = results[other_name].lengths
+    lengths_by_file = {
+        KINDS[name].file: result.lengths
+        for name, result in results.items()
+        if result.lengths is not None
+    }
+    for (file, lengths), (other_file, other) in itertools.pairwise(
+        lengths_by_file.items()
+    ):
         if lengths.fingerprint != other.fingerprint:
             raise ResultError(
-                f"{folder / KINDS[name].file} and {folder / KINDS[other_name].file} are of different data: "
+                f"{folder / file} and {folder / other_file} are of different data: "
                 f"{_described(lengths)} and {_described(other)}",
                 "Create the older one again, from the same manifest and with the same filters.",
             )

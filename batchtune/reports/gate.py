@@ -143,7 +143,10 @@ def _judge(rule: Rule, inputs: RuleInputs) -> Verdict:
         if rule.operator == "worse":
             row, differs = compared_with(inputs, field)
             other = value_in(row, field, " in the baseline")
-            fails = _is_worse(value, other, _exact(rule.limit), field.better)
+            more = _exact(value) - _exact(other)
+            if field.better == "more":
+                more = -more
+            fails = more > _exact(rule.limit) * abs(_exact(other))
             answer = "worse" if fails else "not worse"
             found = f"{value}, and {other} in the baseline{differs}: {answer} by more than {rule.written}"
         else:
@@ -177,14 +180,6 @@ def _verdict(
         baseline=other,
         message=message,
     )
-
-
-def _is_worse(value: Value, other: Value, allowed: Fraction, better: str) -> bool:
-    """Return whether a value is worse than that of a baseline by more than the share that is allowed."""
-    more = _exact(value) - _exact(other)
-    if better == "more":
-        more = -more
-    return more > allowed * abs(_exact(other))
 
 
 def _exact(value: Value | Fraction) -> Fraction:

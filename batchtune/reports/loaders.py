@@ -196,16 +196,14 @@ def _failed(loader: LoaderTuning) -> list[LoaderRow]:
 
 
 def _failed_table(loader: LoaderTuning) -> list[Table]:
-    rows = []
-    for row in _failed(loader):
-        outcome = _OUTCOMES.get(row.outcome, row.outcome)
-        rows.append(
-            {
-                "setting": setting_name(loader, row),
-                "outcome": outcome,
-                "message": row.error or UNKNOWN,
-            }
-        )
+    rows = [
+        {
+            "setting": setting_name(loader, row),
+            "outcome": _OUTCOMES.get(row.outcome, row.outcome),
+            "message": row.error or UNKNOWN,
+        }
+        for row in _failed(loader)
+    ]
     if not rows:
         return []
     return [

@@ -209,11 +209,10 @@ def _trials_table(probe: Probe) -> Table:
         }
         for trial in probe.trials
     ]
-    left = ["batch shape", "outcome", "message"]
     return make_table(
         "Every trial",
         rows,
-        left=left,
+        left=["batch shape", "outcome", "message"],
         file="probe.json",
         most=_MAX_TRIALS,
         folded=True,
@@ -250,13 +249,12 @@ def verification_section(run: RunResults) -> Section:
     verification = run.verification
     assert verification is not None
     outcome = list(_outcome(verification))
-    title = "Batches that failed in the verification"
     return Section(
         title="Verification",
         sentences=[*outcome, *_verification_facts(verification)],
         brief=len(outcome),
         tables=failures_table(
-            title,
+            "Batches that failed in the verification",
             verification.failures,
             verification.lengths.unit,
             "verify.json",
@@ -337,13 +335,12 @@ def mismatch(run: RunResults) -> str | None:
             "The verification used other lengths than the sweep, so it says nothing about these. Run `batchtune "
             "verify` again."
         )
-    row = swept.recommended_row
-    rows: Sequence[Row | StreamRow] = [row] if row is not None else []
+    rows: Sequence[Row | StreamRow | None] = [swept.recommended_row]
     if isinstance(swept, StreamSweep) and (
         swept.recommended_row is None or swept.recommended_row.by_speechbrain
     ):
         rows = swept.rows
-    if any(_ran(verified, row) for row in rows):
+    if any(row is not None and _ran(verified, row) for row in rows):
         return None
     command = "sweep-stream" if verified.of_stream else "sweep-buckets"
     return (

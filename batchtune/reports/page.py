@@ -181,18 +181,15 @@ def build_verification_page(run: RunResults) -> Page:
 
 def make_page(title: str, sections: Iterable[Section]) -> Page:
     """Return a page whose strings can do nothing to the place where they are shown."""
-    return Page(
-        title=clean(title), sections=[_cleaned(section) for section in sections]
-    )
-
-
-def _cleaned(section: Section) -> Section:
-    """Return a section with clean sentences and warnings; its tables are clean."""
-    return replace(
-        section,
-        sentences=[clean(sentence) for sentence in section.sentences],
-        warnings=[clean(warning) for warning in section.warnings],
-    )
+    cleaned = [
+        replace(  # its tables are clean
+            section,
+            sentences=[clean(sentence) for sentence in section.sentences],
+            warnings=[clean(warning) for warning in section.warnings],
+        )
+        for section in sections
+    ]
+    return Page(title=clean(title), sections=cleaned)
 
 
 def verdict_section(verdicts: Sequence[Verdict]) -> Section:

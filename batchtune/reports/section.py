@@ -176,11 +176,6 @@ def known(value: V | None, words: Callable[[V], str]) -> str | None:
     return None if value is None else words(value)
 
 
-def format_times(cost: float | None, reference: float | None) -> str | None:
-    """Return a cost as a multiple of a reference, `1.34×`; None where one is unknown or 0."""
-    return f"{format_ratio(cost / reference)}{TIMES}" if cost and reference else None
-
-
 def format_share(share: float) -> str:
     """Return a share, which may be small, as per cent with 3 significant digits: `12.9%`, `0.0946%`."""
     return "less than 0.001%" if 0 < share < 1e-5 else f"{100 * share:.3g}%"
@@ -323,12 +318,13 @@ def comparison_table(
     timed: bool,
 ) -> Table:
     """Lay out what an epoch costs, with each cost as a multiple of the first one's; times only if they compare."""
-    reference = next(iter(compared.values()))
+    reference = known_cost(next(iter(compared.values())), timed=timed)
     rows = []
     for name, costed in compared.items():
-        relative = format_times(
-            cost_of(costed, timed=timed), cost_of(reference, timed=timed)
-        )
+        cost = known_cost(costed, timed=timed)
+        relative = None
+        if cost and reference:
+            relative = f"{format_ratio(cost / reference)}{TIMES}"
         row = {"": name, **cells_of(costed), "relative": relative}
         if not timed:
             row["estimated epoch"] = None
@@ -376,16 +372,3 @@ def swept_warnings(run: RunResults, sweep: AnySweep, command: str) -> Iterator[s
             yield f"{differs}: memory is left unused. {again}"
     for warning in sweep.warnings:
         yield with_full_stop(warning)
-
-
-def measure_and_export(run: RunResults) -> Iterator[tuple[str, str]]:
-    """Yield the last of the next steps with recommended batches."""
-    if run.probe is None:
-        yield (
-            f"batchtune probe-oom MANIFEST --workload W{run.as_option}",
-            "measure what fits",
-        )
-    yield (
-        f"batchtune export{run.as_argument} --to FRAMEWORK",
-        "the same for SpeechBrain, NeMo, ...",
-    )

@@ -21,7 +21,6 @@ from batchtune.reports.section import (
     known,
     known_cost,
     make_table,
-    measure_and_export,
     sizes_table,
     swept_warnings,
 )
@@ -82,6 +81,8 @@ def stream_section(run: RunResults) -> Section:
                 STREAM_CONFIG_FILE,
             )
         )
+    verify = f"batchtune verify --stream{run.as_argument} SHARDS{run.workload_flags}"
+    config = (str(run.folder / STREAM_CONFIG_FILE), "the best for BucketedStream")
     return Section(
         title="Stream",
         sentences=[
@@ -99,7 +100,7 @@ def stream_section(run: RunResults) -> Section:
         brief=1 + len(facts),
         tables=[_comparison(stream, row, timed=times.are_reliable), *tables],
         warnings=warnings,
-        next_steps=list(_next_steps(run)),
+        next_steps=list(run.steps_after_sweep(verify, config, of_stream=True)),
     )
 
 
@@ -302,16 +303,3 @@ def _warnings(stream: StreamSweep) -> Iterator[str]:
             f"{CURRENT.capitalize()} does not fit: its batches are larger than what was measured to fit, or than "
             "max_batch_length where nothing was."
         )
-
-
-def _next_steps(run: RunResults) -> Iterator[tuple[str, str]]:
-    verified = run.verification
-    verify = f"batchtune verify --stream{run.as_argument} SHARDS{run.workload_flags}"
-    if verified is not None and verified.of_stream and not verified.holds:
-        yield verify, "run these batches again"
-        return
-    yield str(run.folder / STREAM_CONFIG_FILE), "the best for BucketedStream"
-    if run.probe is not None and (verified is None or not verified.of_stream):
-        yield verify, "run these batches for real"
-    if run.sweep is None:
-        yield from measure_and_export(run)

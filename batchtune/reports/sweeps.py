@@ -23,7 +23,6 @@ from batchtune.reports.section import (
     known,
     known_cost,
     make_table,
-    measure_and_export,
     sizes_table,
     swept_warnings,
 )
@@ -73,6 +72,9 @@ def sweep_section(run: RunResults) -> Section:
     sizes = sizes_table(
         "Batch sizes", row, sweep.lengths.unit, SAMPLER_FILE, _proofs(run, sweep)
     )
+    verify = f"batchtune verify{run.as_argument} MANIFEST{run.workload_flags}"
+    sampler = "PooledBatchSampler" if row.pool_size else "BucketBatchSampler"
+    config = (str(run.folder / SAMPLER_FILE), f"the config, for {sampler}")
     return Section(
         title="Sweep",
         sentences=[
@@ -84,7 +86,7 @@ def sweep_section(run: RunResults) -> Section:
         brief=1 + len(facts),
         tables=[_comparison(sweep, row, timed=timed), *tables, sizes],
         warnings=[*_unproven(run, row), *warnings],
-        next_steps=list(_next_steps(run, row)),
+        next_steps=list(run.steps_after_sweep(verify, config, of_stream=False)),
     )
 
 
@@ -367,23 +369,3 @@ def _sweep_again(run: RunResults, sweep: Sweep) -> tuple[str, str]:
         f"batchtune sweep-buckets MANIFEST --num-buckets 2:60{run.as_option}",
         "compare other numbers",
     )
-
-
-def _next_steps(run: RunResults, row: Row) -> Iterator[tuple[str, str]]:
-    verified = run.verification
-    verify = f"batchtune verify{run.as_argument} MANIFEST{run.workload_flags}"
-    if verified is not None and not verified.of_stream and not verified.holds:
-        if verified.failures:  # otherwise the reasons say what to do
-            yield (
-                f"batchtune tune MANIFEST --workload W --force{run.as_option}",
-                "probe again",
-            )
-        yield verify, "run these batches again"
-        return
-    yield (
-        str(run.folder / SAMPLER_FILE),
-        f"the config, for {'Pooled' if row.pool_size else 'Bucket'}BatchSampler",
-    )
-    if run.probe is not None and (verified is None or verified.of_stream):
-        yield verify, "run these batches for real"
-    yield from measure_and_export(run)

@@ -178,11 +178,11 @@ def _table(table: Table, console: Console) -> list[RenderableType]:
         if index == table.marked:
             style = "bold green"
         rich_table.add_row(*map(Text, row), style=style)
-    least = Measurement.get(
+    narrowest = Measurement.get(
         console, console.options.update(max_width=1000), rich_table
     ).minimum
-    if least > console.width:  # lines are wider than the terminal then
-        rich_table.width = least
+    if narrowest > console.width:  # lines are wider than the terminal then
+        rich_table.width = narrowest
     parts: list[RenderableType] = [Text(table.title, "bold"), rich_table]
     if table.note:
         parts.append(Text(table.note, "dim"))

@@ -8,7 +8,7 @@ the page's script puts the colours in, so that one figure serves the light and t
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count, cycle
 from typing import Any
@@ -17,6 +17,8 @@ from batchtune.loaders import kind_of
 from batchtune.reports import RunResults
 from batchtune.reports.loaders import row_cells, setting_name
 from batchtune.reports.section import (
+    AnyRow,
+    AnySweep,
     Times,
     clean,
     current_name,
@@ -32,7 +34,6 @@ from batchtune.results import (
     LoaderTuning,
     Probe,
     Row,
-    StreamRow,
     StreamSweep,
     Sweep,
 )
@@ -44,9 +45,8 @@ from batchtune.units import (
     format_size,
 )
 
-# Traces and layouts are as plotly.js takes them.
-Trace = dict[str, Any]
-Layout = dict[str, Any]
+# As plotly.js takes them: traces, layouts.
+Plotly = dict[str, Any]
 Point = tuple[float, float, str]
 """x, y and what the pointer shows."""
 
@@ -81,8 +81,8 @@ class Figure:
     name: str
     title: str
     caption: str
-    data: list[Trace]
-    layout: Layout
+    data: list[Plotly]
+    layout: Plotly
 
 
 def figures(run: RunResults) -> list[Figure]:
@@ -106,11 +106,11 @@ def label(text: str) -> str:
     return html.escape(clean(text), quote=False)
 
 
-def _trace(name: str, points: Iterable[Point], color: str, **looks: Any) -> Trace:
+def _trace(name: str, points: Iterable[Point], color: str, **looks: Any) -> Plotly:
     """Return a trace of points in the order to connect them; the colour is a CSS variable's name."""
     listed = list(points)
     shown = [listed[index] for index in spread(len(listed), _MOST_POINTS)]
-    trace: Trace = {
+    trace: Plotly = {
         "type": "scatter",
         "mode": "lines+markers",
         "name": label(name),
@@ -126,13 +126,13 @@ def _trace(name: str, points: Iterable[Point], color: str, **looks: Any) -> Trac
 
 def _level(
     name: str, ends: Sequence[float], height: float, text: str, **looks: Any
-) -> Trace:
+) -> Plotly:
     """Return a level line that is as wide as the other traces."""
     points = [(min(ends), height, text), (max(ends), height, text)]
     return _trace(name, points, "--faint", mode="lines", **looks)
 
 
-def _star(point: Point) -> Trace:
+def _star(point: Point) -> Plotly:
     """Return the mark of what is recommended."""
     return _trace("recommended", [point], "--accent", mode="markers", marker=_STAR)
 
@@ -142,7 +142,7 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _axis(title: str, unit: str | None = None, **settings: Any) -> Layout:
+def _axis(title: str, unit: str | None = None, **settings: Any) -> Plotly:
     return {
         "title": {"text": label(f"{title} ({unit})" if unit else title)},
         **settings,
@@ -151,7 +151,6 @@ def _axis(title: str, unit: str | None = None, **settings: Any) -> Layout:
 
 def _sweep_figure(run: RunResults, sweep: Sweep) -> Figure:
     """Draw what an epoch costs with each number of buckets; pools have none, and are a level if recommended."""
-    timed = Times(run, sweep).are_reliable
     places = [
         (series_name(row), row.num_buckets, row)
         for row in sweep.rows
@@ -161,17 +160,12 @@ def _sweep_figure(run: RunResults, sweep: Sweep) -> Figure:
         baseline.name: baseline for baseline in sweep.baselines
     }
     levels["lower bound"] = sweep.lower_bound
-    if sweep.current is not None:
-        levels[current_name(sweep)] = sweep.current
-    chosen = sweep.recommended_row
-    if chosen is not None and chosen.pool_size is not None:
-        levels[f"recommended: {chosen.name}"] = chosen
     return _cost_figure(
+        run,
+        sweep,
         places,
-        chosen,
         levels,
         _axis("number of buckets"),
-        timed=timed,
         name="sweep",
         title="What an epoch costs, by number of buckets",
         caption="Each line is a strategy; lower is better. Levels are what it is compared with.",
@@ -180,19 +174,16 @@ def _sweep_figure(run: RunResults, sweep: Sweep) -> Figure:
 
 def _stream_figure(run: RunResults, stream: StreamSweep) -> Figure:
     """Draw what an epoch of a stream costs, by the size of the buffer."""
-    timed = Times(run, stream).are_reliable
     places = [(algorithm_name(row), row.buffer_size, row) for row in stream.rows]
     levels: dict[str, Costed] = {}
     if stream.map_style is not None:
         levels[MAP_STYLE] = stream.map_style
-    if stream.current is not None:
-        levels[current_name(stream)] = stream.current
     return _cost_figure(
+        run,
+        stream,
         places,
-        stream.recommended_row,
         levels,
         _axis("examples in the buffer of a worker", type="log"),
-        timed=timed,
         name="stream",
         title="What an epoch of the stream costs, by buffer size",
         caption="Of each algorithm and buffer the best row is drawn; lower is better.",
@@ -200,19 +191,24 @@ def _stream_figure(run: RunResults, stream: StreamSweep) -> Figure:
 
 
 def _cost_figure(
-    places: Sequence[tuple[str, int, Row | StreamRow]],
-    chosen: Row | StreamRow | None,
-    levels: Mapping[str, Costed],
-    x_axis: Layout,
-    *,
-    timed: bool,
+    run: RunResults,
+    sweep: AnySweep,
+    places: Sequence[tuple[str, int, AnyRow]],
+    levels: dict[str, Costed],
+    x_axis: Plotly,
     **words: str,
 ) -> Figure:
-    """Draw a line of the best row at each place of each series, and the levels.
+    """Draw a line of the best row at each place of each series, and as levels those given and what has no place.
 
     Levels that would press all rows flat are only named in the legend, where a click shows them.
     """
-    best: dict[str, dict[int, Row | StreamRow]] = {}
+    timed = Times(run, sweep).are_reliable
+    chosen = sweep.recommended_row
+    if sweep.current is not None:
+        levels[current_name(sweep)] = sweep.current
+    if isinstance(chosen, Row) and chosen.pool_size is not None:
+        levels[f"recommended: {chosen.name}"] = chosen
+    best: dict[str, dict[int, AnyRow]] = {}
     for name, place, row in places:
         series = best.setdefault(name, {})
         other = series.setdefault(place, row)
