@@ -141,6 +141,12 @@ class Bracket:
         """The largest batch size proven, here or at a longer length or target."""
         return max(self.passed, self.surely)
 
+    @property
+    def has_crept(self) -> bool:
+        """Whether the two largest sizes that ran are a step apart: their peaks lead no further."""
+        sizes = [size for size, _ in self.peaks[-2:]]
+        return len(sizes) == 2 and sizes[1] - sizes[0] <= self.step
+
     def measured_need(self) -> float | None:
         """Return the need of an example by the largest peak and one well below; None if they don't show it."""
         if len(self.peaks) < 2:

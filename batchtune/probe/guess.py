@@ -85,6 +85,8 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
     multiple = known.next_multiple(bracket)
     if multiple is not None:
         return multiple
+    if bracket.has_crept and bracket.beyond <= bracket.cap:
+        return _middle(known, bracket)
     guess = _by_peaks(known, bracket)
     quantum = known.fit.quantum(bracket.proven)
     if guess is not None and quantum > 1:
@@ -96,7 +98,11 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
     if not bracket.passed or guess < bracket.failed:
         return guess
     # A failure refutes the guess. Far below it, memory jumps, often just above the last size that passed.
-    if bracket.failed < 0.97 * guess and bracket.failures == 1:
+    if (
+        bracket.failed < 0.97 * guess
+        and bracket.failures <= 2
+        and not bracket.has_crept
+    ):
         return bracket.proven + bracket.step
     return _middle(known, bracket)
 
@@ -159,7 +165,9 @@ def _beyond_last_peak(known: Knowledge, bracket: Bracket, need: float) -> int:
     largest, peak = bracket.peaks[-1]
     fit = known.fit
     room = fit.room_bytes
-    size = int(min(largest + (room - peak) / need, 2.0 * bracket.cap))
+    # Half a step below the limit: peaks scatter, and a size that leaves too little is a trial lost.
+    more = (room - peak) / need - (bracket.step - 1) / 2
+    size = int(min(largest + more, 2.0 * bracket.cap))
     rest = fit.model.constant if fit.model else known.peaks.rest_bytes
     used = peak - (bracket.peaks[0][1] if rest is None else rest)
     # The slope of a batch that uses less is unknown: allocators round, and its peak is mostly constant.

@@ -150,7 +150,10 @@ class MemoryFit:
                 intercepts.append(peak - need * size)
         if len(intercepts) < 2:
             return None
-        return float(np.median(intercepts))
+        # Where memory leaps between two sizes, their slope is too steep or too flat. To take an example's need for too
+        # large costs a trial that passes; for too small, one that fails.
+        low = float(np.quantile(intercepts, 0.25))
+        return max(low, float(self._peaks.rest_bytes or 0))
 
     # The memory that batches can use
 

@@ -35,11 +35,13 @@ MOST_TIMED_STEPS = 30
 _MOST_COMPILING_STEPS = 20
 # A failure that leaves more than this part of the limit in use costs the worker.
 _HELD_SHARE = 0.002
-# Steps whose interquartile range is at most this part of their median are steady, and so are peaks that differ by at
-# most this part of the limit. After so many steady trials in a row, one timed step may be enough.
+# Steps whose interquartile range is at most this part of their median are steady.
 _STEADY_TIMES = 0.05
-_STEADY_PEAKS = 0.001
-_STEADY_TRIALS = 3
+# After so many trials in a row whose steps differed by no more than this in time (as an interquartile range over the
+# median: a single step is then known to about 10%) and in memory (over the limit), one timed step may be enough.
+_EQUAL_TRIALS = 3
+_EQUAL_TIMES = 0.12
+_EQUAL_PEAKS = 0.001
 # How long steps are timed: steady ones, and others.
 _STEADY_SECONDS = 0.1
 _UNSTEADY_SECONDS = 0.75
@@ -62,7 +64,7 @@ class Session:
     _meter: Meter
     _has_stepped: bool = False
     _limits: dict[str, int] = field(default_factory=process_limits)
-    _steady_trials: int = (
+    _equal_trials: int = (
         0  # the last ones in a row whose equal steps took equal time and memory
     )
     _rest_bytes: int = field(
@@ -84,10 +86,10 @@ class Session:
             self._meter.release()
             attempt = self._attempt(shape)
         gc.collect()
-        if attempt.is_steady:
-            self._steady_trials += 1
+        if attempt.has_equal_steps:
+            self._equal_trials += 1
         elif len(attempt.seconds) > 1:
-            self._steady_trials = 0
+            self._equal_trials = 0
         return self._ran(attempt)
 
     def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
@@ -104,7 +106,7 @@ class Session:
 
     def _attempt(self, shape: BatchShape, *, single: bool = False) -> _Attempt:
         meter = self._meter
-        is_brief = self._steady_trials >= _STEADY_TRIALS
+        is_brief = self._equal_trials >= _EQUAL_TRIALS
         attempt = _Attempt(
             self._workload, meter, shape, single=single, is_brief=is_brief
         )
@@ -317,14 +319,14 @@ class _Attempt:
         return [peak for peak in self.peaks[2:] if peak is not None]
 
     @property
-    def is_steady(self) -> bool:
-        """Whether several steps took equal time and memory."""
+    def has_equal_steps(self) -> bool:
+        """Whether several steps took about equal time and memory."""
         if len(self.seconds) < 2:
             return False
         spread = max(self._later_peaks, default=0) - min(self._later_peaks, default=0)
         return (
-            _are_steady(self.seconds)
-            and spread <= _STEADY_PEAKS * self.meter.device.limit_bytes
+            _are_equal(self.seconds, _EQUAL_TIMES)
+            and spread <= _EQUAL_PEAKS * self.meter.device.limit_bytes
         )
 
     def trial(self) -> Trial:
@@ -392,12 +394,14 @@ def enough(seconds: Sequence[float], *, brief: bool = False) -> bool:
     total = sum(seconds)
     if len(seconds) < 3:
         return len(seconds) == 1 and total >= (_STEADY_SECONDS if brief else 10.0)
-    wanted_seconds = _STEADY_SECONDS if _are_steady(seconds) else _UNSTEADY_SECONDS
+    is_steady = _are_equal(seconds, _STEADY_TIMES)
+    wanted_seconds = _STEADY_SECONDS if is_steady else _UNSTEADY_SECONDS
     return len(seconds) >= MOST_TIMED_STEPS or total >= wanted_seconds
 
 
-def _are_steady(seconds: Sequence[float]) -> bool:
-    return interquartile_range(seconds) <= _STEADY_TIMES * statistics.median(seconds)
+def _are_equal(seconds: Sequence[float], within: float) -> bool:
+    """Return whether the interquartile range is at most this part of the median."""
+    return interquartile_range(seconds) <= within * statistics.median(seconds)
 
 
 def interquartile_range(values: Sequence[float]) -> float:
