@@ -219,7 +219,9 @@ class _Attempt:
         self.meter.surroundings()  # count from here
         self._run_timed(batch)
         self.surroundings = self.meter.surroundings()
-        if grows(self.in_use, self.meter.device.limit_bytes):
+        # Two steps of a brief trial show too little, and the trials before it showed no leak.
+        may_show_a_leak = not self.is_brief or len(self.in_use) > 2
+        if may_show_a_leak and grows(self.in_use, self.meter.device.limit_bytes):
             self._watch(batch)
 
     def _make(self) -> Any:

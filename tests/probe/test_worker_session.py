@@ -315,3 +315,17 @@ def test_after_steady_trials_a_long_step_is_timed_once(
 
     made = session(act)
     assert [made.measure(SHAPE).trial.steps for _ in steps] == steps
+
+
+def test_two_steps_of_a_brief_trial_are_not_taken_for_a_leak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count(step=0.2)  # seconds; read before and after each step
+    monkeypatch.setattr(session_module.time, "perf_counter", lambda: next(clock))
+
+    def act(meter: MadeMeter, shape: BatchShape, step: int) -> None:
+        is_brief = step > 12  # after three trials of four steps
+        meter.used = 100 * MIB + is_brief * (step % 2) * MIB
+
+    made = session(act)
+    assert [made.measure(SHAPE).trial.steps for _ in range(5)] == [4, 4, 4, 2, 2]
