@@ -325,7 +325,7 @@ def test_two_steps_of_a_brief_trial_are_not_taken_for_a_leak(
 
     def act(meter: MadeMeter, shape: BatchShape, step: int) -> None:
         is_brief = step > 12  # after three trials of four steps
-        meter.used = 100 * MIB + is_brief * (step % 2) * MIB
+        meter.used = 100 * MIB + is_brief * ((step + 1) % 2) * MIB
 
     made = session(act)
     assert [made.measure(SHAPE).trial.steps for _ in range(5)] == [4, 4, 4, 2, 2]
