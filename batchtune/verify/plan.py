@@ -291,5 +291,6 @@ class VerifyPlan:
             if shapes.targets is not None:
                 columns.append(shapes.targets)
             numbers = zip(*(column.tolist() for column in columns), strict=True)
-            for shape, bucket in zip(numbers, shapes.buckets.tolist(), strict=True):
+            buckets = self.table.assign(shapes.lengths).tolist()
+            for shape, bucket in zip(numbers, buckets, strict=True):
                 yield PlannedBatch(BatchShape(*shape), bucket)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from verify.made_stepper import check_worst_batches, epoch, made_config, made_probe
 
@@ -70,6 +70,7 @@ def test_an_epoch_is_that_of_the_sampler(
 
 
 @given(FEW, SIZES, st.integers(1, 70))
+@example([1, 1, 6], [1, 2, 1], 2)  # the shorter half of a batch is of a lower bucket
 @settings(deadline=None, max_examples=50)
 def test_no_batch_needs_more_than_a_worst_one(
     values: list[int], sizes: list[int], pool_size: int
