@@ -13,7 +13,7 @@ from statistics import median
 from typing import TypeVar
 
 from batchtune.probe.supervisor import Ran, Supervisor
-from batchtune.results import BatchShape, Confirmation, Trial
+from batchtune.results import BatchShape, Confirmation, FrontierPoint, Trial
 
 _EQUAL_PEAKS = 0.001  # of the limit: peaks that differ by less are equal
 _FEWEST_TIMED = 8  # shapes, to compare step times in turns with those repeated: fewer single steps may all be slow
@@ -183,6 +183,22 @@ def _run_worker(
 def error_in_turns(step: Trial) -> str:
     """Describe a failure in turns in a few words."""
     return f"in turns with the other shapes: {step.error or step.outcome}"
+
+
+def in_turns(
+    points: Sequence[FrontierPoint], trials: Sequence[Trial]
+) -> list[BatchShape]:
+    """Return the points' batches that ran, large and small ones in turns."""
+    peaks = {
+        trial.shape: trial.peak_bytes or 0 for trial in trials if trial.outcome == "ok"
+    }
+    shapes = {
+        BatchShape(point.batch_size, point.length, point.target_length)
+        for point in points
+    }
+    return alternating(
+        sorted(shapes & peaks.keys(), key=lambda shape: (-peaks[shape], str(shape)))
+    )
 
 
 def alternating(shapes: list[T]) -> list[T]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from batchtune.buckets.advice import workload_unit_hint
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.confirmation import Turns, error_in_turns, rounds_of
-from batchtune.probe.settings import ProbeSettings
+from batchtune.probe.settings import ProbeSettings, workload_sha256
 from batchtune.probe.supervisor import Ran, Supervisor
-from batchtune.results import BatchShape, Device, Margin, Trial
+from batchtune.results import BatchShape, Device, Margin, Run, Trial
 from batchtune.trust import settings_differences, trust_warnings
 from batchtune.units import counted, format_length, format_seconds, format_size
 
@@ -68,6 +69,14 @@ class ProbeClock:
 
     start_seconds: float
     deadline: float | None
+
+    @classmethod
+    def since(cls, started: float, minutes: float | None) -> ProbeClock:
+        """Return the clock of a probe whose worker began to start then, and that ends so many minutes later."""
+        deadline = None
+        if minutes is not None:
+            deadline = started + 60 * minutes
+        return cls(time.monotonic() - started, deadline)
 
     def leaves(self, seconds: float) -> bool:
         """Return whether so many seconds are left."""
@@ -229,6 +238,27 @@ def longest_does_not_fit(lengths: Lengths, device: Device) -> str:
         f"how many examples are too long. To stop now, press Ctrl-C; leave long examples out with --max-length, "
         f"{_GIVE_MORE}."
     )
+
+
+def interrupted(path: Path) -> str:
+    """Describe what `probe.json` holds when a probe is interrupted."""
+    return (
+        f"{path} holds the largest batches that ran by now, marked as unfinished: none of them is proven, as they did "
+        "not run in turns."
+    )
+
+
+def about_changes(
+    run: Run | None, trials: Sequence[Trial], settings: ProbeSettings
+) -> Iterator[str]:
+    """Warn of trials that measured another version of the workload's file."""
+    if run is None or not trials:
+        return
+    if run.workload_sha256 != workload_sha256(settings):
+        yield (
+            f"The workload's file has changed since this run began, and {counted(len(trials), 'trial')} measured "
+            "the old code. If the change affects memory or time, measure again with --force."
+        )
 
 
 def about_devices(

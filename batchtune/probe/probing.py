@@ -6,14 +6,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 from msgspec.structs import replace
 
-from batchtune.epochs.measured_costs import (
-    Frontier,
-    TypicalTargets,
-    largest_max_batch_length,
-)
+from batchtune.epochs.measured_costs import Frontier, largest_max_batch_length
 from batchtune.epochs.step_times import StepTimes
 from batchtune.errors import ProbeError, ResultError
 from batchtune.lengths import Lengths
@@ -21,9 +16,9 @@ from batchtune.probe import messages
 from batchtune.probe.bounds import is_covered
 from batchtune.probe.confirmation import (
     Turns,
-    alternating,
     confirm,
     error_in_turns,
+    in_turns,
     rounds_of,
 )
 from batchtune.probe.messages import (
@@ -32,21 +27,18 @@ from batchtune.probe.messages import (
     ProbeHooks,
     ProbeProgress,
 )
-from batchtune.probe.refining import Refinement
+from batchtune.probe.refining import Refinement, with_typical_targets
 from batchtune.probe.search import FrontierSearch
-from batchtune.probe.settings import ProbeSettings, open_run, workload_sha256
+from batchtune.probe.settings import ProbeSettings, begin_run, open_run
 from batchtune.probe.supervisor import Ran, Supervisor
 from batchtune.results import (
     PROBE_FILE,
-    RUN_FILE,
-    RUN_FILES,
     TRIALS_FILE,
     BatchShape,
     Device,
     FrontierPoint,
     Models,
     Probe,
-    Run,
     SweepSettings,
     Trial,
     WorkloadRecord,
@@ -54,13 +46,10 @@ from batchtune.results import (
     read_result,
     write_result,
 )
-from batchtune.run_folder import alone_in, append_trial, clear_run
-from batchtune.units import counted
+from batchtune.run_folder import alone_in, append_trial
 
 # A batch that still fails in turns after this many times is left out: smaller ones that passed take its place.
 _MOST_CONFIRMATIONS = 6
-# Lengths to time with typical targets.
-_MOST_TIMED = 16
 
 
 def run_probe(
@@ -86,21 +75,13 @@ def run_probe(
         trials: list[Trial] = []
         if not force:
             previous, trials = open_run(lengths, settings, folder)
-        changed = []
         if trials:
             hooks.on_note(
                 f"{len(trials)} trials of an earlier run in {folder} are reused; --force measures again."
             )
-        if (
-            previous is not None
-            and trials
-            and previous.workload_sha256 != workload_sha256(settings)
-        ):
-            changed = [
-                f"The workload's file has changed since this run began, and {counted(len(trials), 'trial')} measured "
-                "the old code. If the change affects memory or time, measure again with --force."
-            ]
-            hooks.on_note(f"Warning: {changed[0]}")
+        changed = list(messages.about_changes(previous, trials, settings))
+        for warning in changed:
+            hooks.on_note(f"Warning: {warning}")
         with hooks.measurer or Supervisor(
             settings,
             previous.device.limit_bytes if previous is not None else None,
@@ -111,28 +92,12 @@ def run_probe(
             started = time.monotonic()
             device = measurer.start()
             if previous is None:
-                # Not before: a workload that can't even be built must not cost an earlier run.
-                # Without --force the folder may hold a run in which nothing passed.
-                clear_run(folder, RUN_FILES if force else (TRIALS_FILE,))
-                previous = Run(
-                    meta=meta_of(Run),
-                    lengths=lengths.summary(),
-                    workload=WorkloadRecord(
-                        spec=settings.workload, options=settings.options
-                    ),
-                    device=device,
-                    settings=settings.recorded(),
-                    workload_sha256=workload_sha256(settings),
-                )
-                write_result(folder / RUN_FILE, previous)
+                previous = begin_run(lengths, settings, folder, device, force=force)
             elif device.name != previous.device.name:
                 raise ResultError(
                     f"{folder} was measured on {previous.device.name}; this is {device.name}",
                     "Give another folder with --run, or --force to start over in this one.",
                 )
-            deadline = None
-            if settings.minutes is not None:
-                deadline = started + 60 * settings.minutes
             probing = _Probing(
                 lengths=lengths,
                 settings=settings,
@@ -144,7 +109,7 @@ def run_probe(
                 trials=trials,
                 changed=changed,
                 sweep_settings=sweep_settings or SweepSettings(),
-                clock=ProbeClock(time.monotonic() - started, deadline),
+                clock=ProbeClock.since(started, settings.minutes),
             )
             return probing.run()
 
@@ -193,20 +158,9 @@ class _Probing:
         """Search, confirm, and search again where a shape was given up, until all hold."""
         self._search()
         self._time_typical_targets()
-        path = self.folder / PROBE_FILE
-        if self.trials and path.exists():
-            finished = read_result(path, Probe)
-            if (
-                finished.trials == self.trials
-                and finished.confirmation is not None
-                and not finished.unfinished
-            ):
-                if not set(self.changed) <= set(finished.warnings):
-                    finished = replace(
-                        finished, warnings=[*self.changed, *finished.warnings]
-                    )
-                    write_result(path, finished)
-                return finished
+        finished = self._finished()
+        if finished is not None:
+            return finished
         turns = Turns()
         for _ in range(_MOST_CONFIRMATIONS):
             shapes = self._shapes()
@@ -219,7 +173,21 @@ class _Probing:
                 break
             self._search()
         probe = self._result(turns)
-        write_result(path, probe)
+        write_result(self.folder / PROBE_FILE, probe)
+        return probe
+
+    def _finished(self) -> Probe | None:
+        """Return the probe that the folder holds, if it was made of these trials and is finished."""
+        path = self.folder / PROBE_FILE
+        if not self.trials or not path.exists():
+            return None
+        probe = read_result(path, Probe)
+        is_finished = probe.confirmation is not None and not probe.unfinished
+        if probe.trials != self.trials or not is_finished:
+            return None
+        if not set(self.changed) <= set(probe.warnings):
+            probe = replace(probe, warnings=[*self.changed, *probe.warnings])
+            write_result(path, probe)
         return probe
 
     def _write_interrupted(self) -> None:
@@ -232,10 +200,7 @@ class _Probing:
             and self.search.frontier(self.trials, unfinished=True)
         ):
             write_result(path, self._result(None))
-            self.hooks.on_note(
-                f"{path} holds the largest batches that ran by now, marked as unfinished: none of them is proven, as "
-                "they did not run in turns."
-            )
+            self.hooks.on_note(messages.interrupted(path))
 
     def _has_time(self) -> bool:
         """Return whether time is left for another trial, and to confirm what is known then."""
@@ -294,43 +259,19 @@ class _Probing:
 
     def _time_typical_targets(self) -> None:
         """Time the frontier with typical targets, too: by the worst ones, epochs would look slower than they are."""
-        typical = TypicalTargets.of(self.lengths)
-        if typical is None or self.lengths.targets is None:
-            return
-        are_whole = bool((self.lengths.targets % 1 == 0).all())
         known = {trial.shape for trial in self.trials}
         points = self.search.frontier(self.trials)
-        chosen = np.unique(
-            np.linspace(0, len(points) - 1, min(len(points), _MOST_TIMED))
-            .round()
-            .astype(int)
-        )
-        for point in (points[index] for index in chosen[::-1]):
-            target = float(typical([point.batch_size], [point.length])[0])
-            if are_whole:
-                target = float(np.ceil(target))
-            shape = BatchShape(point.batch_size, point.length, target)
+        for shape in with_typical_targets(self.lengths, points):
             if not self._has_time():
                 return
-            if shape not in known and target < (point.target_length or 0.0):
+            if shape not in known:
                 self._measure(shape, timing=True)
 
     def _shapes(self) -> list[BatchShape]:
-        """Return the largest batch of each point that no other point's contains, large and small ones in turns."""
+        """Return what to confirm, in order."""
         points = self.search.frontier(self.trials, unfinished=True)
         points += self.search.frontier(self.trials, joint=True, unfinished=True)
-        peaks = {
-            trial.shape: trial.peak_bytes or 0
-            for trial in self.trials
-            if trial.outcome == "ok"
-        }
-        shapes = {
-            BatchShape(point.batch_size, point.length, point.target_length)
-            for point in points
-        }
-        return alternating(
-            sorted(shapes & peaks.keys(), key=lambda shape: (-peaks[shape], str(shape)))
-        )
+        return in_turns(points, self.trials)
 
     def _confirm(self, shapes: list[BatchShape]) -> Turns:
         """Run the shapes in turns."""

@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.buckets.optimal import optimal_boundaries
+from batchtune.epochs.measured_costs import TypicalTargets
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 from batchtune.probe.bounds import Anchor
 from batchtune.probe.knowledge import Knowledge
+from batchtune.results import BatchShape, FrontierPoint
 
 # Lengths that stand for all: so many by where the data's total length lies, and as many by their logarithm.
 _ENDS = 192
@@ -36,6 +38,8 @@ _PROPORTIONAL = 0.05
 # quantiles of the targets of the tenth of the examples just below.
 _PARTS = (1.0, 0.75, 0.5, 0.25)
 _QUANTILES = (0.5, 0.9)
+# Lengths to time with typical targets.
+_MOST_TIMED = 16
 
 # The share of a step's time that does not depend on its batch, in the cost that decides.
 _OVERHEAD = 0.1
@@ -164,6 +168,26 @@ def _step_cost(
         return _OVERHEAD + (1 - _OVERHEAD) * filled
 
     return cost
+
+
+def with_typical_targets(
+    lengths: Lengths, points: Sequence[FrontierPoint]
+) -> list[BatchShape]:
+    """Return the largest batches of up to 16 lengths with typical targets, the longest first, if those are shorter."""
+    typical = TypicalTargets.of(lengths)
+    if typical is None or lengths.targets is None:
+        return []
+    are_whole = bool((lengths.targets % 1 == 0).all())
+    spread = np.linspace(0, len(points) - 1, min(len(points), _MOST_TIMED))
+    shapes = []
+    for index in np.unique(spread.round().astype(int))[::-1]:
+        point = points[index]
+        target = float(typical([point.batch_size], [point.length])[0])
+        if are_whole:
+            target = float(np.ceil(target))
+        if target < (point.target_length or 0.0):
+            shapes.append(BatchShape(point.batch_size, point.length, target))
+    return shapes
 
 
 class _Ends:

@@ -4,51 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import statistics
-import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
+from batchtune.probe.attempt import Attempt
 from batchtune.probe.devices import Meter
 from batchtune.probe.failures import (
     Verdict,
-    at_recompile_limit,
     compilations,
     error_verdict,
     lowered_limit,
     noting_ooms,
     process_limits,
 )
-from batchtune.probe.supervisor import Ran, Stage
-from batchtune.results import BatchShape, Trial
-from batchtune.units import counted, format_size
+from batchtune.probe.supervisor import Ran
+from batchtune.results import BatchShape
 from batchtune.workloads.loading import first_line, user_traceback
 
 if TYPE_CHECKING:
     from batchtune.workloads import Workload
 
-MOST_TIMED_STEPS = 30
-# A step in which torch.compile compiles is not timed. Its limit of 8 versions a function ends that sooner.
-_MOST_COMPILING_STEPS = 20
 # A failure that leaves more than this part of the limit in use costs the worker.
 _HELD_SHARE = 0.002
-# Steps whose interquartile range is at most this part of their median are steady.
-_STEADY_TIMES = 0.05
-# After so many trials in a row whose steps differed by no more than this in time (as an interquartile range over the
-# median: a single step is then known to about 10%) and in memory (over the limit), one timed step may be enough.
+# After so many trials in a row whose steps were equal, one timed step may be enough.
 _EQUAL_TRIALS = 3
-_EQUAL_TIMES = 0.12
-_EQUAL_PEAKS = 0.001
-# How long steps are timed: steady ones, and others.
-_STEADY_SECONDS = 0.1
-_UNSTEADY_SECONDS = 0.75
-# A leak: ten steps in a row that each leave more in use, or as many as run in half a minute, but five at least.
-_LEAKING_STEPS = 10
-_FEWEST_LEAKING_STEPS = 5
-_WATCH_SECONDS = 30.0
 _LEAK_HINT = (
     "Something keeps tensors from step to step, such as a loss that is added to a list without .item() or .detach(). "
     "Fix it and run the same command again; the trials so far are kept. "
@@ -104,10 +84,10 @@ class Session:
                 self._attempt(shape, single=True)
         return self._ran(attempt)
 
-    def _attempt(self, shape: BatchShape, *, single: bool = False) -> _Attempt:
+    def _attempt(self, shape: BatchShape, *, single: bool = False) -> Attempt:
         meter = self._meter
         is_brief = self._equal_trials >= _EQUAL_TRIALS
-        attempt = _Attempt(
+        attempt = Attempt(
             self._workload, meter, shape, single=single, is_brief=is_brief
         )
         retries_before, ooms_before = meter.retries_and_ooms()
@@ -138,7 +118,7 @@ class Session:
         gc.collect()
         self._meter.release()
 
-    def _ran(self, attempt: _Attempt) -> Ran:
+    def _ran(self, attempt: Attempt) -> Ran:
         passed = attempt.judged()[0] == "ok"
         if not passed:
             self._free()
@@ -171,200 +151,6 @@ class Session:
         return in_use - self._rest_bytes > _HELD_SHARE * self._meter.device.limit_bytes
 
 
-@dataclass
-class _Attempt:
-    """One try at a batch shape, and its results so far.
-
-    In a `single` step among others, as in training, the allocator may empty its cache, and a library may catch one of
-    its errors and go on; in a trial either is a failure. In a brief trial one timed step may be enough.
-    """
-
-    workload: Workload
-    meter: Meter
-    shape: BatchShape
-    single: bool
-    is_brief: bool
-    seconds: list[float] = field(default_factory=list)  # of the timed steps
-    in_use: list[int] = field(default_factory=list)  # bytes after each completed step
-    peaks: list[int | None] = field(
-        default_factory=list
-    )  # bytes, of making the batch and of each step
-    reserved: list[int | None] = field(default_factory=list)
-    surroundings: dict[str, Any] = field(
-        default_factory=dict
-    )  # further fields of the trial
-    retries: int = 0
-    ooms: int = 0
-    compilations: int = 0
-    caught: list[str] = field(default_factory=list)
-    stage: Stage | None = None
-    error: str | None = None
-    verdict: Verdict | None = None
-    traceback: str | None = None
-    leak: str | None = None
-
-    def run(self) -> None:
-        """Make the batch and run a single step, or a trial's."""
-        if self.single:
-            self._run_timed(self._make())
-            return
-        flushed, _ = self.meter.retries_and_ooms()
-        with noting_ooms(self.caught):
-            batch = self._make()
-            self._step(
-                batch
-            )  # a warm-up: it makes the optimizer's state, and libraries choose their kernels
-        if self.caught or self.meter.retries_and_ooms()[0] > flushed:
-            return
-        self.meter.surroundings()  # count from here
-        self._run_timed(batch)
-        self.surroundings = self.meter.surroundings()
-        # Two steps of a brief trial show too little, and the trials before it showed no leak.
-        may_show_a_leak = not self.is_brief or len(self.in_use) > 2
-        if may_show_a_leak and grows(self.in_use, self.meter.device.limit_bytes):
-            self._watch(batch)
-
-    def _make(self) -> Any:
-        self.stage = "make_batch"
-        self.meter.reset()
-        batch = self.workload.make_batch(self.shape)
-        self.meter.synchronize()
-        self._note_peaks()
-        return batch
-
-    def _run_timed(self, batch: Any) -> None:
-        """Run steps until their time is known."""
-        compiling = 0
-        while not self.seconds or not (
-            self.single or enough(self.seconds, brief=self.is_brief)
-        ):
-            compiled = compilations()
-            seconds = self._step(batch, watched=not self.single and not self.seconds)
-            if compilations() > compiled and compiling < _MOST_COMPILING_STEPS:
-                compiling += 1
-            else:
-                self.seconds.append(seconds)
-
-    def _step(self, batch: Any, *, watched: bool = False) -> float:
-        """Run one step; return its time in seconds. If `watched`, note the device's clock while it works."""
-        self.stage = "step"
-        self.meter.reset()
-        started = time.perf_counter()
-        self.workload.step(batch)
-        if watched:
-            self.meter.note_clock()
-        self.meter.synchronize()
-        elapsed = time.perf_counter() - started
-        self._note_peaks()
-        self.in_use.append(self.meter.in_use())
-        return elapsed
-
-    def _note_peaks(self) -> None:
-        self.peaks.append(self.meter.peak())
-        self.reserved.append(self.meter.reserved())
-
-    def _watch(self, batch: Any) -> None:
-        """Run more steps, to tell a leak from memory that stops growing or waits for Python's garbage collector."""
-        limit = self.meter.device.limit_bytes
-        started = time.monotonic()
-        gc.collect()
-        in_use = [self.meter.in_use()]
-        while (
-            len(in_use) <= _LEAKING_STEPS
-            and time.monotonic() - started < _WATCH_SECONDS
-        ):
-            self._step(batch)
-            gc.collect()
-            in_use.append(self.meter.in_use())
-            if not grows(in_use[-2:], limit):
-                return
-        if len(in_use) <= _FEWEST_LEAKING_STEPS:
-            return
-        steps = len(in_use) - 1
-        mean = format_size((in_use[-1] - in_use[0]) / steps)
-        self.leak = f"the workload leaks: each step leaves about {mean} more in use ({steps} steps in a row)"
-
-    @property
-    def caught_oom(self) -> str | None:
-        """The OOM that the workload caught itself; None if it caught none, or failed anyway."""
-        if self.error is not None:
-            return None
-        if self.caught:
-            return self.caught[0]
-        if self.ooms and not self.single:
-            return f"the allocator ran out of memory ({counted(self.ooms, 'time')})"
-        return None
-
-    def judged(self) -> tuple[Literal["ok", "oom", "error"], str | None]:
-        """Return the outcome, and the error."""
-        if self.leak is not None:
-            return "error", self.leak
-        if self.verdict is not None:
-            return "oom", self.error
-        if self.error is not None:
-            return "error", self.error
-        if self.caught_oom is not None:
-            return (
-                "oom",
-                f"caught by the workload, whose step returned all the same: {self.caught_oom}",
-            )
-        if self.retries and not self.single:
-            return (
-                "oom",
-                f"passed only after the allocator had emptied its cache {self.retries} times",
-            )
-        return "ok", None
-
-    @property
-    def _later_peaks(self) -> list[int]:
-        """The known peaks in bytes of the steps after the warm-up."""
-        return [peak for peak in self.peaks[2:] if peak is not None]
-
-    @property
-    def has_equal_steps(self) -> bool:
-        """Whether several steps took about equal time and memory."""
-        if len(self.seconds) < 2:
-            return False
-        spread = max(self._later_peaks, default=0) - min(self._later_peaks, default=0)
-        return (
-            _are_equal(self.seconds, _EQUAL_TIMES)
-            and spread <= _EQUAL_PEAKS * self.meter.device.limit_bytes
-        )
-
-    def trial(self) -> Trial:
-        """Return its record. Failures have no times and no peaks, except a single step's peak."""
-        outcome, error = self.judged()
-        peak_bytes = _highest(self.peaks)
-        facts: dict[str, Any] = {"failed_peak_bytes": peak_bytes}
-        if outcome == "ok":
-            later = self._later_peaks
-            facts = {
-                "step_seconds": statistics.median(self.seconds),
-                "mean_step_seconds": statistics.fmean(self.seconds),
-                "steady_peak_bytes": _highest([self.peaks[0], *later]),
-            }
-            if len(self.seconds) > 1:
-                facts["step_seconds_spread"] = interquartile_range(self.seconds)
-            if len(later) > 1:
-                facts["peak_spread_bytes"] = max(later) - min(later)
-        if outcome == "ok" or self.single:
-            facts["peak_bytes"] = peak_bytes
-            facts["reserved_bytes"] = _highest(self.reserved)
-        return Trial.of(
-            self.shape,
-            outcome,
-            error=error,
-            steps=len(self.in_use),
-            rest_bytes=self.meter.in_use(),
-            caught=self.caught_oom is not None,
-            alloc_retries=self.retries,
-            compilations=self.compilations,
-            at_recompile_limit=at_recompile_limit(),
-            **self.surroundings,
-            **facts,
-        )
-
-
 def drain_autograd() -> None:
     """Free what a failed backward pass left in this thread: torch keeps its queue until the next one begins."""
     import torch
@@ -375,45 +161,6 @@ def drain_autograd() -> None:
         torch.enable_grad(),
     ):
         torch.autograd.backward(torch.ones(1, device="cpu", requires_grad=True).sum())
-
-
-def grows(in_use: Sequence[int], limit_bytes: int) -> bool:
-    """Return whether every step left more bytes in use than the one before, over 5% of the limit in 10,000 steps."""
-    if len(in_use) < 2 or any(after <= before for before, after in pairwise(in_use)):
-        return False
-    mean_growth = (in_use[-1] - in_use[0]) / (len(in_use) - 1)
-    return mean_growth * 10_000 > 0.05 * limit_bytes
-
-
-def enough(seconds: Sequence[float], *, brief: bool = False) -> bool:
-    """Return whether these timed steps are enough to know the step time.
-
-    Short steps vary more and are cheap to repeat: run up to 30 of them, for a tenth of a second, or for up to three
-    quarters of a second if they are not steady (interquartile range above 5% of the median). Three are the least, to
-    show one that is slow by chance, unless the first takes 10 seconds; in a `brief` trial one is enough that takes a
-    tenth of a second. What still scatters is averaged over trials by the model of step times.
-    """
-    total = sum(seconds)
-    if len(seconds) < 3:
-        return len(seconds) == 1 and total >= (_STEADY_SECONDS if brief else 10.0)
-    is_steady = _are_equal(seconds, _STEADY_TIMES)
-    wanted_seconds = _STEADY_SECONDS if is_steady else _UNSTEADY_SECONDS
-    return len(seconds) >= MOST_TIMED_STEPS or total >= wanted_seconds
-
-
-def _are_equal(seconds: Sequence[float], within: float) -> bool:
-    """Return whether the interquartile range is at most this part of the median."""
-    return interquartile_range(seconds) <= within * statistics.median(seconds)
-
-
-def interquartile_range(values: Sequence[float]) -> float:
-    """Return the distance between the quartiles, interpolated linearly (as `numpy.percentile` does)."""
-    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
-    return third - first
-
-
-def _highest(values: Sequence[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
 
 
 def _described(error: BaseException) -> tuple[str, Verdict | None, str | None]:

@@ -12,14 +12,24 @@ from batchtune.probe.devices import DEVICE_FORMS, is_device
 from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,
+    RUN_FILES,
     TRIALS_FILE,
+    Device,
     ProbedWith,
     Run,
     Trial,
     WorkloadRecord,
+    meta_of,
     read_result,
+    write_result,
 )
-from batchtune.run_folder import ANOTHER, knows_anything, other_lengths, read_trials
+from batchtune.run_folder import (
+    ANOTHER,
+    clear_run,
+    knows_anything,
+    other_lengths,
+    read_trials,
+)
 
 _RECORDED = (
     *(
@@ -130,6 +140,32 @@ def workload_sha256(settings: ProbeSettings) -> str | None:
     if path.suffix != ".py" or not path.is_file():
         return None
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def begin_run(
+    lengths: Lengths,
+    settings: ProbeSettings,
+    folder: Path,
+    device: Device,
+    *,
+    force: bool,
+) -> Run:
+    """Write `run.json` of a new run, and return it; what the folder held goes, with `force` all of it.
+
+    Not before the device was opened and the workload built: one that can't be must not cost an earlier run. Without
+    `force` the folder may hold a run in which nothing passed.
+    """
+    clear_run(folder, RUN_FILES if force else (TRIALS_FILE,))
+    run = Run(
+        meta=meta_of(Run),
+        lengths=lengths.summary(),
+        workload=WorkloadRecord(spec=settings.workload, options=settings.options),
+        device=device,
+        settings=settings.recorded(),
+        workload_sha256=workload_sha256(settings),
+    )
+    write_result(folder / RUN_FILE, run)
+    return run
 
 
 def open_run(

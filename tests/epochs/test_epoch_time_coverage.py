@@ -21,7 +21,7 @@ from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.probe.session import enough, interquartile_range
+from batchtune.probe.attempt import enough, interquartile_range
 from batchtune.results import Trial
 
 RUNS = 60

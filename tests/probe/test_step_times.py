@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.probe.session import MOST_TIMED_STEPS, enough, interquartile_range
+from batchtune.probe.attempt import MOST_TIMED_STEPS, enough, interquartile_range
 
 
 def timed(*seconds: float, brief: bool = False) -> int:

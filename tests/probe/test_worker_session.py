@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from batchtune.probe import attempt as attempt_module
 from batchtune.probe import session as session_module
 from batchtune.probe.devices import Meter
 from batchtune.probe.session import Session
@@ -189,7 +190,7 @@ def test_a_step_that_compiles_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> N
         mean(meter, batch, number)
         now += 60.0 if counters["frames"]["total"] > before else 1.0
 
-    monkeypatch.setattr(session_module.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(attempt_module.time, "perf_counter", lambda: now)
     made = session(act)
     trial = made.measure(SHAPE).trial
     assert (trial.step_seconds, trial.mean_step_seconds) == (1.0, 1.0)
@@ -308,7 +309,7 @@ def test_after_steady_trials_a_long_step_is_timed_once(
     growth: int, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = itertools.count(step=0.2)  # seconds; read before and after each step
-    monkeypatch.setattr(session_module.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(attempt_module.time, "perf_counter", lambda: next(clock))
 
     def act(meter: MadeMeter, shape: BatchShape, step: int) -> None:
         meter.used = 100 * MIB + growth * (step % 2)
@@ -321,7 +322,7 @@ def test_two_steps_of_a_brief_trial_are_not_taken_for_a_leak(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = itertools.count(step=0.2)  # seconds; read before and after each step
-    monkeypatch.setattr(session_module.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(attempt_module.time, "perf_counter", lambda: next(clock))
 
     def act(meter: MadeMeter, shape: BatchShape, step: int) -> None:
         is_brief = step > 12  # after three trials of four steps
