@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cli.conftest import Run
-from probe.made_nvml import GIB, MadeGpu, MadeNvml
+from probe.made_nvml import GIB, NO_PERMISSION, MadeGpu, MadeNvml
 
 TESTS = Path(__file__).parents[1]
 
@@ -106,3 +106,15 @@ def test_a_gpu_is_shown_and_does_nothing_to_the_terminal(
         "1,500 MHz of at most 1,980 MHz, lowered now: power cap",
     ):
         assert words in shown
+
+
+def test_what_nvml_refuses_to_answer_is_said(batchtune: Run, tmp_path: Path) -> None:
+    denied = MadeGpu(fails={"nvmlDeviceGetMemoryInfo": NO_PERMISSION})
+    env = (
+        put_first(tmp_path / "first", torch=NO_TORCH) | MadeNvml([denied]).environment()
+    )
+    shown = " ".join(batchtune("doctor", env=env).stdout.split())
+    assert (
+        "does not answer everything: Insufficient Permissions (nvmlDeviceGetMemoryInfo)"
+        in shown
+    )

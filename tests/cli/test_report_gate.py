@@ -136,6 +136,17 @@ def test_new_lengths_are_held_to_the_run(
     )
 
 
+def test_a_quiet_report_prints_nothing_but_itself(
+    batchtune: Run, swept: Path, tmp_path: Path
+) -> None:
+    write_lengths(tmp_path / "new.csv", scale=2.0)
+    loud = batchtune("report", swept, "--manifest", "new.csv")
+    quiet = batchtune("report", swept, "--manifest", "new.csv", "-q")
+    assert quiet.stdout == loud.stdout
+    assert loud.stderr
+    assert not quiet.stderr
+
+
 def test_a_run_is_compared_with_a_baseline(
     batchtune: Run, swept: Path, tmp_path: Path
 ) -> None:
