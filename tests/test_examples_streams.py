@@ -18,7 +18,6 @@ from batchtune.manifests import ReadOptions, load_stream
 from batchtune.streams.bucketed import StreamBatching
 from batchtune.streams.simulated import (
     AnyBatching,
-    Sharding,
     StoredStream,
     simulate_stream,
 )
@@ -96,9 +95,7 @@ def simulated(folder: Path, way: AnyBatching, workers: int) -> Iterator[list[str
     )
     settings = StreamSettings(workers=workers, shuffle_buffer=0)
     sizes = [shard.count for shard in stream.shards]
-    stored = StoredStream.of(
-        stream.values, None, sizes, Sharding.of(settings), settings.seed
-    )
+    stored = StoredStream.of(stream.values, None, sizes, settings, settings.seed)
     cut = simulate_stream(stored, way, 0).cut
     for batch in np.split(cut.examples, cut.layout.starts[1:]):
         yield [f"utterance{place:06}" for place in batch]

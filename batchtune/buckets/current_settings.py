@@ -88,9 +88,13 @@ class Known(Generic[AnySettings]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given(Generic[AnySettings]):
-    """Settings as a user gave them: `source` is `--current` or the file's name, `key_path` the place in the file."""
+    """Settings as a user gave them: `source` is `--current` or the file's name, `key_path` the place in the file.
+
+    `names` are those of the settings that were given; the others have their defaults.
+    """
 
     settings: AnySettings
+    names: frozenset[str]
     source: str
     key_path: str | None = None
 
@@ -232,7 +236,8 @@ def _checked(
         settings = msgspec.convert(renamed, kind)
     except msgspec.ValidationError as error:
         raise _wrong(source, key_path, invalid_field(error), known.hint) from error
-    return Given(settings=settings, source=source, key_path=key_path)
+    names = frozenset(renamed)
+    return Given(settings=settings, names=names, source=source, key_path=key_path)
 
 
 def _wrong(

@@ -156,23 +156,17 @@ def verify(
     settings = VerifySettings(
         steps=steps,
         epoch=epoch,
-        seed=seed or 0,
+        seed=seed,
         time_tolerance=time_tolerance,
         step_timeout_seconds=step_timeout,
     )
     asked = subject.asked()
     if stream:
-        plan = _stream_plan(
-            manifest.load_stream(quiet=quiet, as_in=folder), folder, settings, seed
-        )
+        stored = manifest.load_stream(quiet=quiet, as_in=folder)
+        plan = _stream_plan(stored, folder, settings)
     else:
-        plan = sampler_plan(
-            manifest.load(quiet=quiet, as_in=folder),
-            folder,
-            settings,
-            seed,
-            quiet=quiet,
-        )
+        lengths = manifest.load(quiet=quiet, as_in=folder)
+        plan = sampler_plan(lengths, folder, settings, quiet=quiet)
     verification = verify_with_progress(plan, folder, asked, quiet=quiet)
     if json:
         console.write_json(verification)
@@ -186,11 +180,10 @@ def sampler_plan(
     lengths: Lengths,
     folder: Path,
     settings: VerifySettings,
-    seed: int | None = None,
     *,
     quiet: bool,
 ) -> VerifyPlan:
-    """Return the plan to run the batches of the folder's `sampler.yaml`; without `seed`, with the seed in it."""
+    """Return the plan to run the batches of the folder's `sampler.yaml`."""
     from batchtune.exports.run_configs import read_sampler_yaml
     from batchtune.results import SAMPLER_FILE, SWEEP_FILE, Sweep
 
@@ -203,11 +196,11 @@ def sampler_plan(
             "shuffled examples, as with shuffle: true.",
             quiet=quiet,
         )
-    return _plan(lengths, path, config, settings, seed)
+    return _plan(lengths, path, config, settings)
 
 
 def _stream_plan(
-    stored: StreamLengths, folder: Path, settings: VerifySettings, seed: int | None
+    stored: StreamLengths, folder: Path, settings: VerifySettings
 ) -> VerifyPlan:
     """Return the plan to run the batches that the folder's `stream.yaml` makes of a stream, likewise."""
     from batchtune.exports.run_configs import read_stream_yaml
@@ -215,7 +208,7 @@ def _stream_plan(
 
     path = folder / STREAM_CONFIG_FILE
     _check_recommended(path, folder / STREAM_FILE, StreamSweep, "sweep-stream")
-    return _plan(stored.lengths, path, read_stream_yaml(path), settings, seed, stored)
+    return _plan(stored.lengths, path, read_stream_yaml(path), settings, stored)
 
 
 def _plan(
@@ -223,7 +216,6 @@ def _plan(
     path: Path,
     config: SamplerConfig | StreamConfig,
     settings: VerifySettings,
-    seed: int | None,
     stored: StreamLengths | None = None,
 ) -> VerifyPlan:
     """Return the plan for a config, with the probe next to it; raise ResultError if either is of other lengths."""
@@ -238,10 +230,9 @@ def _plan(
     if probe_path.exists():
         probe = read_result(probe_path, Probe)
         check_lengths(lengths, probe.lengths.fingerprint, probe_path, probe.lengths)
-    settings = replace(settings, seed=seed if seed is not None else config.seed)
     stream = None
     if stored is not None:
-        stream = stored_stream(stored, path.parent, settings.seed)
+        stream = stored_stream(stored, path.parent, settings.seed_of(config))
     return VerifyPlan(
         lengths=lengths, config=config, settings=settings, probe=probe, stream=stream
     )

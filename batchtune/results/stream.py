@@ -179,7 +179,11 @@ class Shards(Record, frozen=True, kw_only=True):
 
 
 class StreamedWith(Record, frozen=True, kw_only=True):
-    """The settings of a stream's sweep that decide how its examples reach workers."""
+    """How examples reach workers: the settings of a stream's sweep that later commands read.
+
+    `workers` are those of each rank's DataLoader; 0: it reads in the process itself. WebDataset's `shardshuffle` holds
+    `shuffle_shards` shards, its `.shuffle` `shuffle_buffer` examples; 0: they stay in order.
+    """
 
     world_size: Annotated[int, msgspec.Meta(ge=1, le=16_384)] = 1
     workers: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 1
@@ -187,6 +191,16 @@ class StreamedWith(Record, frozen=True, kw_only=True):
     shuffle_buffer: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 1000
     shard_size: Annotated[int, msgspec.Meta(ge=1, le=10**12)] = 1000
     seed: Seed = 0
+
+    @property
+    def readers_per_rank(self) -> int:
+        """Number of processes that read for one rank."""
+        return max(1, self.workers)
+
+    @property
+    def readers(self) -> int:
+        """Number of processes that read for all ranks."""
+        return self.world_size * self.readers_per_rank
 
 
 class StreamSweep(Result, frozen=True, kw_only=True):

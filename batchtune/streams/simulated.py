@@ -46,69 +46,41 @@ _MEASURED_APART = 1 << 20
 AnyBatching: TypeAlias = PivotSettings | StreamBatching
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharding:
-    """How WebDataset deals shards to ranks and workers, and shuffles.
+def worker_streams(
+    sharding: StreamedWith, sizes: Sequence[int], *, seed: int, epoch: int
+) -> list[list[IntArray]]:
+    """Return what each worker reads: [rank][worker], the indices of examples as stored, in its order.
 
-    It is `WebDataset(urls, shardshuffle=shuffle_shards, detshuffle=True, seed=seed, nodesplitter=split_by_node)`, then
-    `.shuffle(shuffle_buffer)`. Three of its habits are easily missed:
+    Shards are dealt and shuffled, to the shard, as by
+    `WebDataset(urls, shardshuffle=shuffle_shards, detshuffle=True, seed=seed, nodesplitter=split_by_node)`. Three of
+    its habits are easily missed:
 
     - It deals the shards before it shuffles them: a worker reads the same shards in every epoch.
     - A worker without a shard raises a ValueError (`empty_check`), or gives nothing if that is off.
     - Without `detshuffle`, shards come in the same order in every epoch. With it they do so too unless the DataLoader
       has `persistent_workers`, since each new worker counts epochs from 0.
 
-    `workers` are those of each rank's DataLoader, 1 also if it reads in the process itself. Its `shardshuffle` holds
-    `shuffle_shards` shards and `.shuffle` `shuffle_buffer` examples; 0: they stay in order.
+    A worker's examples are shuffled as by `.shuffle(shuffle_buffer, rng=sample_random(seed, epoch, rank, worker))`.
+    Without `rng` and `seed`, WebDataset shuffles by the time of day. `sizes` are the examples of each shard, by URL.
     """
-
-    world_size: int = 1
-    workers: int = 1
-    shuffle_shards: int = 0
-    shuffle_buffer: int = 0
-
-    @property
-    def readers(self) -> int:
-        """Number of workers of all ranks."""
-        return self.world_size * self.workers
-
-    @classmethod
-    def of(cls, settings: StreamedWith) -> Sharding:
-        """Return how the settings of a sweep have shards dealt."""
-        return cls(
-            world_size=settings.world_size,
-            workers=max(1, settings.workers),
-            shuffle_shards=settings.shuffle_shards,
-            shuffle_buffer=settings.shuffle_buffer,
-        )
-
-    def streams(
-        self, sizes: Sequence[int], *, seed: int, epoch: int
-    ) -> list[list[IntArray]]:
-        """Return what each worker reads: [rank][worker], the indices of examples as stored, in its order.
-
-        The order of the shards is WebDataset's own with this seed, to the shard. Within a worker examples are shuffled
-        as by `.shuffle(shuffle_buffer, rng=sample_random(seed, epoch, rank, worker))`. Without `rng` and `seed`,
-        WebDataset shuffles by the time of day. `sizes` are the examples of each shard, by URL.
-        """
-        starts = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
-        by_rank: list[list[IntArray]] = []
-        for rank in range(self.world_size):
-            of_rank = np.arange(rank, len(sizes), self.world_size)
-            streams: list[IntArray] = []
-            for worker in range(self.workers):
-                dealt = of_rank[worker :: self.workers]
-                chance = random.Random(seed + epoch)
-                shards = shuffled(dealt, self.shuffle_shards, chance)
-                stored = positions(starts[shards], starts[shards + 1] - starts[shards])
-                chance = sample_random(seed, epoch, rank, worker)
-                streams.append(shuffled(stored, self.shuffle_buffer, chance))
-            by_rank.append(streams)
-        return by_rank
+    starts = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
+    by_rank: list[list[IntArray]] = []
+    for rank in range(sharding.world_size):
+        of_rank = np.arange(rank, len(sizes), sharding.world_size)
+        streams: list[IntArray] = []
+        for worker in range(sharding.readers_per_rank):
+            dealt = of_rank[worker :: sharding.readers_per_rank]
+            chance = random.Random(seed + epoch)
+            shards = shuffled(dealt, sharding.shuffle_shards, chance)
+            stored = positions(starts[shards], starts[shards + 1] - starts[shards])
+            chance = sample_random(seed, epoch, rank, worker)
+            streams.append(shuffled(stored, sharding.shuffle_buffer, chance))
+        by_rank.append(streams)
+    return by_rank
 
 
 def sample_random(seed: int, epoch: int, rank: int, worker: int) -> random.Random:
-    """Return the random numbers by which `Sharding.streams` shuffles one worker's examples."""
+    """Return the random numbers by which `worker_streams` shuffles one worker's examples."""
     # Not the numbers by which batches are made.
     return random.Random(f"samples {seed} {epoch} {rank} {worker}")
 
@@ -167,7 +139,7 @@ class StoredStream:
     lengths: FloatArray
     targets: FloatArray | None
     sizes: Sequence[int]
-    sharding: Sharding
+    sharding: StreamedWith
     scale: FloatArray
     seed: int
     _read: dict[int, list[list[IntArray]]] = field(default_factory=dict, init=False)
@@ -178,7 +150,7 @@ class StoredStream:
         lengths: FloatArray,
         targets: FloatArray | None,
         sizes: Sequence[int],
-        sharding: Sharding,
+        sharding: StreamedWith,
         seed: int,
     ) -> StoredStream:
         """Take all examples, or the first shards, as many of each worker, that hold 131,072 or more."""
@@ -192,7 +164,9 @@ class StoredStream:
         scale = np.divide(
             rounds.sum(axis=0), read, out=np.ones(readers), where=read > 0
         )
-        by_rank = scale.reshape(sharding.workers, sharding.world_size).T.ravel()
+        by_rank = scale.reshape(
+            sharding.readers_per_rank, sharding.world_size
+        ).T.ravel()
         examples = int(read.sum())
         if targets is not None:
             targets = targets[:examples]
@@ -200,10 +174,11 @@ class StoredStream:
         return cls(lengths[:examples], targets, sizes, sharding, by_rank, seed)
 
     def read_in(self, epoch: int) -> list[list[IntArray]]:
-        """Return what each worker reads in an epoch, [rank][worker], as `Sharding.streams` does; worked out once."""
+        """Return what each worker reads in an epoch, [rank][worker], as `worker_streams` does; worked out once."""
         if epoch not in self._read:
-            streams = self.sharding.streams(self.sizes, seed=self.seed, epoch=epoch)
-            self._read[epoch] = streams
+            self._read[epoch] = worker_streams(
+                self.sharding, self.sizes, seed=self.seed, epoch=epoch
+            )
         return self._read[epoch]
 
 
@@ -216,14 +191,13 @@ def stored_stream(stream: StreamLengths, folder: Path, seed: int) -> StoredStrea
             "`batchtune sweep-stream` writes it, with stream.yaml.",
         )
     swept = read_result(path, StreamSweep)
-    streamed = swept.streamed
-    sizes = shard_sizes(stream, streamed.shard_size)
+    sharding = swept.streamed
+    sizes = shard_sizes(stream, sharding.shard_size)
     if len(sizes) != swept.shards.count or max(sizes) != swept.shards.largest_count:
         raise ResultError(
             f"{path} is of {counted(swept.shards.count, 'other shard')}; these are {len(sizes):,}",
             "Give the same shards, or run `batchtune sweep-stream` again: batches depend on them.",
         )
-    sharding = Sharding.of(streamed)
     scale = np.ones(sharding.readers)
     return StoredStream(stream.values, stream.targets, sizes, sharding, scale, seed)
 
@@ -338,9 +312,9 @@ def distance_apart(epoch: StreamEpoch) -> float:
     return total / pairs / ((layout.count + 1) / 3)
 
 
-def _batches_by_rank(epoch: StreamEpoch, sharding: Sharding) -> list[IntArray]:
+def _batches_by_rank(epoch: StreamEpoch, sharding: StreamedWith) -> list[IntArray]:
     """Return each rank's batches in the order in which it takes them: those of its workers in turn."""
-    shape = (sharding.world_size, sharding.workers)
+    shape = (sharding.world_size, sharding.readers_per_rank)
     ends = np.cumsum(epoch.batches_by_worker).reshape(shape)
     by_worker = epoch.batches_by_worker.reshape(shape)
     return [

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from batchtune.buckets.advice import longer_than
 from batchtune.buckets.current_settings import (
@@ -41,12 +41,25 @@ _SAMPLE_LENGTHS = ("min_sample_len", "max_sample_len")
 _PIVOT = "indices_around_random_pivot"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PivotSettings:
-    """The parameters of SpeechBrain's `dynamic_bucketed_batch` with `indices_around_random_pivot`.
+@dataclass(frozen=True, slots=True)
+class CurrentStream:
+    """A user's current way to batch a stream, in the unit of the lengths.
+
+    `settings` are the `current_settings` of `stream.json`; `notes` say what was assumed, and what may surprise, in
+    sentences without a full stop.
+    """
+
+    batching: PivotSettings
+    settings: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+class PivotSettings(Settings, frozen=True, kw_only=True):
+    """The parameters of SpeechBrain's `dynamic_bucketed_batch` with `indices_around_random_pivot`, as users set them.
 
     A batch begins as one random example of the sorted buffer, and grows to either side, by the neighbour that pads
-    least, until its padded length reaches the target or neither neighbour may join.
+    least, until its padded length reaches the target or neither neighbour may join. In a recipe, the parameters are
+    those of the function with its `sampler_kwargs`, or these alone.
 
     Attributes:
         target_batch_numel: A batch grows until its padded length is as large. Required: SpeechBrain has no default.
@@ -57,16 +70,22 @@ class PivotSettings:
         buffersize: A batch is made whenever this many examples are held. Below 1: only when all of the stream is held.
         drop_end: Whether to leave out the examples that are held at the end of the stream.
         min_sample_len, max_sample_len: Shorter and longer examples are left out; None: any length.
+        sample_rate: How many samples a second the limits count, as a user gives it; None: the unit of the lengths.
     """
 
-    target_batch_numel: float
-    max_batch_numel: float | None = None
-    max_batch_size: int | None = None
-    max_padding_ratio: float | None = 0.2
-    buffersize: int = 1024
+    NAME = "speechbrain"
+    SIGNS = STREAM_LIMITS
+    AROUND = ("buffersize", "drop_end", *_SAMPLE_LENGTHS, "sample_rate")
+
+    target_batch_numel: Length
+    max_batch_numel: Length | None = None
+    max_batch_size: Size | None = None
+    max_padding_ratio: Share | None = 0.2
+    buffersize: Size = 1024
     drop_end: bool = False
-    min_sample_len: float | None = None
-    max_sample_len: float | None = None
+    min_sample_len: Length | None = None
+    max_sample_len: Length | None = None
+    sample_rate: Length | None = None
 
     def keeps(self, lengths: FloatArray) -> npt.NDArray[np.bool_]:
         """Return which examples the length limits keep."""
@@ -76,6 +95,88 @@ class PivotSettings:
         if self.max_sample_len is not None:
             kept &= lengths <= self.max_sample_len
         return kept
+
+    @classmethod
+    def find(cls, recipe: Recipe) -> Block | None:
+        """Return the training's settings: those passed to the function, if the file's top has them, too."""
+        return recipe.stream_block(f"{OPTION} {recipe.name}:")
+
+    @classmethod
+    def check_block(cls, recipe: Recipe, block: Block) -> None:
+        """Refuse another `sampler_fn`."""
+        recipe.check_block(block)
+        for mapping in block.chain:
+            function = entries(mapping).get("sampler_fn")
+            if function is not None and _PIVOT not in f"{function.tag}{function.value}":
+                problem = (
+                    f"sampler_fn is not {_PIVOT}, so its batches can't be reproduced"
+                )
+                raise recipe.wrong(function, problem, "Leave --current out.")
+
+    def current(self, given: Given[PivotSettings], lengths: Lengths) -> CurrentStream:
+        """Return the settings in the unit of the lengths: numbers of samples become seconds."""
+        rate = self._rate(given, lengths)
+        batching = structs.replace(self, sample_rate=None)
+        notes = []
+        if rate is not None:
+            for name in (*STREAM_LIMITS, *_SAMPLE_LENGTHS):
+                samples = getattr(self, name)
+                if samples is not None:
+                    length = samples * PER_SECOND[lengths.unit] / rate
+                    batching = structs.replace(batching, **{name: length})
+            notes.append(
+                f"{YOURS} counts samples, read as {format_number(rate)} a second (sample_rate)"
+            )
+        if batching.max_batch_numel is not None:
+            consequence = "SpeechBrain makes each a batch of one, however long"
+            notes += longer_than(
+                lengths,
+                batching.max_batch_numel,
+                f"max_batch_numel of {YOURS},",
+                consequence,
+            )
+        if given.from_file and "buffersize" not in given.names:
+            default = batching.buffersize
+            notes.append(
+                f"buffersize is not in {given.source}: SpeechBrain's default, {default}, is assumed"
+            )
+        target = format_length(batching.target_batch_numel, lengths.unit)
+        settings = f"target_batch_numel={target}, buffersize={batching.buffersize}"
+        describe = f"SpeechBrain's dynamic_bucketed_batch, {settings}"
+        values = structs.asdict(batching)
+        del values["sample_rate"]
+        if rate is not None:
+            values["sample_rate"] = rate
+        return CurrentStream(batching, given.record(describe, values), tuple(notes))
+
+    def _rate(self, given: Given[PivotSettings], lengths: Lengths) -> float | None:
+        """Return how many samples a second the limits count; None if they count in the lengths' unit."""
+        rate = self.sample_rate
+        if lengths.unit not in PER_SECOND:
+            if rate is not None and not given.from_file and lengths.unit != "samples":
+                raise given.wrong(
+                    f"sample_rate goes with lengths in seconds, but they count {lengths.unit}",
+                    f"Give the limits in {lengths.unit}, without sample_rate.",
+                )
+            return None
+        if (
+            lengths.unit == "ms"
+        ):  # a batch holds about as many of them as of samples, so the size tells nothing
+            return rate
+        # A recipe's sample_rate says how its audio is read, whatever its limits count.
+        limit = (
+            self.target_batch_numel
+            if self.max_batch_numel is None
+            else self.max_batch_numel
+        )
+        if not counts_samples(limit, lengths.longest):
+            return None if given.from_file else rate
+        if rate is None:
+            raise given.wrong(
+                f"a limit of {format_number(limit)} seems to count samples, but the lengths {lengths.unit}",
+                "Add sample_rate=16000 to the settings, or give the limits in the unit of the lengths.",
+            )
+        return rate
 
 
 def speechbrain_batches(
@@ -170,127 +271,11 @@ def speechbrain_limit(lengths: Lengths, limits: Limits) -> float:
     return min(limits.max_batch_length, below)
 
 
-@dataclass(frozen=True, slots=True)
-class CurrentStream:
-    """A user's current way to batch a stream, in the unit of the lengths.
-
-    `settings` are the `current_settings` of `stream.json`; `notes` say what was assumed, and what may surprise, in
-    sentences without a full stop.
-    """
-
-    batching: PivotSettings
-    settings: dict[str, Any]
-    notes: tuple[str, ...] = ()
-
-
-class PivotArguments(Settings, frozen=True, kw_only=True):
-    """The arguments of `dynamic_bucketed_batch`, with those of its `sampler_kwargs`, or these alone."""
-
-    NAME = "speechbrain"
-    SIGNS = STREAM_LIMITS
-    AROUND = ("buffersize", "drop_end", *_SAMPLE_LENGTHS, "sample_rate")
-
-    target_batch_numel: Length
-    max_batch_numel: Length | None = None
-    max_batch_size: Size | None = None
-    max_padding_ratio: Share | None = (
-        0.2  # null turns it off; left out, it is SpeechBrain's default
-    )
-    buffersize: Size | None = None
-    drop_end: bool = False
-    min_sample_len: Length | None = None
-    max_sample_len: Length | None = None
-    sample_rate: Length | None = None
-
-    @classmethod
-    def find(cls, recipe: Recipe) -> Block | None:
-        """Return the training's settings: those passed to the function, if the file's top has them, too."""
-        return recipe.stream_block(f"{OPTION} {recipe.name}:")
-
-    @classmethod
-    def check_block(cls, recipe: Recipe, block: Block) -> None:
-        """Refuse another `sampler_fn`."""
-        recipe.check_block(block)
-        for mapping in block.chain:
-            function = entries(mapping).get("sampler_fn")
-            if function is not None and _PIVOT not in f"{function.tag}{function.value}":
-                problem = (
-                    f"sampler_fn is not {_PIVOT}, so its batches can't be reproduced"
-                )
-                raise recipe.wrong(function, problem, "Leave --current out.")
-
-    def current(self, given: Given[PivotArguments], lengths: Lengths) -> CurrentStream:
-        """Return the arguments; numbers of samples become seconds."""
-        arguments = msgspec.structs.asdict(self)
-        del arguments["sample_rate"]
-        if self.buffersize is None:
-            del arguments["buffersize"]
-        rate = self._rate(given, lengths)
-        notes = []
-        if rate is not None:
-            for name in (*STREAM_LIMITS, *_SAMPLE_LENGTHS):
-                if arguments[name] is not None:
-                    arguments[name] *= PER_SECOND[lengths.unit] / rate
-            notes.append(
-                f"{YOURS} counts samples, read as {format_number(rate)} a second (sample_rate)"
-            )
-        batching = PivotSettings(**arguments)
-        if batching.max_batch_numel is not None:
-            consequence = "SpeechBrain makes each a batch of one, however long"
-            notes += longer_than(
-                lengths,
-                batching.max_batch_numel,
-                f"max_batch_numel of {YOURS},",
-                consequence,
-            )
-        if given.from_file and self.buffersize is None:
-            default = batching.buffersize
-            notes.append(
-                f"buffersize is not in {given.source}: SpeechBrain's default, {default}, is assumed"
-            )
-        target = format_length(batching.target_batch_numel, lengths.unit)
-        settings = f"target_batch_numel={target}, buffersize={batching.buffersize}"
-        describe = f"SpeechBrain's dynamic_bucketed_batch, {settings}"
-        values = asdict(batching)
-        if rate is not None:
-            values["sample_rate"] = rate
-        return CurrentStream(batching, given.record(describe, values), tuple(notes))
-
-    def _rate(self, given: Given[PivotArguments], lengths: Lengths) -> float | None:
-        """Return how many samples a second the limits count; None if they count in the lengths' unit."""
-        rate = self.sample_rate
-        if lengths.unit not in PER_SECOND:
-            if rate is not None and not given.from_file and lengths.unit != "samples":
-                raise given.wrong(
-                    f"sample_rate goes with lengths in seconds, but they count {lengths.unit}",
-                    f"Give the limits in {lengths.unit}, without sample_rate.",
-                )
-            return None
-        if (
-            lengths.unit == "ms"
-        ):  # a batch holds about as many of them as of samples, so the size tells nothing
-            return rate
-        # A recipe's sample_rate says how its audio is read, whatever its limits count.
-        limit = (
-            self.target_batch_numel
-            if self.max_batch_numel is None
-            else self.max_batch_numel
-        )
-        if not counts_samples(limit, lengths.longest):
-            return None if given.from_file else rate
-        if rate is None:
-            raise given.wrong(
-                f"a limit of {format_number(limit)} seems to count samples, but the lengths {lengths.unit}",
-                "Add sample_rate=16000 to the settings, or give the limits in the unit of the lengths.",
-            )
-        return rate
-
-
-_STREAMS: Known[PivotArguments] = Known(
-    kinds=(PivotArguments,),
+_STREAMS: Known[PivotSettings] = Known(
+    kinds=(PivotSettings,),
     hint=(
         f"Write {OPTION} key=value,key=value or the path of a SpeechBrain YAML. Known are the arguments of "
-        f"SpeechBrain's dynamic_bucketed_batch: {', '.join(PivotArguments.__struct_fields__)}."
+        f"SpeechBrain's dynamic_bucketed_batch: {', '.join(PivotSettings.__struct_fields__)}."
     ),
     lacking="settings of dynamic_bucketed_batch (target_batch_numel)",
 )

@@ -42,7 +42,6 @@ from batchtune.streams.advice import (
 from batchtune.streams.bucketed import StreamBatching
 from batchtune.streams.simulated import (
     AnyBatching,
-    Sharding,
     StoredStream,
     StreamEpoch,
     distance_apart,
@@ -157,8 +156,7 @@ def sweep_stream(
     as_map = sweep(lengths, max_batch_length, of_map, costs)
     tables = [row for row in as_map.rows if row.sizing == limits.sizings[-1]]
     sizes = shard_sizes(stream, settings.shard_size)
-    sharding = Sharding.of(settings)
-    stored = StoredStream.of(stream.values, stream.targets, sizes, sharding, _SEED)
+    stored = StoredStream.of(stream.values, stream.targets, sizes, settings, _SEED)
     pricing = Pricing.of(lengths, max_batch_length, of_map, costs)
     ways = list(_ways(tables, lengths, limits, settings))
     # The user's settings first, as they may have to be corrected.
@@ -183,9 +181,9 @@ def sweep_stream(
     map_style = None if best_table is None else tables[best_table]
     recommendation = recommend_stream(rows, min_randomness=settings.min_randomness)
     chosen = None if recommendation.row is None else rows[recommendation.row]
-    shards = shards_of(stream, sizes, sharding.readers)
+    shards = shards_of(stream, sizes, settings.readers)
     warnings = [
-        *stream_cautions(shards, settings.shard_size, sharding.readers),
+        *stream_cautions(shards, settings.shard_size, settings.readers),
         *longer_than(
             lengths, max_batch_length, "max_batch_length", "each becomes a batch of one"
         ),

@@ -117,12 +117,13 @@ class VerifySettings:
     Attributes:
         steps: Number of shuffled steps, which may be more than an epoch has; None: as many as are soon done.
         epoch: Whether to run one epoch.
+        seed: Of the shuffles; None: that of the YAML file.
         time_tolerance: The largest deviation of the measured time from the estimate, as a fraction of it.
     """
 
     steps: int | None = None
     epoch: bool = False
-    seed: int = 0
+    seed: int | None = None
     time_tolerance: float = 0.10
     step_timeout_seconds: float = 300.0
 
@@ -131,7 +132,7 @@ class VerifySettings:
             raise UsageError(
                 f"the number of steps must be at least 1, got {self.steps}"
             )
-        if self.seed < 0:
+        if self.seed is not None and self.seed < 0:
             raise UsageError(f"the seed must be at least 0, got {self.seed}")
         positive = {
             "time tolerance": self.time_tolerance,
@@ -140,6 +141,10 @@ class VerifySettings:
         for name, value in positive.items():
             if not 0 < value < math.inf:
                 raise UsageError(f"the {name} must be a positive number, got {value}")
+
+    def seed_of(self, config: SamplerConfig | StreamConfig) -> int:
+        """Return the seed of the shuffles: the user's, or else the config's."""
+        return config.seed if self.seed is None else self.seed
 
 
 class PlannedBatch(NamedTuple):
@@ -235,9 +240,8 @@ class VerifyPlan:
         if isinstance(self.config, StreamConfig):
             assert self.stream is not None
             return stream_epoch(self.stream, self.config, epoch)
-        drawing = Drawing(
-            ordering=self.config.batch_ordering, seed=self.settings.seed + epoch
-        )
+        seed = self.settings.seed_of(self.config)
+        drawing = Drawing(ordering=self.config.batch_ordering, seed=seed + epoch)
         cut = self._batcher.cut(drawing, Dealing(drop_last=self.config.drop_last))
         return shapes_of(cut, drawing, self.padded.values, self.padded.targets)
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from batchtune.results import (
     Device,
@@ -141,10 +142,12 @@ def judge(
     if not steps.failures:
         reasons += _time_reasons(times, plan.settings.time_tolerance)
     config = plan.config
-    settings = asdict(plan.settings)
-    settings["multiple_of"] = config.evidence.multiple_of
+    settings = {}
     if plan.stream is not None:
-        settings |= asdict(plan.stream.sharding)
+        settings = structs.asdict(plan.stream.sharding)
+    settings |= asdict(plan.settings)
+    settings["seed"] = plan.settings.seed_of(config)
+    settings["multiple_of"] = config.evidence.multiple_of
     batching = ["pool_size", "batch_overhead"]
     if isinstance(config, StreamConfig):
         batching = ["algorithm", "buffer_size", "max_padding_ratio"]

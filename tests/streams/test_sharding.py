@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchtune.results import StreamedWith
 from batchtune.streams.advice import advised_shards
-from batchtune.streams.simulated import Sharding, sample_random, shuffled
+from batchtune.streams.simulated import sample_random, shuffled, worker_streams
 
 SIZES = (3, 5, 1, 4, 2, 6, 3, 3, 0, 5, 2, 4, 7)
 
@@ -32,9 +33,13 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return sorted(map(str, folder.iterdir()))
 
 
+def sharded(**settings: int) -> StreamedWith:
+    return StreamedWith(**{"shuffle_shards": 0, "shuffle_buffer": 0, **settings})
+
+
 def epochs_of_webdataset(
     urls: list[str],
-    sharding: Sharding,
+    sharding: StreamedWith,
     who: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> list[list[int]]:
@@ -69,23 +74,23 @@ def epochs_of_webdataset(
 @pytest.mark.parametrize(
     "sharding",
     [
-        Sharding(),
-        Sharding(shuffle_shards=100, shuffle_buffer=1000),
-        Sharding(world_size=2, workers=3, shuffle_shards=100),
-        Sharding(world_size=3, shuffle_shards=2, shuffle_buffer=5),
-        Sharding(workers=2, shuffle_shards=1, shuffle_buffer=10),
-        Sharding(world_size=2, workers=2, shuffle_buffer=4),
-        Sharding(world_size=4, workers=4, shuffle_shards=3, shuffle_buffer=2),
+        sharded(),
+        sharded(shuffle_shards=100, shuffle_buffer=1000),
+        sharded(world_size=2, workers=3, shuffle_shards=100),
+        sharded(world_size=3, shuffle_shards=2, shuffle_buffer=5),
+        sharded(workers=2, shuffle_shards=1, shuffle_buffer=10),
+        sharded(world_size=2, workers=2, shuffle_buffer=4),
+        sharded(world_size=4, workers=4, shuffle_shards=3, shuffle_buffer=2),
     ],
     ids=str,
 )
 def test_each_worker_reads_as_in_webdataset(
-    urls: list[str], sharding: Sharding, monkeypatch: pytest.MonkeyPatch
+    urls: list[str], sharding: StreamedWith, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = [sharding.streams(SIZES, seed=7, epoch=epoch) for epoch in range(3)]
+    ours = [worker_streams(sharding, SIZES, seed=7, epoch=epoch) for epoch in range(3)]
     assert len(ours[0]) == sharding.world_size
     for rank, workers in enumerate(ours[0]):
-        assert len(workers) == sharding.workers
+        assert len(workers) == sharding.readers_per_rank
         for worker in range(len(workers)):
             real = epochs_of_webdataset(urls, sharding, (rank, worker), monkeypatch)
             assert [epoch[rank][worker].tolist() for epoch in ours] == real

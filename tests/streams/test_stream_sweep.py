@@ -15,11 +15,11 @@ from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths, Shard
 from batchtune.manifests import StreamLengths
-from batchtune.results import StreamSweep
+from batchtune.results import StreamedWith, StreamSweep
 from batchtune.streams import simulated as stream_simulation
 from batchtune.streams.advice import recommend_stream
 from batchtune.streams.bucketed import StreamBatching, stream_batches, stream_random
-from batchtune.streams.simulated import Sharding, StoredStream, simulate_stream
+from batchtune.streams.simulated import StoredStream, simulate_stream
 from batchtune.streams.speechbrain import (
     CurrentStream,
     PivotSettings,
@@ -318,7 +318,8 @@ def test_settings_out_of_range_are_refused() -> None:
 
 
 def test_speechbrains_filter_leaves_out_and_holds_nothing_of_it() -> None:
-    stored = StoredStream.of(SPEECH, None, [1500], Sharding(), 1)
+    unshuffled = StreamedWith(shuffle_shards=0, shuffle_buffer=0)
+    stored = StoredStream.of(SPEECH, None, [1500], unshuffled, 1)
     limits = PivotSettings(
         target_batch_numel=200, max_batch_numel=300, buffersize=64, max_sample_len=12.0
     )

@@ -18,8 +18,8 @@ from verify.made_stepper import (
 
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
-from batchtune.results import StreamConfig, Verification, WorkloadRecord
-from batchtune.streams.simulated import Sharding, StoredStream
+from batchtune.results import StreamConfig, StreamedWith, Verification, WorkloadRecord
+from batchtune.streams.simulated import StoredStream
 from batchtune.verify import verify
 from batchtune.verify.plan import VerifyPlan, VerifySettings
 
@@ -32,13 +32,13 @@ def planned(
     values: Any = VALUES,
     sizes: list[int] | None = None,
     targets: Any = None,
-    sharding: Sharding | None = None,
+    sharding: StreamedWith | None = None,
     **changes: Any,
 ) -> VerifyPlan:
     """A plan for shards of 5 examples."""
     values, sharding = (
         np.asarray(values, dtype=np.float64),
-        sharding or Sharding(workers=2, shuffle_shards=4),
+        sharding or StreamedWith(workers=2, shuffle_shards=4, shuffle_buffer=0),
     )
     targets = None if targets is None else np.asarray(targets, dtype=np.float64)
     evidence = made_config(BOUNDARIES, [1, 1, 1]).evidence
@@ -132,7 +132,12 @@ def test_ranks_take_their_workers_batches_in_turn() -> None:
     # One example is a batch, so its length, which no other has, names it.
     values = np.arange(1.0, 31.0)
     plan = planned(
-        values, [1, 1, 1], sharding=Sharding(world_size=2, workers=2), buffer_size=1
+        values,
+        [1, 1, 1],
+        sharding=StreamedWith(
+            world_size=2, workers=2, shuffle_shards=0, shuffle_buffer=0
+        ),
+        buffer_size=1,
     )
     # Shards 0 to 5 are those of rank 0, worker 0; rank 1, worker 0; rank 0, worker 1; rank 1, worker 1; and again.
     assert [batch.shape.length for batch in epoch(plan)][:6] == [
