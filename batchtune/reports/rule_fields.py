@@ -228,7 +228,7 @@ def value_in(record: Any, field: Field, where: str = "") -> Value:
     if (
         isinstance(record, Row)
         and field.path[-1] in _OF_POOLS
-        and record.pool_size is None
+        and not record.uses_pools
     ):
         why = "only pools have it, and this is a bucket table"
     known: Value = _known(

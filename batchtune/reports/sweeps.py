@@ -73,7 +73,7 @@ def sweep_section(run: RunResults) -> Section:
         "Batch sizes", row, sweep.lengths.unit, SAMPLER_FILE, _proofs(run, sweep)
     )
     verify = f"batchtune verify{run.as_argument} MANIFEST{run.workload_flags}"
-    sampler = "PooledBatchSampler" if row.pool_size else "BucketBatchSampler"
+    sampler = "PooledBatchSampler" if row.uses_pools else "BucketBatchSampler"
     config = (str(run.folder / SAMPLER_FILE), f"the config, for {sampler}")
     return Section(
         title="Sweep",
@@ -103,7 +103,7 @@ def _nothing_recommended(sweep: Sweep) -> Iterator[str]:
 def _what_to_set(sweep: Sweep, row: Row) -> str:
     """Return the row and its batch sizes in words: `13 buckets (optimal) with max_batch_length = 600 s`."""
     what = row.name
-    if row.pool_size is None:
+    if not row.uses_pools:
         what = f"{counted(len(row.boundaries), 'bucket')} ({row.strategy})"
     sizes = f"max_batch_length = {format_length(sweep.max_batch_length, sweep.lengths.unit)}"
     if (
@@ -181,7 +181,7 @@ def _support(sweep: Sweep, row: Row) -> Iterator[str]:
     """Say why the row is recommended, and how speed is traded for other things."""
     if sweep.reason:
         yield f"Why: {with_full_stop(sweep.reason)}"
-    if row.pool_size is not None:
+    if row.uses_pools:
         table = "no bucket table is recommended for frameworks that can't take it"
         if sweep.recommended_table is not None:
             table = f"frameworks that can't take it get the best table, {sweep.rows[sweep.recommended_table].name}"
@@ -237,7 +237,7 @@ def _ranks(sweep: Sweep, row: Row) -> Iterator[str]:
         return
     alike = (
         "of the same bucket"
-        if row.pool_size is None
+        if not row.uses_pools
         else "that lie next to each other in a pool"
     )
     without = ranks.without_waiting_epoch_seconds
@@ -305,7 +305,7 @@ def _rows_table(sweep: Sweep, *, timed: bool) -> Table:
         rows.append(
             {
                 "strategy": series_name(row),
-                "buckets": str(len(row.boundaries)) if row.pool_size is None else None,
+                "buckets": str(len(row.boundaries)) if not row.uses_pools else None,
                 "pool": known(row.pool_size, format_number),
                 "mean batch": format_number(row.mean_batch_size),
                 **_cells(sweep, row),
@@ -360,7 +360,7 @@ def _unproven(run: RunResults, row: Row) -> Iterator[str]:
 
 
 def _sweep_again(run: RunResults, sweep: Sweep) -> tuple[str, str]:
-    if all(row.pool_size is not None for row in sweep.rows):
+    if all(row.uses_pools for row in sweep.rows):
         return (
             f"batchtune sweep-buckets MANIFEST{run.as_option}",
             "compare bucket tables, too",

@@ -273,7 +273,7 @@ class VerifyPlan:
                 np.searchsorted(lengths[::-1], length, side="right")
             )  # the values descend
             end = start + int(self.table.counts(self.padded.histogram)[bucket])
-            if self.batching.pool_size is not None and size > 1:
+            if self.batching.uses_pools and size > 1:
                 end = lengths.size  # its others may be shorter than those of the bucket
             longest_target = start + int(targets[start:end].argmax())
             pairs = {(start, longest_target)}

@@ -88,7 +88,7 @@ class Figure:
 def figures(run: RunResults) -> list[Figure]:
     """Return the charts of a run, in the order to show them."""
     drawn = []
-    if run.sweep is not None and any(row.pool_size is None for row in run.sweep.rows):
+    if run.sweep is not None and not all(row.uses_pools for row in run.sweep.rows):
         drawn.append(_sweep_figure(run, run.sweep))
     if run.sweep is not None and run.sweep.histogram:
         drawn.append(_lengths_figure(run.sweep))
@@ -154,7 +154,7 @@ def _sweep_figure(run: RunResults, sweep: Sweep) -> Figure:
     places = [
         (series_name(row), row.num_buckets, row)
         for row in sweep.rows
-        if row.pool_size is None
+        if not row.uses_pools
     ]
     levels: dict[str, Costed] = {
         baseline.name: baseline for baseline in sweep.baselines
@@ -206,7 +206,7 @@ def _cost_figure(
     chosen = sweep.recommended_row
     if sweep.current is not None:
         levels[current_name(sweep)] = sweep.current
-    if isinstance(chosen, Row) and chosen.pool_size is not None:
+    if isinstance(chosen, Row) and chosen.uses_pools:
         levels[f"recommended: {chosen.name}"] = chosen
     best: dict[str, dict[int, AnyRow]] = {}
     for name, place, row in places:
