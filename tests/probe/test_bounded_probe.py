@@ -18,7 +18,7 @@ from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import costs_of
 from batchtune.errors import ProbeError, ResultError
 from batchtune.lengths import Lengths
-from batchtune.probe.messages import ProbeHooks
+from batchtune.probe.messages import ProbeHooks, ProbeProgress
 from batchtune.probe.probing import run_probe
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Ran, Supervisor
@@ -309,6 +309,20 @@ def test_an_allocator_that_fails_early_is_learnt_from(fitting: float) -> None:
     probe = probe_law(MostlyInUse(LAWS["linear"], long_tailed(), fitting=fitting))
     assert len(probe.trials) <= 35
     assert sum(trial.outcome == "oom" for trial in probe.trials) <= 4
+
+
+def test_the_time_left_is_known_in_the_confirmation(tmp_path: Path) -> None:
+    device = LawDevice(LAWS["linear"], made_lengths("speech", count=300))
+    said: list[ProbeProgress] = []
+    run_probe(
+        device.lengths,
+        ProbeSettings(workload="made.py:Made", options={}, device="cuda"),
+        tmp_path,
+        hooks=ProbeHooks(measurer=device, on_progress=said.append),
+    )
+    left = [progress.seconds_left for progress in said if progress.confirming]
+    assert left[-1]
+    assert left == sorted(left, reverse=True)
 
 
 def test_lengths_are_added_where_much_is_at_stake() -> None:
