@@ -270,11 +270,10 @@ def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
         if compared.size:
             sums = costs[first + compared] + compared[:, np.newaxis] * longest
             sums[compared[:, np.newaxis] >= held] = np.inf
-            smaller = (
-                sums.min(axis=0) < whole
-            )  # of equal costs the largest batch is taken
-            taken[smaller, first] = compared[sums.argmin(axis=0)[smaller]]
-            whole = np.minimum(whole, sums.min(axis=0))
+            least = sums.min(axis=0)
+            smaller = least < whole  # of equal costs the largest batch is taken
+            taken[smaller, first] = compared[sums[:, smaller].argmin(axis=0)]
+            whole = np.minimum(whole, least)
         costs[first] = overhead + whole
     return taken
 
