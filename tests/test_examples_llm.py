@@ -41,7 +41,7 @@ def test_chats_are_counted_as_transformers_renders_them(chats: Path) -> None:
         tokenizer.apply_chat_template(json.loads(line)["messages"], return_dict=False)
         for line in lines
     ]
-    found = load_lengths(chats / "chats.jsonl", ReadOptions(tokenizer=chats))
+    found = load_lengths(chats / "chats.jsonl", ReadOptions(tokenizer=str(chats)))
     assert found.values.tolist() == sorted(map(len, rendered), reverse=True)
 
 

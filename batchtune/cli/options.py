@@ -255,15 +255,10 @@ class ManifestOptions:
 
     def read_options(self) -> ReadOptions:
         """Return the options for reading that the user gave. Raises UsageError if one is invalid."""
-        from batchtune.manifests import ReadOptions, parse_scale
+        from batchtune.manifests import ReadOptions
 
-        return ReadOptions(
-            **given(
-                ReadOptions,
-                self,
-                length_scale=_if_given(parse_scale, self.length_scale),
-            )
-        )
+        tokenizer = _if_given(str, self.tokenizer)
+        return ReadOptions(**given(ReadOptions, self, tokenizer=tokenizer))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,10 @@ class NewLengths(ManifestOptions):
 
     def read_options(self) -> ReadOptions:
         """Return the options for reading that the user gave. Raises UsageError if one is invalid."""
-        return replace(ManifestOptions.read_options(self), format=self.manifest_format)
+        from msgspec import structs
+
+        options = ManifestOptions.read_options(self)
+        return structs.replace(options, format=self.manifest_format)
 
 
 @expand

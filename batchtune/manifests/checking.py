@@ -17,10 +17,11 @@ from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray
 from batchtune.manifests.base import Format, Rows, Unreadable, Values, number
 from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.inputs import LARGEST, SMALLEST, Reduction
+from batchtune.manifests.inputs import LARGEST, SMALLEST
 from batchtune.manifests.planning import Measure, Plan, reader_of, unit_of
 from batchtune.manifests.source import Source
 from batchtune.manifests.texts import chat_lengths, counter, measured
+from batchtune.results import Reduction
 
 SHOWN = 5
 

@@ -8,13 +8,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
-import msgspec
 from braceexpand import braceexpand
+from msgspec import structs
 
 from batchtune.errors import (
     ManifestError,
@@ -27,7 +26,7 @@ from batchtune.errors import (
 from batchtune.lengths import UNITS, Unit
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.source import STDIN, Source
-from batchtune.results import ReadingRecord
+from batchtune.results import Counting, ReadingRecord, Reduction
 from batchtune.units import counted
 
 Manifest: TypeAlias = "str | Path | Sequence[str | Path]"
@@ -243,9 +242,7 @@ def _files_below(folder: Path) -> list[str]:
 SMALLEST = 1e-9
 LARGEST = 1e15
 
-Counting = Literal["characters", "words", "bytes"]
 COUNTINGS: tuple[Counting, ...] = get_args(Counting)
-Reduction = Literal["max", "sum", "first", "count"]
 REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 # The exponent is bounded: Fraction("1e999999999") would compute for hours.
@@ -255,42 +252,27 @@ _SCALE = re.compile(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER})\s*)?", re.ASCII)
 _EXCLUSIVE = (("measure", "tokenizer"), ("target_file", "target_key"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
-    """How a manifest is read; None for every option that the user does not give.
+class ReadOptions(ReadingRecord, frozen=True, kw_only=True):
+    """How a manifest is read; None for every option that the user does not give. Raises UsageError for a wrong one.
 
     Attributes:
         format: A name in `batchtune.manifests.FORMATS`; None to detect it from the content.
         length_key: The column (or JSON key) of the lengths, or several (`a+b`) whose sum is the length; None to find
             it among the known names.
         unit: Unit of the lengths after `length_scale`; None to take it from the format or column.
-        length_scale: Exact factor for each length, but for no target length.
+        length_scale: Exact factor for each length, but for no target length: a number or a fraction, `1/16000`.
         min_length, max_length: Inclusive, after scaling.
         truncate: Where the training cuts longer examples off, after scaling: they count as this long.
         skip_invalid: Leave invalid rows, and the rest of a damaged source if there are several, out and count them.
         measure: How the length of a text is counted; None for characters.
-        tokenizer: A `tokenizer.json` whose tokens are counted instead.
+        tokenizer: The path of a `tokenizer.json`, or of its folder, whose tokens are counted instead.
         reduce: How a list becomes one length; None where lists are invalid.
         target_file: Files that hold the target lengths, named as manifests are.
     """
 
-    format: str | None = None
-    length_key: str | None = None
-    target_key: str | None = None
-    unit: Unit | None = None
-    length_scale: Fraction | None = None
-    min_length: float | None = None
-    max_length: float | None = None
-    truncate: float | None = None
-    skip_invalid: bool = False
-    measure: Counting | None = None
-    tokenizer: Path | None = None
-    reduce: Reduction | None = None
-    target_file: str | None = None
-
     def __post_init__(self) -> None:
-        if self.length_scale is not None and self.length_scale <= 0:
-            raise ValueError(f"length_scale must be positive, got {self.length_scale}")
+        if self.length_scale is not None:
+            parse_scale(self.length_scale)
         check_choice("--unit", self.unit, UNITS)
         check_choice("--measure", self.measure, COUNTINGS)
         check_choice("--reduce", self.reduce, REDUCTIONS)
@@ -315,6 +297,11 @@ class ReadOptions:
             )
 
     @property
+    def factor(self) -> Fraction | None:
+        """The length scale, as a number."""
+        return None if self.length_scale is None else parse_scale(self.length_scale)
+
+    @property
     def counts_texts(self) -> bool:
         """Whether the user says how texts are counted."""
         return self.measure is not None or self.tokenizer is not None
@@ -325,22 +312,12 @@ class ReadOptions:
 
     def record(self) -> ReadingRecord:
         """Return them as result files hold them."""
-        values = asdict(self)
-        texts = {
-            name: str(value)
-            for name, value in values.items()
-            if isinstance(value, (Path, Fraction))
-        }
-        return ReadingRecord(**values | texts)
+        return ReadingRecord(**structs.asdict(self))
 
     def completed(self, record: ReadingRecord) -> ReadOptions:
         """Return these options, completed by those of a result file that fit them. Raises ResultError."""
-        recorded = msgspec.structs.asdict(record)
+        recorded = structs.asdict(record)
         try:
-            if record.length_scale is not None:
-                recorded["length_scale"] = parse_scale(record.length_scale)
-            if record.tokenizer is not None:
-                recorded["tokenizer"] = Path(record.tokenizer)
             ReadOptions(**recorded)
         except UsageError as error:
             message = f"how the run's manifest was read is damaged: {error.message}"
@@ -350,7 +327,7 @@ class ReadOptions:
         # 0.0 is given, though it equals False.
         given = {
             name
-            for name, value in asdict(self).items()
+            for name, value in structs.asdict(self).items()
             if value is not None and value is not False
         }
         barred = set(given)
@@ -361,7 +338,7 @@ class ReadOptions:
             barred.update(
                 ("unit", "length_scale", "measure", "tokenizer", "reduce")
             )  # of that column
-        return replace(
+        return structs.replace(
             self,
             **{name: value for name, value in recorded.items() if name not in barred},
         )

@@ -22,9 +22,10 @@ from batchtune.manifests.base import (
     walk,
 )
 from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.inputs import ReadOptions, Reduction
+from batchtune.manifests.inputs import ReadOptions
 from batchtune.manifests.source import Source
 from batchtune.manifests.texts import counter, template_of
+from batchtune.results import Reduction
 
 # Target files of fairseq: letters or words, separated by spaces.
 _SYMBOLS = (".ltr", ".wrd", ".ltr.gz", ".wrd.gz")
@@ -165,7 +166,7 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
     if options.tokenizer is not None:
         counter("tokens", options.tokenizer)  # it can be loaded
     stored_unit = unit_of(reader, measures)
-    unit, factor = _scaling(path, stored_unit, options.unit, options.length_scale)
+    unit, factor = _scaling(path, stored_unit, options.unit, options.factor)
 
     notes = []
     if (

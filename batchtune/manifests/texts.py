@@ -40,7 +40,7 @@ _COUNTS: dict[str, Count] = {
 
 @lru_cache
 def counter(
-    unit: str, tokenizer: Path | None, *, adds_special_tokens: bool = True
+    unit: str, tokenizer: str | None, *, adds_special_tokens: bool = True
 ) -> Count:
     """Return a function that counts characters, words, bytes, or tokens of texts.
 
@@ -77,11 +77,10 @@ def counter(
     return count
 
 
-def _tokenizer_file(tokenizer: Path) -> Path:
+def _tokenizer_file(tokenizer: str) -> Path:
     """Return the tokenizer's file: a folder's is `tokenizer.json`."""
-    if tokenizer.is_dir():
-        return tokenizer / "tokenizer.json"
-    return tokenizer
+    path = Path(tokenizer)
+    return path / "tokenizer.json" if path.is_dir() else path
 
 
 def measured(values: Values, count: Count) -> Sequence[object]:
@@ -181,7 +180,7 @@ def _time_limit() -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, previous)
 
 
-def chat_lengths(chats: Values, unit: Unit, tokenizer: Path | None) -> list[object]:
+def chat_lengths(chats: Values, unit: Unit, tokenizer: str | None) -> list[object]:
     """Return the length of each chat, by its chat template if the tokenizer has one; Unreadable for what is no chat."""
     template = template_of(tokenizer)
     count = counter(unit, tokenizer, adds_special_tokens=False)
@@ -215,7 +214,7 @@ def _texts(chat: object, template: ChatTemplate | None) -> object:
 
 
 @lru_cache
-def template_of(tokenizer: Path | None) -> ChatTemplate | None:
+def template_of(tokenizer: str | None) -> ChatTemplate | None:
     """Return the chat template next to a tokenizer's file, or None. Raises ManifestError for a damaged one."""
     if tokenizer is None:
         return None

@@ -30,13 +30,14 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 # What lengths count.
 Unit = Literal["s", "ms", "samples", "frames", "tokens", "words", "characters", "bytes"]
+Counting = Literal["characters", "words", "bytes"]
+Reduction = Literal["max", "sum", "first", "count"]
 
 # What a rule of the CI gate may do with a field of a record; `batchtune.reports.rule_fields` reads it.
 LESS_IS_BETTER = msgspec.Meta(extra={"better": "less"})
 MORE_IS_BETTER = msgspec.Meta(extra={"better": "more"})
 PER_CENT = msgspec.Meta(extra={"percent": True})
 """Limits may be written in per cent, as those of every `Share` may."""
-
 
 Cost = Annotated[Amount, LESS_IS_BETTER]
 CostRatio = Annotated[Cost, PER_CENT]
@@ -116,26 +117,21 @@ class Result(Record, frozen=True, kw_only=True):
 
 
 class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """How the manifest was read: the options as given, None for those that were not.
-
-    Attributes:
-        length_scale: As a number or a fraction, `1/16000`.
-        tokenizer, target_file: Paths, as given.
-    """
+    """How the manifest was read: the options as given, None for the others; `manifests.ReadOptions` describes them."""
 
     format: str | None = None
     length_key: str | None = None
     target_key: str | None = None
     target_file: str | None = None
-    unit: str | None = None
+    unit: Unit | None = None
     length_scale: str | None = None
     min_length: float | None = None
     max_length: float | None = None
     truncate: float | None = None
     skip_invalid: bool = False
-    measure: str | None = None
+    measure: Counting | None = None
     tokenizer: str | None = None
-    reduce: str | None = None
+    reduce: Reduction | None = None
 
     @property
     def flags(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -29,7 +29,7 @@ from batchtune.epochs.table import BucketTable, checked_lengths, holding_all
 from batchtune.errors import shortened
 from batchtune.exports.run_configs import read_sampler_yaml
 from batchtune.lengths import Lengths
-from batchtune.manifests import ReadOptions, parse_scale
+from batchtune.manifests import ReadOptions
 from batchtune.manifests.reading import load_ordered_lengths
 from batchtune.sampler.arguments import (
     LARGEST_SEED,
@@ -52,7 +52,7 @@ _OF_ALL = (
     "drop_last",
     "seed",
 )
-_READING = {option.name for option in fields(ReadOptions)}
+_READING = set(ReadOptions.__struct_fields__)
 
 
 class EpochBatchSampler(OnRanks, Sampler[list[int]]):
@@ -164,10 +164,9 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             name: overrides.pop(name) for name in sorted(_READING & overrides.keys())
         }
         if isinstance(lengths, (str, Path)):
-            if reading.get("length_scale") is not None:
-                reading["length_scale"] = parse_scale(str(reading["length_scale"]))
-            if reading.get("tokenizer") is not None:
-                reading["tokenizer"] = Path(reading["tokenizer"])
+            for name in ("length_scale", "tokenizer"):
+                if reading.get(name) is not None:
+                    reading[name] = str(reading[name])
             manifest = load_ordered_lengths(lengths, ReadOptions(**reading))
             unit = manifest.lengths.unit
             if None not in (unit, config.unit) and unit != config.unit:

@@ -136,7 +136,7 @@ def test_a_chat_template_counts_as_in_training(
     content: str | bytes = LINES if kind == "lines" else json.dumps(CHATS)
     if kind == "parquet":
         content = write_parquet(tmp_path / "chats.parquet").read_bytes()
-    found = read(content, tokenizer=tokenizer)
+    found = read(content, tokenizer=str(tokenizer))
     assert (found.values.tolist(), found.unit) == (by_transformers(tokenizer), "tokens")
     assert (
         "as the chat template in" in found.notes[0]
@@ -146,7 +146,7 @@ def test_a_chat_template_counts_as_in_training(
 
 def test_a_template_may_lie_in_a_file_of_its_own(read: Read, tokenizer: Path) -> None:
     (tokenizer / "chat_template.jinja").write_text(TEMPLATE + "{{ ' one one' }}")
-    found = read(LINES, tokenizer=tokenizer / "tokenizer.json")
+    found = read(LINES, tokenizer=str(tokenizer / "tokenizer.json"))
     assert found.values.tolist() == by_transformers(tokenizer)
     assert "chat_template.jinja" in found.notes[0]
 
@@ -159,7 +159,7 @@ def test_of_several_templates_the_default_one_is_taken(
         {"name": "default", "template": TEMPLATE},
     ]
     write_config(tokenizer, chat_template=templates)
-    assert read(LINES, tokenizer=tokenizer).values.tolist() == by_transformers(
+    assert read(LINES, tokenizer=str(tokenizer)).values.tolist() == by_transformers(
         tokenizer
     )
 
@@ -168,7 +168,7 @@ def test_without_a_template_the_tokens_of_contents_are_counted(
     read: Read, tokenizer: Path
 ) -> None:
     write_config(tokenizer)
-    found = read(LINES, tokenizer=tokenizer)
+    found = read(LINES, tokenizer=str(tokenizer))
     assert found.values.tolist() == [5, 3]
     assert "without a chat template" in found.notes[0]
 
@@ -218,7 +218,7 @@ def test_what_a_template_refuses_is_named(refusal: Refusal, tokenizer: Path) -> 
     write_config(
         tokenizer, chat_template="{{ raise_exception('roles must alternate') }}"
     )
-    message = refusal(LINES, tokenizer=tokenizer).message
+    message = refusal(LINES, tokenizer=str(tokenizer)).message
     assert (
         "line 1: 'messages' can't be read" in message
         and "refused by the chat template" in message
@@ -240,7 +240,10 @@ def test_a_template_can_not_leave_its_sandbox(
     refusal: Refusal, tokenizer: Path, template: str
 ) -> None:
     write_config(tokenizer, chat_template=template)
-    assert "refused by the chat template" in refusal(LINES, tokenizer=tokenizer).message
+    assert (
+        "refused by the chat template"
+        in refusal(LINES, tokenizer=str(tokenizer)).message
+    )
 
 
 def test_a_template_that_never_ends_is_one_error(
@@ -249,7 +252,7 @@ def test_a_template_that_never_ends_is_one_error(
     monkeypatch.setattr(texts, "_LONGEST_SECONDS", 0.1)
     loops = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
     write_config(tokenizer, chat_template=loops)
-    message = refusal(LINES, tokenizer=tokenizer).message
+    message = refusal(LINES, tokenizer=str(tokenizer)).message
     assert "tokenizer_config.json: the chat template takes more than 0.1 s" in message
 
 
@@ -258,4 +261,4 @@ def test_a_damaged_template_is_one_error(
     refusal: Refusal, tokenizer: Path, content: str
 ) -> None:
     (tokenizer / "tokenizer_config.json").write_text(content)
-    assert "tokenizer_config.json" in refusal(LINES, tokenizer=tokenizer).message
+    assert "tokenizer_config.json" in refusal(LINES, tokenizer=str(tokenizer)).message

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from fractions import Fraction
 from pathlib import Path
 
 import pyarrow as pa
@@ -149,7 +148,7 @@ def test_the_length_next_to_tokens_counts_them(read) -> None:
         ({"length_key": "prompt + answer"}, [9, 4], "characters"),
         ({"length_key": "prompt+answer", "measure": "words"}, [3, 1], "words"),
         (
-            {"length_key": "ids+ids", "reduce": "sum", "length_scale": Fraction(1, 2)},
+            {"length_key": "ids+ids", "reduce": "sum", "length_scale": "1/2"},
             [4, 3],
             None,
         ),
@@ -268,7 +267,7 @@ def tokenizer(tmp_path: Path) -> Path:
 def test_tokens_are_counted_without_truncation_and_padding(
     read, tokenizer: Path
 ) -> None:
-    found = read(LINES, length_key="text", tokenizer=tokenizer)
+    found = read(LINES, length_key="text", tokenizer=str(tokenizer))
     assert (found.values.tolist(), found.unit) == ([2, 1], "tokens")
 
 
@@ -277,11 +276,15 @@ def test_a_tokenizer_that_is_none_is_an_error(refusal, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{}")
     assert (
         "is not a tokenizer"
-        in refusal(LINES, length_key="text", tokenizer=tmp_path / "broken.json").message
+        in refusal(
+            LINES, length_key="text", tokenizer=str(tmp_path / "broken.json")
+        ).message
     )
     assert (
         "does not exist"
-        in refusal(LINES, length_key="text", tokenizer=tmp_path / "absent.json").message
+        in refusal(
+            LINES, length_key="text", tokenizer=str(tmp_path / "absent.json")
+        ).message
     )
 
 

@@ -89,6 +89,6 @@ def test_targets_are_not_truncated(read: Read) -> None:
     assert (found.values.tolist(), found.targets.tolist()) == ([5, 3], [7, 8])
 
 
-def test_a_scale_that_is_not_positive_is_a_misuse() -> None:
-    with pytest.raises(ValueError, match="length_scale must be positive"):
-        ReadOptions(length_scale=Fraction(0))
+def test_options_have_no_scale_that_is_not_positive() -> None:
+    with pytest.raises(UsageError, match="'0' is not a length scale"):
+        ReadOptions(length_scale="0")
