@@ -270,10 +270,10 @@ def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
         if compared.size:
             sums = costs[first + compared] + compared[:, np.newaxis] * longest
             sums[compared[:, np.newaxis] >= held] = np.inf
-            least = sums.min(axis=0)
-            smaller = least < whole  # of equal costs the largest batch is taken
+            lowest_sums = sums.min(axis=0)
+            smaller = lowest_sums < whole  # of equal costs the largest batch is taken
             taken[smaller, first] = compared[sums[:, smaller].argmin(axis=0)]
-            whole = np.minimum(whole, least)
+            whole = np.minimum(whole, lowest_sums)
         costs[first] = overhead + whole
     return taken
 
