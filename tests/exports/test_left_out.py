@@ -5,21 +5,28 @@ from __future__ import annotations
 import re
 import warnings
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from exports.stream_runs import tuned
+from exports.stream_runs import stream_of, tuned
 from real_speechbrain import load_speechbrain
 from report_records import made_sweep
 from ruamel.yaml import YAML
 
+from batchtune import BucketBatchSampler, BucketedStream
 from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.exports import FRAMEWORKS, Tuned, export_of
-from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
+from batchtune.exports.run_configs import (
+    render_sampler_yaml,
+    render_stream_yaml,
+    sampler_config,
+    stream_config,
+)
 from batchtune.exports.speechbrain import patch_speechbrain
 from batchtune.lengths import Lengths
 from batchtune.results import ReadingRecord, Sweep, SweepSettings
@@ -170,6 +177,24 @@ def truncated() -> Sweep:
 def test_every_export_says_what_was_truncated(name: str) -> None:
     said = "Truncated at tuning: 100 examples, longer than 30 s (--truncate)."
     assert said in prose(rendered(name, truncated()))
+
+
+def test_our_samplers_count_longer_examples_as_truncated(tmp_path: Path) -> None:
+    table = tmp_path / "sampler.yaml"
+    table.write_text(render_sampler_yaml(sampler_config(truncated())), encoding="utf-8")
+    batches = list(BucketBatchSampler.from_config(table, ALL))
+    assert sorted(chain(*batches)) == list(range(ALL.size))
+    assert max(len(batch) for batch in batches if ALL[batch].max() > 30) == 10
+    config = stream_config(stream_of(truncated()))
+    stream = tmp_path / "stream.yaml"
+    stream.write_text(render_stream_yaml(config), encoding="utf-8")
+    length_of = ALL.tolist().__getitem__
+    made = BucketedStream.from_config(
+        stream, range(ALL.size), length_of=length_of, batches_per_epoch=None
+    )
+    batches = list(made)
+    assert sorted(chain(*batches)) == list(range(ALL.size))
+    assert max(len(batch) for batch in batches if ALL[batch].max() > 30) == 10
 
 
 def test_padding_to_multiples_is_told() -> None:
