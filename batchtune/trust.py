@@ -137,9 +137,8 @@ def _about_cpu(device: Device, passed: Sequence[Trial]) -> Iterator[str]:
     processors = device.processors or 0
     if others is None or device.processes:  # another probe was reported already
         return
-    if (
-        others + device.settings.get("threads", processors) > processors + 0.25
-    ):  # every machine does a little else
+    # Every machine does a little else.
+    if others + device.settings.get("threads", processors) > processors + 0.25:
         when = "while steps were timed" if seen else "while the workload was built"
         yield (
             f"Other programs took {others:.1f} of {counted(processors, 'processor')} {when}: the step times are too "

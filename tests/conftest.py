@@ -52,9 +52,8 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         gc.enable()
         if torch := sys.modules.get("torch"):
-            torch.set_num_threads(
-                1
-            )  # more wait for each other, and spin meanwhile where other programs run
+            # More wait for each other, and spin meanwhile where other programs run.
+            torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -128,9 +128,8 @@ def test_the_next_call_goes_on_where_the_last_was_cut_off(
         out = tmp_path / f"call-{len(codes)}"
         codes.append(main([*ON_THE_CPU, "--from", str(earlier), "--out", str(out)]))
         for path in out.rglob("*"):
-            path.chmod(
-                0o555 if path.is_dir() else 0o444
-            )  # as files may come back from another machine
+            # As files may come back from another machine.
+            path.chmod(0o555 if path.is_dir() else 0o444)
         earlier = out
     assert len(codes) > 1  # of 3 processes or searches each
     assert_complete(out, MEASURING, capsys.readouterr().out)
@@ -147,9 +146,8 @@ def test_an_epoch_goes_on_with_the_batches_that_were_timed(
 ) -> None:
     assert main(["speech", *ON_THE_CPU, "--out", str(tmp_path)]) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(
-            evidence_epoch, "QUICK_FEWEST_BATCHES", 10**6
-        )  # more than there are
+        # More than there are.
+        patch.setattr(evidence_epoch, "QUICK_FEWEST_BATCHES", 10**6)
         left = iter([1.0, 1.0, 0.0])
         patch.setattr(Bench, "seconds_left", property(lambda _: next(left)))
         assert main(["epoch", *ON_THE_CPU, "--out", str(tmp_path)]) == 1

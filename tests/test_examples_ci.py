@@ -157,9 +157,8 @@ def test_the_steps_of_the_job_without_a_gpu_run_without_torch(checkout: Path) ->
 def test_every_command_of_every_job_is_one_with_these_options() -> None:
     for _, step in RUNS:
         for name, *arguments in commands_of(step["run"]):
-            load_command(name).make_context(
-                name, arguments
-            )  # raises where one is unknown
+            # Raises where one is unknown.
+            load_command(name).make_context(name, arguments)
 
 
 def test_no_script_has_anything_put_into_its_text() -> None:

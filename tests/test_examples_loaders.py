@@ -108,8 +108,9 @@ def test_loaders_deliver_the_same_features(tmp_path: Path) -> None:
         if name == "webdataset":
             assert sum(sizes) == CLIPS
         else:
+            # DALI fills up the last.
             assert sizes == [
                 16,
                 16,
                 16 if name == "dali" else 8,
-            ]  # DALI fills up the last
+            ]

@@ -27,6 +27,7 @@ BASE = {
     "trust",
     "units",
 }
+# The one reads what `exports` writes, the others describe it.
 LEVELS = [
     {"workloads"},  # the probe's worker builds them
     {"processes"},
@@ -38,7 +39,7 @@ LEVELS = [
     {
         "sampler",
         "schemas",
-    },  # the one reads what `exports` writes, the others describe it
+    },
     {"cli"},
     {"__main__", "__init__"},  # the entry point; the public names, imported lazily
 ]

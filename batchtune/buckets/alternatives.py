@@ -252,9 +252,8 @@ def lower_bound(
         size = np.maximum(1.0, np.floor(largest / 2**halvings))
         shapes = [size, np.broadcast_to(histogram.lengths, size.shape)]
         targets = pricing.lengths.targets
-        if (
-            targets is not None
-        ):  # a batch's longest is at least the mean of its examples' targets
+        # A batch's longest is at least the mean of its examples' targets.
+        if targets is not None:
             starts = np.concatenate(([0], np.cumsum(histogram.counts[::-1])[:-1]))
             mean = np.add.reduceat(targets, starts)[::-1] / histogram.counts
             shapes.append(np.broadcast_to(mean, size.shape))

@@ -157,9 +157,8 @@ class SpeechBrainSettings(TableSettings, frozen=True, kw_only=True):
             f"max_batch_length of {YOURS},",
             "SpeechBrain makes each a batch of one",
         )
-        if (
-            self.bucket_boundaries is None
-        ):  # given boundaries stay where they are when max_batch_length is raised
+        # Given boundaries stay where they are when max_batch_length is raised.
+        if self.bucket_boundaries is None:
             yield from capped_by_num_buckets(lengths, limit, [row], YOURS)
         if max(row.batch_sizes) == 1 and self.max_batch_ex != 1:
             yield (

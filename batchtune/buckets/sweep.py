@@ -193,9 +193,8 @@ def _rows(
         sizings = limits.sizings[:1]
         if strategy.depends_on_sizes:
             sizings = limits.sizings
-        if (
-            strategy.in_pools
-        ):  # a sampler of our own runs them, which takes whatever is known to fit
+        # A sampler of our own runs them, which takes whatever is known to fit.
+        if strategy.in_pools:
             numbers = _pool_sizes(settings, pricing.lengths.count)
             sizings = limits.sizings[-1:]
         for sizing in sizings:
@@ -204,9 +203,8 @@ def _rows(
                 if settings.multiple_of is not None:
                     boundaries = np.unique(padded_to(boundaries, settings.multiple_of))
                 table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
-                if (
-                    strategy.in_pools
-                ):  # the table says how many examples fit, `number` how large pools are
+                # The table says how many examples fit, `number` how large pools are.
+                if strategy.in_pools:
                     yield pricing.of_epochs(
                         name, sizing, pricing.best_cut(Batching(table, number))
                     )

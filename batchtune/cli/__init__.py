@@ -37,9 +37,8 @@ class _Dropping(io.FileIO):
 
 def _outliving(stream: TextIO | None, descriptor: int) -> TextIO:
     """Return a stream that drops what nobody reads any more, if it is a pipe, a file or closed."""
-    if (
-        stream is None
-    ):  # closed when the process was started; a file opened later must not take its place
+    # Closed when the process was started; a file opened later must not take its place.
+    if stream is None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         if nowhere != descriptor:
             os.dup2(nowhere, descriptor)

@@ -163,9 +163,8 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        signal.signal(
-            signal.SIGTERM, signal.default_int_handler
-        )  # sent by CI systems: workers end as on Ctrl-C
+        # Sent by CI systems: workers end as on Ctrl-C.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             try:
                 return super().invoke(ctx)

@@ -101,9 +101,8 @@ def export(
             if output is not None and str(output) != "-"
             else patch or framework.file
         )
-        file = (
-            str(named).encode(errors="backslashreplace").decode()
-        )  # perhaps not UTF-8
+        # Perhaps not UTF-8.
+        file = str(named).encode(errors="backslashreplace").decode()
         exported = Exported(
             meta=meta_of(Exported),
             framework=framework.name,
@@ -130,9 +129,10 @@ def _patched(
             "Write a new file with -o FILE.",
         )
     try:
+        # With its line ends.
         before = read_regular(
             file, LARGEST_BYTES, "Give the training's YAML file."
-        ).decode()  # with its line ends
+        ).decode()
     except UnicodeDecodeError as error:
         raise ResultError(
             f"{file} is not UTF-8 text: {error}", "Nothing was changed."

@@ -654,9 +654,8 @@ def _completed(parameter: inspect.Parameter, panel: str | None) -> inspect.Param
     info.rich_help_panel = info.rich_help_panel or panel
     if info.envvar == PREFIX:
         info.envvar = PREFIX + parameter.name.upper()
-    if (
-        isinstance(parameter.default, bool) and info.default is ...
-    ):  # typer would add a --no-... to it
+    # Typer would add a --no-... to it.
+    if isinstance(parameter.default, bool) and info.default is ...:
         info.default = f"--{parameter.name.replace('_', '-')}"
     for kind in _NUMBERS:
         if hint.__origin__ in (kind, kind | None):

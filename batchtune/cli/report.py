@@ -211,9 +211,8 @@ def _format_of(given: str | None, output: Path | None, *, as_json: bool) -> str:
 def _written_rules(ctx: typer.Context, given: list[str] | None) -> list[str]:
     """Return the rules as the user wrote them; in the environment, `;` and line ends separate them, not spaces."""
     if getattr(ctx.get_parameter_source("fail_if"), "name", None) == "ENVIRONMENT":
-        return re.split(
-            r"[;\n]+", os.environ[_RULES_VARIABLE].strip("; \n")
-        )  # an empty rule is an error
+        # An empty rule is an error.
+        return re.split(r"[;\n]+", os.environ[_RULES_VARIABLE].strip("; \n"))
     return given or []
 
 
@@ -307,9 +306,8 @@ def _publish(results: RunResults, summary: Path) -> None:
     with summary.open("a", encoding="utf-8") as stream:
         stream.write(render(results))
     for verdict in results.verdicts:
-        if (
-            verdict.outcome != "holds"
-        ):  # on stderr, which GitHub reads too: stdout carries the result
+        # On stderr, which GitHub reads too: stdout carries the result.
+        if verdict.outcome != "holds":
             print(
                 console.visible(annotation(f"{verdict.rule}: {verdict.message}")),
                 file=sys.stderr,

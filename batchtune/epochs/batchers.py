@@ -53,9 +53,8 @@ class Batching:
     """
 
     table: BucketTable  # in pools, a batch holds at most the batch size of its longest example's bucket
-    pool_size: int | None = (
-        None  # the most examples of a pool; None: batches are made in buckets
-    )
+    # The most examples of a pool; None: batches are made in buckets.
+    pool_size: int | None = None
     batch_overhead: float | None = None
 
     @classmethod
@@ -168,10 +167,11 @@ class PoolBatcher(Batcher):
         """
         wanted = self.batches_per_rank(drawing, dealing)
         shuffles = [replace(drawing, attempt=attempt) for attempt in range(_ATTEMPTS)]
+        # The last is one that `wanted` comes from.
         for shuffle in (
             *shuffles,
             replace(drawing, epoch=0),
-        ):  # the last is one that `wanted` comes from
+        ):
             examples, steps = self._first_steps.get((shuffle, dealing)) or self._steps(
                 shuffle, dealing
             )

@@ -202,9 +202,8 @@ def _weight_of(form: _Form) -> int:
 class _Measured:
     """Measurements, from the smallest padded length on; arrays of the shape (measured,)."""
 
-    columns: dict[
-        str, FloatArray
-    ]  # each term's share of the cost, per unit of its coefficient
+    # Each term's share of the cost, per unit of its coefficient.
+    columns: dict[str, FloatArray]
     cost: FloatArray
     weights: FloatArray  # their squares' mean is 1
 
@@ -257,9 +256,8 @@ class _Measured:
         names = ("constant", *form)
         columns = np.stack([self.columns[name] for name in names], axis=1)
         scales = np.linalg.norm(columns, axis=0)
-        columns /= np.where(
-            scales > 0, scales, 1.0
-        )  # they differ by many orders of magnitude
+        # They differ by many orders of magnitude.
+        columns /= np.where(scales > 0, scales, 1.0)
         weighted = (columns * self.weights[:, np.newaxis])[count:]
         coefficients, _ = nnls(weighted, self.weights[count:], maxiter=1000)
         fitted = columns @ coefficients

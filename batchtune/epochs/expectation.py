@@ -247,9 +247,8 @@ class ExpectedCosts(BucketCosts):
         examples = self._counts[end] - self._counts[:end]
         size = self._sizes[end - 1]
         batches = examples // size
-        full = int(
-            np.count_nonzero(batches)
-        )  # the first buckets, which hold the most examples, have full batches
+        # The first buckets, which hold the most examples, have full batches.
+        full = int(np.count_nonzero(batches))
         costs = self._cost(np.full(end, float(size)), self._lengths[:end])
         total = np.zeros(end)
         total[:full] = batches[:full] * (

@@ -58,15 +58,13 @@ class Layout:
     starts: IntArray  # a batch's first example, as a position in this epoch's examples
     batch_sizes: IntArray
     buckets: IntArray  # the bucket whose batch size limits the batch
-    rest: npt.NDArray[
-        np.bool_
-    ]  # whether it holds what the full batches of its bucket or pool leave over
+    # Whether it holds what the full batches of its bucket or pool leave over.
+    rest: npt.NDArray[np.bool_]
     dealing: Dealing
     count: int  # of examples in the data set
     in_order: bool = False  # whether unshuffled batches come in this order; else as their last examples are read
-    most_per_rank: int | None = (
-        None  # with `drop_last`, the most batches that a rank runs; None: all that are enough
-    )
+    # With `drop_last`, the most batches that a rank runs; None: all that are enough.
+    most_per_rank: int | None = None
 
     @property
     def batches_per_rank(self) -> int:

@@ -122,9 +122,8 @@ def largest_max_batch_length(
     limited = fits < fillable
     if not limited.any():
         return float((lengths * fillable).max())
-    beyond = float(
-        ((fits + 1) * lengths)[limited].min()
-    )  # int(M / u) = fits + 1 from here on
+    # int(M / u) = fits + 1 from here on.
+    beyond = float(((fits + 1) * lengths)[limited].min())
     if (lengths == np.floor(lengths)).all():
         return math.ceil(beyond) - 1.0
     digits = 10.0 ** (math.floor(math.log10(beyond)) - 5)

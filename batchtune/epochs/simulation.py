@@ -151,9 +151,8 @@ def simulate_length_grouped(
     Ranks take batches in turn. The last ones are completed with examples from the beginning, as Accelerate does, so
     that each rank has as many.
     """
-    grouped_size = (
-        batch_size * dealing.accumulate
-    )  # the Trainer groups the batches of a whole step
+    # The Trainer groups the batches of a whole step.
+    grouped_size = batch_size * dealing.accumulate
     megabatch = megabatch_size(lengths.count, grouped_size)
     sample = _of_pools(
         lengths, max(_POOLS, -(-_EXAMPLES // megabatch)), -(-lengths.count // megabatch)
@@ -239,9 +238,8 @@ class Mates:
     """The figures of two examples of one batch."""
 
     again: float  # the probability that they meet again in the next epoch; 0 if all batches hold one example
-    correlation: (
-        float | None
-    )  # of their lengths; None if lengths do not vary, or nobody has a mate
+    # Of their lengths; None if lengths do not vary, or nobody has a mate.
+    correlation: float | None
 
 
 def mates_in_buckets(histogram: Histogram, table: BucketTable, tally: Tally) -> Mates:
@@ -277,9 +275,8 @@ def mates_in_buckets(histogram: Histogram, table: BucketTable, tally: Tally) -> 
 
 def mates_in_cuts(cuts: list[Cut], lengths: npt.NDArray[Any]) -> Mates:
     """Return the figures of mates over at least two epochs; `lengths`, shape (examples,), by index of the example."""
-    others = (
-        cuts[1:] + cuts[: len(cuts) > 2]
-    )  # the last with the first: any two epochs tell as much
+    # The last with the first: any two epochs tell as much.
+    others = cuts[1:] + cuts[: len(cuts) > 2]
     again = [
         _met_again(first, second) for first, second in zip(cuts, others, strict=False)
     ]
@@ -315,9 +312,8 @@ def _met_again(first: Cut, second: Cut) -> float:
     """Return the share of the pairs of one epoch's batches that are in one batch of the other, too."""
     count = second.layout.count
     batches = second.layout.starts.size
-    batch_of = np.arange(
-        batches, batches + count
-    )  # an example that is left out meets nobody
+    # An example that is left out meets nobody.
+    batch_of = np.arange(batches, batches + count)
     batch_of[_batched(second)] = np.repeat(
         np.arange(batches), second.layout.batch_sizes
     )

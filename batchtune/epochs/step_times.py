@@ -84,9 +84,8 @@ class StepTimes:
         ratios = timed.seconds / predict(
             model, timed.sizes, timed.lengths, timed.targets
         )
-        mean_ratio = float(
-            ratios.mean()
-        )  # not weighted: steps that were slow make a time less certain
+        # Not weighted: steps that were slow make a time less certain.
+        mean_ratio = float(ratios.mean())
         by_noise = _MOST_BIAS * float(np.mean(timed.errors**2))
         return cls.of(
             trials, scaled(model, min(max(mean_ratio, 1 - by_noise), 1 + by_noise))
@@ -329,9 +328,8 @@ def _error(trial: Trial) -> float:
         / trial.step_seconds
         / math.sqrt(steps)
     )
-    return error / (
-        1 - 1.1 / steps
-    )  # the quartiles of few steps lie closer together: those of 3 by the factor 0.63
+    # The quartiles of few steps lie closer together: those of 3 by the factor 0.63.
+    return error / (1 - 1.1 / steps)
 
 
 def _steps(trial: Trial) -> int:

@@ -150,9 +150,8 @@ class IterableLoader(OpenLoader):
         if self._used and isinstance(self._made, Iterator):
             self._made = _call(self._target, self._arguments)
         self._used = True
-        iterator = iter(
-            self._made
-        )  # a variable, so that the traceback of an error keeps it
+        # A variable, so that the traceback of an error keeps it.
+        iterator = iter(self._made)
         for batch in iterator:
             ready = self._on_device(batch)
             del batch
@@ -289,9 +288,8 @@ def _call(target: Target, arguments: Arguments) -> Any:
 def _arguments_of(loader: Any) -> dict[str, Any]:
     """Return the arguments that a DataLoader was made with."""
     given = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
-    if (
-        type(loader.sampler).__name__ == "_InfiniteConstantSampler"
-    ):  # of an IterableDataset
+    # Of an IterableDataset.
+    if type(loader.sampler).__name__ == "_InfiniteConstantSampler":
         return given | {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     if loader.batch_sampler is not None:
         return given | {"batch_sampler": loader.batch_sampler}

@@ -52,9 +52,8 @@ _FEWER = "Use fewer workers, a lower prefetch_factor or smaller batches."
 def work(channel: int) -> None:
     """Serve requests until the supervisor closes the socket."""
     serve(socket.socket(fileno=channel), decode_request, _Loaders().answer)
-    os._exit(
-        0
-    )  # no finalizer of the user's code may hang the end; the nursery ends all workers
+    # No finalizer of the user's code may hang the end; the nursery ends all workers.
+    os._exit(0)
 
 
 class _Loaders:
@@ -141,9 +140,8 @@ def _take(loader: OpenLoader, request: Take) -> Taken | Failed:
             message="no batch in an epoch: is the data set empty, or smaller than a batch, with drop_last?",
         )
     cpu_seconds = _cpu_seconds() - busy_before
-    with contextlib.suppress(
-        Exception
-    ):  # workers that were stopped in the middle of a batch may end in disorder
+    # Workers that were stopped in the middle of a batch may end in disorder.
+    with contextlib.suppress(Exception):
         epoch.close()
     return replace(
         taken,
@@ -215,9 +213,8 @@ def _cpu_seconds() -> float:
     total = time.process_time() + ended.children_user + ended.children_system
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it has just ended
-            total += sum(
-                process.cpu_times()[:4]
-            )  # its own and its children's, user and system
+            # Its own and its children's, user and system.
+            total += sum(process.cpu_times()[:4])
     return total
 
 
@@ -235,9 +232,8 @@ def failed(error: BaseException, kills: int | None) -> Failed:
         return failure
     message = first_line(error)
     last_lines = user_traceback(error)
-    if (
-        "in DataLoader worker process" in message
-    ):  # the error itself ends what torch passes on
+    # The error itself ends what torch passes on.
+    if "in DataLoader worker process" in message:
         message = last_lines.rstrip().rpartition("\n")[2]
     said = "".join(traceback.format_exception(error, limit=0))
     if _NO_SHARED_MEMORY.search(said):

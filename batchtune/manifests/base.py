@@ -222,9 +222,8 @@ def number(value: object) -> float | None:
     """Return a value as a number, or None if it is not one; text is read, `nan` and `inf` count as numbers."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
-    if (
-        isinstance(value, str) and "_" in value
-    ):  # Python's digit grouping, no number in a manifest
+    # Python's digit grouping, no number in a manifest.
+    if isinstance(value, str) and "_" in value:
         return None
     try:
         return float(value)

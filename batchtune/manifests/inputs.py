@@ -335,9 +335,8 @@ class ReadOptions(ReadingRecord, frozen=True, kw_only=True):
             if given & set(pair):
                 barred.update(pair)
         if "length_key" in given and self.length_key != record.length_key:
-            barred.update(
-                ("unit", "length_scale", "measure", "tokenizer", "reduce")
-            )  # of that column
+            # Of that column.
+            barred.update(("unit", "length_scale", "measure", "tokenizer", "reduce"))
         return structs.replace(
             self,
             **{name: value for name, value in recorded.items() if name not in barred},

@@ -203,9 +203,8 @@ class _Store:
         """Keep the examples of a file that was read to its end."""
         path = self._path(task)
         if path is not None and part.broken is None:
-            with writing_whole(
-                path, synced=False
-            ) as stream:  # one that is lost or damaged is read again
+            # One that is lost or damaged is read again.
+            with writing_whole(path, synced=False) as stream:
                 stream.write(msgspec.msgpack.encode(part))
 
     def _path(self, task: Task) -> Path | None:

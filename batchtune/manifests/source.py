@@ -344,9 +344,8 @@ def explained(path: Path) -> Iterator[None]:
         hint = f"Check the path; relative ones start at {Path.cwd()}."
         raise ManifestError(f"{path} does not exist", hint) from None
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-        if (
-            isinstance(error, OSError) and error.errno is not None
-        ):  # a file's, not a decompressor's
+        # A file's, not a decompressor's.
+        if isinstance(error, OSError) and error.errno is not None:
             reason = (error.strerror or str(error)).lower()
             raise ManifestError(
                 f"{path} can't be read: {reason}", "Check the file and its rights."

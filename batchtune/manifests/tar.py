@@ -73,9 +73,8 @@ class Archive:
     def _read_at(self, offset: int, size: int) -> bytes:
         # Not through a memory map: a file that somebody cuts short meanwhile would end the process there.
         data = os.pread(self._descriptor, size, offset)
-        while len(data) < min(
-            size, self.end - offset
-        ):  # a network may hand out less at once
+        # A network may hand out less at once.
+        while len(data) < min(size, self.end - offset):
             more = os.pread(self._descriptor, size - len(data), offset + len(data))
             if not more:
                 break

@@ -56,13 +56,11 @@ class Attempt:
     is_brief: bool
     seconds: list[float] = field(default_factory=list)  # of the timed steps
     in_use: list[int] = field(default_factory=list)  # bytes after each completed step
-    peaks: list[int | None] = field(
-        default_factory=list
-    )  # bytes, of making the batch and of each step
+    # bytes, of making the batch and of each step.
+    peaks: list[int | None] = field(default_factory=list)
     reserved: list[int | None] = field(default_factory=list)
-    surroundings: dict[str, Any] = field(
-        default_factory=dict
-    )  # further fields of the trial
+    # Further fields of the trial.
+    surroundings: dict[str, Any] = field(default_factory=dict)
     retries: int = 0
     ooms: int = 0
     compilations: int = 0
@@ -81,9 +79,8 @@ class Attempt:
         flushed, _ = self.meter.retries_and_ooms()
         with noting_ooms(self.caught):
             batch = self._make()
-            self._step(
-                batch
-            )  # a warm-up: it makes the optimizer's state, and libraries choose their kernels
+            # A warm-up: it makes the optimizer's state, and libraries choose their kernels.
+            self._step(batch)
         if self.caught or self.meter.retries_and_ooms()[0] > flushed:
             return
         self.meter.surroundings()  # count from here

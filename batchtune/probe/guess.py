@@ -154,9 +154,8 @@ def _by_peaks(known: Knowledge, bracket: Bracket) -> int | None:
     ):
         size = as_longer  # the need of an example can't fall faster than the square of its length
     if fit.is_misfit and bracket.surely and size <= _NEAR * bracket.surely:
-        return (
-            bracket.surely
-        )  # proven already: its own peak then shows where the limit is
+        # Proven already: its own peak then shows where the limit is.
+        return bracket.surely
     return size
 
 

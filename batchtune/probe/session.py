@@ -44,12 +44,10 @@ class Session:
     _meter: Meter
     _has_stepped: bool = False
     _limits: dict[str, int] = field(default_factory=process_limits)
-    _equal_trials: int = (
-        0  # the last ones in a row whose equal steps took equal time and memory
-    )
-    _rest_bytes: int = field(
-        init=False
-    )  # in use after the setup, then after the last step or trial that passed
+    # The last ones in a row whose equal steps took equal time and memory.
+    _equal_trials: int = 0
+    # In use after the setup, then after the last step or trial that passed.
+    _rest_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         self._rest_bytes = self._meter.in_use()
@@ -77,9 +75,8 @@ class Session:
         if release:
             self._free()
         attempt = self._attempt(shape, single=True)
-        if (
-            attempt.error is None and attempt.ooms
-        ):  # who caught it? A library may go on with a smaller workspace
+        # Who caught it? A library may go on with a smaller workspace.
+        if attempt.error is None and attempt.ooms:
             with noting_ooms(attempt.caught):
                 self._attempt(shape, single=True)
         return self._ran(attempt)
@@ -129,9 +126,8 @@ class Session:
             self._has_stepped or attempt.stage != "step"
         )
         is_harmless = attempt.error is None or (is_plain_oom and self._meter.healthy())
-        is_worn = (
-            not attempt.single and self._meter.worn()
-        )  # steps go on with what earlier ones left, as training does
+        # Steps go on with what earlier ones left, as training does.
+        is_worn = not attempt.single and self._meter.worn()
         return Ran(
             trial=trial,
             stage=None if passed else attempt.stage,

@@ -45,9 +45,8 @@ def main() -> None:
     control.set_inheritable(False)
     # While it imports it can't watch the supervisor. Later this would end it with the thread that started it.
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    with contextlib.suppress(
-        BaseException
-    ):  # what fails here fails in the worker again, and is shown there
+    # What fails here fails in the worker again, and is shown there.
+    with contextlib.suppress(BaseException):
         for module in ("torch", sys.argv[3]):
             importlib.import_module(module)
     # Workers collect garbage after each trial: what was imported stays, and looking through it takes 0.2 s.
@@ -70,9 +69,8 @@ def serve(
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     for number in _HANDLED_SIGNALS:  # Ctrl-C too: the supervisor decides when to stop
-        signal.signal(
-            number, lambda number, frame: None
-        )  # its number arrives through the pipe
+        # Its number arrives through the pipe.
+        signal.signal(number, lambda number, frame: None)
     supervisor_ends = []
     with contextlib.suppress(AttributeError, OSError):  # a kernel before Linux 5.3
         supervisor_ends.append(os.pidfd_open(supervisor))
@@ -130,9 +128,8 @@ def _fork(
     """Fork a worker, into a session of its own; the kernel kills it if this process is killed."""
     nursery = os.getpid()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of threads: those of numpy's BLAS, which handles forks
+        # Of threads: those of numpy's BLAS, which handles forks.
+        warnings.simplefilter("ignore")
         if worker := os.fork():
             return worker
     try:

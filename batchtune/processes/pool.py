@@ -53,9 +53,8 @@ def run_in_processes(
             for key, result in results:
                 take(key, result)
     except BaseException:
-        for worker in (
-            set(multiprocessing.active_children()) - others
-        ):  # nobody waits for them
+        # Nobody waits for them.
+        for worker in set(multiprocessing.active_children()) - others:
             worker.kill()
         raise
     finally:

@@ -122,13 +122,13 @@ class Nursery:
         self._said = b""
         self._channel, worker_end = socket.socketpair()
         output, writing = os.pipe()
-        folder = os.open(
-            ".", os.O_RDONLY | os.O_DIRECTORY
-        )  # the worker's, too, wherever the nursery was started
+        # The worker's, too, wherever the nursery was started.
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+        # It was just killed.
         with (
             worker_end,
             contextlib.suppress(BrokenPipeError, ConnectionResetError),
-        ):  # it was just killed
+        ):
             socket.send_fds(
                 self._control, [b"start"], [worker_end.fileno(), writing, folder]
             )
@@ -253,9 +253,8 @@ class Nursery:
             readable = ready([self._channel], 0 if ended else _POLL_SECONDS)
             if readable and self._receive():
                 continue
-            if (
-                readable or ended
-            ):  # a child of the workload's may hold the channel open after the worker has gone
+            # A child of the workload's may hold the channel open after the worker has gone.
+            if readable or ended:
                 self._died()
             if time.monotonic() > deadline:
                 raise WorkerLost("timeout", "hangs", self._stack())

@@ -106,9 +106,8 @@ def _what_to_set(sweep: Sweep, row: Row) -> str:
     if not row.uses_pools:
         what = f"{counted(len(row.boundaries), 'bucket')} ({row.strategy})"
     sizes = f"max_batch_length = {format_length(sweep.max_batch_length, sweep.lengths.unit)}"
-    if (
-        row.sizing == "frontier"
-    ):  # its batches go beyond max_batch_length, which is what fits at every length
+    # Its batches go beyond max_batch_length, which is what fits at every length.
+    if row.sizing == "frontier":
         sizes = "measured batch sizes"
     return f"{what} with {sizes}"
 

@@ -340,9 +340,8 @@ def write_result(path: Path, result: Result) -> None:
     write_whole(path, encode(result), follow=False)
 
 
-LARGEST_BYTES = (
-    256 << 20
-)  # of a result file; a sweep of all bucket counts up to 1000 takes less
+# Of a result file; a sweep of all bucket counts up to 1000 takes less.
+LARGEST_BYTES = 256 << 20
 
 
 class _Envelope(msgspec.Struct):

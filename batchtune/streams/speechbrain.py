@@ -159,9 +159,8 @@ class PivotSettings(Settings, frozen=True, kw_only=True):
                     f"Give the limits in {lengths.unit}, without sample_rate.",
                 )
             return None
-        if (
-            lengths.unit == "ms"
-        ):  # a batch holds about as many of them as of samples, so the size tells nothing
+        # A batch holds about as many of them as of samples, so the size tells nothing.
+        if lengths.unit == "ms":
             return rate
         # A recipe's sample_rate says how its audio is read, whatever its limits count.
         limit = (

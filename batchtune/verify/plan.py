@@ -269,9 +269,10 @@ class VerifyPlan:
             if targets is None:
                 worst.append(PlannedBatch(BatchShape(size, length), bucket))
                 continue
+            # The values descend.
             start = lengths.size - int(
                 np.searchsorted(lengths[::-1], length, side="right")
-            )  # the values descend
+            )
             end = start + int(self.table.counts(self.padded.histogram)[bucket])
             if self.batching.uses_pools and size > 1:
                 end = lengths.size  # its others may be shorter than those of the bucket

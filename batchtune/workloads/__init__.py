@@ -51,9 +51,8 @@ class Builtin(NamedTuple):
     """A built-in workload."""
 
     class_name: str  # in `workloads.builtin`, imported when it is asked for
-    units: tuple[
-        str, ...
-    ]  # of the lengths that it stands in for if the user names no workload
+    # Of the lengths that it stands in for if the user names no workload.
+    units: tuple[str, ...]
     takes_unit: bool = False  # whether it has an option `unit`
 
 

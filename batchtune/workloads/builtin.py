@@ -40,9 +40,8 @@ class ConformerCTCConfig(TrainingConfig, frozen=True, kw_only=True):
         "large": Size(dim=512, layers=17, heads=8, vocab=1024),
     }
 
-    unit: Literal["s", "ms", "samples", "frames"] = (
-        "s"  # of the manifest's lengths; a frame has 10 ms
-    )
+    # Of the manifest's lengths; a frame has 10 ms.
+    unit: Literal["s", "ms", "samples", "frames"] = "s"
     sample_rate: Natural = 16000  # samples per second, for lengths in samples
     # Length of the targets where the manifest has no target length.
     tokens_per_second: Annotated[float, msgspec.Meta(ge=0)] = 5.0
@@ -97,9 +96,8 @@ class ConformerCTC(TrainingWorkload[ConformerCTCConfig, SpeechBatch]):
         features = torch.randn(shape.batch_size, frames, FEATURES, device=self.device)
         # Each token is the one before plus something that is not 0 modulo the number of tokens.
         classes = self.config.hyper.vocab - 1
-        count = min(
-            whole(tokens), -(-frames // SUBSAMPLING)
-        )  # at most what the two convolutions leave of the frames
+        # At most what the two convolutions leave of the frames.
+        count = min(whole(tokens), -(-frames // SUBSAMPLING))
         steps = torch.randint(1, classes, (shape.batch_size, count), device=self.device)
         return SpeechBatch(features, steps.cumsum(dim=1) % classes + 1)
 
@@ -171,9 +169,8 @@ class ConvolutionModule(nn.Module):
     def __init__(self, dim: int, kernel: int, dropout: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(dim)
-        self.gated = nn.Linear(
-            dim, 2 * dim
-        )  # a pointwise convolution is a linear layer
+        # A pointwise convolution is a linear layer.
+        self.gated = nn.Linear(dim, 2 * dim)
         self.depthwise = nn.Conv1d(dim, dim, kernel, padding=kernel // 2, groups=dim)
         self.depthwise_norm = nn.LayerNorm(dim)
         self.output = nn.Linear(dim, dim)
@@ -237,9 +234,8 @@ class LanguageModel(nn.Module):
         super().__init__()
         hyper = config.hyper
         self.embedding = nn.Embedding(hyper.vocab, hyper.dim)
-        nn.init.normal_(
-            self.embedding.weight, std=hyper.dim**-0.5
-        )  # as it is the output layer's weight too
+        # As it is the output layer's weight too.
+        nn.init.normal_(self.embedding.weight, std=hyper.dim**-0.5)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = Blocks(config, lambda: Block(hyper, config.dropout))
         self.norm = nn.LayerNorm(hyper.dim)

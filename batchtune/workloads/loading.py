@@ -108,10 +108,11 @@ def _target(location: str, name: str) -> Any:
         )
     except BatchtuneError:
         raise
+    # A script without a main guard leaves with SystemExit.
     except (
         Exception,
         SystemExit,
-    ) as error:  # a script without a main guard leaves with SystemExit
+    ) as error:
         raise WorkloadError(
             f"{location} can't be imported: {first_line(error)}",
             "The error is in that code or in what it imports; a module is looked for in the working folder too.",

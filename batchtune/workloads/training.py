@@ -55,9 +55,8 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
     dim: Natural | None = None  # a multiple of 2 * heads (rotary positions turn pairs)
     layers: Natural | None = None
     heads: Natural | None = None
-    vocab: Annotated[int, msgspec.Meta(ge=3)] | None = (
-        None  # number of output classes, for CTC the blank included
-    )
+    # Number of output classes, for CTC the blank included.
+    vocab: Annotated[int, msgspec.Meta(ge=3)] | None = None
     dropout: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.1
     # By autocast; the parameters stay in fp32, and fp16 scales its loss.
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"

@@ -81,9 +81,8 @@ def make_shards(
         The files, in order.
     """
     chance = random.Random(seed)
-    noise = chance.randbytes(
-        2 * 2 * round(seconds[1] * SAMPLE_RATE)
-    )  # twice as long as is needed, 2 bytes each
+    # Twice as long as is needed, 2 bytes each.
+    noise = chance.randbytes(2 * 2 * round(seconds[1] * SAMPLE_RATE))
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"shard-{number:06}.tar" for number in range(shards)]
     for number, path in enumerate(paths):

@@ -30,9 +30,8 @@ from batchtune import BucketedStream
 
 SAMPLE_RATE = 1_000  # low, so that shards are small
 SHARD_SIZE = 50  # utterances
-MAX_BATCH_LENGTH = (
-    120 * SAMPLE_RATE
-)  # of real data: what `batchtune probe-oom` measures
+# Of real data: what `batchtune probe-oom` measures.
+MAX_BATCH_LENGTH = 120 * SAMPLE_RATE
 BUFFER_SIZE = 128  # utterances that each worker holds
 SEED = 0
 
@@ -57,9 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"\n{'':25}{'batches':>8}{'padding':>9}{'mean size':>11}{'largest':>9}")
     speechbrain = stream["rows"][stream["recommended_speechbrain"]]
     show("SpeechBrain, predicted", **speechbrain)
-    torch.manual_seed(
-        SEED
-    )  # from which each worker's `random` is seeded, which SpeechBrain draws from
+    # From which each worker's `random` is seeded, which SpeechBrain draws from.
+    torch.manual_seed(SEED)
     try:
         loader = speechbrain_loader(shards, speechbrain, options.workers)
     except (ImportError, OSError) as error:

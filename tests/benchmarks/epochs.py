@@ -69,9 +69,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         probe = run_probe(lengths, settings, Path(folder))
     swept = sweep(lengths, probe.max_batch_length, SweepSettings(), costs_of(probe))
-    order = np.random.default_rng(0).permutation(
-        lengths.count
-    )  # as in a data set, not sorted
+    # As in a data set, not sorted.
+    order = np.random.default_rng(0).permutation(lengths.count)
     values = lengths.values[order]
     epochs = {
         name: make(values, lengths, probe, swept) for name, make in SAMPLERS.items()

@@ -51,9 +51,8 @@ def main() -> None:
     )
     options = parser.parse_args()
     original = load_dynamic_batch_sampler()
-    sweep(
-        Lengths.of([1.0, 2.0]), MAX_BATCH_LENGTH, SweepSettings(), Costs()
-    )  # imports all there is to import
+    # Imports all there is to import.
+    sweep(Lengths.of([1.0, 2.0]), MAX_BATCH_LENGTH, SweepSettings(), Costs())
     found = {
         name: {
             "distinct": int(np.unique(values).size),

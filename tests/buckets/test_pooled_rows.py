@@ -128,9 +128,8 @@ def test_every_rank_has_as_many_batches_and_waits() -> None:
 
 def test_small_pools_are_cut_for_the_least_time() -> None:
     small, large = swept(SPEECH, 60, 1500).rows
-    assert small.batch_overhead == pytest.approx(
-        20, rel=0.01
-    )  # 0.02 s of 0.001 s for each second of speech
+    # 0.02 s of 0.001 s for each second of speech.
+    assert small.batch_overhead == pytest.approx(20, rel=0.01)
     assert large.batch_overhead is None
     filled = Pricing(
         lengths=SPEECH,

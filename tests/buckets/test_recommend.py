@@ -213,10 +213,11 @@ def test_pools_need_no_more_randomness_than_is_asked_for() -> None:
     chosen = recommend(
         [*rows, pools(990, 1000, 0.001, 120.0)], fixed(2000), min_randomness=0.96
     )
+    # Slower than the table, which is not random enough.
     assert (chosen.row, chosen.portable) == (
         3,
         None,
-    )  # slower than the table, which is not random enough
+    )
 
 
 def test_with_few_shapes_no_pools_are_recommended() -> None:

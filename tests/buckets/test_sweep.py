@@ -88,9 +88,8 @@ def test_the_estimated_time_is_that_of_every_batch() -> None:
             np.broadcast(sizes, lengths).shape, 0.5
         )
     )
-    lengths = (
-        np.random.default_rng(5).gamma(6, 2, 1500).round(2) + 0.5
-    )  # each epoch in pools has as many batches
+    # Each epoch in pools has as many batches.
+    lengths = np.random.default_rng(5).gamma(6, 2, 1500).round(2) + 0.5
     for row in swept(lengths, costs=constant).rows:
         assert row.estimated_epoch_seconds == pytest.approx(0.5 * row.batches)
 
@@ -180,9 +179,8 @@ def test_small_data_sets_give_finite_results(values: list[float]) -> None:
         (NONE_KNOWN, PROBED), (1e-3, 20, 1e6)
     ):
         result = swept(values, max_batch_length, costs, num_buckets=(1, 7))
-        again = msgspec.json.decode(
-            encode(result), type=Sweep
-        )  # NaN and infinity would be null there
+        # NaN and infinity would be null there.
+        again = msgspec.json.decode(encode(result), type=Sweep)
         assert again == result
 
 

@@ -164,9 +164,8 @@ def test_a_builtin_workload_runs_nothing_of_the_folder(foreign: Path) -> None:
     )
     ran = run(foreign, *probe, "--set", "size=none")
     assert ran.returncode == 2
-    assert (
-        "builtin:transformer-lm: size: must be a text" in ran.stderr
-    )  # it was imported, with torch
+    # It was imported, with torch.
+    assert "builtin:transformer-lm: size: must be a text" in ran.stderr
 
 
 @pytest.mark.slow  # measures

@@ -59,9 +59,8 @@ def test_an_example_has_options_that_exist(name: str, line: str) -> None:
     assert len(line) <= 108  # on a usual terminal
     words = shlex.split(re.split(r" [|>] (?!\d)", line)[0])
     assert words[:2] == ["batchtune", name]
-    load_command(name).make_context(
-        name, words[2:]
-    )  # raises where one is unknown or its value can't be parsed
+    # Raises where one is unknown or its value can't be parsed.
+    load_command(name).make_context(name, words[2:])
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,8 @@ def test_a_log_is_never_silent_for_30_s(
     clock = Clock(seconds=300)
     monkeypatch.setattr("time.monotonic", clock.monotonic)
     bar = Progress("Building the workload", started=0.0)
-    bar.update(
-        "1 of 3 lengths done", 1, 3, 90.0
-    )  # and then nothing more: one long trial
+    # And then nothing more: one long trial.
+    bar.update("1 of 3 lengths done", 1, 3, 90.0)
     bar.write_lines(cast(Event, clock))
     lines = capsys.readouterr().err.splitlines()
     assert (
@@ -86,9 +85,8 @@ def test_a_terminal_shows_each_trial_and_the_time_left(
             for trial in (None, made_trial(0, "oom")):
                 bar.probing(progress_of(trial=trial))
     seen = b""
-    with contextlib.suppress(
-        OSError
-    ):  # raised once all is read, as the other side is closed
+    # Raised once all is read, as the other side is closed.
+    with contextlib.suppress(OSError):
         while data := os.read(ours, 1 << 16):
             seen += data
     os.close(ours)
@@ -102,9 +100,8 @@ def test_a_terminal_shows_each_trial_and_the_time_left(
 def test_memory_kept_free_lowers_the_limit_and_is_noted(
     batchtune: Run, tmp_path: Any
 ) -> None:
-    (tmp_path / "few.csv").write_text(
-        "id,duration\na,1\nb,2\n"
-    )  # every batch fits: nothing is searched for
+    # Every batch fits: nothing is searched for.
+    (tmp_path / "few.csv").write_text("id,duration\na,1\nb,2\n")
     workload = [
         "--workload",
         KNOWN,

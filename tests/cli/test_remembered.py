@@ -55,9 +55,8 @@ def test_a_sweep_takes_the_limit_from_the_run_and_says_so(batchtune: Run) -> Non
         and "Left out: 10 examples, longer than --max-length 30." in ran.stderr
     )
     assert TOLD not in again(batchtune, "--max-length", 30).stderr
-    assert (
-        again(batchtune, "--unit", "s", "--length-key", "duration").returncode == 0
-    )  # what was found without
+    # What was found without.
+    assert again(batchtune, "--unit", "s", "--length-key", "duration").returncode == 0
 
 
 @pytest.mark.usefixtures("swept")

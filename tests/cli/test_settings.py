@@ -179,9 +179,8 @@ def test_a_project_of_another_user_names_no_code(
     ran = batchtune(*PROBE, manifest)
     assert ran.returncode == 2
     assert "is not used: the file belongs to another user" in ran.stderr
-    os.chown(
-        tmp_path, 12345, -1
-    )  # as in a container that runs as root on somebody's project
+    # As in a container that runs as root on somebody's project.
+    os.chown(tmp_path, 12345, -1)
     assert "train.py does not exist" in batchtune(*PROBE, manifest).stderr
 
 

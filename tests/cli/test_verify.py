@@ -75,9 +75,8 @@ def test_all_but_own_code_is_taken_from_the_run(
     )
     assert found["bucket_batch_sizes"] == sampler(run)["bucket_batch_sizes"]
     assert found == json.loads((run / "verify.json").read_text())
-    assert "Warning" not in ran.stderr.replace(
-        "Warning: Other programs", ""
-    )  # of which there may be some here
+    # Of which there may be some here.
+    assert "Warning" not in ran.stderr.replace("Warning: Other programs", "")
 
 
 @pytest.mark.slow

@@ -82,9 +82,8 @@ def test_random_batches_of_one_size_meet_as_chance_has_it() -> None:
     one_bucket = BucketTable(np.array([30.0]), np.array([12]))
     found = of_table(SPEECH, one_bucket)
     assert found.again == pytest.approx(11 / 599)
-    assert found.correlation == pytest.approx(
-        -1 / 599
-    )  # all others are a little less like it, as it is not among them
+    # All others are a little less like it, as it is not among them.
+    assert found.correlation == pytest.approx(-1 / 599)
     (cut,) = epochs_of(SPEECH.values, Batching(one_bucket), 1)
     assert effective_buckets(0.5, cut.layout) == pytest.approx(0.5 * 599 / 11)
 

@@ -78,9 +78,8 @@ def test_no_batch_exceeds_max_batch_length(data: st.DataObject) -> None:
     )
     lengths = np.repeat(lengths, data.draw(st.integers(1, 5)))
     limit = data.draw(st.integers(int(lengths.max()), 20 * int(lengths.max())))
-    scale = data.draw(
-        st.sampled_from([1, RATE])
-    )  # lengths in seconds: not all of them are exact in floating point
+    # Lengths in seconds: not all of them are exact in floating point.
+    scale = data.draw(st.sampled_from([1, RATE]))
     found = Lengths.of(lengths / scale, unit="s")
     made = msgspec.structs.replace(
         made_sweep(),
@@ -113,9 +112,8 @@ def test_batch_bins_is_the_largest_where_every_length_is_known() -> None:
     # Fewer lengths than quantiles, so that each is one: neighbours 10 and 12, 6 × 10 = 60 examples allowed by 60 / 10.
     made = swept([10.0] * 30 + [12.0] * 30, "tokens", 60.0)
     bins = batch_bins(made)
-    assert (
-        bins == 49
-    )  # 5 × 12 is the limit; with 50, a sixth of 12 could join five of 10
+    # 5 × 12 is the limit; with 50, a sixth of 12 could join five of 10.
+    assert bins == 49
     assert (
         max(
             size * length for size, length in cut(np.array([10] * 30 + [12] * 30), bins)

@@ -112,9 +112,8 @@ def hold(
         row = made.recommended_row
         assert row is not None
         assert len(seen) == EPOCHS * len(sampler)
-        spread = 1 + 3 * (
-            row.batches_deviation or 0
-        )  # of pools the row has the mean, the sampler the most of three
+        # Of pools the row has the mean, the sampler the most of three.
+        spread = 1 + 3 * (row.batches_deviation or 0)
         assert abs(len(sampler) - row.batches) <= (
             0 if row.pool_size is None else spread
         )
@@ -134,9 +133,8 @@ Hold = Callable[[list[list[int]]], None]
 def test_pytorch(run: Snippet, hold: Hold, lengths: FloatArray) -> None:
     names, model = run("pytorch"), Tiny()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "error"
-        )  # such as that the table was tuned on other lengths
+        # Such as that the table was tuned on other lengths.
+        warnings.simplefilter("error")
         loader = names["train_loader"](
             Examples(lengths.size), lengths, stacked, num_workers=0
         )

@@ -70,9 +70,8 @@ def test_without_limits_nothing_is_left_out() -> None:
     for name in FRAMEWORKS:
         text = rendered(name, made_sweep())
         assert "Left out" not in text and "within_limits" not in text
-        assert ("is_kept" in text) == (
-            name == "lhotse-shar"
-        )  # a stream may hold what the sweep has not seen
+        # A stream may hold what the sweep has not seen.
+        assert ("is_kept" in text) == (name == "lhotse-shar")
 
 
 @pytest.mark.parametrize(("unit", "scale"), [("s", 1), ("ms", 1000)])

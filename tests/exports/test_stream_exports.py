@@ -132,9 +132,8 @@ def speechbrain(monkeypatch: pytest.MonkeyPatch, closed: None) -> None:
     if find_spec("speechbrain") is None:
         pytest.skip("speechbrain is not installed")
     dataloader, iterators = load_speechbrain()[2:]
-    batch = types.ModuleType(
-        "speechbrain.dataio.batch"
-    )  # for workers, whose batches are pickled
+    # For workers, whose batches are pickled.
+    batch = types.ModuleType("speechbrain.dataio.batch")
     vars(batch).update(iterators.PaddedBatch.__init__.__globals__)
     parents = (types.ModuleType(name) for name in ("speechbrain", "speechbrain.dataio"))
     for module in (*parents, dataloader, iterators, batch):
@@ -338,9 +337,8 @@ def test_lhotse_shar_gives_nominal_epochs(shar: Path) -> None:
     assert [len(epoch) for epoch in found] == [12] * 6
     assert all(fits(batch, swept()) for epoch in found for batch in epoch)
     seen = Counter(key for epoch in found for batch in epoch for key in batch)
-    assert (
-        max(seen.values()) - min(seen[key] for key in range(SAMPLES.size)) <= 2
-    )  # no worker reads another's
+    # No worker reads another's.
+    assert max(seen.values()) - min(seen[key] for key in range(SAMPLES.size)) <= 2
 
 
 def test_lhotse_shar_goes_on_after_a_longer_cut(tmp_path: Path) -> None:

@@ -241,9 +241,8 @@ def main(argv: Sequence[str]) -> int:
         return 1
     on_cpu = options.device.startswith("cpu")
     if options.quick and on_cpu:
-        os.environ.setdefault(
-            "OMP_NUM_THREADS", "1"
-        )  # threads that wait for each other crawl on a busy machine
+        # Threads that wait for each other crawl on a busy machine.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     flags = [one for one in argv if one not in options.parts]
     complete = []
     try:

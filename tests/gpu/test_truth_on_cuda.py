@@ -138,9 +138,8 @@ def test_the_frontier_of_a_compiled_or_eager_model_fits(
 
 @pytest.mark.timeout(1200)
 def test_a_probe_beside_another_process_finds_what_is_left(tmp_path: Path) -> None:
-    long = (
-        torch.cuda.get_device_properties(0).total_memory // MIB // 4
-    )  # MiB, of `Known`
+    # MiB, of `Known`.
+    long = torch.cuda.get_device_properties(0).total_memory // MIB // 4
     with held_by_another_process(GIB):
         chosen = settings(
             "Known",

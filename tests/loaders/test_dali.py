@@ -166,9 +166,8 @@ def test_each_example_counts_once_in_an_epoch(
                 int(label.item()) for label in list(labels.tensors)[: facts.examples]
             )
         assert counted.total() == files
-        if (
-            pad or number == 0
-        ):  # else the epoch starts behind the examples that filled up the last one
+        # Else the epoch starts behind the examples that filled up the last one.
+        if pad or number == 0:
             assert set(counted) == set(range(files))
 
 

@@ -16,10 +16,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from batchtune.errors import LoaderError
 from batchtune.loaders.stages import measure_stages
 
+# WebDataset closes no shard.
 pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:unclosed file:ResourceWarning"
-    ),  # WebDataset closes no shard
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 Examples = list[dict[str, Any]]

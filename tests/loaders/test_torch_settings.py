@@ -51,11 +51,12 @@ def test_settings_that_are_the_same_are_left_out(processors: int) -> None:
     settings = TORCH.settings(TORCH.axes(processors, accelerator=False, takes=NOTHING))
     assert len({tuple(arguments.items()) for arguments in settings}) == len(settings)
     counts = Counter(arguments["num_workers"] for arguments in settings)
+    # prefetch_factor; in_order too.
     assert (counts[0], counts[1], counts[processors]) == (
         1,
         2,
         4,
-    )  # prefetch_factor; in_order too
+    )
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,8 @@ def test_formats_and_rates_may_be_mixed(folder: Folder, tmp_path: Path) -> None:
 
 def test_estimated_lengths_are_counted_in_a_note(folder: Folder) -> None:
     pytest.importorskip("mutagen")
-    frame = bytes.fromhex("fffb90c4") + bytes(
-        413
-    )  # MPEG 1, layer III, 128 kbit/s, 44.1 kHz: 1152 samples
+    # MPEG 1, layer III, 128 kbit/s, 44.1 kHz: 1152 samples.
+    frame = bytes.fromhex("fffb90c4") + bytes(413)
     lengths = folder({"a.mp3": frame * 100, "b.mp3": frame * 200, "c.wav": wav(8000)})
     assert lengths.values.tolist() == pytest.approx(
         [200 * 1152 / 44_100, 100 * 1152 / 44_100, 0.5], rel=0.003

@@ -183,9 +183,8 @@ def test_any_byte_of_a_header_that_is_wrong_is_noticed(write) -> None:
 
 def test_links_are_counted_and_not_followed(write) -> None:
     links = header(b"s.wav", kind=b"2", rest={157: b"/etc/passwd"})
-    links += header(
-        b"h.wav", octal(5000), b"1"
-    )  # the size of the file that it is a link to
+    # The size of the file that it is a link to.
+    links += header(b"h.wav", octal(5000), b"1")
     found, tar = indexed(write(links + files({"a.wav": b"1"})))
     assert [one[0] for one in found] == ["a.wav"]
     assert tar.left_out == {"a link, a device or a member of unknown type": 2}

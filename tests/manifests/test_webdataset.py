@@ -284,10 +284,11 @@ def test_a_truncated_shard_yields_the_whole_samples_before(
                 found.extend(chunk.columns[0])
         whole = sum(end <= cut for end in ends)
         assert found == [(number + 1) * 1000 for number in range(len(found))]
+        # Nothing says of the last one that it has no more members.
         assert len(found) in (
             whole - 1,
             whole,
-        )  # nothing says of the last one that it has no more members
+        )
         assert caught.value.hint
 
 

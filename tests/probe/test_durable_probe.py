@@ -241,9 +241,8 @@ def test_killed_after_every_line_it_finds_the_same(tmp_path: Path) -> None:
         kills += 1
     assert process.returncode == 0, probing.stderr()
     found = shapes(read_trials(probing.journal()))
-    assert (
-        kills >= len(found) - 1
-    )  # two lines may have come before the kill, but hardly ever
+    # Two lines may have come before the kill, but hardly ever.
+    assert kills >= len(found) - 1
     assert len(found) == len(set(found)) == probing.lines("undisturbed")
     assert frontier(tmp_path / "run") == frontier(tmp_path / "undisturbed")
 

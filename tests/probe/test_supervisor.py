@@ -31,9 +31,8 @@ def test_a_good_workload_is_measured() -> None:
     assert device.load_average is not None
     for others in (device.other_processors, trial.other_processors):
         assert others is not None
-        assert (
-            0 <= others <= device.processors * 1.2
-        )  # clocks tick every hundredth of a second
+        # Clocks tick every hundredth of a second.
+        assert 0 <= others <= device.processors * 1.2
 
 
 def test_the_limit_is_real_and_the_worker_lives_on() -> None:

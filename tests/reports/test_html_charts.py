@@ -82,9 +82,10 @@ def test_a_level_far_above_all_rows_is_shown_by_a_click() -> None:
 def test_pools_are_a_level_where_the_axis_is_buckets() -> None:
     traces = drawn("sweep", sweep=pooled_sweep())
     assert "pooled" not in traces and "recommended" not in traces
+    # minutes.
     assert traces["recommended: pools of 10,000 examples"]["y"] == pytest.approx(
         [3.2626] * 2, rel=1e-3
-    )  # minutes
+    )
 
 
 def test_a_stream_has_a_line_for_each_algorithm() -> None:

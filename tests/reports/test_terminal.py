@@ -112,9 +112,8 @@ def test_the_report_is_as_in_its_snapshot_within_80_columns(
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     assert not any(line.endswith(" ") for line in lines)
-    assert (
-        full or len(lines) <= 25 or name.endswith("-and-sweep")
-    )  # with tables of both
+    # With tables of both.
+    assert full or len(lines) <= 25 or name.endswith("-and-sweep")
 
 
 @pytest.mark.parametrize("words", [1, 70])

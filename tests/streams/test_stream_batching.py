@@ -174,9 +174,8 @@ def test_a_pivots_batch_is_speechbrains(
         buffer_size,
         max_padding_ratio=ratio,
     )
-    way = replace(
-        way, shuffle=False
-    )  # the pivot is then the example that was read first
+    # The pivot is then the example that was read first.
+    way = replace(way, shuffle=False)
     batches = lists(stream_batches(lengths, way, stream_random(0, 0)))
     held: list[Held] = []
     for place, length in enumerate(lengths.tolist()):

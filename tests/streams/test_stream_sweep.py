@@ -221,9 +221,8 @@ def test_speechbrains_limits_allow_only_what_fits(
         Lengths.of(lengths), Limits(max_batch_length=1e4, frontier=fits)
     )
     batch = np.maximum(1, np.floor(limit / lengths))
-    assert (
-        np.minimum(batch, np.arange(1, lengths.size + 1)) <= sizes
-    ).all()  # one example of each length
+    # One example of each length.
+    assert (np.minimum(batch, np.arange(1, lengths.size + 1)) <= sizes).all()
 
 
 def test_the_users_cap_leaves_the_maximum_as_it_is() -> None:

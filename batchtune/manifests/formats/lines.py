@@ -139,9 +139,8 @@ class Table(_Lines):
         width: int,
         delimiter: str,
     ) -> Iterator[Record]:
-        csv.field_size_limit(
-            2**31 - 1
-        )  # a long document is longer than the module's 131,072 characters
+        # A long document is longer than the module's 131,072 characters.
+        csv.field_size_limit(2**31 - 1)
         texts = (text for _, text in lines)
         if delimiter == "\t":
             reader = csv.reader(texts, delimiter=delimiter, quoting=csv.QUOTE_NONE)
@@ -213,9 +212,8 @@ class _List(_Lines):
     id_column: ClassVar[str | None] = "id"  # None without ids
     value_column: str = "length"
     first_line: ClassVar[int] = 1  # of the first record
-    separator: ClassVar[str | None] = (
-        None  # between the words of a line; None for white space
-    )
+    # Between the words of a line; None for white space.
+    separator: ClassVar[str | None] = None
 
     def opened(self) -> tuple[list[str], Iterator[Record]]:
         """Return the names of the columns, and their values on each line."""
