@@ -219,7 +219,8 @@ class _Store:
             (path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths
         ]
         plan = replace(
-            task.plan, options=replace(task.plan.options, skip_invalid=False)
+            task.plan,
+            options=msgspec.structs.replace(task.plan.options, skip_invalid=False),
         )
         digest = hashlib.sha256(
             repr((_STORE_VERSION, plan, states)).encode()
