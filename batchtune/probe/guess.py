@@ -9,14 +9,14 @@ from batchtune.probe.bounds import Anchor, Bracket, between, step_at
 from batchtune.probe.knowledge import Knowledge
 
 # Where the model is far off, a size that is proven is run first if it is at least the guess divided by this.
-_NEAR = 1.5
+_NEAR = 1.25
 
 
 def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
     """Return the next batch size to try; None if the length and target are closed.
 
-    A length takes at most 3 + log2(cap) batch sizes, one more at the ends: a guess that would leave too much for the
-    remaining trials to bisect is moved.
+    A length takes at most 4 + log2(cap) batch sizes: a guess that would leave too much for the remaining trials to
+    bisect is moved.
     """
     bracket = known.bracket(anchor)
     if known.closed_by(bracket) is not None:
@@ -24,7 +24,9 @@ def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
     if bracket.tight is not None and bracket.tight - bracket.passed <= bracket.step:
         return _to_a_failure(known, bracket)
     guess = _within_reach(known, bracket, _guess(known, bracket))
-    left = 3 + int(math.log2(bracket.cap)) - bracket.tried
+    left = 4 + int(math.log2(bracket.cap)) - bracket.tried
+    if known.is_end(anchor):
+        left -= 1  # for a failure beyond what ran without a margin
     if (
         bracket.failed is None
         and known.task.rungs[bisect_right(known.task.rungs, bracket.cap) - 1]
