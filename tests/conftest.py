@@ -71,6 +71,13 @@ def temporary_folder_of_this_process(
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def little_to_collect() -> None:
+    """What earlier modules imported stays, too: each trial calls the collector, which would look through it all."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def interrupts_reach_what_is_started() -> None:
     """A shell starts background jobs with SIGINT ignored, and all that they start would ignore it too."""

@@ -59,12 +59,23 @@ class FrontierSearch:
         self._lengths = lengths
         self._num_lengths = min(settings.num_lengths, lengths.histogram.lengths.size)
         self._refine = refine
+        self._basis: tuple[tuple[Trial, ...], tuple[Trial, ...]] | None = None
+        self._latest = Knowledge(self.task, ())
 
     def known(
         self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None
     ) -> Knowledge:
-        """Return the conclusions from the trials."""
-        return Knowledge(self.task, trials, confirmed)
+        """Return the conclusions from the trials.
+
+        Those from the same trials are kept: between two trials the search and its progress ask for them several times.
+        """
+        if confirmed is not None:
+            return Knowledge(self.task, trials, confirmed)
+        basis = (tuple(trials), tuple(self.task.steps))
+        if self._basis != basis:
+            self._latest = Knowledge(self.task, basis[0])
+            self._basis = basis
+        return self._latest
 
     def propose(self, trials: Sequence[Trial]) -> NextTrial | None:
         """Return what to try next, or None if all is known.

@@ -292,6 +292,21 @@ def test_a_failure_below_a_pass_is_retried_in_a_fresh_worker() -> None:
     assert search_of(SPEECH, device).known(trials).falls() == []
 
 
+def test_conclusions_are_kept_until_a_trial_or_step_follows() -> None:
+    device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
+    _, trials = run(SPEECH, device)
+    search = search_of(SPEECH, device)
+    known = search.known(trials)
+    assert search.known(list(trials)) is known
+    size = known.trials[-1].batch_size
+    trials.append(device.measure(BatchShape(size + 1, trials[-1].length), len(trials)))
+    later = search.known(trials)
+    assert later is not known
+    assert len(known.trials) < len(later.trials)
+    search.task.steps.append(trials[0])
+    assert search.known(trials) is not later
+
+
 def test_two_failures_below_a_pass_are_believed_and_reported() -> None:
     device = MadeDevice(LEAPS["longer is less"], limit_bytes=8_000_000_000)
     fresh: list[tuple[int, float]] = []
