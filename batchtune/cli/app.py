@@ -72,10 +72,15 @@ class Command(TyperCommand):
             return super().parse_args(ctx, _with_wait(args))
         except _ParsingError as error:
             parameter: Any = getattr(error, "param", None)
-            if parameter is not None and (origin := settings.origin_of(ctx, parameter)):
-                error.message += f", got {shortened(origin.value)} from {origin.where}"
+            origin = None
+            if parameter is not None:
+                origin = settings.origin_of(ctx, parameter)
             if isinstance(error, settings.WrongNumber):
-                raise UsageError(f"{parameter.opts[0]}: {error.message}") from None
+                source = f" (from {origin.where})" if origin else ""
+                message = f"{parameter.opts[0]}: {error.message}{source}"
+                raise UsageError(message) from None
+            if origin:
+                error.message += f", got {shortened(origin.value)} from {origin.where}"
             error.message = bounded(error.message)
             raise
 
