@@ -52,7 +52,7 @@ Node = Any
 def read_text(path: Path, name: str, hint: str | None = None) -> str:
     """Return the text of a small file, which messages call `name`; `hint` says what to give instead.
 
-    Raises ResultError if it can't be read, is no ordinary file, is larger than 2 MiB, or not UTF-8 text.
+    Raises ResultError if it can't be read, is not an ordinary file, is larger than 2 MiB, or not UTF-8 text.
     """
     try:
         return read_regular(path, LARGEST_BYTES, hint, name=name).decode("utf-8-sig")
@@ -163,7 +163,7 @@ def word_or_number(text: str) -> str | int | float | bool | None:
 
 
 def product_of(numbers: Sequence[Any]) -> int | float | None:
-    """Return the product of numbers; None if one is no number, or it is not finite."""
+    """Return the product of numbers; None if one is not a number, or the product is not finite."""
     if not all(type(number) in (int, float) for number in numbers):
         return None
     product: int | float = math.prod(numbers)

@@ -73,7 +73,7 @@ def read_regular(
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             raise ResultError(
-                f"{name} is {'a folder' if stat.S_ISDIR(mode) else 'no ordinary file'}",
+                f"{name} is {'a folder' if stat.S_ISDIR(mode) else 'not an ordinary file'}",
                 hint,
             )
         with path.open("rb") as file:

@@ -134,7 +134,7 @@ class Lengths:
         return cast(FloatArray, np.maximum.accumulate(self.targets[::-1]))
 
     def count_within(self, length: float, target_length: float | None = None) -> int:
-        """Number of examples that are at most `length` long, with a target of at most `target_length` where given."""
+        """Return how many examples are at most `length` long, with a target of at most `target_length` where given."""
         count = self.histogram.count_up_to(length)
         if self.targets is None or target_length is None or not count:
             return count
@@ -145,7 +145,7 @@ class Lengths:
         )
 
     def summary(self) -> LengthsSummary:
-        """The record that every result file carries."""
+        """Return the record that every result file carries."""
         return LengthsSummary(
             count=self.count,
             total=self.total,
@@ -171,7 +171,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamLengths:
-    """The lengths of a data set in the order in which they are stored, shard after shard.
+    """The lengths of a data set in their stored order, shard after shard.
 
     Attributes:
         lengths: The same, sorted, with their unit, notes and the number left out.
@@ -226,6 +226,6 @@ class Histogram:
         return int(self.cumulative[-1])
 
     def count_up_to(self, length: float) -> int:
-        """Number of examples that are at most `length` long."""
+        """Return how many examples are at most `length` long."""
         index = int(np.searchsorted(self.lengths, length, side="right"))
         return int(self.cumulative[index - 1]) if index else 0

@@ -34,7 +34,7 @@ def trust_warnings(device: Device, trials: Sequence[Trial]) -> list[str]:
 
 
 def _scatter(passed: Sequence[Trial]) -> Iterator[str]:
-    """Yield that the times of steps scatter, if they do in so many trials that the median of all is no good."""
+    """Yield that the times of steps scatter, if they do in so many trials that the median of all is useless."""
     timed = [trial for trial in passed if trial.step_seconds]
     scattered = 0
     for trial in timed:

@@ -74,7 +74,7 @@ AnySettings = TypeVar("AnySettings", bound=Settings)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known(Generic[AnySettings]):
-    """The kinds of settings that a command takes, in the order in which they are asked.
+    """The kinds of settings that a command takes; the first that fits is taken.
 
     Attributes:
         hint: How to write settings, and which are known, in full sentences.

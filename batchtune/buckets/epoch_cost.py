@@ -371,7 +371,7 @@ def shape_errors(
 
 
 def with_equals(timed: Sequence[tuple[AnyRow, EpochTime | None]]) -> list[AnyRow]:
-    """Return the rows, each marked by whether its time can be told from the fastest one's."""
+    """Return the rows, each marked as equal to the fastest one or not."""
     equal = equal_to_best([time for _, time in timed])
     return [
         structs.replace(row, equal_to_best=same)
@@ -380,7 +380,7 @@ def with_equals(timed: Sequence[tuple[AnyRow, EpochTime | None]]) -> list[AnyRow
 
 
 def equal_to_best(times: Sequence[EpochTime | None]) -> list[bool | None]:
-    """Return which times can't be told from the least: they differ by at most two standard errors of the difference.
+    """Return which times count as equal to the least: they differ by at most two standard errors of the difference.
 
     Errors that both have in common cancel: the difference's is √Σ (error_a,p - error_b,p)², to which those of
     simulating few epochs are added. None for each if any time or its errors are unknown.

@@ -158,7 +158,7 @@ def optimal_boundaries(
     for _ in range(min(max(num_buckets), ends.size) - 1):
         hull = _lower_hull(counts, lowest_costs)
         slopes = np.diff(lowest_costs[hull]) / np.diff(counts[hull])
-        # Rounding can make an end beyond one's own look as good as one's own; it never is better.
+        # Rounding can make an end beyond one's own look equally cheap; it never is cheaper.
         before = np.minimum(hull[np.searchsorted(slopes, costs)], own_ends)
         lowest_costs = np.concatenate(
             ([0.0], lowest_costs[before] + costs * (counts[1:] - counts[before]))

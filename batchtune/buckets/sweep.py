@@ -321,7 +321,7 @@ def histogram_of(lengths: Lengths, bins: int = _BINS) -> list[HistogramBin]:
 
 
 def quantiles_of(lengths: Lengths) -> list[float]:
-    """Shape (1001,): quantile i / 1000 at position i, by nearest rank, so that each occurs; ascending."""
+    """Return the quantiles i / 1000, ascending, shape (1001,), by nearest rank: each is a length of the data."""
     ranks = np.ceil(np.arange(_QUANTILES + 1) / _QUANTILES * lengths.count).astype(
         np.int64
     )

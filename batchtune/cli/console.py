@@ -76,7 +76,7 @@ def show(results: RunResults, *, full: bool) -> None:
 
 
 def show_page(page: Page, *, full: bool = True) -> None:
-    """Show a page on stdout; where that is no terminal it is plain, and as wide as a report needs."""
+    """Show a page on stdout; without a terminal it is plain, and as wide as a report needs."""
     from rich.console import Console
 
     from batchtune.reports.terminal import text_of

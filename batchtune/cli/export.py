@@ -153,7 +153,7 @@ def _patched(
 
 
 def tuned_run(results: RunResults) -> Tuned:
-    """Return a run as exports need it; paths are relative to the working folder if the run lies in it."""
+    """Return a run as exports need it; paths are relative to the working folder if the run is in it."""
     from batchtune.exports import Tuned
 
     here = Path.cwd()

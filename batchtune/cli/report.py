@@ -253,7 +253,7 @@ def _judged(
 
 
 def _drift(results: RunResults, new: NewLengths, *, quiet: bool) -> Drift:
-    """Read the new lengths as those of the run were, unless told otherwise, and compare them."""
+    """Read the new lengths as those of the run, unless options say otherwise, and compare them."""
     from batchtune.buckets.drift import drift
     from batchtune.epochs.measured_costs import Costs, costs_of
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import typer
 
-from batchtune.cli import console
+from batchtune.cli.console import note
 from batchtune.errors import UsageError, bounded, did_you_mean, shortened
 
 # Options that name code to run, its arguments, or what is written.
@@ -192,9 +192,7 @@ def show_origins(ctx: Any) -> None:
                 )
         shown.append(f"{option.lstrip('-')} {bounded(value)} from {source}")
     if shown:
-        console.note(
-            f"Settings: {', '.join(shown)}", quiet=bool(ctx.params.get("quiet"))
-        )
+        note(f"Settings: {', '.join(shown)}", quiet=bool(ctx.params.get("quiet")))
 
 
 def _distrust(path: Path) -> str | None:
@@ -202,7 +200,7 @@ def _distrust(path: Path) -> str | None:
     from batchtune.results import RUN_FILES
 
     if any(os.path.lexists(path.parent / name) for name in RUN_FILES):
-        return "the file lies in a run folder"
+        return "the file is in a run folder"
     # Whoever owns the working folder may be root's user: in a container, with a project of the machine outside.
     trusted = {os.geteuid(), os.stat(".").st_uid}
     if not {path.lstat().st_uid, path.stat().st_uid} <= trusted:

@@ -48,7 +48,7 @@ _REMEMBERED = 1 << 18
 class Batching:
     """A way to make batches, as a sampler config describes it.
 
-    With `batch_overhead`, the cost of a batch besides its padded length, in the unit of length, pools are cut so that
+    With `batch_overhead`, the cost of a batch on top of its padded length, in the unit of length, pools are cut so that
     the sum of both is least; without, each batch holds as many examples as fit.
     """
 
@@ -59,7 +59,7 @@ class Batching:
 
     @classmethod
     def of(cls, row: Row) -> Batching:
-        """Return the way in which a row of a sweep makes batches; raises ValueError as `BucketTable.of` does."""
+        """Return how a row of a sweep makes batches; raises ValueError as `BucketTable.of` does."""
         table = BucketTable.of(row.boundaries, row.batch_sizes)
         return cls(table, row.pool_size, row.batch_overhead)
 
@@ -121,7 +121,7 @@ class BucketBatcher(Batcher):
         self._batch_sizes = batch_sizes
 
     def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
-        """As for every batcher.
+        """Return an epoch's examples, cut bucket by bucket.
 
         Shuffling each bucket gives the same distribution as shuffling all examples and then sorting them into buckets,
         as streaming samplers do.
@@ -136,7 +136,7 @@ class BucketBatcher(Batcher):
         return Cut(order, layout)
 
     def batches_per_rank(self, drawing: Drawing, dealing: Dealing) -> int:
-        """As for every batcher."""
+        """Return the number of batches of each rank."""
         return lay_out(self._counts, self._batch_sizes, dealing).batches_per_rank
 
 
@@ -160,7 +160,7 @@ class PoolBatcher(Batcher):
         self._first_steps: dict[tuple[Drawing, Dealing], tuple[Indices, Layout]] = {}
 
     def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
-        """As for every batcher.
+        """Return an epoch's examples, cut pool by pool.
 
         An epoch with fewer batches than others has its largest ones split in two; one with more is reshuffled. With
         `drop_last`, one with more leaves some out, and one with fewer is reshuffled.

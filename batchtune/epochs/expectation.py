@@ -93,7 +93,7 @@ class ExpectedBatches:
     """The expected number of batches of each size with each length as their longest, over shuffles.
 
     Of the many lengths of a bucket some stand for their neighbours, at their mean: padded lengths stay exact, and the
-    time of a step is as good as linear between them. Arrays have the shape (shapes,).
+    time of a step is nearly linear between them. Arrays have the shape (shapes,).
     """
 
     table: BucketTable
@@ -212,7 +212,7 @@ class BatchCounts(BucketCosts):
     """The number of batches of a bucket: ceil(n / B) of its n examples, with the batch size B at its end."""
 
     def up_to(self, end: int) -> FloatArray:
-        """As for every `BucketCosts`."""
+        """Return the batches of the bucket (u_i, u_end] for each i < end, shape (end,)."""
         batches = -((self._counts[:end] - self._counts[end]) // self._sizes[end - 1])
         return cast(FloatArray, batches.astype(np.float64))
 
@@ -243,7 +243,7 @@ class ExpectedCosts(BucketCosts):
         self._table = costs.reshape(self._tabled.size, ends.size)
 
     def up_to(self, end: int) -> FloatArray:
-        """As for every `BucketCosts`."""
+        """Return the expected cost of the bucket (u_i, u_end] for each i < end, shape (end,)."""
         examples = self._counts[end] - self._counts[:end]
         size = self._sizes[end - 1]
         batches = examples // size

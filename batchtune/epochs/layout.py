@@ -23,7 +23,7 @@ Indices: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealing:
-    """The way in which buckets become the batches of all ranks, which always have the same number.
+    """How buckets become the batches of all ranks, which always have the same number.
 
     Attributes:
         same_bucket: Whether, step by step, the batches of all ranks are of one bucket.

@@ -119,7 +119,7 @@ def choose_table(
     expresses: Callable[[Row], bool] = lambda row: True,
     why: str = "",
 ) -> Chosen[Row]:
-    """Choose the best bucket table that the framework can express, as `_choose` does; `why` it can't express others.
+    """Choose the best bucket table that the framework can run, as `_choose` does; `why` says what rules others out.
 
     Only batchtune's own sampler runs pools: where they are recommended, the best table is the one that the sweep names
     next to them.
@@ -140,7 +140,7 @@ def choose_stream(
     sweep: StreamSweep, framework: str, *runs: Algorithm
 ) -> Chosen[StreamRow]:
     """Choose the best row of the algorithms that the framework runs, as `_choose` does."""
-    why = f"it runs the algorithm {' or '.join(runs)}"
+    why = f"it only runs the algorithm {' or '.join(runs)}"
     return _choose(
         sweep, framework, lambda row: row.algorithm in runs, why, sweep.speechbrain_row
     )
@@ -153,7 +153,7 @@ def _choose(
     why: str,
     next_best: Any,
 ) -> Chosen[Any]:
-    """Choose the recommended row if the framework can express it, else the next best if it can express that.
+    """Choose the recommended row if the framework can run it, else the next best if it can run that.
 
     If it can't, prefer rows whose batch sizes are all proven, then the lowest estimated time (number of batches, if a
     time is unknown), then the fewest buckets. Raises ResultError if the sweep recommends
@@ -165,7 +165,7 @@ def _choose(
     expressed = [row for row in sweep.rows if expresses(row)]
     if not expressed:
         raise ResultError(
-            f"The sweep holds no row that {framework} can express: {why}",
+            f"{framework} can run no row of the sweep: {why}",
             "Sweep again with all strategies and algorithms.",
         )
     timed = sweep.has_times
@@ -181,8 +181,8 @@ def _choose(
     ) - 1
     what = "time" if timed else "batches"
     remark = (
-        f"batchtune recommends {_described(recommended)}, which {framework} can't express: {why}; this is "
-        f"{_described(row)}, {more:+.1%} {what}"
+        f"batchtune recommends {_described(recommended)}, which {framework} can't express: {why}. This is "
+        f"{_described(row)}: {more:+.1%} {what}"
     )
     return Chosen(row, (remark,))
 

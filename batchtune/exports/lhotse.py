@@ -36,13 +36,13 @@ _OF_NEMO = ("num_workers", "pin_memory")
 def in_seconds(
     values: Sequence[float], unit: str | None, framework: str
 ) -> list[float]:
-    """Return lengths in seconds, which an unknown unit is taken for; raise ResultError if they count something else."""
+    """Return lengths in seconds; an unknown unit counts as seconds. Raise ResultError for any other unit."""
     if unit == "ms":
         return [value / 1000 for value in values]
     if unit in ("s", None):
         return list(values)
     raise ResultError(
-        f"{framework} counts seconds, but the lengths count {shortened(unit)}",
+        f"{framework} counts seconds, but the lengths are in {shortened(unit)}",
         "Sweep again with lengths in seconds: --length-scale 1/16000 --unit s for samples at 16 kHz, 0.01 for frames "
         "of 10 ms.",
     )

@@ -115,7 +115,7 @@ class RecipePatch:
     def _check(self, before: Recipe, text: str) -> None:
         """Raise ResultError if the new text lacks a comment, or has other values than those that were asked for."""
         unsafe = ResultError(
-            f"{before.name} is written in a way in which numbers can't be replaced safely",
+            f"{before.name} is written so that its numbers can't be replaced safely",
             self.paste_in,
         )
         try:

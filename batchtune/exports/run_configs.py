@@ -159,7 +159,7 @@ def _check_stream(config: StreamConfig) -> None:
 
 
 def loader_config(tuning: LoaderTuning) -> LoaderConfig:
-    """Return the recommended row as a config; raise ResultError if none is recommended."""
+    """Return the recommended row as a config; raise ResultError without a recommendation."""
     row = tuning.recommended_row
     if row is None:
         raise ResultError(

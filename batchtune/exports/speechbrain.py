@@ -238,7 +238,7 @@ def _render_stream(tuned: Tuned) -> str:
 
 
 def _shortest_counted(sweep: StreamSweep, in_samples: bool) -> float:
-    """Return the shortest length that is no empty example: one sample, token or millisecond; a part of a second."""
+    """Return the shortest length that is not empty: one sample, token or millisecond; a part of a second."""
     lengths = sweep.lengths
     if in_samples or lengths.unit not in ("s", None):
         return 1

@@ -316,8 +316,9 @@ def _sweep_fields(
     chosen: Chosen[Row] | Chosen[StreamRow], sweep: Sweep | StreamSweep
 ) -> dict[str, Any]:
     lengths = sweep.lengths
+    limit = format_length(sweep.max_batch_length, lengths.unit)
     about = (
-        f"Tuned by batchtune for {counted(lengths.count, 'example')} with lengths in "
+        f"Tuned by batchtune with max_batch_length {limit}, for {counted(lengths.count, 'example')} with lengths in "
         f"{lengths.unit or 'an unknown unit'} (fingerprint {lengths.fingerprint[:12]})"
     )
     if sweep.device_name:

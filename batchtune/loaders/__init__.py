@@ -87,7 +87,7 @@ class OpenLoader(ABC):
     def stages(self, seconds: float) -> list[LoaderStage]:
         """Measure each stage of making a batch, in this process, for about this long.
 
-        Raises LoaderError if they can't be told apart.
+        Raises LoaderError if they can't be distinguished.
         """
         raise LoaderError(f"a loader of the kind {self.kind} does not show them")
 
@@ -96,7 +96,7 @@ class LoaderKind(ABC):
     """One kind of loader.
 
     Attributes:
-        GIVEN: Parameters that a function may have without a default: the kind gives them, besides what is swept.
+        GIVEN: Parameters that a function may have without a default: the kind gives them, in addition to what is swept.
         IS_DATALOADER: Whether its arguments are those of torch's DataLoader.
         ARGUMENTS: Name → type of all that it can be swept by.
         WORKERS: The argument that is the number of processes or threads that make batches.
@@ -143,7 +143,7 @@ class LoaderKind(ABC):
         return arguments
 
     def workers(self, arguments: Arguments) -> int:
-        """Return how many processes or threads make batches besides the one that trains."""
+        """Return how many processes or threads make batches, without the one that trains."""
         number = arguments.get(self.WORKERS)
         return number if isinstance(number, int) else 0
 
@@ -159,7 +159,7 @@ class LoaderKind(ABC):
         """
 
 
-# In the order in which a target is offered to them.
+# A target is offered to them in this order.
 _KINDS = {
     "dali": "batchtune.loaders.dali:DaliKind",
     "torch": "batchtune.loaders.dataloader:TorchKind",

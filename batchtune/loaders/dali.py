@@ -80,7 +80,7 @@ class DaliKind(LoaderKind):
     def axes(
         self, processors: int, *, accelerator: bool, takes: frozenset[str]
     ) -> Axes:
-        """As in the base class: at most 24 settings, on a machine without a GPU at most 18."""
+        """Return the arguments to sweep: at most 24 settings, on a machine without a GPU at most 18."""
         eval_modes = ["eager", "deferred", "sync_cpu"]
         if accelerator:  # else it is sync_cpu
             eval_modes.append("sync_full")
@@ -95,11 +95,11 @@ class DaliKind(LoaderKind):
         }
 
     def quick_axes(self, axes: Axes) -> Axes:
-        """As in the base class, with all processors."""
+        """Return fewer of them, with all processors."""
         return {**super().quick_axes(axes), "num_threads": axes["num_threads"][-1:]}
 
     def simplified(self, arguments: Arguments) -> Arguments:
-        """As in the base class: without reader threads there is no queue."""
+        """Return the arguments that matter: a queue needs reader threads."""
         if self.workers(arguments):
             return arguments
         return {**arguments, "queue_depth": None}
@@ -115,7 +115,7 @@ class DaliKind(LoaderKind):
         return _IMPORTS_IT.search(source) is not None
 
     def open(self, target: Target, arguments: Arguments) -> OpenLoader:
-        """As in the base class; sets what DALI allows to be set once in a process."""
+        """Open the loader; sets what DALI allows to be set once in a process."""
         return DaliLoader(target, arguments, self.workers(arguments))
 
 
@@ -171,7 +171,7 @@ class DaliLoader(OpenLoader):
                 reader.end()
 
     def facts(self, batch: Any) -> BatchFacts:
-        """As in the base class.
+        """Return the facts of a batch.
 
         In the last batch of a shard, examples that the reader repeats or takes from the next epoch do not count.
         """
@@ -247,7 +247,7 @@ class _Source:
         return made
 
     def _context(self) -> contextlib.ExitStack:
-        """Return the context in which the user's code runs."""
+        """Return the context that the user's code runs in."""
         context = contextlib.ExitStack()
         context.enter_context(_operators_errors())
         context.enter_context(self._ndd.EvalMode[self._mode])
@@ -276,22 +276,22 @@ class _ReaderThread:
         self._coming: deque[Future[_Made | None]] = deque()
 
     def start(self) -> None:
-        """As for the source."""
+        """Start the source in its thread."""
         self._thread.submit(self._source.start).result()
 
     def begin(self) -> None:
-        """As for the source."""
+        """Begin an epoch, with `depth` batches on their way."""
         self._thread.submit(self._source.begin)
         for _ in range(self._depth):
             self._coming.append(self._thread.submit(self._source.take))
 
     def take(self) -> _Made | None:
-        """As for the source."""
+        """Return the next batch, and ask for one more."""
         self._coming.append(self._thread.submit(self._source.take))
         return self._coming.popleft().result()
 
     def end(self) -> None:
-        """As for the source; waits for the batch that is being made."""
+        """End the source, after the batch that is being made."""
         while self._coming:
             self._coming.popleft().cancel()
         self._thread.submit(self._source.end).result()

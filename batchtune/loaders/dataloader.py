@@ -51,7 +51,7 @@ class IterableKind(LoaderKind):
     def axes(
         self, processors: int, *, accelerator: bool, takes: frozenset[str]
     ) -> Axes:
-        """As the base class says."""
+        """Return the arguments to sweep, of those that the function takes."""
         workers = {
             0,
             processors,
@@ -71,7 +71,7 @@ class IterableKind(LoaderKind):
         }
 
     def simplified(self, arguments: Arguments) -> Arguments:
-        """As the base class says. A single worker keeps the order; without `num_workers`, all settings may differ."""
+        """Return the arguments that matter: a single worker keeps the order, and no worker fetches ahead."""
         fixed: dict[str, Any] = {}
         if arguments.get("num_workers") == 0:
             fixed = _WITHOUT_WORKERS
@@ -80,11 +80,11 @@ class IterableKind(LoaderKind):
         return {name: fixed.get(name, value) for name, value in arguments.items()}
 
     def recognises(self, target: Target) -> bool:
-        """As the base class says."""
+        """Return True: any iterable of batches will do."""
         return True
 
     def open(self, target: Target, arguments: Arguments) -> OpenLoader:
-        """As the base class says."""
+        """Open what the function returns."""
         return IterableLoader(target, arguments, _call(target, arguments))
 
 
@@ -95,7 +95,7 @@ class TorchKind(IterableKind):
     ARGUMENTS = TORCH_TYPES
 
     def open(self, target: Target, arguments: Arguments) -> OpenLoader:
-        """As the base class says; any other iterable of batches is opened as such."""
+        """Open the DataLoader; any other iterable of batches is opened as such."""
         from torch.utils.data import DataLoader, IterableDataset
 
         made = _call(target, arguments)
@@ -146,7 +146,7 @@ class IterableLoader(OpenLoader):
         self._used = False
 
     def epoch(self) -> Generator[Any, None, None]:
-        """As the base class says."""
+        """Yield the batches of an epoch, on the device."""
         if self._used and isinstance(self._made, Iterator):
             self._made = _call(self._target, self._arguments)
         self._used = True
@@ -172,18 +172,18 @@ class IterableLoader(OpenLoader):
         return batch
 
     def facts(self, batch: Any) -> BatchFacts:
-        """As the base class says."""
+        """Return the facts of a batch, as its tensors show them."""
         return facts_of(batch)
 
     def batches(self) -> int | None:
-        """As the base class says."""
+        """Return the batches of an epoch, if the loader knows them."""
         try:
             return len(self._made)
         except Exception:  # not known; a data set's own __len__ may raise anything
             return None
 
     def stages(self, seconds: float) -> list[LoaderStage]:
-        """As the base class says."""
+        """Measure the stages of making a batch, for so many seconds."""
         from batchtune.loaders.stages import measure_stages
 
         return measure_stages(self._plain, seconds)
@@ -234,7 +234,7 @@ class TorchLoader(IterableLoader):
         self._plain = plain
 
     def facts(self, batch: Any) -> BatchFacts:
-        """As the base class says; with `lengths`, exactly."""
+        """Return the facts of a batch; with `lengths`, exactly."""
         if self._sampler is None:
             return facts_of(batch)
         indices = self._sampler.delivered()
@@ -250,7 +250,7 @@ class TorchLoader(IterableLoader):
         )
 
     def batches(self) -> int | None:
-        """As the base class says. How many all workers of an iterable data set yield together only they know."""
+        """Return the batches of an epoch; None for workers of an iterable data set, which don't know of each other."""
         if self._made.num_workers and not self.dealt:
             return None
         return super().batches()

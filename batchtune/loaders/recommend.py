@@ -262,7 +262,7 @@ def ranked(rows: Sequence[LoaderRow], demand: Demand | None) -> list[LoaderRow]:
 
 
 def equal_to_best(rows: Sequence[LoaderRow], demand: Demand | None) -> set[str]:
-    """Return the names of the rows that can't be told from the best, this one included; nothing without rows."""
+    """Return the names of the rows that are within the error of the best, this one included; nothing without rows."""
     fastest = max(rows, key=lambda row: row.rate, default=None)
     if fastest is None:
         return set()
@@ -280,7 +280,7 @@ def equal_to_best(rows: Sequence[LoaderRow], demand: Demand | None) -> set[str]:
 
 
 def _slowness(row: LoaderRow, reference: LoaderRow, demand: Demand | None) -> float:
-    """Return the share of the time that the step waits, or without one, by which the row is slower than another."""
+    """Return the share of time that the step waits; without a step, how much slower the row is than another."""
     if demand is None:
         return 1 - row.rate / reference.rate
     if row.gpu_idle is not None:
@@ -292,18 +292,16 @@ def _slowness(row: LoaderRow, reference: LoaderRow, demand: Demand | None) -> fl
 
 
 def reason_for(tuning: LoaderTuning) -> str:
-    """Say in a sentence or two why the recommended row is the best, or why none is."""
+    """Explain in a sentence or two why the recommended row is the best, or why no row is recommended."""
     row = tuning.recommended_row
     workers = kind_of(tuning.kind).WORKERS_ARE
     if row is None:
         reason = f"Nothing is recommended: {counted(len(tuning.rows), 'setting')} measured, and none works."
     elif tuning.demand is None or row.gpu_idle is None:
         equal = sum(other.equal_to_best is True for other in tuning.rows) - 1
-        reason = (
-            f"{row.name} delivers {row.rate_words}, and nothing that was measured more."
-        )
+        reason = f"{row.name} delivers {row.rate_words}, the most that was measured."
         if equal > 0:
-            reason += f" It can't be told from {counted(equal, 'other setting')}, with no fewer {workers}."
+            reason += f" Within the error of it: {counted(equal, 'other setting')}, with no fewer {workers}."
     else:
         step = format_seconds(tuning.demand.step_seconds)
         waits = format_percent(row.gpu_idle)

@@ -96,7 +96,7 @@ def _stages_of(loader: Any) -> list[_Stage]:
 
 
 def _fetched(dataset: Any, indices: list[int]) -> Any:
-    """As torch's DataLoader does."""
+    """Fetch examples as torch's DataLoader does."""
     if getattr(dataset, "__getitems__", None):
         return dataset.__getitems__(indices)
     return [dataset[index] for index in indices]

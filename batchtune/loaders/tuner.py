@@ -89,7 +89,7 @@ def run_loader_tuning(
     Interrupted, it writes what it has measured so far.
 
     Raises:
-        LoaderError: The target can't be imported, is no loader, or every setting fails alike.
+        LoaderError: The target can't be imported or is not a loader, or every setting fails alike.
         OptionError: The target has no such option as one of `settings.options`, or needs another.
         ResultError: The folder holds the tuning of another loader, and `force` is not set; or can't be read or written.
         UsageError: `settings.sweep` names an unknown argument.

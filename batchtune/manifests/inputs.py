@@ -307,7 +307,7 @@ class ReadOptions(ReadingRecord, frozen=True, kw_only=True):
         return self.measure is not None or self.tokenizer is not None
 
     def text_unit(self, default: Unit) -> Unit:
-        """Return the unit in which texts are counted, by default this one."""
+        """Return the unit that texts are counted in, by default this one."""
         return "tokens" if self.tokenizer is not None else self.measure or default
 
     def record(self) -> ReadingRecord:

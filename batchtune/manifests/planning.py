@@ -43,7 +43,7 @@ class Measure:
 
     Attributes:
         column: Its name, or the path of the target file.
-        texts: The unit in which texts are counted; None if the values are numbers.
+        texts: The unit that texts are counted in; None if the values are numbers.
         lists: How a list becomes one number; None if a list is invalid.
         chats: Whether the values are lists of messages, each list one text.
     """
@@ -66,7 +66,7 @@ class Plan:
         unit, factor: Of the lengths after scaling; the scale.
         notes: For the user.
         label: All sources, for messages.
-        alone: Whether there is no other source.
+        alone: Whether it is the only source.
     """
 
     options: ReadOptions

@@ -73,7 +73,7 @@ def load_stream(
     jobs: int = 1,
     on_progress: OnProgress | None = None,
 ) -> StreamLengths:
-    """Read the lengths of a data set in the order in which they are stored.
+    """Read the lengths of a data set in their stored order.
 
     Tar shards, and each of several files, are shards. Arguments and errors are those of `load_lengths`.
     """
@@ -309,7 +309,7 @@ def read_all(
 def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
     """Join the parts, which are emptied, with everything left out counted together; return the sorted lengths too.
 
-    Raises ManifestError for no rows, for invalid ones or broken sources that are not to be skipped, or if none is left.
+    Raises ManifestError for no rows, for invalid ones or broken sources that are not skipped, or if nothing is left.
     """
     skips = plan.options.skip_invalid
     whole = Part(plan.label)

@@ -47,7 +47,7 @@ _COMPRESSED = {
 
 @dataclass(frozen=True)
 class Head:
-    """The first bytes of a manifest, decompressed and without a byte order mark, by which its format is recognised."""
+    """The first bytes of a manifest, decompressed and without a byte order mark, to recognise its format."""
 
     data: bytes
     complete: bool  # whether these are all
@@ -110,7 +110,7 @@ class Source:
 
     @property
     def size(self) -> int:
-        """Bytes to read, 1 if unknown; a rough guess for files of which only the headers are read."""
+        """Bytes to read, 1 if unknown; a rough guess for files whose headers alone are read."""
         if self.names is not None:
             return len(self.names) * 16_384
         try:
@@ -302,7 +302,7 @@ class Stream:
         self._expanded = 0
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes, none only at the end."""
+        """Return at most `size` bytes, none only at the end."""
         data = self._stream.read(size)
         self._expanded += len(data)
         position = self._raw.tell()

@@ -80,7 +80,9 @@ def counter(
 def _tokenizer_file(tokenizer: str) -> Path:
     """Return the tokenizer's file: a folder's is `tokenizer.json`."""
     path = Path(tokenizer)
-    return path / "tokenizer.json" if path.is_dir() else path
+    if path.is_dir():
+        return path / "tokenizer.json"
+    return path
 
 
 def measured(values: Values, count: Count) -> Sequence[object]:
@@ -181,7 +183,7 @@ def _time_limit() -> Iterator[None]:
 
 
 def chat_lengths(chats: Values, unit: Unit, tokenizer: str | None) -> list[object]:
-    """Return the length of each chat, by its chat template if the tokenizer has one; Unreadable for what is no chat."""
+    """Return the length of each chat, by its chat template if the tokenizer has one; Unreadable for anything else."""
     template = template_of(tokenizer)
     count = counter(unit, tokenizer, adds_special_tokens=False)
     lengths = measured([_texts(chat, template) for chat in chats], count)
@@ -191,7 +193,7 @@ def chat_lengths(chats: Values, unit: Unit, tokenizer: str | None) -> list[objec
 def _texts(chat: object, template: ChatTemplate | None) -> object:
     """Return the texts whose lengths add up to the chat's: the rendered one, or all contents, without images.
 
-    Returns Unreadable for what is no chat, None for a missing one.
+    Returns Unreadable for anything but a chat, None for a missing one.
     """
     if chat is None:
         return None

@@ -173,7 +173,7 @@ class Attempt:
         if self.caught_oom is not None:
             return (
                 "oom",
-                f"caught by the workload, whose step returned all the same: {self.caught_oom}",
+                f"caught by the workload, whose step still returned: {self.caught_oom}",
             )
         if self.retries and not self.single:
             return (

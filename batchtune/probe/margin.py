@@ -132,7 +132,7 @@ class Peaks:
 
     @property
     def highest_of_all(self) -> int:
-        """The highest peak of all shapes; 0 if none is known."""
+        """The highest peak of all shapes; 0 without one."""
         return max((max(peaks) for peaks in self._peaks.values()), default=0)
 
 

@@ -270,7 +270,7 @@ def about_devices(
     if caught:
         yield (
             f"The workload catches out-of-memory errors itself: in {caught} of {counted(len(trials), 'trial')} "
-            "memory ran out and the step returned all the same, as if it had passed. Those batches count as too large. "
+            "memory ran out, but the step still returned, as if it had passed. Those batches count as too large. "
             "Training would skip them unseen: let the error get out of the step."
         )
     changed = {trial.parameters_changed for trial in trials}

@@ -58,7 +58,7 @@ class Refinement:
     num_buckets: Sequence[int]
 
     def __call__(self, known: Knowledge) -> Anchor | None:
-        """Return the length, or the pair of length and target, that is worth most; None if none is worth a trial."""
+        """Return the length, or pair of length and target, that is worth most; None if no trial is worth its time."""
         settings = known.settings
         single = _single(known)
         at_stake = _least_at_stake(known, single)
@@ -80,7 +80,7 @@ class Refinement:
         return None
 
     def left_at_stake(self, known: Knowledge) -> float | None:
-        """Return by which share a table may cost more than with all sizes known; None if little or not yet final."""
+        """Return the relative cost still at stake; None if little, or not yet final."""
         single = _single(known)
         if _least_at_stake(known, single) == _AT_STAKE:
             return None

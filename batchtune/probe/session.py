@@ -75,7 +75,7 @@ class Session:
         if release:
             self._free()
         attempt = self._attempt(shape, single=True)
-        # Who caught it? A library may go on with a smaller workspace.
+        # A library may have caught it, and gone on with a smaller workspace.
         if attempt.error is None and attempt.ooms:
             with noting_ooms(attempt.caught):
                 self._attempt(shape, single=True)
@@ -162,7 +162,7 @@ def drain_autograd() -> None:
 def _described(error: BaseException) -> tuple[str, Verdict | None, str | None]:
     """Return an exception's message, its verdict, and its traceback.
 
-    The failed step's variables are freed first: if memory has run out, none is left to write a text.
+    The failed step's variables are freed first: otherwise no memory may be left to write a text.
     """
     try:
         cause: BaseException | None = error

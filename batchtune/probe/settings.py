@@ -71,7 +71,7 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not is_device(self.device):
             raise UsageError(
-                f"there is no device {shortened(self.device)}",
+                f"unknown device {shortened(self.device)}",
                 f"Use --device {DEVICE_FORMS}.",
             )
         for holds, rule, given in (

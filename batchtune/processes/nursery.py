@@ -170,7 +170,7 @@ def _reap(exit_codes: dict[int, int]) -> bool:
 
 
 def _clear_up(worker: int, exit_codes: dict[int, int]) -> None:
-    """Kill all descendants, again and again until none is left: each pass may find what was just forked."""
+    """Kill all descendants, again and again until all are gone: each pass may find what was just forked."""
     started = time.monotonic()
     while (
         _reap(exit_codes)

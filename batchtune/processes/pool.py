@@ -65,7 +65,7 @@ def run_in_processes(
 def _without_interrupts() -> Iterator[None]:
     """Put Ctrl-C off; processes that are started in the meantime inherit the mask, and leave it to this one.
 
-    In this process another thread, of a numerical library, may take the signal all the same.
+    In this process another thread, of a numerical library, may still take the signal.
     """
     arrived: list[int] = []
     main = threading.current_thread() is threading.main_thread()
@@ -87,7 +87,9 @@ def _without_interrupts() -> Iterator[None]:
 
 def die_with_parent() -> None:
     """Let the kernel kill this process as soon as the thread that started it has ended (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):  # where there is no such call
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # not every platform has the call
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 

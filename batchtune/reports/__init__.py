@@ -176,7 +176,7 @@ def load_run(folder: Path) -> RunResults:
     )
     hint = f"With --run {folder}, {commands}, and `batchtune tune MANIFEST --workload W` the first two."
     if not folder.is_dir():
-        raise ResultError(f"There is no run folder {folder}", hint)
+        raise ResultError(f"Run folder {folder} does not exist", hint)
     results: dict[str, Any] = {}
     for name, kind in KINDS.items():
         path = folder / kind.file

@@ -128,11 +128,11 @@ def _support(loader: LoaderTuning) -> Iterator[str]:
 
 def setting_name(loader: LoaderTuning, row: LoaderRow) -> str:
     """Return which row it is, by the arguments that rows differ in."""
-    told = dict(row.arguments)
+    arguments = dict(row.arguments)
     for name, value in row.arguments.items():
         if all(other.arguments.get(name, value) == value for other in loader.rows):
-            del told[name]
-    return replace(row, arguments=told or row.arguments).name
+            del arguments[name]
+    return replace(row, arguments=arguments or row.arguments).name
 
 
 def _comparison(loader: LoaderTuning, chosen: LoaderRow) -> Table:

@@ -350,7 +350,7 @@ def mismatch(run: RunResults) -> str | None:
 
 
 def _ran(verified: Verification, row: Row | StreamRow) -> bool:
-    """Whether a row's batches are those that were verified."""
+    """Return whether a row's batches are those that were verified."""
     if (
         row.boundaries != verified.bucket_boundaries
         or row.batch_sizes != verified.bucket_batch_sizes

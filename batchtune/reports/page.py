@@ -116,7 +116,7 @@ def build_page(run: RunResults) -> Page:
         make(run) for name, make in SECTIONS.items() if getattr(run, name) is not None
     ]
     sections = [main]
-    for section in others:  # beside a sweep, the limit that was probed is no news
+    for section in others:  # next to a sweep, the limit that was probed is no news
         brief = 0 if section.title == "Probe" else 1
         sections.append(replace(section, brief=brief))
     if run.verification is not None:
@@ -150,7 +150,7 @@ def build_page(run: RunResults) -> Page:
 def render(results: RunResults) -> str:
     """Return a run's report as JSON: the summary, the warnings and the result files, whole.
 
-    The same results give the same bytes, wherever the run folder lies.
+    The same results give the same bytes, wherever the run folder is.
     """
     page = build_page(results)
     report = Report(
@@ -255,8 +255,8 @@ def drift_sentences(drift: Drift) -> list[str]:
             f"{format_seconds(drift.epoch_seconds)} against {seconds} an epoch, {costs}"
         )
     return [
-        f"The lengths of the manifest ({examples}) differ from those of the run: {counted(drift.beyond, 'example')} "
-        "lie beyond the last boundary.",
+        f"The lengths of the manifest ({examples}) differ from those of the run, with "
+        f"{counted(drift.beyond, 'example')} beyond the last boundary.",
         f"On them the recommendation costs {format_percent(drift.stale)} more than if newly tuned: {costs}.",
     ]
 

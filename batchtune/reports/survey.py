@@ -113,7 +113,7 @@ def survey_sentences(scan: Scan) -> Iterator[str]:
         f"{counted(summary.count, 'length')} in descending order: {format_length(summary.max, summary.unit)} to "
         f"{format_length(summary.min, summary.unit)}, {total} in all."
     )
-    yield f"Percentiles: {_percentile_words(scan.percentiles)}; {counted(scan.distinct, 'different length')}."
+    yield f"Percentiles: {_percentile_words(scan.percentiles)}; {counted(scan.distinct, 'distinct length')}."
     if scan.targets is not None:
         targets = (
             f"{format_number(scan.targets.max)} to {format_number(scan.targets.min)}"

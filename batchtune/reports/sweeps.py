@@ -138,7 +138,7 @@ def alternatives(sweep: Sweep) -> dict[str, Row | Baseline]:
 
 
 def today_row(sweep: Sweep) -> Row | None:
-    """Return the row of today's practice with the most buckets; None if none was swept."""
+    """Return the row of today's practice with the most buckets, if one was swept."""
     rows = [row for row in sweep.rows if _practice(row) is not None]
     return max(rows, key=lambda row: row.num_buckets, default=None)
 
@@ -330,7 +330,7 @@ def series_name(row: Row) -> str:
 
 
 def _proofs(run: RunResults, sweep: Sweep) -> list[str]:
-    """Return the trial that proves each bucket's batch size, which is no larger; empty if none is known."""
+    """Return the trial that proves each bucket's batch size, which is no larger; empty without a probe."""
     if all(use.proven_by is None for use in sweep.buckets):
         return []
     proofs = []

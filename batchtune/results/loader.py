@@ -81,7 +81,7 @@ class LoaderRow(Record, frozen=True, kw_only=True):
 
     Attributes:
         arguments: Name → value, as the loader takes them.
-        workers: How many processes or threads make batches besides the one that trains.
+        workers: How many processes or threads make batches, without the one that trains.
         outcome: How its last measurement ended.
         error: What failed, one or more lines; None where nothing did.
         rounds: How many rounds of successive halving it took part in.
@@ -103,7 +103,7 @@ class LoaderRow(Record, frozen=True, kw_only=True):
             each batch as its step; None where that was not run.
         estimated_epoch_seconds: Of what the loader delivers in an epoch: steps and waits, or without a demand, the
             loader alone; None where its epoch has no known end, or where the waits were not measured.
-        equal_to_best: Whether it can't be told from the best row, by idle shares where they were measured, else by
+        equal_to_best: Whether it is within the error of the best row, by idle shares where they were measured, else by
             rates; None for a row without an idle share where others have one.
     """
 
@@ -158,7 +158,7 @@ class LoaderRow(Record, frozen=True, kw_only=True):
         return f"{format_number(self.rate)} {unit}"
 
     def problems(self) -> Iterator[str]:
-        """As for every record."""
+        """Check that a setting that worked delivered a batch."""
         if self.outcome == "ok" and self.first_batch_seconds is None:
             yield "outcome is ok, but first_batch_seconds is missing"
 
@@ -238,7 +238,7 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
     warnings: list[str]
 
     def problems(self) -> Iterator[str]:
-        """As for every record."""
+        """Check the settings, and that the recommended row worked."""
         yield from wrong_settings(self.settings, MeasuredWith)
         missing = list(wrong_rows(self.rows, recommended=self.recommended))
         yield from missing
@@ -251,7 +251,7 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
 
     @property
     def recommended_row(self) -> LoaderRow | None:
-        """The recommended row; None where none is."""
+        """The recommended row, if any."""
         return None if self.recommended is None else self.rows[self.recommended]
 
     @property

@@ -128,7 +128,7 @@ class Trial(Record, frozen=True, kw_only=True):
         return BatchShape(self.batch_size, self.length, self.target_length)
 
     def problems(self, index: int | None = None) -> Iterator[str]:
-        """As for every record; `index` is its position in `trials.jsonl` or `probe.json`, if known."""
+        """Check the figures; `index` is its position in `trials.jsonl` or `probe.json`, if known."""
         if index not in (None, self.index):
             yield f"the index {self.index} can't be right here"
         for seconds in (self.step_seconds, self.mean_step_seconds):

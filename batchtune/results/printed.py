@@ -32,7 +32,7 @@ class Scan(Result, frozen=True, kw_only=True):
 
     Attributes:
         sources: Where the lengths come from, as the user named it.
-        distinct: Number of different lengths.
+        distinct: Number of distinct lengths.
         targets: Of the target lengths, if any.
         histogram: Bins that cover all lengths, the longest first; even or log-spaced.
         left_out: Reason → number of examples left out.

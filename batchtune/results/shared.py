@@ -270,7 +270,7 @@ def wrong_table(
     if len(boundaries) != len(batch_sizes):
         yield f"it has {len(boundaries)} boundaries and {len(batch_sizes)} {sizes}"
     if not boundaries:
-        yield "there are no boundaries"
+        yield "boundaries is empty"
     if any(before >= after for before, after in itertools.pairwise(boundaries)):
         yield "boundaries do not ascend"
 

@@ -118,7 +118,7 @@ def as_number(value: Any, example: int, function: str = "length_of") -> float:
 
 
 def _as_float(value: Any) -> float | None:
-    """Return a value as a float; None for text, which float() would read, and for what is no number."""
+    """Return a value as a float; None for text, which float() would read, and for anything but a number."""
     if isinstance(value, (str, bytes, bytearray)):
         return None
     try:

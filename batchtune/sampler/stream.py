@@ -229,7 +229,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is running, or the next if none is."""
+        """The running epoch, or else the next."""
         position = self._cursor
         return position.epoch + position.finished
 
@@ -332,7 +332,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
                 raise ValueError(
                     f"the source gives too few batches ({place}) and can't be read again for more, but "
                     f"batches_per_epoch is {self.batches_per_epoch}: use fewer workers or more shards, or a "
-                    "source that is no iterator"
+                    "source that is not an iterator"
                 )
 
     def set_epoch(self, epoch: int) -> None:

@@ -191,10 +191,10 @@ def _are_sorted(lengths: FloatArray) -> bool:
 
 
 def stream_cautions(shards: Shards, shard_size: int, readers: int) -> Iterator[str]:
-    """Yield what is wrong with the shards; `shard_size` is what they are taken to hold if the source has none."""
+    """Yield the problems of the shards; `shard_size` is that of a source without shards."""
     if shards.assumed:
         yield (
-            f"the source is not a set of shards: it is taken to lie in {counted(shards.count, 'shard')} of up to "
+            f"the source is not a set of shards: it is treated as {counted(shards.count, 'shard')} of up to "
             f"{shard_size:,} examples, in its order (--shard-size)"
         )
     if shards.broken:

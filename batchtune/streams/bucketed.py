@@ -31,7 +31,7 @@ class StreamBatching:
     table: BucketTable  # a batch holds at most the batch size of its longest example's bucket
     buffer_size: int  # the most examples that are held at once
     max_padding_ratio: float | None = None  # of a batch, for `pivot`; None: any
-    shuffle: bool = True  # whether chance decides which examples go together, and in which order batches come
+    shuffle: bool = True  # whether chance decides which examples go together, and the order of batches
     drop_last: bool = False  # whether to leave out examples at the end of the stream that fill no batch
 
 
@@ -59,13 +59,13 @@ class Reader(ABC):
 
 
 class LengthReader(Reader):
-    """Reads a stream of which only the lengths are known."""
+    """Reads the lengths of a stream."""
 
     def __init__(self, lengths: FloatArray) -> None:
         self._lengths: list[float] = lengths.tolist()
 
     def read(self, room: int) -> list[float]:
-        """As for every reader."""
+        """Return the next lengths, at most so many."""
         read = self._lengths[self.count : self.count + room]
         self.count += len(read)
         self.ended = len(read) < room
@@ -336,7 +336,7 @@ def around_pivot(
     first = pivot
     last = pivot + 1
     longest = lengths[pivot]
-    # In the order in which they join, as it decides how their sum is rounded.
+    # In the order of joining, which decides how their sum is rounded.
     taken = [longest]
     count = 1
     while grows(count, longest):

@@ -313,7 +313,7 @@ def distance_apart(epoch: StreamEpoch) -> float:
 
 
 def _batches_by_rank(epoch: StreamEpoch, sharding: StreamedWith) -> list[IntArray]:
-    """Return each rank's batches in the order in which it takes them: those of its workers in turn."""
+    """Return each rank's batches in the order of its steps: those of its workers in turn."""
     shape = (sharding.world_size, sharding.readers_per_rank)
     ends = np.cumsum(epoch.batches_by_worker).reshape(shape)
     by_worker = epoch.batches_by_worker.reshape(shape)
@@ -330,7 +330,7 @@ def _in_turn(numbers: Sequence[int] | IntArray) -> IntArray:
 
 
 def stream_epoch(stored: StoredStream, config: StreamConfig, epoch: int) -> EpochShapes:
-    """Return the shapes of the batches that `stream.yaml` makes, in the order in which ranks take them.
+    """Return the shapes of the batches that `stream.yaml` makes, in the order of the ranks' steps.
 
     First come those of step 0, rank by rank. A batch's bucket is that of its longest example, which limits its size.
     """

@@ -35,7 +35,7 @@ from batchtune.units import format_length
 from batchtune.workloads import is_builtin, with_unit
 
 FEWEST_STEPS = 12
-"""With fewer steps growth can't be told from noise."""
+"""With fewer steps growth can't be distinguished from noise."""
 # Unless the user says how many.
 _MOST_STEPS = 200
 _MOST_SECONDS = 60.0

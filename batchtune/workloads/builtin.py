@@ -102,7 +102,7 @@ class ConformerCTC(TrainingWorkload[ConformerCTCConfig, SpeechBatch]):
         return SpeechBatch(features, steps.cumsum(dim=1) % classes + 1)
 
     def loss(self, batch: SpeechBatch) -> Tensor:
-        """Mean CTC loss per target token."""
+        """Return the mean CTC loss per target token."""
         logits: Tensor = self.model(batch.features)
         batch_size, frames, _ = logits.shape
         return F.ctc_loss(
@@ -213,7 +213,7 @@ class TransformerLM(TrainingWorkload[TransformerLMConfig, Tensor]):
         return LanguageModel(self.config)
 
     def make_batch(self, shape: BatchShape) -> Tensor:
-        """Random tokens, (batch_size, positions + 1): each position predicts the token after it."""
+        """Return random tokens, (batch_size, positions + 1): each position predicts the token after it."""
         positions = whole(shape.length) + whole(shape.target_length or 0)
         return torch.randint(
             self.config.hyper.vocab,
@@ -222,7 +222,7 @@ class TransformerLM(TrainingWorkload[TransformerLMConfig, Tensor]):
         )
 
     def loss(self, batch: Tensor) -> Tensor:
-        """Mean cross-entropy over all positions."""
+        """Return the mean cross-entropy over all positions."""
         logits: Tensor = self.model(batch[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
 

@@ -198,7 +198,7 @@ class SelfAttention(nn.Module):
 
 
 def feed_forward(dim: int, activation: nn.Module, dropout: float) -> nn.Sequential:
-    """LayerNorm and two linear layers with four times the width between them."""
+    """Return a LayerNorm and two linear layers with four times the width between them."""
     return nn.Sequential(
         nn.LayerNorm(dim),
         nn.Linear(dim, 4 * dim),

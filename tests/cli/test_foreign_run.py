@@ -67,11 +67,11 @@ def test_no_trial_is_added_to_what_a_link_leads_to(
 def test_a_pipe_a_device_and_a_huge_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "probe.json"
     os.mkfifo(path)
-    with pytest.raises(ResultError, match="no ordinary file"):
+    with pytest.raises(ResultError, match="not an ordinary file"):
         read_result(path, Probe)
     path.unlink()
     path.symlink_to("/dev/zero")
-    with pytest.raises(ResultError, match="no ordinary file"):
+    with pytest.raises(ResultError, match="not an ordinary file"):
         read_result(path, Probe)
     path.unlink()
     with path.open("wb") as sparse:
@@ -115,7 +115,7 @@ def test_patching_a_pipe_or_a_device_is_refused(
         (tmp_path / "train.yaml").symlink_to("/dev/zero")
     ran = batchtune("export", "--to", "speechbrain", "--patch", "train.yaml")
     assert ran.returncode == 1
-    assert "train.yaml is no ordinary file" in ran.stderr
+    assert "train.yaml is not an ordinary file" in ran.stderr
 
 
 @pytest.fixture

@@ -183,7 +183,7 @@ def test_for_an_unreadable_run_junit_has_an_error_for_each_rule(
     ran = batchtune("report", run, "--fail-if", HOLDS, "--junit-xml", "gate.xml")
     assert (ran.returncode, ran.stdout) == (1, "")
     assert (
-        "`$.rows[1].batches`" if damage == "batches" else "no run folder"
+        "`$.rows[1].batches`" if damage == "batches" else "does not exist"
     ) in ran.stderr
     assert ElementTree.parse(tmp_path / "gate.xml").getroot().get("errors") == "1"
 

@@ -154,7 +154,7 @@ def test_a_project_in_a_run_folder_names_no_code_or_outputs(
     given = command if command[0] == "report" else (*command, manifest)
     ran = batchtune(*given)
     assert ran.returncode == 2
-    assert "is not used: the file lies in a run folder" in ran.stderr
+    assert "is not used: the file is in a run folder" in ran.stderr
     assert f"give {option} on the command line" in ran.stderr
     assert not (tmp_path.parent / "victim").exists()
 

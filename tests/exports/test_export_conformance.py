@@ -139,7 +139,7 @@ def test_every_sweep_is_exported_or_refused_because_of_its_unit(
         except ResultError as error:
             assert name in IN_SECONDS and found.lengths.unit not in ("s", "ms")
             assert (
-                f"counts seconds, but the lengths count '{found.lengths.unit}'"
+                f"counts seconds, but the lengths are in '{found.lengths.unit}'"
                 in error.message
             )
             assert error.hint and "--unit s" in error.hint
@@ -226,7 +226,7 @@ def test_pools_run_in_our_sampler_and_others_get_the_best_table(name: str) -> No
         "batchtune recommends pools of 20,000 examples (615 batches, 2 min 30 s an epoch)"
         in text
     ) == (name not in OURS)
-    said = "this is optimal with 13 buckets (634 batches, 3 min 20 s an epoch), +33.4% time."
+    said = "This is optimal with 13 buckets (634 batches, 3 min 20 s an epoch): +33.4% time."
     assert (said in text) == (name not in OURS)
 
 
@@ -241,7 +241,7 @@ def test_a_sweep_of_pools_alone_is_exported_to_our_sampler(name: str) -> None:
         return
     with pytest.raises(
         ResultError,
-        match=r"holds no row that .* can express: only batchtune's own sampler runs pools",
+        match=r"can run no row of the sweep: only batchtune's own sampler runs pools",
     ):
         export_of(name).render(tuned(alone))
 
@@ -282,7 +282,7 @@ def test_a_table_that_is_proven_goes_before_a_faster_one() -> None:
     text = prose(
         export_of("speechbrain").render(tuned(msgspec.structs.replace(made, rows=rows)))
     )
-    assert "this is linear with" in text
+    assert "This is linear with" in text
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)

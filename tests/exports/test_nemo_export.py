@@ -245,7 +245,7 @@ def test_milliseconds_become_seconds() -> None:
 @pytest.mark.parametrize("unit", ["samples", "frames", "tokens"])
 def test_other_units_are_refused_with_what_to_do(unit: str) -> None:
     with pytest.raises(
-        ResultError, match=f"NeMo counts seconds, but the lengths count '{unit}'"
+        ResultError, match=f"NeMo counts seconds, but the lengths are in '{unit}'"
     ) as caught:
         render(made_sweep(unit=unit))
     assert "--length-scale 1/16000 --unit s" in str(caught.value.hint)

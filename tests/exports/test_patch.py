@@ -114,7 +114,7 @@ def test_comments_and_anchors_stay() -> None:
 def test_a_comment_that_would_get_lost_is_refused() -> None:
     with pytest.raises(
         ResultError,
-        match="is written in a way in which numbers can't be replaced safely",
+        match="is written so that its numbers can't be replaced safely",
     ):
         patched(recipe("boundaries"))
 

@@ -260,7 +260,7 @@ def test_what_never_ends_is_refused_and_a_bomb_is_no_work(tmp_path: Path) -> Non
     pipe, path = tmp_path / "pipe.yaml", tmp_path / "sampler.yaml"
     os.mkfifo(pipe)
     for endless in (pipe, Path("/dev/zero")):
-        with pytest.raises(ResultError, match="no ordinary file"):
+        with pytest.raises(ResultError, match="not an ordinary file"):
             read_sampler_yaml(endless)
     merges = "a0: &a0 {x: 1}\n" + "".join(
         f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 24)

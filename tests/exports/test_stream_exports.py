@@ -370,18 +370,18 @@ def test_lhotse_shar_reads_each_ranks_own_shards(shar: Path) -> None:
         (
             "speechbrain-stream",
             "bucket",
-            "this is SpeechBrain's dynamic_bucketed_batch with a buffer of 1024 (790",
+            "This is SpeechBrain's dynamic_bucketed_batch with a buffer of 1024 (790",
         ),
         (
             "webdataset",
             "speechbrain",
-            "this is pool with a buffer of 1024 (640 batches",
+            "This is pool with a buffer of 1024 (640 batches",
         ),
         ("hf-streaming", "pool", None),
         (
             "lhotse-shar",
             "pool",
-            "this is bucket with 6 buckets and a buffer of 1024 (660 batches",
+            "This is bucket with 6 buckets and a buffer of 1024 (660 batches",
         ),
         ("nemo-tarred", "bucket", None),
     ],

@@ -65,7 +65,7 @@ def test_if_speechbrain_is_recommended_it_is_the_best_of_our_own() -> None:
     )
     with pytest.raises(
         ResultError,
-        match=r"no row that batchtune\.BucketedStream can express: it runs the algorithm bucket",
+        match=r"batchtune\.BucketedStream can run no row of the sweep: it only runs the algorithm bucket",
     ):
         stream_config(alone)
 

@@ -26,7 +26,7 @@ All but `whole` get `--memory` (16GiB) of the device, so that steps are short. `
 Parts share `--manifest`: lengths of utterances. Anything that batchtune reads will do; what needs options is first made
 a Parquet file by `batchtune scan ... -o lengths.parquet`. Without a manifest lengths are made; every figure says so.
 
-Needs, besides Python 3.10 and torch: typer, rich, numpy, scipy, pandas, pyarrow, jinja2, psutil, nvidia-ml-py
+Needs, besides Python 3.10 and torch: typer, rich, numpy, scipy, pyarrow, jinja2, psutil, nvidia-ml-py
 and pytest, and as wheels, all pure Python or small: msgspec, plotly, ruamel.yaml, and for the tests hypothesis and
 pytest-timeout. The checkout need not be installed. `--device cpu --memory 700MiB --quick` tries all parts in minutes,
 with tiny models and half of that memory, on a machine without a GPU; tests are skipped there.

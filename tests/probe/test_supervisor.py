@@ -166,7 +166,7 @@ def test_an_oom_caught_by_the_workload_still_counts() -> None:
         )
     assert (fits.outcome, fits.caught) == ("ok", False)
     assert (too_large.outcome, too_large.caught) == ("oom", True)
-    assert "caught by the workload, whose step returned all the same: RuntimeError" in (
+    assert "caught by the workload, whose step still returned: RuntimeError" in (
         too_large.error or ""
     )
     assert "faulty_workload.py, line" in (too_large.error or "")

@@ -387,7 +387,7 @@ def test_verdicts_are_counted_and_the_worst_comes_first() -> None:
 
 def test_drift_is_told_with_what_it_costs() -> None:
     assert drift_sentences(made_drift()) == [
-        "The lengths of the manifest (28,539 examples) differ from those of the run: 12 examples lie beyond the last "
+        "The lengths of the manifest (28,539 examples) differ from those of the run, with 12 examples beyond the last "
         "boundary.",
         "On them the recommendation costs 3.3% more than if newly tuned: 655 batches against 634.",
     ]

@@ -86,7 +86,7 @@ def test_on_several_ranks_examples_are_dealt_twice(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_results_tells_what_makes_them(tmp_path: Path) -> None:
-    with pytest.raises(ResultError, match=r"no run folder .*absent"):
+    with pytest.raises(ResultError, match=r"Run folder .*absent does not exist"):
         load_run(tmp_path / "absent")
     with pytest.raises(
         ResultError, match=r"neither probe\.json nor sweep\.json nor stream\.json"

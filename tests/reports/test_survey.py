@@ -201,7 +201,7 @@ def test_the_next_lines_say_the_spread_and_what_was_left_out() -> None:
         notes=("Read twice.",),
     )
     assert list(survey_sentences(survey(lengths)))[1:] == [
-        "Percentiles: median 3, p95 4, p99 4, p99.9 4; 3 different lengths.",
+        "Percentiles: median 3, p95 4, p99 4, p99.9 4; 3 distinct lengths.",
         "Targets: 12,000 to 0; median 10, p95 12,000, p99 12,000, p99.9 12,000.",
         "Left out: 1 example, shorter than --min-length 1.",
         "Left out: 2 examples, empty.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchtune.manifests.base import Format
 from batchtune.manifests.formats import columnar, json, lines, members
 
-# In the order in which they are tried on a file whose format is not given: the particular before the general.
+# A file without a given format is tried in this order: the particular before the general.
 _ALL: tuple[type[Format], ...] = (
     members.AudioFolder,
     columnar.Parquet,

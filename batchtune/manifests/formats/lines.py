@@ -329,9 +329,7 @@ class Text(Numbers):
     """Lines of text, each an example whose length is counted; blank lines are passed over."""
 
     name = "text"
-    description = (
-        "plain text, one example on every line; never told from the content, so name it"
-    )
+    description = "plain text, one example on every line; never detected, so name it"
     value_column = "text"
 
     @staticmethod

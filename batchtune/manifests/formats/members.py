@@ -119,7 +119,7 @@ _Columns = Sequence[tuple[str, KeyPath]]
 
 
 class WebDataset(Format):
-    """A tar shard, of which only the members asked for are read; consecutive members with one key are a sample.
+    """A tar shard; only the requested members are read. Consecutive members with one key are a sample.
 
     A column is a suffix: `wav` or any other audio (in seconds), `npy` (the first dimension), others as text. Parts are
     named behind a dot: `wav.num_samples`, `json.duration`, `json.speaker.id`. Suffixes may hold dots
@@ -231,7 +231,7 @@ def _chunks(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
 def _samples(tar: Tar, wanted: Callable[[str], _Columns]) -> Iterator[_Sample]:
     """Group the members as webdataset's `tar_file_iterator` and `group_by_keys` do (1.0.2).
 
-    A sample in which the archive is damaged or breaks off (ManifestError) is not yielded: members of it may be missing.
+    A sample is not yielded if the archive is damaged or breaks off in it (ManifestError): members of it may be missing.
     """
     sample: _Sample | None = None
     suffixes = set[str]()

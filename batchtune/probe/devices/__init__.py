@@ -91,7 +91,7 @@ class Meter(ABC):
         """Enforce `device.limit_bytes` from now on."""
 
     def hold(self, examples: int) -> None:
-        """Take what training takes here besides its steps: a sampler over so many examples, a data loader."""
+        """Allocate the memory that training needs here in addition to its steps: a sampler's, a data loader's."""
         return
 
     @abstractmethod
@@ -235,7 +235,7 @@ def lock_device(device_id: str, device_name: str) -> io.FileIO:
 
 
 def lock_path(device_id: str) -> Path:
-    """Return where the lock of a device lies."""
+    """Return the path of a device's lock file."""
     return (
         Path(tempfile.gettempdir())
         / LOCKS_FOLDER

@@ -112,7 +112,7 @@ class Gpu(_Nvml):
         return "; ".join(problems) or None
 
     def uuid(self) -> str | None:
-        """`GPU-…`, or `MIG-…` for an instance."""
+        """Return its UUID: `GPU-…`, or `MIG-…` for an instance."""
         return _text(self.ask("nvmlDeviceGetUUID"))
 
     def divided(self) -> bool | None:
@@ -270,7 +270,7 @@ def card_of(device: str) -> Card:
     index = int(device.partition(":")[2] or 0)
     if index >= torch.cuda.device_count():
         raise ProbeError(
-            f"there is no {device}: this machine shows {torch.cuda.device_count()} CUDA device(s)",
+            f"{device} does not exist: this machine shows {torch.cuda.device_count()} CUDA device(s)",
             "`batchtune doctor` lists them. The first is cuda:0; CUDA_VISIBLE_DEVICES may hide some.",
         )
     return Card(index)

@@ -2,7 +2,7 @@
 
 The page carries plotly.js and a small script of its own (`page.js`), both allowed by their hashes alone; its Content
 Security Policy forbids everything else, so that no string of a result file can become code or load anything, even
-where escaping had a hole. plotly.js lies in it compressed and is started after the page has been shown: it takes a
+where escaping had a hole. plotly.js is in it compressed and is started after the page has been shown: it takes a
 browser longer than all the rest.
 """
 

@@ -168,7 +168,7 @@ def _sweep_figure(run: RunResults, sweep: Sweep) -> Figure:
         _axis("number of buckets"),
         name="sweep",
         title="What an epoch costs, by number of buckets",
-        caption="Each line is a strategy; lower is better. Levels are what it is compared with.",
+        caption="Each line is a strategy; lower is better. Horizontal lines are the baselines.",
     )
 
 
