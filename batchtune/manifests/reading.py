@@ -142,10 +142,6 @@ def scan(
 
     Raises as `load_lengths` does, and ResultError if the table, or a part of it, can't be written.
     """
-    import pyarrow.parquet
-
-    from batchtune.manifests.formats.columnar import lengths_table
-
     plan, tasks = planned(manifest, options, on_progress=on_progress)
     plan = replace(plan, with_ids=True)
     tasks = [task._replace(plan=plan) for task in tasks]
@@ -159,16 +155,30 @@ def scan(
         )
     try:
         parts = read_all(tasks, jobs, on_progress, store.save, stored)
-        sources = np.repeat(
-            [part.label for part in parts], [part.values.size for part in parts]
-        )
-        whole, lengths = merged(parts, plan)
+        lengths = _write_table(parts, plan, output)
     except (KeyboardInterrupt, BatchtuneError):
         held = len(store.load(tasks))
         if held:
             kept = f"{held:,} of {len(tasks):,} sources are read and kept"
             on_note(f"{kept} in {output}.parts: the same command goes on from there.")
         raise
+    if store.folder is not None:
+        shutil.rmtree(store.folder, ignore_errors=True)
+    return lengths
+
+
+def _write_table(
+    parts: Sequence[Part], plan: Plan, output: Path | IO[bytes]
+) -> Lengths:
+    """Write the Parquet table of all sources' examples, longest first; return their lengths."""
+    import pyarrow.parquet
+
+    from batchtune.manifests.formats.columnar import lengths_table
+
+    sources = np.repeat(
+        [part.label for part in parts], [part.values.size for part in parts]
+    )
+    whole, lengths = merged(parts, plan)
     table = lengths_table(whole.ids, whole.values, whole.target_values, plan.unit)
     table = table.append_column("source", pyarrow.array(sources).dictionary_encode())
     table = table.take(pyarrow.array(np.argsort(-whole.values, kind="stable")))
@@ -178,8 +188,6 @@ def scan(
         else contextlib.nullcontext(output) as stream
     ):
         pyarrow.parquet.write_table(table, stream, compression="zstd")
-    if store.folder is not None:
-        shutil.rmtree(store.folder, ignore_errors=True)
     return lengths
 
 

@@ -15,6 +15,8 @@ import pytest
 from cli.conftest import Run, command
 from manifests.samples import shard, wav
 
+from batchtune.manifests import ReadOptions, scan
+
 
 def write_shard(path: Path, first: int, count: int = 3) -> None:
     """Write a shard of wavs of 0.1 s, 0.2 s, … with as long texts."""
@@ -133,6 +135,23 @@ def test_an_interrupted_scan_leaves_no_process_and_goes_on(
     assert ran.returncode == 0, ran.stderr
     assert "were read before" in ran.stderr
     assert len(rows(tmp_path / "lengths.parquet")) == 7200
+
+
+def test_interrupted_while_it_writes_it_says_what_is_kept(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    notes: list[str] = []
+    output = tmp_path / "lengths.parquet"
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(pyarrow.parquet, "write_table", interrupt)
+        scan(shards, ReadOptions(), output, on_note=notes.append)
+    assert "4 of 4 sources are read and kept" in notes[-1]
+    scan(shards, ReadOptions(), output, on_note=notes.append)
+    assert "4 of 4 sources were read before" in notes[-1]
+    assert len(rows(output)) == 12
 
 
 def test_a_dash_writes_parquet_to_stdout(tmp_path: Path, manifest: Path) -> None:
