@@ -27,10 +27,10 @@ from batchtune.verify.plan import FEWEST_STEPS, VerifyPlan
 # As for the trials of the probe: what would take less than 5% of the limit in 10,000 more steps does no harm.
 _FORESEEN_STEPS = 10_000
 _HARMLESS_SHARE = 0.05
-# Growth counts if it is this many times as large as its standard error, and more than half a MiB: so much the
-# interpreter and the allocator take in 60 steps next to other programs (348 KiB were measured).
+# Growth counts if it is this many times as large as its standard error, and more than a few pages: so much the
+# interpreter itself takes now and then.
 _ABOVE_NOISE = 4.0
-_FEW_PAGES_BYTES = 512 << 10
+_FEW_PAGES_BYTES = 64 << 10
 # At the end (the last tenth of the steps, but at least so many) a cache that fills up grows by less than this fraction
 # of the pace before.
 _FEWEST_AT_THE_END = 8
