@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
+from batchtune.lengths import FloatArray
 from batchtune.results import (
     Device,
     StreamConfig,
@@ -31,6 +32,7 @@ _HARMLESS_SHARE = 0.05
 # interpreter itself takes now and then.
 _ABOVE_NOISE = 4.0
 _FEW_PAGES_BYTES = 64 << 10
+_MOST_CORRELATED = 0.9
 # At the end (the last tenth of the steps, but at least so many) a cache that fills up grows by less than this fraction
 # of the pace before.
 _FEWEST_AT_THE_END = 8
@@ -75,18 +77,32 @@ def leaks(in_use: Sequence[int | None], limit_bytes: int) -> bool:
     ):
         return False
     quarter = known.size // 4
-    before = stats.linregress(
-        np.arange(known.size - 2 * quarter), known[quarter:-quarter]
-    )
+    steps = np.arange(known.size - 2 * quarter)
+    before = stats.linregress(steps, known[quarter:-quarter])
+    residuals = known[quarter:-quarter] - before.intercept - before.slope * steps
     smallest_slope = max(
         _HARMLESS_SHARE * limit_bytes / _FORESEEN_STEPS,
-        _ABOVE_NOISE * before.stderr,
+        _ABOVE_NOISE * before.stderr * _wandering(residuals),
         _FEW_PAGES_BYTES / (known.size / 2),
     )
     end = known[-max(_FEWEST_AT_THE_END, known.size // 10) :]
     first, second = np.array_split(end, 2)
     pace = (np.median(second) - np.median(first)) / (end.size / 2)
     return bool(before.slope > smallest_slope and pace >= _SAME_PACE * before.slope)
+
+
+def _wandering(residuals: FloatArray) -> float:
+    """Return by how much a slope's standard error is larger than if its residuals were independent; 1 if they are.
+
+    A heap wanders: what one step left, the next finds. With a correlation r of neighbours, n steps tell as much as
+    n (1 - r) / (1 + r) independent ones (Bartlett 1935).
+    """
+    square = float(residuals @ residuals)
+    if square == 0:
+        return 1.0
+    correlation = float(residuals[1:] @ residuals[:-1]) / square
+    correlation = min(max(correlation, 0.0), _MOST_CORRELATED)
+    return float(np.sqrt((1 + correlation) / (1 - correlation)))
 
 
 @dataclass(slots=True)

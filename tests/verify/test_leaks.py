@@ -61,3 +61,15 @@ def test_memory_that_rises_and_falls_back_is_no_leak() -> None:
     in_use = [100 * MIB + 4096 * step for step in range(48)]
     in_use += [100 * MIB - 40960 + 8192 * step for step in range(16)]
     assert not leaks(in_use, 360 * MIB)
+
+
+def test_a_heap_that_wanders_is_no_leak() -> None:
+    alarms = 0
+    for seed in range(400):
+        random = np.random.default_rng(seed)
+        wandering = np.zeros(200)
+        for step in range(1, wandering.size):
+            drawn = random.normal(0, 100 << 10)
+            wandering[step] = 0.8 * wandering[step - 1] + drawn
+        alarms += leaks(figures(wandering), 360 * MIB)
+    assert alarms == 0
