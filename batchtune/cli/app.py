@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -69,7 +70,7 @@ class Command(TyperCommand):
         """Parse the command line; what it leaves out comes from the environment and from pyproject.toml."""
         settings.apply_project(ctx, lambda: [load_command(name) for name in COMMANDS])
         try:
-            return super().parse_args(ctx, _with_wait(args))
+            return super().parse_args(ctx, self._with_command(_with_wait(args)))
         except _ParsingError as error:
             parameter: Any = getattr(error, "param", None)
             origin = None
@@ -84,6 +85,24 @@ class Command(TyperCommand):
             error.message = bounded(error.message)
             raise
 
+    def _with_command(self, args: list[str]) -> list[str]:
+        """Return a command line with the words after `--` as the value of one option, for commands that take them.
+
+        The manifest may then be left out.
+        """
+        parameters = {parameter.name: parameter for parameter in self.params}
+        if "--" not in args or "command" not in parameters:
+            return args
+        end = args.index("--")
+        words = args[end + 1 :]
+        if not words:
+            raise UsageError(
+                "no command follows --", "Give it as in a shell: -- python train.py"
+            )
+        if "manifest" in parameters:
+            parameters["manifest"].required = False
+        return [*args[:end], "--command", json.dumps(words)]
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         settings.show_origins(ctx)
@@ -91,10 +110,13 @@ class Command(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the parts of the usage line, without the braces that newer releases of typer put in: `MANIFEST...`."""
-        return [
+        pieces = [
             piece.strip("{}").replace("}...", "...")
             for piece in super().collect_usage_pieces(ctx)
         ]
+        if any(parameter.name == "command" for parameter in self.params):
+            pieces.append("[-- COMMAND...]")
+        return pieces
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then the options by topic."""

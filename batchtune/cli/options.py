@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hints
 
@@ -106,7 +108,15 @@ TimeTolerance = Annotated[
         "X",
     ),
 ]
+ScriptCommand = Annotated[str | None, option("", variable=None, hidden=True)]
+"""The words after `--` on the command line, as a JSON list: see `script_words`."""
 WorldSize = Annotated[int, option("Number of ranks that train together.", "N")]
+
+
+def script_words(command: str) -> list[str]:
+    """Return the words of a script's command from the value of `ScriptCommand`."""
+    words: list[str] = loads(command)
+    return words
 
 
 def given(kind: Callable[..., Any], *groups: Any, **values: Any) -> dict[str, Any]:
@@ -312,6 +322,30 @@ class WorkloadOptions:
         list[str] | None,
         option("An option for the workload; can be repeated.", "KEY=VALUE"),
     ] = None
+    command: ScriptCommand = None
+    per_unit: float | None = setting(
+        "After -- COMMAND: size of a batch's length axis for one unit of the manifest, such as 16000 samples per "
+        "second (default: found by comparing the script's examples with the manifest).",
+        "X",
+    )
+    target_per_unit: float | None = setting(
+        "The same for the target's axis.",
+        "X",
+    )
+    batch_size_key: str | None = setting(
+        "After -- COMMAND, for a data set that makes whole batches: the part of a batch whose first axis is the batch "
+        "size.",
+        "NAME",
+    )
+    loader: int | None = setting(
+        "After -- COMMAND: which of several data loaders that train at once to tune; an error lists them.",
+        "N",
+    )
+    scratch: str | None = setting(
+        "After -- COMMAND: folder for what the script writes while it is measured, removed at the end (default: a "
+        "temporary one).",
+        "DIR",
+    )
     device: str | None = setting(
         f"{DEVICE_FORMS} (default: as probed, or auto).", "DEVICE"
     )
@@ -334,13 +368,18 @@ class WorkloadOptions:
         default=0.0,
     )
 
-    def asked(self) -> dict[str, Any]:
-        """Return the fields of `ProbeSettings` that the user gave. Raises UsageError if one is invalid."""
+    def asked(self, source: ManifestOptions) -> dict[str, Any]:
+        """Return the fields of `ProbeSettings` that the user gave. Raises UsageError if one is invalid.
+
+        The keys of the manifest also name the parts of a script's batches, where these have such parts.
+        """
         from batchtune.workloads import parse_options
 
         asked = {
             "workload": self.workload or None,
             "options": _if_given(parse_options, self.set),
+            "scratch": self.scratch,
+            **self._script(source),
             "device": self.device,
             "memory_bytes": _if_given(parse_size, self.memory),
             "memory_fraction": self.memory_fraction,
@@ -349,6 +388,36 @@ class WorkloadOptions:
             "wait_seconds": self.wait,
         }
         return {name: value for name, value in asked.items() if value is not None}
+
+    def _script(self, source: ManifestOptions) -> dict[str, Any]:
+        """Return the fields of `ProbeSettings` for the command after `--`; none without one."""
+        options = {
+            name: getattr(self, name)
+            for name in ("per_unit", "target_per_unit", "batch_size_key", "loader")
+            if getattr(self, name) is not None
+        }
+        if self.command is None:
+            for name in options:
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    f"{flag} is for a training script",
+                    "Put the script's command at the end of the line: -- python train.py",
+                )
+            return {}
+        if self.workload or self.set:
+            raise UsageError(
+                "--workload and --set are for a workload, but a command is given as well",
+                "Give one of --workload W and -- COMMAND.",
+            )
+        for name in ("length_key", "target_key"):
+            if getattr(source, name) is not None:
+                options[name] = getattr(source, name)
+        words = script_words(self.command)
+        return {
+            "workload": shlex.join(words),
+            "command": words,
+            "options": options,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,7 +451,9 @@ class ProbeOptions(WorkloadOptions):
     )
     trial_timeout: float = setting("Time limit of one trial.", "SECONDS", default=300.0)
 
-    def settings(self, lengths: Lengths, run: RunOptions) -> ProbeSettings:
+    def settings(
+        self, lengths: Lengths, run: RunOptions, source: ManifestOptions
+    ) -> ProbeSettings:
         """Return the settings of the probe. Raises UsageError if one is invalid, or the workload must be named."""
         from batchtune.probe.settings import ProbeSettings
         from batchtune.workloads import default_workload, with_unit
@@ -390,7 +461,7 @@ class ProbeOptions(WorkloadOptions):
         asked = {
             "options": {},
             "workload": default_workload(lengths.unit),
-            **self.asked(),
+            **self.asked(source),
         }
         if asked["workload"] is None:
             raise UsageError(

@@ -94,14 +94,14 @@ def tune(
     sweep_settings = sweep.settings(run)
     current = sweep.current_settings()
     lengths = source.load(quiet=run.quiet)
-    probed = _probe(lengths, probe, run, sweep_settings)
+    probed = _probe(source, lengths, probe, run, sweep_settings)
     swept = sweep_and_write(lengths, sweep_settings, current, run)
     holds = True
     if verify and swept.recommended is not None:
         asked = {
             "workload": probed.workload.spec,
             "options": probed.workload.options,
-            **probe.asked(),
+            **probe.asked(source),
         }
         plan = sampler_plan(lengths, run.run, verify_settings, quiet=run.quiet)
         holds = verify_with_progress(plan, run.run, asked, quiet=run.quiet).holds
@@ -128,7 +128,7 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
     """
     from batchtune.reports import RunResults
 
-    probed = _probe(source.load(quiet=run.quiet), probe, run)
+    probed = _probe(source, source.load(quiet=run.quiet), probe, run)
     if run.json:
         console.write_json(probed)
     else:
@@ -139,6 +139,7 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
 
 
 def _probe(
+    source: ManifestOptions,
     lengths: Lengths,
     probe: ProbeOptions,
     run: RunOptions,
@@ -149,9 +150,9 @@ def _probe(
     from batchtune.probe.probing import run_probe
     from batchtune.run_folder import holds_other_lengths
 
-    settings = probe.settings(lengths, run)
+    settings = probe.settings(lengths, run, source)
     holds_other_lengths(lengths, run.run, force=run.force)
-    if probe.workload is None:
+    if probe.workload is None and settings.command is None:
         chosen = f"Workload: {settings.workload}, the built-in for lengths in {lengths.unit}; --workload names yours."
         console.note(chosen, quiet=run.quiet)
     with console.worker_bar(lengths.unit, ddp=settings.ddp, quiet=run.quiet) as bar:

@@ -160,7 +160,7 @@ def verify(
         time_tolerance=time_tolerance,
         step_timeout_seconds=step_timeout,
     )
-    asked = subject.asked()
+    asked = subject.asked(manifest)
     if stream:
         stored = manifest.load_stream(quiet=quiet, as_in=folder)
         plan = _stream_plan(stored, folder, settings)

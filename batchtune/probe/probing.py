@@ -41,7 +41,6 @@ from batchtune.results import (
     Probe,
     SweepSettings,
     Trial,
-    WorkloadRecord,
     meta_of,
     read_result,
     write_result,
@@ -85,7 +84,7 @@ def run_probe(
         with hooks.measurer or Supervisor(
             settings,
             previous.device.limit_bytes if previous is not None else None,
-            examples=lengths.count,
+            lengths=lengths,
             on_note=hooks.on_note,
             first_worker=1 + max((trial.worker or 0 for trial in trials), default=0),
         ) as measurer:
@@ -363,9 +362,7 @@ class _Probing:
         return Probe(
             meta=meta_of(Probe),
             lengths=self.lengths.summary(),
-            workload=WorkloadRecord(
-                spec=self.settings.workload, options=self.settings.options
-            ),
+            workload=self.settings.subject,
             device=self.run_device,
             settings=self.settings.recorded(),
             trials=self.trials,

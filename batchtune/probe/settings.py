@@ -49,7 +49,10 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
     """The workload, the device, and how closely to measure. Raises UsageError if a value is out of range.
 
     Attributes:
-        workload: `builtin:NAME`, `path/to/file.py:NAME` or `package.module:NAME`.
+        workload: `builtin:NAME`, `path/to/file.py:NAME` or `package.module:NAME`; with a command, the command as text.
+        command: Words of a training script's command, which runs unchanged; None for a workload.
+        scratch: Folder in which a script's working folders are made; None: a temporary one.
+        force: Whether to go on although a script's own batches and made ones differ in memory.
         num_lengths: How many lengths span the data, including the shortest and the longest.
         max_lengths: How many to probe in all, with those added where tables need them; None: as many as are worth
             their trials.
@@ -60,6 +63,9 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
 
     workload: str
     options: dict[str, Any]
+    command: list[str] | None = None
+    scratch: str | None = None
+    force: bool = False
     num_lengths: int = 12
     max_lengths: int | None = None
     tolerance: float = 0.01
@@ -129,17 +135,25 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
             if not holds:
                 raise UsageError(f"{rule}, got {given}")
 
+    @property
+    def subject(self) -> WorkloadRecord:
+        """What is measured, as files record it."""
+        return WorkloadRecord(
+            spec=self.workload, options=self.options, command=self.command
+        )
+
     def recorded(self) -> dict[str, Any]:
         """Return the settings that trials depend on, as `run.json` and `probe.json` carry them."""
         return {name: getattr(self, name) for name in _RECORDED}
 
 
 def workload_sha256(settings: ProbeSettings) -> str | None:
-    """Return the hash of the workload's file; None without one."""
-    path = Path(settings.workload.rpartition(":")[0])
-    if path.suffix != ".py" or not path.is_file():
-        return None
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """Return the hash of the workload's file, or of the first Python file in a command; None without one."""
+    names = settings.command or [settings.workload.rpartition(":")[0]]
+    for path in map(Path, names):
+        if path.suffix == ".py" and path.is_file():
+            return hashlib.sha256(path.read_bytes()).hexdigest()
+    return None
 
 
 def begin_run(
@@ -159,7 +173,7 @@ def begin_run(
     run = Run(
         meta=meta_of(Run),
         lengths=lengths.summary(),
-        workload=WorkloadRecord(spec=settings.workload, options=settings.options),
+        workload=settings.subject,
         device=device,
         settings=settings.recorded(),
         workload_sha256=workload_sha256(settings),
@@ -189,7 +203,7 @@ def open_run(
     differences = []
     if run.lengths.fingerprint != lengths.fingerprint:
         differences.append(other_lengths(lengths, run.lengths))
-    if run.workload != WorkloadRecord(spec=settings.workload, options=settings.options):
+    if run.workload != settings.subject:
         differences.append(f"the workload {run.workload.words}")
     for name, value in settings.recorded().items():
         before = run.settings.get(name)

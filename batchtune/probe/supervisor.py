@@ -7,22 +7,44 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, OptionError, ProbeError, WorkloadError
+from batchtune.lengths import FloatArray, Lengths
 from batchtune.probe.devices import DeviceBusy, DeviceIdentity, backends, lock_device
 from batchtune.probe.settings import ProbeSettings
 from batchtune.processes.worker import Failed, Message, Nursery, WorkerLost
-from batchtune.results import BatchShape, Device, DeviceProcess, ProbedWith, Trial
+from batchtune.results import (
+    BatchShape,
+    Device,
+    DeviceProcess,
+    ProbedWith,
+    Script,
+    Trial,
+)
 from batchtune.units import format_seconds
 from batchtune.workloads.loading import last_frame
 
 Stage = Literal["device", "import", "setup", "make_batch", "step"]
 
 _POLL_SECONDS = 0.5  # while waiting for another probe to end
+_EQUAL_TWINS = 0.02
+_MOST_DISTINCT = 50_000  # lengths sent to a script, which compares its own with them
+# A script that is probed logs to no tracker; and Arrow allocates as everything else does (its own pool holds 1 GiB).
+_NOTHING_SENT = {
+    "WANDB_MODE": "disabled",
+    "COMET_START_MODE": "disabled",
+    "NEPTUNE_MODE": "offline",
+    "CLEARML_OFFLINE_MODE": "1",
+    "SWANLAB_MODE": "disabled",
+    "MLFLOW_TRACKING_URI": "file:mlruns",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
 
 
 class Identify(Message, frozen=True):
@@ -39,6 +61,26 @@ class Prepare(Message, frozen=True):
     settings: ProbedWith
     limit_bytes: int | None  # to enforce; None: computed from the cap and the fraction
     examples: int  # of the data that training will sample
+    script: ScriptRequest | None = None
+
+
+class ScriptRequest(Message, frozen=True):
+    """A training script to run unchanged, and the data that it is tuned for.
+
+    Attributes:
+        scratch: Folder in which its working folder is made.
+        lengths: Distinct lengths of the manifest in ascending order, or as many of them as tell its unit.
+        targets: Distinct target lengths, likewise; None without targets.
+        compare: Whether to compare its own batches with made ones of the same shape.
+        force: Whether to go on if their peaks differ.
+    """
+
+    command: list[str]
+    scratch: str
+    lengths: list[float]
+    targets: list[float] | None
+    compare: bool
+    force: bool
 
 
 class Identified(Message, frozen=True):
@@ -80,11 +122,13 @@ Reply = Identified | Ready | Ran | Failed
 Prepared = TypeVar("Prepared", Identified, Ready)
 
 
-def worker_program() -> tuple[str, Any, dict[str, str]]:
+def worker_program(*, script: bool = False) -> tuple[str, Any, dict[str, str]]:
     """Return the module that a probe's workers run, the type of their replies, and their environment."""
     environment: dict[str, str] = {}
     for backend in backends():
         environment |= backend.WORKER_ENVIRONMENT
+    if script:
+        return "batchtune.scripts.launching", Reply, environment | _NOTHING_SENT
     return "batchtune.probe.worker", Reply, environment
 
 
@@ -93,7 +137,7 @@ class Supervisor:
 
     Use as a context manager: no process outlives it, and it holds the device for itself from `start` to the end.
     `limit_bytes` is the memory limit of a continued run; None: the first worker computes it. Training will sample from
-    so many `examples`. `on_note` is called with sentences that the user should read meanwhile.
+    these `lengths`. `on_note` is called with sentences that the user should read meanwhile.
     """
 
     def __init__(
@@ -102,14 +146,16 @@ class Supervisor:
         limit_bytes: int | None = None,
         *,
         first_worker: int = 1,
-        examples: int = 0,
+        lengths: Lengths | None = None,
         on_note: Callable[[str], None] | None = None,
     ) -> None:
         self._settings = settings
-        self._examples = examples
+        self._lengths = lengths
         self._limit_bytes = limit_bytes
         self.worker = first_worker - 1
-        self._nursery = Nursery(*worker_program())
+        self._nursery = Nursery(*worker_program(script=settings.command is not None))
+        self._scratch: TemporaryDirectory[str] | None = None
+        self._knows_script = False
         self._has_worker = False
         self._unused = False
         self._lock: io.FileIO | None = None
@@ -125,6 +171,9 @@ class Supervisor:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = None
 
     def start(self) -> Device:
         """Build the workload in a worker of a fresh process, as training starts.
@@ -195,7 +244,8 @@ class Supervisor:
             options=settings.options,
             settings=settings,
             limit_bytes=self._limit_bytes,
-            examples=self._examples,
+            examples=0 if self._lengths is None else self._lengths.count,
+            script=self._script(),
         )
         try:
             if self._lock is None:
@@ -206,10 +256,33 @@ class Supervisor:
             raise
         self._limit_bytes = device.limit_bytes
         self._unused = True
+        if device.script is not None and not self._knows_script:
+            self._knows_script = True
+            for note in about_script(device.script):
+                self._note(note)
         if self._lock is not None or self._busy is None or self._busy.process is None:
             return device
         other = DeviceProcess(pid=self._busy.process, used_bytes=None)
         return replace(device, other_processes=1, processes=[other])
+
+    def _script(self) -> ScriptRequest | None:
+        """Return the script to start, with a fresh folder for its files; None for a workload."""
+        settings = self._settings
+        if settings.command is None or self._lengths is None:
+            return None
+        if self._scratch is None:
+            self._scratch = TemporaryDirectory(
+                prefix="batchtune-", dir=settings.scratch, ignore_cleanup_errors=True
+            )
+        targets = self._lengths.targets
+        return ScriptRequest(
+            command=settings.command,
+            scratch=self._scratch.name,
+            lengths=_distinct(self._lengths.values),
+            targets=None if targets is None else _distinct(targets),
+            compare=not self._knows_script,
+            force=settings.force,
+        )
 
     def _take_device(self) -> None:
         """Lock the device for this probe; if another holds the CPU, go on without."""
@@ -265,6 +338,14 @@ class Supervisor:
                 "If it needs longer, to download or to compile, allow that with --setup-timeout SECONDS.",
                 lost.output or None,
             )
+        if self._settings.command is not None:
+            return WorkloadError(
+                f"{workload} {lost} before it trained: no optimizer stepped after a batch of a torch DataLoader",
+                "Its last output may say why. Run it by itself first; here it gets no input, and a scratch copy of the "
+                "working folder. What loads its batches must be a torch DataLoader, in a process with PYTHONPATH "
+                "(`python -I` ignores it).",
+                _tail(lost.output, lines=12),
+            )
         return WorkloadError(
             f"{workload}: the worker process {lost} while it built the workload",
             "Its last output may say why. If something outside kills it (a job's or a container's limit), it needs "
@@ -283,6 +364,31 @@ class Supervisor:
         if self._has_worker:
             self._has_worker = False
             self._nursery.end_worker()
+
+
+def about_script(script: Script) -> Iterator[str]:
+    """Yield what was learned of a training script, as sentences for the user."""
+    yield f"Learned from the script's own data ({script.loader}): {'; '.join(script.batches)}."
+    if script.accumulation > 1:
+        yield f"An optimizer step trains on {script.accumulation} batches; a trial measures all of them."
+    for twin in script.twins:
+        difference = twin.difference
+        if abs(difference) > _EQUAL_TWINS:
+            shape = BatchShape(twin.batch_size, twin.length, twin.target_length)
+            yield (
+                f"Warning: a made batch of {shape} allocates {difference:+.1%} compared with the script's own: "
+                "largest batches may be off by as much."
+            )
+
+
+def _distinct(lengths: FloatArray) -> list[float]:
+    """Return the distinct lengths in ascending order; of very many, evenly spaced ones with both ends."""
+    distinct = np.unique(lengths)
+    if distinct.size > _MOST_DISTINCT:
+        kept = np.linspace(0, distinct.size - 1, _MOST_DISTINCT).astype(int)
+        distinct = distinct[kept]
+    spaced: list[float] = distinct.tolist()
+    return spaced
 
 
 def _tail(output: str, lines: int) -> str:

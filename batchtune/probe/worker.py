@@ -40,6 +40,10 @@ from batchtune.workloads.loading import first_line, user_traceback
 if TYPE_CHECKING:
     import torch
 
+    from batchtune.probe.devices import Meter
+    from batchtune.results import ProbedWith
+    from batchtune.workloads import Workload
+
 
 def work(channel: int) -> None:
     """Serve requests in a forked process, or in a new program if a backend can't be used after a fork."""
@@ -136,6 +140,12 @@ class Worker:
         meter.synchronize()
         self._check_limits()
         self._stage = "device"
+        return self._ready(workload, meter, probed_with)
+
+    def _ready(
+        self, workload: Workload, meter: Meter, probed_with: ProbedWith
+    ) -> Ready:
+        """Settle the limit, now that the workload is built; trials can be run from then on."""
         ddp_bytes = gradient_bytes() if probed_with.ddp else 0
         meter.settle(probed_with.reserve_bytes, ddp_bytes)
         self._session = Session(workload, meter)

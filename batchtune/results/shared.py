@@ -185,10 +185,16 @@ class LengthsSummary(Record, frozen=True, kw_only=True):
 
 
 class WorkloadRecord(Record, frozen=True, kw_only=True):
-    """The training step that was measured."""
+    """The training step that was measured.
+
+    Attributes:
+        spec: As --workload takes it; for a training script that runs unchanged, its command.
+        command: The words of that command; None for a workload.
+    """
 
     spec: str
     options: dict[str, Any]
+    command: list[str] | None = None
 
     @property
     def words(self) -> str:
@@ -196,6 +202,46 @@ class WorkloadRecord(Record, frozen=True, kw_only=True):
         return self.spec + "".join(
             f" {key}={value}" for key, value in self.options.items()
         )
+
+
+class Twin(Record, frozen=True, kw_only=True):
+    """A batch of a script's own, and one made with the same shape: what a step with each allocated at its peak."""
+
+    batch_size: Size
+    length: Length
+    target_length: TargetLength | None
+    own_bytes: Bytes
+    made_bytes: Bytes
+
+    @property
+    def difference(self) -> float:
+        """How much more the made one allocates, relative to the script's own; 0 within 1 MiB, which heaps vary by."""
+        more = self.made_bytes - self.own_bytes
+        if abs(more) <= 1 << 20:
+            return 0.0
+        return more / max(1, self.own_bytes)
+
+
+class Script(Record, frozen=True, kw_only=True):
+    """What was learned of a training script and of its batches.
+
+    Attributes:
+        batches: A line for each part of a batch: `sig: [B, 16000·L] float32`.
+        loader: The class of the data set and its number of examples, as text.
+        per_unit: Of the batch's length axis, in one unit of the manifest.
+        target_per_unit: The same for targets; None without them.
+        accumulation: How many batches an optimizer step trains on.
+        look_ahead: How many batches the loop fetches before it trains on them.
+        twins: Peaks of its own batches and of made ones; empty if they were compared earlier.
+    """
+
+    batches: list[str]
+    loader: str
+    per_unit: float
+    target_per_unit: float | None
+    accumulation: Size
+    look_ahead: Count
+    twins: list[Twin] = msgspec.field(default_factory=list)
 
 
 class DeviceProcess(Record, frozen=True, kw_only=True):
@@ -224,6 +270,7 @@ class Device(Record, frozen=True, kw_only=True):
         processors: Available to the worker; None on a GPU, as are the next two.
         load_average: Of the last minute, before the workload was built.
         other_processors: Processors used by other programs while the workload was built, on average.
+        script: What was learned of the training script that used it; None for a workload.
     """
 
     kind: str
@@ -246,6 +293,7 @@ class Device(Record, frozen=True, kw_only=True):
     processors: Count | None = None
     load_average: Amount | None = None
     other_processors: Amount | None = None
+    script: Script | None = None
 
 
 class Measured(Result, frozen=True, kw_only=True):

@@ -64,9 +64,9 @@ def run_verify(
     settings = structs.replace(
         subject.settings, trial_timeout_seconds=plan.settings.step_timeout_seconds
     )
-    workload = WorkloadRecord(spec=settings.workload, options=settings.options)
+    workload = settings.subject
     supervisor = Supervisor(
-        settings, subject.limit_bytes, examples=plan.lengths.count, on_note=on_note
+        settings, subject.limit_bytes, lengths=plan.lengths, on_note=on_note
     )
     with alone_in(folder), supervisor:
         verification = verify(supervisor, plan, workload, on_progress=on_progress)

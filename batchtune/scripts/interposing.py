@@ -1,0 +1,99 @@
+"""Stands between a training script and its DataLoader, without a change of the script.
+
+A command is started with `hook/` first on PYTHONPATH and with the variable `BATCHTUNE_SCRIPT`, a JSON object: its
+`mode` says what iterating over a loader gives. The classes of loaders are patched as soon as they are imported.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+VARIABLE = "BATCHTUNE_SCRIPT"
+_HOOK = Path(__file__).with_name("hook")
+# Each has `wrap(loader, begin, options)`, which returns the iterator that the script gets; `begin` starts the loader's
+# own, `options` is the JSON object.
+_MODES = {
+    "probe": "batchtune.scripts.feeding",
+    "record": "batchtune.scripts.recording",
+    "run": "batchtune.scripts.running",
+}
+_LOADERS = {
+    "torch.utils.data.dataloader": "DataLoader",
+    "torchdata.stateful_dataloader.stateful_dataloader": "StatefulDataLoader",
+}
+
+Begin = Callable[[], Iterator[Any]]
+
+
+def environment(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return this process's environment for a command whose loaders are patched; `options` have a `mode`."""
+    folders = [str(_HOOK)]
+    if os.environ.get("PYTHONPATH"):
+        folders.append(os.environ["PYTHONPATH"])
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(folders),
+        VARIABLE: json.dumps(options),
+    }
+
+
+def install() -> None:
+    """Patch the classes of loaders in this process when they are imported."""
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds a loader's module as Python would, and patches its class after the import."""
+
+    def find_spec(
+        self, fullname: str, path: Any, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in _LOADERS:
+            return None
+        sys.meta_path.remove(self)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            sys.meta_path.insert(0, self)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_patch(module: ModuleType) -> None:
+            execute(module)
+            _patch(getattr(module, _LOADERS[fullname]))
+
+        setattr(spec.loader, "exec_module", execute_and_patch)  # noqa: B010 - a method, for mypy
+        return spec
+
+
+def _patch(loader_class: Any) -> None:
+    """Replace what iterating over a loader gives."""
+    options = json.loads(os.environ[VARIABLE])
+    mode = importlib.import_module(_MODES[options["mode"]])
+    begin = loader_class.__iter__
+
+    def iterate(loader: Any) -> Iterator[Any]:
+        import torch
+
+        # Validation runs without gradients; and a loader may be used within a worker of another.
+        is_training = torch.is_grad_enabled()
+        if not is_training or torch.utils.data.get_worker_info() is not None:
+            own: Iterator[Any] = begin(loader)
+            return own
+        wrapped: Iterator[Any] = mode.wrap(loader, lambda: begin(loader), options)
+        return wrapped
+
+    loader_class.__iter__ = iterate
+    if hasattr(mode, "length"):
+        own_length = loader_class.__len__
+        loader_class.__len__ = lambda loader: mode.length(loader, own_length, options)
