@@ -21,6 +21,8 @@ from batchtune.results import (
     StreamConfig,
     StreamSweep,
     Sweep,
+    TrainingStart,
+    TrainingStep,
     Trial,
     Verification,
 )
@@ -65,6 +67,12 @@ SCHEMAS = {
     ),
     "trials": Described(
         Trial, "trials.jsonl, each line", "one batch shape that was measured"
+    ),
+    "training": Described(
+        TrainingStart, "training.jsonl, first line", "the start of a recording"
+    ),
+    "training-step": Described(
+        TrainingStep, "training.jsonl, each further line", "one step of a training"
     ),
     "sampler": Described(
         SamplerConfig,

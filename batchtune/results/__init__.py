@@ -2,7 +2,7 @@
 
 A run folder holds `run.json` (what the trials were measured for), `trials.jsonl`, `probe.json`, `sweep.json`,
 `sampler.yaml` and `verify.json`; that of a stream `stream.json` and `stream.yaml`; that of a loader
-`loader.json` and `loader.yaml`. Units are in the names; unknown is
+`loader.json` and `loader.yaml`; that of a recorded training `training.jsonl`. Units are in the names; unknown is
 None (`null`), never 0.
 
 Files may come from anywhere. The types of the records say what a number may be, their method `problems` what numbers
@@ -17,3 +17,4 @@ from batchtune.results.rows import *
 from batchtune.results.shared import *
 from batchtune.results.stream import *
 from batchtune.results.sweep import *
+from batchtune.results.training import *

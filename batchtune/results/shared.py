@@ -348,6 +348,7 @@ STREAM_FILE = "stream.json"
 STREAM_CONFIG_FILE = "stream.yaml"
 LOADER_FILE = "loader.json"
 LOADER_CONFIG_FILE = "loader.yaml"
+TRAINING_FILE = "training.jsonl"
 RUN_FILES = (
     RUN_FILE,
     TRIALS_FILE,
@@ -359,6 +360,7 @@ RUN_FILES = (
     STREAM_CONFIG_FILE,
     LOADER_FILE,
     LOADER_CONFIG_FILE,
+    TRAINING_FILE,
 )
 
 R = TypeVar("R", bound=Result)
@@ -405,17 +407,7 @@ def read_result(path: Path, kind: type[R]) -> R:
     again = "Create it again with the command that wrote it."
     data = read_regular(path, LARGEST_BYTES, again)
     try:
-        meta = msgspec.json.decode(data, type=_Envelope).meta
-        if meta.format != kind.FORMAT:
-            raise ResultError(
-                f"{path} is a {shortened(meta.format)} file; a {kind.FORMAT!r} file is needed here"
-            )
-        if meta.version > kind.VERSION:
-            raise ResultError(
-                f"{path} has version {meta.version} of {shortened(meta.format)}, written by batchtune "
-                f"{shortened(meta.batchtune)}; this batchtune knows versions up to {kind.VERSION}",
-                "Install a newer batchtune.",
-            )
+        check_meta(data, kind, str(path))
         result = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise ResultError(f"{path} is edited or damaged: {error}", again) from error
@@ -424,6 +416,21 @@ def read_result(path: Path, kind: type[R]) -> R:
     for problem in _problems(result):
         raise ResultError(f"{path} is edited or damaged: {problem}", again)
     return result
+
+
+def check_meta(data: bytes, kind: type[Result], place: str) -> None:
+    """Raise ResultError if JSON is of another kind, or too new; `place` says where it is. May raise DecodeError."""
+    meta = msgspec.json.decode(data, type=_Envelope).meta
+    if meta.format != kind.FORMAT:
+        raise ResultError(
+            f"{place} is a {shortened(meta.format)} file; a {kind.FORMAT!r} file is needed here"
+        )
+    if meta.version > kind.VERSION:
+        raise ResultError(
+            f"{place} has version {meta.version} of {shortened(meta.format)}, written by batchtune "
+            f"{shortened(meta.batchtune)}; this batchtune knows versions up to {kind.VERSION}",
+            "Install a newer batchtune.",
+        )
 
 
 def _problems(record: Record, place: str = "") -> Iterator[str]:

@@ -1,0 +1,179 @@
+"""The records of `training.jsonl`, the steps of a real training, and of what reports say about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from batchtune.errors import ResultError
+from batchtune.results.shared import (
+    Amount,
+    BatchShape,
+    Bytes,
+    Cost,
+    CostBytes,
+    CostCount,
+    CostShare,
+    Count,
+    LengthsSummary,
+    Positive,
+    Record,
+    Result,
+    Size,
+    StepSeconds,
+    check_meta,
+)
+
+_LONGEST_LINE = 16 << 20  # bytes; a step over 100,000 batches takes less
+_HEADER = b'{"meta":'
+
+
+class TrainingStart(Result, frozen=True, kw_only=True):
+    """A line that begins a recording in `training.jsonl`: one for each process that trains.
+
+    A process with a rank that the recording has already begins another recording.
+
+    Attributes:
+        device: Name of the device.
+        per_unit: How many positions of a tensor's axis make one unit of the manifest's lengths: 16000 where a batch
+            holds samples and the manifest seconds.
+        rank: Of the process, from 0.
+    """
+
+    FORMAT: ClassVar[str] = "batchtune/training"
+
+    device: str
+    per_unit: Positive
+    rank: Count
+
+
+class RecordedBatch(Record, frozen=True, kw_only=True):
+    """The sizes of a batch's tensors, in positions of their axes.
+
+    Attributes:
+        length: The largest size along the axis of the length.
+        target_length: The largest of the other sizes along that axis; None if all tensors have the same.
+    """
+
+    batch_size: Size
+    length: Size
+    target_length: Count | None
+
+    def shape(self, per_unit: float) -> BatchShape:
+        """Return the shape in the manifest's unit; targets are counted as they are."""
+        target_length = None
+        if self.target_length is not None:
+            target_length = float(self.target_length)
+        return BatchShape(self.batch_size, self.length / per_unit, target_length)
+
+
+class TrainingStep(Record, frozen=True, kw_only=True):
+    """A line of `training.jsonl`: one optimizer step, or the one that ran out of memory.
+
+    Attributes:
+        rank: As in the recording's first line.
+        batches: What it trained on: several where gradients are accumulated. After an OOM the batches that were at
+            hand, of which one was too large.
+        seconds: From the end of the step before, so with the wait for data; None where something else came between.
+        peak_bytes: Most memory in use meanwhile; None where unknown.
+        warm_up: Whether it was the first of its process, whose time and memory include what is done only once.
+        oom: The message of the out-of-memory error; None if the step passed.
+    """
+
+    rank: Count
+    batches: list[RecordedBatch]
+    seconds: StepSeconds | None
+    peak_bytes: Bytes | None
+    warm_up: bool = False
+    oom: str | None = None
+
+    @property
+    def largest(self) -> RecordedBatch | None:
+        """The batch with the largest padded length, which the peak is of; None without batches."""
+        return max(
+            self.batches,
+            key=lambda batch: batch.batch_size * batch.length,
+            default=None,
+        )
+
+
+class CutLine(Record, frozen=True, kw_only=True):
+    """A line that was cut short: the process was killed, or the disk was full."""
+
+
+TrainingLine = TrainingStart | TrainingStep | CutLine
+
+
+def read_training(path: Path) -> Iterator[TrainingLine]:
+    """Yield the lines of `training.jsonl`, the first of them a start.
+
+    Raises ResultError if the file can't be read, is too new, or a line is neither whole nor cut short.
+    """
+    hint = "Record the training again, or take the line out."
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(
+                iter(lambda: file.readline(_LONGEST_LINE), b""), 1
+            ):
+                place = f"{path}, line {number}"
+                record = _line(line, place, hint)
+                if number == 1 and not isinstance(record, TrainingStart):
+                    raise ResultError(f"{place}: not the start of a recording", hint)
+                yield record
+    except OSError as error:
+        raise ResultError(f"{path} can't be read: {error.strerror or error}") from error
+
+
+def _line(line: bytes, place: str, hint: str) -> TrainingLine:
+    """Return the record of a line. Raises ResultError if it is something else."""
+    try:
+        if line.startswith(_HEADER):
+            check_meta(line, TrainingStart, place)
+            return msgspec.json.decode(line, type=TrainingStart)
+        return msgspec.json.decode(line, type=TrainingStep)
+    except msgspec.ValidationError as error:
+        raise ResultError(f"{place} is edited or damaged: {error}", hint) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return CutLine()
+
+
+class Training(Record, frozen=True, kw_only=True):
+    """The last recording of `training.jsonl`, and what the probe and the sweep predict of its batches.
+
+    Attributes:
+        recordings: How many the file holds.
+        steps: Optimizer steps that passed, over all ranks; `batches` and `examples` likewise.
+        ooms: Steps that ran out of memory.
+        cut_lines: Lines that were cut short, and are not counted.
+        mean_step_seconds: Of the steps with a time, without the first of each process.
+        predicted_step_seconds: The mean by the probe's step times, of the same steps.
+        time_ratio: Measured / predicted.
+        epoch_seconds: Of as many examples as the data set has; None without the lengths, as are the next two.
+        epoch_batches: Of as many examples, over all ranks.
+        padding_ratio: Padded cells / all cells, if its examples are on average as long as those of the data set.
+        predicted_peak_bytes: Of its batches, by the probe's model.
+        outgrown: Whether its batches are longer than any example, as if `per_unit` were wrong.
+    """
+
+    recordings: Size
+    ranks: Size
+    steps: Count
+    ooms: CostCount
+    cut_lines: CostCount
+    batches: Count
+    examples: Count
+    device: str
+    mean_step_seconds: Cost | None
+    predicted_step_seconds: Amount | None
+    time_ratio: Cost | None
+    epoch_seconds: Cost | None
+    epoch_batches: Cost | None
+    padding_ratio: CostShare | None
+    peak_bytes: CostBytes | None
+    predicted_peak_bytes: Bytes | None
+    outgrown: bool
+    first_oom: str | None = None
+    lengths: LengthsSummary | None = None
