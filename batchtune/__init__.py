@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         PooledBatchSampler,
         sampler_from_config,
     )
+    from batchtune.scripts.recorder import Recorder
     from batchtune.workloads import Workload
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "BucketBatchSampler",
     "BucketedStream",
     "PooledBatchSampler",
+    "Recorder",
     "Workload",
     "__version__",
     "sampler_from_config",
@@ -33,7 +35,12 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'batchtune' has no attribute {name!r}")
     from importlib import import_module
 
-    home = {"BatchShape": "results", "Workload": "workloads"}.get(name, "sampler")
+    homes = {
+        "BatchShape": "results",
+        "Recorder": "scripts.recorder",
+        "Workload": "workloads",
+    }
+    home = homes.get(name, "sampler")
     return getattr(import_module(f"batchtune.{home}"), name)
 
 

@@ -70,7 +70,7 @@ class RecordedBatch(Record, frozen=True, kw_only=True):
         return BatchShape(self.batch_size, self.length / per_unit, target_length)
 
 
-class TrainingStep(Record, frozen=True, kw_only=True):
+class TrainingStep(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A line of `training.jsonl`: one optimizer step, or the one that ran out of memory.
 
     Attributes:

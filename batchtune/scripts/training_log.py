@@ -158,7 +158,7 @@ class TrainingLog:
             if lap is not None:
                 if not (wait or lap.is_known()):
                     return
-                step = msgspec.structs.replace(step, seconds=lap.seconds())
+                step = msgspec.structs.replace(step, seconds=round(lap.seconds(), 7))
             self._waiting.popleft()
             self._append(step)
 
