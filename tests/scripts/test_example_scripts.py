@@ -1,0 +1,90 @@
+"""The training scripts among the examples: each trains by itself, and batchtune tunes each without changing it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
+
+# The script, its arguments, an option for an epoch of few steps, and the checkpoint that it leaves.
+SCRIPTS = {
+    "plain": (["plain.py"], "--batch-size=64", "plain/epoch-0.pt"),
+    "lightning": (["lightning_asr.py"], "--batch-size=64", "lightning/**/*.ckpt"),
+    "speechbrain": (
+        ["speechbrain_asr.py", "speechbrain_asr.yaml"],
+        "--batch_size=64",
+        "speechbrain/save/*/encoder.ckpt",
+    ),
+    "llama": (["llama.py"], "--max_steps=2", "llama/model.safetensors"),
+    "whisper": (["whisper.py"], "--max_steps=2", "whisper/model.safetensors"),
+    "wav2vec2": (["wav2vec2.py"], "--max_steps=2", "wav2vec2/model.safetensors"),
+}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a script; an empty module takes torchaudio's place where that does not load."""
+    imported = subprocess.run(
+        [sys.executable, "-c", "import torchaudio"], capture_output=True, check=False
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if imported.returncode != 0:
+        folder = tmp_path_factory.mktemp("empty")
+        (folder / "torchaudio.py").touch()
+        environment["PYTHONPATH"] = str(folder)
+    return environment
+
+
+@pytest.fixture(autouse=True)
+def examples_stay_as_they_are() -> Iterator[None]:
+    before = digests()
+    yield
+    assert digests() == before
+
+
+def digests() -> dict[str, str]:
+    files = [path for path in EXAMPLES.iterdir() if path.is_file()]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def command_of(name: str) -> list[str]:
+    files = SCRIPTS[name][0]
+    return [sys.executable, *(str(EXAMPLES / file) for file in files)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_it_trains_by_itself(
+    name: str, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    _, shorter, checkpoint = SCRIPTS[name]
+    ran = subprocess.run(
+        [*command_of(name), shorter],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert list((tmp_path / "runs").glob(checkpoint))
+
+
+def test_the_manifests_are_those_that_are_made(tmp_path: Path) -> None:
+    made = tmp_path / "scripts"
+    made.mkdir()
+    for path in (
+        EXAMPLES / "make_manifests.py",
+        EXAMPLES.parent / "stdlib_lengths.csv",
+    ):
+        (made.parent / path.relative_to(EXAMPLES.parent)).write_bytes(path.read_bytes())
+    subprocess.run([sys.executable, str(made / "make_manifests.py")], check=True)
+    for path in EXAMPLES.glob("*.csv"):
+        assert (made / path.name).read_bytes() == path.read_bytes()
