@@ -44,9 +44,9 @@ _MOST_TIMED = 16
 # The share of a step's time that does not depend on its batch, in the cost that decides.
 _OVERHEAD = 0.1
 # After so many trials, and up to so many lengths, as multiples of the lengths that span the data, one is added only if
-# more is at stake. The user's own number of lengths replaces both. Trials with shorter targets don't count: they correct
-# the model, which may then put more at stake. This changes one of the 138 rows of `tests/benchmarks/laws.py`: "larger
-# of length and twice target" on sentences loses 1.44% instead of 1.75%, with 2 trials more.
+# more is at stake. The user's own number of lengths replaces both. Trials with shorter targets don't count: they
+# correct the model, which may then put more at stake. This changes one of the 138 rows of `tests/benchmarks/laws.py`:
+# "larger of length and twice target" on sentences loses 1.44% instead of 1.75%, with 2 trials more.
 _TRIALS = 2.5
 _AT_STAKE_PAST_TRIALS = 0.015
 _MOST_LENGTHS = 5
