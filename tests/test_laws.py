@@ -84,7 +84,7 @@ def test_sizes_for_two_lengths_fit_too() -> None:
 
 
 @pytest.mark.slow
-def test_trials_with_shorter_targets_leave_enough_for_more_lengths() -> None:
+def test_shorter_targets_leave_trials_for_more_lengths() -> None:
     law = TARGET_LAWS["larger of length and twice target"]
     assert_holds(law, measure(law, made_lengths("sentences", targets=True)))
 
