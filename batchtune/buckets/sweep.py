@@ -31,13 +31,16 @@ from batchtune.epochs.measured_costs import (
     batch_seconds,
     capped,
     costs_of,
+    largest_max_batch_length,
 )
+from batchtune.epochs.recorded import costs_of_training
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths, padded_to
 from batchtune.results import (
     PROBE_FILE,
     SWEEP_FILE,
+    TRAINING_FILE,
     BucketUse,
     HistogramBin,
     Probe,
@@ -55,6 +58,10 @@ from batchtune.run_folder import clear_run, holds_other_lengths
 # So many sizes of pools are compared, from this many examples to all.
 _POOL_SIZES = 8
 _SMALLEST_POOL = 1000
+_OF_TRAINING = (
+    "costs are those of the recorded training: batches larger than those that it ran are estimated to need no more "
+    "than its largest peak; run them with `batchtune verify`, or train with a smaller --max-batch-length first"
+)
 
 
 def run_sweep(
@@ -65,18 +72,33 @@ def run_sweep(
     max_batch_length: float | None = None,
     current: Current | None = None,
     force: bool = False,
+    from_training: bool = False,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> Sweep:
     """Sweep bucket counts and strategies with the run folder's probe, if it has one, and write `sweep.json`.
 
     `max_batch_length` goes before the probe's; `force` discards results of other data in the folder; `on_row` is
-    called with each row as soon as it is known. Raises ResultError if the folder holds results of other data, or if
-    max_batch_length is neither given nor measured.
+    called with each row as soon as it is known. If `from_training`, the costs are those of the recorded training
+    instead of the probe's. Raises ResultError if the folder holds results of other data, or if max_batch_length is
+    neither given nor measured.
     """
-    foreign, costs, max_batch_length = costs_in(
-        folder, lengths, max_batch_length, force=force
-    )
+    if from_training:
+        # Not even with `force`: the recording would be removed with the rest.
+        foreign = holds_other_lengths(lengths, folder, force=False)
+        costs = costs_of_training(folder / TRAINING_FILE, lengths)
+        assert costs.frontier is not None
+        if max_batch_length is None:
+            max_batch_length = largest_max_batch_length(
+                costs.frontier, lengths.histogram, settings.max_batch_size
+            )
+        costs = capped(costs, max_batch_length)
+    else:
+        foreign, costs, max_batch_length = costs_in(
+            folder, lengths, max_batch_length, force=force
+        )
     swept = sweep(lengths, max_batch_length, settings, costs, current, on_row)
+    if from_training:
+        swept = structs.replace(swept, warnings=[*swept.warnings, _OF_TRAINING])
     if foreign:
         clear_run(folder)
     write_result(folder / SWEEP_FILE, swept)

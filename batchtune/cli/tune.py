@@ -46,6 +46,7 @@ batchtune probe-oom train.csv --workload train.py:MyStep --device cuda:1 --memor
 batchtune sweep-buckets train.csv
 batchtune sweep-buckets train.csv --max-batch-length 600 --num-buckets 10:20
 batchtune sweep-buckets train.csv --current max_batch_length=600,num_buckets=200
+batchtune sweep-buckets train.csv --from-training
 batchtune sweep-buckets train.csv --strategy optimal --strategy speechbrain --json | jq .reason
 """,
     "sweep-stream": """
@@ -175,14 +176,21 @@ def sweep_buckets(
     sweep: SweepOptions,
     run: RunOptions,
     max_batch_length: MaxBatchLength = None,
+    from_training: Annotated[
+        bool,
+        option(
+            "Take costs from the recorded training in the run folder, instead of a probe: times, and batches that need "
+            "no more memory than it used."
+        ),
+    ] = False,
 ) -> None:
     """Compare bucket tables and recommend one.
 
     Computes exactly what one epoch costs with each strategy and number of buckets. Needs no GPU, and no torch.
 
-    Reads the manifest, and max_batch_length and costs from the run folder's probe.json; with --max-batch-length, no
-    probe is needed. Options with which the run read its manifest, such as --max-length, are taken from there and shown,
-    unless --force starts over. Writes sweep.json and sampler.yaml there.
+    Reads the manifest, and max_batch_length and costs from the run folder's probe.json; with --max-batch-length or
+    --from-training, no probe is needed. Options with which the run read its manifest, such as --max-length, are taken
+    from there and shown, unless --force starts over. Writes sweep.json and sampler.yaml there.
     """
     settings = sweep.settings(run)
     current = sweep.current_settings()
@@ -190,7 +198,12 @@ def sweep_buckets(
     _check_limit(max_batch_length, lengths, quiet=run.quiet)
     _show(
         sweep_and_write(
-            lengths, settings, current, run, max_batch_length=max_batch_length
+            lengths,
+            settings,
+            current,
+            run,
+            max_batch_length=max_batch_length,
+            from_training=from_training,
         ),
         run,
     )
@@ -246,6 +259,7 @@ def sweep_and_write(
     run: RunOptions,
     *,
     max_batch_length: float | None = None,
+    from_training: bool = False,
 ) -> Sweep:
     """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`, or remove an earlier one."""
     from batchtune.buckets.sweep import run_sweep
@@ -260,6 +274,7 @@ def sweep_and_write(
             max_batch_length=max_batch_length,
             current=current,
             force=run.force,
+            from_training=from_training,
             on_row=bar.row,
         )
     _write_config(

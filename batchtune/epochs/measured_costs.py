@@ -21,6 +21,7 @@ from batchtune.results import FrontierPoint, Probe
 from batchtune.trust import WORST_TIME_ERROR
 
 _UNLIMITED = 2**53
+Sizes: TypeAlias = Callable[[FloatArray], IntArray]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +105,7 @@ class Frontier:
 
 
 def largest_max_batch_length(
-    frontier: Frontier, histogram: Histogram, max_batch_size: int | None = None
+    frontier: Sizes, histogram: Histogram, max_batch_size: int | None = None
 ) -> float:
     """Return the largest M such that for every distinct length u max(1, int(M / u)) examples of length u fit.
 
@@ -140,7 +141,6 @@ _LEVELS = 64
 _GROUPS = 1024
 # Without a known bucket, a batch is taken to be of one of this many, with as many examples each.
 _BUCKETS = 16
-Sizes: TypeAlias = Callable[[FloatArray], IntArray]
 JointSizes: TypeAlias = Callable[[FloatArray, FloatArray], IntArray]
 ProvenBy: TypeAlias = Callable[[float, int], "int | None"]
 StepSeconds: TypeAlias = Callable[..., FloatArray]

@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from batchtune.epochs.measured_costs import Frontier, largest_max_batch_length
+from batchtune.epochs.recorded import add_recorded_ooms
 from batchtune.epochs.step_times import StepTimes
 from batchtune.errors import ProbeError, ResultError
 from batchtune.lengths import Lengths
@@ -97,6 +98,7 @@ def run_probe(
                     f"{folder} was measured on {previous.device.name}; this is {device.name}",
                     "Give another folder with --run, or --force to start over in this one.",
                 )
+            trials += add_recorded_ooms(lengths, trials, folder, hooks.on_note)
             probing = _Probing(
                 lengths=lengths,
                 settings=settings,
@@ -268,9 +270,9 @@ class _Probing:
 
     def _shapes(self) -> list[BatchShape]:
         """Return what to confirm, in order."""
+        pairs = self.search.frontier(self.trials, joint=True, unfinished=True)
         points = self.search.frontier(self.trials, unfinished=True)
-        points += self.search.frontier(self.trials, joint=True, unfinished=True)
-        return in_turns(points, self.trials)
+        return in_turns([*points, *pairs], self.trials)
 
     def _confirm(self, shapes: list[BatchShape]) -> Turns:
         """Run the shapes in turns."""

@@ -55,7 +55,7 @@ class Trial(Record, frozen=True, kw_only=True):
         step_seconds_spread: Interquartile range of the timed steps; None for fewer than two.
         mean_step_seconds: Mean time of the timed steps; None where the trial failed.
         worker: Number of the worker process in this run folder, from 1.
-        confirmation: Whether the shape failed in turns with the others, after it had passed alone.
+        confirmation: Whether the shape failed in turns with the others, after it had passed alone; or in a training.
         rest_bytes: In use after the trial, once its batch was freed.
         outside_bytes: Device memory that the worker holds outside torch's allocator (context, workspaces).
         sm_clock_mhz, throttle_reasons: While the steps were timed; None where the device can't tell.
@@ -68,6 +68,7 @@ class Trial(Record, frozen=True, kw_only=True):
         parameters_changed: Whether any step of this worker so far has changed a parameter; None if unknown.
         compilations: How often torch.compile compiled a function meanwhile; those steps are not timed.
         at_recompile_limit: Whether a function had reached torch.compile's limit: other shapes run it uncompiled.
+        recorded: Whether it was no trial, but a batch of the recorded training in `training.jsonl`.
     """
 
     index: Count
@@ -99,6 +100,7 @@ class Trial(Record, frozen=True, kw_only=True):
     parameters_changed: bool | None = None
     compilations: Count = 0
     at_recompile_limit: bool = False
+    recorded: bool = False
 
     @classmethod
     def of(cls, shape: BatchShape, outcome: Outcome, **facts: Any) -> Trial:
@@ -319,8 +321,7 @@ class VerifyFailure(Record, frozen=True, kw_only=True):
 
     Attributes:
         phase: Among the worst shapes, or among the shuffled batches.
-        step: Position in its phase, from 0.
-        bucket: Index of its bucket in the table.
+        step, bucket: Position in its phase, and index of its bucket in the table, both from 0.
         outcome: `oom`, `crash` or `timeout`.
     """
 
@@ -342,8 +343,7 @@ class Verification(Measured, frozen=True, kw_only=True):
         pool_size, batch_overhead: How batches were cut from pools, likewise; None: they were made in buckets.
         algorithm, buffer_size, max_padding_ratio: Of a stream's batches, as in `stream.yaml`; None without a stream.
         worst_steps: Steps with the worst shape of each bucket, before the shuffled ones.
-        steps: Shuffled steps that passed.
-        planned_steps: Shuffled steps that were to be run.
+        steps, planned_steps: Shuffled steps that passed, and those that were to be run.
         epoch_batches: Batches of one epoch.
         alloc_retries: How often the allocator emptied its cache to go on, after each shape had run once.
         peak_bytes, reserved_bytes: The most in use, and the most held by the allocator; None where unknown.
