@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from inspect import Signature
+
+    from batchtune.api import probe, read_run, sweep, tune
+    from batchtune.errors import BatchtuneError
     from batchtune.results import BatchShape
     from batchtune.sampler import (
         BucketBatchSampler,
@@ -19,14 +24,51 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchShape",
+    "BatchtuneError",
     "BucketBatchSampler",
     "BucketedStream",
     "PooledBatchSampler",
     "Recorder",
     "Workload",
     "__version__",
+    "probe",
+    "read_run",
     "sampler_from_config",
+    "sweep",
+    "tune",
 ]
+_HOMES = {
+    "BatchShape": "results",
+    "BatchtuneError": "errors",
+    "Recorder": "scripts.recorder",
+    "Workload": "workloads",
+    "read_run": "api",
+    "sweep": "api",
+    "tune": "api",
+}
+
+
+class CallablePackage(ModuleType):
+    """The package `batchtune.probe`, which can be called as the function of that name.
+
+    Whenever one of its modules is imported, by us or by a user, the import system sets `batchtune.probe` to the
+    package. So that is what the name always means, and the package passes the call on: it works in all import orders.
+    """
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        """Measure what fits: `batchtune.api.probe`, which see."""
+        from batchtune.api import probe
+
+        return probe(*args, **settings)
+
+    @property
+    def __signature__(self) -> Signature:
+        """The function's, for notebooks to show."""
+        from inspect import signature
+
+        from batchtune.api import probe
+
+        return signature(probe)
 
 
 def __getattr__(name: str) -> Any:
@@ -35,13 +77,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'batchtune' has no attribute {name!r}")
     from importlib import import_module
 
-    homes = {
-        "BatchShape": "results",
-        "Recorder": "scripts.recorder",
-        "Workload": "workloads",
-    }
-    home = homes.get(name, "sampler")
-    return getattr(import_module(f"batchtune.{home}"), name)
+    if name == "probe":
+        return import_module("batchtune.probe")
+    return getattr(import_module(f"batchtune.{_HOMES.get(name, 'sampler')}"), name)
 
 
 def __dir__() -> list[str]:

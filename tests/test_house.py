@@ -40,7 +40,10 @@ LEVELS = [
         "sampler",
         "schemas",
     },
-    {"scripts"},  # they hand a script the probe's batches, or the sampler's
+    {
+        "api",
+        "scripts",
+    },  # for notebooks; they hand a script the probe's batches, or the sampler's
     {"cli"},
     {"__main__", "__init__"},  # the entry point; the public names, imported lazily
 ]

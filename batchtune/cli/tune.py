@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -224,8 +223,6 @@ def sweep_stream(
     Reads tar shards (only their headers), or any manifest in the order of the stream. max_batch_length and costs come
     from the run folder's probe.json, or from --max-batch-length. Writes stream.json and stream.yaml there.
     """
-    from batchtune.exports.run_configs import render_stream_yaml, stream_config
-    from batchtune.results import STREAM_CONFIG_FILE
     from batchtune.streams.speechbrain import stream_current
     from batchtune.streams.stream_sweep import run_stream_sweep
 
@@ -245,10 +242,7 @@ def sweep_stream(
             force=run.force,
             on_row=bar.row,
         )
-    config = run.run / STREAM_CONFIG_FILE
-    _write_config(
-        swept, config, lambda probe: render_stream_yaml(stream_config(swept, probe))
-    )
+    _write_config(swept, run.run)
     _show(swept, run)
 
 
@@ -263,8 +257,6 @@ def sweep_and_write(
 ) -> Sweep:
     """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`, or remove an earlier one."""
     from batchtune.buckets.sweep import run_sweep
-    from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
-    from batchtune.results import SAMPLER_FILE
 
     with console.progress("Sweeping", quiet=run.quiet) as bar:
         swept = run_sweep(
@@ -277,29 +269,18 @@ def sweep_and_write(
             from_training=from_training,
             on_row=bar.row,
         )
-    _write_config(
-        swept,
-        run.run / SAMPLER_FILE,
-        lambda probe: render_sampler_yaml(sampler_config(swept, probe)),
-    )
+    _write_config(swept, run.run)
     return swept
 
 
-def _write_config(
-    swept: Sweep | StreamSweep, config: Path, render: Callable[[Probe | None], str]
-) -> None:
-    """Write the recommendation as a config, with what the folder's probe proves, or remove an earlier one."""
-    from batchtune.files import write_whole
-    from batchtune.results import PROBE_FILE, Probe, read_result
+def _write_config(swept: Sweep | StreamSweep, folder: Path) -> None:
+    """Write the recommendation as a config, or remove an earlier one."""
+    from batchtune.exports.run_configs import write_config
 
-    if swept.recommended is not None:
-        path = config.with_name(PROBE_FILE)
-        probe = read_result(path, Probe) if path.exists() else None
-        write_whole(config, render(probe), follow=False)
-    elif config.exists():
-        config.unlink()
+    removed = write_config(swept, folder)
+    if removed is not None:
         console.note(
-            f"Removed {config}: it was written by an earlier sweep, and this one recommends nothing."
+            f"Removed {removed}: it was written by an earlier sweep, and this one recommends nothing."
         )
 
 

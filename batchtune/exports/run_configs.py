@@ -30,7 +30,9 @@ from batchtune.exports.templating import (
     stream_fields,
     table_fields,
 )
+from batchtune.files import write_whole
 from batchtune.results import (
+    PROBE_FILE,
     SAMPLER_FILE,
     STREAM_ALGORITHMS,
     STREAM_CONFIG_FILE,
@@ -46,6 +48,7 @@ from batchtune.results import (
     StreamRow,
     StreamSweep,
     Sweep,
+    read_result,
 )
 
 OWN_STREAM = "batchtune.BucketedStream"
@@ -156,6 +159,30 @@ def _check_stream(config: StreamConfig) -> None:
         raise ValueError(
             f"max_padding_ratio belongs to the algorithm pivot, but algorithm is {config.algorithm}"
         )
+
+
+def write_config(swept: Sweep | StreamSweep, folder: Path) -> Path | None:
+    """Write a sweep's recommendation as `sampler.yaml` or `stream.yaml`, with what the folder's probe proves.
+
+    If nothing is recommended, an earlier file is removed, and its path is returned.
+    """
+    path = folder / SAMPLER_FILE
+    if isinstance(swept, StreamSweep):
+        path = folder / STREAM_CONFIG_FILE
+    if swept.recommended is None:
+        if not path.exists():
+            return None
+        path.unlink()
+        return path
+    probe = None
+    if (folder / PROBE_FILE).exists():
+        probe = read_result(folder / PROBE_FILE, Probe)
+    if isinstance(swept, StreamSweep):
+        text = render_stream_yaml(stream_config(swept, probe))
+    else:
+        text = render_sampler_yaml(sampler_config(swept, probe))
+    write_whole(path, text, follow=False)
+    return None
 
 
 def loader_config(tuning: LoaderTuning) -> LoaderConfig:

@@ -6,7 +6,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from batchtune.errors import ResultError, UsageError, shortened
+import msgspec
+
+from batchtune.errors import ResultError, UsageError, invalid_field, shortened
 from batchtune.lengths import Lengths
 from batchtune.probe.devices import DEVICE_FORMS, is_device
 from batchtune.results import (
@@ -141,6 +143,14 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
         return WorkloadRecord(
             spec=self.workload, options=self.options, command=self.command
         )
+
+    @classmethod
+    def checked(cls, **values: Any) -> ProbeSettings:
+        """Return the settings. Raises UsageError if a value is of the wrong type or out of range."""
+        try:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise UsageError(invalid_field(error)) from error
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that trials depend on, as `run.json` and `probe.json` carry them."""

@@ -91,6 +91,25 @@ def load_function(
     return cast("Callable[..., Any]", target)
 
 
+def spec_of(target: object) -> str:
+    """Return the `--workload` value that names a class or function: the inverse of `load_function`.
+
+    Raises WorkloadError if the worker process, which imports it anew, would not find it.
+    """
+    name = getattr(target, "__qualname__", type(target).__name__)
+    module_name = getattr(target, "__module__", "")
+    module = sys.modules.get(module_name)
+    file = getattr(module, "__file__", None)
+    if file is None or getattr(module, name, None) is not target:
+        raise WorkloadError(
+            f"{name} can't be imported from a file, and the probe runs it in another process",
+            f"Define it at the top level of a file (in a notebook: %%writefile step.py), and give 'step.py:{name}'.",
+        )
+    if "." in module_name:  # in a package, whose modules may import each other
+        return f"{module_name}:{name}"
+    return f"{os.path.relpath(file)}:{name}"
+
+
 def _target(location: str, name: str) -> Any:
     """Import a built-in, a file or a package's module, and return its attribute `name`."""
     if location == "builtin":

@@ -14,12 +14,16 @@ import hashlib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from batchtune.reports import RunResults
 from batchtune.reports.html.charts import figures
 from batchtune.reports.page import build_page
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 # These, and `<`, could end or open something inside a script element; all are inside JSON's strings.
 _ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
@@ -32,17 +36,8 @@ def render(results: RunResults, configs: Mapping[str, str] | None = None) -> str
         results: The run folder's results.
         configs: Name of a framework, or of `sampler.yaml` → the config to copy, in the order to show them.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    template = Environment(
-        loader=PackageLoader("batchtune.reports.html", package_path=""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    ).get_template("page.html.j2")
     drawn = figures(results)
     script = _asset("page.js")
     plotly = ""
@@ -59,7 +54,7 @@ def render(results: RunResults, configs: Mapping[str, str] | None = None) -> str
         f"default-src 'none'; script-src {' '.join(sources)}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    return template.render(
+    return _template("page.html.j2").render(
         page=build_page(results),
         figures=drawn,
         configs=configs or {},
@@ -69,6 +64,24 @@ def render(results: RunResults, configs: Mapping[str, str] | None = None) -> str
         plotly=plotly,
         script=Markup(script),
     )
+
+
+def render_for_notebook(results: RunResults) -> str:
+    """Return the report's first sentences and its tables as a piece of HTML without styles, which a notebook has."""
+    return _template("notebook.html.j2").render(page=build_page(results))
+
+
+def _template(name: str) -> Template:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("batchtune.reports.html", package_path=""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    ).get_template(name)
 
 
 @cache
