@@ -26,7 +26,8 @@ from batchtune.buckets.strategies import (
     parse_num_buckets,
 )
 from batchtune.buckets.sweep import run_sweep
-from batchtune.errors import ResultError, UsageError, did_you_mean
+from batchtune.errors import ResultError, UsageError, listed
+from batchtune.exports.base import recommended_row
 from batchtune.exports.run_configs import write_config
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions
@@ -105,6 +106,8 @@ class RunTables(RunResults):
         """
         from batchtune.sampler import sampler_from_config
 
+        if self.sweep is not None:
+            recommended_row(self.sweep)
         return sampler_from_config(self.folder / SAMPLER_FILE, lengths, **options)
 
     def __repr__(self) -> str:
@@ -146,14 +149,13 @@ def probe(
         settings, ReadOptions, ProbeSettings, SweepSettings
     )
     read = _read(lengths, targets, reading)
-    # A command, for a script that runs unchanged, would be a list of texts.
     spec = workload if isinstance(workload, str) else spec_of(workload)
     options = with_unit(spec, probing.pop("options", {}), read.unit)
     folder = _folder(run)
     holds_other_lengths(read, folder, force=force)
     probed = run_probe(
         read,
-        ProbeSettings.checked(workload=spec, options=options, **probing),
+        ProbeSettings.checked(workload=spec, options=options, force=force, **probing),
         folder,
         force=force,
         sweep_settings=_sweep_settings(sweeping),
@@ -239,8 +241,9 @@ def read_run(folder: str | Path) -> RunTables:
 
 def _read(data: Any, targets: Any, reading: dict[str, Any]) -> Lengths:
     lengths = lengths_of(data, ReadOptions(**reading), targets)
-    for note in lengths.notes:
-        _log.info(note)
+    if lengths is not data:
+        for note in lengths.notes:
+            _log.info(note)
     return lengths
 
 
@@ -265,16 +268,14 @@ def _split(settings: dict[str, Any], *kinds: type[Record]) -> list[dict[str, Any
             values[field] = parse(str(values.pop(name)))
     shares = []
     unknown = set(values)
-    known: list[str] = []
     for kind in kinds:
         names = kind.__struct_fields__
         shares.append({name: values[name] for name in names if name in values})
         unknown -= set(names)
-        known += names
-    for name in unknown:
+    if unknown:
         raise UsageError(
-            f"unknown setting {name!r}",
-            f"{did_you_mean(name, known)}Known settings: {', '.join(known)}.",
+            f"unknown settings: {listed(sorted(unknown))}",
+            f"Settings are the fields of {listed([kind.__name__ for kind in kinds])}.",
         )
     return shares
 
@@ -287,5 +288,5 @@ def _frame(result: Result | None, table: str) -> pd.DataFrame:
             f"this run has no {table}",
             "batchtune.probe makes trials and the frontier, batchtune.sweep the rows.",
         )
-    rows: list[dict[str, Any]] = msgspec.to_builtins(getattr(result, table))
-    return pd.DataFrame(rows)
+    frame: pd.DataFrame = pd.DataFrame(msgspec.to_builtins(getattr(result, table)))
+    return frame

@@ -90,6 +90,8 @@ class BatchtuneError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint is not None:
+            self.__notes__ = [hint]  # from Python 3.11 on, tracebacks show it
 
 
 class UsageError(BatchtuneError):

@@ -44,8 +44,6 @@ def lengths_of(
         return _in_table(data, options)
     if not is_array:
         return load_lengths(data, options)
-    if hasattr(data, "detach"):  # a tensor, which may be on a GPU
-        data = data.detach().cpu()
     try:
         return Lengths.of(data, targets, unit=options.unit)
     except (TypeError, ValueError) as error:
@@ -78,7 +76,9 @@ def _in_table(table: Any, options: ReadOptions) -> Lengths:
             if hasattr(table, "with_format"):
                 found = table.with_format("arrow", wanted or None)[:]
             else:
-                found = pyarrow.Table.from_pandas(table[wanted or columns])
+                found = pyarrow.Table.from_pandas(
+                    table[wanted or columns], preserve_index=False
+                )
             parquet.write_table(found, path)
         except (pyarrow.ArrowException, ValueError) as error:
             raise ManifestError(
