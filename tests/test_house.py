@@ -42,8 +42,8 @@ LEVELS = [
     },
     {
         "api",
-        "scripts",
-    },  # for notebooks; they hand a script the probe's batches, or the sampler's
+        "scripts",  # they hand a script the probe's batches, or the sampler's
+    },
     {"cli"},
     {"__main__", "__init__"},  # the entry point; the public names, imported lazily
 ]
