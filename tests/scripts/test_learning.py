@@ -1,0 +1,282 @@
+"""What is learned of a script's examples and batches: made ones equal what the script's own code would collate."""
+
+import copy
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from made_data import CASES, Case, Made, packed, padded, to_multiple_of_8
+
+from batchtune.scripts.learning import Axes, Learned, Unclear
+from batchtune.scripts.trees import flatten, numeric, sizes
+
+BATCH_SIZES = [3, 4, 5, 3, 6, 4]
+
+
+def facts(batch: Any) -> dict[str, Any]:
+    """The type and shape of every leaf; of lists of arrays each shape, of short ones all values."""
+    found: dict[str, Any] = {}
+    for path, (leaf,) in flatten([batch], stops={"xs", "ys"}).items():
+        kind = getattr(leaf, "dtype", type(leaf))
+        values = numeric(leaf)
+        if isinstance(leaf, list):
+            found[path] = kind, [sizes(item) for item in leaf]
+        elif values is not None and values.ndim < 2:
+            found[path] = kind, np.round(values, 3).tolist()
+        else:
+            found[path] = kind, sizes(leaf)
+    return found
+
+
+def random_examples(case: Case, seed: int) -> list[Any]:
+    torch.manual_seed(seed)
+    made = Made(seed)
+    return [getattr(made, case.kind)() for _ in range(60)]
+
+
+def random_batches(case: Case, seed: int) -> list[Any]:
+    examples = random_examples(case, seed)
+    return [case.collate([examples.pop() for _ in range(size)]) for size in BATCH_SIZES]
+
+
+def same_as_collated(case: Case, learned: Learned) -> bool:
+    axes = Axes(7, case.length, case.target_length)
+    made = learned.make(axes)
+    assert learned.axes_of(made) == axes
+    return facts(made) == facts(case.collate(case.equal(7)))
+
+
+def check_seed(seed: int) -> int:
+    """Learns every case both ways and returns how often whole batches told enough."""
+    understood = 0
+    for name, case in CASES.items():
+        examples = random_examples(case, seed)
+        learned = Learned.from_examples(
+            examples, case.collate, length_key=case.length_key
+        )
+        assert same_as_collated(case, learned), (name, seed)
+        try:
+            learned = Learned.from_batches(random_batches(case, seed))
+        except Unclear:
+            continue
+        assert same_as_collated(case, learned), (name, seed)
+        understood += 1
+    return understood
+
+
+def test_made_batches_equal_collated_ones() -> None:
+    assert sum(map(check_seed, range(3))) >= 18
+
+
+@pytest.mark.slow
+def test_made_batches_equal_collated_ones_for_100_seeds() -> None:
+    assert sum(map(check_seed, range(100))) >= 600
+
+
+def test_axes_of_real_batches_are_their_longest() -> None:
+    case = CASES["waves"]
+    examples = random_examples(case, 0)
+    learned = Learned.from_examples(examples, case.collate)
+    longest = max(len(example["input_values"]) for example in examples[:5])
+    target = max(len(example["labels"]) for example in examples[:5])
+    batch = case.collate(copy.deepcopy(examples[:5]))
+    assert learned.axes_of(batch) == Axes(5, longest, target)
+    assert learned.lengths == tuple(len(one["input_values"]) for one in examples)
+    assert learned.targets == tuple(len(one["labels"]) for one in examples)
+
+
+def test_axes_of_batches_padded_to_a_multiple() -> None:
+    examples = random_examples(CASES["packed"], 0)
+    learned = Learned.from_examples(examples, to_multiple_of_8)
+    assert learned.lines == ("input_ids: [B, L to a multiple of 8] int64 < 100",)
+    assert learned.axes_of(learned.make(Axes(3, 101))) == Axes(3, 104)
+
+
+def test_axes_of_a_packed_batch_have_its_total() -> None:
+    examples = random_examples(CASES["packed"], 0)
+    learned = Learned.from_examples(examples, packed)
+    total = sum(len(example["input_ids"]) for example in examples[:4])
+    batch = packed(copy.deepcopy(examples[:4]))
+    assert learned.axes_of(batch) == Axes(4, -(-total // 4))
+
+
+def test_lines_say_what_was_learned() -> None:
+    case = CASES["padded batch"]
+    learned = Learned.from_examples(random_examples(case, 0), case.collate)
+    assert learned.lines == (
+        "id: [B] list",
+        "sig.data: [B, L] float32",
+        "sig.lengths: [B] float32",
+        "tokens.data: [B, T] int64 < 30",
+        "tokens.lengths: [B] float32",
+        "duration: [B] float64 = 1/16000·L",
+        "spk: [B] int64 < 2",
+    )
+
+
+def test_collating_may_change_examples_in_place() -> None:
+    def extending(examples: list[Any]) -> Any:
+        for example in examples:
+            example["turns"][0].append(1)
+            example["ids"] += [0]
+        return {"ids": padded([example.pop("ids") for example in examples])}
+
+    examples = [{"ids": [1] * n, "turns": [[1], [2]]} for n in range(5, 50)]
+    learned = Learned.from_examples(examples, extending)
+    assert [learned.make(Axes(3, 20))["ids"].shape for _ in range(2)] == [(3, 21)] * 2
+    assert examples[0] == {"ids": [1] * 5, "turns": [[1], [2]]}
+
+
+def test_examples_are_released() -> None:
+    class Samples(np.ndarray[Any, Any]):
+        """An array that can be referred to weakly."""
+
+    examples = [np.zeros(n).view(Samples) for n in range(5, 50)]
+    alive = [weakref.ref(example) for example in examples]
+    learned = Learned.from_examples(examples, lambda rows: padded(list(rows)))
+    del examples
+    gc.collect()
+    assert sum(one() is not None for one in alive) == 1
+    assert learned.make(Axes(2, 9)).shape == (2, 9)
+
+
+def speech(samples: int, tokens: int, **more: Any) -> dict[str, Any]:
+    return {"sig": np.zeros(samples), "tokens": [1] * tokens, **more}
+
+
+def pads(examples: list[Any]) -> dict[str, Any]:
+    return {key: padded([one[key] for one in examples]) for key in ("sig", "tokens")}
+
+
+def varied(seed: int = 0) -> list[dict[str, Any]]:
+    random = np.random.default_rng(seed)
+    return [
+        speech(int(n), int(random.integers(5, 40)))
+        for n in random.integers(800, 4800, 50)
+    ]
+
+
+def test_a_target_that_follows_the_length_is_unclear() -> None:
+    examples = [speech(8 * n, n) for n in range(100, 150)]
+    assert Learned.from_examples(examples, pads).targets is None
+    with pytest.raises(Unclear, match=r"follows the length exactly in all 50 examples"):
+        Learned.from_examples(examples, pads, target_key="tokens")
+
+
+def test_keys_say_which_leaf_is_the_length() -> None:
+    examples = varied()
+    tokens = tuple(len(example["tokens"]) for example in examples)
+    assert Learned.from_examples(examples, pads).targets == tokens
+    for keys in ({"length_key": "tokens"}, {"target_key": "sig"}):
+        assert Learned.from_examples(examples, pads, **keys).lengths == tokens
+    learned = Learned.from_examples(examples, pads, length_key="duration_in_manifest")
+    assert learned.targets == tokens
+
+
+def test_a_key_of_the_coarser_leaf_makes_that_the_unit() -> None:
+    examples = [speech(8 * n + n % 8, n) for n in range(100, 150)]
+    learned = Learned.from_examples(examples, pads, length_key="tokens")
+    assert learned.targets is None
+    assert learned.make(Axes(2, 120))["tokens"].shape == (2, 120)
+    assert learned.make(Axes(2, 120))["sig"].shape[1] // 8 == 120
+
+
+def test_three_independent_lengths_are_unclear() -> None:
+    examples = [
+        {**example, "notes": [0] * (7 * number % 31 + 1)}
+        for number, example in enumerate(varied())
+    ]
+    with pytest.raises(Unclear, match="notes axis 0 from 1 to 31") as raised:
+        Learned.from_examples(examples, pads)
+    assert "--length-key" in str(raised.value.hint)
+
+
+def test_words_of_a_transcript_are_no_length() -> None:
+    examples = [
+        {**example, "words": ["word"] * (7 * number % 31 + 1)}
+        for number, example in enumerate(varied())
+    ]
+    assert Learned.from_examples(examples, pads).targets is not None
+
+
+def test_batches_that_hide_the_length_are_unclear() -> None:
+    def cropping(examples: list[Any]) -> Any:
+        return torch.stack([torch.zeros(100) for _ in examples])
+
+    with pytest.raises(Unclear, match="don't show their batch size and length"):
+        Learned.from_examples(varied(), cropping)
+
+
+def test_sizes_that_only_collating_knows_are_unclear() -> None:
+    def tokenizing(examples: list[Any]) -> Any:
+        ids = [torch.zeros(len(example["text"])) for example in examples]
+        return {
+            "sig": padded([example["sig"] for example in examples]),
+            "ids": padded(ids),
+        }
+
+    examples = [
+        {"sig": np.zeros(100 + number), "text": "a" * (7 * number % 31 + 1)}
+        for number in range(50)
+    ]
+    with pytest.raises(Unclear, match="ids axis 1"):
+        Learned.from_examples(examples, tokenizing)
+
+
+def test_a_failing_collate_function_is_reported() -> None:
+    def failing(examples: list[Any]) -> Any:
+        raise KeyError("path")
+
+    with pytest.raises(Unclear, match="KeyError: 'path'"):
+        Learned.from_examples(varied(), failing)
+
+
+def test_single_rows_and_few_batches_are_unclear() -> None:
+    rows = [{"x": torch.ones(1, n), "y": torch.ones(1, n)} for n in range(50, 56)]
+    with pytest.raises(Unclear, match="every batch of the script has one row"):
+        Learned.from_batches(rows)
+    with pytest.raises(Unclear, match="5 whole batches"):
+        Learned.from_batches(rows[:5])
+
+
+def test_batches_of_one_size_are_understood_unless_doubtful() -> None:
+    random = np.random.default_rng(0)
+    sizes_seen = random.integers(50, 500, 6).tolist()
+    batches = [
+        {"x": torch.rand(8, n), "y": torch.randint(0, 9, (8,))} for n in sizes_seen
+    ]
+    made = Learned.from_batches(batches).make(Axes(3, 77))
+    assert made["x"].shape == (3, 77) and made["y"].shape == (3,)
+    with pytest.raises(Unclear, match="every batch has 8 rows, which heads"):
+        Learned.from_batches([{**batch, "heads": 8} for batch in batches])
+
+
+def test_a_batch_size_key_settles_a_tie() -> None:
+    random = np.random.default_rng(0)
+    batches = []
+    for rows in BATCH_SIZES:
+        columns = int(random.integers(50, 500))
+        batches.append({"x": torch.rand(rows, columns), "order": torch.ones(columns)})
+    with pytest.raises(Unclear, match="no axis follows the batch size") as raised:
+        Learned.from_batches(batches)
+    assert "--batch-size-key" in str(raised.value.hint)
+    made = Learned.from_batches(batches, batch_size_key="x").make(Axes(2, 60))
+    assert made["x"].shape == (2, 60) and made["order"].shape == (60,)
+
+
+def test_numbers_of_speakers_are_no_lengths() -> None:
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        batches = []
+        for rows in BATCH_SIZES:
+            x = torch.rand(rows, int(random.integers(50, 500)))
+            speakers = torch.from_numpy(random.integers(0, 40, rows))
+            batches.append({"x": x, "speakers": speakers})
+        try:
+            made = Learned.from_batches(batches).make(Axes(3, 5000))
+        except Unclear:
+            continue
+        assert made["speakers"].max() < 40

@@ -1,0 +1,63 @@
+"""How many samples, frames or tokens are one unit of the manifest, and when that can't be told."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from batchtune.scripts.learning import Unclear, units_per_length
+
+
+def durations(seed: int) -> NDArray[np.float64]:
+    """Of 5,000 utterances in seconds, to the sample."""
+    seconds = np.random.default_rng(seed).lognormal(1.8, 0.6, 5000).clip(0.5, 30)
+    return np.round(seconds * 16000) / 16000
+
+
+def found(sizes: NDArray[np.float64], lengths: NDArray[np.float64]) -> float:
+    part = np.random.default_rng(0).choice(sizes, 200, replace=False)
+    seen = [int(size) for size in part]
+    return units_per_length(seen, np.sort(lengths), what="sig")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_samples_frames_and_rounded_manifests(seed: int) -> None:
+    seconds = durations(seed)
+    samples = np.round(seconds * 16000)
+    assert found(samples, seconds) == 16000
+    assert found(samples, np.unique(np.round(seconds, 2))) == 16000
+    assert found(samples, np.round(seconds * 1000)) == 16
+    assert found(samples, samples) == 1
+    assert found(np.floor(seconds * 100), seconds) == 100
+    assert found(np.floor(samples / 256), samples / 22050) == pytest.approx(22050 / 256)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_dense_tokens_are_one_to_one(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    tokens = random.lognormal(5.5, 0.8, 20000).clip(3, 5000).round()
+    assert found(tokens, tokens) == 1
+    assert found(tokens, np.unique(tokens)) == 1
+    assert found(2 * tokens, tokens) == 2
+
+
+def test_words_are_not_tokens() -> None:
+    words = np.random.default_rng(0).lognormal(3, 0.6, 20000).round() + 1
+    with pytest.raises(Unclear, match="no plain ratio fits") as raised:
+        found(np.ceil(words * 1.37), words)
+    assert "--per-unit" in str(raised.value.hint)
+
+
+def test_another_manifest_is_unclear_and_both_are_shown() -> None:
+    seen = np.linspace(8000, 48000, 200).astype(int).tolist()
+    lengths = np.linspace(0.7, 3.1, 37)
+    message = (
+        "'sig' runs from 8000 to 48,000 in 200 examples .* manifest from 0.7 to 3.1"
+    )
+    with pytest.raises(Unclear, match=message):
+        units_per_length(seen, lengths, what="sig")
+
+
+def test_six_whole_batches_are_enough_for_samples() -> None:
+    seconds = np.sort(durations(0))
+    seen = np.round(seconds[-600::100] * 16000).astype(int).tolist()
+    assert units_per_length(seen, seconds, what="sig") == 16000
