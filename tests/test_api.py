@@ -275,6 +275,18 @@ def test_a_class_of_a_notebook_is_refused() -> None:
         assert "%%writefile step.py" in str(caught.value.hint)
 
 
+def test_a_class_typed_into_python_is_refused() -> None:
+    code = (
+        "import batchtune\nclass Step: ...\n"
+        "try:\n    batchtune.probe(Step, [1.0])\n"
+        "except batchtune.BatchtuneError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-"], input=code, capture_output=True, text=True, check=False
+    )
+    assert "Step can't be imported from a file" in done.stdout, done.stderr
+
+
 # The package
 
 

@@ -99,8 +99,8 @@ def spec_of(target: object) -> str:
     name = getattr(target, "__qualname__", type(target).__name__)
     module_name = getattr(target, "__module__", "")
     module = sys.modules.get(module_name)
-    file = getattr(module, "__file__", None)
-    if file is None or getattr(module, name, None) is not target:
+    file = getattr(module, "__file__", None) or ""  # of standard input: `<stdin>`
+    if not file.endswith(".py") or getattr(module, name, None) is not target:
         raise WorkloadError(
             f"{name} can't be imported from a file, and the probe runs it in another process",
             f"Define it at the top level of a file (in a notebook: %%writefile step.py), and give 'step.py:{name}'.",
