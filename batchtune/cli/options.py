@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from batchtune.manifests import ReadOptions, StreamLengths
     from batchtune.probe.settings import ProbeSettings
     from batchtune.results import SweepSettings
+    from batchtune.scripts.named import NamedScript
     from batchtune.streams.stream_sweep import StreamSettings
 
 AnyLengths = TypeVar("AnyLengths")
@@ -315,8 +316,25 @@ class WorkloadOptions:
     workload: str | None = setting(
         "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
         "code, which batchtune never does just because a file names it (default: the built-in that was probed, or "
-        "the one for the lengths' unit).",
+        "the one for the lengths' unit). Or a model, trained by a framework: torch:FILE.py:NAME, "
+        "lightning:FILE.py:NAME, transformers:CONFIG (a local folder; nothing is downloaded), or "
+        "speechbrain:FILE.py.",
         "W",
+    )
+    task: str | None = setting(
+        "For transformers: causal-lm, masked-lm, sequence-classification, seq2seq-lm, ctc or speech-seq2seq. Its "
+        "examples are random. --set takes TrainingArguments, such as bf16=true, and lora=RANK.",
+        "TASK",
+    )
+    loss: str | None = setting(
+        "For torch: cross_entropy of outputs [B, ..., classes], mse, ctc of [B, time, classes], or a function of the "
+        "file, loss(outputs, inputs). Its inputs are random tokens [B, L] below --set vocab=100, or frames with "
+        "--set features=80.",
+        "LOSS",
+    )
+    hparams: str | None = setting(
+        "For speechbrain: the YAML file of the script; --set changes its values.",
+        "FILE",
     )
     set: Annotated[
         list[str] | None,
@@ -368,7 +386,7 @@ class WorkloadOptions:
         default=0.0,
     )
 
-    def asked(self, source: ManifestOptions) -> dict[str, Any]:
+    def asked(self, source: ManifestOptions, lengths: Lengths) -> dict[str, Any]:
         """Return the fields of `ProbeSettings` that the user gave. Raises UsageError if one is invalid.
 
         The keys of the manifest also name the parts of a script's batches, where these have such parts.
@@ -379,7 +397,7 @@ class WorkloadOptions:
             "workload": self.workload or None,
             "options": _if_given(parse_options, self.set),
             "scratch": self.scratch,
-            **self._script(source),
+            **self._script(source, lengths),
             "device": self.device,
             "memory_bytes": _if_given(parse_size, self.memory),
             "memory_fraction": self.memory_fraction,
@@ -389,14 +407,15 @@ class WorkloadOptions:
         }
         return {name: value for name, value in asked.items() if value is not None}
 
-    def _script(self, source: ManifestOptions) -> dict[str, Any]:
-        """Return the fields of `ProbeSettings` for the command after `--`; none without one."""
+    def _script(self, source: ManifestOptions, lengths: Lengths) -> dict[str, Any]:
+        """Return the fields of `ProbeSettings` for a training script: the one after `--`, or what is named."""
         options = {
             name: getattr(self, name)
             for name in ("per_unit", "target_per_unit", "batch_size_key", "loader")
             if getattr(self, name) is not None
         }
-        if self.command is None:
+        named = self._named(lengths)
+        if self.command is None and named is None:
             for name in options:
                 flag = f"--{name.replace('_', '-')}"
                 raise UsageError(
@@ -404,7 +423,7 @@ class WorkloadOptions:
                     "Put the script's command at the end of the line: -- python train.py",
                 )
             return {}
-        if self.workload or self.set:
+        if self.command is not None and (self.workload or self.set):
             raise UsageError(
                 "--workload and --set are for a workload, but a command is given as well",
                 "Give one of --workload W and -- COMMAND.",
@@ -412,12 +431,30 @@ class WorkloadOptions:
         for name in ("length_key", "target_key"):
             if getattr(source, name) is not None:
                 options[name] = getattr(source, name)
+        if named is not None:
+            return {"command": named.words, "options": {**options, **named.options}}
+        assert self.command is not None
         words = script_words(self.command)
         return {
             "workload": shlex.join(words),
             "command": words,
             "options": options,
         }
+
+    def _named(self, lengths: Lengths) -> NamedScript | None:
+        """Return the training script that `--workload` names by its framework; None if it names another workload."""
+        from batchtune.scripts.named import KINDS, named_script
+
+        flags = {"task": self.task, "loss": self.loss, "hparams": self.hparams}
+        if self.workload and self.workload.partition(":")[0] in KINDS:
+            return named_script(
+                self.workload, flags, self.set or [], lengths, self.per_unit
+            )
+        for flag, value in flags.items():
+            if value is not None:
+                kinds = (kind for kind in KINDS if flag in KINDS[kind].flags)
+                raise UsageError(f"--{flag} is for --workload {next(kinds)}:…")
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -461,7 +498,7 @@ class ProbeOptions(WorkloadOptions):
         asked = {
             "options": {},
             "workload": default_workload(lengths.unit),
-            **self.asked(source),
+            **self.asked(source, lengths),
         }
         if asked["workload"] is None:
             raise UsageError(

@@ -101,7 +101,7 @@ def tune(
         asked = {
             "workload": probed.workload.spec,
             "options": probed.workload.options,
-            **probe.asked(source),
+            **probe.asked(source, lengths),
         }
         plan = sampler_plan(lengths, run.run, verify_settings, quiet=run.quiet)
         holds = verify_with_progress(plan, run.run, asked, quiet=run.quiet).holds

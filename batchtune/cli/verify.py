@@ -160,12 +160,13 @@ def verify(
         time_tolerance=time_tolerance,
         step_timeout_seconds=step_timeout,
     )
-    asked = subject.asked(manifest)
     if stream:
         stored = manifest.load_stream(quiet=quiet, as_in=folder)
+        asked = subject.asked(manifest, stored.lengths)
         plan = _stream_plan(stored, folder, settings)
     else:
         lengths = manifest.load(quiet=quiet, as_in=folder)
+        asked = subject.asked(manifest, lengths)
         plan = sampler_plan(lengths, folder, settings, quiet=quiet)
     verification = verify_with_progress(plan, folder, asked, quiet=quiet)
     if json:

@@ -81,7 +81,7 @@ def load_function(
     if location != "builtin" and not (location and name.isidentifier()):
         hint = f"Did you mean builtin:{spec}?" if spec in BUILTINS else _FORMS
         raise WorkloadError(f"{spec!r} names no class or function", hint)
-    target = _target(location, name)
+    target = load_object(location, name)
     if not callable(target):
         raise WorkloadError(
             f"{name} in {location} is of type {type(target).__name__}, but a class or a function is needed",
@@ -110,7 +110,7 @@ def spec_of(target: object) -> str:
     return f"{os.path.relpath(file)}:{name}"
 
 
-def _target(location: str, name: str) -> Any:
+def load_object(location: str, name: str) -> Any:
     """Import a built-in, a file or a package's module, and return its attribute `name`."""
     if location == "builtin":
         if name not in BUILTINS:
