@@ -386,8 +386,12 @@ class WorkloadOptions:
         default=0.0,
     )
 
-    def asked(self, source: ManifestOptions, lengths: Lengths) -> dict[str, Any]:
+    def asked(
+        self, source: ManifestOptions, lengths: Lengths | None = None
+    ) -> dict[str, Any]:
         """Return the fields of `ProbeSettings` that the user gave. Raises UsageError if one is invalid.
+
+        A command after `--` needs no lengths.
 
         The keys of the manifest also name the parts of a script's batches, where these have such parts.
         """
@@ -407,13 +411,20 @@ class WorkloadOptions:
         }
         return {name: value for name, value in asked.items() if value is not None}
 
-    def _script(self, source: ManifestOptions, lengths: Lengths) -> dict[str, Any]:
-        """Return the fields of `ProbeSettings` for a training script: the one after `--`, or what is named."""
+    def _script(
+        self, source: ManifestOptions, lengths: Lengths | None
+    ) -> dict[str, Any]:
+        """Return the fields of `ProbeSettings` for the script after `--`, or one that --workload names, if any."""
         options = {
             name: getattr(self, name)
             for name in ("per_unit", "target_per_unit", "batch_size_key", "loader")
             if getattr(self, name) is not None
         }
+        if self.command is not None and (self.workload or self.set):
+            raise UsageError(
+                "--workload and --set are for a workload, but a command is given as well",
+                "Give one of --workload W and -- COMMAND.",
+            )
         named = self._named(lengths)
         if self.command is None and named is None:
             for name in options:
@@ -423,11 +434,6 @@ class WorkloadOptions:
                     "Put the script's command at the end of the line: -- python train.py",
                 )
             return {}
-        if self.command is not None and (self.workload or self.set):
-            raise UsageError(
-                "--workload and --set are for a workload, but a command is given as well",
-                "Give one of --workload W and -- COMMAND.",
-            )
         for name in ("length_key", "target_key"):
             if getattr(source, name) is not None:
                 options[name] = getattr(source, name)
@@ -441,12 +447,13 @@ class WorkloadOptions:
             "options": options,
         }
 
-    def _named(self, lengths: Lengths) -> NamedScript | None:
-        """Return the training script that `--workload` names by its framework; None if it names another workload."""
+    def _named(self, lengths: Lengths | None) -> NamedScript | None:
+        """Return the training script of a workload that is named by its framework; None for another workload."""
         from batchtune.scripts.named import KINDS, named_script
 
         flags = {"task": self.task, "loss": self.loss, "hparams": self.hparams}
         if self.workload and self.workload.partition(":")[0] in KINDS:
+            assert lengths is not None
             return named_script(
                 self.workload, flags, self.set or [], lengths, self.per_unit
             )
