@@ -10,7 +10,11 @@ from batchtune.results import RecordedBatch, TrainingStart, TrainingStep, meta_o
 
 def start(*, per_unit: float = 1.0, rank: int = 0) -> TrainingStart:
     return TrainingStart(
-        meta=meta_of(TrainingStart), device="made", per_unit=per_unit, rank=rank
+        meta=meta_of(TrainingStart),
+        device="made",
+        per_unit=per_unit,
+        target_per_unit=1.0,
+        rank=rank,
     )
 
 

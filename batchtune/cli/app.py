@@ -51,6 +51,9 @@ COMMANDS = {
         "export", "Write the recommendation as a config for another framework."
     ),
     "verify": Declared("verify", "Run the recommended batches for real."),
+    "record": Declared(
+        "script", "Run a training script as it is, and record its steps."
+    ),
     "doctor": Declared(
         "describe", "Show the devices, memory and software of this machine."
     ),

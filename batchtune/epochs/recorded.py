@@ -66,7 +66,6 @@ class RecordedTraining:
     """
 
     device: str
-    steps: int
     trials: list[Trial]
     largest: list[BatchShape]
     ooms: list[Trial]
@@ -75,23 +74,17 @@ class RecordedTraining:
     @classmethod
     def read(cls, path: Path, *, with_targets: bool) -> RecordedTraining:
         """Read `training.jsonl`; targets count only `with_targets`. Raises ResultError if it can't be read."""
-        device = ""
-        per_unit = 1.0
-        steps = 0
         batches: list[_Batch] = []
         ooms: list[Trial] = []
         for line in read_training(path):
             if isinstance(line, TrainingStart):
-                device = line.device
-                per_unit = line.per_unit
+                start = line
             elif isinstance(line, TrainingStep) and line.oom is not None:
-                ooms += oom_trials(line, per_unit)
+                ooms += _oom_trials(line, start)
             elif isinstance(line, TrainingStep):
-                steps += 1
-                batches += _batches(line, per_unit, with_targets=with_targets)
+                batches += _batches(line, start, with_targets=with_targets)
         return cls(
-            device=device,
-            steps=steps,
+            device=start.device,
             trials=_grouped(batches),
             largest=_largest({batch.shape for batch in batches}),
             ooms=ooms,
@@ -100,13 +93,13 @@ class RecordedTraining:
         )
 
 
-def oom_trials(step: TrainingStep, per_unit: float) -> list[Trial]:
+def _oom_trials(step: TrainingStep, start: TrainingStart) -> list[Trial]:
     """Return the trial of the batch that ran out of memory: of those at hand, the largest; none if none is known."""
     largest = step.largest
     if largest is None:
         return []
     trial = Trial.of(
-        largest.shape(per_unit),
+        largest.shape(start),
         "oom",
         error=step.oom,
         confirmation=True,
@@ -155,7 +148,7 @@ def recorded_ooms(path: Path, lengths: Lengths) -> list[Trial]:
 
 
 def _batches(
-    step: TrainingStep, per_unit: float, *, with_targets: bool
+    step: TrainingStep, start: TrainingStart, *, with_targets: bool
 ) -> Iterator[_Batch]:
     """Yield a step's batches: the time is shared by their padded lengths, the peak is that of the largest."""
     cells = sum(batch.batch_size * batch.length for batch in step.batches)
@@ -163,7 +156,7 @@ def _batches(
         seconds = None
         if step.seconds is not None and not step.warm_up:
             seconds = step.seconds * batch.batch_size * batch.length / cells
-        shape = batch.shape(per_unit)
+        shape = batch.shape(start)
         if not with_targets:
             shape = BatchShape(shape.batch_size, shape.length)
         peak = None

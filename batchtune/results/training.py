@@ -40,6 +40,7 @@ class TrainingStart(Result, frozen=True, kw_only=True):
         device: Name of the device.
         per_unit: How many positions of a tensor's axis make one unit of the manifest's lengths: 16000 where a batch
             holds samples and the manifest seconds.
+        target_per_unit: The same for targets.
         rank: Of the process, from 0.
     """
 
@@ -47,6 +48,7 @@ class TrainingStart(Result, frozen=True, kw_only=True):
 
     device: str
     per_unit: Positive
+    target_per_unit: Positive
     rank: Count
 
 
@@ -62,12 +64,12 @@ class RecordedBatch(Record, frozen=True, kw_only=True):
     length: Size
     target_length: Count | None
 
-    def shape(self, per_unit: float) -> BatchShape:
-        """Return the shape in the manifest's unit; targets are counted as they are."""
+    def shape(self, start: TrainingStart) -> BatchShape:
+        """Return the shape in the manifest's units, which the recording began with."""
         target_length = None
         if self.target_length is not None:
-            target_length = float(self.target_length)
-        return BatchShape(self.batch_size, self.length / per_unit, target_length)
+            target_length = self.target_length / start.target_per_unit
+        return BatchShape(self.batch_size, self.length / start.per_unit, target_length)
 
 
 class TrainingStep(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -107,20 +109,22 @@ class CutLine(Record, frozen=True, kw_only=True):
 TrainingLine = TrainingStart | TrainingStep | CutLine
 
 
-def read_training(path: Path) -> Iterator[TrainingLine]:
-    """Yield the lines of `training.jsonl`, the first of them a start.
+def read_training(path: Path, *, after: int = 0) -> Iterator[TrainingLine]:
+    """Yield the lines of `training.jsonl` after so many bytes, the first of them a start.
 
     Raises ResultError if the file can't be read, is too new, or a line is neither whole nor cut short.
     """
     hint = "Record the training again, or take the line out."
     try:
         with path.open("rb") as file:
+            file.seek(after)
             for number, line in enumerate(
                 iter(lambda: file.readline(_LONGEST_LINE), b""), 1
             ):
                 place = f"{path}, line {number}"
                 record = _line(line, place, hint)
-                if number == 1 and not isinstance(record, TrainingStart):
+                is_start = isinstance(record, TrainingStart)
+                if number == 1 and not after and not is_start:
                     raise ResultError(f"{place}: not the start of a recording", hint)
                 yield record
     except OSError as error:

@@ -27,7 +27,8 @@ class Recorder:
     Args:
         run: The run folder.
         per_unit: How many positions of a tensor's axis make one unit of the manifest's lengths, such as 16000 for
-            samples and seconds.
+            samples and seconds; by default what the run folder's probe found in the training script, or 1.
+        target_per_unit: The same for targets.
         axis: The axis of the length in the batch's tensors; those with fewer axes count with their last.
     """
 
@@ -35,11 +36,13 @@ class Recorder:
         self,
         run: str | Path = "batchtune-run",
         *,
-        per_unit: float = 1.0,
+        per_unit: float | None = None,
+        target_per_unit: float | None = None,
         axis: int = 1,
     ) -> None:
         self._path = Path(run) / TRAINING_FILE
         self._per_unit = per_unit
+        self._target_per_unit = target_per_unit
         self._axis = axis
         self._log: TrainingLog | None = None
         self._batches: list[RecordedBatch] = []  # since the last step
@@ -68,7 +71,7 @@ class Recorder:
     def begin(self) -> None:
         """Begin an epoch: what came before belongs to no step. Raises ResultError if the file can't be written."""
         if self._log is None:
-            self._log = TrainingLog(self._path, self._per_unit)
+            self._log = TrainingLog(self._path, self._per_unit, self._target_per_unit)
         self._batches = []
         self._log.restart()
 

@@ -24,14 +24,14 @@ def wrap(
 ) -> Iterator[Any]:
     """Return a training loader's iterator, whose batches are recorded.
 
-    `options` has the fields `run` (the run folder), `per_unit` and `axis`. If the file can't be written, the training
-    goes on without.
+    `options` has the fields `run` (the run folder), `per_unit`, `target_per_unit` and `axis`, as `Recorder`. If the
+    file can't be written, the training goes on without.
     """
     global _delivered
     if _delivered is None:
         try:
             path = Path(options["run"]) / TRAINING_FILE
-            log = TrainingLog(path, options["per_unit"])
+            log = TrainingLog(path, options["per_unit"], options["target_per_unit"])
         except BatchtuneError as error:
             print(f"Warning: batchtune records nothing: {error}", file=sys.stderr)
             return begin()

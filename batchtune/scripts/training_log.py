@@ -15,10 +15,13 @@ import msgspec
 
 from batchtune.files import unwritable
 from batchtune.results import (
+    RUN_FILE,
     RecordedBatch,
+    Run,
     TrainingStart,
     TrainingStep,
     meta_of,
+    read_result,
 )
 from batchtune.scripts.laps import Lap, Laps, open_laps
 from batchtune.workloads.loading import first_line
@@ -73,12 +76,16 @@ class TrainingLog:
     ends with a warning, and the training goes on.
     """
 
-    def __init__(self, path: Path, per_unit: float) -> None:
-        """Open the file. Raises ResultError if it can't be written."""
+    def __init__(
+        self, path: Path, per_unit: float | None, target_per_unit: float | None
+    ) -> None:
+        """Open the file. Raises ResultError if it can't be written, or the run folder's `run.json` not read."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self.path = path
-        self._per_unit = per_unit
+        known = _units_in(path.parent)
+        self._per_unit = per_unit or known[0]
+        self._target_per_unit = target_per_unit or known[1]
         self._rank = int(os.environ.get("RANK", 0))
         self._file: int | None = _open_to_append(path)
         self._laps: Laps | None = None
@@ -112,6 +119,7 @@ class TrainingLog:
             meta=meta_of(TrainingStart),
             device=self._laps.device,
             per_unit=self._per_unit,
+            target_per_unit=self._target_per_unit,
             rank=self._rank,
         )
         self._append(start)
@@ -185,6 +193,15 @@ class TrainingLog:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _units_in(folder: Path) -> tuple[float, float]:
+    """Return the sizes of the units that the folder's probe found in a training script's batches; 1 if it has none."""
+    path = folder / RUN_FILE
+    script = read_result(path, Run).device.script if path.exists() else None
+    if script is None:
+        return 1.0, 1.0
+    return script.per_unit, script.target_per_unit or 1.0
 
 
 def _open_to_append(path: Path) -> int:

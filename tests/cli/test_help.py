@@ -7,7 +7,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+import training_lines
 from cli.conftest import Run
+from training_lines import start, step
 
 from batchtune.cli.app import COMMANDS, load_command
 
@@ -72,7 +74,11 @@ def test_an_example_that_needs_no_device_runs(
     rows = (f"utt{number},{1 + number % 23}\n" for number in range(200))
     (tmp_path / "train.csv").write_text("id,duration\n" + "".join(rows))
     words = shlex.split(line.partition(" | ")[0])
-    if words[1] == "sweep-buckets":
+    if "--from-training" in words:
+        training_lines.write(
+            tmp_path / "batchtune-run", [start(), step((8, 10)), step((4, 20))]
+        )
+    elif words[1] == "sweep-buckets":
         words += ["--max-batch-length", "600"]
     ran = batchtune(*words[1:])
     assert ran.returncode == 0, ran.stderr

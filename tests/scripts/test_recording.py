@@ -31,7 +31,7 @@ class Recorded:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[TrainingLog]:
-    log = TrainingLog(tmp_path / "training.jsonl", per_unit=1.0)
+    log = TrainingLog(tmp_path / "training.jsonl", None, None)
     yield log
     log.close()
 
@@ -165,7 +165,7 @@ def test_a_line_cut_short_stays_apart(tmp_path: Path, log: TrainingLog) -> None:
     made_loops.plain(Trainer(), Recorded(batches(3), delivered), 1)
     with log.path.open("ab") as file:
         file.write(b'{"rank":0,"batch')
-    again = TrainingLog(log.path, per_unit=1.0)
+    again = TrainingLog(log.path, None, None)
     made_loops.plain(Trainer(), Recorded(batches(2), Delivered(again)), 1)
     again.close()
     kinds = [type(line) for line in read_training(log.path)]
@@ -211,7 +211,7 @@ def train(count, epochs):
 
 def script(folder: Path, end: str) -> str:
     """A script that records itself, and ends with these lines."""
-    options = {"run": str(folder), "per_unit": 1.0, "axis": 1}
+    options = {"run": str(folder), "per_unit": None, "target_per_unit": None, "axis": 1}
     return SCRIPT.format(tests=str(Path(__file__).parent), options=options) + end
 
 

@@ -1,0 +1,91 @@
+"""Tests of `batchtune record`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli.conftest import Run
+
+from batchtune.results import TrainingStart, TrainingStep, read_training
+
+SCRIPT = """
+import sys
+import torch
+from torch.utils.data import DataLoader
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = [torch.ones(10 + number, 4) for number in range(8)]
+for batch in DataLoader(data, batch_size=1):
+    model(batch).sum().backward()
+    optimizer.step()
+print("trained", *sys.argv[1:])
+if "oom" in sys.argv:
+    for batch in DataLoader(data, batch_size=1):
+        raise MemoryError("too large")
+sys.exit(5)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def test_a_script_runs_as_it_is_and_is_recorded(
+    batchtune: Run, tmp_path: Path, script: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ran = batchtune(
+        *("record", "--per-unit", "2", "--run", "mine", "--", "python", script, "--x")
+    )
+    assert capfd.readouterr().out == "trained --x\n"
+    assert ran.returncode == 5
+    assert "Recorded 8 steps in mine/training.jsonl." in ran.stderr
+    start, *steps = read_training(tmp_path / "mine" / "training.jsonl")
+    assert isinstance(start, TrainingStart) and start.per_unit == 2
+    assert [
+        (step.batches[0].batch_size, step.batches[0].length)
+        for step in steps
+        if isinstance(step, TrainingStep)
+    ] == [(1, length) for length in range(10, 18)]
+
+
+def test_an_oom_that_ends_the_script_is_recorded(
+    batchtune: Run, tmp_path: Path, script: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ran = batchtune("record", "--", "python", script, "oom")
+    assert ran.returncode == 1
+    assert "MemoryError: too large" in capfd.readouterr().err
+    assert "Memory ran out 1 time." in ran.stderr
+    *_, last = read_training(tmp_path / "batchtune-run" / "training.jsonl")
+    assert isinstance(last, TrainingStep)
+    assert last.oom == "MemoryError: too large"
+    assert [batch.length for batch in last.batches] == [10]
+
+
+def test_a_command_without_training_is_told_apart(
+    batchtune: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ran = batchtune("record", "--", "python", "-c", "print(1)")
+    assert ran.returncode == 0
+    assert capfd.readouterr().out == "1\n"
+    assert "nothing was recorded" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no command to record"),
+        (["--"], "no command follows --"),
+        (["--", "no-such-program"], "no-such-program can't be started"),
+    ],
+)
+def test_a_command_that_is_none_is_an_error(
+    batchtune: Run, words: list[str], message: str
+) -> None:
+    ran = batchtune("record", *words)
+    assert ran.returncode == 2
+    assert message in ran.stderr
