@@ -118,6 +118,10 @@ class WorkloadError(BatchtuneError):
         self.traceback = traceback
 
 
+class NoStepError(WorkloadError):
+    """The user's training script goes on, but no optimizer steps."""
+
+
 class OptionError(WorkloadError):
     """A `--set` option of a workload is unknown, missing or has a wrong value."""
 

@@ -109,7 +109,9 @@ TimeTolerance = Annotated[
         "X",
     ),
 ]
-ScriptCommand = Annotated[str | None, option("", variable=None, hidden=True)]
+ScriptCommand = Annotated[
+    str | None, option("The words after --.", variable=None, hidden=True)
+]
 """The words after `--` on the command line, as a JSON list: see `script_words`."""
 WorldSize = Annotated[int, option("Number of ranks that train together.", "N")]
 

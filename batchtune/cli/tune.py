@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from batchtune.buckets.current import Current
     from batchtune.lengths import Lengths
     from batchtune.results import Probe, StreamSweep, Sweep, SweepSettings
+
+LENGTHS_FILE = "lengths.parquet"  # of a script's own data set, in its order
 
 EXAMPLES = {
     "tune": """
@@ -93,6 +96,7 @@ def tune(
     )
     sweep_settings = sweep.settings(run)
     current = sweep.current_settings()
+    source = _with_own_lengths(source, probe, run)
     lengths = source.load(quiet=run.quiet)
     probed = _probe(source, lengths, probe, run, sweep_settings)
     swept = sweep_and_write(lengths, sweep_settings, current, run)
@@ -128,6 +132,7 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
     """
     from batchtune.reports import RunResults
 
+    source = _with_own_lengths(source, probe, run)
     probed = _probe(source, source.load(quiet=run.quiet), probe, run)
     if run.json:
         console.write_json(probed)
@@ -136,6 +141,30 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
             name=run.run.name, probe=probed, sweep=None, folder=run.run
         )
         console.show(results, full=run.full)
+
+
+def _with_own_lengths(
+    source: ManifestOptions, probe: ProbeOptions, run: RunOptions
+) -> ManifestOptions:
+    """Return the source of the lengths; without one, a file in the run folder with those of the script's data set."""
+    from batchtune.run_folder import alone_in
+
+    if source.manifest or probe.command is None:
+        return source
+    path = run.run / LENGTHS_FILE
+    asked = probe.asked(source)
+    if run.force or not path.exists():
+        from batchtune.scripts.own_lengths import write_own_lengths
+
+        with alone_in(run.run):
+            described = write_own_lengths(
+                asked["command"], asked["options"], path, probe.setup_timeout
+            )
+        console.note(
+            f"The lengths are those of the script's own data set ({described}), kept in {path}.",
+            quiet=run.quiet,
+        )
+    return replace(source, manifest=[str(path)])
 
 
 def _probe(

@@ -16,7 +16,7 @@ def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
     """Return the next batch size to try; None if the length and target are closed.
 
     A length takes at most 4 + log2(cap) batch sizes: a guess that would leave too much for the remaining trials to
-    bisect is moved.
+    bisect is moved, unless a failure costs a start of the user's script.
     """
     bracket = known.bracket(anchor)
     if known.closed_by(bracket) is not None:
@@ -41,7 +41,9 @@ def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
     ):
         high = min(high, bracket.hardly)
     rungs = between(known.task.rungs, bracket.passed, high)
-    if rungs:
+    # To start a script anew takes longer than a few more trials: it goes up by measured peaks.
+    follows_peaks = known.settings.command is not None and len(bracket.peaks) > 1
+    if rungs and not follows_peaks:
         told_apart = (1 << max(0, left - 1)) - 1  # rungs, by the trials after this one
         guess = max(guess, rungs[max(0, len(rungs) - 1 - told_apart)])
         guess = min(guess, rungs[min(len(rungs) - 1, told_apart)])

@@ -8,6 +8,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from batchtune.errors import NoStepError
 from batchtune.probe.attempt import Attempt
 from batchtune.probe.devices import Meter
 from batchtune.probe.failures import (
@@ -95,8 +96,10 @@ class Session:
             # No memory may be left, or a device that no longer answers after a sticky error.
             with contextlib.suppress(Exception):
                 attempt.peaks.append(meter.peak())
-            # Only text leaves this block: the exception holds the failed step's frames, and they its tensors.
-            attempt.error, attempt.verdict, attempt.traceback = _described(error)
+            # Only text leaves this block: the exception holds the failed step's frames, and they its tensors. A script
+            # that catches its OOM skips the optimizer's step: the OOM is what failed.
+            if not attempt.caught or not isinstance(error, NoStepError):
+                attempt.error, attempt.verdict, attempt.traceback = _described(error)
         retries, ooms = meter.retries_and_ooms()
         attempt.retries = retries - retries_before
         attempt.ooms = ooms - ooms_before

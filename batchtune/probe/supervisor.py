@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -77,10 +78,24 @@ class ScriptRequest(Message, frozen=True):
 
     command: list[str]
     scratch: str
-    lengths: list[float]
-    targets: list[float] | None
-    compare: bool
-    force: bool
+    lengths: list[float] = msgspec.field(default_factory=list)
+    targets: list[float] | None = None
+    compare: bool = True
+    force: bool = False
+
+
+class Describe(Message, frozen=True):
+    """Asks for the lengths in a script's own data set, to be written as a Parquet table (`Described`)."""
+
+    script: ScriptRequest
+    options: dict[str, Any]
+    output: str
+
+
+class Described(Message, frozen=True):
+    """The lengths are written; they are those of this data set."""
+
+    loader: str
 
 
 class Identified(Message, frozen=True):
@@ -116,8 +131,8 @@ class Ran(Message, frozen=True):
     renew: bool = False  # the worker must be replaced: damaged by a sticky device error, or its memory is full of holes
 
 
-Request = Identify | Prepare | Run
-Reply = Identified | Ready | Ran | Failed
+Request = Identify | Describe | Prepare | Run
+Reply = Identified | Described | Ready | Ran | Failed
 
 Prepared = TypeVar("Prepared", Identified, Ready)
 
@@ -221,7 +236,7 @@ class Supervisor:
             if lost.outcome == "timeout":
                 error = f"no answer within {limit:g} s{_hangs_at(lost)}"
             elif lost.output:
-                error += f": {_tail(lost.output, lines=3)}"
+                error += f": {tail(lost.output, lines=3)}"
             ran = Ran(
                 trial=Trial.of(request.shape, lost.outcome, error=error), renew=True
             )
@@ -344,13 +359,13 @@ class Supervisor:
                 "Its last output may say why. Run it by itself first; here it gets no input, and a scratch copy of the "
                 "working folder. What loads its batches must be a torch DataLoader, in a process with PYTHONPATH "
                 "(`python -I` ignores it).",
-                _tail(lost.output, lines=12),
+                tail(lost.output, lines=12),
             )
         return WorkloadError(
             f"{workload}: the worker process {lost} while it built the workload",
             "Its last output may say why. If something outside kills it (a job's or a container's limit), it needs "
             "less memory or time, or a higher limit there.",
-            _tail(lost.output, lines=12),
+            tail(lost.output, lines=12),
         )
 
     def _too_small(self, reason: str) -> ProbeError:
@@ -391,7 +406,8 @@ def _distinct(lengths: FloatArray) -> list[float]:
     return spaced
 
 
-def _tail(output: str, lines: int) -> str:
+def tail(output: str, lines: int) -> str:
+    """Return the last lines of a worker's output."""
     return "\n".join(output.rstrip().splitlines()[-lines:])
 
 

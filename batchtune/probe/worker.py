@@ -23,6 +23,8 @@ from batchtune.probe.devices import backend_for, backends, describe_environment
 from batchtune.probe.failures import error_verdict, lowered_limit, process_limits
 from batchtune.probe.session import Session
 from batchtune.probe.supervisor import (
+    Describe,
+    Described,
     Identified,
     Identify,
     Prepare,
@@ -84,6 +86,8 @@ class Worker:
             if isinstance(request, Identify):
                 device = backend_for(request.device).identify(request.device)
                 return Identified(device=device)
+            if isinstance(request, Describe):
+                return self._describe(request)
             return self._prepare(request)
         except BatchtuneError as error:
             failed = Failed(stage=self._stage, message=error.message, hint=error.hint)
@@ -116,6 +120,10 @@ class Worker:
             ran,
             trial=replace(ran.trial, parameters_changed=self._training.has_changed()),
         )
+
+    def _describe(self, request: Describe) -> Described:
+        """Write the lengths of a script's data set; a workload has none."""
+        raise NotImplementedError
 
     def _prepare(self, request: Prepare) -> Ready:
         """Open and limit the device, and build the workload on it."""

@@ -21,7 +21,14 @@ from typing import BinaryIO, NoReturn
 
 import msgspec
 
-from batchtune.probe.supervisor import Identify, Prepare, Reply, Request, ScriptRequest
+from batchtune.probe.supervisor import (
+    Describe,
+    Identify,
+    Prepare,
+    Reply,
+    Request,
+    ScriptRequest,
+)
 from batchtune.probe.worker import Worker
 from batchtune.processes.nursery import ready
 from batchtune.processes.worker import Failed, encode, oom_kills, serve
@@ -57,7 +64,7 @@ class Launcher:
         """Pass a request on to the script, which the first one starts; if the script dies, so does this process."""
         if isinstance(request, Identify):
             return Worker().answer(request)
-        if isinstance(request, Prepare):
+        if isinstance(request, Prepare | Describe):
             assert request.script is not None
             failed = self._start(request.script)
             if failed is not None:

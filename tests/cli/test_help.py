@@ -46,6 +46,7 @@ def test_options_of_a_project_can_be_set_elsewhere() -> None:
         "patch",
         "key_path",
         "help",
+        "command",
     }
     for name in COMMANDS:
         options = [

@@ -1,0 +1,291 @@
+"""Answers a probe's requests for a training script: learns its batches, and hands its loop those that are asked for."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from batchtune.errors import ProbeError, WorkloadError
+from batchtune.files import writing_whole
+from batchtune.probe.devices import Meter, backend_for
+from batchtune.probe.supervisor import (
+    Describe,
+    Described,
+    Prepare,
+    Ran,
+    Ready,
+    Run,
+    ScriptRequest,
+)
+from batchtune.probe.worker import Worker
+from batchtune.results import BatchShape, Script, Twin
+from batchtune.scripts.feeding import Feed, Loop, described
+from batchtune.scripts.learning import Axes, Learned, units_per_length
+from batchtune.scripts.own_lengths import own_table
+
+# Of the data set, to learn from, evenly spaced.
+_EXAMPLES = 200
+# Where the data set makes whole batches itself.
+_WHOLE_BATCHES = 8
+# Own batches whose peaks are compared with those of made ones.
+_TWINS = 3
+_WRONG_TWINS = 0.05
+
+
+class ScriptWorker(Worker):
+    """A script whose training loop is known, as the worker of a probe."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def _describe(self, request: Describe) -> Described:
+        """Write the lengths that the training loop's data set holds."""
+        import pyarrow.parquet
+
+        self._stage = "import"
+        loader = _chosen(self._loop, request.options.get("loader")).loader
+        table = self._loop.call(lambda: own_table(loader.dataset))
+        with writing_whole(Path(request.output)) as stream:
+            pyarrow.parquet.write_table(table, stream, compression="zstd")
+        return Described(loader=described(loader))
+
+    def _run(self, request: Run) -> Ran:
+        """Run a trial or a single step; after a failure the script starts anew, as nothing is known of its state."""
+        ran = super()._run(request)
+        if ran.trial.outcome == "ok":
+            return ran
+        return replace(ran, renew=True)
+
+    def _prepare(self, request: Prepare) -> Ready:
+        """Learn what the script's batches are made of, and limit its memory."""
+        script = request.script
+        assert script is not None
+        self._stage = "import"
+        loop = self._loop
+        feed = _chosen(loop, request.options.get("loader"))
+        loop.feed = feed
+        meter = _open(request)
+        own_batches: list[Any] = []
+
+        def own_batch() -> Any:
+            batch = loop.call(feed.own_batch)
+            own_batches.append(batch)
+            return batch
+
+        loop.train(own_batch)  # the rest of what was fetched ahead
+        accumulation = loop.train(own_batch)
+        learned = self._learn(feed, own_batches, own_batch, request.options)
+        del own_batches[_TWINS:]
+        loop.call(feed.end_own)
+        fed = Fed(loop, learned, meter, script, request.options, accumulation)
+        twins = []
+        if script.compare:
+            twins = [fed.compared(batch) for batch in own_batches]
+        own_batches.clear()
+        _check(twins, force=script.force)
+        self._stage = "device"
+        meter.hold(request.examples)
+        meter.limit()
+        ready = self._ready(fed, meter, request.settings)
+        facts = Script(
+            batches=list(learned.lines),
+            loader=described(feed.loader),
+            per_unit=fed.per_unit,
+            target_per_unit=fed.target_per_unit,
+            accumulation=accumulation,
+            look_ahead=fed.stale,
+            twins=twins,
+        )
+        return replace(ready, device=replace(ready.device, script=facts))
+
+    def _learn(
+        self,
+        feed: Feed,
+        own_batches: list[Any],
+        own_batch: Callable[[], Any],
+        options: dict[str, Any],
+    ) -> Learned:
+        """Learn from examples of the data set, or, where it makes batches itself, from its own batches."""
+        loader = feed.loader
+        keys: dict[str, Any] = {
+            name: options[name]
+            for name in ("length_key", "target_key")
+            if name in options
+        }
+        if loader.batch_size is not None or loader.batch_sampler is not None:
+            learned: Learned = self._loop.call(
+                lambda: Learned.from_examples(
+                    list(_examples(loader.dataset)), loader.collate_fn, **keys
+                )
+            )
+            return learned
+        while len(own_batches) < _WHOLE_BATCHES:
+            self._loop.train(own_batch)
+        if "batch_size_key" in options:
+            keys["batch_size_key"] = options["batch_size_key"]
+        return Learned.from_batches(own_batches, **keys)
+
+
+def _chosen(loop: Loop, number: int | None) -> Feed:
+    """Return the training loop's loader. Raises WorkloadError if there are several and none was chosen."""
+    feeds = loop.feeds
+    if len(feeds) == 1 or (number is not None and 0 <= number < len(feeds)):
+        for feed in feeds:
+            feed.is_endless = True
+        return feeds[number or 0]
+    names = "; ".join(
+        f"{index}: {described(feed.loader)}" for index, feed in enumerate(feeds)
+    )
+    raise WorkloadError(
+        f"the script trains on batches of {len(feeds)} loaders: {names}",
+        "Choose the one whose batches are to be tuned with --loader N; the others deliver their own.",
+    )
+
+
+def _open(request: Prepare) -> Meter:
+    """Open the device that the script trains on. Raises ProbeError if another was asked for."""
+    import torch
+
+    used = "cpu"
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        used = f"cuda:{torch.cuda.current_device()}"
+    asked = request.settings.device
+    if asked not in ("auto", used, used.partition(":")[0]):
+        raise ProbeError(
+            f"the script trains on {used}, not on {asked}",
+            "Leave out --device: the script chooses. Or set CUDA_VISIBLE_DEVICES.",
+        )
+    return backend_for(used).open(used, request.settings, request.limit_bytes)
+
+
+def _examples(dataset: Any) -> Iterator[Any]:
+    """Yield examples of a data set, evenly spaced if they can be chosen."""
+    if not hasattr(dataset, "__getitem__"):
+        yield from itertools.islice(iter(dataset), _EXAMPLES)
+        return
+    every = max(1, len(dataset) // _EXAMPLES)
+    for index in itertools.islice(range(0, len(dataset), every), _EXAMPLES):
+        yield dataset[index]
+
+
+def _check(twins: list[Twin], *, force: bool) -> None:
+    """Raise WorkloadError if made batches take other memory than the script's own."""
+    for twin in twins:
+        if abs(twin.difference) > _WRONG_TWINS and not force:
+            shape = BatchShape(twin.batch_size, twin.length, twin.target_length)
+            raise WorkloadError(
+                f"a made batch of {shape} allocates {twin.made_bytes:,} bytes, the script's own {twin.own_bytes:,}: "
+                f"{twin.difference:+.1%}",
+                "Memory depends on more than the shape of a batch, or what was learned of it is wrong. Go on anyway "
+                "with --force.",
+            )
+
+
+class Fed:
+    """A script as a workload: its batches are made as was learned, its training step is one turn of its loop."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        learned: Learned,
+        meter: Meter,
+        script: ScriptRequest,
+        options: dict[str, Any],
+        accumulation: int,
+    ) -> None:
+        self._loop = loop
+        self._learned = learned
+        self._meter = meter
+        self._accumulation = accumulation
+        # Batches that the loop holds when it gets one more: they are trained on first.
+        self.stale = max(0, loop.batches_before_forward - 1)
+        self.per_unit = _per_unit(
+            options.get("per_unit"), learned.lengths, script.lengths, "length"
+        )
+        self.target_per_unit: float | None = None
+        if script.targets is None:
+            return
+        if learned.targets is None:
+            raise WorkloadError(
+                "the manifest has target lengths, but the script's batches have no second length",
+                "Leave out --target-key, or name the part of a batch that holds the targets with it.",
+            )
+        self.target_per_unit = _per_unit(
+            options.get("target_per_unit"), learned.targets, script.targets, "target"
+        )
+
+    def setup(self, device: Any) -> None:
+        """Do nothing: the script has built its model."""
+
+    def make_batch(self, shape: BatchShape) -> Any:
+        """Make a batch, and let the loop train on what it fetched before."""
+        axes = self._axes(shape)
+        return self._settled(self._loop.call(lambda: self._learned.make(axes)))
+
+    def step(self, batch: Any) -> None:
+        """Let the loop train on batches like this one until an optimizer steps."""
+        # A script may take parts out of a batch, or move them.
+        self._loop.train(lambda: copy.copy(batch), self._accumulation)
+
+    def compared(self, batch: Any) -> Twin:
+        """Return the peaks of one of the script's own batches and of a made one."""
+        axes = self._learned.axes_of(batch)
+        own_bytes = self._allocated(batch)
+        made = self._loop.call(lambda: self._learned.make(axes))
+        target: float | None = axes.target_length
+        if target is not None and self.target_per_unit is not None:
+            target /= self.target_per_unit
+        return Twin(
+            batch_size=axes.batch_size,
+            length=axes.length / self.per_unit,
+            target_length=target,
+            own_bytes=own_bytes,
+            made_bytes=self._allocated(made),
+        )
+
+    def _allocated(self, batch: Any) -> int:
+        """Return how much a step with a batch allocates at its peak, beyond what the process holds."""
+        self._settled(batch)
+        self.step(batch)
+        held = self._meter.in_use()
+        self._meter.reset()
+        self.step(batch)
+        self._meter.synchronize()
+        return max(0, (self._meter.peak() or 0) - held)
+
+    def _settled(self, batch: Any) -> Any:
+        """Return the batch, once the loop holds no others; what making it took does not count as a step's."""
+        for _ in range(math.ceil(self.stale / self._accumulation)):
+            self.step(batch)
+        self._meter.synchronize()
+        self._meter.reset()
+        return batch
+
+    def _axes(self, shape: BatchShape) -> Axes:
+        target: int | None = None
+        if self._learned.targets is not None:
+            # Without target lengths in the manifest: as long as any that was seen.
+            target = max(self._learned.targets)
+        if shape.target_length is not None and self.target_per_unit is not None:
+            target = _whole(shape.target_length * self.target_per_unit)
+        return Axes(shape.batch_size, _whole(shape.length * self.per_unit), target)
+
+
+def _per_unit(
+    given: float | None, seen: tuple[int, ...], lengths: list[float], what: str
+) -> float:
+    if given is not None:
+        return given
+    return units_per_length(seen, np.asarray(lengths), what=what)
+
+
+def _whole(size: float) -> int:
+    """Return a size of an axis, rounded up but for the error of a float."""
+    return max(1, math.ceil(size - 1e-6 * size))

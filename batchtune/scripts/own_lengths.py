@@ -1,0 +1,128 @@
+"""Takes the lengths from a training script's own data set, where it holds them as numbers: no example is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from batchtune.errors import WorkloadError
+from batchtune.probe.supervisor import (
+    Describe,
+    Described,
+    ScriptRequest,
+    tail,
+    worker_program,
+)
+from batchtune.processes.worker import Failed, Nursery, WorkerLost
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# Attributes of data sets that hold one number for each example.
+_ATTRIBUTES = {"lengths": "length", "sizes": "length", "durations": "duration"}
+_KINDS = "iuf"
+
+
+def write_own_lengths(
+    command: list[str], options: Mapping[str, Any], path: Path, timeout_seconds: float
+) -> str:
+    """Start a script, and write what its training data set holds of lengths as a Parquet manifest, in its order.
+
+    Returns a description of the data set. Raises WorkloadError if the script does not train, or its data set holds no
+    lengths.
+    """
+    nursery = Nursery(*worker_program(script=True))
+    nursery.start_worker()
+    try:
+        with TemporaryDirectory(
+            prefix="batchtune-", ignore_cleanup_errors=True
+        ) as scratch:
+            script = ScriptRequest(command=command, scratch=scratch)
+            request = Describe(
+                script=script, options=dict(options), output=str(path.resolve())
+            )
+            reply = nursery.ask(request, (Described, Failed), timeout_seconds)
+    except WorkerLost as lost:
+        raise WorkloadError(
+            f"the script {lost} before it trained",
+            "Its last output may say why. Run it by itself first.",
+            tail(lost.output, lines=12),
+        ) from None
+    finally:
+        nursery.end_worker()
+        nursery.close()
+    if isinstance(reply, Described):
+        return reply.loader
+    assert isinstance(reply, Failed)
+    raise WorkloadError(reply.message, reply.hint, reply.traceback)
+
+
+def own_table(dataset: Any) -> pyarrow.Table:
+    """Return what a data set holds of lengths, a row for each example in its order; raise WorkloadError without any.
+
+    These are the numbers and the sizes of lists of a Hugging Face data set, the numbers in the annotations of a
+    SpeechBrain one, and attributes such as `lengths` of any other.
+    """
+    import pyarrow
+
+    columns = _columns(dataset)
+    if not columns:
+        raise WorkloadError(
+            f"the lengths are unknown: the script's data set ({type(dataset).__name__}) does not hold them as numbers",
+            "Give a manifest of them, in the order of the data set, before the --. `batchtune scan SOURCE -o "
+            "lengths.parquet` makes one of audio, texts or shards. Or let the data set have an attribute `lengths`.",
+        )
+    return pyarrow.table(columns)
+
+
+def _columns(dataset: Any) -> dict[str, Any]:
+    if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):  # torch's Subset
+        indices = np.asarray(dataset.indices)
+        return {
+            name: np.asarray(values)[indices]
+            for name, values in _columns(dataset.dataset).items()
+        }
+    if hasattr(dataset, "with_format") and hasattr(dataset, "select_columns"):
+        return _of_arrow(dataset)
+    if hasattr(dataset, "data_ids") and isinstance(
+        getattr(dataset, "data", None), dict
+    ):
+        return _of_annotations([dataset.data[name] for name in dataset.data_ids])
+    columns: dict[str, Any] = {}
+    for attribute, name in _ATTRIBUTES.items():
+        values = getattr(dataset, attribute, None)
+        if values is None or isinstance(values, Callable):  # type: ignore[arg-type]
+            continue
+        array = np.asarray(values)
+        if array.dtype.kind in _KINDS and array.shape == (len(dataset),):
+            columns.setdefault(name, array)
+    return columns
+
+
+def _of_arrow(dataset: Any) -> dict[str, Any]:
+    """Return the numbers of a Hugging Face data set, and the sizes of its lists."""
+    from pyarrow import compute, types
+
+    columns: dict[str, Any] = {}
+    for name in dataset.column_names:
+        kind = dataset.features.arrow_schema.field(name).type
+        is_number = types.is_integer(kind) or types.is_floating(kind)
+        if not is_number and not types.is_list(kind) and not types.is_large_list(kind):
+            continue
+        column = dataset.select_columns([name]).with_format("arrow")[:].column(name)
+        columns[name] = column if is_number else compute.list_value_length(column)
+    return columns
+
+
+def _of_annotations(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the annotations that are a number in every row."""
+    columns = {}
+    for name in rows[0]:
+        values = [row.get(name) for row in rows]
+        if all(isinstance(value, (int, float)) for value in values):
+            columns[name] = np.asarray(values, dtype=float)
+    return columns

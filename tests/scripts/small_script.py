@@ -1,0 +1,75 @@
+"""A training script, in the variants that tests need: `python small_script.py VARIANT`."""
+
+import os
+import signal
+import sys
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset
+
+VARIANT = sys.argv[1]
+FAILS_ABOVE = 20  # examples
+
+
+class Lengths(Dataset):
+    def __init__(self, count=40):
+        self.lengths = [20 + 37 * index % 80 for index in range(count)]
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        return torch.randn(self.lengths[index], 16)
+
+
+def collate(examples):
+    return pad_sequence(examples, batch_first=True)
+
+
+def loss_of(model, batch):
+    if len(batch) > FAILS_ABOVE:
+        if VARIANT in ("oom", "swallowed"):
+            torch.empty(1 << 42)
+        if VARIANT == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if VARIANT == "bug":
+            raise KeyError("no such speaker")
+        if VARIANT == "ends":
+            sys.exit(0)
+    return model(batch).square().mean()
+
+
+def main():
+    if VARIANT == "arguments":
+        sys.exit("usage: small_script.py --data FOLDER")
+    if VARIANT == "input":
+        input("Go on? ")
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 256), torch.nn.Tanh(), torch.nn.Linear(256, 16)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader = DataLoader(Lengths(), 4, collate_fn=collate, shuffle=True, num_workers=1)
+    other = DataLoader(Lengths(30), 4, collate_fn=collate)
+    if VARIANT == "no loader":
+        return
+    for _ in loader:  # statistics of the features
+        pass
+    for _ in range(3):
+        batches = zip(loader, other, strict=False) if VARIANT == "two" else loader
+        for batch in batches:
+            batch = batch[0] if VARIANT == "two" else batch
+            optimizer.zero_grad()
+            try:
+                loss_of(model, batch).backward()
+            except RuntimeError:
+                if VARIANT != "swallowed":
+                    raise
+                continue
+            if VARIANT != "no step":
+                optimizer.step()
+        torch.save(model.state_dict(), "model.pt")
+
+
+main()
