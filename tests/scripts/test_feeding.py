@@ -80,9 +80,7 @@ def test_a_script_trains_on_the_shapes_that_are_asked_for(working_folder: Path) 
 @pytest.mark.parametrize(
     ("variant", "outcome"), [("oom", "oom"), ("swallowed", "oom"), ("killed", "crash")]
 )
-def test_a_failure_ends_the_script_and_the_next_trial_has_a_fresh_one(
-    variant: str, outcome: str
-) -> None:
+def test_after_a_failure_the_script_starts_anew(variant: str, outcome: str) -> None:
     before, failed, after = trials(supervise(variant))
     assert (before.outcome, failed.outcome, after.outcome) == ("ok", outcome, "ok")
     assert (before.worker, failed.worker, after.worker) == (1, 1, 2)
@@ -136,7 +134,7 @@ def test_the_loader_to_tune_can_be_chosen() -> None:
 
 
 @pytest.mark.slow
-def test_a_limit_below_what_the_script_holds_gives_both_figures() -> None:
+def test_a_limit_below_what_the_script_holds() -> None:
     with (
         supervise("fine", memory_mib=100) as supervisor,
         pytest.raises(BatchtuneError, match=r"100 MiB is too small.* hold \d+ MiB"),

@@ -61,7 +61,7 @@ class Training:
 
 @pytest.mark.parametrize("accumulation", [1, 2, 4])
 @pytest.mark.parametrize("look_ahead", [0, 1, 4])
-def test_every_measured_step_trains_on_the_shape_that_was_asked_for(
+def test_a_measured_step_trains_on_what_was_asked_for(
     accumulation: int, look_ahead: int
 ) -> None:
     loop = Loop()
@@ -79,7 +79,7 @@ def test_every_measured_step_trains_on_the_shape_that_was_asked_for(
             assert training.steps[before:] == [[(size, int(length))] * accumulation]
 
 
-def test_an_error_of_the_loop_is_raised_where_the_step_was_asked_for() -> None:
+def test_an_error_of_the_loop_is_raised_in_the_step() -> None:
     loop = Loop()
 
     def train() -> None:
@@ -104,7 +104,7 @@ def test_a_loop_without_an_optimizer_step_is_no_training() -> None:
         loop.train(lambda: "own")
 
 
-def test_an_iterator_of_another_loop_delivers_its_own_batches() -> None:
+def test_other_iterators_deliver_their_own_batches() -> None:
     class Loader:
         dataset = [0] * 3
 
