@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from batchtune.results import (
     PROBE_FILE,
     STREAM_FILE,
     SWEEP_FILE,
+    TRAINING_FILE,
     VERIFY_FILE,
     Drift,
     LengthsSummary,
@@ -28,6 +29,7 @@ from batchtune.results import (
     Probe,
     StreamSweep,
     Sweep,
+    Training,
     Verdict,
     Verification,
     read_result,
@@ -94,6 +96,7 @@ class RunResults:
     folder: Path = DEFAULT_FOLDER
     stream: StreamSweep | None = None
     loader: LoaderTuning | None = None
+    training: Training | None = None
 
     @property
     def main(self) -> Sweep | StreamSweep | Probe | LoaderTuning:
@@ -160,16 +163,17 @@ class RunResults:
 
     @property
     def lengths(self) -> LengthsSummary | None:
-        """The data set that the results are about; None for a loader's tuning alone that knows no lengths."""
-        return self.main.lengths
+        """The data set that the results are about; None for a loader's tuning or a training that knows no lengths."""
+        main = self.sweep or self.stream or self.probe or self.loader
+        return None if main is None else main.lengths
 
 
 def load_run(folder: Path) -> RunResults:
     """Read the results in a run folder.
 
     Raises:
-        ResultError: The folder is missing or holds none of `probe.json`, `sweep.json`, `stream.json` and
-            `loader.json`; one of them can't be read, or is edited or damaged; or they are of different data.
+        ResultError: The folder is missing or holds none of `probe.json`, `sweep.json`, `stream.json`, `loader.json`
+            and `training.jsonl`; one of them can't be read, or is edited or damaged; or they are of different data.
     """
     commands = ", ".join(
         f"`batchtune {kind.command}` writes {kind.file}" for kind in KINDS.values()
@@ -186,7 +190,8 @@ def load_run(folder: Path) -> RunResults:
                 if name == "loader"
                 else read_result(path, kind.record)
             )
-    if not results:
+    training = folder / TRAINING_FILE
+    if not results and not training.exists():
         files = " nor ".join(kind.file for kind in KINDS.values())
         raise ResultError(f"{folder} holds neither {files}", hint)
     lengths_by_file = {
@@ -205,12 +210,16 @@ def load_run(folder: Path) -> RunResults:
             )
     verify = folder / VERIFY_FILE
     verification = read_result(verify, Verification) if verify.exists() else None
-    return RunResults(
+    run = RunResults(
         name=folder.resolve().name or "run",
         folder=folder,
         verification=verification,
         **results,
     )
+    if not training.exists():
+        return run
+    recording = import_module("batchtune.reports.training").read_recording
+    return replace(run, training=recording(training, run.probe, run.lengths))
 
 
 def _described(lengths: LengthsSummary) -> str:

@@ -22,6 +22,7 @@ from batchtune.reports.section import (
 )
 from batchtune.reports.streams import stream_section
 from batchtune.reports.sweeps import sweep_section
+from batchtune.reports.training import training_section
 from batchtune.results import (
     Doctor,
     DoctorCpu,
@@ -33,6 +34,7 @@ from batchtune.results import (
     Result,
     StreamSweep,
     Sweep,
+    Training,
     Verdict,
     Verification,
     encode,
@@ -53,6 +55,7 @@ SECTIONS: dict[str, Callable[[RunResults], Section]] = {
     "stream": stream_section,
     "probe": probe_section,
     "loader": loader_section,
+    "training": training_section,
 }
 _WORST_FIRST = ("error", "fails", "holds")
 
@@ -108,6 +111,7 @@ class Report(Result, frozen=True, kw_only=True):
     drift: Drift | None = None
     stream: StreamSweep | None = None
     loader: LoaderTuning | None = None
+    training: Training | None = None
 
 
 def build_page(run: RunResults) -> Page:
@@ -164,6 +168,7 @@ def render(results: RunResults) -> str:
         drift=results.drift,
         stream=results.stream,
         loader=results.loader,
+        training=results.training,
     )
     return encode(report).decode()
 

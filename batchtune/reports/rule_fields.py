@@ -22,6 +22,7 @@ from batchtune.results import (
     StreamRow,
     StreamSweep,
     Sweep,
+    Training,
     Verification,
 )
 
@@ -121,6 +122,7 @@ def all_fields() -> dict[str, Field]:
         ),
         *_fields("verify.", Verification, _verification),
         *_fields("probe.", Probe, results["probe"]),
+        *_fields("training.", Training, _training),
     ]
     shards = _fields("shards.", Shards, lambda inputs: inputs.of_kind("stream").shards)
     fields += [replace(field, unknown="the shards do as they are") for field in shards]
@@ -256,6 +258,11 @@ def _current(inputs: RuleInputs, kind: str) -> Any:
 
 def _drift(inputs: RuleInputs) -> Drift:
     return _known(inputs.results.drift, "no other lengths are given: use --manifest")
+
+
+def _training(inputs: RuleInputs) -> Training:
+    why = "the run has no training.jsonl: run `batchtune record`"
+    return _known(inputs.results.training, why)
 
 
 def compared_with(inputs: RuleInputs, field: Field) -> tuple[Any, str]:

@@ -16,9 +16,9 @@ from batchtune.results.shared import (
     Cost,
     CostBytes,
     CostCount,
+    CostRatio,
     CostShare,
     Count,
-    LengthsSummary,
     Positive,
     Record,
     Result,
@@ -145,39 +145,42 @@ def _line(line: bytes, place: str, hint: str) -> TrainingLine:
 
 
 class Training(Record, frozen=True, kw_only=True):
-    """The last recording of `training.jsonl`, and what the probe and the sweep predict of its batches.
+    """The last recording of `training.jsonl`, and what the probe predicts of its batches.
+
+    Steps, batches and examples are those of all ranks.
 
     Attributes:
         recordings: How many the file holds.
-        steps: Optimizer steps that passed, over all ranks; `batches` and `examples` likewise.
+        steps: Optimizer steps that passed.
         ooms: Steps that ran out of memory.
+        first_oom: The message of the first of them; None without one.
         cut_lines: Lines that were cut short, and are not counted.
         mean_step_seconds: Of the steps with a time, without the first of each process.
-        predicted_step_seconds: The mean by the probe's step times, of the same steps.
+        predicted_step_seconds: The mean of the same steps, by the probe's times; None without them.
         time_ratio: Measured / predicted.
-        epoch_seconds: Of as many examples as the data set has; None without the lengths, as are the next two.
-        epoch_batches: Of as many examples, over all ranks.
+        peak_bytes: The largest of those steps; None if unknown.
+        predicted_peak_bytes: The largest of its batches, by the probe's model; None without one.
+        epoch_seconds: The time for as many examples as the data set has; None if that is not known.
+        epoch_batches: Its batches for as many examples.
         padding_ratio: Padded cells / all cells, if its examples are on average as long as those of the data set.
-        predicted_peak_bytes: Of its batches, by the probe's model.
-        outgrown: Whether its batches are longer than any example, as if `per_unit` were wrong.
+        too_long: Whether its batches are much longer than any example, as where `per_unit` is wrong.
     """
 
     recordings: Size
     ranks: Size
+    device: str
     steps: Count
     ooms: CostCount
+    first_oom: str | None
     cut_lines: CostCount
     batches: Count
     examples: Count
-    device: str
     mean_step_seconds: Cost | None
-    predicted_step_seconds: Amount | None
-    time_ratio: Cost | None
-    epoch_seconds: Cost | None
-    epoch_batches: Cost | None
-    padding_ratio: CostShare | None
     peak_bytes: CostBytes | None
-    predicted_peak_bytes: Bytes | None
-    outgrown: bool
-    first_oom: str | None = None
-    lengths: LengthsSummary | None = None
+    predicted_step_seconds: Amount | None = None
+    time_ratio: CostRatio | None = None
+    predicted_peak_bytes: Bytes | None = None
+    epoch_seconds: Cost | None = None
+    epoch_batches: Cost | None = None
+    padding_ratio: CostShare | None = None
+    too_long: bool = False

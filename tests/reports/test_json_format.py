@@ -40,6 +40,7 @@ def test_meta_comes_first_and_names_format_and_version() -> None:
         "drift",
         "stream",
         "loader",
+        "training",
     ]
     assert list(document) == ["meta", "summary", "warnings", *results]
     assert (document["meta"]["format"], document["meta"]["version"]) == (
