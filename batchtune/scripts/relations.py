@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ NAME_THEM = (
 
 # What would fit this rarely without being related is taken for related.
 _CHANCE = 1e-4
+# From so many examples even a ratio or a rounding that is not plain is known well enough.
+_MANY = 30
 # Values that are not whole may be rounded: durations to 0.01 s.
 _ROUNDED = 0.005
 
@@ -104,16 +106,17 @@ def fitted(term: str, base: Numbers, seen: Numbers) -> Relation | None:
         return Relation(term)
     if (seen != np.round(seen)).any():
         return _proportional(term, base, seen)
-    step = int(np.gcd.reduce(seen.astype(np.int64)))
-    scaled = seen / step
-    through_zero = float(base @ scaled / (base @ base))
-    slope = float(np.polyfit(base, scaled, 1)[0])
-    if slope <= 0:
-        return None
-    for ratio in (1 / step, _plain(through_zero), _plain(slope), slope):
-        found = _with_ratio(term, ratio, step, base, scaled)
-        if found is not None:
-            return found
+    # A few sizes may all be even by chance, so whether they are multiples matters only if they don't fit as they are.
+    for step in (1, int(np.gcd.reduce(seen.astype(np.int64)))):
+        scaled = seen / step
+        through_zero = float(base @ scaled / (base @ base))
+        slope = float(np.polyfit(base, scaled, 1)[0])
+        plain = (1 / step, _plain(through_zero), _plain(slope))
+        for ratio in (*plain, slope):
+            found = _with_ratio(term, ratio, step, base, scaled)
+            if found is not None and slope > 0:
+                sure = found.sure and (ratio in plain or len(base) >= _MANY)
+                return replace(found, sure=sure)
     return None
 
 
@@ -142,7 +145,7 @@ def _with_ratio(
     if step * ratio == 1:  # padded to a multiple
         offsets = offsets[:1]
     if len(offsets) != 1:
-        sure = sure and beyond - lowest < 0.05
+        sure = sure and len(base) >= _MANY
     return Relation(
         term, ratio, (offsets or [(lowest + beyond) / 2])[0], step, sure=sure
     )
