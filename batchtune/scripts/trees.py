@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -194,42 +194,66 @@ def with_values(leaf: Any, values: npt.ArrayLike) -> Any:
     return type(leaf)(wanted.item())
 
 
-def longest_row(leaf: Any, axis: int | None, padding: float | None) -> Any:
-    """Return the row of a batch's leaf that is padded least, without its padding along `axis`: a batch of one."""
+@dataclasses.dataclass(frozen=True)
+class Padding:
+    """What a leaf's rows are padded with along an axis, and on which side."""
+
+    axis: int
+    value: float
+    left: bool
+
+    def counts(self, leaf: Any) -> list[int]:
+        """Return how much of each row is padding."""
+        frames = _frames(leaf, self.axis, self.left)
+        return [_trailing(row, self.value) for row in frames]
+
+
+def padding_of(leaves: Sequence[Any], axis: int) -> Padding | None:
+    """Return the padding along an axis: how rows end or begin that do so with one value several times.
+
+    Some rows must have none: labels all begin with a prompt that is left out, and masks of left-padded rows end alike.
+    """
+    for left in (False, True):
+        ends: Counter[float] = Counter()
+        for leaf in leaves:
+            for row in _frames(leaf, axis, left):
+                # A row of one value is a full mask.
+                if 2 <= _trailing(row, row[-1]) < len(row):
+                    ends[row[-1]] += 1
+        if ends:
+            padding = Padding(axis, ends.most_common(1)[0][0], left)
+            if any(0 in padding.counts(leaf) for leaf in leaves):
+                return padding
+    return None
+
+
+def longest_row(leaf: Any, padding: Padding | None) -> Any:
+    """Return the row of a batch's leaf that is padded least, without its padding: a batch of one."""
     row = 0
-    kept = None
     values = numeric(leaf)
-    if axis is not None:
-        padded = [_trailing(frames, padding) for frames in _frames(leaf, axis)]
-        row = int(np.argmin(padded))
-        kept = sizes(leaf)[axis] - padded[row]
+    if padding is not None:
+        counts = padding.counts(leaf)
+        row = int(np.argmin(counts))
+        kept = np.arange(sizes(leaf)[padding.axis] - counts[row])
+        if padding.left:
+            kept += counts[row]
+        if len(kept):
+            leaf = taken(leaf, padding.axis, kept)
     elif isinstance(leaf, (list, tuple)) and values is None:
         row = int(np.argmax([sum(sizes(item)[:1]) for item in leaf]))
     elif values is not None and values.ndim == 1:
         row = int(np.argmax(values))
-    chosen = taken(leaf, 0, np.array([row]))
-    return taken(chosen, axis, np.arange(kept)) if axis and kept else chosen
+    return taken(leaf, 0, np.array([row]))
 
 
-def padding_of(leaves: Iterable[Any], axis: int) -> float | None:
-    """Return the value that rows are padded with: how most of them end that end with one value several times."""
-    ends: Counter[float] = Counter()
-    for leaf in leaves:
-        for frames in _frames(leaf, axis):
-            # A row of one value is a full mask.
-            if 2 <= _trailing(frames, frames[-1]) < len(frames):
-                ends[frames[-1]] += 1
-    return ends.most_common(1)[0][0] if ends else None
-
-
-def _frames(leaf: Any, axis: int) -> npt.NDArray[Any]:
-    """Return a number for each row and each entry of an axis: what is there, summed over all other axes."""
+def _frames(leaf: Any, axis: int, left: bool) -> npt.NDArray[Any]:
+    """Return a number for each row and entry of an axis, summed over all other axes; from the end if `left`."""
     values = np.moveaxis(_array(leaf), axis, 1)
-    frames: npt.NDArray[Any] = values.reshape(*values.shape[:2], -1).sum(-1)
-    return frames
+    frames = values.reshape(*values.shape[:2], -1).sum(-1)
+    return np.flip(frames, 1) if left else frames
 
 
-def _trailing(frames: npt.NDArray[Any], value: float | None) -> int:
+def _trailing(frames: npt.NDArray[Any], value: float) -> int:
     """Return how often a value stands at the end of a row."""
     others = np.flatnonzero(frames != value)
     return len(frames) - 1 - int(others[-1]) if len(others) else len(frames)

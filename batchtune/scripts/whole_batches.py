@@ -269,5 +269,5 @@ def _longest_rows(leaves: Leaves, relations: Relations) -> Leaves:
             continue
         axis = min(axes, default=None)
         padding = None if axis is None else padding_of(group, axis)
-        rows[path] = [longest_row(leaf, axis, padding) for leaf in group]
+        rows[path] = [longest_row(leaf, padding) for leaf in group]
     return rows

@@ -267,6 +267,33 @@ def test_a_batch_size_key_settles_a_tie() -> None:
     assert made["x"].shape == (2, 60) and made["order"].shape == (60,)
 
 
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("prompt", [0, 3])
+def test_made_rows_have_no_padding(left: bool, prompt: int) -> None:
+    def side(rows: list[Any], value: int) -> torch.Tensor:
+        if not left:
+            return padded(rows, value)
+        return padded([row.flip(0) for row in rows], value).flip(1)
+
+    random = np.random.default_rng(0)
+    batches = []
+    for count in BATCH_SIZES:
+        rows = [torch.arange(n) % 7 + 3 for n in random.integers(20, 80, count)]
+        labels = [torch.cat([torch.full((prompt,), -100), row]) for row in rows]
+        masks = [torch.ones(len(row), dtype=torch.bool) for row in rows]
+        batches.append(
+            {
+                "ids": side(rows, 0),
+                "labels": side(labels, -100),
+                "mask": side(masks, 0),
+            }
+        )
+    made = Learned.from_batches(batches).make(Axes(3, 100))
+    assert made["mask"].all() and (made["ids"] >= 3).all()
+    assert made["labels"].shape == (3, 100)
+    assert made["mask"].shape == (3, 100 - prompt)
+
+
 def test_numbers_of_speakers_are_no_lengths() -> None:
     for seed in range(20):
         random = np.random.default_rng(seed)
