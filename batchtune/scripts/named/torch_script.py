@@ -70,11 +70,14 @@ def examples(options: dict[str, Any]) -> RandomExamples:
     """Return random examples, and take their options out of those of the model."""
     vocabulary = options.pop("vocab", 100)
     features = options.pop("features", None)
+    has_targets = options["loss"] == "ctc"
 
     def make(length: int, target_length: int) -> Example:
         inputs = torch.randint(vocabulary, (length,))
         if features is not None:
             inputs = torch.randn(length, features)
+        if not has_targets:
+            return {"inputs": inputs}
         return {"inputs": inputs, "labels": torch.ones(target_length, dtype=torch.long)}
 
     return RandomExamples(
