@@ -246,3 +246,25 @@ def test_a_lightning_module_trains(
         assert "`max_steps=2` reached" in ran.stderr
     else:
         assert error in ran.stderr
+
+
+@pytest.mark.slow
+def test_a_named_model_is_probed(tmp_path: Path) -> None:
+    manifest = tmp_path / "lengths.csv"
+    rows = (f"{number},{10 + number % 90}\n" for number in range(4000))
+    manifest.write_text("id,num_tokens\n" + "".join(rows))
+    words = ["probe-oom", str(manifest), "--workload", f"torch:{MODELS}:Tagger"]
+    words += ["--loss", "cross_entropy", "--set", "dim=64", "--memory", "500MiB"]
+    words += ["--num-lengths", "2", "--max-lengths", "2", "--device", "cpu", "--json"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "batchtune", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    probe = json.loads(ran.stdout)
+    assert probe["workload"]["options"] == {"per_unit": 1.0, "length_key": "inputs"}
+    assert probe["workload"]["command"][3:5] == [MODELS, "Tagger"]
+    assert probe["device"]["script"]["batches"] == ["inputs: [B, L] int64 < 100"]
