@@ -72,8 +72,14 @@ class Recorder:
         """Begin an epoch: what came before belongs to no step. Raises ResultError if the file can't be written."""
         if self._log is None:
             self._log = TrainingLog(self._path, self._per_unit, self._target_per_unit)
-        self._batches = []
+        self._end_epoch(self._log)
         self._log.restart()
+
+    def _end_epoch(self, log: TrainingLog) -> None:
+        """Write the step that was made after the last batch was done; its time is not known."""
+        if log.has_stepped and self._batches:
+            log.add(self._batches, None)
+        self._batches = []
 
     def start(self, batch: Any) -> None:
         """Note that the training goes on with a batch: the tensors in it and their containers are looked at."""
@@ -99,6 +105,7 @@ class Recorder:
     def close(self) -> None:
         """End the recording."""
         if self._log is not None:
+            self._end_epoch(self._log)
             self._log.close()
             self._log = None
 

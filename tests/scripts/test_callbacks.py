@@ -1,0 +1,155 @@
+"""Tests of the recorder in a loop of one's own, in the real Lightning and Transformers, and in a made SpeechBrain."""
+
+from pathlib import Path
+from typing import Any
+
+import made_loops
+import pytest
+import torch
+from made_loops import Trainer, batches
+from scripts.test_recording import lengths_in, steps_in
+
+import batchtune
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_loop_of_ones_own_is_recorded(tmp_path: Path, accumulate: int) -> None:
+    trainer = Trainer()
+    with batchtune.Recorder(tmp_path) as recorder:
+        for _ in range(2):
+            made_loops.plain(trainer, recorder.watch(batches(5)), accumulate)
+    assert lengths_in(tmp_path / "training.jsonl") == trainer.steps
+
+
+def test_an_oom_that_ends_the_block_is_recorded(tmp_path: Path) -> None:
+    with pytest.raises(MemoryError), batchtune.Recorder(tmp_path) as recorder:
+        for batch in recorder.watch(batches(3)):
+            raise MemoryError(batch)
+    (oom,) = steps_in(tmp_path / "training.jsonl")
+    assert oom.oom is not None
+    assert [batch.length for batch in oom.batches] == [10]
+
+
+def test_a_recorder_is_used_again_after_its_end(tmp_path: Path) -> None:
+    recorder = batchtune.Recorder(tmp_path)
+    for _ in range(2):
+        with recorder:
+            made_loops.plain(Trainer(), recorder.watch(batches(2)), 1)
+    assert lengths_in(tmp_path / "training.jsonl") == [[10], [11]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_trains_on_what_its_callback_records(tmp_path: Path) -> None:
+    from lightning.pytorch import LightningModule
+    from lightning.pytorch import Trainer as LightningTrainer
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+            self.seen: list[int] = []
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            self.seen.append(batch[0].shape[1])
+            return self.layer(batch[0]).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    module = Module()
+    trainer = LightningTrainer(
+        accelerator="cpu",
+        max_epochs=2,
+        accumulate_grad_batches=2,
+        callbacks=[batchtune.Recorder(tmp_path).lightning_callback()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        default_root_dir=tmp_path,
+    )
+    data = torch.utils.data.DataLoader(batches(5), batch_size=None)
+    trainer.fit(module, data)
+    seen = module.seen
+    assert lengths_in(tmp_path / "training.jsonl") == [
+        *(seen[:2], seen[2:4], seen[4:5], seen[5:7], seen[7:9], seen[9:])
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_trains_on_what_its_callback_records(
+    tmp_path: Path, torchaudio_or_none: None
+) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
+    from transformers import Trainer as TransformersTrainer
+
+    config = LlamaConfig(
+        vocab_size=30,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+    )
+
+    def collate(examples: list[Any]) -> dict[str, Any]:
+        ids = torch.ones(len(examples), examples[0], dtype=torch.long)
+        return {"input_ids": ids, "labels": ids}
+
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=2,
+        num_train_epochs=1,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        eval_strategy="epoch",
+        disable_tqdm=True,
+    )
+    lengths = list(range(10, 16))
+    data: Any = lengths
+    trainer = TransformersTrainer(
+        LlamaForCausalLM(config),
+        arguments,
+        train_dataset=data,
+        eval_dataset=data,
+        data_collator=collate,
+        callbacks=[batchtune.Recorder(tmp_path).transformers_callback()],
+    )
+    trainer.train()
+    recorded = lengths_in(tmp_path / "training.jsonl")
+    assert [len(step) for step in recorded] == [2, 2, 2]
+    assert sorted(length for step in recorded for length in step) == lengths
+
+
+class Brain:
+    """The part of SpeechBrain's `Brain` that trains: `fit_batch` calls both methods around a batch."""
+
+    def __init__(self) -> None:
+        self.trainer = Trainer()
+        self.calls: list[str] = []
+
+    def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
+        self.calls.append("start")
+
+    def on_fit_batch_end(
+        self, batch: Any, outputs: Any, loss: Any, should_step: bool
+    ) -> None:
+        self.calls.append("end")
+
+    def fit_batch(self, batch: Any) -> None:
+        self.on_fit_batch_start(batch, True)
+        self.trainer.train(batch)
+        self.trainer.step()
+        self.on_fit_batch_end(batch, None, 0.0, True)
+
+
+def test_a_brain_is_followed_and_its_own_methods_are_called(tmp_path: Path) -> None:
+    brain = Brain()
+    with batchtune.Recorder(tmp_path) as recorder:
+        recorder.follow(brain)
+        for batch in batches(3):
+            brain.fit_batch(batch)
+    assert lengths_in(tmp_path / "training.jsonl") == [[10], [11], [12]]
+    assert brain.calls == ["start", "end"] * 3
