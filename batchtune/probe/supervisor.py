@@ -35,7 +35,7 @@ Stage = Literal["device", "import", "setup", "make_batch", "step"]
 
 _POLL_SECONDS = 0.5  # while waiting for another probe to end
 _EQUAL_TWINS = 0.02
-_MOST_DISTINCT = 50_000  # lengths sent to a script, which compares its own with them
+_MOST_LENGTHS = 50_000  # sent to a script, which compares its own with them
 # A script that is probed logs to no tracker; and Arrow allocates as everything else does (its own pool holds 1 GiB).
 _NOTHING_SENT = {
     "WANDB_MODE": "disabled",
@@ -70,8 +70,8 @@ class ScriptRequest(Message, frozen=True):
 
     Attributes:
         scratch: Folder in which its working folder is made.
-        lengths: Distinct lengths of the manifest in ascending order, or as many of them as tell its unit.
-        targets: Distinct target lengths, likewise; None without targets.
+        lengths: Of the manifest, in ascending order, or as many of them as tell its unit.
+        targets: Target lengths, likewise; None without targets.
         compare: Whether to compare its own batches with made ones of the same shape.
         force: Whether to go on if their peaks differ.
     """
@@ -293,8 +293,8 @@ class Supervisor:
         return ScriptRequest(
             command=settings.command,
             scratch=self._scratch.name,
-            lengths=_distinct(self._lengths.values),
-            targets=None if targets is None else _distinct(targets),
+            lengths=_spaced(self._lengths.values),
+            targets=None if targets is None else _spaced(targets),
             compare=not self._knows_script,
             force=settings.force,
         )
@@ -396,13 +396,13 @@ def about_script(script: Script) -> Iterator[str]:
             )
 
 
-def _distinct(lengths: FloatArray) -> list[float]:
-    """Return the distinct lengths in ascending order; of very many, evenly spaced ones with both ends."""
-    distinct = np.unique(lengths)
-    if distinct.size > _MOST_DISTINCT:
-        kept = np.linspace(0, distinct.size - 1, _MOST_DISTINCT).astype(int)
-        distinct = distinct[kept]
-    spaced: list[float] = distinct.tolist()
+def _spaced(lengths: FloatArray) -> list[float]:
+    """Return the lengths in ascending order; of very many, evenly spaced ones with both ends."""
+    ascending = np.sort(lengths)
+    if ascending.size > _MOST_LENGTHS:
+        kept = np.linspace(0, ascending.size - 1, _MOST_LENGTHS).astype(int)
+        ascending = ascending[kept]
+    spaced: list[float] = ascending.tolist()
     return spaced
 
 
