@@ -54,6 +54,9 @@ COMMANDS = {
     "record": Declared(
         "script", "Run a training script as it is, and record its steps."
     ),
+    "run": Declared(
+        "script", "Run a training script as it is, with the recommended batches."
+    ),
     "doctor": Declared(
         "describe", "Show the devices, memory and software of this machine."
     ),

@@ -1,26 +1,39 @@
-"""`batchtune record`."""
+"""`batchtune record` and `batchtune run`: a training script as it is."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from batchtune.cli import console
 from batchtune.cli.options import (
     DEFAULT_RUN_FOLDER,
+    ManifestOptions,
     Quiet,
     ScriptCommand,
+    expand,
     option,
     script_words,
 )
-from batchtune.errors import UsageError
+from batchtune.cli.tune import LENGTHS_FILE
+from batchtune.errors import ResultError, UsageError
+
+if TYPE_CHECKING:
+    from batchtune.lengths import StreamLengths
 
 EXAMPLES = {
     "record": """
 batchtune record -- python train.py
 batchtune record --run my-run --per-unit 16000 -- torchrun --nproc-per-node 2 train.py --epochs 1
+""",
+    "run": """
+batchtune run train.csv -- python train.py --epochs 10
+batchtune run train.csv --run my-run -- torchrun --nproc-per-node 8 train.py
+batchtune run -- accelerate launch train.py --config config.yaml
 """,
 }
 
@@ -110,3 +123,85 @@ def _summary(steps: int, ooms: int, path: Path) -> str:
     if ooms:
         summary += f" Memory ran out {counted(ooms, 'time')}."
     return summary
+
+
+@expand
+def run(
+    source: ManifestOptions,
+    run: Annotated[
+        Path, option("The run folder, with sampler.yaml.", "DIR")
+    ] = DEFAULT_RUN_FOLDER,
+    force: Annotated[
+        bool,
+        option(
+            "Train even if the script's sampler chooses among the examples, or if these don't follow the lengths.",
+            variable=None,
+        ),
+    ] = False,
+    command: ScriptCommand = None,
+) -> None:
+    """Run a training script as it is, with the recommended batches.
+
+    Starts the command after `--`. Its training DataLoader gives the batches of the run folder's sampler.yaml, with its
+    own data set, collate_fn and workers; len() is their number. It is the loader with as many examples as the manifest.
+    Others, such as validation, stay as they are.
+
+    Each iteration is the next epoch, or the one that the script gives its sampler with set_epoch. On several ranks
+    (torchrun, accelerate, Lightning), each gets its own batches, as many as every other. After a checkpoint within an
+    epoch, transformers' Trainer goes on from there; other scripts begin the epoch again.
+
+    MANIFEST is the one that the run was made from (default: lengths.parquet in the run folder, where tune took the
+    lengths from the script). Its row i must be example i of the data set: that is checked with 20 examples. Where the
+    batches can't be given, an error says why, and which three lines of the script to change. The exit code is the
+    script's.
+    """
+    from batchtune.scripts.interposing import environment
+    from batchtune.scripts.running import GIVEN_FILE, options_of
+    from batchtune.scripts.starting import run_to_the_end
+
+    if command is None:
+        raise UsageError(
+            "no command to run",
+            "Put it at the end of the line: batchtune run MANIFEST -- python train.py",
+        )
+    stored = _lengths_of_script(source, run)
+    # In the run folder, which the other nodes of a cluster see too.
+    with TemporaryDirectory(prefix="script-", dir=run) as scratch:
+        options = options_of(run, stored, Path(scratch), force=force)
+        code = run_to_the_end(script_words(command), environment(options))
+        given = Path(scratch) / GIVEN_FILE
+        if given.exists():
+            console.note(given.read_text(encoding="utf-8"))
+        elif code == 0:
+            console.note(
+                "Warning: nothing was changed: no PyTorch DataLoader of "
+                f"{stored.lengths.count:,} examples was iterated over with gradients."
+            )
+    raise typer.Exit(code)
+
+
+def _lengths_of_script(source: ManifestOptions, folder: Path) -> StreamLengths:
+    """Read the lengths that a run folder's sampler.yaml is for, in their order; raise ResultError for others."""
+    from batchtune.exports.run_configs import read_sampler_yaml
+    from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE
+    from batchtune.run_folder import check_lengths, lengths_of
+    from batchtune.scripts.script_loaders import STREAM_LINES
+
+    path = folder / SAMPLER_FILE
+    if (folder / STREAM_CONFIG_FILE).exists() and not path.exists():
+        raise ResultError(
+            f"{folder} is the run of a stream, which can't be given to a script",
+            STREAM_LINES.format(run=folder),
+        )
+    config = read_sampler_yaml(path)
+    if not source.manifest:
+        own = folder / LENGTHS_FILE
+        if not own.exists():
+            raise UsageError(
+                f"the manifest is missing, and {own} does not exist",
+                "Give the one that the run was made from: batchtune run MANIFEST -- COMMAND",
+            )
+        source = replace(source, manifest=[str(own)])
+    stored = source.load_stream(quiet=True, as_in=folder)
+    check_lengths(stored.lengths, config.evidence.fingerprint, path, lengths_of(folder))
+    return stored

@@ -6,6 +6,7 @@ A command is started with `hook/` first on PYTHONPATH and with the variable `BAT
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.util
 import json
@@ -82,6 +83,7 @@ def _patch(loader_class: Any) -> None:
     mode = importlib.import_module(_MODES[options["mode"]])
     begin = loader_class.__iter__
 
+    @functools.wraps(begin)
     def iterate(loader: Any) -> Iterator[Any]:
         import torch
 

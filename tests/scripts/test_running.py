@@ -1,0 +1,228 @@
+"""`batchtune run`: a script that is not changed trains on exactly the recommended batches."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli.conftest import run_here_in, run_in
+from made_once import MadeOnce
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from batchtune import sampler_from_config
+from batchtune.scripts.script_loaders import (
+    choosing_sampler,
+    follow_lengths,
+    stated,
+    unlike,
+)
+
+SCRIPT = Path(__file__).with_name("trained.py")
+LENGTHS = np.array([1.0 + index * 7 % 23 for index in range(60)])
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+TORCHRUN += ["--standalone"]
+
+Line = tuple[str, int, int, list[int]]
+
+
+@pytest.fixture(scope="module")
+def folder(made_once: MadeOnce) -> Path:
+    """A manifest and a run of it."""
+
+    def make(folder: Path) -> None:
+        rows = [f"{index},{length}\n" for index, length in enumerate(LENGTHS)]
+        (folder / "train.csv").write_text("id,duration\n" + "".join(rows))
+        sweep = ["sweep-buckets", "train.csv", "--max-batch-length", "100"]
+        ran = run_here_in(folder, *sweep, "--num-buckets", "3")
+        assert ran.returncode == 0, ran.stderr
+
+    return made_once("tuned-for-scripts", make)
+
+
+def recommended(folder: Path, epoch: int, **options: Any) -> list[list[int]]:
+    config = folder / "batchtune-run" / "sampler.yaml"
+    return list(sampler_from_config(config, LENGTHS, epoch=epoch, **options))
+
+
+def run(
+    folder: Path, command: list[str], *script: str, lengths: str = "train.csv"
+) -> tuple[list[Line], subprocess.CompletedProcess[str]]:
+    """Runs the script, and returns the lines that it printed."""
+    words = [*command, str(SCRIPT), *script]
+    ran = run_in(folder, "run", lengths, "--", *words, check=False)
+    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    return [tuple(line) for line in lines], ran
+
+
+def batches(lines: list[Line], what: str, epoch: int, rank: int = 0) -> list[list[int]]:
+    return [line[3] for line in lines if line[:3] == (what, rank, epoch)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_script_trains_on_the_recommended_batches(folder: Path, workers: str) -> None:
+    lines, ran = run(folder, [sys.executable], "--workers", workers)
+    assert ran.returncode == 0, ran.stderr
+    for epoch in range(2):
+        assert batches(lines, "train", epoch) == recommended(folder, epoch)
+        in_order = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+        assert batches(lines, "validate", epoch) == in_order
+    epochs = [recommended(folder, epoch) for epoch in range(2)]
+    assert epochs[0] != epochs[1]
+    assert batches(lines, "length", 0) == [[len(epochs[0]), 3]]
+    said = ran.stderr.splitlines()
+    assert len(said) == 2 and said[0] == said[1]
+    assert f"SequentialSampler's: {len(epochs[0])} an epoch." in said[0]
+    assert not list((folder / "batchtune-run").glob("script-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", [[], ["--accelerate"]], ids=["ddp", "accelerate"])
+def test_each_of_two_ranks_trains_on_its_batches(
+    folder: Path, option: list[str]
+) -> None:
+    if option:
+        pytest.importorskip("accelerate")
+    lines, ran = run(folder, TORCHRUN, *option)
+    assert ran.returncode == 0, ran.stderr
+    for rank in range(2):
+        for epoch in range(2):
+            expected = recommended(folder, epoch, rank=rank, world_size=2)
+            assert batches(lines, "train", epoch, rank) == expected
+        assert batches(lines, "length", 0, rank) == [[len(expected), 3]]
+        # accelerate steps the schedule, which is made before, once for each rank.
+        before = [[2 * len(expected)] for _ in option]
+        assert batches(lines, "before", 0, rank) == before
+    assert f"{len(expected)} an epoch on each of 2 ranks" in ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "reason", "line"),
+    [
+        (["--examples", "59"], "59 examples, but the manifest 60", "sampler_from"),
+        (["--stream"], "is a stream", "BucketedStream.from_config"),
+    ],
+)
+def test_a_script_that_can_t_be_given_batches_ends(
+    folder: Path, option: list[str], reason: str, line: str
+) -> None:
+    _, ran = run(folder, [sys.executable], *option)
+    assert ran.returncode == 1
+    assert reason in ran.stderr and line in ran.stderr
+    assert "Change three lines" in ran.stderr
+
+
+def test_the_exit_code_is_the_command_s(folder: Path) -> None:
+    words = ["run", "train.csv", "--"]
+    assert run_in(folder, *words, "sh", "-c", "exit 7").returncode == 7
+    assert run_in(folder, *words, "sh", "-c", "kill -9 $$").returncode == 137
+    done = run_in(folder, *words, "true")
+    assert done.returncode == 0
+    assert "Warning: nothing was changed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train.csv"], "no command to run"),
+        (["--", "true"], "the manifest is missing"),
+        (["train.csv", "--", "no-such-command"], "no-such-command can't be started"),
+        (["train.csv", "--run", "none", "--", "true"], "sampler.yaml does not exist"),
+        (["short.csv", "--", "true"], "is of other lengths"),
+        (["train.csv", "--run", "stream", "--", "true"], "BucketedStream.from_config"),
+    ],
+)
+def test_bad_input_ends_before_the_command_starts(
+    folder: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
+    manifest = (folder / "train.csv").read_text()
+    (tmp_path / "train.csv").write_text(manifest)
+    (tmp_path / "short.csv").write_text(manifest[: len(manifest) // 2])
+    (tmp_path / "batchtune-run").symlink_to(folder / "batchtune-run")
+    (tmp_path / "stream").mkdir()
+    (tmp_path / "stream" / "stream.yaml").touch()
+    ran = run_here_in(tmp_path, "run", *words)
+    assert ran.returncode in (1, 2)
+    assert message in ran.stderr
+
+
+def test_without_a_manifest_the_lengths_of_the_run_folder_count(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "batchtune-run").mkdir()
+    for name in ("sampler.yaml", "sweep.json"):
+        text = (folder / "batchtune-run" / name).read_text()
+        (tmp_path / "batchtune-run" / name).write_text(text)
+    own = tmp_path / "batchtune-run" / "lengths.parquet"
+    scanned = run_here_in(folder, "scan", "train.csv", "-o", str(own))
+    assert scanned.returncode == 0, scanned.stderr
+    ran = run_here_in(tmp_path, "run", "--", "true")
+    assert ran.returncode == 0, ran.stderr
+
+
+# The script's loaders
+
+
+def pad(examples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(examples, True)
+
+
+def loader_of(lengths: Any, **options: Any) -> Any:
+    data: Any = [torch.ones(int(length)) for length in lengths]
+    return DataLoader(data, collate_fn=pad, **options)
+
+
+def test_examples_in_another_order_are_noticed(monkeypatch: Any) -> None:
+    monkeypatch.setattr(DataLoader.__iter__, "__wrapped__", DataLoader.__iter__, False)
+    shuffled = np.random.default_rng(0).permutation(LENGTHS)
+    assert follow_lengths(loader_of(10 * LENGTHS + 2), LENGTHS) is True
+    assert follow_lengths(loader_of(10 * shuffled), LENGTHS) is False
+    assert follow_lengths(loader_of(np.full(60, 30)), LENGTHS) is None
+    noise = np.random.default_rng(1).uniform(0.9, 1.1, 60)
+    assert follow_lengths(loader_of(100 * LENGTHS * noise), LENGTHS) is True
+
+
+@pytest.mark.parametrize(
+    ("sampler", "chooses"),
+    [
+        (WeightedRandomSampler([1.0] * 60, 60), True),
+        (SubsetRandomSampler(range(60)), True),
+        (RandomSampler(range(60), replacement=True), True),
+        (RandomSampler(range(60), num_samples=30), True),
+        (RandomSampler(range(60)), False),
+        (None, False),
+    ],
+)
+def test_a_sampler_that_chooses_examples_is_noticed(
+    sampler: Any, chooses: bool
+) -> None:
+    loader = loader_of(LENGTHS, sampler=sampler, batch_size=4)
+    assert (choosing_sampler(loader, 60) is not None) == chooses
+
+
+def test_other_loaders_are_not_the_training_loader() -> None:
+    assert unlike(loader_of(LENGTHS), 60) is None
+    assert unlike(loader_of(LENGTHS), 61) is not None
+    whole = unlike(loader_of(LENGTHS, batch_size=None), 60)
+    assert whole is not None and "makes whole batches" in whole.reason
+
+
+def test_the_epoch_of_an_inner_sampler_is_found() -> None:
+    sampler = torch.utils.data.DistributedSampler(range(60), 2, 0)  # type: ignore[arg-type]
+    loader = loader_of(LENGTHS, sampler=sampler, batch_size=4)
+    sampler.set_epoch(3)
+    assert stated(loader, "epoch") == 3
+    assert stated(loader, "num_replicas") == 2
+    assert stated(loader_of(LENGTHS), "epoch") is None

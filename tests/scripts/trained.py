@@ -1,0 +1,86 @@
+"""A training script such as users have. Prints what it trains on: a JSON list for each batch."""
+
+import argparse
+import json
+import os
+
+import torch
+from torch import distributed
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--examples", type=int, default=60)
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--accelerate", action="store_true")
+parser.add_argument("--stream", action="store_true")
+asked = parser.parse_args()
+
+
+class Rows(Dataset[torch.Tensor]):
+    """Example i is 10 · (1 + 7·i mod 23) long, and holds its index."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((10 * (1 + index * 7 % 23),), float(index))
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(Rows(asked.examples)[index] for index in range(8))
+
+
+def pad(examples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(examples, True, -1.0)
+
+
+def say(what: str, epoch: int, numbers: list[int]) -> None:
+    line = [what, int(os.environ.get("RANK", "0")), epoch, numbers]
+    # At once: two ranks write to one pipe.
+    os.write(1, f"{json.dumps(line)}\n".encode())
+
+
+def indices(batch: torch.Tensor) -> list[int]:
+    return [int(index) for index in batch[:, 0]]
+
+
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+data = Stream() if asked.stream else Rows(asked.examples)
+sampler = None
+if "RANK" in os.environ and not asked.accelerate:
+    distributed.init_process_group("gloo")
+    sampler = DistributedSampler(data)
+loader = DataLoader(
+    data,
+    batch_size=4,
+    sampler=sampler,
+    collate_fn=pad,
+    num_workers=asked.workers,
+)
+validation = DataLoader(Rows(10), batch_size=4, collate_fn=pad)
+if asked.accelerate:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    say("before", 0, [len(loader)])
+    loader, model, optimizer = accelerator.prepare(loader, model, optimizer)
+if not asked.stream:
+    say("length", 0, [len(loader), len(validation)])
+for epoch in range(asked.epochs):
+    if sampler is not None:
+        sampler.set_epoch(epoch)
+    for batch in loader:
+        say("train", epoch, indices(batch))
+        loss = model(batch.unsqueeze(-1)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        for batch in validation:
+            say("validate", epoch, indices(batch))
