@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from inspect import Signature
-
     from batchtune.api import probe, read_run, sweep, tune
     from batchtune.errors import BatchtuneError
     from batchtune.results import BatchShape
@@ -60,15 +58,6 @@ class CallablePackage(ModuleType):
         from batchtune.api import probe
 
         return probe(*args, **settings)
-
-    @property
-    def __signature__(self) -> Signature:
-        """The function's, for notebooks to show."""
-        from inspect import signature
-
-        from batchtune.api import probe
-
-        return signature(probe)
 
 
 def __getattr__(name: str) -> Any:

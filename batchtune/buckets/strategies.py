@@ -271,9 +271,8 @@ def checked_settings(**values: Any) -> SweepSettings:
         if name not in STRATEGIES:
             hint = f"{did_you_mean(name, STRATEGIES)}Known strategies: {', '.join(STRATEGIES)}."
             raise UsageError(f"unknown strategy {shortened(name)} (--strategy)", hint)
-    if settings.pool_sizes and not any(
-        STRATEGIES[name].in_pools for name in settings.strategies
-    ):
+    compared = settings.strategies or STRATEGIES
+    if settings.pool_sizes and not any(STRATEGIES[name].in_pools for name in compared):
         raise UsageError(
             f"--pool-size has no effect: --strategy {', '.join(settings.strategies)} makes no pools",
             "Add --strategy pooled, or leave out --pool-size.",

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from batchtune.errors import ResultError
 from batchtune.loaders import read_tuning
@@ -34,6 +36,9 @@ from batchtune.results import (
     Verification,
     read_result,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Format → the module that renders it, imported on first use: jinja2 and rich are slow to start.
 FORMATS = {
@@ -78,7 +83,7 @@ KINDS = {
 class RunResults:
     """The results of one run: a probe, a sweep, a stream's sweep, a loader's tuning, or several of them.
 
-    None: the file does not exist.
+    None: the file does not exist. A notebook shows the report.
 
     Attributes:
         name: Name of the run folder, without the path to it.
@@ -166,6 +171,43 @@ class RunResults:
         """The data set that the results are about; None for a loader's tuning or a training that knows no lengths."""
         main = self.sweep or self.stream or self.probe or self.loader
         return None if main is None else main.lengths
+
+    @property
+    def trials(self) -> pd.DataFrame:
+        """The probe's trials as they ran: a row for each, a column for each field of `results.Trial`."""
+        return _frame(self.probe, "trials")
+
+    @property
+    def frontier(self) -> pd.DataFrame:
+        """The largest batch that fits at each length: a column for each field of `results.FrontierPoint`."""
+        return _frame(self.probe, "frontier")
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """The bucket tables compared: a column for each field of `results.Row`, or of a stream's `StreamRow`."""
+        return _frame(self.sweep or self.stream, "rows")
+
+    def __repr__(self) -> str:
+        from batchtune.reports.page import build_page
+
+        return build_page(self).lead[0]
+
+    def _repr_html_(self) -> str:
+        from batchtune.reports.html import render_for_notebook
+
+        return render_for_notebook(self)
+
+
+def _frame(result: Probe | Sweep | StreamSweep | None, table: str) -> pd.DataFrame:
+    import pandas as pd
+
+    if result is None:
+        raise ResultError(
+            f"this run has no {table}",
+            "A probe makes trials and the frontier, a sweep the rows.",
+        )
+    frame: pd.DataFrame = pd.DataFrame(msgspec.to_builtins(getattr(result, table)))
+    return frame
 
 
 def load_run(folder: Path) -> RunResults:

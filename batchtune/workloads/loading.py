@@ -97,16 +97,16 @@ def spec_of(target: object) -> str:
     Raises WorkloadError if the worker process, which imports it anew, would not find it.
     """
     name = getattr(target, "__qualname__", type(target).__name__)
-    module_name = getattr(target, "__module__", "")
-    module = sys.modules.get(module_name)
+    module = inspect.getmodule(target)
     file = getattr(module, "__file__", None) or ""  # of standard input: `<stdin>`
     if not file.endswith(".py") or getattr(module, name, None) is not target:
         raise WorkloadError(
             f"{name} can't be imported from a file, and the probe runs it in another process",
             f"Define it at the top level of a file (in a notebook: %%writefile step.py), and give 'step.py:{name}'.",
         )
-    if "." in module_name:  # in a package, whose modules may import each other
-        return f"{module_name}:{name}"
+    assert module is not None
+    if "." in module.__name__:  # in a package, whose modules may import each other
+        return f"{module.__name__}:{name}"
     return f"{os.path.relpath(file)}:{name}"
 
 
