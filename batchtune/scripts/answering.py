@@ -82,6 +82,8 @@ class ScriptWorker(Worker):
         loop.train(own_batch)  # the rest of what was fetched ahead
         accumulation = loop.train(own_batch)
         learned = self._learn(feed, own_batches, own_batch, request.options)
+        while len(own_batches) < _TWINS:
+            own_batch()
         del own_batches[_TWINS:]
         loop.call(feed.end_own)
         fed = Fed(loop, learned, meter, script, request.options, accumulation)
@@ -235,10 +237,17 @@ class Fed:
         self._loop.train(lambda: copy.copy(batch), self._accumulation)
 
     def compared(self, batch: Any) -> Twin:
-        """Return the peaks of one of the script's own batches and of a made one."""
+        """Return the peaks of one of the script's own batches and of a made one, the lower of two in turns for each.
+
+        Libraries that load their parts in the first steps, and the heap, may add a few MiB to one of them.
+        """
         axes = self._learned.axes_of(batch)
-        own_bytes = self._allocated(batch)
         made = self._loop.call(lambda: self._learned.make(axes))
+        own_peaks = []
+        made_peaks = []
+        for _ in range(2):
+            own_peaks.append(self._allocated(batch))
+            made_peaks.append(self._allocated(made))
         target: float | None = axes.target_length
         if target is not None and self.target_per_unit is not None:
             target /= self.target_per_unit
@@ -246,8 +255,8 @@ class Fed:
             batch_size=axes.batch_size,
             length=axes.length / self.per_unit,
             target_length=target,
-            own_bytes=own_bytes,
-            made_bytes=self._allocated(made),
+            own_bytes=min(own_peaks),
+            made_bytes=min(made_peaks),
         )
 
     def _allocated(self, batch: Any) -> int:
