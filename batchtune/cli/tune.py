@@ -34,12 +34,15 @@ LENGTHS_FILE = "lengths.parquet"  # of a script's own data set, in its order
 
 EXAMPLES = {
     "tune": """
+batchtune tune train.csv -- python train.py --config base.yaml
+batchtune tune --memory 20GiB --verify -- accelerate launch --num-processes 1 train.py
 batchtune tune train.csv --workload train.py:MyStep
 batchtune tune train.csv --workload train.py:MyStep --set layers=12 --memory-fraction 0.95 --verify
 batchtune tune train.tsv --length-scale 1/16000 --workload builtin:conformer-ctc --current train.yaml
 batchtune tune examples/stdlib_lengths.csv --workload examples/custom_workload.py:TinyTagger --memory 1GiB
 """,
     "probe-oom": """
+batchtune probe-oom train.csv --length-key duration --per-unit 16000 -- python train.py
 batchtune probe-oom train.csv --workload train.py:MyStep --set layers=12
 batchtune probe-oom train.csv --workload builtin:conformer-ctc --set size=base --set dtype=bf16
 batchtune probe-oom train.csv --workload train.py:MyStep --device cuda:1 --memory 20GiB --reserve 1GiB
@@ -82,6 +85,10 @@ def tune(
 
     Runs `batchtune probe-oom`, `batchtune sweep-buckets` and `batchtune report`: from a manifest to a recommended
     sampler config.
+
+    After --, give the command of your training script, which runs unchanged: its loop gets the batches to measure from
+    its own DataLoader. It runs in a scratch copy of the working folder, with trackers turned off, and no epoch ends.
+    Files that it writes by absolute paths elsewhere are written. Without MANIFEST, the lengths are its data set's.
 
     Reads the manifest. Writes run.json, trials.jsonl, probe.json, sweep.json, sampler.yaml and, with --verify,
     verify.json into the run folder. If interrupted, the same command continues where it stopped.
@@ -126,6 +133,8 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
 
     Sorts the lengths in descending order, runs real training steps in a separate process, and bisects between batches
     that fit and batches that run out of memory, guided by a memory model.
+
+    After --, give the command of your training script, which runs unchanged, as `batchtune tune --help` describes.
 
     Reads the manifest. Writes run.json, trials.jsonl and probe.json into the run folder. If interrupted, the same
     command continues where it stopped.

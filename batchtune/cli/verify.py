@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 EXAMPLES = {
     "verify": """
 batchtune verify train.csv --workload train.py:MyStep
+batchtune verify train.csv -- python train.py
 batchtune verify my-run train.csv --workload train.py:MyStep --set layers=12 --steps 500
 batchtune verify train.csv --workload train.py:MyStep --epoch --json > verified.json
 batchtune verify --stream 'shards/train-{000..127}.tar' --workload train.py:MyStep
@@ -124,6 +125,8 @@ def verify(
     largest batch of each bucket (in pools: of each batch size), twice, then shuffled batches with real lengths. The
     recommendation holds if no batch runs out of memory, memory does not grow, and an epoch takes the estimated time;
     otherwise the exit code is 3.
+
+    After --, give the command of your training script, if it was probed: it runs unchanged.
 
     With --stream, runs the batches of stream.yaml: the largest ones, then those that BucketedStream makes of the
     shards, in its order, with the workers, ranks and shuffles of stream.json.
