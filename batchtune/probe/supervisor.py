@@ -383,6 +383,10 @@ class Supervisor:
 
 def about_script(script: Script) -> Iterator[str]:
     """Yield what was learned of a training script, as sentences for the user."""
+    yield (
+        "The script runs in a scratch copy of the working folder, which is removed at the end; trackers such as wandb "
+        "and MLflow are turned off."
+    )
     yield f"Learned from the script's own data ({script.loader}): {'; '.join(script.batches)}."
     if script.accumulation > 1:
         yield f"An optimizer step trains on {script.accumulation} batches; a trial measures all of them."

@@ -68,6 +68,7 @@ class ScriptWorker(Worker):
         script = request.script
         assert script is not None
         self._stage = "import"
+        _check_ranks()
         loop = self._loop
         feed = _chosen(loop, request.options.get("loader"))
         loop.feed = feed
@@ -149,6 +150,20 @@ def _chosen(loop: Loop, number: int | None) -> Feed:
         f"the script trains on batches of {len(feeds)} loaders: {names}",
         "Choose the one whose batches are to be tuned with --loader N; the others deliver their own.",
     )
+
+
+def _check_ranks() -> None:
+    """Raise WorkloadError if the script trains on several ranks: only one of them could be measured."""
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        ranks = distributed.get_world_size()
+        if ranks > 1:
+            raise WorkloadError(
+                f"the script trains on {ranks} ranks, and batchtune measures one",
+                "Start it with one process, such as torchrun --nproc-per-node 1; --ddp keeps room for the gradient "
+                "buckets of several.",
+            )
 
 
 def _open(request: Prepare) -> Meter:

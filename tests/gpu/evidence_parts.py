@@ -148,6 +148,7 @@ PARTS = {
     "epoch": Part(epoch, 2.0),
     "tests-truth": part_of_tests("truth", 4.0),
     "whole": Part(whole, 2.5),
+    "tests-scripts": part_of_tests("scripts", 1.5),
     "tests-surroundings": part_of_tests("surroundings", 2.0),
     "tests-loaders": part_of_tests("loaders", 0.25),
     "tests-dali": part_of_tests("dali", 0.25),

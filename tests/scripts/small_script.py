@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 VARIANT = sys.argv[1]
 FAILS_ABOVE = 20  # examples
+DEVICE = "cuda" if VARIANT == "cuda" else "cpu"
 
 
 class Lengths(Dataset):
@@ -37,20 +38,31 @@ def loss_of(model, batch):
             raise KeyError("no such speaker")
         if VARIANT == "ends":
             sys.exit(0)
-    return model(batch).square().mean()
+    return model(batch.to(DEVICE)).square().mean()
 
 
 def main():
     if VARIANT == "arguments":
         sys.exit("usage: small_script.py --data FOLDER")
+    if VARIANT == "ranks":
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        torch.distributed.get_world_size = lambda: 2
     if VARIANT == "input":
         input("Go on? ")
     torch.set_num_threads(1)
     model = torch.nn.Sequential(
         torch.nn.Linear(16, 256), torch.nn.Tanh(), torch.nn.Linear(256, 16)
-    )
+    ).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    loader = DataLoader(Lengths(), 4, collate_fn=collate, shuffle=True, num_workers=1)
+    loader = DataLoader(
+        Lengths(),
+        4,
+        collate_fn=collate,
+        shuffle=True,
+        num_workers=1,
+        multiprocessing_context="spawn" if VARIANT == "spawn" else None,
+    )
     other = DataLoader(Lengths(30), 4, collate_fn=collate)
     if VARIANT == "no loader":
         return
@@ -72,4 +84,5 @@ def main():
         torch.save(model.state_dict(), "model.pt")
 
 
-main()
+if __name__ == "__main__":
+    main()

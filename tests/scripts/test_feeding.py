@@ -71,6 +71,7 @@ def test_a_script_trains_on_the_shapes_that_are_asked_for(working_folder: Path) 
     )
     assert (script.per_unit, script.accumulation, script.look_ahead) == (1.0, 1, 0)
     assert all(abs(twin.difference) <= 0.02 for twin in script.twins)
+    assert any("scratch copy" in note for note in notes)
     assert any("Learned" in note for note in notes)
     assert os.listdir(working_folder) == ["model.pt"]
 
@@ -111,6 +112,7 @@ def test_an_error_of_the_script_is_shown_as_its_own(variant: str, message: str) 
         ),
         ("arguments", "usage: small_script.py --data FOLDER"),
         ("input", "EOFError"),
+        ("ranks", "trains on 2 ranks"),
         ("two", "0: Lengths, 40 examples; 1: Lengths, 30 examples"),
     ],
 )
@@ -120,6 +122,12 @@ def test_a_script_that_can_not_be_measured_says_why(
     with supervise(variant) as supervisor, pytest.raises(WorkloadError) as raised:
         supervisor.start()
     assert expected in f"{raised.value.message}\n{raised.value.traceback}"
+
+
+@pytest.mark.slow
+def test_loaders_may_spawn_their_workers() -> None:
+    small, large, _ = trials(supervise("spawn"))
+    assert (small.outcome, large.outcome) == ("ok", "ok")
 
 
 @pytest.mark.slow

@@ -1,0 +1,45 @@
+"""A training script on a CUDA device: measured by torch's allocator, under its limit."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from gpu.on_cuda import MIB
+
+from batchtune.lengths import Lengths
+from batchtune.probe.settings import ProbeSettings
+from batchtune.probe.supervisor import Supervisor
+from batchtune.results import BatchShape
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "small_script.py"
+LENGTHS = Lengths.of([20 + 37 * index % 80 for index in range(40)], unit="frames")
+
+
+def test_a_script_is_measured_and_limited_on_its_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = ProbeSettings(
+        workload="a script",
+        options={},
+        command=[sys.executable, str(SCRIPT), "cuda"],
+        device="cuda",
+        memory_bytes=256 * MIB,
+        memory_fraction=1.0,
+    )
+    with Supervisor(settings, lengths=LENGTHS) as supervisor:
+        device = supervisor.start()
+        small, large, too_large, again = (
+            supervisor.measure(BatchShape(size, 60.0), index).trial
+            for index, size in enumerate((4, 400, 40_000, 4))
+        )
+    assert device.kind == "cuda"
+    assert device.limit_bytes <= 256 * MIB
+    outcomes = [trial.outcome for trial in (small, large, too_large, again)]
+    assert outcomes == ["ok", "ok", "oom", "ok"]
+    # Of each frame: its 16 features, 256 activations forward and backward, and 16 outputs.
+    growth = (large.peak_bytes or 0) - (small.peak_bytes or 0)
+    assert 4 * 256 < growth / ((400 - 4) * 60) < 4 * (5 * 256 + 64)
+    script = device.script
+    assert script is not None
+    assert all(abs(twin.difference) <= 0.02 for twin in script.twins)
