@@ -99,11 +99,13 @@ def _workload(
         if not is_builtin(probed.spec) and (
             spec is None or (options is None and probed.options)
         ):
+            name = f"--workload {shlex.quote(probed.spec)}, and its options with --set"
+            if probed.command is not None:
+                name = f"-- {probed.spec}"
             raise UsageError(
                 f"{folder / PROBE_FILE} says that {shlex.quote(probed.spec)} was probed, and batchtune runs no code "
                 "that only a file names, and passes it no such options",
-                f"If that is your training step, name it yourself: --workload {shlex.quote(probed.spec)}, and its "
-                "options with --set.",
+                f"If that is your training step, name it yourself: {name}.",
             )
         spec = probed.spec
         options = probed.options if options is None else options
