@@ -90,8 +90,11 @@ class Meter(ABC):
     def limit(self) -> None:
         """Enforce `device.limit_bytes` from now on."""
 
-    def hold(self, examples: int) -> None:
-        """Allocate the memory that training needs here in addition to its steps: a sampler's, a data loader's."""
+    def hold(self, examples: int, spent_bytes: int = 0) -> None:
+        """Allocate the memory that training needs here in addition to its steps: a sampler's, a data loader's.
+
+        So much less as this process spends on what training will not need.
+        """
         return
 
     @abstractmethod

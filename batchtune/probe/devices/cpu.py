@@ -129,10 +129,12 @@ class CpuMeter(Meter):
         torch.autograd.backward((torch.randn(1024, 256) @ weight).square().sum())
         self._enforce("Python and PyTorch alone hold")
 
-    def hold(self, examples: int) -> None:
+    def hold(self, examples: int, spent_bytes: int = 0) -> None:
         """Take as much as training takes for its data: pages that nothing touches, but that count as data."""
-        size = _TRAINING_BYTES + _BYTES_OF_AN_EXAMPLE * examples
-        self._held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        size = _TRAINING_BYTES + _BYTES_OF_AN_EXAMPLE * examples - spent_bytes
+        if size > 0:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            self._held = mmap.mmap(-1, size, flags=flags)
 
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
         """Lower the limit by what is to be kept free; that of a continued run was lowered when it began."""
