@@ -11,7 +11,15 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    get_type_hints,
+)
 
 import typer
 
@@ -28,12 +36,12 @@ if TYPE_CHECKING:
     from batchtune.manifests import ReadOptions, StreamLengths
     from batchtune.probe.settings import ProbeSettings
     from batchtune.results import SweepSettings
-    from batchtune.scripts.named import NamedScript
     from batchtune.streams.stream_sweep import StreamSettings
 
 AnyLengths = TypeVar("AnyLengths")
 AnyValue = TypeVar("AnyValue")
 
+Task = Literal["causal-lm", "sequence-classification", "ctc", "speech-seq2seq"]
 DEFAULT_RUN_FOLDER = Path("batchtune-run")
 BUCKETS = "Bucket tables"
 _NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
@@ -319,19 +327,21 @@ class WorkloadOptions:
         "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
         "code, which batchtune never does just because a file names it (default: the built-in that was probed, or "
         "the one for the lengths' unit). Or a model, trained by a framework: torch:FILE.py:NAME, "
-        "lightning:FILE.py:NAME, transformers:CONFIG (a local folder; nothing is downloaded), or "
+        "lightning:FILE.py:NAME, transformers:FOLDER (with a config.json; nothing is downloaded), or "
         "speechbrain:FILE.py.",
         "W",
     )
-    task: str | None = setting(
-        "For transformers: causal-lm, masked-lm, sequence-classification, seq2seq-lm, ctc or speech-seq2seq. Its "
-        "examples are random. --set takes TrainingArguments, such as bf16=true, and lora=RANK.",
-        "TASK",
-    )
+    task: Annotated[
+        Task | None,
+        option(
+            "For transformers: causal-lm, sequence-classification, ctc or speech-seq2seq. Its examples are random. "
+            "--set takes TrainingArguments, such as bf16=true, and lora=RANK.",
+            "TASK",
+        ),
+    ] = None
     loss: str | None = setting(
-        "For torch: cross_entropy of outputs [B, ..., classes], mse, ctc of [B, time, classes], or a function of the "
-        "file, loss(outputs, inputs). Its inputs are random tokens [B, L] below --set vocab=100, or frames with "
-        "--set features=80.",
+        "For torch: cross_entropy of outputs [B, ..., classes], mse, or a function of the file, loss(outputs, inputs). "
+        "Its inputs are random tokens [B, L] below --set vocab=100, or frames with --set features=80.",
         "LOSS",
     )
     hparams: str | None = setting(
@@ -427,7 +437,7 @@ class WorkloadOptions:
                 "--workload and --set are for a workload, but a command is given as well",
                 "Give one of --workload W and -- COMMAND.",
             )
-        named = self._named(lengths)
+        named = self._named()
         if self.command is None and named is None:
             for name in options:
                 flag = f"--{name.replace('_', '-')}"
@@ -440,7 +450,11 @@ class WorkloadOptions:
             if getattr(source, name) is not None:
                 options[name] = getattr(source, name)
         if named is not None:
-            return {"command": named.words, "options": {**options, **named.options}}
+            from batchtune.scripts.named import script_options
+
+            assert self.workload is not None and lengths is not None
+            options = script_options(self.workload, options, lengths.unit)
+            return {"command": named, "options": options}
         assert self.command is not None
         words = script_words(self.command)
         return {
@@ -449,21 +463,21 @@ class WorkloadOptions:
             "options": options,
         }
 
-    def _named(self, lengths: Lengths | None) -> NamedScript | None:
-        """Return the training script of a workload that is named by its framework; None for another workload."""
-        from batchtune.scripts.named import KINDS, named_script
+    def _named(self) -> list[str] | None:
+        """Return the command of a workload that is named by its framework; None for another workload."""
+        from batchtune.scripts.named import FLAGS, named_command
 
-        flags = {"task": self.task, "loss": self.loss, "hparams": self.hparams}
-        if self.workload and self.workload.partition(":")[0] in KINDS:
-            assert lengths is not None
-            return named_script(
-                self.workload, flags, self.set or [], lengths, self.per_unit
-            )
-        for flag, value in flags.items():
-            if value is not None:
-                kinds = (kind for kind in KINDS if flag in KINDS[kind].flags)
-                raise UsageError(f"--{flag} is for --workload {next(kinds)}:…")
-        return None
+        workload = self.workload or ""
+        kind = workload.partition(":")[0]
+        for framework, flag in FLAGS.items():
+            if flag and (framework == kind) != (getattr(self, flag) is not None):
+                raise UsageError(
+                    f"--{flag} is for --workload {framework}:…, which needs it"
+                )
+        if kind not in FLAGS:
+            return None
+        value = getattr(self, FLAGS[kind] or "", None)
+        return named_command(workload, value, self.set or [])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

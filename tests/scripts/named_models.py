@@ -29,14 +29,14 @@ def energy(outputs, inputs):
     return outputs.square().mean()
 
 
-def lit(with_data=True, dim=8):
+def lit():
     """Makes a LightningModule, here so that the others need no Lightning."""
     from lightning.pytorch import LightningModule
 
     class Lit(LightningModule):
         def __init__(self):
             super().__init__()
-            self.model = Tagger(dim)
+            self.model = Tagger()
 
         def training_step(self, batch):
             return energy(self.model(batch), batch)
@@ -44,8 +44,7 @@ def lit(with_data=True, dim=8):
         def configure_optimizers(self):
             return torch.optim.AdamW(self.parameters())
 
-    class LitWithData(Lit):
         def train_dataloader(self):
             return torch.utils.data.DataLoader(torch.randint(100, (8, 12)))
 
-    return LitWithData() if with_data else Lit()
+    return Lit()

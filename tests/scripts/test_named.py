@@ -7,19 +7,22 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
+import torch
 
+from batchtune.cli.options import ManifestOptions, Task, WorkloadOptions
 from batchtune.errors import UsageError
-from batchtune.lengths import Lengths
-from batchtune.scripts.named import TASKS, NamedScript, named_script
-from batchtune.scripts.named.examples import RandomExamples, pad
+from batchtune.scripts.learning import Learned
+from batchtune.scripts.named import named_command, script_options
+from batchtune.scripts.named.examples import examples, pad
 from batchtune.scripts.named.torch_script import train
 
 MODELS = str(Path(__file__).with_name("named_models.py"))
-TOKENS = Lengths.of([4, 10, 40], unit="tokens")
 TEXT_MODEL = {
     "vocab_size": 64,
     "hidden_size": 16,
@@ -43,9 +46,7 @@ ENCODER_DECODER = {
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "causal-lm": {"model_type": "llama", **TEXT_MODEL},
-    "masked-lm": {"model_type": "bert", **TEXT_MODEL},
     "sequence-classification": {"model_type": "llama", **TEXT_MODEL},
-    "seq2seq-lm": {"model_type": "bart", **ENCODER_DECODER},
     "ctc": {
         "model_type": "wav2vec2",
         **TEXT_MODEL,
@@ -61,99 +62,63 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def named(
-    workload: str,
-    *settings: str,
-    lengths: Lengths = TOKENS,
-    per_unit: float | None = None,
-    **flags: str,
-) -> NamedScript:
-    every_flag = {"task": None, "loss": None, "hparams": None, **flags}
-    return named_script(workload, every_flag, settings, lengths, per_unit)
-
-
-def test_a_model_becomes_a_command() -> None:
-    script = named(f"torch:{MODELS}:Tagger", "dim=4", loss="cross_entropy")
-    assert script.words[3:] == [
-        *(MODELS, "Tagger"),
-        *("loss=cross_entropy", "length=10", "dim=4"),
-    ]
-    assert script.options == {"per_unit": 1.0, "length_key": "inputs"}
-
-
-def test_seconds_become_samples_or_frames(tmp_path: Path) -> None:
-    seconds = Lengths.of([0.5, 2.0], unit="s")
-    recognizer = f"torch:{MODELS}:recognizer"
-    frames = named(recognizer, "features=80", lengths=seconds, loss="ctc")
-    assert "length=125" in frames.words
-    assert frames.options["per_unit"] == 100.0
-    assert frames.options["target_key"] == "labels"
-    (tmp_path / "config.json").touch()
-    samples = named(f"transformers:{tmp_path}", lengths=seconds, task="ctc")
-    assert "length=20000" in samples.words
-    given = named(recognizer, "features=80", lengths=seconds, per_unit=50, loss="ctc")
-    assert given.options["per_unit"] == 50
+def test_a_model_becomes_a_command(tmp_path: Path) -> None:
+    words = named_command(f"torch:{MODELS}:Tagger", "cross_entropy", ["dim=4"])
+    assert words[3:] == [MODELS, "Tagger", "loss=cross_entropy", "dim=4"]
+    words = named_command(f"transformers:{tmp_path}", "ctc", [])
+    assert words[3:] == [str(tmp_path), "", "task=ctc"]
+    words = named_command(f"lightning:{MODELS}:lit", None, ["devices=1"])
+    assert words[3:] == [MODELS, "lit", "devices=1"]
 
 
 def test_a_speechbrain_script_gets_its_own_arguments() -> None:
-    script = named(f"speechbrain:{MODELS}", "lr=0.1", hparams=MODELS)
-    assert script.words[1:] == [MODELS, MODELS, "--lr=0.1"]
-    assert script.options == {}
+    words = named_command(f"speechbrain:{MODELS}", MODELS, ["lr=0.1"])
+    assert words[1:] == [MODELS, MODELS, "--lr=0.1"]
+
+
+def test_made_examples_count_as_the_manifest_does() -> None:
+    made = {"per_unit": 1.0, "target_per_unit": 1.0}
+    assert script_options("torch:a.py:b", {}, "tokens") == made
+    given = {"per_unit": 100.0, "target_per_unit": 2.0}
+    assert script_options("transformers:a", given, "s") == given
+    assert script_options("lightning:a.py:b", {}, "s") == {}
+    with pytest.raises(UsageError, match="the lengths are in s"):
+        script_options("transformers:a", {}, "s")
+
+
+@pytest.mark.parametrize("kind", ["torch", "lightning", "transformers", "speechbrain"])
+def test_a_missing_file_is_named(kind: str) -> None:
+    with pytest.raises(UsageError, match="'org/model' does not exist"):
+        named_command(f"{kind}:org/model", None, [])
+    with pytest.raises(UsageError, match=r"'no.yaml' does not exist"):
+        named_command(f"speechbrain:{MODELS}", "no.yaml", [])
 
 
 @pytest.mark.parametrize(
-    ("workload", "settings", "flags", "message"),
+    ("workload", "loss"),
     [
-        ("torch:nowhere.py:Net", [], {"loss": "mse"}, "nowhere.py' is not a file"),
-        ("torch:nowhere.py", [], {"loss": "mse"}, "'' is not a file"),
-        (
-            "transformers:org/model",
-            [],
-            {"task": "ctc"},
-            "org/model/config.json' is not a file",
-        ),
-        (f"torch:{MODELS}:Tagger", [], {}, "takes --loss of"),
-        (f"lightning:{MODELS}:lit", [], {"task": "ctc"}, "takes none of"),
-        ("transformers:CONFIG", [], {"task": "causal"}, "unknown task 'causal'"),
-        ("transformers:CONFIG", [], {"task": "ctc"}, "the lengths are in tokens"),
-        (f"speechbrain:{MODELS}", [], {"hparams": "no.yaml"}, "'no.yaml' is not"),
+        (f"torch:{MODELS}:Tagger", None),
+        (f"lightning:{MODELS}:lit", "mse"),
+        ("builtin:transformer-lm", "mse"),
     ],
 )
-def test_what_is_wrong_is_one_error(
-    tmp_path: Path,
-    workload: str,
-    settings: list[str],
-    flags: dict[str, str],
-    message: str,
-) -> None:
-    (tmp_path / "config.json").touch()
-    workload = workload.replace("CONFIG", str(tmp_path))
-    with pytest.raises(UsageError, match=message):
-        named(workload, *settings, **flags)
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("accelerate")
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        "batchtune.scripts.named.find_spec",
-        lambda name: None if name == "peft" else find_spec(name),
-    )
-    with pytest.raises(UsageError, match="peft, which is not installed"):
-        named(f"transformers:{MODELS}", "lora=8", task="causal-lm")
+def test_a_flag_belongs_to_its_framework(workload: str, loss: str | None) -> None:
+    options = WorkloadOptions(workload=workload, loss=loss)
+    with pytest.raises(UsageError, match="--loss is for --workload torch:…"):
+        options.asked(ManifestOptions(manifest=[]))
 
 
 def test_examples_vary_in_both_lengths() -> None:
-    import torch
-
     def make(length: int, target_length: int) -> dict[str, torch.Tensor]:
         return {"x": torch.zeros(length), "labels": torch.zeros(target_length)}
 
-    examples = RandomExamples(make, 100, 20)
-    lengths = {len(example["x"]) for example in map(examples.__getitem__, range(400))}
-    assert lengths == set(range(51, 101))
-    batch = pad([examples[0], examples[399]])
-    assert batch["x"].shape == (2, 100)
+    options = {"length": 100, "target_length": 20, "dim": 4}
+    made = examples(make, options)
+    assert options == {"dim": 4}
+    assert len({len(example["x"]) for example in made}) > 30
+    assert len({len(example["labels"]) for example in made}) == 11
+    batch = pad(made)
+    assert batch["x"].shape == (200, 100)
     assert (batch["labels"] == -100).any()
 
 
@@ -161,24 +126,16 @@ def test_examples_vary_in_both_lengths() -> None:
     ("name", "options"),
     [
         ("Tagger", {"loss": "cross_entropy", "dim": 4, "bf16": True}),
-        ("tagger", {"loss": "mse", "accumulation": 2}),
-        ("recognizer", {"loss": "ctc", "features": 80}),
+        ("recognizer", {"loss": "mse", "features": 80, "length": 50}),
+        ("tagger", {"loss": "mse"}),
         ("Tagger", {"loss": "energy", "vocab": 50}),
     ],
 )
 def test_a_torch_model_trains(
     monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
 ) -> None:
-    import torch
-
     monkeypatch.setattr(sys, "path", [*sys.path])
-    steps = []
-    step = torch.optim.AdamW.step
-    monkeypatch.setattr(
-        torch.optim.AdamW, "step", lambda self: (steps.append(self), step(self))
-    )
-    train(MODELS, name, {"steps": 2, **options})
-    assert len(steps) == 2
+    train(MODELS, name, options)
 
 
 def run(kind: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -204,17 +161,36 @@ def run(kind: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", get_args(Task))
 def test_a_model_of_transformers_trains(tmp_path: Path, task: str) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     config = tmp_path / "config.json"
     config.write_text(json.dumps(CONFIGS[task]))
-    options = [f"task={task}", "max_steps=2", "length=8000" if task == "ctc" else ""]
-    ran = run("transformers", str(config), *filter(None, options), folder=tmp_path)
+    options = ["", f"task={task}", "max_steps=2", "length=50"]
+    ran = run("transformers", str(config), *options, folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert "train_loss" in ran.stdout
     assert {path.name for path in tmp_path.iterdir()} <= {"config.json", "stand-ins"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "line"),
+    [
+        ("causal-lm", "input_ids: [B, L] int64 < 33"),
+        ("ctc", "labels: [B, T] int64 < 33"),
+        ("speech-seq2seq", "labels: [B, L] int64 < 33"),
+    ],
+)
+def test_made_examples_show_their_axes(task: str, line: str) -> None:
+    pytest.importorskip("transformers")
+    from batchtune.scripts.named.transformers_script import make
+
+    config = SimpleNamespace(vocab_size=64, max_source_positions=20, num_mel_bins=8)
+    config.get_text_config = lambda: config
+    made = examples(partial(make, task, config), {})
+    assert line in Learned.from_examples(made, pad).lines
 
 
 @pytest.mark.slow
@@ -222,30 +198,24 @@ def test_a_model_of_transformers_trains(tmp_path: Path, task: str) -> None:
 def test_lora_trains_adapters(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(CONFIGS["causal-lm"]))
-    options = ["task=causal-lm", "lora=2", "gradient_checkpointing=true", "max_steps=1"]
+    options = [
+        "",
+        "task=causal-lm",
+        "lora=2",
+        "gradient_checkpointing=true",
+        "max_steps=1",
+    ]
     ran = run("transformers", str(config), *options, folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("option", "error"),
-    [
-        ("model.dim=4", None),
-        ("model.with_data=false", "`train_dataloader` must be implemented"),
-    ],
-)
-def test_a_lightning_module_trains(
-    tmp_path: Path, option: str, error: str | None
-) -> None:
+def test_a_lightning_module_trains(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
-    options = ["max_steps=2", "accelerator=cpu", option]
+    options = ["max_steps=2", "accelerator=cpu"]
     ran = run("lightning", MODELS, "lit", *options, folder=tmp_path)
-    if error is None:
-        assert ran.returncode == 0, ran.stderr
-        assert "`max_steps=2` reached" in ran.stderr
-    else:
-        assert error in ran.stderr
+    assert ran.returncode == 0, ran.stderr
+    assert "`max_steps=2` reached" in ran.stderr
 
 
 @pytest.mark.slow
@@ -265,6 +235,9 @@ def test_a_named_model_is_probed(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     probe = json.loads(ran.stdout)
-    assert probe["workload"]["options"] == {"per_unit": 1.0, "length_key": "inputs"}
+    assert probe["workload"]["options"] == {
+        "per_unit": 1.0,
+        "target_per_unit": 1.0,
+    }
     assert probe["workload"]["command"][3:5] == [MODELS, "Tagger"]
     assert probe["device"]["script"]["batches"] == ["inputs: [B, L] int64 < 100"]

@@ -1,46 +1,37 @@
-"""Random examples from half of a length to that length, and the user's model."""
+"""Random examples of different lengths, and the user's model."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
 
 from batchtune.workloads.loading import load_object
 
 Example = dict[str, Tensor]
 
-_COUNT = 400
-# Has no factor of _COUNT: the length of a target says nothing about that of its example.
-_STRIDE = 37
+_COUNT = 200
 
 
-class RandomExamples(Dataset[Example]):
-    """What `make(length, target_length)` returns."""
+def examples(make: Callable[[int, int], Example], options: dict[str, Any]) -> Any:
+    """Return a data set of what `make(length, target_length)` returns, from half of the longest lengths to these.
 
-    def __init__(
-        self, make: Callable[[int, int], Example], length: int, target_length: int
-    ) -> None:
-        self._make = make
-        self._length = length
-        self._target_length = target_length
-
-    def __len__(self) -> int:
-        return _COUNT
-
-    def __getitem__(self, index: int) -> Example:
-        return self._make(
-            _size(self._length, index),
-            _size(self._target_length, index * _STRIDE % _COUNT),
+    Takes these, `length` (default: 100) and `target_length` (default: 16), out of the options.
+    """
+    length = options.pop("length", 100)
+    target_length = options.pop("target_length", 16)
+    draw = random.Random(0).randint
+    return [
+        make(
+            draw(length // 2, length),
+            draw(target_length // 2, target_length),
         )
-
-
-def _size(longest: int, index: int) -> int:
-    return longest - index * longest // (2 * _COUNT)
+        for _ in range(_COUNT)
+    ]
 
 
 def pad(examples: Sequence[Example]) -> Example:

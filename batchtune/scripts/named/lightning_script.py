@@ -1,8 +1,7 @@
 """Trains a LightningModule on its own data with Lightning's Trainer, for `--workload lightning:FILE.py:NAME`.
 
 Run by itself: `python -m batchtune.scripts.named.lightning_script FILE.py NAME max_steps=2 …`. The module has a
-`train_dataloader`, or `data=NAME` names a LightningDataModule of the file. `model.ARGUMENT=…` is an argument of the
-module; other options are the Trainer's.
+`train_dataloader`, or `data=NAME` names a LightningDataModule of the file. Other options are the Trainer's.
 """
 
 from __future__ import annotations
@@ -17,23 +16,15 @@ from batchtune.workloads import parse_options
 
 def train(file: str, name: str, options: dict[str, Any]) -> None:
     """Train, without validation, logs and checkpoints."""
-    arguments = {
-        key.removeprefix("model."): options.pop(key)
-        for key in list(options)
-        if key.startswith("model.")
-    }
-    model = build(file, name, arguments)
+    model = build(file, name, {})
     data = None
     if "data" in options:
         data = build(file, options.pop("data"), {})
-    base = next(
-        base for base in type(model).__mro__ if base.__name__ == "LightningModule"
-    )
-    # lightning.pytorch or pytorch_lightning, as the module is.
-    package = import_module(base.__module__.partition(".core")[0])
+    # Lightning under its older name, if the file imports that.
+    is_older = "pytorch_lightning" in sys.modules
+    package = import_module("pytorch_lightning" if is_older else "lightning.pytorch")
     defaults = {
         "devices": 1,
-        "max_epochs": -1,
         "limit_val_batches": 0,
         "logger": False,
         "enable_checkpointing": False,
