@@ -19,7 +19,7 @@ from batchtune.cli.options import (
     option,
     script_words,
 )
-from batchtune.cli.tune import LENGTHS_FILE
+from batchtune.cli.tune import LENGTHS_FILE as OWN_LENGTHS_FILE
 from batchtune.errors import ResultError, UsageError
 
 if TYPE_CHECKING:
@@ -148,7 +148,8 @@ def run(
 
     Each iteration is the next epoch, or the one that the script gives its sampler with set_epoch. On several ranks
     (torchrun, accelerate, Lightning), each gets its own batches, as many as every other. After a checkpoint within an
-    epoch, transformers' Trainer goes on from there; other scripts begin the epoch again.
+    epoch, transformers' Trainer, SpeechBrain and StatefulDataLoader go on from there; other scripts begin the epoch
+    again.
 
     MANIFEST is the one that the run was made from (default: lengths.parquet in the run folder, where tune took the
     lengths from the script). Its row i must be example i of the data set: that is checked with 20 examples. Where the
@@ -156,7 +157,7 @@ def run(
     script's.
     """
     from batchtune.scripts.interposing import environment
-    from batchtune.scripts.running import GIVEN_FILE, options_of
+    from batchtune.scripts.running import GIVEN_FILE, LENGTHS_FILE
     from batchtune.scripts.starting import run_to_the_end
 
     if command is None:
@@ -166,13 +167,16 @@ def run(
         )
     stored = _lengths_of_script(source, run)
     # In the run folder, which the other nodes of a cluster see too.
-    with TemporaryDirectory(prefix="script-", dir=run) as scratch:
-        options = options_of(run, stored, Path(scratch), force=force)
+    with TemporaryDirectory(prefix="script-", dir=run.absolute()) as scratch:
+        stored.values.tofile(Path(scratch, LENGTHS_FILE))
+        options = {
+            "mode": "run",
+            "run": str(run.absolute()),
+            "scratch": scratch,
+            "force": force,
+        }
         code = run_to_the_end(script_words(command), environment(options))
-        given = Path(scratch) / GIVEN_FILE
-        if given.exists():
-            console.note(given.read_text(encoding="utf-8"))
-        elif code == 0:
+        if code == 0 and not Path(scratch, GIVEN_FILE).exists():
             console.note(
                 "Warning: nothing was changed: no PyTorch DataLoader of "
                 f"{stored.lengths.count:,} examples was iterated over with gradients."
@@ -195,13 +199,7 @@ def _lengths_of_script(source: ManifestOptions, folder: Path) -> StreamLengths:
         )
     config = read_sampler_yaml(path)
     if not source.manifest:
-        own = folder / LENGTHS_FILE
-        if not own.exists():
-            raise UsageError(
-                f"the manifest is missing, and {own} does not exist",
-                "Give the one that the run was made from: batchtune run MANIFEST -- COMMAND",
-            )
-        source = replace(source, manifest=[str(own)])
+        source = replace(source, manifest=[str(folder / OWN_LENGTHS_FILE)])
     stored = source.load_stream(quiet=True, as_in=folder)
     check_lengths(stored.lengths, config.evidence.fingerprint, path, lengths_of(folder))
     return stored

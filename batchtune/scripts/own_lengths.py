@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -65,7 +66,7 @@ def own_table(dataset: Any) -> pyarrow.Table:
     """Return what a data set holds of lengths, a row for each example in its order; raise WorkloadError without any.
 
     These are the numbers and the sizes of lists of a Hugging Face data set, the numbers in the annotations of a
-    SpeechBrain one, and attributes such as `lengths` of any other.
+    SpeechBrain one, and attributes such as `lengths` or a list of rows (as `csv.DictReader` reads them) of any other.
     """
     import pyarrow
 
@@ -100,7 +101,16 @@ def _columns(dataset: Any) -> dict[str, Any]:
         array = np.asarray(values)
         if array.dtype.kind in _KINDS and array.shape == (len(dataset),):
             columns.setdefault(name, array)
-    return columns
+    return columns or _of_rows(dataset)
+
+
+def _of_rows(dataset: Any) -> dict[str, Any]:
+    """Return the numbers in the first attribute that is a list with a mapping for each example."""
+    for rows in getattr(dataset, "__dict__", {}).values():
+        is_list = isinstance(rows, list) and len(rows) == len(dataset)
+        if is_list and all(isinstance(row, Mapping) for row in rows):
+            return _of_annotations(rows)
+    return {}
 
 
 def _of_arrow(dataset: Any) -> dict[str, Any]:
@@ -119,10 +129,11 @@ def _of_arrow(dataset: Any) -> dict[str, Any]:
 
 
 def _of_annotations(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the annotations that are a number in every row."""
+    """Return the annotations that are a number in every row, or the text of one as in a CSV file."""
     columns = {}
     for name in rows[0]:
         values = [row.get(name) for row in rows]
-        if all(isinstance(value, (int, float)) for value in values):
-            columns[name] = np.asarray(values, dtype=float)
+        if all(isinstance(value, (int, float, str)) for value in values):
+            with contextlib.suppress(ValueError):
+                columns[name] = np.asarray(values, dtype=float)
     return columns

@@ -1,15 +1,13 @@
-"""What a script's DataLoader is, and loaders like it."""
+"""What a script's DataLoader is of, and in which order its examples are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from operator import length_hint
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from batchtune.lengths import FloatArray
-from batchtune.units import counted
 
 SAMPLER_LINES = """\
 Change three lines of the script instead:
@@ -23,20 +21,6 @@ Change three lines of the script instead:
   loader = DataLoader(stream, batch_size=None)  # and your other arguments"""
 
 
-# What torch's and accelerate's samplers that deal to ranks call their number.
-RANKS = ("num_replicas", "num_processes")
-_ARGUMENTS = (
-    "collate_fn",
-    "generator",
-    "in_order",
-    "multiprocessing_context",
-    "num_workers",
-    "persistent_workers",
-    "pin_memory",
-    "prefetch_factor",
-    "timeout",
-    "worker_init_fn",
-)
 _EXAMINED = 20
 # Of examples in another order, fewer than 1 in 1,000 reach it by chance; transcripts, and lengths that an augmentation
 # changes by a tenth, do in the same order.
@@ -45,106 +29,64 @@ _LEAST_CORRELATION = 0.7
 _LEAST_DISTINCT = 5
 
 
-class Unlike(NamedTuple):
-    """Why a loader is not the training loader of a run, and lines to change."""
-
-    reason: str
-    lines: str = SAMPLER_LINES
-
-
-def unlike(loader: Any, count: int) -> Unlike | None:
-    """Return why a loader is not one of a data set with so many examples; None if it is."""
+def unlike(loader: Any, count: int) -> tuple[str, str] | None:
+    """Return why a loader is not one of so many examples, and lines to change in the script; None if it is."""
     from torch.utils.data import IterableDataset
 
     name = f"the data set {type(loader.dataset).__name__}"
-    if isinstance(loader.dataset, IterableDataset):
-        return Unlike(f"{name} is a stream (an IterableDataset)", STREAM_LINES)
-    if loader.batch_sampler is None:
-        return Unlike(f"{name} makes whole batches (batch_size=None)")
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        return f"{name} is a stream, or makes whole batches", STREAM_LINES
     examples = length_hint(loader.dataset)
     if examples == count:
         return None
-    return Unlike(
-        f"{name} has {counted(examples, 'example')}, but the manifest {count:,}"
-    )
+    reason = f"{name} has {examples:,} examples, but the manifest {count:,}"
+    return reason, SAMPLER_LINES
 
 
-def like(loader: Any, **changed: Any) -> Any:
-    """Return a DataLoader like another but for its sampler, and what is changed."""
-    from torch.utils.data import DataLoader
-
-    options = {
-        name: getattr(loader, name) for name in _ARGUMENTS if hasattr(loader, name)
-    }
-    return DataLoader(loader.dataset, **{**options, **changed})
-
-
-def own_iterator(loader: Any) -> Iterator[Any]:
-    """Return the iterator that a DataLoader has by itself."""
-    own: Iterator[Any] = type(loader).__iter__.__wrapped__(loader)
-    return own
-
-
-def samplers_of(loader: Any) -> Iterator[Any]:
-    """Yield the samplers of a loader, the outermost first."""
-    sampler = loader.batch_sampler
+def stated(sampler: Any, *names: str) -> Any:
+    """Return the first attribute of these names that a sampler has, or one within it; None if none has one."""
     while sampler is not None:
-        yield sampler
-        inner = getattr(sampler, "sampler", None)
-        sampler = getattr(sampler, "batch_sampler", inner)
-
-
-def stated(loader: Any, *names: str) -> Any:
-    """Return the first attribute of these names that a loader's samplers have; None if none has one."""
-    for sampler in samplers_of(loader):
         for name in names:
             if hasattr(sampler, name):
                 return getattr(sampler, name)
+        inner = getattr(sampler, "sampler", None)
+        sampler = getattr(sampler, "batch_sampler", inner)
     return None
 
 
-def choosing_sampler(loader: Any, count: int) -> str | None:
-    """Return the class of a sampler that takes only some examples, or some repeatedly; None if none does."""
-    from torch.utils import data
+def unsafe(loader: Any, lengths: FloatArray) -> str | None:
+    """Return why a loader's examples, of these lengths, should not be given in other batches; None if they can be.
 
-    for sampler in samplers_of(loader):
-        chooses = isinstance(
-            sampler, (data.SubsetRandomSampler, data.WeightedRandomSampler)
-        )
-        if isinstance(sampler, data.RandomSampler):
-            chooses = sampler.replacement or sampler.num_samples != count
-        if chooses:
-            return type(sampler).__name__
-    return None
-
-
-def follow_lengths(loader: Any, lengths: FloatArray) -> bool | None:
-    """Return whether a data set's examples are in the order of their lengths, shape (examples,); None if unknown.
-
-    Some examples are collated one by one. A worker reads them if the loader has workers, since a data set may open its
-    files where it is first read.
+    Some examples, from the shortest to the longest, are collated one by one: some size of theirs must grow as well, or
+    none may differ. A worker reads them if the loader has workers, since a data set may open its files where it is
+    first read.
     """
     import torch
 
     from batchtune.scripts.trees import flatten, measured
 
-    indices = np.linspace(0, lengths.size - 1, _EXAMINED).astype(int)
-    reading = like(
-        loader,
-        batch_sampler=[[index] for index in indices.tolist()],
+    if stated(loader.batch_sampler, "indices", "weights") is not None:
+        return "its sampler chooses among the examples, but recommended batches have each of them once an epoch"
+    places = np.linspace(0, lengths.size - 1, _EXAMINED).astype(int)
+    ascending = np.argsort(lengths)[places].tolist()
+    examples = torch.utils.data.DataLoader(
+        loader.dataset,
+        batch_sampler=[[index] for index in ascending],
+        collate_fn=loader.collate_fn,
         num_workers=min(1, loader.num_workers),
-        persistent_workers=False,
-        generator=torch.Generator(),
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
     )
-    places = _places(lengths[indices])
-    is_in_order = None
-    for sizes in measured(flatten(list(own_iterator(reading)))).values():
-        if min(np.unique(sizes).size, np.unique(places).size) >= _LEAST_DISTINCT:
-            correlation = np.corrcoef(_places(sizes), places)[0, 1]
-            is_in_order = bool(is_in_order or correlation >= _LEAST_CORRELATION)
-    return is_in_order
-
-
-def _places(values: FloatArray) -> Any:
-    """Return the place of each value among the distinct ones."""
-    return np.unique(values, return_inverse=True)[1]
+    with torch.no_grad():  # a loader that is iterated over like this does not train
+        sizes_by_leaf = measured(flatten(list(examples)))
+    correlations = []
+    for sizes in sizes_by_leaf.values():
+        distinct, ranks = np.unique(sizes, return_inverse=True)
+        if distinct.size >= _LEAST_DISTINCT:
+            correlations.append(np.corrcoef(ranks, places)[0, 1])
+    if max(correlations, default=1) >= _LEAST_CORRELATION:
+        return None
+    return (
+        "the sizes of its examples don't follow the lengths, so the rows of the manifest and the examples of the data "
+        "set are in different orders"
+    )
