@@ -31,7 +31,7 @@ def test_an_attribute_with_a_number_for_each_example_counts() -> None:
     assert columns(durations=[0.5, 1.5, 1.0]) == {"duration": [0.5, 1.5, 1.0]}
 
 
-def test_the_numbers_of_rows_count_as_numbers_or_as_in_a_csv_file() -> None:
+def test_the_numbers_of_rows_count_also_as_texts() -> None:
     rows = [
         {"ID": f"a{index}", "duration": f"{index + 1}.5", "frames": 10 * index}
         for index in range(3)
@@ -48,7 +48,7 @@ def test_the_numbers_of_rows_count_as_numbers_or_as_in_a_csv_file() -> None:
         {"rows": [{"text": "a"}, {"text": "1"}, {"text": None}]},
     ],
 )
-def test_without_a_number_for_each_example_the_lengths_are_unknown(
+def test_without_numbers_for_each_example_it_is_an_error(
     attributes: dict[str, Any],
 ) -> None:
     with pytest.raises(WorkloadError, match="the lengths are unknown"):
