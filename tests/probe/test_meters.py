@@ -125,7 +125,7 @@ def test_a_device_that_can_not_be_used_is_told(
 
     monkeypatch.setattr(cuda_module, "_create_context", refuse)
     with pytest.raises(
-        ProbeError, match=r"^Made GPU can't be used: CUDA error: out of memory$"
+        ProbeError, match=r"^Made GPU can't be used: CUDA error: out of memory"
     ):
         open_meter("cuda", None, 1.0, None)
 
