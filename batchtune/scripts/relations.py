@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +17,10 @@ Numbers = npt.NDArray[np.float64]
 Seen = dict[Place, Numbers]
 Terms = dict[str, Numbers]
 
-NAME_THEM = (
-    "Name the leaf that has the length with --length-key, and the target's with "
-    "--target-key, or write the training step as a workload: --workload FILE.py:NAME."
-)
-
 # What would fit this rarely without being related is taken for related.
 _CHANCE = 1e-4
 # From so many examples even a ratio or a rounding that is not plain is known well enough.
-_MANY = 30
+MANY = 30
 # Values that are not whole may be rounded: durations to 0.01 s.
 _ROUNDED = 0.005
 
@@ -77,21 +72,19 @@ class Relation:
     def term_of(self, seen: float) -> int:
         """Return the largest term that has this size or value."""
         if not self.whole:
-            return round(seen / self.ratio)
+            return math.ceil(seen * (1 + _ROUNDED) / self.ratio)
         beyond = (seen / self.step + 1 - self.offset) / self.ratio
         return math.ceil(beyond - 1e-6) - 1
 
     def __str__(self) -> str:
-        if self.step > 1 and self.step * self.ratio == 1:
+        if self.step > 1:
             return f"{self.term} to a multiple of {self.step}"
-        ratio = self.step * self.ratio
-        if ratio == 1:
+        word = f"{self.ratio:g}·{self.term}"
+        if self.ratio == 1:
             word = self.term
-        elif ratio < 1:
-            word = f"1/{1 / ratio:g}·{self.term}"
-        else:
-            word = f"{ratio:g}·{self.term}"
-        offset = math.trunc(self.step * self.offset)
+        elif self.ratio < 1:
+            word = f"1/{1 / self.ratio:g}·{self.term}"
+        offset = math.trunc(self.offset)
         return f"{word}{offset:+}" if offset else word
 
 
@@ -100,161 +93,74 @@ def fitted(term: str, base: Numbers, seen: Numbers) -> Relation | None:
 
     `base` is the term in each of the batches or examples, `seen` the size or value there.
     """
+    if np.array_equal(seen, base):
+        return Relation(term)
     if np.ptp(base) == 0 or np.ptp(seen) == 0:
         return None
-    if (seen == base).all():
-        return Relation(term)
     if (seen != np.round(seen)).any():
         return _proportional(term, base, seen)
-    # A few sizes may all be even by chance, so whether they are multiples matters only if they don't fit as they are.
-    for step in (1, int(np.gcd.reduce(seen.astype(np.int64)))):
-        scaled = seen / step
-        through_zero = float(base @ scaled / (base @ base))
-        slope = float(np.polyfit(base, scaled, 1)[0])
-        plain = (1 / step, _plain(through_zero), _plain(slope))
-        for ratio in (*plain, slope):
-            found = _with_ratio(term, ratio, step, base, scaled)
-            if found is not None and slope > 0:
-                sure = found.sure and (ratio in plain or len(base) >= _MANY)
-                return replace(found, sure=sure)
+    multiple = _multiple(base, seen)
+    if multiple:
+        sure = _is_sure(seen / multiple)
+        return Relation(term, 1 / multiple, 1 - 1 / multiple, multiple, sure=sure)
+    slope = float(np.polyfit(base, seen, 1)[0])
+    if slope <= 0:
+        return None
+    plain = round(slope) if slope >= 1 else 1 / round(1 / slope)
+    for ratio in (plain, slope):
+        found = _with_ratio(term, ratio, base, seen)
+        if found is not None:
+            return found
+    multiple = _multiple(seen, base)
+    if multiple:  # a length without its padding
+        return Relation(term, sure=_is_sure(seen / multiple))
     return None
 
 
-def _plain(slope: float) -> float:
-    return round(slope) if slope >= 1 else 1 / round(1 / max(slope, 1e-9))
+def _multiple(lengths: Numbers, padded: Numbers) -> int:
+    """Return the multiple that lengths are padded to; 0 if they are not."""
+    multiple = int(np.gcd.reduce(padded.astype(np.int64)))
+    if np.array_equal(np.ceil(lengths / multiple) * multiple, padded):
+        return multiple
+    return 0
 
 
 def _with_ratio(
-    term: str,
-    ratio: float,
-    step: int,
-    base: Numbers,
-    scaled: Numbers,
+    term: str, ratio: float, base: Numbers, seen: Numbers
 ) -> Relation | None:
     """Return the relation with this ratio if one offset explains every number."""
-    rest = np.round(scaled - ratio * base, 9)
+    rest = np.round(seen - ratio * base, 9)
     lowest = float(rest.max())
     beyond = float(rest.min()) + 1
     if lowest >= beyond:
         return None
-    sure = _chance(1 / (np.ptp(scaled) + 1), len(base))
-    if lowest + 1 == beyond:
-        return Relation(term, ratio, lowest, step, sure=sure)
     # Rounded up, rounded down, and one for each stride begun, as in a spectrogram.
     offsets = [one for one in (1 - ratio, 0, 1) if lowest <= one + 1e-8 < beyond]
-    if step * ratio == 1:  # padded to a multiple
-        offsets = offsets[:1]
-    if len(offsets) != 1:
-        sure = sure and len(base) >= _MANY
-    return Relation(
-        term, ratio, (offsets or [(lowest + beyond) / 2])[0], step, sure=sure
-    )
+    is_only = len(offsets) == 1 or lowest + 1 == beyond
+    sure = _is_sure(seen) and (is_only or len(seen) >= MANY)
+    return Relation(term, ratio, [*offsets, lowest][0], sure=sure)
+
+
+def _is_sure(seen: Numbers) -> bool:
+    """Return whether unrelated numbers hardly ever fit a line to within 1: two of them always do."""
+    share = 1 / (np.ptp(seen) + 1)
+    return bool(share ** (len(seen) - 2) < _CHANCE)
 
 
 def _proportional(term: str, base: Numbers, seen: Numbers) -> Relation | None:
+    """Return the relation of values that are not whole, such as durations, which may be rounded; all are above 0."""
     ratio = float(base @ seen / (base @ base))
-    if np.abs(ratio * base - seen).max() > _ROUNDED * np.abs(seen).max() or ratio <= 0:
+    width = _ROUNDED * seen.max()
+    if np.abs(ratio * base - seen).max() > width:
         return None
-    spread = np.ptp(seen) / np.abs(seen).max()
-    sure = _chance(2 * _ROUNDED / spread, len(base))
-    for digits in range(1, 6):
-        per_unit = float(f"{1 / ratio:.{digits}g}")
-        if abs(per_unit * ratio - 1) < 1e-4:
-            ratio = 1 / per_unit
-            break
-    return Relation(term, ratio, whole=False, sure=sure)
-
-
-def _chance(share: float, count: int) -> bool:
-    """Return whether `count` unrelated numbers hardly ever fit a line that each meets with this probability."""
-    return min(1.0, share) ** (count - 2) < _CHANCE
-
-
-def fitted_backwards(term: str, base: Numbers, seen: Numbers) -> Relation | None:
-    """Return the relation of sizes that are finer than the term, such as samples to the frames made of them."""
-    back = fitted(term, seen, base)
-    if back is None or back.step > 1 or back.ratio >= 1:
-        return None
-    offset = (1 - back.offset) / back.ratio - 1
-    return Relation(term, 1 / back.ratio, offset, sure=back.sure)
+    per_unit = float(f"{1 / ratio:.5g}")
+    return Relation(term, 1 / per_unit, whole=False, sure=_is_sure(seen / (2 * width)))
 
 
 def first_fit(terms: Terms, seen: Numbers) -> Relation | None:
     """Return the relation to the first term that explains what was seen; None without one."""
     for term, base in terms.items():
-        found = fitted(term, base, seen) or fitted_backwards(term, base, seen)
+        found = fitted(term, base, seen)
         if found is not None:
             return found
     return None
-
-
-def told_apart(
-    varying: Seen, length_key: str | None, target_key: str | None, noun: str
-) -> tuple[Terms, dict[Place, Relation]]:
-    """Return the length and, with a second independent size, the target; and how every size follows them.
-
-    Of two independent sizes the one that is longer on average is the length, unless a key names another.
-
-    Raises:
-        Unclear: No size varies, or a third one does; or the target that `target_key` names follows the length.
-    """
-    if not varying:
-        raise Unclear(f"no size of the script's {noun} follows a length", NAME_THEM)
-    terms: Terms = {}
-    relations: dict[Place, Relation] = {}
-    left = dict(varying)
-    for term, key, other in (
-        ("L", length_key, target_key),
-        ("T", target_key, length_key),
-    ):
-        if left:
-            founder = min(left, key=lambda place: _rank(place, key, other, left))
-            terms[term] = left[founder]
-            followers = _followers(term, left[founder], left)
-            relations |= followers
-            left = {place: left[place] for place in left if place not in followers}
-    if left:
-        raise Unclear(
-            f"more than two sizes of the script's {noun} vary on their own: {_ranges(varying)}",
-            NAME_THEM,
-        )
-    for place, relation in relations.items():
-        if not relation.sure:
-            raise Unclear(
-                f"{len(terms['L'])} {noun} don't tell whether {place[0]} follows {relation}: {_ranges(varying)}",
-                NAME_THEM,
-            )
-        if relation.term == "L" and _names(target_key, place):
-            raise Unclear(
-                f"the target {place[0]} follows the length exactly in all {len(terms['L'])} {noun}",
-                "Leave out --target-key: the length alone gives the shape.",
-            )
-    return terms, relations
-
-
-def _names(key: str | None, place: Place) -> bool:
-    return key is not None and (place[0] == key or place[0].startswith(f"{key}."))
-
-
-def _rank(
-    place: Place, key: str | None, other: str | None, left: Seen
-) -> tuple[bool, bool, float]:
-    """Sort first what the key names, last what the other names, and between them what is longest."""
-    return not _names(key, place), _names(other, place), -float(left[place].mean())
-
-
-def _followers(term: str, base: Numbers, left: Seen) -> dict[Place, Relation]:
-    followers = {}
-    for place, seen in left.items():
-        found = first_fit({term: base}, seen)
-        if found is not None:
-            followers[place] = found
-    return followers
-
-
-def _ranges(varying: Seen) -> str:
-    """Describe sizes for a message: `sig axis 0 from 8,000 to 48,000`."""
-    return "; ".join(
-        f"{path} axis {key} from {seen.min():,.0f} to {seen.max():,.0f}"
-        for (path, key), seen in varying.items()
-    )

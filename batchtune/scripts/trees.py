@@ -6,8 +6,6 @@ A path names a leaf: `sig.data`, `0`, or nothing where the tree is a leaf itself
 from __future__ import annotations
 
 import copy
-import dataclasses
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -23,7 +21,10 @@ _PLAIN = (Real, str, bytes, type(None))
 
 
 def children(tree: Any) -> dict[Any, Any] | None:
-    """Return what a container holds, by key; None for a leaf: an array, a number, a text, a list of numbers."""
+    """Return what a container holds, by key; None for a leaf: an array, a number, a text, a list of numbers.
+
+    Other objects are containers if a public attribute is an array or a tuple of arrays: an image or a tokenizer is not.
+    """
     if isinstance(tree, Mapping):
         return dict(tree)
     if isinstance(tree, tuple):
@@ -32,19 +33,14 @@ def children(tree: Any) -> dict[Any, Any] | None:
         if all(isinstance(item, _PLAIN) for item in tree):
             return None
         return dict(enumerate(tree))
-    if isinstance(tree, (*ARRAYS, type)):
-        return None
-    if dataclasses.is_dataclass(tree):
-        names = [field.name for field in dataclasses.fields(tree)]
-        return {name: getattr(tree, name) for name in names}
     attributes = getattr(tree, "__dict__", {})
-    if any(map(_holds_arrays, attributes.values())):
-        return dict(attributes)
-    return None
+    public = {name: attributes[name] for name in attributes if name[0] != "_"}
+    if isinstance(tree, ARRAYS) or not any(map(_holds_arrays, public.values())):
+        return None
+    return public
 
 
 def _holds_arrays(value: Any) -> bool:
-    """Return whether an attribute makes its object a batch: an image or a tokenizer has none of these."""
     if isinstance(value, tuple):
         return any(isinstance(item, ARRAYS) for item in value)
     return isinstance(value, ARRAYS)
@@ -69,12 +65,11 @@ def flatten(
     leaves: dict[str, list[Any]] = {}
     for key in keys:
         below = [held.get(key) for held in contents]
-        leaves |= flatten(below, stops, joined(path, key))
+        leaves |= flatten(below, stops, _joined(path, key))
     return leaves
 
 
-def joined(path: str, key: Any) -> str:
-    """Return the path of what a container holds at a key."""
+def _joined(path: str, key: Any) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
@@ -84,20 +79,18 @@ def rebuilt(tree: Any, leaves: Mapping[str, Any], path: str = "") -> Any:
         return leaves[path]
     held = children(tree)
     if held is None:
-        return list(tree) if isinstance(tree, list) else tree
-    made = {
-        key: rebuilt(child, leaves, joined(path, key)) for key, child in held.items()
-    }
+        return copy.copy(tree) if isinstance(tree, list) else tree
+    for key, child in held.items():
+        held[key] = rebuilt(child, leaves, _joined(path, key))
     if isinstance(tree, tuple):
-        return getattr(tree, "_make", tuple)(made.values())
+        return getattr(tree, "_make", tuple)(held.values())
     if isinstance(tree, list):
-        return list(made.values())
+        return list(held.values())
     clone = copy.copy(tree)
-    for key, value in made.items():
-        if isinstance(tree, Mapping):
-            clone[key] = value
-        else:
-            object.__setattr__(clone, key, value)  # dataclasses may be frozen
+    if isinstance(tree, Mapping):
+        clone.update(held)
+    else:
+        vars(clone).update(held)  # dataclasses may be frozen
     return clone
 
 
@@ -105,41 +98,27 @@ def sizes(leaf: Any) -> tuple[int, ...]:
     """Return the shape of an array, the number of items of a list, and nothing for what has no axis."""
     if isinstance(leaf, ARRAYS):
         return tuple(leaf.shape)
-    if isinstance(leaf, (list, tuple)):
-        return (len(leaf),)
-    return ()
+    return (len(leaf),) if isinstance(leaf, (list, tuple)) else ()
 
 
 def numeric(leaf: Any) -> npt.NDArray[Any] | None:
     """Return the values of a leaf of numbers as an array of its shape; None for any other, and for an empty one."""
-    if isinstance(leaf, list) and not all(isinstance(item, Real) for item in leaf):
+    if isinstance(leaf, (list, tuple)) and not all(isinstance(x, Real) for x in leaf):
         return None
-    values = _array(leaf)
-    return values if values.dtype.kind in "iuf" and values.size else None
-
-
-def is_text(leaf: Any) -> bool:
-    """Return whether a leaf is a list of texts: the words of a transcript are no length that a model sees."""
-    return isinstance(leaf, (list, tuple)) and any(isinstance(x, str) for x in leaf)
-
-
-def _array(leaf: Any) -> npt.NDArray[Any]:
     if isinstance(leaf, torch.Tensor):
-        leaf = leaf.detach().cpu()
-        if leaf.is_floating_point():
-            leaf = leaf.double()  # NumPy has no bfloat16
-    return np.asarray(leaf)
+        leaf = leaf.detach().cpu().double()  # NumPy has no bfloat16
+    values = np.asarray(leaf)
+    return values if values.dtype.kind in "iuf" and values.size else None
 
 
 def measures(leaf: Any) -> dict[int | str, float]:
     """Return what may follow a length: the size of each axis, the longest item (`inner`), the largest `value`."""
     found: dict[int | str, float] = dict(enumerate(sizes(leaf)))
-    if isinstance(leaf, (list, tuple)) and any(map(sizes, leaf)):
+    values = numeric(leaf)
+    if values is not None:
+        found["value"] = float(values.max())
+    elif isinstance(leaf, (list, tuple)) and any(map(sizes, leaf)):
         found["inner"] = max(sizes(item)[0] for item in leaf if sizes(item))
-    else:
-        values = numeric(leaf)
-        if values is not None:
-            found["value"] = float(values.max())
     return found
 
 
@@ -154,106 +133,39 @@ def measured(leaves: Mapping[str, Sequence[Any]]) -> Seen:
     return found
 
 
-def sizes_of(leaves: Mapping[str, Sequence[Any]]) -> str:
-    """Describe trees for a message by the sizes of the first: `sig [3, 8000]; tokens [3, 20]`."""
-    first = {path: sizes(group[0]) for path, group in leaves.items()}
-    return "; ".join(f"{path} {list(size)}" for path, size in first.items() if size)
-
-
 def taken(leaf: Any, axis: int, index: npt.NDArray[np.int64]) -> Any:
     """Return a copy of the leaf with these entries of an axis."""
-    if isinstance(leaf, torch.Tensor):
-        return leaf.index_select(axis, torch.from_numpy(index).to(leaf.device))
-    if isinstance(leaf, np.ndarray):
-        return np.take(leaf, index, axis)
+    if isinstance(leaf, ARRAYS):
+        return leaf[(slice(None),) * axis + (index,)]
     return type(leaf)(leaf[number] for number in index)
 
 
 def resized(leaf: Any, axis: int, size: int) -> Any:
-    """Return a leaf with another size along an axis: cropped, or repeated; positions go on counting."""
-    before = sizes(leaf)[axis]
-    made = taken(leaf, axis, np.arange(size) % before)
-    values = numeric(leaf)
-    if values is None or size <= before or before < 3 or axis != values.ndim - 1:
-        return made
-    if (np.diff(values) != 1).any():
-        return made
-    return with_values(made, values[..., :1] + np.arange(size))
+    """Return a leaf with another size along an axis: cropped, or repeated."""
+    return taken(leaf, axis, np.arange(size) % sizes(leaf)[axis])
 
 
 def with_values(leaf: Any, values: npt.ArrayLike) -> Any:
     """Return other values, broadcast to the leaf's shape, as the type that the leaf has."""
-    wanted = np.broadcast_to(values, sizes(leaf)).copy()
+    wanted = np.broadcast_to(values, sizes(leaf))
     if isinstance(leaf, torch.Tensor):
-        return torch.from_numpy(wanted).to(leaf)
-    if isinstance(leaf, np.ndarray):
-        return wanted.astype(leaf.dtype)
-    if isinstance(leaf, (list, tuple)):
-        kind = type(leaf[0])
-        return type(leaf)(kind(value) for value in wanted)
-    return type(leaf)(wanted.item())
+        return torch.tensor(wanted).to(leaf)
+    wanted = wanted.astype(np.asarray(leaf).dtype)
+    return wanted if isinstance(leaf, np.ndarray) else wanted.tolist()
 
 
-@dataclasses.dataclass(frozen=True)
-class Padding:
-    """What a leaf's rows are padded with along an axis, and on which side."""
+def longest_row(leaf: Any) -> Any:
+    """Return the row of a batch's leaf that has least padding, as a batch of one.
 
-    axis: int
-    value: float
-    left: bool
-
-    def counts(self, leaf: Any) -> list[int]:
-        """Return how much of each row is padding."""
-        frames = _frames(leaf, self.axis, self.left)
-        return [_trailing(row, self.value) for row in frames]
-
-
-def padding_of(leaves: Sequence[Any], axis: int) -> Padding | None:
-    """Return the padding along an axis: how rows end or begin that do so with one value several times.
-
-    Some rows must have none: labels all begin with a prompt that is left out, and masks of left-padded rows end alike.
+    Padding is zeros or -100, on either side. A row of one value has none: it is a full mask, of either meaning.
     """
-    for left in (False, True):
-        ends: Counter[float] = Counter()
-        for leaf in leaves:
-            for row in _frames(leaf, axis, left):
-                # A row of one value is a full mask.
-                if 2 <= _trailing(row, row[-1]) < len(row):
-                    ends[row[-1]] += 1
-        if ends:
-            padding = Padding(axis, ends.most_common(1)[0][0], left)
-            if any(0 in padding.counts(leaf) for leaf in leaves):
-                return padding
-    return None
-
-
-def longest_row(leaf: Any, padding: Padding | None) -> Any:
-    """Return the row of a batch's leaf that is padded least, without its padding: a batch of one."""
-    row = 0
     values = numeric(leaf)
-    if padding is not None:
-        counts = padding.counts(leaf)
-        row = int(np.argmin(counts))
-        kept = np.arange(sizes(leaf)[padding.axis] - counts[row])
-        if padding.left:
-            kept += counts[row]
-        if len(kept):
-            leaf = taken(leaf, padding.axis, kept)
-    elif isinstance(leaf, (list, tuple)) and values is None:
-        row = int(np.argmax([sum(sizes(item)[:1]) for item in leaf]))
-    elif values is not None and values.ndim == 1:
-        row = int(np.argmax(values))
-    return taken(leaf, 0, np.array([row]))
-
-
-def _frames(leaf: Any, axis: int, left: bool) -> npt.NDArray[Any]:
-    """Return a number for each row and entry of an axis, summed over all other axes; from the end if `left`."""
-    values = np.moveaxis(_array(leaf), axis, 1)
-    frames = values.reshape(*values.shape[:2], -1).sum(-1)
-    return np.flip(frames, 1) if left else frames
-
-
-def _trailing(frames: npt.NDArray[Any], value: float) -> int:
-    """Return how often a value stands at the end of a row."""
-    others = np.flatnonzero(frames != value)
-    return len(frames) - 1 - int(others[-1]) if len(others) else len(frames)
+    if values is None:
+        score = np.array([sum(sizes(item)[:1]) for item in leaf])
+    elif values.ndim == 1:
+        score = values
+    else:
+        rows = values.reshape(len(values), -1)
+        padding = np.isin(rows, (0, -100)).sum(1)
+        score = -np.where(np.ptp(rows, axis=1) == 0, 0, padding)
+    return taken(leaf, 0, np.array([np.argmax(score)]))
