@@ -1,0 +1,67 @@
+"""From a training script as it is to the same script in recommended batches: the commands that a user types."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchtune.results import Sweep, TrainingStep, read_result, read_training
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
+FEW = ["--num-lengths=3", "--max-lengths=3", "--num-buckets=3:5", "--memory=700MiB"]
+
+
+@pytest.mark.slow
+def test_a_script_is_tuned_run_recorded_and_reported(
+    tmp_path: Path,
+) -> None:
+    for name in ("plain.py", "speech_train.csv", "speech_valid.csv"):
+        (tmp_path / name).write_bytes((EXAMPLES / name).read_bytes())
+    script = ["--", sys.executable, "plain.py"]
+    run = tmp_path / "batchtune-run"
+
+    def batchtune(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "batchtune", *words]
+        ran = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran
+
+    tuned = batchtune("tune", *FEW, *script)
+    assert "the script's own data set (" in tuned.stderr
+    assert "▶ recommended" in tuned.stdout, tuned.stdout + tuned.stderr
+    assert not (tmp_path / "runs").exists()  # the probe trains in a scratch folder
+
+    sweep = read_result(run / "sweep.json", Sweep)
+    assert sweep.lengths.count == 400 and sweep.recommended is not None
+    batches = sweep.rows[sweep.recommended].batches
+    trained = batchtune("run", *script)
+    assert f"the DataLoader of Speech gives the batches of {run}" in trained.stderr
+    assert f"sampler.yaml, {batches} an epoch on each rank" in trained.stderr
+    assert "epoch 0: valid loss" in trained.stdout
+    assert (tmp_path / "runs" / "plain" / "epoch-0.pt").is_file()
+
+    recorded = batchtune("record", f"--run={run}", *script)
+    assert "Recorded 50 steps" in recorded.stderr
+    lines = list(read_training(run / "training.jsonl"))
+    steps = [line for line in lines if isinstance(line, TrainingStep)]
+    assert len(steps) == 50
+
+    shown = batchtune("report")
+    assert "▶ recommended" in shown.stdout
+    assert "Recorded training: 50 steps" in shown.stdout
+    results = json.loads(batchtune("report", "--format=json").stdout)
+    assert results["training"]["steps"] == 50
+
+    assert (tmp_path / "plain.py").read_bytes() == (EXAMPLES / "plain.py").read_bytes()
