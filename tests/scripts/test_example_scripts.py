@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -88,3 +89,39 @@ def test_the_manifests_are_those_that_are_made(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(made / "make_manifests.py")], check=True)
     for path in EXAMPLES.glob("*.csv"):
         assert (made / path.name).read_bytes() == path.read_bytes()
+
+
+# The manifest and how to read it, memory for about 10 of the longest examples, and how many units of the script's own
+# batches are one unit of the manifest.
+TUNED = {
+    "plain": (["speech_train.csv", "--target-key=text"], "512MiB", 100),
+    "lightning": (["speech_train.csv", "--target-key=text"], "640MiB", 100),
+    "speechbrain": (["speech_train.csv", "--target-key=text"], "640MiB", 16000),
+    "llama": (["code_train.csv"], "768MiB", 1),
+    # Its labels end with a token that the texts of the manifest lack.
+    "whisper": (["speech_train.csv", "--length-key=text", "--per-unit=1"], "640MiB", 1),
+    "wav2vec2": (["speech_train.csv", "--target-key=text"], "768MiB", 16000),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TUNED)
+def test_it_is_tuned_as_it_is(
+    name: str, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    (manifest, *options), memory, per_unit = TUNED[name]
+    tune = [sys.executable, "-m", "batchtune", "tune", str(EXAMPLES / manifest)]
+    few = ["--num-lengths=3", "--max-lengths=3", f"--memory={memory}"]
+    ran = subprocess.run(
+        [*tune, *options, *few, "--", *command_of(name)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["batchtune-run"]
+    probe = json.loads((tmp_path / "batchtune-run" / "probe.json").read_text())
+    assert probe["device"]["script"]["per_unit"] == per_unit
+    assert (tmp_path / "batchtune-run" / "sampler.yaml").is_file()
