@@ -97,6 +97,8 @@ class ScriptWorker(Worker):
         _check(twins, force=script.force)
         self._stage = "device"
         meter.hold(request.examples, _SPENT_BYTES)
+        # What the loop has fetched ahead need not fit within the limit.
+        fed.make_batch(BatchShape(1, script.lengths[0]))
         meter.limit()
         ready = self._ready(fed, meter, request.settings)
         facts = Script(
