@@ -83,6 +83,7 @@ def main():
         num_hidden_layers=2,
         num_attention_heads=4,
         feat_extract_norm="layer",
+        layerdrop=0.0,
         conv_dim=(32,) * 7,
         num_conv_pos_embeddings=16,
         ctc_loss_reduction="mean",
