@@ -61,6 +61,19 @@ def writing_whole(
                 os.unlink(temporary)
 
 
+def open_to_append(path: Path) -> int:
+    """Open a file to add lines to, without following a link, and return its descriptor; its folder is made.
+
+    Raises ResultError if it can't be written.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags, 0o666)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
 def read_regular(
     path: Path, most_bytes: int, hint: str | None = None, *, name: str | None = None
 ) -> bytes:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from batchtune.errors import ResultError
-from batchtune.files import read_regular, unwritable, write_whole
+from batchtune.files import open_to_append, read_regular, unwritable, write_whole
 from batchtune.lengths import Lengths
 from batchtune.results import (
     LARGEST_BYTES,
@@ -138,9 +138,7 @@ def read_trials(path: Path) -> list[Trial]:
 def append_trial(path: Path, trial: Trial) -> None:
     """Add a trial, on disk before this returns. If that fails (ResultError), the file's earlier lines stay."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(path, flags, 0o666), "ab") as journal:
+        with open(open_to_append(path), "ab") as journal:
             journal.write(msgspec.json.encode(trial) + b"\n")
             journal.flush()
             os.fsync(journal.fileno())

@@ -5,42 +5,24 @@ from pathlib import Path
 
 import msgspec
 
-from batchtune.results import RecordedBatch, TrainingStart, TrainingStep, meta_of
+from batchtune.results import BatchShape, TrainingStart, TrainingStep, meta_of
 
-
-def start(*, per_unit: float = 1.0, rank: int = 0) -> TrainingStart:
-    return TrainingStart(
-        meta=meta_of(TrainingStart),
-        device="made",
-        per_unit=per_unit,
-        target_per_unit=1.0,
-        rank=rank,
-    )
+START = TrainingStart(meta=meta_of(TrainingStart), device="made")
 
 
 def step(
-    *batches: tuple[int, int] | tuple[int, int, int],
+    *batches: tuple[int, float] | tuple[int, float, float],
     seconds: float | None = 0.1,
     peak_bytes: int | None = 10**6,
     oom: str | None = None,
     rank: int = 0,
-    warm_up: bool = False,
 ) -> TrainingStep:
     """A step over batches of (batch size, length) or (batch size, length, target length)."""
-    recorded = [
-        RecordedBatch(
-            batch_size=batch[0],
-            length=batch[1],
-            target_length=batch[2] if len(batch) > 2 else None,
-        )
-        for batch in batches
-    ]
     return TrainingStep(
         rank=rank,
-        batches=recorded,
+        batches=[BatchShape(*batch) for batch in batches],
         seconds=None if oom else seconds,
         peak_bytes=None if oom else peak_bytes,
-        warm_up=warm_up,
         oom=oom,
     )
 
@@ -48,5 +30,5 @@ def step(
 def write(folder: Path, lines: Sequence[TrainingStart | TrainingStep]) -> Path:
     path = folder / "training.jsonl"
     folder.mkdir(exist_ok=True)
-    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    path.write_bytes(b"".join(b"\n" + msgspec.json.encode(line) for line in lines))
     return path

@@ -59,8 +59,8 @@ from batchtune.run_folder import clear_run, holds_other_lengths
 _POOL_SIZES = 8
 _SMALLEST_POOL = 1000
 _OF_TRAINING = (
-    "costs are those of the recorded training: batches larger than those that it ran are estimated to need no more "
-    "than its largest peak; run them with `batchtune verify`, or train with a smaller --max-batch-length first"
+    "costs are those of the recorded training, and no batch is larger than those that it ran: `batchtune probe-oom` "
+    "finds out whether larger ones fit"
 )
 
 

@@ -53,10 +53,6 @@ def record(
             max=1e9,
         ),
     ] = None,
-    target_per_unit: Annotated[
-        float | None,
-        option("The same for the target's axis.", "X", min=1e-9, max=1e9),
-    ] = None,
     axis: Annotated[
         int,
         option(
@@ -80,7 +76,7 @@ def record(
     script's.
     """
     from batchtune.files import check_writable
-    from batchtune.results import TRAINING_FILE, TrainingStep, read_training
+    from batchtune.results import TRAINING_FILE
     from batchtune.scripts.interposing import environment
     from batchtune.scripts.starting import run_to_the_end
 
@@ -90,39 +86,20 @@ def record(
             "Put it at the end of the line: batchtune record -- python train.py",
         )
     check_writable(run)
-    path = run.absolute() / TRAINING_FILE
+    path = run / TRAINING_FILE
     before = path.stat().st_size if path.exists() else 0
-    options = {
-        "mode": "record",
-        "run": str(run.absolute()),
-        "per_unit": per_unit,
-        "target_per_unit": target_per_unit,
-        "axis": axis,
-    }
+    recorder = {"run": str(run.absolute()), "per_unit": per_unit, "axis": axis}
+    options = {"mode": "record", "recorder": recorder}
     code = run_to_the_end(script_words(command), environment(options))
-    steps = 0
-    ooms = 0
-    if path.exists():
-        for line in read_training(path, after=before):
-            if isinstance(line, TrainingStep):
-                steps += line.oom is None
-                ooms += line.oom is not None
-    console.note(_summary(steps, ooms, run / TRAINING_FILE), quiet=quiet)
-    raise typer.Exit(code)
-
-
-def _summary(steps: int, ooms: int, path: Path) -> str:
-    from batchtune.units import counted
-
-    if not steps and not ooms:
-        return (
-            "Warning: nothing was recorded: no PyTorch data loader was iterated over with gradients and followed by an "
-            "optimizer step. Use batchtune.Recorder in the script instead."
+    if path.exists() and path.stat().st_size > before:
+        note = f"Recorded in {path}. See batchtune report --run {run}"
+    else:
+        note = (
+            "Warning: nothing was recorded: no PyTorch data loader was iterated over with gradients. Use "
+            "batchtune.Recorder in the script instead."
         )
-    summary = f"Recorded {counted(steps, 'step')} in {path}."
-    if ooms:
-        summary += f" Memory ran out {counted(ooms, 'time')}."
-    return summary
+    console.note(note, quiet=quiet)
+    raise typer.Exit(code)
 
 
 @expand

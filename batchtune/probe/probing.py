@@ -98,7 +98,7 @@ def run_probe(
                     f"{folder} was measured on {previous.device.name}; this is {device.name}",
                     "Give another folder with --run, or --force to start over in this one.",
                 )
-            trials += add_recorded_ooms(lengths, trials, folder, hooks.on_note)
+            add_recorded_ooms(lengths, trials, folder, hooks.on_note)
             probing = _Probing(
                 lengths=lengths,
                 settings=settings,

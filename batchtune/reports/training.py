@@ -2,254 +2,131 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from msgspec.structs import replace
-
 from batchtune.reports import RunResults
-from batchtune.reports.section import Section, Table, known, make_table
+from batchtune.reports.section import Cells, Section, Table, V, known, make_table
 from batchtune.results import (
-    TRAINING_FILE,
     BatchShape,
     LengthsSummary,
     Probe,
     Training,
-    TrainingStart,
-    TrainingStep,
     read_training,
 )
 from batchtune.units import (
     counted,
     format_number,
     format_percent,
-    format_ratio,
     format_seconds,
     format_size,
 )
-
-# Batches may be padded a little beyond the longest example, but no further.
-_PADDED_BEYOND = 1.5
-
-
-@dataclass(slots=True)
-class _Recording:
-    """What the lines of one recording say; `timed` are the batches of the steps with a time."""
-
-    device: str
-    ranks: set[int] = field(default_factory=set)
-    steps: int = 0
-    ooms: list[str] = field(default_factory=list)
-    shapes: list[BatchShape] = field(default_factory=list)
-    timed: list[BatchShape] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    peaks: list[int] = field(default_factory=list)
-
-    def add(self, step: TrainingStep, start: TrainingStart) -> None:
-        """Take in a step."""
-        if step.oom is not None:
-            self.ooms.append(step.oom)
-            return
-        shapes = [batch.shape(start) for batch in step.batches]
-        self.steps += 1
-        self.shapes += shapes
-        if step.seconds is not None and not step.warm_up:
-            self.seconds.append(step.seconds)
-            self.timed += shapes
-        if step.peak_bytes is not None and not step.warm_up:
-            self.peaks.append(step.peak_bytes)
 
 
 def read_recording(
     path: Path, probe: Probe | None, lengths: LengthsSummary | None
 ) -> Training:
     """Return what the last recording of `training.jsonl` shows. Raises ResultError if the file can't be read."""
-    recordings: list[_Recording] = []
-    cut_lines = 0
-    for line in read_training(path):
-        if isinstance(line, TrainingStart):
-            start = line
-            if not recordings or start.rank in recordings[-1].ranks:
-                recordings.append(_Recording(start.device))
-            recordings[-1].ranks.add(start.rank)
-        elif isinstance(line, TrainingStep):
-            recordings[-1].add(line, start)
-        else:
-            cut_lines += 1
-    last = recordings[-1]
-    training = Training(
-        recordings=len(recordings),
-        ranks=len(last.ranks),
-        device=last.device,
-        steps=last.steps,
-        ooms=len(last.ooms),
-        first_oom=last.ooms[0] if last.ooms else None,
-        cut_lines=cut_lines,
-        batches=len(last.shapes),
-        examples=sum(shape.batch_size for shape in last.shapes),
-        mean_step_seconds=_mean(last.seconds),
-        peak_bytes=max(last.peaks, default=None),
-    )
-    if probe is not None:
-        training = _with_predictions(training, last, probe)
-    if lengths is not None:
-        training = _with_epoch(training, last, lengths)
-    return training
+    recording = read_training(path)[-1]
+    ooms = [step.oom for step in recording.steps if step.oom is not None]
+    figures: dict[str, Any] = {
+        "device": recording.start.device,
+        "steps": len(recording.steps) - len(ooms),
+        "ooms": len(ooms),
+        "first_oom": ooms[0] if ooms else None,
+    }
+    timed = [step for step in recording.steps if step.seconds is not None]
+    shapes = list(itertools.chain.from_iterable(step.batches for step in timed))
+    if shapes:
+        figures["mean_step_seconds"] = fmean(step.seconds or 0.0 for step in timed)
+        figures["peak_bytes"] = max(step.peak_bytes or 0 for step in timed) or None
+    if shapes and probe is not None:
+        figures |= _predictions(shapes, probe, len(timed))
+    if shapes and lengths is not None:
+        epochs = sum(shape.batch_size for shape in shapes) / lengths.count
+        padded_length = sum(shape.padded_length for shape in shapes)
+        padding_ratio = 1 - epochs * lengths.total / padded_length
+        figures["epoch_batches"] = len(shapes) / epochs
+        figures["padding_ratio"] = max(0.0, padding_ratio)
+    return Training(**figures)
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _with_predictions(
-    training: Training, recording: _Recording, probe: Probe
-) -> Training:
-    """Return the same with what the probe's models say of its batches, if their targets are known where they count."""
-    from batchtune.epochs.cost_model import needs_targets, predict
+def _predictions(
+    shapes: Sequence[BatchShape], probe: Probe, steps: int
+) -> dict[str, float]:
+    """Return what the probe predicts of steps of these batches, unless it needs targets that are not known."""
+    from batchtune.epochs.cost_model import predict
     from batchtune.epochs.measured_costs import costs_of
 
-    has_targets = all(shape.target_length is not None for shape in recording.shapes)
-    model = probe.models.step_seconds
+    columns: list[list[Any]] = [
+        [shape.batch_size for shape in shapes],
+        [shape.length for shape in shapes],
+        [shape.target_length for shape in shapes],
+    ]
+    if None in columns[2]:
+        del columns[2]
+    predictions: dict[str, float] = {}
     step_seconds = costs_of(probe).step_seconds
-    if step_seconds is not None and model is not None and recording.timed:
-        if has_targets or not needs_targets(model):
-            total = float(step_seconds(*_columns(recording.timed)).sum())
-            predicted = total / len(recording.seconds)
-            training = replace(
-                training,
-                predicted_step_seconds=predicted,
-                time_ratio=sum(recording.seconds) / total,
-            )
     memory = probe.models.peak_bytes
-    if memory is not None and recording.shapes:
-        if has_targets or not needs_targets(memory):
-            peaks = predict(memory, *_columns(recording.shapes))
-            training = replace(training, predicted_peak_bytes=round(float(peaks.max())))
-    return training
-
-
-def _columns(shapes: Sequence[BatchShape]) -> tuple[Any, Any, Any]:
-    """Return batch sizes, lengths and target lengths, 0 where unknown; shape (batches,) each."""
-    import numpy as np
-
-    return (
-        np.array([shape.batch_size for shape in shapes], dtype=np.float64),
-        np.array([shape.length for shape in shapes]),
-        np.array([shape.target_length or 0.0 for shape in shapes]),
-    )
-
-
-def _with_epoch(
-    training: Training, recording: _Recording, lengths: LengthsSummary
-) -> Training:
-    """Return the same with what an epoch of the data set would be."""
-    longest = max((shape.length for shape in recording.shapes), default=0.0)
-    too_long = longest > _PADDED_BEYOND * lengths.max
-    if too_long or not training.examples:
-        return replace(training, too_long=too_long)
-    epochs = training.examples / lengths.count
-    epoch_seconds = None
-    timed_examples = sum(shape.batch_size for shape in recording.timed)
-    if timed_examples:
-        # Ranks train at the same time.
-        seconds = sum(recording.seconds) / training.ranks
-        epoch_seconds = seconds * lengths.count / timed_examples
-    padded_length = sum(shape.padded_length for shape in recording.shapes)
-    return replace(
-        training,
-        epoch_seconds=epoch_seconds,
-        epoch_batches=training.batches / epochs,
-        padding_ratio=max(0.0, 1 - epochs * lengths.total / padded_length),
-    )
+    with contextlib.suppress(ValueError):
+        if memory is not None:
+            largest = predict(memory, *columns).max()
+            predictions["predicted_peak_bytes"] = round(float(largest))
+        if step_seconds is not None:
+            total = step_seconds(*columns).sum()
+            predictions["predicted_step_seconds"] = float(total) / steps
+    return predictions
 
 
 def training_section(run: RunResults) -> Section:
     """Return what to report on `training.jsonl`."""
     training = run.training
     assert training is not None
-    return Section(
-        title="Recorded training",
-        sentences=list(_sentences(training)),
-        tables=[_comparison(run, training)],
-        warnings=list(_warnings(training)),
-    )
-
-
-def _sentences(training: Training) -> Iterator[str]:
-    """Say what was recorded, and how the times compare."""
     outcome = "without running out of memory"
+    warnings = []
     if training.ooms:
         outcome = f"and out of memory {counted(training.ooms, 'time')}"
-    recorded = (
-        f"Recorded training: {counted(training.steps, 'step')} on {training.device}"
+        warnings.append(
+            f"The recorded training ran out of memory ({training.first_oom}): run `batchtune tune` again as before in "
+            "this run folder, and it stays below those batches."
+        )
+    sentence = f"Recorded training: {counted(training.steps, 'step')} on {training.device}, {outcome}"
+    return Section(
+        title="Recorded training",
+        sentences=[f"{sentence}."],
+        tables=[_comparison(run, training)],
+        warnings=warnings,
     )
-    if training.ranks > 1:
-        recorded += f" in {training.ranks} ranks"
-    time = ""
-    if training.mean_step_seconds is not None:
-        time = f"; a step takes {format_seconds(training.mean_step_seconds)}"
-    if training.predicted_step_seconds is not None and training.time_ratio is not None:
-        predicted = format_seconds(training.predicted_step_seconds)
-        ratio = format_ratio(training.time_ratio)
-        time += f" measured against {predicted} predicted ({ratio} times)"
-    yield f"{recorded}, {outcome}{time}."
-    if training.recordings > 1:
-        yield f"{TRAINING_FILE} holds {training.recordings} recordings; this is the last."
 
 
 def _comparison(run: RunResults, training: Training) -> Table:
     """Lay out what was predicted next to what was measured: of its batches, and of an epoch as recommended."""
-    row = run.sweep.recommended_row if run.sweep is not None else None
-    recommended: dict[str, str | None] = {}
-    if row is not None:
-        recommended = {
-            "seconds": known(row.estimated_epoch_seconds, format_seconds),
-            "batches": format_number(row.batches),
-            "padding": format_percent(row.padding_ratio),
-        }
+    batches: float | None = None
+    padding: float | None = None
+    if run.sweep is not None and run.sweep.recommended_row is not None:
+        batches = run.sweep.recommended_row.batches
+        padding = run.sweep.recommended_row.padding_ratio
+    step_seconds = training.predicted_step_seconds
+    peak_bytes = training.predicted_peak_bytes
     rows = [
-        {
-            "of": "a step",
-            "predicted": known(training.predicted_step_seconds, format_seconds),
-            "measured": known(training.mean_step_seconds, format_seconds),
-        },
-        {
-            "of": "the largest peak",
-            "predicted": known(training.predicted_peak_bytes, format_size),
-            "measured": known(training.peak_bytes, format_size),
-        },
-        {
-            "of": "an epoch (predicted: as recommended)",
-            "predicted": recommended.get("seconds"),
-            "measured": known(training.epoch_seconds, format_seconds),
-        },
-        {
-            "of": "its batches",
-            "predicted": recommended.get("batches"),
-            "measured": known(training.epoch_batches, format_number),
-        },
-        {
-            "of": "its padding",
-            "predicted": recommended.get("padding"),
-            "measured": known(training.padding_ratio, format_percent),
-        },
+        _row("a step", step_seconds, training.mean_step_seconds, format_seconds),
+        _row("the largest peak", peak_bytes, training.peak_bytes, format_size),
+        _row("batches of an epoch", batches, training.epoch_batches, format_number),
+        _row("padding", padding, training.padding_ratio, format_percent),
     ]
-    return make_table("Predicted and measured in training", rows, left=["of"])
+    title = "Predicted (an epoch: as recommended) and measured in training"
+    return make_table(title, rows, left=["of"])
 
 
-def _warnings(training: Training) -> Iterator[str]:
-    """Yield what went wrong, with its remedy."""
-    if training.ooms:
-        yield (
-            f"The recorded training ran out of memory ({training.first_oom}): run `batchtune tune` again as before in "
-            "this run folder, and it stays below those batches."
-        )
-    if training.too_long:
-        yield (
-            "The recorded batches are longer than the longest example, as if they counted another unit: record with "
-            "--per-unit."
-        )
-    if training.cut_lines:
-        yield f"{counted(training.cut_lines, 'line')} of {TRAINING_FILE} cut short are left out."
+def _row(
+    name: str, predicted: V | None, measured: V | None, words: Callable[[V], str]
+) -> Cells:
+    return {
+        "of": name,
+        "predicted": known(predicted, words),
+        "measured": known(measured, words),
+    }

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from batchtune.results import TRAINING_FILE, RecordedBatch
-from batchtune.scripts.training_log import TrainingLog, sizes_of
+from batchtune.results import RUN_FILE, TRAINING_FILE, BatchShape, Run, read_result
+from batchtune.scripts.training_log import TrainingLog
 
 
 class Recorder:
-    """Records each optimizer step: its batches' sizes, time and peak memory, or that it ran out of memory.
+    """Records each optimizer step: its batches' shapes, time and peak memory, or that it ran out of memory.
 
     As a context manager around a loop of your own:
 
@@ -21,14 +23,16 @@ class Recorder:
                 ...
 
     or `recorder.lightning_callback()`, `recorder.transformers_callback()`, `recorder.follow(brain)` for SpeechBrain;
-    anything else can call `start(batch)` and `stop()` around each batch. Nothing waits for a GPU. torch's own peak
-    statistics are reset after each step.
+    anything else can call `begin()` for each epoch, `start(batch)` and `stop()` around each batch. Nothing waits for a
+    GPU. torch's own peak statistics are reset after each step.
+
+    A loop that got more than one batch before it first called its model looks one ahead, as accelerate does, and so
+    the Trainer of Transformers: its steps are of all batches but the last one.
 
     Args:
         run: The run folder.
         per_unit: How many positions of a tensor's axis make one unit of the manifest's lengths, such as 16000 for
             samples and seconds; by default what the run folder's probe found in the training script, or 1.
-        target_per_unit: The same for targets.
         axis: The axis of the length in the batch's tensors; those with fewer axes count with their last.
     """
 
@@ -37,31 +41,33 @@ class Recorder:
         run: str | Path = "batchtune-run",
         *,
         per_unit: float | None = None,
-        target_per_unit: float | None = None,
         axis: int = 1,
     ) -> None:
-        self._path = Path(run) / TRAINING_FILE
-        self._per_unit = per_unit
-        self._target_per_unit = target_per_unit
+        self._folder = Path(run)
+        self._per_unit = per_unit or 1.0
+        self._target_per_unit = 1.0
+        path = self._folder / RUN_FILE
+        script = read_result(path, Run).device.script if path.exists() else None
+        if script is not None:
+            self._per_unit = per_unit or script.per_unit
+            self._target_per_unit = script.target_per_unit or 1.0
         self._axis = axis
-        self._log: TrainingLog | None = None
-        self._batches: list[RecordedBatch] = []  # since the last step
+        self._log = TrainingLog(self._folder / TRAINING_FILE)
+        self._hooks: list[Any] = []  # none while the log is closed
+        self._batches: list[BatchShape] = []  # that the loop got since the last step
+        self._ahead = 0  # how many of them are of the next step
+        self._has_stepped = False
 
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is not None:
             self.failed(error)
         self.close()
 
     def watch(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield a loader's batches, which the loop trains on one by one. Raises ResultError as `begin` does."""
+        """Yield a loader's batches, an epoch. Raises ResultError as `begin` does."""
         self.begin()
         for batch in loader:
             self.start(batch)
@@ -70,59 +76,156 @@ class Recorder:
 
     def begin(self) -> None:
         """Begin an epoch: what came before belongs to no step. Raises ResultError if the file can't be written."""
-        if self._log is None:
-            self._log = TrainingLog(self._path, self._per_unit, self._target_per_unit)
-        self._end_epoch(self._log)
-        self._log.restart()
+        self._end_epoch()
+        if self._hooks:
+            self._log.begin_step()
+        else:
+            self._open()
 
-    def _end_epoch(self, log: TrainingLog) -> None:
-        """Write the step that was made after the last batch was done; its time is not known."""
-        if log.has_stepped and self._batches:
-            log.add(self._batches, None)
-        self._batches = []
+    def _open(self) -> None:
+        from torch.nn.modules.module import register_module_forward_pre_hook
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._log.open()
+        self._hooks = [
+            register_module_forward_pre_hook(self._on_forward),
+            register_optimizer_step_post_hook(self._on_optimizer_step),
+        ]
+        atexit.register(self.close)
+
+    def _on_forward(self, *_: Any) -> None:
+        if self._batches:
+            self._ahead = min(1, len(self._batches) - 1)
+            self._hooks[0].remove()
+
+    def _on_optimizer_step(self, *_: Any) -> None:
+        self._has_stepped = True
 
     def start(self, batch: Any) -> None:
-        """Note that the training goes on with a batch: the tensors in it and their containers are looked at."""
-        if self._log is None:
-            self.begin()
-        sizes = sizes_of(batch, self._axis)
-        if sizes is not None:
-            self._batches.append(sizes)
+        """Note that the loop gets a batch; one without a tensor of two axes does not count.
+
+        Its length is the largest size along the axis, its target length the largest of the other sizes along it.
+        """
+        from batchtune.scripts.trees import flatten, sizes
+
+        batch_sizes: dict[int, int] = {}
+        for (leaf,) in flatten([batch]).values():
+            shape = sizes(leaf)
+            if len(shape) > 1 and all(shape):
+                batch_sizes[shape[min(self._axis, len(shape) - 1)]] = shape[0]
+        if batch_sizes:
+            length, *others = sorted(batch_sizes, reverse=True)
+            target_length = others[0] / self._target_per_unit if others else None
+            self._batches.append(
+                BatchShape(batch_sizes[length], length / self._per_unit, target_length)
+            )
 
     def stop(self) -> None:
         """Note that the batch is done, and with it a step if an optimizer has stepped."""
-        lap = None if self._log is None else self._log.end_step()
-        if self._log is not None and lap is not None:
-            self._log.add(self._batches, lap)
-            self._batches = []
+        if self._has_stepped:
+            self._has_stepped = False
+            self._log.end_step(self._take_batches())
+
+    def _take_batches(self) -> list[BatchShape]:
+        """Return the batches of the step that was made, or failed, and keep the one ahead."""
+        count = max(1, len(self._batches) - self._ahead)
+        taken = self._batches[:count]
+        self._batches = self._batches[count:]
+        return taken
 
     def failed(self, error: BaseException) -> None:
         """Record that the batch failed, if the error says that memory ran out."""
-        if self._log is not None:
-            self._log.add_oom(self._batches, error)
+        from batchtune.probe.failures import error_verdict
+        from batchtune.workloads.loading import first_line
+
+        if error_verdict(error) == "oom":
+            self._log.write(self._take_batches(), oom=first_line(error))
             self._batches = []
+
+    def _end_epoch(self) -> None:
+        """Write the step that was made after the last batch was asked for; its time is not known."""
+        if self._has_stepped and self._batches:
+            self._log.write(self._batches)
+        self._has_stepped = False
+        self._batches = []
 
     def close(self) -> None:
         """End the recording."""
-        if self._log is not None:
-            self._end_epoch(self._log)
-            self._log.close()
-            self._log = None
+        self._end_epoch()
+        self._log.close()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def lightning_callback(self) -> Any:
         """Return a callback for the Trainer of Lightning, which may be imported as `pytorch_lightning`."""
-        from batchtune.scripts.callbacks import lightning_callback
+        package = "lightning.pytorch"
+        if package not in sys.modules:
+            package = "pytorch_lightning"
+        base: Any = import_module(package).Callback
+        recorder = self
 
-        return lightning_callback(self)
+        class Recording(base):  # type: ignore[misc]  # of either package
+            """Records a fit."""
+
+            def on_train_epoch_start(self, *_: Any) -> None:
+                recorder.begin()
+
+            def on_train_batch_start(
+                self, trainer: Any, module: Any, batch: Any, index: int
+            ) -> None:
+                recorder.start(batch)
+
+            def on_train_batch_end(self, *_: Any) -> None:
+                recorder.stop()
+
+            def on_exception(
+                self, trainer: Any, module: Any, error: BaseException
+            ) -> None:
+                recorder.failed(error)
+
+        return Recording()
 
     def transformers_callback(self) -> Any:
-        """Return a callback for the Trainer of Transformers."""
-        from batchtune.scripts.callbacks import transformers_callback
+        """Return a callback for the Trainer of Transformers, which sees the batches as the model does.
 
-        return transformers_callback(self)
+        An out-of-memory error ends the Trainer without a call: `with recorder:` around `trainer.train()` records it.
+        """
+        import torch
+
+        base: Any = import_module("transformers").TrainerCallback
+        recorder = self
+
+        def on_forward(module: Any, arguments: Any, named: Any) -> None:
+            if torch.is_grad_enabled():  # not in an evaluation
+                recorder.start([arguments, named])
+
+        class Recording(base):  # type: ignore[misc]  # an optional package
+            """Records a training."""
+
+            def on_train_begin(self, *_: Any, model: Any, **named: Any) -> None:
+                recorder.close()
+                recorder.begin()
+                hook = model.register_forward_pre_hook(on_forward, with_kwargs=True)
+                recorder._hooks.append(hook)
+
+            def on_epoch_begin(self, *_: Any, **named: Any) -> None:
+                recorder.begin()
+
+            def on_step_end(self, *_: Any, **named: Any) -> None:
+                recorder.stop()
+
+        return Recording()
 
     def follow(self, brain: Any) -> None:
-        """Record what a SpeechBrain `Brain` trains on, around its `on_fit_batch_start` and `on_fit_batch_end`."""
-        from batchtune.scripts.callbacks import follow_brain
+        """Record what a SpeechBrain `Brain` trains on from now on, around its `fit_batch`."""
+        self.begin()
+        own_fit_batch = brain.fit_batch
 
-        follow_brain(self, brain)
+        def fit_batch(batch: Any) -> Any:
+            self.start(batch)
+            loss = own_fit_batch(batch)
+            self.stop()
+            return loss
+
+        brain.fit_batch = fit_batch

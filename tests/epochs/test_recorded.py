@@ -6,12 +6,11 @@ from typing import cast
 import numpy as np
 import pytest
 from memory_laws import LAWS, LawDevice, made_lengths
-from training_lines import start, step, write
+from training_lines import START, step, write
 
 from batchtune.epochs.recorded import (
-    RecordedTraining,
     costs_of_training,
-    recorded_ooms,
+    trials_of,
 )
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
@@ -28,30 +27,18 @@ def step_seconds(size: float, length: float) -> float:
     return 0.01 + 1e-3 * size * length
 
 
-def peak_bytes(size: float, length: float) -> float:
-    return 1e9 + 1e6 * size * length + 2e4 * size * length**2
-
-
-def training(
-    count: int = 2000, *, per_unit: float = 100.0, most: float = 200.0
-) -> list[TrainingStep]:
-    """Steps whose batches hold up to `most` seconds, in positions of 1 / `per_unit`."""
+def training(count: int = 2000) -> list[TrainingStep]:
     random = np.random.default_rng(0)
     steps = []
     for length in random.uniform(1, 30, count).round(2).tolist():
-        size = int(random.integers(1, max(2, most // length)))
-        steps.append(
-            step(
-                (size, round(length * per_unit)),
-                seconds=step_seconds(size, length),
-                peak_bytes=round(peak_bytes(size, length)),
-            )
-        )
+        size = int(random.integers(1, max(2, 200 // length)))
+        steps.append(step((size, length), seconds=step_seconds(size, length)))
     return steps
 
 
-def test_the_models_of_a_training_are_those_of_its_steps(tmp_path: Path) -> None:
-    path = write(tmp_path, [start(per_unit=100.0), *training()])
+def test_times_are_those_of_the_steps_but_for_a_stalled_one(tmp_path: Path) -> None:
+    stalled = step((8, 10.0), seconds=60.0)
+    path = write(tmp_path, [START, *training(), stalled])
     costs = costs_of_training(path, LENGTHS)
     sizes = np.array([2.0, 8.0, 60.0])
     lengths = np.array([28.0, 10.0, 2.5])
@@ -62,93 +49,51 @@ def test_the_models_of_a_training_are_those_of_its_steps(tmp_path: Path) -> None
     assert costs.device_name == "made"
 
 
-def test_batches_that_fit_need_no_more_than_the_largest_peak(tmp_path: Path) -> None:
-    steps = training()
-    path = write(tmp_path, [start(per_unit=100.0), *steps])
-    costs = costs_of_training(path, LENGTHS)
-    largest = max(each.peak_bytes or 0 for each in steps)
-    lengths = np.array([1.0, 5.0, 12.0, 29.0])
-    assert costs.frontier is not None
-    sizes = costs.frontier(lengths)
-    assert (peak_bytes(sizes, lengths) <= 1.03 * largest).all()
-    assert (peak_bytes(sizes + 1, lengths) > 0.97 * largest).all()
-
-
-def test_only_what_ran_is_proven(tmp_path: Path) -> None:
-    path = write(tmp_path, [start(), step((4, 20)), step((9, 10))])
-    costs = costs_of_training(path, LENGTHS)
-    assert costs.proven is not None
-    assert costs.proven(np.array([5.0, 10.0, 11.0, 20.0, 21.0])).tolist() == [
-        *(9, 9, 4, 4, 0)
-    ]
-
-
-def test_nothing_as_large_as_what_ran_out_fits(tmp_path: Path) -> None:
-    oom = step((12, 800), oom="CUDA out of memory")
-    path = write(tmp_path, [start(per_unit=100.0), *training(), oom])
+def test_only_what_ran_last_fits(tmp_path: Path) -> None:
+    earlier = [START, step((99, 30))]
+    path = write(tmp_path, [*earlier, START, step((4, 20)), step((9, 10))])
     costs = costs_of_training(path, LENGTHS)
     assert costs.frontier is not None and costs.proven is not None
-    lengths = np.array([7.0, 8.0, 9.0])
-    shorter, *longer = costs.frontier(lengths).tolist()
-    assert shorter > 12 > max(longer)
-    assert costs.proven(lengths).max() > 12 > costs.proven(lengths[1:]).max()
+    lengths = np.array([5.0, 10.0, 11.0, 20.0, 21.0])
+    assert costs.frontier(lengths).tolist() == [9, 9, 4, 4, 1]
+    assert costs.proven(lengths).tolist() == [9, 9, 4, 4, 0]
+    with_targets = Lengths.of(LENGTHS.values, LENGTHS.values * 2)
+    assert costs_of_training(path, with_targets).proven is None
 
 
-def test_accumulated_batches_share_the_time_by_their_size(tmp_path: Path) -> None:
-    path = write(tmp_path, [start(), step((2, 10), (1, 40), seconds=0.6)])
-    trials = RecordedTraining.read(path, with_targets=False).trials
-    assert [trial.step_seconds for trial in trials] == pytest.approx([0.2, 0.4])
-    assert [trial.peak_bytes for trial in trials] == [None, 10**6]
-
-
-def test_the_first_step_of_a_process_is_not_timed(tmp_path: Path) -> None:
-    path = write(tmp_path, [start(), step((2, 10), seconds=9.0, warm_up=True)])
-    (trial,) = RecordedTraining.read(path, with_targets=False).trials
-    assert trial.step_seconds is None and trial.peak_bytes is None
-
-
-def test_trials_are_few_however_many_the_steps(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    sizes = random.integers(1, 2000, (5000, 3)).tolist()
-    steps = [step((size, length, target)) for size, length, target in sizes]
-    path = write(
-        tmp_path, [start(), *(step((8, each.batches[0].length)) for each in steps)]
-    )
-    assert len(RecordedTraining.read(path, with_targets=True).trials) <= 200
+def test_accumulated_batches_share_the_time_by_their_size() -> None:
+    (trial,) = trials_of([step((2, 10), (1, 20), seconds=0.6)], LENGTHS)
+    assert (trial.batch_size, trial.length) == (2, 10)
+    assert trial.step_seconds == pytest.approx(0.3)
 
 
 def test_lengths_in_another_unit_are_an_error(tmp_path: Path) -> None:
-    path = write(tmp_path, [start(), *training()])
+    path = write(tmp_path, [START, step((2, 16000))])
     with pytest.raises(ResultError, match="up to") as raised:
         costs_of_training(path, LENGTHS)
     assert "--per-unit" in (raised.value.hint or "")
 
 
-def test_a_recording_without_steps_is_an_error(tmp_path: Path) -> None:
-    path = write(tmp_path, [start()])
-    with pytest.raises(ResultError, match="holds no step"):
+def test_a_recording_without_times_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path, [START, step((2, 10), seconds=None)])
+    with pytest.raises(ResultError, match="no step with a time"):
         costs_of_training(path, LENGTHS)
 
 
-def test_an_oom_counts_as_a_trial_of_the_lengths(tmp_path: Path) -> None:
-    path = write(
-        tmp_path,
-        [
-            start(per_unit=10.0),
-            step((8, 200), (2, 300), oom="first"),
-            step((8, 200), oom="the same shape"),
-            step((3, 320), oom="padded beyond the longest"),
-        ],
-    )
-    trials = recorded_ooms(path, LENGTHS)
+def test_an_oom_counts_as_a_trial_of_the_lengths() -> None:
+    ooms = [
+        step((8, 20), (2, 30), oom="the largest of those at hand"),
+        step((3, 32), oom="padded beyond the longest"),
+        step(oom="no batch known"),
+    ]
+    trials = trials_of(ooms, LENGTHS)
     assert [(trial.batch_size, trial.length) for trial in trials] == [(8, 20), (3, 30)]
     assert all(trial.recorded and trial.outcome == "oom" for trial in trials)
     with_targets = Lengths.of(LENGTHS.values, LENGTHS.values * 2)
-    assert [trial.target_length for trial in recorded_ooms(path, with_targets)] == [
+    assert [trial.target_length for trial in trials_of(ooms, with_targets)] == [
         with_targets.worst_target(20.0),
         60.0,
     ]
-    assert recorded_ooms(tmp_path / "none.jsonl", LENGTHS) == []
 
 
 def test_the_next_probe_stays_below_a_recorded_oom(tmp_path: Path) -> None:
@@ -171,7 +116,7 @@ def test_the_next_probe_stays_below_a_recorded_oom(tmp_path: Path) -> None:
     size = point.batch_size - 1
     write(
         tmp_path,
-        [start(), step((size, int(point.length)), oom="CUDA out of memory")],
+        [START, step((size, point.length), oom="CUDA out of memory")],
     )
     after = probe()
     limited = [

@@ -124,32 +124,21 @@ def test_transformers_trains_on_what_its_callback_records(
 
 
 class Brain:
-    """The part of SpeechBrain's `Brain` that trains: `fit_batch` calls both methods around a batch."""
+    """The part of SpeechBrain's `Brain` that trains."""
 
     def __init__(self) -> None:
         self.trainer = Trainer()
-        self.calls: list[str] = []
 
-    def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
-        self.calls.append("start")
-
-    def on_fit_batch_end(
-        self, batch: Any, outputs: Any, loss: Any, should_step: bool
-    ) -> None:
-        self.calls.append("end")
-
-    def fit_batch(self, batch: Any) -> None:
-        self.on_fit_batch_start(batch, True)
+    def fit_batch(self, batch: Any) -> float:
         self.trainer.train(batch)
         self.trainer.step()
-        self.on_fit_batch_end(batch, None, 0.0, True)
+        return 0.5
 
 
-def test_a_brain_is_followed_and_its_own_methods_are_called(tmp_path: Path) -> None:
+def test_a_brain_is_followed(tmp_path: Path) -> None:
     brain = Brain()
     with batchtune.Recorder(tmp_path) as recorder:
         recorder.follow(brain)
-        for batch in batches(3):
-            brain.fit_batch(batch)
+        losses = [brain.fit_batch(batch) for batch in batches(3)]
     assert lengths_in(tmp_path / "training.jsonl") == [[10], [11], [12]]
-    assert brain.calls == ["start", "end"] * 3
+    assert losses == [0.5] * 3

@@ -12,116 +12,98 @@ import pytest
 import torch
 from made_loops import Batch, Trainer, batches
 
-from batchtune.results import CutLine, TrainingStart, TrainingStep, read_training
-from batchtune.scripts.recording import Delivered, Passing
-from batchtune.scripts.training_log import TrainingLog, sizes_of
+from batchtune.results import BatchShape, TrainingStep, read_training
+from batchtune.scripts.recorder import Recorder
 
 
-class Recorded:
-    """A loader whose iterators are recorded."""
+class Watched:
+    """A loader whose iterators are watched."""
 
-    def __init__(self, loader: Iterable[Batch], delivered: Delivered) -> None:
+    def __init__(self, loader: Iterable[Batch], recorder: Recorder) -> None:
         self.loader = loader
-        self.delivered = delivered
+        self.recorder = recorder
 
     def __iter__(self) -> Iterator[Batch]:
-        self.delivered.begin_epoch()
-        return Passing(iter(self.loader), self.delivered)
+        return self.recorder.watch(self.loader)
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[TrainingLog]:
-    log = TrainingLog(tmp_path / "training.jsonl", None, None)
-    yield log
-    log.close()
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "training.jsonl"
 
 
 def steps_in(path: Path) -> list[TrainingStep]:
-    return [line for line in read_training(path) if isinstance(line, TrainingStep)]
+    return [step for recording in read_training(path) for step in recording.steps]
 
 
-def lengths_in(path: Path) -> list[list[int]]:
+def lengths_in(path: Path) -> list[list[float]]:
     return [[batch.length for batch in step.batches] for step in steps_in(path)]
 
 
 LOOPS = [made_loops.plain, made_loops.one_ahead, made_loops.in_groups]
 
 
-@pytest.mark.parametrize("count", [1, 2, 8, 9])
+@pytest.mark.parametrize("count", [2, 8, 9])
 @pytest.mark.parametrize("accumulate", [1, 2, 4])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_recorded_are_the_batches_of_each_step(
-    loop: Callable[..., None], accumulate: int, count: int, log: TrainingLog
+    loop: Callable[..., None], accumulate: int, count: int, path: Path
 ) -> None:
     trainer = Trainer()
-    delivered = Delivered(log)
-    for epoch in range(3):
-        loop(trainer, Recorded(batches(count, 100 * epoch), delivered), accumulate)
-    delivered.end_epoch()
-    assert lengths_in(log.path) == trainer.steps
-    assert all(
-        batch.batch_size == 2 and batch.target_length == 3
-        for step in steps_in(log.path)
-        for batch in step.batches
-    )
+    with Recorder(path.parent) as recorder:
+        for epoch in range(3):
+            loop(trainer, Watched(batches(count, 100 * epoch), recorder), accumulate)
+    assert lengths_in(path) == trainer.steps
+    first = steps_in(path)[0].batches[0]
+    assert (first.batch_size, first.target_length) == (2, 3)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_skipped_optimizer_steps_do_not_look_like_looking_ahead(
-    loop: Callable[..., None], log: TrainingLog
+    loop: Callable[..., None], path: Path
 ) -> None:
     trainer = Trainer(skipped_steps=2)
-    delivered = Delivered(log)
-    loop(trainer, Recorded(batches(8), delivered), 1)
-    delivered.end_epoch()
-    assert lengths_in(log.path) == trainer.steps
+    with Recorder(path.parent) as recorder:
+        loop(trainer, Watched(batches(8), recorder), 1)
+    assert lengths_in(path) == trainer.steps
 
 
-def test_steps_have_a_time_and_a_peak(log: TrainingLog) -> None:
-    delivered = Delivered(log)
-    made_loops.plain(Trainer(), Recorded(batches(5), delivered), 1)
-    steps = steps_in(log.path)
-    assert len(steps) == 5
-    assert all(step.seconds and step.peak_bytes for step in steps)
-    assert [step.warm_up for step in steps] == [True, False, False, False, False]
+def test_steps_after_the_first_have_a_time_and_a_peak(path: Path) -> None:
+    with Recorder(path.parent) as recorder:
+        made_loops.plain(Trainer(), Watched(batches(5), recorder), 1)
+    first, *others = steps_in(path)
+    assert (first.seconds, first.peak_bytes) == (None, None)
+    assert all(step.seconds and step.peak_bytes for step in others)
 
 
-def test_an_oom_is_recorded_with_the_batch_that_failed(log: TrainingLog) -> None:
-    delivered = Delivered(log)
+def test_an_oom_is_recorded_with_the_batch_that_failed(path: Path) -> None:
     trainer = Trainer()
-    for number, batch in enumerate(
-        made_loops.ahead_by_one(Recorded(batches(8), delivered))
-    ):
-        if number == 4:
-            break
-        trainer.train(batch)
-        trainer.step()
-    delivered.failed(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
-    oom = steps_in(log.path)[-1]
+    with pytest.raises(torch.OutOfMemoryError), Recorder(path.parent) as recorder:
+        for number, batch in enumerate(
+            made_loops.ahead_by_one(Watched(batches(8), recorder))
+        ):
+            if number == 4:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+            trainer.train(batch)
+            trainer.step()
+    oom = steps_in(path)[-1]
     assert oom.oom == "OutOfMemoryError: CUDA out of memory. Tried to allocate"
     assert [batch.length for batch in oom.batches] == [14]
 
 
-def test_another_error_is_no_oom(log: TrainingLog) -> None:
-    delivered = Delivered(log)
-    made_loops.plain(Trainer(), Recorded(batches(3), delivered), 1)
-    delivered.failed(ValueError("the loss is not finite"))
-    assert all(step.oom is None for step in steps_in(log.path))
+def test_another_error_is_no_oom(path: Path) -> None:
+    with pytest.raises(ValueError, match="finite"), Recorder(path.parent) as recorder:
+        made_loops.plain(Trainer(), Watched(batches(3), recorder), 1)
+        raise ValueError("the loss is not finite")
+    assert all(step.oom is None for step in steps_in(path))
 
 
-def test_batches_of_a_loader_without_steps_are_left_out(log: TrainingLog) -> None:
-    delivered = Delivered(log)
-    list(Recorded(batches(5, 100), delivered))
+def test_batches_of_a_loader_without_steps_are_left_out(path: Path) -> None:
     trainer = Trainer()
-    made_loops.plain(trainer, Recorded(batches(3), delivered), 1)
-    assert lengths_in(log.path) == trainer.steps
-
-
-def test_an_iterator_passes_on_what_the_loader_has(log: TrainingLog) -> None:
-    class Inner(list[Any]):
-        yielded = 7
-
-    assert Passing(Inner(), Delivered(log)).yielded == 7  # type: ignore[arg-type]
+    with Recorder(path.parent) as recorder:
+        list(Watched(batches(5, 100), recorder))
+        made_loops.plain(trainer, Watched(batches(3), recorder), 1)
+    assert lengths_in(path) == trainer.steps
 
 
 class Attributes:
@@ -145,46 +127,35 @@ class Attributes:
         (torch.ones(0, 4), None),
     ],
 )
-def test_sizes_of_batches(batch: Any, sizes: tuple[Any, ...] | None) -> None:
-    found = sizes_of(batch)
-    if sizes is None:
-        assert found is None
-    else:
-        assert found is not None
-        assert (found.batch_size, found.length, found.target_length) == sizes
+def test_shapes_of_batches(
+    batch: Any, sizes: tuple[Any, ...] | None, path: Path
+) -> None:
+    assert shapes_of(batch, path) == ([] if sizes is None else [BatchShape(*sizes)])
 
 
-def test_the_axis_of_the_length_can_be_another() -> None:
-    found = sizes_of((torch.ones(3, 80, 200), torch.ones(3, 7)), axis=2)
-    assert found is not None
-    assert (found.batch_size, found.length, found.target_length) == (3, 200, 7)
+def shapes_of(batch: Any, path: Path, axis: int = 1) -> list[BatchShape]:
+    with pytest.raises(MemoryError), Recorder(path.parent, axis=axis) as recorder:
+        for _ in recorder.watch([batch]):
+            raise MemoryError
+    (step,) = steps_in(path)
+    return step.batches
 
 
-def test_a_line_cut_short_stays_apart(tmp_path: Path, log: TrainingLog) -> None:
-    delivered = Delivered(log)
-    made_loops.plain(Trainer(), Recorded(batches(3), delivered), 1)
-    with log.path.open("ab") as file:
-        file.write(b'{"rank":0,"batch')
-    again = TrainingLog(log.path, None, None)
-    made_loops.plain(Trainer(), Recorded(batches(2), Delivered(again)), 1)
-    again.close()
-    kinds = [type(line) for line in read_training(log.path)]
-    assert kinds.count(CutLine) == 1
-    assert kinds.count(TrainingStart) == 2
-    assert kinds.count(TrainingStep) == 5
+def test_the_axis_of_the_length_can_be_another(path: Path) -> None:
+    batch = (torch.ones(3, 80, 200), torch.ones(3, 7))
+    assert shapes_of(batch, path, axis=2) == [BatchShape(3, 200, 7)]
 
 
 def test_a_full_disk_ends_only_the_recording(
-    log: TrainingLog, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    delivered = Delivered(log)
-
     def full(file: int, data: bytes) -> int:
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "write", full)
     trainer = Trainer()
-    made_loops.plain(trainer, Recorded(batches(4), delivered), 1)
+    with Recorder(path.parent) as recorder:
+        made_loops.plain(trainer, Watched(batches(4), recorder), 1)
     monkeypatch.undo()
     assert len(trainer.steps) == 4
     warning = capsys.readouterr().err
@@ -211,7 +182,7 @@ def train(count, epochs):
 
 def script(folder: Path, end: str) -> str:
     """A script that records itself, and ends with these lines."""
-    options = {"run": str(folder), "per_unit": None, "target_per_unit": None, "axis": 1}
+    options = {"recorder": {"run": str(folder)}}
     return SCRIPT.format(tests=str(Path(__file__).parent), options=options) + end
 
 
@@ -238,6 +209,4 @@ def test_every_line_parses_after_a_kill(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "trained\n"
         process.kill()
-    lines = list(read_training(tmp_path / "training.jsonl"))
-    assert len(lines) >= 10_000
-    assert not any(isinstance(line, CutLine) for line in lines)
+    assert len(steps_in(tmp_path / "training.jsonl")) >= 10_000
