@@ -31,7 +31,6 @@ from batchtune.epochs.measured_costs import (
     batch_seconds,
     capped,
     costs_of,
-    largest_max_batch_length,
 )
 from batchtune.epochs.recorded import costs_of_training
 from batchtune.epochs.table import BucketTable, Limits
@@ -59,8 +58,8 @@ from batchtune.run_folder import clear_run, holds_other_lengths
 _POOL_SIZES = 8
 _SMALLEST_POOL = 1000
 _OF_TRAINING = (
-    "costs are those of the recorded training, and no batch is larger than those that it ran: `batchtune probe-oom` "
-    "finds out whether larger ones fit"
+    "costs are those of the recorded training: batches are no longer, padded, than the largest that it ran; run them "
+    "with `batchtune verify`, or train with a smaller --max-batch-length first"
 )
 
 
@@ -85,13 +84,8 @@ def run_sweep(
     if from_training:
         # Not even with `force`: the recording would be removed with the rest.
         foreign = holds_other_lengths(lengths, folder, force=False)
-        costs = costs_of_training(folder / TRAINING_FILE, lengths)
-        assert costs.frontier is not None
-        if max_batch_length is None:
-            max_batch_length = largest_max_batch_length(
-                costs.frontier, lengths.histogram, settings.max_batch_size
-            )
-        costs = capped(costs, max_batch_length)
+        costs, largest = costs_of_training(folder / TRAINING_FILE, lengths)
+        max_batch_length = max_batch_length or largest
     else:
         foreign, costs, max_batch_length = costs_in(
             folder, lengths, max_batch_length, force=force

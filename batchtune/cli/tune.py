@@ -216,8 +216,8 @@ def sweep_buckets(
     from_training: Annotated[
         bool,
         option(
-            "Take costs from the recorded training in the run folder, instead of a probe: times, and batches that need "
-            "no more memory than it used."
+            "Take costs from the last recorded training in the run folder, instead of a probe: times, and the largest "
+            "padded length of its batches."
         ),
     ] = False,
 ) -> None:

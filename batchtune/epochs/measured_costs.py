@@ -17,7 +17,7 @@ import numpy.typing as npt
 from batchtune.epochs.step_times import StepTimes
 from batchtune.epochs.table import batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
-from batchtune.results import FrontierPoint, Probe, Trial
+from batchtune.results import FrontierPoint, Probe
 from batchtune.trust import WORST_TIME_ERROR
 
 _UNLIMITED = 2**53
@@ -59,8 +59,8 @@ class Frontier:
         )
 
     @classmethod
-    def of_pairs(cls, points: Sequence[FrontierPoint | Trial]) -> Frontier:
-        """Return the frontier by length and target, through points or trials in any order, all with a target."""
+    def of_pairs(cls, points: Sequence[FrontierPoint]) -> Frontier:
+        """Return the frontier by length and target, through points in any order, all with a target."""
         targets = np.array([point.target_length for point in points], dtype=np.float64)
         lengths = np.array([point.length for point in points])
         sizes = np.array([point.batch_size for point in points], dtype=np.int64)

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 from msgspec.structs import replace
 
-from batchtune.epochs.measured_costs import Costs, Frontier
+from batchtune.epochs.measured_costs import Costs
 from batchtune.epochs.step_times import StepTimes
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
@@ -85,11 +86,10 @@ def add_recorded_ooms(
                 )
 
 
-def costs_of_training(path: Path, lengths: Lengths) -> Costs:
-    """Return the step times of the last recorded training; only the batches that it ran fit.
+def costs_of_training(path: Path, lengths: Lengths) -> tuple[Costs, float]:
+    """Return the step times of the last recorded training, and the largest padded length that it ran.
 
-    They are proven if the data has no targets, of which a batch had the longest only by chance. Raises ResultError if
-    the file can't be read, holds no step with a time, or is of another unit.
+    Nothing is proven. Raises ResultError if the file can't be read, holds no step with a time, or is of another unit.
     """
     recording = read_training(path)[-1]
     trials = trials_of(recording.steps, lengths)
@@ -102,16 +102,12 @@ def costs_of_training(path: Path, lengths: Lengths) -> Costs:
     times = StepTimes.fit(_typical(timed))
     if times is not None and times.model.relative_error > WORST_TIME_ERROR:
         times = None
-    longest: dict[int, Trial] = {}
-    for trial in sorted(timed, key=lambda trial: trial.length):
-        longest[trial.batch_size] = replace(trial, target_length=math.inf)
-    frontier = Frontier.of_pairs(list(longest.values()))
-    return Costs(
-        frontier=frontier,
-        proven=frontier.proven if lengths.targets is None else None,
+    costs = Costs(
+        proven=lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
         step_seconds=times,
         device_name=recording.start.device,
     )
+    return costs, max(trial.shape.padded_length for trial in timed)
 
 
 def _typical(trials: Sequence[Trial]) -> list[Trial]:

@@ -43,16 +43,16 @@ class Recorder:
         per_unit: float | None = None,
         axis: int = 1,
     ) -> None:
-        self._folder = Path(run)
+        folder = Path(run)
         self._per_unit = per_unit or 1.0
         self._target_per_unit = 1.0
-        path = self._folder / RUN_FILE
+        path = folder / RUN_FILE
         script = read_result(path, Run).device.script if path.exists() else None
         if script is not None:
             self._per_unit = per_unit or script.per_unit
             self._target_per_unit = script.target_per_unit or 1.0
         self._axis = axis
-        self._log = TrainingLog(self._folder / TRAINING_FILE)
+        self._log = TrainingLog(folder / TRAINING_FILE)
         self._hooks: list[Any] = []  # none while the log is closed
         self._batches: list[BatchShape] = []  # that the loop got since the last step
         self._ahead = 0  # how many of them are of the next step
@@ -77,10 +77,9 @@ class Recorder:
     def begin(self) -> None:
         """Begin an epoch: what came before belongs to no step. Raises ResultError if the file can't be written."""
         self._end_epoch()
-        if self._hooks:
-            self._log.begin_step()
-        else:
+        if not self._hooks:
             self._open()
+        self._log.begin_step()
 
     def _open(self) -> None:
         from torch.nn.modules.module import register_module_forward_pre_hook
@@ -92,6 +91,13 @@ class Recorder:
             register_optimizer_step_post_hook(self._on_optimizer_step),
         ]
         atexit.register(self.close)
+        show = sys.excepthook
+
+        def on_error(kind: Any, error: BaseException, trace: Any) -> None:
+            self.failed(error)
+            show(kind, error, trace)
+
+        sys.excepthook = on_error
 
     def _on_forward(self, *_: Any) -> None:
         if self._batches:
@@ -134,13 +140,14 @@ class Recorder:
         return taken
 
     def failed(self, error: BaseException) -> None:
-        """Record that the batch failed, if the error says that memory ran out."""
+        """Record the batch that failed, if the error says that memory ran out."""
         from batchtune.probe.failures import error_verdict
         from batchtune.workloads.loading import first_line
 
-        if error_verdict(error) == "oom":
-            self._log.write(self._take_batches(), oom=first_line(error))
-            self._batches = []
+        batches = self._take_batches()
+        if batches and error_verdict(error) == "oom":
+            self._log.write(batches, oom=first_line(error))
+        self._batches = []
 
     def _end_epoch(self) -> None:
         """Write the step that was made after the last batch was asked for; its time is not known."""
@@ -179,18 +186,10 @@ class Recorder:
             def on_train_batch_end(self, *_: Any) -> None:
                 recorder.stop()
 
-            def on_exception(
-                self, trainer: Any, module: Any, error: BaseException
-            ) -> None:
-                recorder.failed(error)
-
         return Recording()
 
     def transformers_callback(self) -> Any:
-        """Return a callback for the Trainer of Transformers, which sees the batches as the model does.
-
-        An out-of-memory error ends the Trainer without a call: `with recorder:` around `trainer.train()` records it.
-        """
+        """Return a callback for the Trainer of Transformers, which sees the batches as the model does."""
         import torch
 
         base: Any = import_module("transformers").TrainerCallback

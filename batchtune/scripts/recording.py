@@ -28,15 +28,7 @@ def wrap(
 
 @cache
 def _recorder(**options: Any) -> Any:
-    """Return this process's recorder, which records the error that ends the process, too."""
+    """Return this process's recorder."""
     from batchtune.scripts.recorder import Recorder
 
-    recorder = Recorder(**options)
-    show = sys.excepthook
-
-    def on_error(kind: Any, error: BaseException, trace: Any) -> None:
-        recorder.failed(error)
-        show(kind, error, trace)
-
-    sys.excepthook = on_error
-    return recorder
+    return Recorder(**options)

@@ -40,7 +40,7 @@ class TrainingLog:
         if distributed.is_available() and distributed.is_initialized():
             self._rank = distributed.get_rank()
         self._clock = Clock()
-        self._began: Any = None  # the first step includes what is done only once
+        self._is_first = True
         self._file = open_to_append(self._path)
         if self._rank == 0:
             device = self._clock.device
@@ -56,7 +56,8 @@ class TrainingLog:
         peak = self._clock.take_peak()
         began = self._began
         self._began = self._clock.mark()
-        if began is None:
+        if self._is_first:  # it includes what is done only once
+            self._is_first = False
             self.write(batches)
         else:
             step = TrainingStep(rank=self._rank, batches=batches, peak_bytes=peak)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import training_lines
 from cli.conftest import Run
-from training_lines import start, step
+from training_lines import START, step
 
 from batchtune.cli.app import COMMANDS, load_command
 
@@ -82,7 +82,7 @@ def test_an_example_that_needs_no_device_runs(
     words = shlex.split(line.partition(" | ")[0])
     if "--from-training" in words:
         training_lines.write(
-            tmp_path / "batchtune-run", [start(), step((8, 10)), step((4, 20))]
+            tmp_path / "batchtune-run", [START, step((8, 10)), step((4, 20))]
         )
     elif words[1] == "sweep-buckets":
         words += ["--max-batch-length", "600"]

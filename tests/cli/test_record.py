@@ -48,6 +48,7 @@ def test_a_script_runs_as_it_is_and_is_recorded(
     assert [step.batches for step in recording.steps] == [
         [BatchShape(1, length / 2)] for length in range(10, 18)
     ]
+    assert [step.seconds is None for step in recording.steps] == [True] + [False] * 7
 
 
 def test_an_oom_that_ends_the_script_is_recorded(

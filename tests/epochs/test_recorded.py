@@ -39,7 +39,7 @@ def training(count: int = 2000) -> list[TrainingStep]:
 def test_times_are_those_of_the_steps_but_for_a_stalled_one(tmp_path: Path) -> None:
     stalled = step((8, 10.0), seconds=60.0)
     path = write(tmp_path, [START, *training(), stalled])
-    costs = costs_of_training(path, LENGTHS)
+    costs, _ = costs_of_training(path, LENGTHS)
     sizes = np.array([2.0, 8.0, 60.0])
     lengths = np.array([28.0, 10.0, 2.5])
     assert costs.step_seconds is not None
@@ -49,16 +49,15 @@ def test_times_are_those_of_the_steps_but_for_a_stalled_one(tmp_path: Path) -> N
     assert costs.device_name == "made"
 
 
-def test_only_what_ran_last_fits(tmp_path: Path) -> None:
-    earlier = [START, step((99, 30))]
-    path = write(tmp_path, [*earlier, START, step((4, 20)), step((9, 10))])
-    costs = costs_of_training(path, LENGTHS)
-    assert costs.frontier is not None and costs.proven is not None
-    lengths = np.array([5.0, 10.0, 11.0, 20.0, 21.0])
-    assert costs.frontier(lengths).tolist() == [9, 9, 4, 4, 1]
-    assert costs.proven(lengths).tolist() == [9, 9, 4, 4, 0]
-    with_targets = Lengths.of(LENGTHS.values, LENGTHS.values * 2)
-    assert costs_of_training(path, with_targets).proven is None
+def test_batches_are_no_longer_than_the_largest_that_ran(
+    tmp_path: Path,
+) -> None:
+    oom = step((20, 30), oom="CUDA out of memory")
+    path = write(tmp_path, [START, step((99, 30)), START, step((4, 20)), oom])
+    costs, largest = costs_of_training(path, LENGTHS)
+    assert largest == 80
+    assert costs.proven is not None
+    assert not costs.proven(np.array([5.0])).any()
 
 
 def test_accumulated_batches_share_the_time_by_their_size() -> None:
