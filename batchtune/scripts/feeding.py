@@ -284,7 +284,8 @@ def _at_end(loop: Loop) -> None:
             message=f"the script ended, and no optimizer stepped after any of its {batches}",
             hint="Its training loop must call step() of a torch optimizer after a batch of a DataLoader.",
         )
-        with _connected() as channel:
+        with _connected() as channel, channel.makefile("rb") as requests:
+            requests.readline()
             channel.sendall(encode(failed) + b"\n")
 
 
