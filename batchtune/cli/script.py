@@ -38,6 +38,7 @@ batchtune run -- accelerate launch train.py --config config.yaml
 }
 
 
+@expand
 def record(
     command: ScriptCommand = None,
     run: Annotated[
@@ -121,7 +122,8 @@ def run(
 
     Starts the command after `--`. Its training DataLoader gives the batches of the run folder's sampler.yaml, with its
     own data set, collate_fn and workers; len() is their number. It is the loader with as many examples as the manifest.
-    Others, such as validation, stay as they are.
+    Others, such as validation, stay as they are. Each step is recorded, as `batchtune record` does: `batchtune report`
+    then compares the training with what was predicted.
 
     Each iteration is the next epoch, or the one that the script gives its sampler with set_epoch. On several ranks
     (torchrun, accelerate, Lightning), each gets its own batches, as many as every other. After a checkpoint within an
@@ -151,6 +153,7 @@ def run(
             "run": str(run.absolute()),
             "scratch": scratch,
             "force": force,
+            "recorder": {"run": str(run.absolute())},
         }
         code = run_to_the_end(script_words(command), environment(options))
         if code == 0 and not Path(scratch, GIVEN_FILE).exists():

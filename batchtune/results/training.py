@@ -84,6 +84,9 @@ def read_training(path: Path) -> list[Recording]:
                 step = msgspec.json.decode(line, type=TrainingStep)
                 recordings[-1].steps.append(step)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            is_cut_short = number == len(lines) and not line.endswith(b"}")
+            if recordings and is_cut_short:  # written when the power or the disk ended
+                break
             raise ResultError(
                 f"{place} is edited, damaged or cut short: {error}", hint
             ) from error

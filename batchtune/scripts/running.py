@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from batchtune.results import SAMPLER_FILE
+from batchtune.scripts import recording
 from batchtune.scripts.interposing import Begin
 from batchtune.scripts.script_loaders import (
     SAMPLER_LINES,
@@ -33,9 +34,9 @@ _RANKS = ("num_replicas", "num_processes", "world_size")
 
 
 def wrap(loader: Any, begin: Begin, options: Mapping[str, Any]) -> Iterator[Any]:
-    """Return the iterator of a loader: over the recommended batches, if it is the training loader."""
+    """Return the iterator of a loader, over the recommended batches if it is the training loader; record its steps."""
     _of_this_process(options).give(loader)
-    return begin()
+    return recording.wrap(loader, begin, options)
 
 
 def length(loader: Any, own: Callable[[Any], int], options: Mapping[str, Any]) -> int:

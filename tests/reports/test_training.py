@@ -89,11 +89,17 @@ def test_a_rule_without_a_recording_says_what_makes_one() -> None:
     assert "batchtune record" in verdict.message
 
 
-@pytest.mark.parametrize("line", [b'{"rank":0,"bat', b'{"rank":-1,"batches":[]}'])
-def test_a_damaged_line_is_an_error(tmp_path: Path, line: bytes) -> None:
+def test_a_last_line_that_was_cut_short_does_not_count(tmp_path: Path) -> None:
     path = write(tmp_path, LINES)
     with path.open("ab") as file:
-        file.write(b"\n" + line)
+        file.write(b'\n{"rank":0,"bat')
+    assert training_of(load_run(tmp_path)).steps == 3
+
+
+def test_a_damaged_line_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path, LINES)
+    with path.open("ab") as file:
+        file.write(b'\n{"rank":-1,"batches":[]}')
     with pytest.raises(ResultError, match="line 6 is edited, damaged or cut short"):
         load_run(tmp_path)
 
