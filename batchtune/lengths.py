@@ -22,6 +22,12 @@ UNITS: tuple[Unit, ...] = get_args(Unit)
 SPEECH_UNITS: tuple[Unit, ...] = ("s", "ms", "samples", "frames")
 
 
+def spaced(count: int) -> range:
+    """Return the indices of at most 200 of so many examples, evenly spaced from the first on."""
+    every = max(1, count // 200)
+    return range(0, count, every)[:200]
+
+
 @dataclass(frozen=True, eq=False)
 class Lengths:
     """The lengths of a data set's examples, in descending order.
@@ -33,6 +39,7 @@ class Lengths:
         targets: Shape (count,), the target length of the same example, or None. Within equal lengths, descending too.
         left_out: Reason → number of examples that were left out ("shorter than --min-length 1" → 12).
         truncated: How many examples are longer than --truncate, and count as that long.
+        rows: Lengths and target lengths of some rows of the manifest, as `spaced` gives them; empty without one.
         notes: Findings of the reader for the user, as full sentences.
         reading: How the manifest was read; None without one.
     """
@@ -44,6 +51,7 @@ class Lengths:
     notes: tuple[str, ...] = ()
     reading: ReadingRecord | None = None
     truncated: int = 0
+    rows: tuple[tuple[float, float | None], ...] = ()
 
     @classmethod
     def of(

@@ -18,7 +18,7 @@ import numpy as np
 
 from batchtune.errors import BatchtuneError, ManifestError, UsageError
 from batchtune.files import writing_whole
-from batchtune.lengths import Lengths, Shard, StreamLengths
+from batchtune.lengths import Lengths, Shard, StreamLengths, spaced
 from batchtune.manifests.checking import (
     SHOWN,
     OnProgress,
@@ -371,7 +371,18 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
         left_out=whole.left_out,
         notes=tuple(notes),
     )
-    lengths = replace(lengths, truncated=whole.truncated, reading=plan.options.record())
+    rows = []
+    for index in spaced(lengths.count):
+        target = None
+        if whole.target_values is not None:
+            target = float(whole.target_values[index])
+        rows.append((float(whole.values[index]), target))
+    lengths = replace(
+        lengths,
+        truncated=whole.truncated,
+        reading=plan.options.record(),
+        rows=tuple(rows),
+    )
     return whole, lengths
 
 

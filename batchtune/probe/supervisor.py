@@ -72,6 +72,7 @@ class ScriptRequest(Message, frozen=True):
         scratch: Folder in which its working folder is made.
         lengths: Of the manifest, in ascending order, or as many of them as tell its unit.
         targets: Target lengths, likewise; None without targets.
+        rows: Lengths and target lengths of some rows of the manifest, by `lengths.spaced`.
         compare: Whether to compare its own batches with made ones of the same shape.
         force: Whether to go on if their peaks differ.
     """
@@ -80,6 +81,7 @@ class ScriptRequest(Message, frozen=True):
     scratch: str
     lengths: list[float] = msgspec.field(default_factory=list)
     targets: list[float] | None = None
+    rows: tuple[tuple[float, float | None], ...] = ()
     compare: bool = True
     force: bool = False
 
@@ -295,6 +297,7 @@ class Supervisor:
             scratch=self._scratch.name,
             lengths=_spaced(self._lengths.values),
             targets=None if targets is None else _spaced(targets),
+            rows=self._lengths.rows,
             compare=not self._knows_script,
             force=settings.force,
         )

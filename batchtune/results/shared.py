@@ -230,6 +230,7 @@ class Script(Record, frozen=True, kw_only=True):
         loader: The class of the data set and its number of examples, as text.
         per_unit: Of the batch's length axis, in one unit of the manifest.
         target_per_unit: The same for targets; None without them.
+        offset, target_offset: What each axis has in addition, such as 1 for an end token.
         accumulation: How many batches an optimizer step trains on.
         look_ahead: How many batches the loop fetches before it trains on them.
         twins: Peaks of its own batches and of made ones; empty if they were compared earlier.
@@ -241,6 +242,8 @@ class Script(Record, frozen=True, kw_only=True):
     target_per_unit: float | None
     accumulation: Size
     look_ahead: Count
+    offset: int = 0
+    target_offset: int = 0
     twins: list[Twin] = msgspec.field(default_factory=list)
 
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.files import writing_whole
+from batchtune.lengths import spaced
 from batchtune.probe.devices import Meter, backend_for
 from batchtune.probe.supervisor import (
     Describe,
@@ -27,10 +28,11 @@ from batchtune.probe.supervisor import (
 from batchtune.probe.worker import Worker
 from batchtune.results import BatchShape, Script, Twin
 from batchtune.scripts.feeding import Feed, Loop, described
-from batchtune.scripts.learning import Axes, Learned, units_per_length
+from batchtune.scripts.learning import Axes, Learned
 from batchtune.scripts.own_lengths import own_table
+from batchtune.scripts.per_unit import Scale, scale_of
 
-# Of the data set, to learn from, evenly spaced.
+# Of a data set without indices, to learn from.
 _EXAMPLES = 200
 # Where the data set makes whole batches itself.
 _WHOLE_BATCHES = 8
@@ -89,6 +91,8 @@ class ScriptWorker(Worker):
             own_batch()
         del own_batches[_TWINS:]
         loop.call(feed.end_own)
+        if _count(feed.loader.dataset) != request.examples:
+            script = replace(script, rows=())  # they are other examples
         fed = Fed(loop, learned, meter, script, request.options, accumulation)
         twins = []
         if script.compare:
@@ -104,12 +108,19 @@ class ScriptWorker(Worker):
         facts = Script(
             batches=list(learned.lines),
             loader=described(feed.loader),
-            per_unit=fed.per_unit,
-            target_per_unit=fed.target_per_unit,
+            per_unit=fed.scale.per_unit,
+            target_per_unit=None,
+            offset=fed.scale.offset,
             accumulation=accumulation,
             look_ahead=fed.stale,
             twins=twins,
         )
+        if fed.target_scale is not None:
+            facts = replace(
+                facts,
+                target_per_unit=fed.target_scale.per_unit,
+                target_offset=fed.target_scale.offset,
+            )
         return replace(ready, device=replace(ready.device, script=facts))
 
     def _learn(
@@ -186,14 +197,21 @@ def _open(request: Prepare) -> Meter:
     return backend_for(used).open(used, request.settings, request.limit_bytes)
 
 
+def _count(dataset: Any) -> int | None:
+    """Return the number of examples, if they can be chosen."""
+    if hasattr(dataset, "__getitem__"):
+        return len(dataset)
+    return None
+
+
 def _examples(dataset: Any) -> Iterator[Any]:
     """Yield examples of a data set, evenly spaced if they can be chosen."""
-    if not hasattr(dataset, "__getitem__"):
+    count = _count(dataset)
+    if count is None:
         yield from itertools.islice(iter(dataset), _EXAMPLES)
-        return
-    every = max(1, len(dataset) // _EXAMPLES)
-    for index in itertools.islice(range(0, len(dataset), every), _EXAMPLES):
-        yield dataset[index]
+    else:
+        for index in spaced(count):
+            yield dataset[index]
 
 
 def _check(twins: list[Twin], *, force: bool) -> None:
@@ -227,10 +245,14 @@ class Fed:
         self._accumulation = accumulation
         # Batches that the loop holds when it gets one more: they are trained on first.
         self.stale = max(0, loop.batches_before_forward - 1)
-        self.per_unit = _per_unit(
-            options.get("per_unit"), learned.lengths, script.lengths, "length"
+        self.scale = scale_of(
+            learned.lengths,
+            np.asarray(script.lengths),
+            [length for length, _ in script.rows],
+            options.get("per_unit"),
+            what="length",
         )
-        self.target_per_unit: float | None = None
+        self.target_scale: Scale | None = None
         if script.targets is None:
             return
         if learned.targets is None:
@@ -238,8 +260,12 @@ class Fed:
                 "the manifest has target lengths, but the script's batches have no second length",
                 "Leave out --target-key, or name the part of a batch that holds the targets with it.",
             )
-        self.target_per_unit = _per_unit(
-            options.get("target_per_unit"), learned.targets, script.targets, "target"
+        self.target_scale = scale_of(
+            learned.targets,
+            np.asarray(script.targets),
+            [target or 0.0 for _, target in script.rows],
+            options.get("target_per_unit"),
+            what="target",
         )
 
     def setup(self, device: Any) -> None:
@@ -268,11 +294,11 @@ class Fed:
             own_peaks.append(self._allocated(batch))
             made_peaks.append(self._allocated(made))
         target: float | None = axes.target_length
-        if target is not None and self.target_per_unit is not None:
-            target /= self.target_per_unit
+        if target is not None and self.target_scale is not None:
+            target /= self.target_scale.per_unit
         return Twin(
             batch_size=axes.batch_size,
-            length=axes.length / self.per_unit,
+            length=axes.length / self.scale.per_unit,
             target_length=target,
             own_bytes=min(own_peaks),
             made_bytes=min(made_peaks),
@@ -301,19 +327,6 @@ class Fed:
         if self._learned.targets is not None:
             # Without target lengths in the manifest: as long as any that was seen.
             target = max(self._learned.targets)
-        if shape.target_length is not None and self.target_per_unit is not None:
-            target = _whole(shape.target_length * self.target_per_unit)
-        return Axes(shape.batch_size, _whole(shape.length * self.per_unit), target)
-
-
-def _per_unit(
-    given: float | None, seen: tuple[int, ...], lengths: list[float], what: str
-) -> float:
-    if given is not None:
-        return given
-    return units_per_length(seen, np.asarray(lengths), what=what)
-
-
-def _whole(size: float) -> int:
-    """Return a size of an axis, rounded up but for the error of a float."""
-    return max(1, math.ceil(size - 1e-6 * size))
+        if shape.target_length is not None and self.target_scale is not None:
+            target = self.target_scale.size(shape.target_length)
+        return Axes(shape.batch_size, self.scale.size(shape.length), target)

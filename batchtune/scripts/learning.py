@@ -19,7 +19,6 @@ from batchtune.scripts.following import (
     followed,
     has_rows,
 )
-from batchtune.scripts.per_unit import units_per_length
 from batchtune.scripts.relations import (
     MANY,
     Axes,
@@ -39,7 +38,7 @@ from batchtune.scripts.trees import (
 )
 from batchtune.scripts.whole_batches import layout, learned_from_batches
 
-__all__ = ["Axes", "Learned", "Unclear", "units_per_length"]
+__all__ = ["Axes", "Learned", "Unclear"]
 
 Collate = Callable[[list[Any]], Any]
 

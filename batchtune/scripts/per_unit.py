@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +23,51 @@ _LOWEST = 0.35
 _HIGHEST = 0.65
 # So few sizes are those of whole batches, which are as long as their longest example.
 _FEW = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The size of a script's axis for a length of the manifest: `per_unit` × length + `offset`."""
+
+    per_unit: float
+    offset: int = 0
+
+    def size(self, length: float) -> int:
+        """Return the size of the axis, rounded up but for the error of a float."""
+        size = self.per_unit * length
+        return max(1, math.ceil(size - 1e-6 * size) + self.offset)
+
+
+def scale_of(
+    seen: Sequence[int],
+    lengths: Numbers,
+    rows: Sequence[float],
+    given: float | None,
+    *,
+    what: str,
+) -> Scale:
+    """Return how an axis of the script follows the manifest.
+
+    `rows` are the manifest's lengths of the very examples whose sizes were seen, if these are known; they tell an
+    offset, too. If the manifest has another order, the ratio alone is found. Other
+    arguments and errors are those of `units_per_length`; `given` is --per-unit.
+    """
+    candidates = _PER_UNIT.tolist() if given is None else [given]
+    best: Scale | None = None
+    least_spread = math.inf
+    if len(rows) == len(seen) and np.ptp(rows) > 0:
+        for per_unit in candidates:
+            spread = np.ptp(np.asarray(seen) - per_unit * np.asarray(rows))
+            if spread < min(least_spread, 1.5 + per_unit * _digit(lengths)):
+                sizes = [Scale(per_unit).size(length) for length in rows]
+                offset = int((np.asarray(seen) - sizes).max())
+                best = Scale(per_unit, offset)
+                least_spread = float(spread)
+    if best is not None:
+        return best
+    if given is not None:
+        return Scale(given)
+    return Scale(units_per_length(seen, lengths, what=what))
 
 
 def units_per_length(seen: Sequence[int], lengths: Numbers, *, what: str) -> float:

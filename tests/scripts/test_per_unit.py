@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from batchtune.scripts.learning import Unclear, units_per_length
+from batchtune.scripts.learning import Unclear
+from batchtune.scripts.per_unit import Scale, scale_of, units_per_length
 
 
 def durations(seed: int) -> NDArray[np.float64]:
@@ -68,3 +69,24 @@ def test_whole_batches_of_tokens_are_one_to_one() -> None:
     longest = tokens[:128].reshape(8, 16).max(1)
     seen = [int(size) for size in longest]
     assert units_per_length(seen, np.sort(tokens), what="ids") == 1
+
+
+@pytest.mark.parametrize(("per_unit", "offset"), [(1.0, 0), (1.0, 2), (100.0, 1)])
+def test_rows_in_order_tell_what_an_axis_has_in_addition(
+    per_unit: float, offset: int
+) -> None:
+    lengths = np.random.default_rng(0).integers(20, 400, 1000) / per_unit
+    rows = lengths[::5]
+    seen = [round(per_unit * length) + offset for length in rows.tolist()]
+    scale = scale_of(seen, np.sort(lengths), rows.tolist(), None, what="tokens")
+    assert scale == Scale(per_unit, offset)
+    assert scale.size(rows[0]) == seen[0]
+
+
+def test_rows_in_another_order_tell_the_ratio_alone() -> None:
+    lengths = np.random.default_rng(0).integers(20, 400, 1000).astype(float)
+    seen = [int(length) for length in lengths[::5]]
+    scale = scale_of(
+        seen, np.sort(lengths), lengths[1::5].tolist(), None, what="tokens"
+    )
+    assert scale == Scale(1.0)
