@@ -130,6 +130,8 @@ class RunResults:
         """
         if self.probe is None or self.probe.workload.spec.startswith("builtin:"):
             return ""
+        if self.probe.workload.command is not None:
+            return " -- COMMAND"
         spec = "W"
         if ".py:" in self.probe.workload.spec:
             spec = shlex.quote(self.probe.workload.spec)
@@ -156,6 +158,11 @@ class RunResults:
             yield verify, "run these batches for real"
         if of_stream and self.sweep is not None:  # the sweep's own steps say the rest
             return
+        if self.probe is not None and self.probe.workload.command is not None:
+            yield (
+                f"batchtune run MANIFEST{self.as_option} -- COMMAND",
+                "train the script with these batches",
+            )
         if self.probe is None:
             yield (
                 f"batchtune probe-oom MANIFEST --workload W{self.as_option}",
